@@ -1,0 +1,157 @@
+"""Every setting, read once from the environment; the table in PROTOCOL.md says what each is for."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Callable, Mapping
+
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+GATEWAY_SOCKETS = 4  # one Unix socket refuses (502) when its backlog is full; see DECISIONS.md
+
+
+class SettingError(ValueError):
+    """A setting that makes no sense. Its text is one line for a person: which, what was found, what would do."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one installation; sizes are bytes."""
+
+    port: int
+    home: Path
+    runtime: str
+    gateways: int
+    workers: int
+    durability: str
+    max_body: int
+    max_inflated: int
+    max_memory: int
+    max_backlog: int
+    sink: str
+    redis: Path
+    routes: str
+    records: str
+
+    @property
+    def gateway_sockets(self) -> list[Path]:
+        """The Unix sockets between nginx and the gateway."""
+        return [self.home / "run" / f"gateway-{n}.sock" for n in range(GATEWAY_SOCKETS)]
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """A parser of whole numbers within bounds."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,12}", text) or not least <= int(text) <= most:
+            raise ValueError(f"a whole number from {least} to {most}")
+        return int(text)
+
+    return parse
+
+
+def size(least: int) -> Callable[[str], int]:
+    """A parser of sizes in bytes, with k, m or g behind the number for KiB, MiB or GiB."""
+
+    def parse(text: str) -> int:
+        match = re.fullmatch(r"([0-9]{1,12})([kmg]?)(?:i?b)?", text.lower())
+        if not match or int(match[1]) * UNITS[match[2]] < least:
+            raise ValueError(f"a size of at least {least} bytes, such as {max(least, 1 << 20)} or 512k, 1m, 2g")
+        return int(match[1]) * UNITS[match[2]]
+
+    return parse
+
+
+def choice(*names: str) -> Callable[[str], str]:
+    """A parser that takes one of some words."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError("one of " + ", ".join(names))
+        return text
+
+    return parse
+
+
+def load(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read all settings.
+
+    Raises: SettingError for the first value that makes no sense.
+    """
+
+    def read(name: str, default: str, parse: Callable):
+        text = environ.get(name, "").strip() or default
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise SettingError(f"{name}={text!r} makes no sense here: it takes {error}.") from None
+
+    def sink(text: str) -> str:
+        if not re.match(r"sqlite:///.|postgres(ql)?://.", text):
+            raise ValueError("sqlite:///PATH or postgresql://USER@HOST/DATABASE")
+        return text
+
+    def module(text: str) -> str:
+        if text and not re.fullmatch(r"/.*\.py|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", text):
+            raise ValueError("a module's name (mine.routes) or the absolute path of a .py file")
+        return text
+
+    home = read("INGEST_HOME", "var", lambda text: Path(text).absolute())
+    redis = read("INGEST_REDIS", str(home / "run" / "redis.sock"), lambda text: Path(text).absolute())
+    for name, path in ("INGEST_HOME", home / "run" / "gateway-0.sock"), ("INGEST_REDIS", redis):
+        if len(os.fsencode(path)) > 107:  # sun_path in unix(7)
+            raise SettingError(f"{name} is too long: the socket {path} may have 107 bytes at most.")
+    return Settings(
+        port=read("INGEST_PORT", "8080", whole(1, 65535)),
+        home=home,
+        runtime=read("INGEST_RUNTIME", "cpython", choice("cpython", "pypy")),
+        gateways=read("INGEST_GATEWAYS", "1", whole(1, 256)),
+        workers=read("INGEST_WORKERS", "1", whole(0, 256)),
+        durability=read("INGEST_DURABILITY", "always", choice("always", "everysec", "no")),
+        max_body=read("INGEST_MAX_BODY", "1m", size(1)),
+        max_inflated=read("INGEST_MAX_INFLATED", "8m", size(1)),
+        max_memory=read("INGEST_MAX_MEMORY", "1g", size(8 << 20)),
+        max_backlog=read("INGEST_MAX_BACKLOG", "10000000", whole(1, 10**11)),
+        sink=read("INGEST_SINK", f"sqlite:///{home / 'ingest.db'}", sink),
+        redis=redis,
+        routes=read("INGEST_ROUTES", "", module),
+        records=read("INGEST_RECORDS", "", module),
+    )
+
+
+def load_or_exit() -> Settings:
+    """`load` for programs: one line on standard error and status 2 instead of a traceback."""
+    try:
+        return load()
+    except SettingError as error:
+        sys.exit(complain(error))
+
+
+def complain(error: Exception) -> int:
+    """Print an error as one line for a person; returns the exit status for a wrong setting."""
+    print(f"sluice: {error}", file=sys.stderr)
+    return 2
+
+
+def extension(name: str, value: str) -> ModuleType:
+    """Import a user's own module, named by a setting: a module's name or the path of a file.
+
+    Raises: SettingError if it cannot be imported.
+    """
+    try:
+        if not value.endswith(".py"):
+            return importlib.import_module(value)
+        spec = importlib.util.spec_from_file_location(Path(value).stem, value)
+        assert spec and spec.loader
+        found = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = found  # msgspec looks a record's annotations up there
+        spec.loader.exec_module(found)
+        return found
+    except Exception as error:  # whatever a user's module raises, the answer is the same line
+        raise SettingError(f"{name}={value!r} cannot be imported: {type(error).__name__}: {error}") from error
