@@ -1,0 +1,145 @@
+"""The WSGI callable between nginx and the list: check, append, answer. It runs on any WSGI server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import settings
+from routes import NO_CONTENT, OK, ROUTES, Reply, Route, reply
+from spool import Batch, Inlet, Refused
+
+SETTINGS = settings.load_or_exit()
+if SETTINGS.routes:
+    ROUTES.update(settings.extension("INGEST_ROUTES", SETTINGS.routes).ROUTES)
+INLET = Inlet(str(SETTINGS.redis), SETTINGS.max_backlog)
+MAX_BODY = SETTINGS.max_body
+append, commit = INLET.append, INLET.commit
+
+
+def problem(status: str, detail: str, *headers: tuple[str, str]) -> Reply:
+    """An error as RFC 9457 has it."""
+    code, _, title = status.partition(" ")
+    body = {"type": "about:blank", "title": title, "status": int(code), "detail": detail}
+    return reply(status, json.dumps(body).encode(), "application/problem+json", *headers)
+
+
+NOT_FOUND = problem("404 Not Found", "No stream is fed from this path.")
+POST_ONLY = problem("405 Method Not Allowed", "Data is sent here with POST.", ("Allow", "POST"))
+GET_ONLY = problem("405 Method Not Allowed", "This path only answers GET.", ("Allow", "GET, HEAD"))
+NO_LENGTH = problem("400 Bad Request", "The length of the body is not given in a form that can be trusted.")
+CUT_OFF = problem("400 Bad Request", "The body is shorter than announced; nothing was queued.")
+EMPTY = problem("400 Bad Request", "There is neither a body nor a query string; nothing was queued.")
+TOO_LARGE = problem("413 Content Too Large", f"A body may have {MAX_BODY} bytes at most.")
+
+
+@lru_cache(maxsize=256)
+def unavailable(refused: Refused) -> Reply:
+    """The answer to every request of a stream that a batch could not put on the list."""
+    return problem("503 Service Unavailable", refused.detail, ("Retry-After", str(refused.retry_after)))
+
+
+def readyz() -> Reply:
+    """Whether Redis answers and takes writes."""
+    why = INLET.ready()
+    return unavailable(Refused(why, 1)) if why else OK
+
+
+PROBES: dict[str, Callable[[], Reply]] = {"/healthz": lambda: OK, "/readyz": readyz, "/ping": lambda: NO_CONTENT}
+
+
+class Answer:
+    """The answer of an appended body. Iterating it commits the batch, unless somebody has, and then starts the response:
+    PEP 3333 lets start_response wait for the first chunk. A server that keeps answers back commits many bodies at once.
+    """
+
+    __slots__ = ("batch", "route", "start")
+
+    def __init__(self, batch: Batch, route: Route, start: Callable[..., Any]) -> None:
+        self.batch = batch
+        self.route = route
+        self.start = start
+
+    def __iter__(self) -> Iterator[bytes]:
+        batch, route = self.batch, self.route
+        if not batch.done:
+            commit(batch)
+        given = route.reply
+        if batch.refused is not None and route.stream in batch.refused:
+            given = unavailable(batch.refused[route.stream])
+        self.start(given.status, given.headers)
+        return iter(given.chunks)
+
+
+def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    """PEP 3333: put the body on its stream's list and say "got it" once it is there."""
+    route = ROUTES.get(environ["PATH_INFO"])
+    if route is None:
+        return probe(environ, start_response)
+    if environ["REQUEST_METHOD"] != "POST":
+        return refuse(POST_ONLY, start_response)
+    length = environ.get("CONTENT_LENGTH") or "0"
+    if "HTTP_TRANSFER_ENCODING" in environ or not (length.isdecimal() and length.isascii()):
+        if not environ.get("wsgi.input_terminated") or "CONTENT_LENGTH" in environ:
+            return refuse(NO_LENGTH, start_response)
+        body = environ["wsgi.input"].read(MAX_BODY + 1)
+        if len(body) > MAX_BODY:
+            return refuse(TOO_LARGE, start_response)
+    elif length == "0":
+        body = b""
+    else:
+        size = int(length)
+        if size > MAX_BODY:
+            return refuse(TOO_LARGE, start_response)
+        body = environ["wsgi.input"].read(size)
+        if len(body) != size:
+            return refuse(CUT_OFF, start_response)
+    if not body:
+        body = environ.get("QUERY_STRING", "").encode("latin-1")
+        if not body:
+            return refuse(EMPTY, start_response)
+        if route.keep_head:
+            body = b""
+    if route.keep_head:
+        body = head(environ) + body
+    return Answer(append(route.stream, body), route, start_response)
+
+
+def refuse(given: Reply, start_response: Callable[..., Any]) -> Iterable[bytes]:
+    """Answer at once; nothing was appended."""
+    start_response(given.status, given.headers)
+    return given.chunks
+
+
+def probe(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    """What is asked with GET: the health checks, and nothing else."""
+    look = PROBES.get(environ["PATH_INFO"])
+    if look is None:
+        return refuse(NOT_FOUND, start_response)
+    method = environ["REQUEST_METHOD"]
+    if method not in ("GET", "HEAD"):
+        return refuse(GET_ONLY, start_response)
+    given = look()
+    start_response(given.status, given.headers)
+    return given.chunks if method == "GET" else ()
+
+
+def head(environ: dict[str, Any]) -> bytes:
+    """The request's head: as received where the server has it (`fastlane.head`), else put together again from environ."""
+    kept: bytes | None = environ.get("fastlane.head")
+    if kept is not None:
+        return kept
+    target = environ.get("RAW_URI")
+    if target is None:
+        query = environ.get("QUERY_STRING")
+        target = environ["PATH_INFO"] + ("?" + query if query else "")
+    lines = [f"POST {target} HTTP/1.1"]
+    for name in "CONTENT_TYPE", "CONTENT_LENGTH":
+        if environ.get(name):
+            lines.append(f"{name.replace('_', '-').title()}: {environ[name]}")
+    for name, value in environ.items():
+        if name.startswith("HTTP_") and name != "HTTP_TRANSFER_ENCODING":
+            lines.append(f"{name[5:].replace('_', '-').title()}: {value}")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")

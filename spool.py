@@ -1,0 +1,392 @@
+"""The Redis contract (PROTOCOL.md, section 4): what the gateway puts on the lists and how a worker takes it off.
+
+Bodies are opaque bytes here. `Inlet` is the gateway's side: append, commit. `Outlet` is the worker's: claim, renew, settle.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError, ResponseError
+from redis.retry import Retry
+
+log = logging.getLogger("sluice.spool")
+
+TIMEOUT = 3.0  # seconds that Redis may take for one reply; longer than a bad fsync, shorter than a client's patience
+MARK_EVERY = 0.1  # seconds between two marks of one process and stream: the precision of received_at
+CLAIM_BODIES = 5_000
+CLAIM_BYTES = 4 << 20  # a worker holds one claim a stream, decoded piece by piece: this keeps it under 100 MB
+LEASE = 5.0  # seconds after which the claim of a dead worker is claimed again
+RETRY_MOST = 60  # seconds: the longest Retry-After
+
+# Sent whole with every call (EVAL): Redis caches them by their hash, and a SCRIPT FLUSH does no harm.
+MARK = """
+local t = redis.call('TIME')
+local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
+local ready = redis.call('LLEN', KEYS[1])
+local seq = string.format('%.0f', claimed + ready + 1)
+local us = t[1] .. string.format('%06d', t[2])
+redis.call('ZADD', KEYS[3], seq, seq .. ':' .. us)
+return {claimed, ready, us}
+"""
+
+# allow-oom: what empties a full Redis must run in it. A list that fits whole becomes the claim by its new name, which
+# copies nothing and writes no body to the append-only file again; of a longer one the head moves over in pieces.
+CLAIM = """#!lua flags=allow-oom
+local t = redis.call('TIME')
+local ms = t[1] * 1000 + math.floor(t[2] / 1000)
+local prefix, most, bytes, lease = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local expired = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', ms, 'LIMIT', 0, 1)[1]
+if expired then
+  redis.call('ZADD', KEYS[3], ms + lease, expired)
+  local key = prefix .. expired
+  return {expired, redis.call('LLEN', key), redis.call('MEMORY', 'USAGE', key, 'SAMPLES', 0) or 0}
+end
+local ready = redis.call('LLEN', KEYS[1])
+if ready == 0 then return false end
+local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
+local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+local id = run .. ':' .. string.format('%.0f', claimed + 1) .. ':' .. t[1] .. string.format('%06d', t[2])
+local key = prefix .. id
+local n, size = 0, 0
+if ready <= most then size = redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', 0) end
+if ready <= most and size <= bytes then
+  n = ready
+  redis.call('RENAME', KEYS[1], key)
+else
+  size = 0
+  repeat
+    local bodies = redis.call('LPOP', KEYS[1], math.min(32, most - n))
+    if not bodies then break end
+    redis.call('RPUSH', key, unpack(bodies))
+    n = n + #bodies
+    for _, body in ipairs(bodies) do size = size + #body end
+  until n >= most or size >= bytes
+end
+redis.call('SET', KEYS[2], string.format('%.0f', claimed + n))
+redis.call('ZADD', KEYS[3], ms + lease, id)
+return {id, n, size}
+"""
+
+RENEW = """#!lua flags=allow-oom
+local t = redis.call('TIME')
+return redis.call('ZADD', KEYS[1], 'XX', 'CH', t[1] * 1000 + math.floor(t[2] / 1000) + ARGV[2], ARGV[1])
+"""
+
+# The oldest body that may still be asked for is the first of an open claim, or else the head of the list; the mark
+# that dates it is kept, those before it go.
+SETTLE = """#!lua flags=allow-oom
+redis.call('UNLINK', ARGV[1] .. ARGV[2])
+local settled = redis.call('ZREM', KEYS[2], ARGV[2])
+local oldest = tonumber(redis.call('GET', KEYS[1]) or 0) + 1
+for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+  oldest = math.min(oldest, tonumber(string.match(id, ':(%d+):')))
+end
+local keep = redis.call('ZREVRANGEBYSCORE', KEYS[3], string.format('%.0f', oldest), '-inf', 'WITHSCORES', 'LIMIT', 0, 1)
+if keep[2] then redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. keep[2]) end
+return settled
+"""
+
+SNAPSHOT = """
+local claims = {}
+for _, id in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
+  claims[#claims + 1] = {id, redis.call('LLEN', ARGV[1] .. id)}
+end
+return {tonumber(redis.call('GET', KEYS[2]) or 0), redis.call('LLEN', KEYS[1]), claims}
+"""
+
+
+class Keys(NamedTuple):
+    """The names of one stream's keys; the only place where they are spelled."""
+
+    ready: str
+    claimed: str
+    claims: str
+    marks: str
+    claim: str  # a prefix: the claim's id follows
+
+    @classmethod
+    def of(cls, stream: str) -> Keys:
+        """The keys of a stream, all in one slot of a Redis Cluster."""
+        base = "ingest:{%s}" % stream
+        return cls(base, f"{base}:claimed", f"{base}:claims", f"{base}:marks", f"{base}:claim:")
+
+
+class Refused(NamedTuple):
+    """Why the bodies of one stream in one batch are not on the list, and when to try again (whole seconds)."""
+
+    detail: str
+    retry_after: int
+
+
+class Batch:
+    """Bodies that share one commit.
+
+    bodies: stream -> its bodies in the order of arrival.
+    done: Redis has answered, or will not.
+    refused: stream -> why, for the streams whose bodies are not on the list; None if all are.
+    """
+
+    __slots__ = ("bodies", "done", "refused")
+
+    def __init__(self) -> None:
+        self.bodies: dict[str, list[bytes]] = {}
+        self.done = False
+        self.refused: dict[str, Refused] | None = None
+
+
+class Line:
+    """What a gateway process knows of one stream: its length at the last reply, and how fast it is drained."""
+
+    def __init__(self, stream: str) -> None:
+        keys = Keys.of(stream)
+        self.key = keys.ready.encode()
+        self.mark = ("EVAL", MARK, 3, keys.ready, keys.claimed, keys.marks)
+        self.mark_due = 0.0
+        self.backlog = 0
+        self.waiting = 0  # bodies sent away since the list was last found with room: they will be back
+        self.rate = 0.0  # bodies a second that workers claim, smoothed over about ten seconds
+        self.sample: tuple[float, int] | None = None
+
+    def marked(self, claimed: int, ready: int, microseconds: bytes) -> None:
+        """Take a mark's reply into account: the backlog and the drain rate."""
+        now = int(microseconds) / 1e6
+        if self.sample and now > self.sample[0]:
+            elapsed = now - self.sample[0]
+            drained = max(0, claimed - self.sample[1]) / elapsed
+            self.rate += (drained - self.rate) * (1 - math.exp(-elapsed / 10))
+        self.sample = now, claimed
+        self.backlog = ready
+
+    def full(self, excess: int, detail: str) -> Refused:
+        """The refusal of a stream that has `excess` bodies too many."""
+        seconds = math.ceil(excess / self.rate) if self.rate > 0 else RETRY_MOST
+        return Refused(detail, min(max(seconds, 1), RETRY_MOST))
+
+
+class Inlet:
+    """The gateway's side, one a process: many requests, one round trip. Safe with threads and greenlets."""
+
+    def __init__(self, socket: str, max_backlog: int) -> None:
+        """socket: the path of Redis's Unix socket. max_backlog: READY bodies a stream beyond which it refuses."""
+        # No retry: a push that timed out may have happened, and a second one would double it.
+        self.redis = redis.UnixDomainSocketConnection(
+            path=socket, socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT, retry=Retry(NoBackoff(), 0)
+        )
+        self.max_backlog = max_backlog
+        self.open = Batch()
+        self.lines: dict[str, Line] = {}
+        self.entry = threading.Lock()  # held for a moment: no body may slip into a batch that is being sent
+        self.turn = threading.Lock()  # held for a round trip: one leader at a time
+        self.said: dict[str, str | None] = {}
+
+    def append(self, stream: str, body: bytes) -> Batch:
+        """Put a body into the open batch and return that batch. It is safe only once `commit` has said so."""
+        with self.entry:
+            batch = self.open
+            try:
+                batch.bodies[stream].append(body)
+            except KeyError:
+                batch.bodies[stream] = [body]
+            return batch
+
+    def commit(self, batch: Batch) -> None:
+        """Send the batch unless somebody has; afterwards it is done, and `refused` says what is not on the list."""
+        with self.turn:
+            if batch.done:
+                return
+            with self.entry:
+                self.open = Batch()
+            try:
+                self.push(batch)
+            except (RedisError, OSError) as error:
+                self.redis.disconnect()
+                self.refuse_all(batch, error)
+            except BaseException as error:  # a signal in mid-reply: nobody knows, so nobody is told "got it"
+                self.redis.disconnect()
+                self.refuse_all(batch, error)
+                raise
+            finally:
+                batch.done = True
+
+    def push(self, batch: Batch) -> None:
+        """One pipelined round trip: an RPUSH a stream, before it a mark where one is due."""
+        now = time.monotonic()
+        pack, out, asked = self.redis.pack_command, [], []
+        for stream, bodies in batch.bodies.items():
+            line = self.lines.get(stream)
+            if line is None:
+                line = self.lines[stream] = Line(stream)
+            if line.backlog >= self.max_backlog and now >= line.mark_due:
+                self.look(line)
+            marking = now >= line.mark_due
+            if line.backlog >= self.max_backlog:
+                line.waiting += len(bodies)
+                excess = line.backlog - self.max_backlog + line.waiting
+                self.refuse(batch, stream, line.full(excess, "The backlog is over its bound."))
+                continue
+            if marking:
+                out += pack(*line.mark)
+            out += pack(b"RPUSH", line.key, *bodies)
+            asked.append((stream, line, marking))
+        if not asked:
+            return
+        self.redis.send_packed_command(out)
+        for stream, line, marking in asked:
+            if marking:
+                self.read_mark(line)
+            try:
+                line.backlog = self.redis.read_response()
+                line.waiting = 0
+                self.say(stream, None)
+            except ResponseError as error:
+                full = str(error).startswith("OOM")
+                detail = "Redis is full." if full else f"Redis refuses to write: {error}"
+                self.refuse(batch, stream, line.full(line.backlog // 20 + 1, detail))
+
+    def look(self, line: Line) -> None:
+        """See whether a full stream has room again: a client that waited as it was told must get in."""
+        self.redis.send_command(*line.mark)
+        self.read_mark(line)
+
+    def read_mark(self, line: Line) -> None:
+        """Read a mark's reply. A full Redis takes no mark; the push that follows says so."""
+        try:
+            line.marked(*self.redis.read_response())
+            line.mark_due = time.monotonic() + MARK_EVERY
+        except ResponseError:
+            line.mark_due = 0.0
+
+    def refuse(self, batch: Batch, stream: str, refused: Refused) -> None:
+        """Note that one stream's bodies are not on the list."""
+        if batch.refused is None:
+            batch.refused = {}
+        batch.refused[stream] = refused
+        self.say(stream, refused.detail)
+
+    def refuse_all(self, batch: Batch, error: BaseException) -> None:
+        """The answer of a batch whose reply did not come: it may or may not be on the list."""
+        for line in self.lines.values():
+            line.mark_due = 0.0
+        for stream in batch.bodies:
+            self.refuse(batch, stream, Refused("Redis does not answer.", 1))
+        log.debug("no reply: %s: %s", type(error).__name__, error)
+
+    def say(self, stream: str, refusal: str | None) -> None:
+        """One log line when a stream is refused, one when it is taken again."""
+        if refusal != self.said.get(stream):
+            self.said[stream] = refusal
+            log.warning("%s: refusing: %s", stream, refusal) if refusal else log.warning("%s: taken again", stream)
+
+    def ready(self) -> str | None:
+        """None if Redis answers and takes writes, else why not."""
+        with self.turn:
+            try:
+                self.redis.send_command("SET", "ingest:ready", "1", "EX", "60")
+                self.redis.read_response()
+            except ResponseError as error:
+                return f"Redis refuses to write: {error}"
+            except (RedisError, OSError):
+                self.redis.disconnect()
+                return "Redis does not answer."
+        return None
+
+
+class Claim(NamedTuple):
+    """One claimed batch: its bodies have the sequence numbers first, first + 1, …
+
+    size: bytes, roughly. marks: (sequence number, microseconds since 1970), ascending, from the last at or before first.
+    """
+
+    stream: str
+    id: str
+    first: int
+    count: int
+    size: int
+    marks: list[tuple[int, int]]
+
+    def received(self, seq: int) -> int:
+        """When the body with this sequence number arrived: microseconds since 1970, up to 100 ms early."""
+        at = bisect_right(self.marks, (seq, 1 << 62)) - 1
+        return self.marks[max(at, 0)][1]
+
+
+class Lost(Exception):
+    """A claim's bodies are not what they were: somebody else settled it, or Redis lost it. Nothing may be stored."""
+
+
+class Outlet:
+    """The worker's side, and the operator's: claim, renew, settle, and what lies where. Safe with threads."""
+
+    def __init__(self, socket: str) -> None:
+        """socket: the path of Redis's Unix socket."""
+        # A claim whose reply was lost is claimed again when its lease ends, so no retry is needed here either.
+        self.redis = redis.Redis(
+            unix_socket_path=socket, socket_timeout=30, socket_connect_timeout=TIMEOUT, retry=Retry(NoBackoff(), 0)
+        )
+
+    def claim(self, stream: str, most: int = CLAIM_BODIES, size: int = CLAIM_BYTES, lease: float = LEASE) -> Claim | None:
+        """Claim an expired batch or else the head of the list; None if there is nothing.
+
+        most: bodies. size: bytes after which no more bodies are added. lease: seconds.
+        """
+        keys = Keys.of(stream)
+        taken = self.redis.eval(
+            CLAIM, 3, keys.ready, keys.claimed, keys.claims, keys.claim, most, size, int(lease * 1000)
+        )
+        if taken is None:
+            return None
+        name, count, size = taken
+        _, first, at = name.split(b":")
+        low, last = int(first), int(first) + count - 1
+        pipe = self.redis.pipeline(transaction=False)
+        pipe.zrevrangebyscore(keys.marks, low, "-inf", start=0, num=1)
+        pipe.zrangebyscore(keys.marks, f"({low}", last)
+        before, within = pipe.execute()
+        marks = [(int(seq), int(us)) for seq, us in (mark.split(b":") for mark in before + within)]
+        return Claim(stream, name.decode(), low, count, size, marks or [(low, int(at))])
+
+    def bodies(self, claim: Claim) -> Iterator[bytes]:
+        """The bodies of a claim, in order, read in pieces that fit into memory.
+
+        Raises: Lost if they are not all there.
+        """
+        key = Keys.of(claim.stream).claim + claim.id
+        step = claim.count if claim.size <= CLAIM_BYTES else 8
+        for start in range(0, claim.count, step):
+            bodies = self.redis.lrange(key, start, start + step - 1)
+            if len(bodies) != min(step, claim.count - start):
+                raise Lost(f"{claim.stream}: claim {claim.id} is gone from Redis")
+            yield from bodies
+
+    def renew(self, claim: Claim, lease: float = LEASE) -> bool:
+        """Move the end of the lease; False if the claim is no longer there."""
+        keys = Keys.of(claim.stream)
+        return bool(self.redis.eval(RENEW, 1, keys.claims, claim.id, int(lease * 1000)))
+
+    def settle(self, claim: Claim) -> None:
+        """Forget a claim whose bodies are in the sink, and the marks that nothing needs any more."""
+        keys = Keys.of(claim.stream)
+        self.redis.eval(SETTLE, 3, keys.claimed, keys.claims, keys.marks, keys.claim, claim.id)
+
+    def waiting(self, streams: list[str]) -> list[bool]:
+        """For each stream whether there is anything to claim, or will be when a lease ends. One round trip."""
+        pipe = self.redis.pipeline(transaction=False)
+        for stream in streams:
+            keys = Keys.of(stream)
+            pipe.exists(keys.ready, keys.claims)
+        return [bool(found) for found in pipe.execute()]
+
+    def snapshot(self, stream: str) -> tuple[int, int, dict[str, int]]:
+        """Bodies ever claimed, READY bodies, and the open claims (id -> bodies), at one moment."""
+        keys = Keys.of(stream)
+        claimed, ready, claims = self.redis.eval(SNAPSHOT, 3, keys.ready, keys.claimed, keys.claims, keys.claim)
+        return claimed, ready, {name.decode(): count for name, count in claims}
