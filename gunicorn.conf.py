@@ -1,0 +1,31 @@
+"""gunicorn's settings where they differ from its defaults. gunicorn 23 (on PyPy) passes over what it does not know."""
+
+import os
+import sys
+
+chdir = os.path.dirname(os.path.abspath(__file__))  # wherever it is started from
+sys.path.insert(0, chdir)
+
+import settings  # noqa: E402
+
+_settings = settings.load_or_exit()
+
+wsgi_app = "ingest:app"
+worker_class = "fastlane.FastLane"
+workers = _settings.gateways
+bind = [f"unix:{path}" for path in _settings.gateway_sockets]
+umask = 0o077  # the sockets are for the user who started us
+backlog = 65535  # a full Unix socket refuses at once; the kernel cuts this to net.core.somaxconn
+worker_connections = 65535  # nginx decides how many there are
+keepalive = 75  # above keepalive_timeout in nginx/sluice.conf, so that it is always nginx who hangs up first
+
+# above large_client_header_buffers in nginx/sluice.conf, so that it is always nginx who refuses
+limit_request_line = 8190
+limit_request_fields = 32768
+# whatever scheme a client claims to have come by: nobody reads it, and two claims would be a 400
+secure_scheme_headers = {}
+
+graceful_timeout = 2  # bin/up has ten seconds for everything
+if os.path.isdir("/dev/shm"):
+    worker_tmp_dir = "/dev/shm"  # heartbeats on a disk stop when the disk is busy, and the worker is killed for it
+control_socket_disable = True  # nobody uses it, and it would lie in the home directory

@@ -1,0 +1,1 @@
+"""What the operator runs, one file a verb; nothing else imports it."""

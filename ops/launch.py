@@ -1,0 +1,74 @@
+"""Start one program of bin/up: end what an earlier one left, give its lines their name, become it.
+
+Every program and all its children carry $INGEST_HOME/run/NAME.mark open as descriptor MARK. That is how their remains
+are known after a kill -9 (nginx's workers outlive their master and keep its port), and it cannot be mistaken for
+anything else: numbers of processes are used again, and nginx erases its environment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+MARK = 99
+
+
+def holders(mark: Path) -> list[int]:
+    """The processes that carry this mark, but for the caller."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.readlink(f"/proc/{pid}/fd/{MARK}") == str(mark) and int(pid) != os.getpid():
+                found.append(int(pid))
+        except OSError:  # gone meanwhile, somebody else's, or without such a descriptor
+            pass
+    return found
+
+
+def end(mark: Path, ask: int, patience: float) -> bool:
+    """End all processes that carry this mark: ask, wait that many seconds, kill, and see them gone.
+
+    Returns: whether there were any.
+    """
+    found = holders(mark)
+    for number, seconds in (ask, patience), (signal.SIGKILL, 5.0):
+        for pid in found:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
+        deadline = time.monotonic() + seconds
+        while holders(mark) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if not holders(mark):
+            break
+    return bool(found)
+
+
+def name_lines(name: str) -> None:
+    """Send standard output and error through sed: with the name to supervisord's terminal, without to its log file."""
+    lines, ours = os.pipe()
+    if os.fork() == 0:
+        os.dup2(lines, 0)
+        os.closerange(3, 64)
+        os.execvp("sed", ["sed", "-u", "-e", "w /dev/stderr", "-e", f"s/^/{name:<8} | /"])
+    os.dup2(ours, 1)
+    os.dup2(ours, 2)
+    os.close(lines)
+    os.close(ours)
+
+
+def main(name: str, ask: str, *command: str) -> None:
+    mark = Path(os.environ["INGEST_HOME"]).resolve() / "run" / f"{name}.mark"
+    name_lines(name)
+    if end(mark, signal.Signals[f"SIG{ask}"], patience=0.4):
+        print("ended what an earlier one had left", flush=True)
+    os.dup2(os.open(mark, os.O_RDONLY | os.O_CREAT, 0o600), MARK, inheritable=True)
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

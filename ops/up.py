@@ -1,0 +1,192 @@
+"""bin/up behind its set-up: check the settings, write the configuration, say where everything is, run it all."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import settings
+from ops import launch
+
+ROOT = Path(__file__).resolve().parent.parent
+FIRST_SCREEN = """\
+Sluice takes writes at http://localhost:{port} and stores them in {sink}
+
+  try it     curl -d '{{"poll":"cookies","choice":"oreo"}}' localhost:{port}/votes
+  stop it    Ctrl-C; what was taken and is not yet stored waits for the next start
+  log files  {home}/log
+"""
+# of every program; the log file is beside the terminal, where lines carry their program's name (ops/launch.py)
+COMMON = """\
+directory={root}
+startsecs=0
+autorestart=true
+killasgroup=true
+stdout_logfile=/dev/fd/1
+stdout_logfile_maxbytes=0
+stderr_logfile_maxbytes=10MB
+stderr_logfile_backups=2"""
+
+
+class CannotStart(Exception):
+    """Why not, in one line for a person."""
+
+
+def replaced(text: str, *pairs: tuple[str, str]) -> str:
+    """The text with the second of each pair put in place of the first, which must be there."""
+    for old, new in pairs:
+        assert old in text, f"the configuration has no {old!r}"
+        text = text.replace(old, new)
+    return text
+
+
+def redis_configuration(s: settings.Settings) -> str:
+    """redis/redis.conf with the places and sizes of this installation."""
+    return replaced(
+        (ROOT / "redis/redis.conf").read_text(),
+        ("unixsocket /run/sluice/redis.sock", f'unixsocket "{s.redis}"'),
+        ("dir /var/lib/sluice", f'dir "{s.home}/redis"'),
+        ("appendfsync always", f"appendfsync {s.durability}"),
+        ("maxmemory 1073741824", f"maxmemory {s.max_memory}"),
+    )
+
+
+def nginx_configuration(s: settings.Settings) -> dict[str, str]:
+    """nginx/ with the places and sizes of this installation, by file name."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    files = 65535 if files == resource.RLIM_INFINITY else min(files, 65535)
+    main = replaced(
+        (ROOT / "nginx/nginx.conf").read_text(),
+        ("/run/sluice/nginx.pid", f'"{s.home}/run/nginx.pid"'),
+        ("worker_rlimit_nofile 20000", f"worker_rlimit_nofile {files}"),
+        ("worker_connections 20000", f"worker_connections {files}"),
+        *((f"/var/lib/sluice/{kind}", f'"{s.home}/tmp/{kind}"') for kind in ("body", "proxy", "fastcgi", "uwsgi", "scgi")),
+    )
+    server = replaced(
+        (ROOT / "nginx/sluice.conf").read_text(),
+        *((f"unix:/run/sluice/{path.name} ", f'"unix:{path}" ') for path in s.gateway_sockets),
+        ("listen 8080 ", f"listen {s.port} "),
+        ("client_max_body_size 1m", f"client_max_body_size {s.max_body}"),
+    )
+    if os.geteuid() == 0:
+        main = replaced(main, ("#user root;", "user root;"))
+    return {"nginx.conf": main, "sluice.conf": server}
+
+
+def supervisor_configuration(s: settings.Settings) -> str:
+    """ops/supervisord.conf with the programs of this installation."""
+
+    def plain(value: object) -> str:
+        return str(value).replace("%", "%%")  # supervisord reads %(…)s
+
+    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"  # not everybody's PATH has nginx
+    python = plain(sys.executable)
+    venv = ".venv" if s.runtime == "cpython" else ".venv-pypy"
+    many = s.workers > 1
+    return (ROOT / "ops/supervisord.conf").read_text().format(
+        home=plain(s.home),
+        launch=f'"{python}" -I -S "{plain(ROOT)}/ops/launch.py"',
+        python=f'"{python}"',
+        gateway=f'"{plain(ROOT)}/{venv}/bin/python"',
+        redis=shutil.which("redis-server", path=path),
+        nginx=shutil.which("nginx", path=path),
+        user="user=root" if os.geteuid() == 0 else "",
+        worker="worker-%(process_num)s" if many else "worker",
+        workers=f"process_name=%(program_name)s-%(process_num)s\nnumprocs={s.workers}"
+        if many
+        else f"autostart={'true' if s.workers else 'false'}",
+        common=COMMON.format(root=plain(ROOT)),
+    )
+
+
+def prepare(s: settings.Settings) -> None:
+    """Make $INGEST_HOME and the configuration in it, all of it private to this user."""
+    s.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in ("etc", "run", "log", "tmp", "redis"):
+        (s.home / name).mkdir(exist_ok=True)
+        (s.home / name).chmod(0o700)
+    (s.home / "etc/redis.conf").write_text(redis_configuration(s))
+    (s.home / "etc/supervisord.conf").write_text(supervisor_configuration(s))
+    for name, text in nginx_configuration(s).items():
+        (s.home / "etc" / name).write_text(text)
+
+
+def claim_home(s: settings.Settings) -> None:
+    """See that no other bin/up runs here, and end what one that was killed has left behind."""
+    (s.home / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(s.home / "run/up.lock", os.O_RDWR | os.O_CREAT, 0o600)  # open until this process ends
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CannotStart(f"bin/up is running in {s.home} already; INGEST_HOME may name another place.") from None
+    for mark in sorted((s.home / "run").resolve().glob("*.mark"), key=lambda path: "nwgr".find(path.name[0])):
+        if launch.end(mark, signal.SIGTERM, patience=3.0):
+            print(f"An earlier bin/up was killed; ended the {mark.stem} that it left.", flush=True)
+
+
+def check_places(s: settings.Settings) -> None:
+    """See that the port and Redis's socket are free: a start that must fail says so once, not for ever."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", s.port))
+        except OSError as error:
+            why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had ({error.strerror})"
+            raise CannotStart(f"port {s.port} {why}; INGEST_PORT may name another.") from None
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(s.redis))
+        except OSError:
+            return
+        raise CannotStart(f"a server answers on {s.redis} already; bin/up starts its own Redis there.")
+
+
+def own_stdout() -> None:
+    """supervisord opens /dev/fd/1 anew. The terminal of another user (su) and sockets refuse that; a pipe does not."""
+    try:
+        os.close(os.open("/dev/fd/1", os.O_WRONLY | os.O_APPEND))
+    except OSError:
+        read, write = os.pipe()
+        if os.fork() == 0:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)  # it ends after the last line
+            os.dup2(read, 0)
+            os.close(write)
+            os.execvp("cat", ["cat"])
+        os.dup2(write, 1)
+        os.close(read)
+        os.close(write)
+
+
+def main() -> int:
+    s = settings.load_or_exit()
+    os.umask(0o077)
+    os.environ.update(INGEST_HOME=str(s.home), INGEST_REDIS=str(s.redis), PYTHONUNBUFFERED="1")
+    try:
+        claim_home(s)
+        check_places(s)
+        prepare(s)
+    except CannotStart as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"sluice: {s.home} cannot be used: {error}", file=sys.stderr)
+        return 1
+    print(FIRST_SCREEN.format(port=s.port, home=s.home, sink=s.sink.removeprefix("sqlite:///")), flush=True)
+    own_stdout()
+
+    from ops import supervise  # supervisord; only here, for everything above also serves the tests
+
+    supervise.run(str(s.home / "etc/supervisord.conf"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
