@@ -1,13 +1,11 @@
-"""supervisord, with three of its manners changed: how soon it looks, what a hang-up means, how its lines begin."""
+"""supervisord, with some of its manners changed: how soon it looks, what a hang-up means, what its lines look like."""
 
 from __future__ import annotations
 
 import signal
 
-from supervisor import loggers, poller
-from supervisor.medusa import asyncore_25 as asyncore
+from supervisor import loggers, poller, supervisord
 from supervisor.options import ServerOptions
-from supervisor.supervisord import Supervisor
 
 
 class Poller(poller.Poller):
@@ -21,13 +19,15 @@ class Poller(poller.Poller):
 
 
 class Options(ServerOptions):
-    """What supervisord takes from its configuration and command line, and three things that it does not."""
+    """What supervisord takes from its configuration, and what it does not."""
 
     def __init__(self) -> None:
         super().__init__()
         self.poller = Poller(self)
 
     def make_logger(self) -> None:
+        # nobody reads the lines any more (bin/up | head): no reason to die and leave everything running without a head
+        loggers.Handler.handleError = lambda handler: None
         self.logger = loggers.getLogger(self.loglevel)
         loggers.handle_stdout(self.logger, f"{'up':<8} | %(message)s\n")
         loggers.handle_file(
@@ -44,10 +44,5 @@ class Options(ServerOptions):
 
 def run(configuration: str) -> None:
     """Run everything in the foreground until a signal ends it."""
-    options = Options()
-    options.realize(["-n", "-c", configuration])
-    options.first = True
-    try:
-        Supervisor(options).main()
-    except asyncore.ExitNow:
-        pass
+    supervisord.ServerOptions = Options
+    supervisord.main(["-n", "-c", configuration])

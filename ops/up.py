@@ -150,6 +150,8 @@ def check_places(s: settings.Settings) -> None:
 
 def own_stdout() -> None:
     """supervisord opens /dev/fd/1 anew. The terminal of another user (su) and sockets refuse that; a pipe does not."""
+    # bin/up > file: opened twice, the two would write over each other
+    fcntl.fcntl(1, fcntl.F_SETFL, fcntl.fcntl(1, fcntl.F_GETFL) | os.O_APPEND)
     try:
         os.close(os.open("/dev/fd/1", os.O_WRONLY | os.O_APPEND))
     except OSError:
