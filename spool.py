@@ -313,10 +313,13 @@ class Claim(NamedTuple):
     size: int
     marks: list[tuple[int, int]]
 
-    def received(self, seq: int) -> int:
-        """When the body with this sequence number arrived: microseconds since 1970, up to 100 ms early."""
-        at = bisect_right(self.marks, (seq, 1 << 62)) - 1
-        return self.marks[max(at, 0)][1]
+    def received(self, seq: int) -> tuple[int, int]:
+        """When the body with this sequence number arrived (microseconds since 1970, up to 100 ms early), and the
+        sequence number from which on another mark holds.
+        """
+        at = bisect_right(self.marks, (seq, 1 << 62))
+        until = self.marks[at][0] if at < len(self.marks) else self.first + self.count
+        return self.marks[max(at - 1, 0)][1], until
 
 
 class Lost(Exception):

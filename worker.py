@@ -1,0 +1,177 @@
+"""The daemon between the list and the database: claim -> decode -> persist -> settle, and bury what makes no sense.
+
+worker.py [run]   until SIGTERM or SIGINT: this batch is finished; a second signal stops at once, and nothing is lost
+worker.py drain   until the lists are empty; status 1 if anything went to the dead letters
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from redis.exceptions import RedisError
+
+import records
+import settings
+import sinks
+from records import Reject, Stream
+from spool import LEASE, Claim, Lost, Outlet
+
+log = logging.getLogger("sluice.worker")
+
+IDLE = 0.04  # seconds between two looks at empty lists: a lone body is stored within 100 ms
+BACKOFF = (0.1, 10.0)  # seconds between two tries while the sink or Redis is away: the first, and the longest
+
+
+class Lane:
+    """One stream's way through this worker, with at most one claim on it."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.claim: Claim | None = None
+        self.wait = 0.0  # seconds before the next try while the sink is away
+        self.due = 0.0  # when (monotonic) that is
+
+
+class Worker:
+    """Claims, persists and settles, one stream after the other."""
+
+    def __init__(self, spool: Outlet, url: str, streams: dict[str, Stream], most: int) -> None:
+        """url: of the sink. most: bytes that a body may inflate to."""
+        self.spool = spool
+        self.url = url
+        self.streams = streams
+        self.most = most
+        self.sink: sinks.Sink | None = None
+        self.lanes = [Lane(stream) for stream in streams.values()]
+        self.letters = 0
+        self.stopping = False
+        self.wake = threading.Event()
+        self.said: dict[str, str | None] = {}
+
+    def run(self, drain: bool = False) -> None:
+        """Work until told to stop; with `drain` until there is nothing left."""
+        renewing = threading.Thread(target=self.renew, name="renew", daemon=True)
+        renewing.start()
+        backoff = BACKOFF[0]
+        while not self.stopping:
+            try:
+                held = [lane for lane in self.lanes if lane.claim]
+                waiting = self.spool.waiting([lane.stream.name for lane in self.lanes])
+                busy = False
+                for lane, some in zip(self.lanes, waiting, strict=True):
+                    if (some or lane.claim) and not self.stopping:
+                        busy |= self.step(lane)
+                self.say("redis", None)
+                backoff = BACKOFF[0]
+            except RedisError as error:
+                self.say("redis", f"Redis is away: {error}")
+                self.wake.wait(backoff)
+                backoff = min(backoff * 2, BACKOFF[1])
+                continue
+            if drain and not held and not any(waiting):
+                return
+            if not busy:
+                self.wake.wait(IDLE)
+
+    def stop(self) -> None:
+        """Stop after the batch at hand."""
+        self.stopping = True
+        self.wake.set()
+
+    def step(self, lane: Lane) -> bool:
+        """Carry one batch of a stream as far as it goes; whether anything was done."""
+        if lane.claim is None:
+            lane.claim = self.spool.claim(lane.stream.name)
+            if lane.claim is None:
+                return False
+        elif time.monotonic() < lane.due:
+            return False
+        claim = lane.claim
+        try:
+            if self.sink is None:
+                self.sink = sinks.connect(self.url, self.streams)
+            outcome = self.sink.persist(claim, lambda: self.decode(lane.stream, claim))
+        except sinks.Away as error:
+            # The claim is kept, and its lease alive; the other streams go on.
+            self.say(lane.stream.name, f"the sink is away: {error}")
+            lane.wait = min(max(lane.wait * 2, BACKOFF[0]), BACKOFF[1])
+            lane.due = time.monotonic() + lane.wait
+            return False
+        except Lost as error:
+            log.warning("%s", error)
+            lane.claim = None
+            return True
+        self.say(lane.stream.name, None)
+        self.letters += outcome.letters
+        if outcome.letters:
+            log.warning("%s: %d buried; `bin/sluice dead` lists them", lane.stream.name, outcome.letters)
+        self.spool.settle(claim)
+        lane.claim, lane.wait = None, 0.0
+        return True
+
+    def decode(self, stream: Stream, claim: Claim) -> Iterator[sinks.Entry]:
+        """The entries of a claim. A decoder that fails costs its body, not the batch."""
+        decode, most, seq, until = stream.decode, self.most, claim.first, 0
+        for body in self.spool.bodies(claim):
+            if seq >= until:
+                received, until = claim.received(seq)
+            try:
+                for thing in decode(body, most):
+                    yield seq, received, body, thing
+            except Exception as error:
+                log.exception("%s: the decoder failed", stream.name)
+                yield seq, received, body, Reject(body, f"the decoder failed: {type(error).__name__}", True)
+            seq += 1
+
+    def renew(self) -> None:
+        """Keep the leases of held claims alive, however long the sink takes."""
+        while not self.stopping:
+            time.sleep(LEASE / 4)
+            for lane in self.lanes:
+                claim = lane.claim
+                try:
+                    if claim is not None:
+                        self.spool.renew(claim)
+                except RedisError:
+                    break  # the main loop says so; a lost lease is taken up again, by anyone
+
+    def say(self, what: str, trouble: str | None) -> None:
+        """One log line when trouble starts or changes, one when it ends."""
+        if trouble != self.said.get(what):
+            self.said[what] = trouble
+            log.warning("%s: %s", what, trouble) if trouble else log.info("%s: on its way again", what)
+
+
+def main(arguments: list[str]) -> int:
+    """Set up logging and signals, and work; the exit status."""
+    if arguments not in ([], ["run"], ["drain"]):
+        print("usage: worker.py [run | drain]", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    config = settings.load_or_exit()
+    try:
+        streams = records.load(config)
+    except settings.SettingError as error:
+        return settings.complain(error)
+    worker = Worker(Outlet(str(config.redis)), config.sink, streams, config.max_inflated)
+
+    def stop(number: int, frame: Any) -> None:
+        if worker.stopping:
+            os._exit(128 + number)
+        worker.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    worker.run(drain=arguments == ["drain"])
+    return 1 if worker.letters and arguments == ["drain"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
