@@ -1,0 +1,184 @@
+"""What all decoders share: the plain JSON object at once, everything else taken apart into single records.
+
+A decoder is a pure function `decode(item, most)`. It never raises: what it cannot store it yields as a `Reject`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from formats import body as bodies
+from formats.message import Message, parse
+from formats.record import Bad, Record, Reject
+
+Decode = Callable[[bytes, int], Iterable[Record | Reject]]
+Result = Record | Reject
+
+NUL = b"\\u0000"  # the only way to write one in JSON; PostgreSQL's text cannot hold it, SQLite's tools cut it off
+REAL_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+BATCH = 1 << 20  # bytes that are decoded to a list at once, about 10 bytes of memory a byte
+REASON = 200
+
+
+class Decoder:
+    """The decoder of one stream. A stream with formats of its own overrides `object`, `form` or `contents`.
+
+    wire: the Struct that a plain JSON object is decoded to.
+    build: makes the record of it. Raises: Bad.
+    longest: bytes of one JSON record in a body of many, where the record's type does not bound its memory.
+    """
+
+    longest: int | None = None
+
+    def __init__(self, wire: type, build: Callable[[Any], Record]) -> None:
+        self.wire = wire
+        self.build = build
+        self.read: Callable[[bytes], Any] = msgspec.json.Decoder(wire).decode
+        self.read_lines: Callable[[bytes], list[Any]] = msgspec.json.Decoder(wire).decode_lines
+        self.read_array: Callable[[bytes], list[Any]] = msgspec.json.Decoder(list[wire]).decode  # type: ignore[valid-type]
+        self.decode = self.fast()
+
+    def fast(self) -> Decode:
+        """`decode`: one plain JSON object without a look at what else it could be; all else goes the long way."""
+        read, build, slow = self.read, self.build, self.judge
+
+        def decode(item: bytes, most: int) -> Iterable[Result]:
+            try:
+                record = build(read(item))
+            except Exception:  # not the plain case; the long way finds the reason if there is one
+                return slow(item, most)
+            return (record,) if item.find(NUL) < 0 else slow(item, most)
+
+        return decode
+
+    def judge(self, item: bytes, most: int) -> Iterator[Result]:
+        """All records and rejects of an item; one reject of the whole item if nothing of it can be stored."""
+        results = self.parse(item, most)
+        reason = ""
+        try:
+            early = False
+            for result in results:
+                if not isinstance(result, Reject):
+                    break
+                reason, early = reason or result.reason, True
+            else:
+                raise Bad(reason or "no record in it")
+        except Exception as error:  # what a user's record type raises is as good a reason as ours
+            yield Reject(item, line(bodies.why(error)), True)
+            return
+        if early:  # what was bad before the first good record was not kept, for it may be much: once more
+            results = self.parse(item, most)
+        else:
+            yield result
+        for result in results:
+            yield result._replace(reason=line(result.reason)) if isinstance(result, Reject) else result
+
+    def parse(self, item: bytes, most: int) -> Iterator[Result]:
+        """Unpack an item: the kept head, gzip. Each reject's part has a head of its own again. Raises: Bad."""
+        message = parse(item)
+        body = message.body if message else item
+        if body.startswith(bodies.GZIP):
+            body = bodies.inflate(body, most)
+        elif body.startswith(bodies.ZSTD):
+            raise Bad("zstd: only gzip is understood")
+        if not message:
+            yield from self.contents(body, None)
+            return
+        for result in self.contents(body, message):
+            yield result if not isinstance(result, Reject) else result._replace(part=message.head() + result.part)
+
+    def contents(self, body: bytes, message: Message | None) -> Iterator[Result]:
+        """The records of a plain body. Raises: Bad if it is nothing at all."""
+        body = body.removeprefix(b"\xef\xbb\xbf").strip() or (message.query if message else b"")
+        if body.startswith(b"["):
+            yield from self.array(body, message)
+        elif body.startswith(b"{"):
+            yield from self.objects(body, message)
+        elif body:
+            yield from self.text(body, message)
+        else:
+            raise Bad("empty")
+
+    def array(self, body: bytes, message: Message | None) -> Iterator[Result]:
+        """The records of a JSON array."""
+        if batch := self.batch(self.read_array, body):
+            yield from batch
+            return
+        bodies.check(body)
+        for element in bodies.elements(body):
+            yield from self.single(element, message)
+
+    def objects(self, body: bytes, message: Message | None) -> Iterator[Result]:
+        """The record of a JSON object, or the records of NDJSON, whose every line is taken as if it came alone."""
+        rows = body.count(b"\n") + 1
+        if rows > 1 and len(batch := self.batch(self.read_lines, body)) == rows:
+            yield from batch
+            return
+        try:
+            bodies.check(body)
+        except Bad:
+            if rows == 1:
+                raise
+        else:
+            yield from self.single(body, message)
+            return
+        for row in bodies.lines(body):
+            try:
+                yield from self.contents(row, message)
+            except Bad as error:
+                # a space, so that a line that looks packed does not look so alone
+                yield Reject(row if row.startswith(b"{") else b" " + row, str(error), False)
+
+    def batch(self, read: Callable[[bytes], list[Any]], body: bytes) -> list[Record]:
+        """All records at once if there is nothing but plain good ones; else none."""
+        if len(body) > BATCH or body.find(NUL) >= 0:
+            return []
+        try:
+            return [self.build(wire) for wire in read(body)]
+        except Exception:  # the long way finds which
+            return []
+
+    def single(self, part: bytes, message: Message | None) -> Iterator[Result]:
+        """The records of one JSON value."""
+        try:
+            if not part.startswith(b"{"):
+                raise Bad("not a JSON object")
+            try:
+                if self.longest and len(part) > self.longest:
+                    raise Bad(f"record larger than {self.longest} bytes")
+                record = clean(self.build(self.read(part)), part)
+            except Exception as error:  # a format of its own perhaps
+                yield from self.object(part, message, error)
+            else:
+                yield record
+        except Exception as error:  # whatever a user's record type raises
+            yield Reject(part if part.startswith(b"{") else b"[" + part + b"]", bodies.why(error), False)
+
+    def object(self, part: bytes, message: Message | None, error: Exception) -> Iterable[Result]:
+        """The records of a JSON object that is not the plain one for the reason `error`. Raises before it yields."""
+        raise error
+
+    def text(self, body: bytes, message: Message | None) -> Iterator[Result]:
+        """The records of a body that is not JSON: a form."""
+        yield self.form(bodies.form(body))
+
+    def form(self, fields: dict[str, str]) -> Record:
+        """The record of a form. Raises: Bad, or msgspec's errors."""
+        return clean(self.build(msgspec.convert(fields, self.wire, strict=False)), NUL)
+
+
+def clean(record: Record, source: bytes) -> Record:
+    """The record, if no text in it has a NUL. Raises: Bad."""
+    if source.find(NUL) >= 0 and REAL_NUL.search(msgspec.json.encode(record)):
+        raise Bad("text with a NUL")
+    return record
+
+
+def line(reason: str) -> str:
+    """A reason as one line that any database can hold."""
+    text = " ".join(reason.replace("\0", " ").split())
+    return text[:REASON].encode("utf-8", "replace").decode()

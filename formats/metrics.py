@@ -1,0 +1,129 @@
+"""Metrics: the plain JSON object or form, and which format a body is in otherwise."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+import msgspec
+
+from formats import body as bodies
+from formats import influx, telegraf
+from formats.decoder import NUL, Decoder, Result, clean
+from formats.message import Message
+from formats.record import Bad, Metric, Record, Reject
+from formats.telegraf import Value
+from formats.times import Time, first
+
+Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+LONGEST = 1 << 20  # bytes of one record: its tags and fields cost some 40 bytes of memory a byte
+# a line of line protocol has a space before its fields; a form writes its spaces as +
+FORM = re.compile(rb"\s*(?:[^ \n]*&)?name=[^ \n]*+\s*")
+INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,19})")
+FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+
+
+class Plain(msgspec.Struct, gc=False):
+    """A plain object."""
+
+    name: Name
+    value: Value
+    field: Name = "value"
+    tags: dict[str, str] | None = None
+    time: Time = None
+    ts: Time = None
+    timestamp: Time = None
+
+
+class Shape(msgspec.Struct):
+    """What tells the formats apart."""
+
+    metrics: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    fields: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+read_shape = msgspec.json.Decoder(Shape).decode
+
+
+def build(wire: Plain) -> Metric:
+    """The record of a plain object. Raises: Bad."""
+    value, kind = wire.value, "float"
+    if type(value) is not float:
+        value, kind = telegraf.typed(value)
+    return Metric(
+        time=first(wire.time, wire.ts, wire.timestamp),
+        name=wire.name,
+        tags=wire.tags or {},
+        field=wire.field,
+        value=value,
+        type=kind,
+    )
+
+
+class MetricsDecoder(Decoder):
+    """The decoder of metrics."""
+
+    longest = LONGEST
+
+    def contents(self, body: bytes, message: Message | None) -> Iterator[Result]:
+        """As ever, but what was written to an InfluxDB path is line protocol whatever it looks like."""
+        if message and message.path.endswith("/write"):
+            return influx.decode(body, influx.scale(message.parameter("precision")))
+        return super().contents(body, message)
+
+    def object(self, part: bytes, message: Message | None, error: Exception) -> Iterable[Result]:
+        """Telegraf's JSON."""
+        shape = read_shape(part)
+        if shape.metrics is not msgspec.UNSET:
+            return self.metrics(bytes(shape.metrics))
+        if shape.fields is not msgspec.UNSET:
+            return point(part)
+        raise error
+
+    def metrics(self, array: bytes) -> Iterator[Result]:
+        """The points of a batch of Telegraf's, each refused by itself."""
+        if not array.startswith(b"["):
+            raise Bad("metrics is not an array")
+        for element in bodies.elements(array):
+            try:
+                yield from point(element)
+            except Exception as error:  # each by itself
+                yield Reject(b'{"metrics":[' + element + b"]}", bodies.why(error), False)
+
+    def text(self, body: bytes, message: Message | None) -> Iterator[Result]:
+        """A form, or line protocol."""
+        if FORM.fullmatch(body):
+            yield self.form(bodies.form(body))
+            return
+        for result in influx.decode(body):
+            if isinstance(result, Reject) and (FORM.fullmatch(result.part) or result.part.lstrip()[:1] in b"{["):
+                # a comment, so that the line does not look like another format alone
+                result = result._replace(part=b"#\n" + result.part)
+            yield result
+
+    def form(self, fields: dict[str, str]) -> Record:
+        """A form, where a value that looks like a number or a boolean of JSON is one."""
+        plain: dict[str, Value] = {**fields}
+        text = fields.get("value", "")
+        if INTEGER.fullmatch(text):
+            plain["value"] = int(text)
+        elif FLOAT.fullmatch(text):
+            plain["value"] = float(text)
+            if math.isinf(float(text)):
+                raise Bad("value out of range")
+        elif text in ("true", "false"):
+            plain["value"] = text == "true"
+        return clean(self.build(msgspec.convert(plain, self.wire)), NUL)
+
+
+def point(part: bytes) -> list[Metric]:
+    """The fields of one point of Telegraf's. Raises: Bad, msgspec's errors."""
+    if len(part) > LONGEST:
+        raise Bad(f"record larger than {LONGEST} bytes")
+    metrics = telegraf.decode(part)
+    for metric in metrics:
+        clean(metric, part)
+    return metrics
