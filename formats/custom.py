@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import isfinite
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -32,7 +32,7 @@ def ordered(record: type[Record]) -> type[Record]:
     methods: dict[str, Any] = {}
     for base in reversed(record.__mro__[: record.__mro__.index(Record)]):
         methods |= {name: value for name, value in vars(base).items() if name not in ours or name == "__doc__"}
-    return msgspec.defstruct(
+    made = msgspec.defstruct(
         record.__name__,
         [(field.name, field.type, again(field)) for field in fields],
         bases=(Record,),
@@ -40,11 +40,13 @@ def ordered(record: type[Record]) -> type[Record]:
         namespace=methods,
         kw_only=True,
     )
+    return cast("type[Record]", made)
 
 
 def again(field: msgspec.structs.FieldInfo) -> Any:
     """A field as `defstruct` takes it."""
-    return msgspec.field(default=field.default, default_factory=field.default_factory, name=field.encode_name)
+    given = {"default": field.default, "default_factory": field.default_factory}
+    return msgspec.field(name=field.encode_name, **{k: v for k, v in given.items() if v is not msgspec.NODEFAULT})
 
 
 def wire(record: type[Record]) -> tuple[type[msgspec.Struct], Callable[[Any], Record]]:
@@ -64,11 +66,11 @@ def wire(record: type[Record]) -> tuple[type[msgspec.Struct], Callable[[Any], Re
 
     def build(wire: Any) -> Record:
         values = get(wire)
-        for value in values[count:]:
-            if type(value) is int and not -(2**63) <= value < 2**63:
-                raise Bad(f"integer out of range: {value!r:.40}")
-            if type(value) is float and not isfinite(value):
-                raise Bad("not a finite number")
-        return record(time=first(*values[:count]), **dict(zip(names, values[count:], strict=True)))
+        given = dict(zip(names, values[count:]))
+        for value in given.values():
+            kind = type(value)
+            if (kind is int and not -(2**63) <= value < 2**63) or (kind is float and not isfinite(value)):
+                raise Bad(f"number out of range: {value!r:.40}")
+        return record(time=first(*values[:count]), **given)
 
     return struct, build

@@ -22,10 +22,12 @@ NUL = b"\\u0000"  # the only way to write one in JSON; PostgreSQL's text cannot 
 REAL_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 BATCH = 1 << 20  # bytes that are decoded to a list at once, about 10 bytes of memory a byte
 REASON = 200
+SINGLE = 100  # rejects of one body that are buried each by itself
+TOGETHER = 1 << 16  # bytes of the later ones that are buried as one
 
 
 class Decoder:
-    """The decoder of one stream. A stream with formats of its own overrides `object`, `form` or `contents`.
+    """The decoder of one stream. A stream with formats of its own overrides `object`, `form`, `text` or `contents`.
 
     wire: the Struct that a plain JSON object is decoded to.
     build: makes the record of it. Raises: Bad.
@@ -60,17 +62,16 @@ class Decoder:
         results = self.parse(item, most)
         reason = ""
         try:
-            early = False
             for result in results:
                 if not isinstance(result, Reject):
                     break
-                reason, early = reason or result.reason, True
+                reason = reason or result.reason
             else:
                 raise Bad(reason or "no record in it")
         except Exception as error:  # what a user's record type raises is as good a reason as ours
             yield Reject(item, line(bodies.why(error)), True)
             return
-        if early:  # what was bad before the first good record was not kept, for it may be much: once more
+        if reason:  # what was bad before the first good record was not kept, for it may be much: once more
             results = self.parse(item, most)
         else:
             yield result
@@ -85,37 +86,32 @@ class Decoder:
             body = bodies.inflate(body, most)
         elif body.startswith(bodies.ZSTD):
             raise Bad("zstd: only gzip is understood")
-        if not message:
-            yield from self.contents(body, None)
-            return
-        for result in self.contents(body, message):
-            yield result if not isinstance(result, Reject) else result._replace(part=message.head() + result.part)
+        for result in few(self.contents(body, message)):
+            if isinstance(result, Reject):
+                part = result.part
+                if part.startswith((bodies.GZIP, bodies.ZSTD)):  # it was not packed, and must not look so alone
+                    part = b"\n" + part
+                result = Reject(message.head() + part if message else part, result.reason, False)
+            yield result
 
     def contents(self, body: bytes, message: Message | None) -> Iterator[Result]:
         """The records of a plain body. Raises: Bad if it is nothing at all."""
         body = body.removeprefix(b"\xef\xbb\xbf").strip() or (message.query if message else b"")
-        if body.startswith(b"["):
-            yield from self.array(body, message)
-        elif body.startswith(b"{"):
-            yield from self.objects(body, message)
-        elif body:
-            yield from self.text(body, message)
-        else:
+        if not body:
             raise Bad("empty")
+        if body.startswith((b"{", b"[")):
+            yield from self.json(body, message)
+        else:
+            yield from self.text(body, message)
 
-    def array(self, body: bytes, message: Message | None) -> Iterator[Result]:
-        """The records of a JSON array."""
-        if batch := self.batch(self.read_array, body):
+    def json(self, body: bytes, message: Message | None) -> Iterator[Result]:
+        """The records of a JSON object, of an array, or of NDJSON."""
+        rows = body.count(b"\n") + 1
+        array = body.startswith(b"[")
+        if array and (batch := self.batch(self.read_array, body)):
             yield from batch
             return
-        bodies.check(body)
-        for element in bodies.elements(body):
-            yield from self.single(element, message)
-
-    def objects(self, body: bytes, message: Message | None) -> Iterator[Result]:
-        """The record of a JSON object, or the records of NDJSON, whose every line is taken as if it came alone."""
-        rows = body.count(b"\n") + 1
-        if rows > 1 and len(batch := self.batch(self.read_lines, body)) == rows:
+        if not array and rows > 1 and len(batch := self.batch(self.read_lines, body)) == rows:
             yield from batch
             return
         try:
@@ -123,15 +119,18 @@ class Decoder:
         except Bad:
             if rows == 1:
                 raise
-        else:
-            yield from self.single(body, message)
+            yield from self.rows(body, message)
             return
+        for element in bodies.elements(body) if array else (body,):
+            yield from self.single(element, message)
+
+    def rows(self, body: bytes, message: Message | None) -> Iterator[Result]:
+        """The records of a body whose every line is taken as if it had come alone."""
         for row in bodies.lines(body):
             try:
                 yield from self.contents(row, message)
-            except Bad as error:
-                # a space, so that a line that looks packed does not look so alone
-                yield Reject(row if row.startswith(b"{") else b" " + row, str(error), False)
+            except Exception as error:  # as in single
+                yield Reject(row, bodies.why(error), False)
 
     def batch(self, read: Callable[[bytes], list[Any]], body: bytes) -> list[Record]:
         """All records at once if there is nothing but plain good ones; else none."""
@@ -150,7 +149,9 @@ class Decoder:
             try:
                 if self.longest and len(part) > self.longest:
                     raise Bad(f"record larger than {self.longest} bytes")
-                record = clean(self.build(self.read(part)), part)
+                record = self.build(self.read(part))
+                if part.find(NUL) >= 0:
+                    clean(record)
             except Exception as error:  # a format of its own perhaps
                 yield from self.object(part, message, error)
             else:
@@ -163,17 +164,47 @@ class Decoder:
         raise error
 
     def text(self, body: bytes, message: Message | None) -> Iterator[Result]:
-        """The records of a body that is not JSON: a form."""
-        yield self.form(bodies.form(body))
+        """The records of a body that does not begin as JSON: a form, or lines of anything."""
+        if b"\n" in body:
+            yield from self.rows(body, message)
+        else:
+            yield self.form(bodies.form(body))
 
     def form(self, fields: dict[str, str]) -> Record:
         """The record of a form. Raises: Bad, or msgspec's errors."""
-        return clean(self.build(msgspec.convert(fields, self.wire, strict=False)), NUL)
+        return clean(self.build(msgspec.convert(fields, self.wire, strict=False)))
 
 
-def clean(record: Record, source: bytes) -> Record:
+def few(results: Iterable[Result]) -> Iterator[Result]:
+    """The results, with all rejects after the first hundred put together as lines of larger parts.
+
+    So a small compressed body of nothing but errors does not become a million letters.
+    """
+    count = size = 0
+    parts: list[bytes] = []
+    reason = ""
+    for result in results:
+        if not isinstance(result, Reject):
+            yield result
+            continue
+        count += 1
+        if count <= SINGLE:
+            yield result
+            continue
+        reason = reason or result.reason
+        # in JSON a newline is nothing but white space
+        parts.append(result.part.replace(b"\n", b" ") if result.part.startswith((b"{", b"[")) else result.part)
+        size += len(result.part)
+        if size >= TOGETHER:
+            yield Reject(b"\n".join(parts), reason, False)
+            size, parts, reason = 0, [], ""
+    if parts:
+        yield Reject(b"\n".join(parts), reason, False)
+
+
+def clean(record: Record) -> Record:
     """The record, if no text in it has a NUL. Raises: Bad."""
-    if source.find(NUL) >= 0 and REAL_NUL.search(msgspec.json.encode(record)):
+    if REAL_NUL.search(msgspec.json.encode(record)):
         raise Bad("text with a NUL")
     return record
 

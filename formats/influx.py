@@ -1,6 +1,6 @@
-"""InfluxDB line protocol (InfluxData's reference and the grammar of its line-protocol library), one row a field.
+"""InfluxDB line protocol (InfluxData's reference and the grammar of its line-protocol library), one row a field:
 
-    name,tag=a,tag2=b field=1.5,other="text",n=3i 1766600000000000000
+name,tag=a,tag2=b field=1.5,other="text",n=3i 1766600000000000000
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCALES = {
     "m": 60 * 10**9,
     "h": 3600 * 10**9,
 }
-BOOLEANS = dict.fromkeys(("t", "T", "true", "True", "TRUE"), 1) | dict.fromkeys(("f", "F", "false", "False", "FALSE"), 0)
+BOOLEANS = {"t": 1, "T": 1, "true": 1, "True": 1, "TRUE": 1, "f": 0, "F": 0, "false": 0, "False": 0, "FALSE": 0}
 
 # one line: a newline ends it, unless it stands in a quoted text, which begins only behind the = of a field
 LINE = re.compile(
@@ -126,15 +126,20 @@ def escaped(text: str, unit: int, heads: dict[str, Head]) -> list[Metric]:
         if not field:
             raise Bad(f"not a field: {text[at:]!r:.60}")
         key, written, comma = field.groups()
-        if CONTROL.search(key):
+        if not key.isprintable() and CONTROL.search(key):
             raise Bad("control character in a field's name")
-        fields.append((IN_KEY.sub(r"\1", key), *value(written)))
+        fields.append((unescape(IN_KEY, key), *value(written)))
         at = field.end()
     stamp = TIME.fullmatch(text, at)
     if not stamp:
         raise Bad(f"not a timestamp: {text[at:]!r:.60}")
     time = when(stamp[1], unit) if stamp[1] else None
     return [Metric(time=time, name=name, tags=tags, field=key, value=v, type=kind) for key, v, kind in fields]
+
+
+def unescape(escapes: re.Pattern[str], text: str) -> str:
+    """A text without its escapes."""
+    return escapes.sub(r"\1", text) if "\\" in text else text
 
 
 def taken(head: str, heads: dict[str, Head]) -> Head:
@@ -145,10 +150,10 @@ def taken(head: str, heads: dict[str, Head]) -> Head:
     if CONTROL.search(head):
         raise Bad("control character in a name or tag")
     pairs = TAG.findall(found[2])
-    tags = {IN_KEY.sub(r"\1", key): IN_KEY.sub(r"\1", value) for key, value in pairs}
+    tags = {unescape(IN_KEY, key): unescape(IN_KEY, value) for key, value in pairs}
     if len(tags) < len(pairs):
         raise Bad("a tag comes twice")
-    name = IN_NAME.sub(r"\1", found[1])
+    name = unescape(IN_NAME, found[1])
     if len(head) <= LONGEST_HEAD:
         if len(heads) >= HEADS:
             heads.clear()
@@ -173,7 +178,7 @@ def value(written: str) -> tuple[float | int | str, str]:
     """The value of a field and its type. Raises: Bad."""
     if written[0] != '"':
         return number(written)
-    text = IN_TEXT.sub(r"\1", written[1:-1])
+    text = unescape(IN_TEXT, written[1:-1])
     if "\0" in text:
         raise Bad("text with a NUL")
     return text, "string"

@@ -116,7 +116,7 @@ class MetricsDecoder(Decoder):
                 raise Bad("value out of range")
         elif text in ("true", "false"):
             plain["value"] = text == "true"
-        return clean(self.build(msgspec.convert(plain, self.wire)), NUL)
+        return clean(self.build(msgspec.convert(plain, self.wire)))
 
 
 def point(part: bytes) -> list[Metric]:
@@ -124,6 +124,7 @@ def point(part: bytes) -> list[Metric]:
     if len(part) > LONGEST:
         raise Bad(f"record larger than {LONGEST} bytes")
     metrics = telegraf.decode(part)
-    for metric in metrics:
-        clean(metric, part)
+    if part.find(NUL) >= 0:
+        for metric in metrics:
+            clean(metric)
     return metrics

@@ -25,6 +25,4 @@ class Plain(msgspec.Struct, gc=False):
 
 def build(wire: Plain) -> Vote:
     """The record of a plain object. Raises: Bad if its time makes no sense."""
-    return Vote(
-        time=first(wire.time, wire.ts, wire.timestamp), poll=wire.poll, choice=wire.choice, voter=wire.voter
-    )
+    return Vote(time=first(wire.time, wire.ts, wire.timestamp), poll=wire.poll, choice=wire.choice, voter=wire.voter)
