@@ -148,6 +148,19 @@ def check_places(s: settings.Settings) -> None:
         raise CannotStart(f"a server answers on {s.redis} already; bin/up starts its own Redis there.")
 
 
+def check_modules(s: settings.Settings) -> None:
+    """See that a user's own modules can be imported: neither gateway nor worker would start, over and over.
+
+    Raises: SettingError if not.
+    """
+    if s.routes and not isinstance(getattr(settings.extension("INGEST_ROUTES", s.routes), "ROUTES", None), dict):
+        raise settings.SettingError(f"INGEST_ROUTES={s.routes!r} has no dictionary ROUTES.")
+    if s.records:
+        import records
+
+        records.load(s)
+
+
 def own_stdout() -> None:
     """supervisord opens /dev/fd/1 anew. The terminal of another user (su) and sockets refuse that; a pipe does not."""
     # bin/up > file: opened twice, the two would write over each other
@@ -172,9 +185,12 @@ def main() -> int:
     os.umask(0o077)
     os.environ.update(INGEST_HOME=str(s.home), INGEST_REDIS=str(s.redis), PYTHONUNBUFFERED="1")
     try:
+        check_modules(s)
         claim_home(s)
         check_places(s)
         prepare(s)
+    except settings.SettingError as error:
+        return settings.complain(error)
     except CannotStart as error:
         print(f"sluice: {error}", file=sys.stderr)
         return 1

@@ -58,6 +58,10 @@ class Server:
         return sorted(launch.holders((self.home / "run").resolve() / f"{name}.mark"))
 
 
+class Died(Exception):
+    """A server ended that should run; with its log. No use in waiting any longer."""
+
+
 def poll(until: Callable[[], T], seconds: float = 10, what: str = "") -> T:
     """Ask until the answer is true, and return it.
 
@@ -69,6 +73,8 @@ def poll(until: Callable[[], T], seconds: float = 10, what: str = "") -> T:
         try:
             if answer := until():
                 return answer
+        except Died:
+            raise
         except Exception as caught:
             error = caught
         if time.monotonic() > deadline:
@@ -122,7 +128,7 @@ def listening(server: Server, where: int | Path) -> Callable[[], bool]:
 
     def ask() -> bool:
         if server.process.poll() is not None:
-            raise SystemError(f"status {server.process.returncode}: {server.said()}")
+            raise Died(f"status {server.process.returncode}: {server.said()}")
         connect(where, 1).close()
         return True
 
@@ -188,8 +194,8 @@ def nginx(tmp: Path, env: Mapping[str, object] | None = None, change: tuple[tupl
 @contextlib.contextmanager
 def installation(tmp: Path, env: Mapping[str, object] | None = None, ready: bool = True) -> Iterator[Server]:
     """bin/up with its own home and a free port. ready: wait until it takes writes."""
-    port = free_port()
-    surroundings = environment(tmp, {"INGEST_PORT": port} | dict(env or {}))
+    surroundings = environment(tmp, {"INGEST_PORT": free_port()} | dict(env or {}))
+    port = int(surroundings["INGEST_PORT"])
     (tmp / "run").mkdir(parents=True, exist_ok=True)
     with running([ROOT / "bin/up"], tmp / "up.out", surroundings) as process:
         server = Server(process, tmp / "up.out", tmp, port, settings.load(surroundings).gateway_sockets)
