@@ -23,7 +23,7 @@ keepalive = 75  # above keepalive_timeout in nginx/sluice.conf, so that it is al
 limit_request_line = 8190
 limit_request_fields = 32768
 # whatever scheme a client claims to have come by: nobody reads it, and two claims would be a 400
-secure_scheme_headers = {}
+secure_scheme_headers: dict[str, str] = {}
 
 graceful_timeout = 2  # bin/up has ten seconds for everything
 if os.path.isdir("/dev/shm"):

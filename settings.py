@@ -7,10 +7,11 @@ import importlib.util
 import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Callable, Mapping
+from typing import Callable
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 GATEWAY_SOCKETS = 4  # one Unix socket refuses (502) when its backlog is full; see DECISIONS.md

@@ -67,7 +67,10 @@ def nginx_configuration(s: settings.Settings) -> dict[str, str]:
         ("/run/sluice/nginx.pid", f'"{s.home}/run/nginx.pid"'),
         ("worker_rlimit_nofile 20000", f"worker_rlimit_nofile {files}"),
         ("worker_connections 20000", f"worker_connections {files}"),
-        *((f"/var/lib/sluice/{kind}", f'"{s.home}/tmp/{kind}"') for kind in ("body", "proxy", "fastcgi", "uwsgi", "scgi")),
+        *(
+            (f"/var/lib/sluice/{kind}", f'"{s.home}/tmp/{kind}"')
+            for kind in ("body", "proxy", "fastcgi", "uwsgi", "scgi")
+        ),
     )
     server = replaced(
         (ROOT / "nginx/sluice.conf").read_text(),
@@ -90,19 +93,23 @@ def supervisor_configuration(s: settings.Settings) -> str:
     python = plain(sys.executable)
     venv = ".venv" if s.runtime == "cpython" else ".venv-pypy"
     many = s.workers > 1
-    return (ROOT / "ops/supervisord.conf").read_text().format(
-        home=plain(s.home),
-        launch=f'"{python}" -I -S "{plain(ROOT)}/ops/launch.py"',
-        python=f'"{python}"',
-        gateway=f'"{plain(ROOT)}/{venv}/bin/python"',
-        redis=shutil.which("redis-server", path=path),
-        nginx=shutil.which("nginx", path=path),
-        user="user=root" if os.geteuid() == 0 else "",
-        worker="worker-%(process_num)s" if many else "worker",
-        workers=f"process_name=%(program_name)s-%(process_num)s\nnumprocs={s.workers}"
-        if many
-        else f"autostart={'true' if s.workers else 'false'}",
-        common=COMMON.format(root=plain(ROOT)),
+    return (
+        (ROOT / "ops/supervisord.conf")
+        .read_text()
+        .format(
+            home=plain(s.home),
+            launch=f'"{python}" -I -S "{plain(ROOT)}/ops/launch.py"',
+            python=f'"{python}"',
+            gateway=f'"{plain(ROOT)}/{venv}/bin/python"',
+            redis=shutil.which("redis-server", path=path),
+            nginx=shutil.which("nginx", path=path),
+            user="user=root" if os.geteuid() == 0 else "",
+            worker="worker-%(process_num)s" if many else "worker",
+            workers=f"process_name=%(program_name)s-%(process_num)s\nnumprocs={s.workers}"
+            if many
+            else f"autostart={'true' if s.workers else 'false'}",
+            common=COMMON.format(root=plain(ROOT)),
+        )
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 import settings
 from utils import Server, answer, connect, get, nginx, poll, post, request, short_tmp
 
@@ -85,7 +86,9 @@ def problem(title: str, status: int, detail: str) -> bytes:
 
 
 BAD = problem("Bad Request", 400, "This is not a well-formed HTTP request. Nothing was taken.")
-LARGE = problem("Content Too Large", 413, "The body is larger than is taken here. Nothing was taken. Send less at a time.")
+LARGE = problem(
+    "Content Too Large", 413, "The body is larger than is taken here. Nothing was taken. Send less at a time."
+)
 LONG = problem("URI Too Long", 414, "The request line is too long. Nothing was taken.")
 FIELDS = problem("Request Header Fields Too Large", 431, "The header fields are too long. Nothing was taken.")
 CODING = problem("Not Implemented", 501, "The only transfer coding that is understood is chunked. Nothing was taken.")
@@ -140,7 +143,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_nginx_refuses_is_a_problem_and_never_reaches_the_gateway(name: str, web: Server, gateway: Gateway) -> None:
+def test_what_nginx_refuses_is_a_problem_and_never_reaches_the_gateway(
+    name: str, web: Server, gateway: Gateway
+) -> None:
     data, status, body = REFUSED[name]
     got, headers, text = request(web.port, data)
     assert (got, headers["content-type"], text) == (status, "application/problem+json", body)
@@ -166,7 +171,9 @@ def test_a_body_of_exactly_the_limit_is_taken(web: Server, gateway: Gateway) -> 
 
 
 def test_the_gateways_own_errors_pass_untouched(web: Server, gateway: Gateway) -> None:
-    gateway.reply = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: x/y\r\nRetry-After: 7\r\nContent-Length: 4\r\n\r\nfull"
+    gateway.reply = (
+        b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: x/y\r\nRetry-After: 7\r\nContent-Length: 4\r\n\r\nfull"
+    )
     status, headers, body = post(web.port, "/votes", b"x")
     assert (status, headers["content-type"], headers["retry-after"], body) == (503, "x/y", "7", b"full")
 
@@ -251,7 +258,10 @@ def test_a_gateway_that_does_not_answer_is_given_up() -> None:
 
 
 def test_a_client_that_stops_in_the_middle_is_hung_up_on() -> None:
-    change = ("client_header_timeout 30s", "client_header_timeout 100ms"), ("client_body_timeout 30s", "client_body_timeout 100ms")
+    change = (
+        ("client_header_timeout 30s", "client_header_timeout 100ms"),
+        ("client_body_timeout 30s", "client_body_timeout 100ms"),
+    )
     with front(*change) as (web, gateway):
         for start in b"POST /votes HT", b"POST /votes HTTP/1.1\r\n" + HOST + b"Content-Length: 10\r\n\r\nhalf":
             with connect(web.port) as connection:
@@ -273,7 +283,10 @@ def test_a_full_disk_is_a_problem_too() -> None:
 
 def test_the_limit_a_client_can_be_switched_on() -> None:
     change = (
-        ("# limit_req_zone $binary_remote_addr zone=sluice:10m rate=1000r/s", "limit_req_zone $binary_remote_addr zone=sluice:10m rate=1r/m"),
+        (
+            "# limit_req_zone $binary_remote_addr zone=sluice:10m rate=1000r/s",
+            "limit_req_zone $binary_remote_addr zone=sluice:10m rate=1r/m",
+        ),
         ("# limit_req zone=sluice burst=2000 nodelay", "limit_req zone=sluice burst=2 nodelay"),
         ("# limit_req_status", "limit_req_status"),
     )

@@ -11,10 +11,25 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from utils import ROOT, Server, answer, connect, environment, free_port, get, installation, poll, post, running, short_tmp
+
+from utils import (
+    ROOT,
+    Server,
+    answer,
+    connect,
+    environment,
+    free_port,
+    get,
+    installation,
+    poll,
+    post,
+    running,
+    short_tmp,
+)
 
 PROGRAMS = ("redis", "worker", "gateway", "nginx")
 
@@ -139,7 +154,8 @@ class Poster:
     """Posts one vote after the other from a thread, and notes those that got their 2xx."""
 
     def __init__(self, up: Server) -> None:
-        self.up, self.taken, self.ended = up, [], False
+        self.up, self.ended = up, False
+        self.taken: list[str] = []
         self.thread = threading.Thread(target=self.run)
 
     def run(self) -> None:
@@ -163,6 +179,22 @@ class Poster:
         self.ended = True
         self.thread.join()
 
+    def more(self) -> None:
+        """Wait until another vote is taken; after a kill that is a promise of about a second."""
+        count = len(self.taken)
+        poll(lambda: len(self.taken) > count, 3, "another vote to be taken")
+
+
+def back_after(up: Server, name: str, before: list[int]) -> float:
+    """Wait until a program has a process that it did not have before; the seconds that it took."""
+    start = time.monotonic()
+    poll(lambda: set(up.pids(name)) - set(before), 3, f"another {name}")
+    return time.monotonic() - start
+
+
+def gone(up: Server, name: str, before: list[int]) -> bool:
+    return not set(before) & set(up.pids(name))
+
 
 VICTIMS = {
     "redis": ("redis", 0),
@@ -180,17 +212,13 @@ def test_ten_times_killed_it_comes_back_at_once_and_nothing_taken_is_lost_or_dou
         others = {other: up.pids(other) for other in PROGRAMS if other != name}
         slowest = 0.0
         for _ in range(10):
+            poster.more()
             before = up.pids(name)
-            count = len(poster.taken)
-            poll(lambda count=count: len(poster.taken) > count, what="votes are taken")
             os.kill(before[index], signal.SIGKILL)
-            start = time.monotonic()
-            poll(lambda before=before: set(up.pids(name)) - set(before), 3, f"{victim} is back")
-            slowest = max(slowest, time.monotonic() - start)
-            count = len(poster.taken)
-            poll(lambda count=count: len(poster.taken) > count, 3, "votes are taken again")
+            slowest = max(slowest, back_after(up, name, before))
+            poster.more()
             if index == 0:
-                poll(lambda before=before: not set(before) & set(up.pids(name)), 3, "what was left of it is gone")
+                poll(partial(gone, up, name, before), 3, "the end of what was left of it")
         poster.ended = True
         poster.thread.join()
         # the rest went on
@@ -205,7 +233,7 @@ def test_killed_ten_times_in_a_burst_it_is_still_started_again(tmp: Path) -> Non
     with installation(tmp) as up:
         for name in PROGRAMS:
             for _ in range(10):
-                pid = poll(lambda name=name: up.pids(name))[0]
+                pid = poll(partial(up.pids, name))[0]
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         poll(lambda: vote(up, "after") == 200)
@@ -230,6 +258,7 @@ def test_it_goes_on_when_nobody_reads_its_lines_any_more(tmp: Path) -> None:
     env = environment(tmp, {"INGEST_PORT": port})
     process = subprocess.Popen([ROOT / "bin/up"], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
+        assert process.stdout
         process.stdout.readline()
         process.stdout.close()
         poll(lambda: get(port, "/readyz")[0] == 200, 30)
@@ -260,7 +289,10 @@ def test_a_socket_in_use_is_told_in_one_line(tmp: Path) -> None:
     with installation(tmp):
         socket = tmp / "run/redis.sock"
         status, words = refused({"INGEST_PORT": free_port(), "INGEST_REDIS": socket}, tmp / "other")
-        assert (status, words) == (1, f"sluice: a server answers on {socket} already; bin/up starts its own Redis there.\n")
+        assert (status, words) == (
+            1,
+            f"sluice: a server answers on {socket} already; bin/up starts its own Redis there.\n",
+        )
 
 
 def test_a_home_that_cannot_be_written_is_told_in_one_line(tmp: Path) -> None:

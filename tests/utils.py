@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -106,11 +106,19 @@ def environment(tmp: Path, env: Mapping[str, object] | None = None) -> dict[str,
 
 
 @contextlib.contextmanager
-def running(command: list[object], log: Path, env: Mapping[str, str], stop: int = signal.SIGTERM) -> Iterator[subprocess.Popen]:
+def running(
+    command: Sequence[object], log: Path, env: Mapping[str, str], stop: int = signal.SIGTERM
+) -> Iterator[subprocess.Popen]:
     """Run a program in a process group of its own; ask it to stop, and after ten seconds see it and its group gone."""
     with open(log, "ab") as out:
         process = subprocess.Popen(
-            [str(part) for part in command], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, cwd=ROOT, start_new_session=True
+            [str(part) for part in command],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=env,
+            cwd=ROOT,
+            start_new_session=True,
         )
     try:
         yield process
@@ -137,14 +145,19 @@ def listening(server: Server, where: int | Path) -> Callable[[], bool]:
 
 @contextlib.contextmanager
 def redis_server(tmp: Path, **config: object) -> Iterator[Server]:
-    """Redis as redis/redis.conf has it, on `tmp`/run/redis.sock. `config`: directives with _ for -, such as appendfsync="no"."""
+    """Redis as redis/redis.conf has it, on `tmp`/run/redis.sock.
+
+    config: directives with _ for -, such as appendfsync="no".
+    """
     s = settings.load({"INGEST_HOME": str(tmp)})
     up.prepare(s)
     more = [part for name, value in config.items() for part in ("--" + name.replace("_", "-"), value)]
     with running(["redis-server", tmp / "etc/redis.conf", *more], tmp / "redis.out", environment(tmp)) as process:
         server = Server(process, tmp / "redis.out", tmp, sockets=[s.redis])
         # loading its log it answers LOADING, which is not yet what a test wants
-        poll(lambda: listening(server, s.redis)() and exchange(s.redis, b"PING\r\n", 5) == b"+PONG", what="redis-server")
+        poll(
+            lambda: listening(server, s.redis)() and exchange(s.redis, b"PING\r\n", 5) == b"+PONG", what="redis-server"
+        )
         yield server
 
 
@@ -163,7 +176,9 @@ def gateway(
     s = settings.load(surroundings)
     s.gateway_sockets[0].parent.mkdir(parents=True, exist_ok=True)
     command = [PYTHON[runtime], "-m", "gunicorn", "-c", ROOT / "gunicorn.conf.py", *args]
-    with running(command + (["-k", worker_class] if worker_class else []), tmp / "gateway.out", surroundings) as process:
+    with running(
+        command + (["-k", worker_class] if worker_class else []), tmp / "gateway.out", surroundings
+    ) as process:
         server = Server(process, tmp / "gateway.out", tmp, sockets=s.gateway_sockets)
         # the master listens before its first worker runs; /healthz is answered by the worker
         poll(lambda: listening(server, server.socket)() and get(server.socket, "/healthz")[0], 30, "gateway")
@@ -171,7 +186,9 @@ def gateway(
 
 
 @contextlib.contextmanager
-def nginx(tmp: Path, env: Mapping[str, object] | None = None, change: tuple[tuple[str, str], ...] = ()) -> Iterator[Server]:
+def nginx(
+    tmp: Path, env: Mapping[str, object] | None = None, change: tuple[tuple[str, str], ...] = ()
+) -> Iterator[Server]:
     """nginx as nginx/ has it, in front of whatever listens on `tmp`/run/gateway-*.sock.
 
     change: pairs of what stands in the configuration and what shall stand there, for instance to switch limits on.
@@ -286,7 +303,9 @@ def get(where: int | Path | socket.socket, target: str) -> Answer:
     return request(where, f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
 
-def post(where: int | Path | socket.socket, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
+def post(
+    where: int | Path | socket.socket, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+) -> Answer:
     """POST a body with its length."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
     head = f"POST {target} HTTP/1.1\r\nHost: localhost\r\n{lines}Content-Length: {len(body)}\r\n\r\n"
