@@ -245,7 +245,7 @@ def test_without_a_gateway_there_is_a_problem_with_a_time_to_come_back() -> None
         status, headers, body = post(web.port, "/votes", b"x")
         assert (status, headers["content-type"], body) == (502, "application/problem+json", GONE)
         assert int(headers["retry-after"]) > 0
-        assert web.said().count("\n") <= 8  # a line a socket, not an essay a request
+        assert web.said() == ""  # or a log would fill while the gateway is away
 
 
 def test_a_gateway_that_does_not_answer_is_given_up() -> None:
