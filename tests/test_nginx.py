@@ -209,12 +209,11 @@ def test_a_cut_off_body_never_reaches_the_gateway(web: Server, gateway: Gateway)
 
 
 def test_connections_are_kept_on_both_sides(web: Server, gateway: Gateway) -> None:
-    post(web.port, "/votes", b"x")  # there is a connection to the gateway now
     with connect(web.port) as connection:
         before = gateway.connections
-        for _ in range(20):
+        for _ in range(40):
             assert post(connection, "/votes", b"x")[0] == 200
-        assert gateway.connections - before <= 1  # it may be another nginx worker's first
+        assert gateway.connections - before <= 4  # one a socket
 
 
 def test_pipelined_requests_are_answered_in_turn(web: Server, gateway: Gateway) -> None:
