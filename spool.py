@@ -63,12 +63,16 @@ if ready <= most and size <= bytes then
   redis.call('RENAME', KEYS[1], key)
 else
   size = 0
+  local step = 1
   repeat
-    local bodies = redis.call('LPOP', KEYS[1], math.min(32, most - n))
+    local bodies = redis.call('LPOP', KEYS[1], math.min(step, most - n))
     if not bodies then break end
     redis.call('RPUSH', key, unpack(bodies))
     n = n + #bodies
+    local before = size
     for _, body in ipairs(bodies) do size = size + #body end
+    -- longer steps while they weigh little: a step may take the claim beyond its bytes
+    if (size - before) * 8 < bytes and step < 512 then step = step * 2 else step = math.max(1, math.floor(step / 8)) end
   until n >= most or size >= bytes
 end
 redis.call('SET', KEYS[2], string.format('%.0f', claimed + n))

@@ -1,18 +1,22 @@
-"""SQLite, the embedded default: WAL and synchronous=FULL, so that what is settled is on disk."""
+"""SQLite, the embedded default: WAL and synchronous=FULL, so that what is settled is on disk.
+
+Through apsw, which binds a row in a third of the time of the standard library's module: DECISIONS.md has the figures.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sqlite3
 import types
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
+import apsw
 import msgspec
 from msgspec.structs import astuple, fields
 
@@ -23,14 +27,7 @@ from spool import Claim
 BUSY = 5.0  # seconds to wait for another writer
 PLAIN = {float: "REAL", int: "INTEGER", bool: "INTEGER", str: "TEXT"}
 # What the database or its driver says of a value. Anything else it says is about itself, and passes.
-POISON = (
-    sqlite3.IntegrityError,
-    sqlite3.DataError,
-    sqlite3.InterfaceError,
-    sqlite3.ProgrammingError,
-    OverflowError,
-    UnicodeError,
-)
+POISON = (apsw.ConstraintError, apsw.TooBigError, apsw.MismatchError, TypeError, OverflowError, UnicodeError)
 TABLES = """
 CREATE TABLE IF NOT EXISTS batches (
   id INTEGER PRIMARY KEY, claim TEXT NOT NULL UNIQUE, stream TEXT NOT NULL, first INTEGER NOT NULL,
@@ -40,6 +37,7 @@ CREATE TABLE IF NOT EXISTS dead_letters (
   whole INTEGER NOT NULL, batch INTEGER NOT NULL REFERENCES batches, seq INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS dead_letters_by_body ON dead_letters (stream, batch, seq);
 """
+Row = tuple[Any, ...]
 BURY = "INSERT INTO dead_letters (received_at, stream, body, reason, whole, batch, seq) VALUES (?,?,?,?,?,?,?)"
 
 
@@ -61,7 +59,7 @@ class Table:
         self.nanoseconds = stream.name == "metrics"
         self.insert = f'INSERT INTO "{self.name}" VALUES ({",".join("?" * len(self.columns))})'  # noqa: S608
 
-    def create(self, db: sqlite3.Connection) -> None:
+    def create(self, db: apsw.Connection) -> None:
         """Make the table, or add the columns that the record type has gained; then insert by name."""
         columns = ", ".join(f'"{name}" {kind}'.rstrip() for name, kind in self.columns.items())
         db.execute(f'CREATE TABLE IF NOT EXISTS "{self.name}" ({columns})')
@@ -72,29 +70,34 @@ class Table:
         names = ", ".join(f'"{name}"' for name in self.columns)
         self.insert = f'INSERT INTO "{self.name}" ({names}) VALUES ({",".join("?" * len(self.columns))})'  # noqa: S608
 
-    def rows(self, batch: int, entries: Iterable[Entry], letters: list[Letter]) -> Iterator[tuple[Any, ...]]:
-        """The rows of the records among the entries; rejects go to `letters`. Records and rows pass one by one, so
-        that a batch never lies in memory whole.
+    def rows(self, batch: int, entries: Iterable[Entry], letters: list[Letter], count: list[int]) -> Iterator[Row]:
+        """The rows of the records among the entries; rejects go to `letters`, and the number of rows to `count`.
+
+        Records and rows pass one by one, so that a batch never lies in memory whole.
         """
         encoded, nanoseconds = self.encoded, self.nanoseconds
-        last, arrived = -1, ""
+        last, arrived, number = -1, "", 0
         for seq, received, _, thing in entries:
             if received != last:
                 last, arrived = received, instant(received)
             if thing.__class__ is Reject:
                 letters.append(Letter(0, self.name, received, thing.part, thing.reason, thing.whole, batch, seq))
                 continue
-            time, *values = astuple(thing)
+            number += 1
+            time = thing.time
             if time is None:
-                time = arrived if not nanoseconds else arrived[:-1] + "000000Z"
+                at = arrived if not nanoseconds else arrived[:-1] + "000000Z"
             elif nanoseconds:
-                time = f"{second(time // 1_000_000_000)}.{time % 1_000_000_000:09d}Z"
+                at = f"{second(time // 1_000_000_000)}.{time % 1_000_000_000:09d}Z"
+            elif time % 1_000_000_000:
+                at = f"{second(time // 1_000_000_000)}.{time // 1_000_000 % 1000:03d}Z"
             else:
-                time = f"{second(time // 1_000_000_000)}.{time // 1_000_000 % 1000:03d}Z"
-            row = (arrived, time, *values, batch, seq)
+                at = instant(time // 1000)
+            row = (arrived, at, *astuple(thing)[1:], batch, seq)
             yield self.encode(row) if encoded else row
+        count.append(number)
 
-    def encode(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+    def encode(self, row: Row) -> Row:
         """A row with its compound values as JSON."""
         values = list(row)
         for at in self.encoded:
@@ -110,24 +113,23 @@ class Sqlite:
         """path: of the database file, made with its folder if missing."""
         self.path = path
         self.tables = {name: Table(stream) for name, stream in streams.items()}
-        self.db: sqlite3.Connection | None = None
+        self.db: apsw.Connection | None = None
         with self.transaction():
             pass
 
-    def open(self) -> sqlite3.Connection:
+    def open(self) -> apsw.Connection:
         """The connection, opened again if it was closed; the tables are there afterwards."""
         if self.db is None:
             os.makedirs(os.path.dirname(os.path.abspath(self.path)), mode=0o700, exist_ok=True)
-            db = sqlite3.connect(self.path, timeout=BUSY, isolation_level=None)
+            db = apsw.Connection(self.path)
             try:
+                db.set_busy_timeout(int(BUSY * 1000))
                 db.execute("PRAGMA journal_mode=WAL")
                 db.execute("PRAGMA synchronous=FULL")
-                db.execute("BEGIN IMMEDIATE")
-                for statement in TABLES.split(";"):
-                    db.execute(statement)
-                for table in self.tables.values():
-                    table.create(db)
-                db.execute("COMMIT")
+                with db:
+                    db.execute(TABLES)
+                    for table in self.tables.values():
+                        table.create(db)
             except BaseException:
                 db.close()
                 raise
@@ -141,7 +143,7 @@ class Sqlite:
             self.db = None
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Iterator[apsw.Connection]:
         """All or nothing. Raises: Away for what the database says of itself: locked, full, read-only, broken."""
         try:
             db = self.open()
@@ -153,46 +155,49 @@ class Sqlite:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
-        except (sqlite3.Error, OSError) as error:
-            with contextlib.suppress(sqlite3.Error):
+        except (apsw.Error, OSError) as error:
+            with contextlib.suppress(apsw.Error):
                 self.close()
             raise Away(f"{self.path}: {error}") from error
 
     def persist(self, claim: Claim, entries: Callable[[], Iterable[Entry]]) -> Outcome:
         """See `sinks.Sink`."""
         with self.transaction() as db:
-            cursor = db.execute(
+            db.execute(
                 "INSERT OR IGNORE INTO batches (claim, stream, first, bodies, records, persisted_at) VALUES (?,?,?,?,0,?)",
                 (claim.id, claim.stream, claim.first, claim.count, now()),
             )
-            if not cursor.rowcount:
+            if not db.changes():
                 return Outcome(0, 0, again=True)
-            batch = cursor.lastrowid
-            assert batch is not None
+            batch = db.last_insert_rowid()
             records, letters = self.fill(db, self.tables[claim.stream], batch, entries)
             db.execute("UPDATE batches SET records = ? WHERE id = ?", (records, batch))
             self.bury(db, letters)
         return Outcome(records, len(letters))
 
     def fill(
-        self, db: sqlite3.Connection, table: Table, batch: int, entries: Callable[[], Iterable[Entry]]
+        self, db: apsw.Connection, table: Table, batch: int, entries: Callable[[], Iterable[Entry]]
     ) -> tuple[int, list[Letter]]:
         """Insert the records among the entries; returns how many, and the letters to bury."""
         letters: list[Letter] = []
-        with contextlib.suppress(*POISON), savepoint(db):
-            return db.executemany(table.insert, table.rows(batch, entries(), letters)).rowcount, letters
+        count: list[int] = []
+        with contextlib.suppress(*POISON), db:
+            db.executemany(table.insert, table.rows(batch, entries(), letters, count))
+            return count[0], letters
         # The database refuses a record. It is found by halving, and buried; the rest is stored.
         listed = list(entries())
         return self.halve(db, table, batch, listed, Counter(seq for seq, _, _, _ in listed))
 
     def halve(
-        self, db: sqlite3.Connection, table: Table, batch: int, entries: list[Entry], holds: Counter[int]
+        self, db: apsw.Connection, table: Table, batch: int, entries: list[Entry], holds: Counter[int]
     ) -> tuple[int, list[Letter]]:
         """`fill` for a batch with poison in it. holds: sequence number -> records in that body."""
         letters: list[Letter] = []
+        count: list[int] = []
         try:
-            with savepoint(db):
-                return db.executemany(table.insert, table.rows(batch, entries, letters)).rowcount, letters
+            with db:
+                db.executemany(table.insert, table.rows(batch, entries, letters, count))
+                return count[0], letters
         except POISON as error:
             if len(entries) == 1:
                 seq, received, body, record = entries[0]
@@ -205,7 +210,7 @@ class Sqlite:
         more, others = self.halve(db, table, batch, entries[middle:], holds)
         return records + more, letters + others
 
-    def bury(self, db: sqlite3.Connection, letters: list[Letter]) -> None:
+    def bury(self, db: apsw.Connection, letters: list[Letter]) -> None:
         """Put letters into dead_letters."""
         db.executemany(
             BURY, [(instant(x.received), x.stream, x.body, x.reason, x.whole, x.batch, x.seq) for x in letters]
@@ -222,7 +227,7 @@ class Sqlite:
                     letter
                     for letter in group
                     # somebody else may have replayed it since it was read
-                    if db.execute("DELETE FROM dead_letters WHERE id = ?", (letter.id,)).rowcount
+                    if db.execute("DELETE FROM dead_letters WHERE id = ?", (letter.id,)) and db.changes()
                 ]
 
                 def entries(found: list[Letter] = found) -> Iterator[Entry]:
@@ -247,7 +252,7 @@ class Sqlite:
                     f"WHERE id > ? AND ({where}) ORDER BY id LIMIT ?",  # noqa: S608 - the operator's own condition
                     (after, most),
                 ).fetchall()
-            except (sqlite3.OperationalError, sqlite3.ProgrammingError, sqlite3.Warning) as error:
+            except (apsw.SQLError, apsw.BindingsError, ValueError) as error:
                 raise ValueError(f"this is not a condition on dead_letters: {where!r}: {error}") from None
         return [Letter(x[0], x[1], microseconds(x[2]), x[3], x[4], bool(x[5]), x[6], x[7]) for x in found]
 
@@ -261,13 +266,13 @@ class Sqlite:
     def ledger(self, stream: str, last: int) -> tuple[int, int]:
         """See `sinks.Sink`."""
         with self.transaction() as db:
-            (bodies,) = db.execute(
+            bodies = db.execute(
                 "SELECT coalesce(sum(bodies), 0) FROM batches WHERE stream = ? AND first <= ?", (stream, last)
-            ).fetchone()
-            (dead,) = db.execute(
+            ).get
+            dead = db.execute(
                 "SELECT count(*) FROM (SELECT DISTINCT batch, seq FROM dead_letters WHERE stream = ? AND seq <= ?)",
                 (stream, last),
-            ).fetchone()
+            ).get
         return bodies, dead
 
     def persisted(self, claims: Iterable[str]) -> set[str]:
@@ -280,19 +285,7 @@ class DryRun(Exception):
     """Ends a transaction that was only to be tried."""
 
 
-@contextlib.contextmanager
-def savepoint(db: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing, within a transaction."""
-    db.execute("SAVEPOINT here")
-    try:
-        yield
-    except BaseException:
-        db.execute("ROLLBACK TO here")
-        raise
-    finally:
-        db.execute("RELEASE here")
-
-
+@lru_cache(maxsize=4096)
 def instant(microseconds: int) -> str:
     """Microseconds since 1970 as ISO 8601 in UTC with milliseconds."""
     return f"{second(microseconds // 1_000_000)}.{microseconds // 1000 % 1000:03d}Z"
