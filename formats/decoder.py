@@ -119,6 +119,8 @@ class Decoder:
         except Bad:
             if rows == 1:
                 raise
+            if array:  # lines only if they are arrays themselves, for else it is one array that is broken
+                bodies.check(next(bodies.lines(body)))
             yield from self.rows(body, message)
             return
         for element in bodies.elements(body) if array else (body,):

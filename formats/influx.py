@@ -115,6 +115,8 @@ def point(text: str, unit: int, heads: dict[str, Head], plain: bool) -> list[Met
 def escaped(text: str, unit: int, heads: dict[str, Head]) -> list[Metric]:
     """`point` for a line with escapes or quotes: the whole grammar. Raises: Bad."""
     head = HEAD.match(text)
+    if head and head.end() == len(text):
+        raise Bad("no field")
     if not head or not (gap := GAP.match(text, head.end())):
         raise Bad(f"not a name and tags: {text!r:.60}")
     name, tags = heads.get(head[0]) or taken(head[0], heads)

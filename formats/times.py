@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from formats.record import Bad
 
 SECOND = 10**9
+START = 100_000_000  # 1973 in seconds: seconds beyond 2200 are a mistake, not milliseconds of spring 1970
 END = 7_258_118_400  # 2200-01-01 in seconds: keeps the four units apart, and nanoseconds within 64 bits
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -25,7 +26,8 @@ ISO = re.compile(
 def nanoseconds(value: int | float | str) -> int:
     """Nanoseconds since 1970 UTC, of a number or a text.
 
-    A number is seconds, milliseconds, microseconds or nanoseconds: the one that puts it between 1970 and 2200.
+    A number is seconds, milliseconds, microseconds or nanoseconds: the one that puts it between 1970 (the smaller
+    units: March 1973) and 2200.
     A text is such a number or ISO 8601, with no offset UTC. Integers are exact; a float is good to a microsecond,
     which is finer than a float of seconds since 1970 can tell.
 
@@ -38,9 +40,9 @@ def nanoseconds(value: int | float | str) -> int:
             return iso(text)
         number = float(text) if match[1] else int(text)
     assert not isinstance(number, str)
-    unit = SECOND
-    while unit and not 0 < number < END * SECOND // unit:
-        unit //= 1000
+    unit, start = SECOND, 0
+    while unit and not start * SECOND // unit < number < END * SECOND // unit:
+        unit, start = unit // 1000, START
     if not unit:
         raise Bad(f"time out of range: {value!r:.40}")
     if isinstance(number, int):
