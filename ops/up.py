@@ -65,6 +65,8 @@ def nginx_configuration(s: settings.Settings) -> dict[str, str]:
     main = replaced(
         (ROOT / "nginx/nginx.conf").read_text(),
         ("/run/sluice/nginx.pid", f'"{s.home}/run/nginx.pid"'),
+        # two at least: where files are few, one alone could not hold 15,000 clients and their connections inward
+        ("worker_processes auto", f"worker_processes {max(2, len(os.sched_getaffinity(0)))}"),
         ("worker_rlimit_nofile 20000", f"worker_rlimit_nofile {files}"),
         ("worker_connections 20000", f"worker_connections {files}"),
         *(
