@@ -6,6 +6,7 @@ worker.py drain   until the lists are empty; status 1 if anything went to the de
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -76,9 +77,10 @@ class Worker:
                 backoff = min(backoff * 2, BACKOFF[1])
                 continue
             if drain and not held and not any(waiting):
-                return
+                break
             if not busy:
                 self.wake.wait(IDLE)
+        self.release()
 
     def stop(self) -> None:
         """Stop after the batch at hand."""
@@ -134,13 +136,15 @@ class Worker:
         """Keep the leases of held claims alive, however long the sink takes."""
         while not self.stopping:
             time.sleep(LEASE / 4)
-            for lane in self.lanes:
-                claim = lane.claim
-                try:
-                    if claim is not None:
-                        self.spool.renew(claim)
-                except RedisError:
-                    break  # the main loop says so; a lost lease is taken up again, by anyone
+            with contextlib.suppress(RedisError):  # the main loop says so; whoever comes takes up a lost lease
+                for claim in filter(None, [lane.claim for lane in self.lanes]):
+                    self.spool.renew(claim)
+
+    def release(self) -> None:
+        """Give back what is claimed and not stored, so that it need not wait for the end of its lease."""
+        with contextlib.suppress(RedisError):
+            for claim in filter(None, [lane.claim for lane in self.lanes]):
+                self.spool.renew(claim, 0)
 
     def say(self, what: str, trouble: str | None) -> None:
         """One log line when trouble starts or changes, one when it ends."""
