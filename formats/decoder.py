@@ -86,6 +86,8 @@ class Decoder:
             body = bodies.inflate(body, most)
         elif body.startswith(bodies.ZSTD):
             raise Bad("zstd: only gzip is understood")
+        if message and not body.strip():
+            body = message.query
         for result in few(self.contents(body, message)):
             if isinstance(result, Reject):
                 part = result.part
@@ -96,7 +98,7 @@ class Decoder:
 
     def contents(self, body: bytes, message: Message | None) -> Iterator[Result]:
         """The records of a plain body. Raises: Bad if it is nothing at all."""
-        body = body.removeprefix(b"\xef\xbb\xbf").strip() or (message.query if message else b"")
+        body = body.removeprefix(b"\xef\xbb\xbf").strip()
         if not body:
             raise Bad("empty")
         if body.startswith((b"{", b"[")):

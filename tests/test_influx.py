@@ -292,7 +292,8 @@ def test_a_precision_that_does_not_exist_is_refused():
 def test_what_is_written_to_an_influx_path_is_line_protocol_whatever_it_looks_like():
     assert refused(write(b'{"name":"room","value":1}')).startswith("not a name and tags: ")
     assert refused(write(b"name=room&value=1")) == "no field"
-    assert refused(write(b"", "/write?name=room&value=1")) == "no record in it"
+    assert refused(write(b"", "/write?name=room&value=1")) == "no field"
+    assert refused(write(b" ", "/write")) == "no record in it"
     assert point('{"name":"a"} f=1')[0] == '{"name":"a"}'
 
 

@@ -95,7 +95,10 @@ def test_an_array_ndjson_and_a_form_are_records(name):
     assert decode(name, good + b"\n" + good) == [record, record]
     assert decode(name, FORMS[name]) == [record]
     assert decode(name, gzip.compress(FORMS[name])) == [record]
-    assert decode(name, kept(b"", "/any?" + FORMS[name].decode())) == [record]
+    for nothing in (b"", b"\r\n", gzip.compress(b"")):
+        assert decode(name, kept(nothing, "/any?" + FORMS[name].decode())) == [record]
+    # the query string stands for the whole body, never for a line of it
+    assert len(decode(name, kept(good + b"\n\xef\xbb\xbf\n" + good, "/any?" + FORMS[name].decode()))) == 3
 
 
 @every_stream
