@@ -1,0 +1,149 @@
+"""The documents are held to the code, and the README to what it prints."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+import utils
+
+import ingest
+import records
+import routes
+import settings
+from sinks.sqlite import TABLES, Table
+from spool import Keys
+
+PROTOCOL = (utils.ROOT / "PROTOCOL.md").read_text()
+README = (utils.ROOT / "README.md").read_text()
+DOCUMENTS = ("README.md", "PROTOCOL.md", "CHANGELOG.md", "DECISIONS.md")
+
+
+def section(number: int) -> str:
+    """One numbered section of PROTOCOL.md."""
+    return re.search(rf"^## {number}\. .*?(?=^## |\Z)", PROTOCOL, re.M | re.S)[0]
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The rows of the tables in a text, by what stands in backticks in their first cell (or by the cell itself)."""
+    found = {}
+    for line in re.findall(r"^\| (.*) \|$", text, re.M):
+        first, *cells = re.split(r" \| ?", line)
+        found[first.strip("`")] = cells
+    return found
+
+
+def test_the_table_of_paths_is_the_routing_table():
+    table = {path: cells for path, cells in rows(section(3)).items() if path.startswith("/")}
+    assert table.keys() == routes.ROUTES.keys()
+    for path, (stream, answer, item) in table.items():
+        route = routes.ROUTES[path]
+        assert stream == f"`{route.stream}`"
+        text = b"".join(route.reply.chunks).decode()
+        assert answer == route.reply.status.split()[0] + (f" `{text}`" if text else "")
+        assert item == ("the whole HTTP message" if route.keep_head else "the body")
+
+
+def test_every_status_that_the_gateway_or_nginx_gives_is_documented():
+    given = {reply.status[:3] for reply in vars(ingest).values() if isinstance(reply, routes.Reply)} | {"503"}
+    nginx = (utils.ROOT / "nginx/sluice.conf").read_text()
+    for codes in re.findall(r"error_page ([\d ]+)(?:=(\d+))?", nginx):
+        given |= {codes[1]} if codes[1] else set(codes[0].split())
+    undocumented = {code for code in given if not re.search(rf"\b{code}\b", section(3))}
+    assert not undocumented
+
+
+def test_the_health_checks_are_documented():
+    assert all(f"`GET {path}`" in section(3) for path in ingest.PROBES)
+
+
+def test_the_redis_keys_are_those_of_the_contract():
+    keys = Keys.of("s")
+    documented = {name.replace("<id>", "") for name in rows(section(4)) if name.startswith("ingest:{s}")}
+    assert documented == set(keys)
+    assert "ingest:ready" in rows(section(4))
+
+
+def test_every_verb_of_the_contract_is_a_function_of_the_spool():
+    import spool
+
+    verbs = [verb for verb in rows(section(4)) if verb in ("append", "commit", "claim", "renew", "settle")]
+    assert len(verbs) == 5
+    assert all(any(hasattr(side, verb) for side in (spool.Inlet, spool.Outlet)) for verb in verbs)
+
+
+def test_the_tables_of_the_database_have_the_documented_columns():
+    documented = {name: cells[0].strip("`").split(", ") for name, cells in rows(section(5)).items()}
+    for name, stream in records.STREAMS.items():
+        assert list(Table(stream).columns) == documented[name]
+    for name, columns in re.findall(r"TABLE IF NOT EXISTS (\w+) \((.*?)\);", TABLES, re.S):
+        assert [column.split()[0] for column in columns.split(",")] == documented[name]
+
+
+def test_every_variable_that_any_document_names_is_a_setting():
+    known = set(re.findall(r'read\("(INGEST_\w+)"', Path(settings.__file__).read_text()))
+    for name in DOCUMENTS:
+        assert set(re.findall(r"INGEST_[A-Z_]+", (utils.ROOT / name).read_text())) <= known | {"INGEST_"}
+
+
+def test_every_file_that_a_document_names_exists():
+    for name in DOCUMENTS:
+        text = (utils.ROOT / name).read_text()
+        named = set(re.findall(r"`((?:bin|bench|ops|sinks|tests|nginx|redis|formats)/[\w./-]*)`", text))
+        named |= set(re.findall(r"\]\(([^)#:]+)\)", text)) | set(re.findall(r"`(\w+\.py)`", text))
+        missing = {path for path in named if not (utils.ROOT / path).exists()}
+        assert not missing - {"my_routes.py", "my_records.py"}, name
+
+
+def test_every_verb_that_the_readme_names_is_a_verb_of_the_command():
+    shown = subprocess.run([utils.ROOT / "bin/sluice", "--help"], capture_output=True, text=True, check=True).stdout
+    verbs = set(re.findall(r"bin/sluice (\w+)", README + PROTOCOL))
+    assert verbs
+    assert all(re.search(rf"^\s+{verb}\b", shown, re.M) for verb in verbs)
+
+
+@pytest.fixture(scope="module")
+def running():
+    """bin/up with the README's own stream."""
+    with utils.short_tmp() as tmp:
+        files = re.findall(r"```python\n# (my_\w+\.py)\n(.*?)```", README, re.S)
+        for name, text in files:
+            (tmp / name).write_text(text)
+        own = {"INGEST_ROUTES": tmp / "my_routes.py", "INGEST_RECORDS": tmp / "my_records.py"}
+        with utils.installation(tmp / "var", own) as server:
+            yield server
+
+
+def shell(line: str, server: utils.Server) -> str:
+    """Run a line of the README against another port and home; what it prints."""
+    line = line.replace("8080", str(server.port)).replace(" var/", f" {server.home}/")
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, cwd=utils.ROOT,
+        env=utils.environment(server.home, {"INGEST_PORT": server.port}), timeout=30, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+def test_the_transcript_of_the_readme_is_what_one_sees(running):
+    transcript = textwrap.dedent(re.search(r"^## See data flow\n\n(.*?)\n\n", README, re.M | re.S)[1])
+    steps = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n?)*)", transcript, re.M)
+    assert len(steps) >= 5
+    for line, printed in steps:
+        command, expected = line.split("  #")[0].strip(), printed.strip()
+        if "sqlite3" in command:
+            row = utils.poll(lambda command=command: shell(command, running), 5)
+            assert re.sub(r"\d{4}-\S+?Z", "TIME", row.strip()) == re.sub(r"\d{4}-\S+?Z", "TIME", expected)
+        else:
+            assert shell(f"{command} 2>/dev/null", running).strip().startswith(expected)
+
+
+def test_the_stream_in_ten_lines_works_as_printed(running):
+    (post,) = re.findall(r"^    (curl .*/orders)$", README, re.M)
+    assert '{"message":"OK"}' in shell(post, running)
+    body = shlex.split(post)[2]
+    select = f"sqlite3 {running.home}/ingest.db 'select sku, count from orders'"
+    assert utils.poll(lambda: shell(select, running), 5) == "A-1|3\n", body
