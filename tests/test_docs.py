@@ -136,7 +136,8 @@ def test_the_transcript_of_the_readme_is_what_one_sees(running):
         command, expected = line.split("  #")[0].strip(), printed.strip()
         if "sqlite3" in command:
             row = utils.poll(lambda command=command: shell(command, running), 5)
-            assert re.sub(r"\d{4}-\S+?Z", "TIME", row.strip()) == re.sub(r"\d{4}-\S+?Z", "TIME", expected)
+            seen, promised = (re.sub(r"\d{4}-\S+?Z|\|\d+\|\d+$", "X", text) for text in (row.strip(), expected))
+            assert seen == promised
         else:
             assert shell(f"{command} 2>/dev/null", running).strip().startswith(expected)
 
