@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -39,50 +40,78 @@ class Outcome(NamedTuple):
     again: bool = False
 
 
+class Replayed(NamedTuple):
+    """What became of letters. passed, stay: letters. reasons: of what was buried for those that stay."""
+
+    passed: int
+    records: int
+    stay: int
+    reasons: Counter[str]
+
+
+class Ledger(NamedTuple):
+    """What the sink has of a stream.
+
+    bodies: all that were persisted. dead: those of them of which anything is in dead_letters.
+    persisted: the claims that were asked for and are there.
+    """
+
+    bodies: int
+    dead: int
+    persisted: set[str]
+
+
+Decode = Callable[[Letter], Iterable["Record | Reject"]]
+
+
 class Sink(Protocol):
     """What a worker and the operator's command ask of a database."""
 
     def persist(self, claim: Claim, entries: Callable[[], Iterable[Entry]]) -> Outcome:
-        """Store a claim's records and bury its rejects in one transaction; `entries` may be called twice.
+        """Store a claim's records and bury its rejects in one transaction; `entries` may be called several times.
 
         Raises: Away; and whatever `entries` raises, with nothing stored.
         """
 
-    def replay(self, letters: list[Letter], decode: Callable[[Letter], Iterable[Record | Reject]], dry: bool) -> Outcome:
-        """Take letters out of dead_letters and put what the decoder now makes of them in their place: one transaction."""
+    def replay(self, letters: list[Letter], decode: Decode, dry: bool) -> Replayed:
+        """Take letters out of dead_letters and put what the decoder now makes of them in their place: one transaction.
 
-    def letters(self, where: str, after: int, most: int) -> list[Letter]:
-        """Dead letters with an id above `after` for which an SQL condition holds, oldest first."""
+        A letter that is no longer there is passed over. What is buried again has a new, higher id.
+        dry: only say what would become of them.
+        """
 
-    def reasons(self) -> list[tuple[str, str, int]]:
-        """(stream, reason, letters), most frequent first."""
+    def letters(self, where: str, above: int, below: int, most: int, newest: bool) -> list[Letter]:
+        """Dead letters with an id between those two for which an SQL condition holds, oldest (or newest) first.
 
-    def ledger(self, stream: str, last: int) -> tuple[int, int]:
-        """Bodies in the sink that were claimed with a sequence number up to `last`, and how many of them are dead."""
+        They are fewer than `most` where there are no more or they are large; none only if there are none.
+        Raises: ValueError if the condition is none.
+        """
 
-    def persisted(self, claims: Iterable[str]) -> set[str]:
-        """Those of some claim ids that are in the sink."""
+    def reasons(self, where: str) -> list[tuple[str, str, int]]:
+        """(stream, reason, letters) of those for which a condition holds, most frequent first. Raises: ValueError."""
+
+    def ledger(self, stream: str, last: int, claims: Iterable[str]) -> Ledger:
+        """What was claimed with a sequence number up to `last`, and which of some claims are there; of one moment."""
 
     def close(self) -> None:
         """Let go of the database."""
 
 
-def connect(url: str, streams: dict[str, Stream]) -> Sink:
-    """The sink of a URL; its tables are made or brought up to date.
+def connect(url: str, streams: dict[str, Stream], make: bool = True) -> Sink:
+    """The sink of a URL. make: its database and tables are made or brought up to date.
 
     Raises: Away if the database cannot be reached; ImportError if its driver is not installed.
     """
     if url.startswith("sqlite:///"):
         from sinks.sqlite import Sqlite
 
-        return Sqlite(url[len("sqlite:///") :], streams)
+        return Sqlite(url[len("sqlite:///") :], streams, make)
     from sinks.postgres import Postgres
 
-    return Postgres(url, streams)
+    return Postgres(url, streams, make)
 
 
 @lru_cache(maxsize=4096)
 def second(seconds: int) -> str:
     """A second since 1970 as ISO 8601, UTC, without an offset."""
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
-

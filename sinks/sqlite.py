@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from functools import lru_cache
-from itertools import groupby
 from typing import Any
 
 import apsw
@@ -21,20 +20,26 @@ import msgspec
 from msgspec.structs import astuple, fields
 
 from records import Record, Reject, Stream
-from sinks import Away, Entry, Letter, Outcome, second
+from sinks import Away, Decode, Entry, Ledger, Letter, Outcome, Replayed, second
 from spool import Claim
 
 BUSY = 5.0  # seconds to wait for another writer
 PLAIN = {float: "REAL", int: "INTEGER", bool: "INTEGER", str: "TEXT"}
-# What the database or its driver says of a value. Anything else it says is about itself, and passes.
-POISON = (apsw.ConstraintError, apsw.TooBigError, apsw.MismatchError, TypeError, OverflowError, UnicodeError)
+# What the database, its driver or the making of a row says of a value. Anything else is about the database, and passes.
+POISON = (
+    *(apsw.ConstraintError, apsw.TooBigError, apsw.MismatchError),
+    *(TypeError, ValueError, OverflowError, AttributeError, LookupError, msgspec.MsgspecError),
+)
+PIECE = (1_000, 4 << 20)  # entries, and bytes of their bodies, that are held at once while poison is looked for
+LETTERS = 4 << 20  # bytes of letters that are read at once
+# AUTOINCREMENT: of two replays at once the slower one must not take a new letter for the old one of that id
 TABLES = """
 CREATE TABLE IF NOT EXISTS batches (
   id INTEGER PRIMARY KEY, claim TEXT NOT NULL UNIQUE, stream TEXT NOT NULL, first INTEGER NOT NULL,
   bodies INTEGER NOT NULL, records INTEGER NOT NULL, persisted_at TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS dead_letters (
-  id INTEGER PRIMARY KEY, received_at TEXT NOT NULL, stream TEXT NOT NULL, body BLOB NOT NULL, reason TEXT NOT NULL,
-  whole INTEGER NOT NULL, batch INTEGER NOT NULL REFERENCES batches, seq INTEGER NOT NULL);
+  id INTEGER PRIMARY KEY AUTOINCREMENT, received_at TEXT NOT NULL, stream TEXT NOT NULL, body BLOB NOT NULL,
+  reason TEXT NOT NULL, whole INTEGER NOT NULL, batch INTEGER NOT NULL REFERENCES batches, seq INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS dead_letters_by_body ON dead_letters (stream, batch, seq);
 """
 Row = tuple[Any, ...]
@@ -48,40 +53,47 @@ class Table:
         self.name = stream.name
         self.columns = {"received_at": "TEXT NOT NULL", "time": "TEXT NOT NULL"}
         hints = typing.get_type_hints(stream.record)
-        self.encoded: list[int] = []  # positions of values that go in as JSON
+        self.encoded: list[int] = []  # positions of values that `plain` has to look at
         for at, field in enumerate(fields(stream.record)[1:], 2):
-            kinds = set(typing.get_args(hints[field.name])) or {hints[field.name]}
-            kinds = {k for k in kinds if k is not types.NoneType}
+            hint = hints[field.name]
+            union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+            kinds = {kind for kind in (typing.get_args(hint) if union else (hint,)) if kind is not types.NoneType}
             if not kinds <= PLAIN.keys():
                 self.encoded.append(at)
-            self.columns[field.name] = PLAIN.get(kinds.pop(), "TEXT") if len(kinds) == 1 else ""
+            kind = kinds.pop() if len(kinds) == 1 else object
+            self.columns[field.name] = PLAIN.get(kind, "TEXT" if typing.get_origin(kind) else "")  # dict[…] is JSON
         self.columns |= {"batch": "INTEGER NOT NULL REFERENCES batches", "seq": "INTEGER NOT NULL"}
         self.nanoseconds = stream.name == "metrics"
-        self.insert = f'INSERT INTO "{self.name}" VALUES ({",".join("?" * len(self.columns))})'  # noqa: S608
-
-    def create(self, db: apsw.Connection) -> None:
-        """Make the table, or add the columns that the record type has gained; then insert by name."""
-        columns = ", ".join(f'"{name}" {kind}'.rstrip() for name, kind in self.columns.items())
-        db.execute(f'CREATE TABLE IF NOT EXISTS "{self.name}" ({columns})')
-        present = {row[1] for row in db.execute(f'PRAGMA table_info("{self.name}")')}
-        for name, kind in self.columns.items():
-            if name not in present:
-                db.execute(f'ALTER TABLE "{self.name}" ADD COLUMN "{name}" {kind.partition(" ")[0]}')
         names = ", ".join(f'"{name}"' for name in self.columns)
         self.insert = f'INSERT INTO "{self.name}" ({names}) VALUES ({",".join("?" * len(self.columns))})'  # noqa: S608
 
-    def rows(self, batch: int, entries: Iterable[Entry], letters: list[Letter], count: list[int]) -> Iterator[Row]:
-        """The rows of the records among the entries; rejects go to `letters`, and the number of rows to `count`.
+    def create(self, db: apsw.Connection) -> None:
+        """Make the table, or add the columns that the record type has gained."""
+        columns = ", ".join(f'"{name}" {kind}'.rstrip() for name, kind in self.columns.items())
+        with db:
+            db.execute(f'CREATE TABLE IF NOT EXISTS "{self.name}" ({columns})')
+            present = {row[1] for row in db.execute(f'PRAGMA table_info("{self.name}")')}
+            for name, kind in self.columns.items():
+                if name not in present:
+                    db.execute(f'ALTER TABLE "{self.name}" ADD COLUMN "{name}" {kind.partition(" ")[0]}')
 
-        Records and rows pass one by one, so that a batch never lies in memory whole.
+    def rows(
+        self, db: apsw.Connection, batch: int, entries: Iterable[Entry], whole: bool, count: list[int]
+    ) -> Iterator[Row]:
+        """The rows of the records among the entries. The rejects are buried in passing; `count`: rows, letters.
+
+        Everything passes one by one, so that a batch never lies in memory whole.
+        whole: False if the entries are of a letter that is a part of a body.
         """
         encoded, nanoseconds = self.encoded, self.nanoseconds
         last, arrived, number = -1, "", 0
+        thing: Any
         for seq, received, _, thing in entries:
             if received != last:
                 last, arrived = received, instant(received)
             if thing.__class__ is Reject:
-                letters.append(Letter(0, self.name, received, thing.part, thing.reason, thing.whole, batch, seq))
+                db.execute(BURY, (arrived, self.name, thing.part, thing.reason, thing.whole and whole, batch, seq))
+                count[1] += 1
                 continue
             number += 1
             time = thing.time
@@ -95,59 +107,77 @@ class Table:
                 at = instant(time // 1000)
             row = (arrived, at, *astuple(thing)[1:], batch, seq)
             yield self.encode(row) if encoded else row
-        count.append(number)
+        count[0] = number
 
     def encode(self, row: Row) -> Row:
-        """A row with its compound values as JSON."""
+        """A row with its compound values as the database can hold them."""
         values = list(row)
         for at in self.encoded:
             if values[at] is not None:
-                values[at] = msgspec.json.encode(values[at]).decode()
+                values[at] = plain(values[at])
         return tuple(values)
 
 
 class Sqlite:
     """See `sinks.Sink`. One connection; not for several threads."""
 
-    def __init__(self, path: str, streams: dict[str, Stream]) -> None:
-        """path: of the database file, made with its folder if missing."""
+    def __init__(self, path: str, streams: dict[str, Stream], make: bool = True) -> None:
+        """path: of the database file. make: make it, its folder and its tables if they are missing."""
         self.path = path
+        self.make = make
         self.tables = {name: Table(stream) for name, stream in streams.items()}
+        self.made: set[str] = set()  # the tables that are as they should be
         self.db: apsw.Connection | None = None
-        with self.transaction():
+        with self.transaction("BEGIN"):
             pass
 
     def open(self) -> apsw.Connection:
-        """The connection, opened again if it was closed; the tables are there afterwards."""
+        """The connection, opened again if it was closed."""
         if self.db is None:
-            os.makedirs(os.path.dirname(os.path.abspath(self.path)), mode=0o700, exist_ok=True)
-            db = apsw.Connection(self.path)
+            self.made.clear()
+            flags = apsw.SQLITE_OPEN_READWRITE
+            if self.make:
+                os.makedirs(os.path.dirname(os.path.abspath(self.path)), mode=0o700, exist_ok=True)
+                flags |= apsw.SQLITE_OPEN_CREATE
+            elif not os.path.exists(self.path):
+                raise Away(f"{self.path}: there is no database yet")
+            db = apsw.Connection(self.path, flags)
             try:
                 db.set_busy_timeout(int(BUSY * 1000))
-                db.execute("PRAGMA journal_mode=WAL")
                 db.execute("PRAGMA synchronous=FULL")
-                with db:
-                    db.execute(TABLES)
-                    for table in self.tables.values():
-                        table.create(db)
+                if self.make:
+                    db.execute("PRAGMA journal_mode=WAL")
+                    with db:
+                        db.execute(TABLES)
+                    for name in self.tables:
+                        with contextlib.suppress(apsw.SQLError):  # one that cannot be made holds up nobody else
+                            self.table(db, name)
             except BaseException:
                 db.close()
                 raise
             self.db = db
         return self.db
 
+    def table(self, db: apsw.Connection, stream: str) -> Table:
+        """A stream's table, made if it was not there."""
+        table = self.tables[stream]
+        if stream not in self.made:
+            table.create(db)
+            self.made.add(stream)
+        return table
+
     def close(self) -> None:
         """Close the file."""
-        if self.db is not None:
-            self.db.close()
-            self.db = None
+        db, self.db = self.db, None
+        if db is not None:
+            db.close()
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[apsw.Connection]:
+    def transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[apsw.Connection]:
         """All or nothing. Raises: Away for what the database says of itself: locked, full, read-only, broken."""
         try:
             db = self.open()
-            db.execute("BEGIN IMMEDIATE")
+            db.execute(begin)
             try:
                 yield db
                 db.execute("COMMIT")
@@ -164,108 +194,135 @@ class Sqlite:
         """See `sinks.Sink`."""
         with self.transaction() as db:
             db.execute(
-                "INSERT OR IGNORE INTO batches (claim, stream, first, bodies, records, persisted_at) VALUES (?,?,?,?,0,?)",
+                "INSERT OR IGNORE INTO batches (claim, stream, first, bodies, records, persisted_at) "
+                "VALUES (?,?,?,?,0,?)",
                 (claim.id, claim.stream, claim.first, claim.count, now()),
             )
             if not db.changes():
                 return Outcome(0, 0, again=True)
             batch = db.last_insert_rowid()
-            records, letters = self.fill(db, self.tables[claim.stream], batch, entries)
-            db.execute("UPDATE batches SET records = ? WHERE id = ?", (records, batch))
-            self.bury(db, letters)
-        return Outcome(records, len(letters))
+            outcome = self.fill(db, self.table(db, claim.stream), batch, entries)
+            db.execute("UPDATE batches SET records = ? WHERE id = ?", (outcome.records, batch))
+        return outcome
 
     def fill(
-        self, db: apsw.Connection, table: Table, batch: int, entries: Callable[[], Iterable[Entry]]
-    ) -> tuple[int, list[Letter]]:
-        """Insert the records among the entries; returns how many, and the letters to bury."""
-        letters: list[Letter] = []
-        count: list[int] = []
-        with contextlib.suppress(*POISON), db:
-            db.executemany(table.insert, table.rows(batch, entries(), letters, count))
-            return count[0], letters
-        # The database refuses a record. It is found by halving, and buried; the rest is stored.
-        listed = list(entries())
-        return self.halve(db, table, batch, listed, Counter(seq for seq, _, _, _ in listed))
+        self,
+        db: apsw.Connection,
+        table: Table,
+        batch: int,
+        entries: Callable[[], Iterable[Entry]],
+        whole: bool = True,
+    ) -> Outcome:
+        """Insert the records among the entries, bury the rest."""
+        try:
+            return self.insert(db, table, batch, entries(), whole)
+        except POISON:
+            pass
+        # A record is refused. It is found by halving, and buried; the rest is stored.
+        holds = Counter(seq for seq, _, _, _ in entries())
+        records = letters = 0
+        for piece in pieces(entries()):
+            outcome = self.halve(db, table, batch, piece, holds, whole)
+            records, letters = records + outcome.records, letters + outcome.letters
+        return Outcome(records, letters)
+
+    def insert(self, db: apsw.Connection, table: Table, batch: int, entries: Iterable[Entry], whole: bool) -> Outcome:
+        """`fill` without poison. Raises: one of POISON, with nothing done."""
+        count = [0, 0]
+        with db:
+            db.executemany(table.insert, table.rows(db, batch, entries, whole, count))
+        return Outcome(count[0], count[1])
 
     def halve(
-        self, db: apsw.Connection, table: Table, batch: int, entries: list[Entry], holds: Counter[int]
-    ) -> tuple[int, list[Letter]]:
-        """`fill` for a batch with poison in it. holds: sequence number -> records in that body."""
-        letters: list[Letter] = []
-        count: list[int] = []
+        self,
+        db: apsw.Connection,
+        table: Table,
+        batch: int,
+        entries: list[Entry],
+        holds: Counter[int],
+        whole: bool,
+    ) -> Outcome:
+        """`fill` for entries with poison among them. holds: sequence number -> records in that body."""
         try:
-            with db:
-                db.executemany(table.insert, table.rows(batch, entries, letters, count))
-                return count[0], letters
+            return self.insert(db, table, batch, entries, whole)
         except POISON as error:
             if len(entries) == 1:
                 seq, received, body, record = entries[0]
-                whole = holds[seq] == 1
-                part = body if whole else msgspec.json.encode(record)
-                reason = f"refused by the database: {error}"[:200]
-                return 0, [Letter(0, table.name, received, part, reason, whole, batch, seq)]
+                alone = holds[seq] == 1
+                reason = " ".join(f"refused by the database: {error}".split())[:200]
+                reject = Reject(body if alone else part(record), reason, alone)
+                return self.insert(db, table, batch, [(seq, received, body, reject)], whole)
         middle = len(entries) // 2
-        records, letters = self.halve(db, table, batch, entries[:middle], holds)
-        more, others = self.halve(db, table, batch, entries[middle:], holds)
-        return records + more, letters + others
+        first = self.halve(db, table, batch, entries[:middle], holds, whole)
+        second = self.halve(db, table, batch, entries[middle:], holds, whole)
+        return Outcome(first.records + second.records, first.letters + second.letters)
 
-    def bury(self, db: apsw.Connection, letters: list[Letter]) -> None:
-        """Put letters into dead_letters."""
-        db.executemany(
-            BURY, [(instant(x.received), x.stream, x.body, x.reason, x.whole, x.batch, x.seq) for x in letters]
-        )
-
-    def replay(
-        self, letters: list[Letter], decode: Callable[[Letter], Iterable[Record | Reject]], dry: bool = False
-    ) -> Outcome:
+    def replay(self, letters: list[Letter], decode: Decode, dry: bool = False) -> Replayed:
         """See `sinks.Sink`."""
-        records = dead = 0
+        passed = records = stay = 0
+        reasons: Counter[str] = Counter()
         with contextlib.suppress(DryRun), self.transaction() as db:
-            for (stream, batch), group in groupby(letters, lambda letter: (letter.stream, letter.batch)):
-                found = [
-                    letter
-                    for letter in group
-                    # somebody else may have replayed it since it was read
-                    if db.execute("DELETE FROM dead_letters WHERE id = ?", (letter.id,)) and db.changes()
-                ]
+            last = db.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'dead_letters'").get or 0
+            for letter in letters:
+                db.execute("DELETE FROM dead_letters WHERE id = ?", (letter.id,))
+                if not db.changes():
+                    continue  # somebody else has replayed it since it was read
 
-                def entries(found: list[Letter] = found) -> Iterator[Entry]:
-                    for letter in found:
-                        for thing in decode(letter):
-                            yield letter.seq, letter.received, letter.body, thing
+                def entries(letter: Letter = letter) -> Iterator[Entry]:
+                    for thing in decode(letter):
+                        yield letter.seq, letter.received, letter.body, thing
 
-                stored, refused = self.fill(db, self.tables[stream], batch, entries)
-                db.execute("UPDATE batches SET records = records + ? WHERE id = ?", (stored, batch))
-                self.bury(db, refused)
-                records, dead = records + stored, dead + len(refused)
+                outcome = self.fill(db, self.table(db, letter.stream), letter.batch, entries, letter.whole)
+                db.execute("UPDATE batches SET records = records + ? WHERE id = ?", (outcome.records, letter.batch))
+                records += outcome.records
+                passed, stay = passed + (not outcome.letters), stay + bool(outcome.letters)
+            reasons.update(
+                dict(db.execute("SELECT reason, count(*) FROM dead_letters WHERE id > ? GROUP BY 1", (last,)))
+            )
             if dry:
                 raise DryRun
-        return Outcome(records, dead)
+        return Replayed(passed, records, stay, reasons)
 
-    def letters(self, where: str = "1", after: int = 0, most: int = 1000) -> list[Letter]:
-        """See `sinks.Sink`. Raises: ValueError if the condition is not SQL."""
-        with self.transaction() as db:
+    def letters(
+        self, where: str = "1", above: int = 0, below: int = 1 << 62, most: int = 200, newest: bool = False
+    ) -> list[Letter]:
+        """See `sinks.Sink`."""
+        found: list[Letter] = []
+        size = 0
+        for row in self.ask(
+            where,
+            "SELECT id, stream, received_at, body, reason, whole, batch, seq FROM {} "
+            f"WHERE id > ? AND id < ? ORDER BY id {'DESC' if newest else ''} LIMIT ?",
+            (above, below, most),
+        ):
+            found.append(Letter(row[0], row[1], microseconds(row[2]), row[3], row[4], bool(row[5]), row[6], row[7]))
+            size += len(row[3])
+            if size >= LETTERS:
+                break
+        return found
+
+    def reasons(self, where: str = "1") -> list[tuple[str, str, int]]:
+        """See `sinks.Sink`."""
+        return list(self.ask(where, "SELECT stream, reason, count(*) FROM {} GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2", ()))
+
+    def ask(self, where: str, question: str, bindings: tuple[int, ...]) -> Iterator[Row]:
+        """Ask about the dead letters for which the operator's own condition holds. It can change nothing.
+
+        Raises: ValueError if it is not a condition.
+        """
+        with self.transaction("BEGIN") as db:
+            db.execute("PRAGMA query_only=1")
             try:
-                found = db.execute(
-                    "SELECT id, stream, received_at, body, reason, whole, batch, seq FROM dead_letters "
-                    f"WHERE id > ? AND ({where}) ORDER BY id LIMIT ?",  # noqa: S608 - the operator's own condition
-                    (after, most),
-                ).fetchall()
-            except (apsw.SQLError, apsw.BindingsError, ValueError) as error:
-                raise ValueError(f"this is not a condition on dead_letters: {where!r}: {error}") from None
-        return [Letter(x[0], x[1], microseconds(x[2]), x[3], x[4], bool(x[5]), x[6], x[7]) for x in found]
+                # on a line of its own, for it may end with a comment
+                yield from db.execute(question.format(f"(SELECT * FROM dead_letters WHERE ({where}\n))"), bindings)
+            except (apsw.SQLError, apsw.BindingsError, apsw.ReadOnlyError, ValueError) as error:
+                raise ValueError(f"this is not a condition on dead letters: {where}: {error}") from None
+            finally:
+                db.execute("PRAGMA query_only=0")
 
-    def reasons(self) -> list[tuple[str, str, int]]:
+    def ledger(self, stream: str, last: int, claims: Iterable[str] = ()) -> Ledger:
         """See `sinks.Sink`."""
-        with self.transaction() as db:
-            return db.execute(
-                "SELECT stream, reason, count(*) FROM dead_letters GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2"
-            ).fetchall()
-
-    def ledger(self, stream: str, last: int) -> tuple[int, int]:
-        """See `sinks.Sink`."""
-        with self.transaction() as db:
+        with self.transaction("BEGIN") as db:
             bodies = db.execute(
                 "SELECT coalesce(sum(bodies), 0) FROM batches WHERE stream = ? AND first <= ?", (stream, last)
             ).get
@@ -273,12 +330,38 @@ class Sqlite:
                 "SELECT count(*) FROM (SELECT DISTINCT batch, seq FROM dead_letters WHERE stream = ? AND seq <= ?)",
                 (stream, last),
             ).get
-        return bodies, dead
+            there = {c for c in claims if db.execute("SELECT 1 FROM batches WHERE claim = ?", (c,)).fetchone()}
+        return Ledger(bodies, dead, there)
 
-    def persisted(self, claims: Iterable[str]) -> set[str]:
-        """See `sinks.Sink`."""
-        with self.transaction() as db:
-            return {c for c in claims if db.execute("SELECT 1 FROM batches WHERE claim = ?", (c,)).fetchone()}
+
+def plain(value: Any) -> Any:
+    """A compound value as the database can hold it: an object or a list as JSON, all else as its text or number."""
+    if not isinstance(value, (dict, list)):
+        value = msgspec.to_builtins(value, builtin_types=(bytes,))
+    return msgspec.json.encode(value).decode() if isinstance(value, (dict, list)) else value
+
+
+def part(record: Record | Reject) -> bytes:
+    """A body that holds this record alone."""
+    try:
+        return msgspec.json.encode(record)
+    except Exception:  # so it cannot be replayed, but it can be read
+        return repr(record).encode("utf-8", "backslashreplace")
+
+
+def pieces(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """The entries in lists that fit into memory together with their bodies."""
+    piece: list[Entry] = []
+    size, last = 0, None
+    for entry in entries:
+        piece.append(entry)
+        if entry[0] != last:
+            size, last = size + len(entry[2]), entry[0]
+        if len(piece) >= PIECE[0] or size >= PIECE[1]:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
 
 
 class DryRun(Exception):
