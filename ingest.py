@@ -81,7 +81,7 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
     if environ["REQUEST_METHOD"] != "POST":
         return refuse(POST_ONLY, start_response)
     length = environ.get("CONTENT_LENGTH") or "0"
-    if "HTTP_TRANSFER_ENCODING" in environ or not (length.isdecimal() and length.isascii()):
+    if "HTTP_TRANSFER_ENCODING" in environ or not length.isdecimal():
         if not environ.get("wsgi.input_terminated") or "CONTENT_LENGTH" in environ:
             return refuse(NO_LENGTH, start_response)
         body = environ["wsgi.input"].read(MAX_BODY + 1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 import time
 from bisect import bisect_right
@@ -34,6 +35,7 @@ local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
 local ready = redis.call('LLEN', KEYS[1])
 local seq = string.format('%.0f', claimed + ready + 1)
 local us = t[1] .. string.format('%06d', t[2])
+redis.call('ZREMRANGEBYSCORE', KEYS[3], seq, seq) -- only the last counts, and while nothing is taken they would pile up
 redis.call('ZADD', KEYS[3], seq, seq .. ':' .. us)
 return {claimed, ready, us}
 """
@@ -71,8 +73,8 @@ else
     n = n + #bodies
     local before = size
     for _, body in ipairs(bodies) do size = size + #body end
-    -- longer steps while they weigh little: a step may take the claim beyond its bytes
-    if (size - before) * 8 < bytes and step < 512 then step = step * 2 else step = math.max(1, math.floor(step / 8)) end
+    -- longer steps while they weigh little; the longest bounds what one step may take beyond `bytes`: 64 bodies
+    if (size - before) * 8 > bytes then step = math.max(1, math.floor(step / 8)) else step = math.min(step * 2, 64) end
   until n >= most or size >= bytes
 end
 redis.call('SET', KEYS[2], string.format('%.0f', claimed + n))
@@ -99,13 +101,23 @@ if keep[2] then redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. keep[2]) 
 return settled
 """
 
+# Since when: the mark that dates the first body of a claim, and the head of the list.
 SNAPSHOT = """
+local function since(seq)
+  local mark = redis.call('ZREVRANGEBYSCORE', KEYS[4], string.format('%.0f', seq), '-inf', 'LIMIT', 0, 1)[1]
+  return mark and string.match(mark, ':(%d+)') or false
+end
 local claims = {}
 for _, id in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
-  claims[#claims + 1] = {id, redis.call('LLEN', ARGV[1] .. id)}
+  claims[#claims + 1] = {id, redis.call('LLEN', ARGV[1] .. id), since(tonumber(string.match(id, ':(%d+):')))}
 end
-return {tonumber(redis.call('GET', KEYS[2]) or 0), redis.call('LLEN', KEYS[1]), claims}
+local t = redis.call('TIME')
+local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
+return {t[1] .. string.format('%06d', t[2]), claimed, redis.call('LLEN', KEYS[1]), since(claimed + 1), claims}
 """
+
+
+STREAM = re.compile(rb"ingest:\{([^}]+)\}")
 
 
 class Keys(NamedTuple):
@@ -152,7 +164,7 @@ class Line:
 
     def __init__(self, stream: str) -> None:
         keys = Keys.of(stream)
-        self.key = keys.ready.encode()
+        self.push = b"$5\r\nRPUSH\r\n$%d\r\n%b\r\n" % (len(keys.ready), keys.ready.encode())
         self.mark = ("EVAL", MARK, 3, keys.ready, keys.claimed, keys.marks)
         self.mark_due = 0.0
         self.backlog = 0
@@ -224,7 +236,8 @@ class Inlet:
     def push(self, batch: Batch) -> None:
         """One pipelined round trip: an RPUSH a stream, before it a mark where one is due."""
         now = time.monotonic()
-        pack, out, asked = self.redis.pack_command, [], []
+        out: list[bytes] = []
+        asked = []
         for stream, bodies in batch.bodies.items():
             line = self.lines.get(stream)
             if line is None:
@@ -238,12 +251,14 @@ class Inlet:
                 self.refuse(batch, stream, line.full(excess, "The backlog is over its bound."))
                 continue
             if marking:
-                out += pack(*line.mark)
-            out += pack(b"RPUSH", line.key, *bodies)
+                out += self.redis.pack_command(*line.mark)
+            # packed by hand: a third less than hiredis behind redis-py, and on PyPy less than half
+            out += (b"*%d\r\n" % (len(bodies) + 2), line.push)
+            out += [b"$%d\r\n%b\r\n" % (len(body), body) for body in bodies]
             asked.append((stream, line, marking))
         if not asked:
             return
-        self.redis.send_packed_command(out)
+        self.redis.send_packed_command((b"".join(out),))
         for stream, line, marking in asked:
             if marking:
                 self.read_mark(line)
@@ -326,6 +341,19 @@ class Claim(NamedTuple):
         return self.marks[max(at - 1, 0)][1], until
 
 
+class Snapshot(NamedTuple):
+    """What lies in Redis of a stream.
+
+    claimed: bodies ever claimed. ready: READY bodies. claims: the open claims, id -> bodies.
+    waiting: claim id, or "" for the READY ones -> seconds since the first of these bodies arrived, where a mark tells.
+    """
+
+    claimed: int
+    ready: int
+    claims: dict[str, int]
+    waiting: dict[str, float]
+
+
 class Lost(Exception):
     """A claim's bodies are not what they were: somebody else settled it, or Redis lost it. Nothing may be stored."""
 
@@ -392,8 +420,19 @@ class Outlet:
             pipe.exists(keys.ready, keys.claims)
         return [bool(found) for found in pipe.execute()]
 
-    def snapshot(self, stream: str) -> tuple[int, int, dict[str, int]]:
-        """Bodies ever claimed, READY bodies, and the open claims (id -> bodies), at one moment."""
+    def snapshot(self, stream: str) -> Snapshot:
+        """What lies where at one moment."""
         keys = Keys.of(stream)
-        claimed, ready, claims = self.redis.eval(SNAPSHOT, 3, keys.ready, keys.claimed, keys.claims, keys.claim)
-        return claimed, ready, {name.decode(): count for name, count in claims}
+        now, claimed, ready, since, claims = self.redis.eval(SNAPSHOT, 4, *keys[:4], keys.claim)
+        waiting = {name.decode(): at for name, _, at in claims} | ({"": since} if ready else {})
+        return Snapshot(
+            claimed,
+            ready,
+            {name.decode(): count for name, count, _ in claims},
+            {name: max(0, int(now) - int(at)) / 1e6 for name, at in waiting.items() if at},
+        )
+
+    def streams(self) -> set[str]:
+        """All streams of which there is anything in Redis."""
+        found = (STREAM.match(key) for key in self.redis.scan_iter("ingest:{*", count=1000))
+        return {match[1].decode("utf-8", "replace") for match in found if match}
