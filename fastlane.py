@@ -13,7 +13,6 @@ wait for is that commit, and everybody waits for it anyway; so nothing is monkey
 from __future__ import annotations
 
 import errno
-import io
 import os
 import re
 import select
@@ -21,19 +20,23 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from io import BytesIO
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import gevent
 from gevent import socket as gsocket
 from gevent.hub import get_hub
-from gunicorn.http.wsgi import base_environ
+from gunicorn.glogging import Logger
+from gunicorn.http.wsgi import Response, base_environ
 from gunicorn.workers.ggevent import GeventWorker
 
 READ = 65536  # bytes one recv asks for
 BODY_MOST = 1 << 20  # a longer body is read by the application itself, in the slow lane
 TURN_MOST = 8 << 20  # bytes after which a turn commits what it has, so that no batch outgrows memory
-HEADS_MOST = 4096  # parsed heads that are remembered by their exact bytes; nginx sends very few different ones
+HEADS_MOST = 1024  # plans a listener remembers by the exact bytes of their heads, some 3 kB each;
+HEAD_MOST = 1024  # longer heads are not remembered
+LINGER = 2.0  # seconds that a client has to notice that it is refused while it still sends
 IN, GONE = select.EPOLLIN, select.EPOLLERR | select.EPOLLHUP
 
 TOKEN = rb"[!#$%&'*+.^`|~0-9A-Za-z-]+"  # RFC 9110, 5.6.2, without "_", which gunicorn treats with suspicion
@@ -43,6 +46,10 @@ REQUEST = re.compile(
 )
 FIELD = re.compile(rb"(" + TOKEN + rb"):[ \t]*([\t -~\x80-\xff]*?)[ \t]*\r\n")
 LENGTH = re.compile(r"0|[1-9][0-9]{0,9}")
+BROKEN = "500 Internal Server Error", [("Content-Length", "0")]
+# What gunicorn can be set to do with a request before the application sees it; the fast lane does none of it.
+HOOKS = "pre_request", "post_request", "protocol", "proxy_protocol", "http2_cleartext"
+ACCESS_LOGS = "accesslog", "logconfig", "logconfig_dict", "logconfig_json", "syslog"
 DECLINED = frozenset((b"TRANSFER-ENCODING", b"EXPECT", b"UPGRADE", b"HTTP2-SETTINGS", b"TRAILER", b"TE"))
 
 
@@ -66,10 +73,10 @@ class Grammar:
         self.fields = cfg.limit_request_fields if cfg.limit_request_fields > 0 else 100
         self.schemes = {name.encode(): value for name, value in cfg.secure_scheme_headers.items()}
 
-    def recognise(self, head: bytes, peer: Any, server: Any) -> Plan | None:
+    def recognise(self, head: bytes, server: Any) -> Plan | None:
         """The plan of a head, which ends with its empty line; None: declined.
 
-        peer: the client's address as accept() gives it. server: the listener's name as getsockname() gives it.
+        server: the listener's name as getsockname() gives it.
         """
         match = REQUEST.fullmatch(head)
         if match is None or len(head) > self.longest:
@@ -100,7 +107,8 @@ class Grammar:
                     return None
                 keep_alive = value.lower() == "keep-alive"
             elif name in self.schemes:
-                if isinstance(peer, tuple) or "wsgi.url_scheme" in environ:
+                # over TCP it would depend on who sent it
+                if not isinstance(server, str) or "wsgi.url_scheme" in environ:
                     return None
                 scheme = environ["wsgi.url_scheme"] = "https" if value == self.schemes[name] else "http"
             environ["HTTP_" + name.decode().replace("-", "_")] = value
@@ -114,12 +122,10 @@ class Grammar:
             "RAW_URI": head[5 : head.index(b" ", 5)].decode(),
             "SERVER_NAME": name,
             "SERVER_PORT": port,
-            "REMOTE_ADDR": peer[0] if isinstance(peer, tuple) else str(peer or ""),
+            "REMOTE_ADDR": "",
             "wsgi.url_scheme": scheme,
             "fastlane.head": head,
         })
-        if isinstance(peer, tuple):
-            environ["REMOTE_PORT"] = str(peer[1])
         return Plan(environ, int(environ["CONTENT_LENGTH"]), keep_alive)
 
 
@@ -133,22 +139,33 @@ def served(server: Any, host: str, scheme: str) -> tuple[str, str]:
     return name, port[0] if port else {"http": "80", "https": "443"}[scheme]
 
 
+def remote(peer: Any) -> dict[str, str] | None:
+    """What the environ says of a client by its address, as accept() gives it; None: nobody, as on most Unix sockets."""
+    if isinstance(peer, tuple):
+        return {"REMOTE_ADDR": peer[0], "REMOTE_PORT": str(peer[1])}
+    return {"REMOTE_ADDR": os.fsdecode(peer)} if peer else None
+
+
+# A kept answer: who gets it, the answer, status and headers where they are known, whether to stay, the environ.
+Pending = tuple["Connection", Iterable[bytes], Any, bool, dict[str, Any]]
+Rendered = tuple[list[tuple[str, str]], str, bytes, bytes, int]
+
+
 class Connection:
     """One client connection in the fast lane."""
 
-    __slots__ = ("closing", "declined", "fd", "heads", "listener", "missing", "out", "peer", "pieces", "server", "sock")
+    __slots__ = ("closing", "declined", "fd", "heads", "listener", "missing", "out", "peer", "pieces", "remote", "sock")
 
     def __init__(self, sock: socket.socket, peer: Any, listener: Listener) -> None:
         self.sock = sock
         self.fd = sock.fileno()
         self.peer = peer
-        self.listener = listener.sock
-        self.server = listener.name
-        # what a head means depends on who sent it; on a Unix socket everybody is nobody
-        self.heads: dict[bytes, Plan] = {} if isinstance(peer, tuple) else listener.heads
+        self.remote = remote(peer)
+        self.listener = listener
+        self.heads = listener.heads
         self.pieces: list[bytes] = []  # a request whose body is still coming,
         self.missing = 0  # and how many bytes of it are
-        self.out = b""  # what the client has not taken yet
+        self.out: bytes | bytearray = b""  # what the client has not taken yet
         self.declined: bytes | None = None  # what the slow lane gets once the answers before it are out
         self.closing = False
 
@@ -159,6 +176,10 @@ class Listener(NamedTuple):
     sock: Any
     name: Any
     heads: dict[bytes, Plan]
+
+    def getsockname(self) -> Any:
+        """The name, for gunicorn's handler; also when the socket is closed already."""
+        return self.name
 
 
 class Unread:
@@ -195,25 +216,39 @@ class FastLane(GeventWorker):
     fast lane: where hooks are set, every request takes the slow one.
     """
 
+    alive: bool
+    poller: Any
+
     def patch(self) -> None:
         """Nothing is patched: see the top of this file."""
 
-    def run(self) -> None:
-        """Serve until told to stop; then answer what has been read, and let the idle clients close first."""
+    def prepare(self) -> None:
+        """What the fast lane needs to know before the first request."""
         self.grammar = Grammar(self.cfg)
-        self.plain = not self.cfg.is_ssl and self.cfg.proxy_protocol in (False, "off") and all(
-            self.cfg.settings[name].get() is self.cfg.settings[name].default for name in ("pre_request", "post_request")
+        settings = [self.cfg.settings[name] for name in HOOKS if name in self.cfg.settings]
+        self.plain = (
+            self.cfg.keepalive
+            and not self.cfg.is_ssl
+            and "SCRIPT_NAME" not in os.environ
+            and all(setting.get() == setting.default for setting in settings)
         )
-        self.logged = type(self.log).access is not self.log_class().access or bool(
-            self.cfg.accesslog or self.cfg.logconfig or self.cfg.logconfig_dict or self.cfg.syslog
+        # an application that says what it takes at most is asked before a longer body is read
+        self.body_most = min(BODY_MOST, getattr(self.wsgi, "max_body", BODY_MOST))
+        # gunicorn's own logger writes an access log only when one is set
+        self.logged = self.cfg.logger_class is not Logger or any(
+            self.cfg.settings[name].get() for name in ACCESS_LOGS if name in self.cfg.settings
         )
         self.connections: dict[int, Connection] = {}
         self.slow_ones = 0
-        self.pending: list[tuple[Connection, Iterable[bytes], Any, bool, dict[str, Any]]] = []
+        self.pending: list[Pending] = []
         self.size = 0  # bytes pending
         self.leaving: list[Connection] = []
-        self.rendered: dict[int, tuple[Any, str, bytes, bytes]] = {}
+        self.rendered: dict[int, Rendered] = {}
         self.started: Any = None
+
+    def run(self) -> None:
+        """Serve until told to stop; then answer what has been read, and let the idle clients close first."""
+        self.prepare()
         self.poller = select.epoll()
         self.listeners = {}
         for sock in self.sockets:
@@ -229,24 +264,19 @@ class FastLane(GeventWorker):
             self.listen()
             self.rest(1.0)
         for fd in self.listeners:
+            self.accept(fd)  # who is let in by now would be cut off
             self.deafen(fd)
         for sock in self.sockets:
             sock.close()
         # A connection that is closed here may have a request on its way, which the client would see fail (nginx does
         # not repeat a POST). So it is closed with its next answer, or by the client, whose patience is the shorter.
-        deadline = time.monotonic() + self.cfg.graceful_timeout
+        # gunicorn's master kills at the end of the graceful timeout, whatever is being done.
+        deadline = time.monotonic() + self.cfg.graceful_timeout * 0.75
         while (self.connections or self.slow_ones) and time.monotonic() < deadline:
             self.notify()
             self.rest(0.1)
         watcher.stop()
-        self.flush()
-
-    @staticmethod
-    def log_class() -> type:
-        """gunicorn's own logger, which writes an access log only when one is set."""
-        from gunicorn.glogging import Logger
-
-        return Logger
+        self.turn()
 
     def rest(self, seconds: float) -> None:
         """Let the loop run for so long, or until a signal writes to the wake-up pipe."""
@@ -258,7 +288,7 @@ class FastLane(GeventWorker):
 
     def listen(self) -> None:
         """Accept (again): accepting stops when there are enough connections, or no more descriptors."""
-        if self.alive and len(self.connections) < self.worker_connections:
+        if self.alive and len(self.connections) + self.slow_ones < self.worker_connections:
             for fd in self.listeners:
                 try:
                     self.poller.register(fd, IN)
@@ -274,14 +304,22 @@ class FastLane(GeventWorker):
 
     def turn(self) -> None:
         """One turn of the loop: read all that is ready, then answer all with one commit."""
+        try:
+            self.read()
+            self.finish()
+        except Exception:  # gevent stops a watcher whose callback raises, and nobody would be served any more
+            self.log.exception("Error in the loop")
+
+    def read(self) -> None:
+        """Read what is ready, and call the application for each request in it."""
         connections = self.connections
-        for fd, event in self.poller.poll(0):
+        for fd, _ in self.poller.poll(0):
             conn = connections.get(fd)
             if conn is None:
                 if fd in self.listeners:
                     self.accept(fd)
             elif conn.out:
-                self.send(conn, b"")
+                self.resume(conn)
             else:
                 try:
                     data = conn.sock.recv(READ)
@@ -295,7 +333,6 @@ class FastLane(GeventWorker):
                         self.flush()
                 else:
                     self.end(conn)
-        self.finish()
 
     def finish(self) -> None:
         """The end of a turn: answer, then part with the connections that the fast lane declined."""
@@ -319,11 +356,10 @@ class FastLane(GeventWorker):
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self.log.warning("cannot accept more than %d connections: %s", len(self.connections), error)
                     self.deafen(fd)  # run() tries again within a second
-                    return
-                continue
+                return
             sock.setblocking(False)
             self.join(Connection(sock, peer, listener))
-            if len(self.connections) >= self.worker_connections:
+            if len(self.connections) + self.slow_ones >= self.worker_connections:
                 for every in self.listeners:
                     self.deafen(every)
                 return
@@ -362,7 +398,8 @@ class FastLane(GeventWorker):
                 return
             data = b"".join(conn.pieces)
             conn.pieces = []
-        while data:
+        wsgi, pending = self.wsgi, self.pending
+        while True:
             end = data.find(b"\r\n\r\n") + 4
             head = data[:end]
             plan = conn.heads.get(head) or self.plan(conn, head)
@@ -371,34 +408,33 @@ class FastLane(GeventWorker):
             environ, length, keep_alive = plan
             stop = end + length
             if len(data) < stop:
-                if length > BODY_MOST:
+                if length > self.body_most:
                     break
                 conn.pieces = [data]
                 conn.missing = stop - len(data)
                 return
             environ = environ.copy()
-            environ["wsgi.input"] = io.BytesIO(data[end:stop])
+            if conn.remote is not None:
+                environ.update(conn.remote)
+            environ["wsgi.input"] = BytesIO(data[end:stop])
             self.started = None
             try:
-                answer = self.wsgi(environ, self.start)
+                answer = wsgi(environ, self.start)
             except Exception:
                 self.log.exception("Error handling request %s", environ["RAW_URI"])
-                answer, keep_alive = self.broken(), False
-            self.pending.append((conn, answer, self.started, keep_alive, environ))
-            if not keep_alive:
-                conn.closing = True
+                answer, self.started = (), BROKEN
+            pending.append((conn, answer, self.started, keep_alive, environ))
+            if not keep_alive or len(data) == stop:
                 return
             data = data[stop:]
-        else:
-            return
         conn.declined = data
         self.poller.modify(conn.fd, 0)
         self.leaving.append(conn)
 
     def plan(self, conn: Connection, head: bytes) -> Plan | None:
         """Recognise a head that was not seen before, and remember it; None: declined."""
-        plan = self.grammar.recognise(head, conn.peer, conn.server) if self.plain else None
-        if plan is not None:
+        plan = self.grammar.recognise(head, conn.listener.name) if self.plain else None
+        if plan is not None and len(head) <= HEAD_MOST:
             if len(conn.heads) >= HEADS_MOST:
                 conn.heads.clear()
             conn.heads[head] = plan
@@ -413,15 +449,13 @@ class FastLane(GeventWorker):
         """PEP 3333's write()."""
         raise NotImplementedError("the fast lane has no write(): return the body's chunks")
 
-    def broken(self) -> Iterable[bytes]:
-        """The answer of an application that raised."""
-        self.started = "500 Internal Server Error", []
-        return ()
-
     def flush(self) -> None:
         """Iterate the kept answers, the first of which commits for all, and send each."""
         pending, self.pending, self.size = self.pending, [], 0
+        if not self.alive:
+            pending = self.farewell(pending)
         begun = time.monotonic()
+        rendered, logged = self.rendered, self.logged
         for conn, answer, started, keep_alive, environ in pending:
             self.started = started
             try:
@@ -431,34 +465,52 @@ class FastLane(GeventWorker):
                     if hasattr(answer, "close"):
                         answer.close()
                 status, headers = self.started
+                entry = rendered.get(id(headers))
+                if entry is None or entry[0] is not headers or entry[1] is not status:
+                    entry = self.render(status, headers, body)
             except Exception:
                 self.log.exception("Error handling request %s", environ["RAW_URI"])
-                body, keep_alive = b"".join(self.broken()), False
-                status, headers = self.started
-            entry = self.rendered.get(id(headers))
-            if entry is None or entry[0] is not headers or entry[1] is not status:
+                (status, headers), body = BROKEN, b""
                 entry = self.render(status, headers, body)
-            if keep_alive and self.alive:
+            if len(body) != entry[4]:  # as gunicorn has it; what is said of an answer's length must be true
+                body, keep_alive = body[: entry[4]], keep_alive and len(body) > entry[4]
+            if keep_alive:
                 self.send(conn, entry[2] + body)
             else:
                 conn.closing = True
                 self.send(conn, entry[3] + body)
-            if self.logged:
+            if logged:
                 self.log_access(status, headers, body, environ, time.monotonic() - begun)
         self.nr += len(pending)
         if self.nr >= self.max_requests and self.alive:
             self.log.info("Autorestarting worker after current request.")
             self.alive = False
 
-    def render(self, status: str, headers: list[tuple[str, str]], body: bytes) -> tuple[Any, str, bytes, bytes]:
-        """The head of an answer as bytes, staying connected and closing; remembered where it states its length."""
+    @staticmethod
+    def farewell(pending: list[Pending]) -> list[Pending]:
+        """The same, but the last answer of each client closes, unless the slow lane has something to answer still."""
+        last = {item[0]: number for number, item in enumerate(pending)}
+        return [
+            (conn, answer, started, keep_alive and (number < last[conn] or conn.declined is not None), environ)
+            for number, (conn, answer, started, keep_alive, environ) in enumerate(pending)
+        ]
+
+    def render(self, status: str, headers: list[tuple[str, str]], body: bytes) -> Rendered:
+        """An answer's head as bytes, for staying connected and for closing, and the length of its body.
+
+        Remembered where the length does not depend on the body. Raises: whatever gunicorn says of a wrong header.
+        """
+        response = Response(SimpleNamespace(method="POST", version=(1, 1)), None, self.cfg)
+        response.start_response(status, headers)
         # no Date and no Server: nginx puts its own in their place
-        lines = [f"HTTP/1.1 {status}\r\n", *(f"{name}: {value}\r\n" for name, value in headers)]
-        sized = status[:3] in ("204", "304") or any(name.lower() == "content-length" for name, _ in headers)
+        lines = [f"HTTP/1.1 {status}\r\n", *(f"{name}: {value}\r\n" for name, value in response.headers)]
+        length = 0 if status[:3] in ("204", "304") else response.response_length
+        sized = length is not None
         if not sized:
-            lines.append(f"Content-Length: {len(body)}\r\n")
+            length = len(body)
+            lines.append(f"Content-Length: {length}\r\n")
         head = "".join(lines).encode("latin-1")
-        entry = headers, status, head + b"\r\n", head + b"Connection: close\r\n\r\n"
+        entry = headers, status, head + b"\r\n", head + b"Connection: close\r\n\r\n", length
         if sized:
             if len(self.rendered) >= 256:
                 self.rendered.clear()
@@ -469,8 +521,9 @@ class FastLane(GeventWorker):
         """Send, and keep what the client does not take at once; while there is any, nothing more is read from it."""
         if self.connections.get(conn.fd) is not conn:
             return
-        waiting = bool(conn.out)
-        data = conn.out + data if waiting else data
+        if conn.out:
+            conn.out += data
+            return
         try:
             sent = conn.sock.send(data)
         except BlockingIOError:
@@ -479,23 +532,39 @@ class FastLane(GeventWorker):
             self.drop(conn)
             return
         if sent < len(data):
-            conn.out = data[sent:]
-            if not waiting:
-                self.poller.modify(conn.fd, select.EPOLLOUT)
+            conn.out = bytearray(data[sent:])
+            self.poller.modify(conn.fd, select.EPOLLOUT)
+        elif conn.closing:
+            self.drop(conn)
+
+    def resume(self, conn: Connection) -> None:
+        """Send more of what the client has not taken yet; once it is out, read from the client again."""
+        try:
+            sent = conn.sock.send(conn.out)
+        except BlockingIOError:
             return
-        conn.out = b""
+        except OSError:
+            self.drop(conn)
+            return
+        conn.out = conn.out[sent:]
+        if conn.out:
+            return
         if conn.closing:
             self.drop(conn)
-        elif waiting and conn.declined is not None:
+        elif conn.declined is not None:
             self.leaving.append(conn)
-        elif waiting:
+        else:
             self.poller.modify(conn.fd, IN)
 
     def log_access(self, status: str, headers: Any, body: bytes, environ: dict[str, Any], seconds: float) -> None:
         """gunicorn's access log, for those who want to pay for it."""
         response = SimpleNamespace(status=status, headers=headers, sent=len(body), response_length=len(body))
-        request = SimpleNamespace(headers=[(k[5:], v) for k, v in environ.items() if k.startswith("HTTP_")])
-        self.log.access(response, request, environ, timedelta(seconds=seconds))
+        names = [name for name in environ if name.startswith(("HTTP_", "CONTENT_"))]
+        request = SimpleNamespace(headers=[(n.removeprefix("HTTP_").replace("_", "-"), environ[n]) for n in names])
+        try:
+            self.log.access(response, request, environ, timedelta(seconds=seconds))
+        except Exception:  # a logger of somebody's own: the answers that follow are not its hostages
+            self.log.exception("Error in the access log")
 
     def decline(self, conn: Connection) -> None:
         """Hand a connection to the slow lane, with what was read of its request."""
@@ -510,9 +579,11 @@ class FastLane(GeventWorker):
         client = Unread(sock, conn.declined or b"")
         try:
             self.handle(conn.listener, client, conn.peer)
+            if client.left is None:
+                self.hang_up(sock)
         finally:
             self.slow_ones -= 1
-            if client.left is None or not self.alive:
+            if client.left is None:
                 sock.close()
             else:
                 conn.sock = socket.socket(fileno=sock.detach())
@@ -523,14 +594,30 @@ class FastLane(GeventWorker):
                     self.take(conn, client.left + client.data)
                     self.finish()
 
+    def hang_up(self, sock: Any) -> None:
+        """Let the client close first, for a while: closing on bytes that were not read resets the connection, which may
+        cost the client an answer that it has not read yet, a 413 above all (RFC 9112, 9.6).
+        """
+        with gevent.Timeout(LINGER, False):
+            try:
+                sock.shutdown(socket.SHUT_WR)
+                while sock.recv(READ):
+                    gevent.sleep(0)  # a client that sends without a pause would have the loop for itself
+            except OSError:
+                pass
+
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
         """Serve the request that gunicorn parsed; then take the connection away from its keep-alive loop."""
         super().handle_request(listener_name, req, sock, addr)
         drained = 0
-        while drained < BODY_MOST:
-            data = req.body.read(READ)
-            drained += len(data)
-            if not data:
-                sock.left = req.unreader.buf.getvalue()
-                break
+        with gevent.Timeout(LINGER, False):
+            while drained < BODY_MOST:
+                try:
+                    data = req.body.read(READ)
+                except Exception:  # there is no end to find in what the client sends; it has its answer
+                    break
+                drained += len(data)
+                if not data:
+                    sock.left = req.unreader.buf.getvalue()
+                    break
         raise StopIteration
