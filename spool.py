@@ -73,8 +73,8 @@ else
     n = n + #bodies
     local before = size
     for _, body in ipairs(bodies) do size = size + #body end
-    -- longer steps while they weigh little; the longest bounds what one step may take beyond `bytes`: 64 bodies
-    if (size - before) * 8 > bytes then step = math.max(1, math.floor(step / 8)) else step = math.min(step * 2, 64) end
+    -- longer steps while they weigh little; the longest bounds what one step may take beyond `bytes`
+    if (size - before) * 8 > bytes then step = math.max(1, math.floor(step / 8)) else step = math.min(step * 2, 32) end
   until n >= most or size >= bytes
 end
 redis.call('SET', KEYS[2], string.format('%.0f', claimed + n))
