@@ -1,0 +1,351 @@
+"""The loss test: posts numbered events through nginx, injects faults meanwhile, and holds what the clients were told
+against what lies in the database. Status 0: nothing acknowledged is missing, nothing is stored twice.
+
+Against a private installation, which it starts itself with the settings of the environment, or with `--home` against
+one that runs already: that one will hold the drill's events afterwards, as metrics called `drill`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import settings
+from ops.drill_faults import FAULTS, Scene
+from ops.drill_ledger import Findings, compare
+from ops.drill_load import PATIENCE, Book
+from ops.drill_site import Site, Trouble, private, running, wait
+from ops.up import ROOT
+
+PROCESSES = 2  # of clients
+PAUSE = (0.0, 1.5)  # seconds between two faults: sometimes the next one finds things not yet healed
+COUNTS = ("sent", "acknowledged", "refused", "unanswered", "cut")
+
+
+class Load:
+    """The client processes, and what they have counted so far."""
+
+    def __init__(self, port: int, clients: int, rate: float, run: str, folder: Path) -> None:
+        self.books = [folder / f"book-{n}" for n in range(PROCESSES)]
+        self.counts: list[dict[str, int]] = [dict.fromkeys(COUNTS, 0) for _ in range(PROCESSES)]
+        each = max(1, clients // PROCESSES)
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "ops.drill_load", *map(str, (port, n, each, rate / PROCESSES, run, book))],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+                start_new_session=True,  # Ctrl-C is for the drill, which wants to hear how it ended
+            )
+            for n, book in enumerate(self.books)
+        ]  # fmt: skip
+        self.threads = [threading.Thread(target=self.listen, args=(n,)) for n in range(PROCESSES)]
+        for thread in self.threads:
+            thread.start()
+
+    def listen(self, n: int) -> None:
+        out = self.processes[n].stdout
+        assert out
+        for line in out:
+            self.counts[n] = json.loads(line)
+
+    def count(self, what: str) -> int:
+        """What all processes have counted so far."""
+        return sum(counts[what] for counts in self.counts)
+
+    def tell(self, words: str) -> None:
+        for process in self.processes:
+            assert process.stdin
+            with contextlib.suppress(OSError):
+                process.stdin.write(words + "\n")
+                process.stdin.flush()
+
+    def cut(self, clients: int) -> None:
+        """Let so many clients cut off in the middle."""
+        self.tell(f"cut {clients // PROCESSES}")
+
+    def stop(self) -> list[Book]:
+        """No more events; wait for the answers that are due; the books. Raises: Trouble if a process failed."""
+        self.tell("stop")
+        for process in self.processes:
+            if process.wait(PATIENCE + 30):
+                raise Trouble("a client process failed; its own words are above")
+        return [Book.load(path) for path in self.books]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        for thread in self.threads:
+            thread.join()
+
+
+class Drill:
+    """One drill."""
+
+    def __init__(self, site: Site, options: argparse.Namespace, run: str, folder: Path) -> None:
+        self.site = site
+        self.options = options
+        self.run = run
+        self.random = random.Random(options.seed)
+        self.begun = time.monotonic()
+        self.faults: list[dict[str, Any]] = []
+        self.now = ""
+        self.over = threading.Event()
+        self.load = Load(site.port, options.clients, options.rate, run, folder)
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self.begun
+
+    def say(self, words: str) -> None:
+        print(f"{self.elapsed():6.1f} s  {words}", flush=True)
+
+    def progress(self) -> None:
+        """A line a second."""
+        before = 0
+        while not self.over.wait(1):
+            acknowledged = self.load.count("acknowledged")
+            rest = ", ".join(f"{self.load.count(what):,} {what}" for what in COUNTS[2:])
+            self.say(f"{acknowledged:9,} acknowledged ({acknowledged - before:5,}/s), {rest}  {self.now}")
+            before = acknowledged
+
+    def order(self, names: Sequence[str]) -> Iterator[str]:
+        """The faults, in rounds, each round in another order."""
+        count = 0
+        while self.options.rounds is None or count < self.options.rounds:
+            yield from self.random.sample(list(names), len(names))
+            count += 1
+
+    def flows(self, seconds: float) -> float:
+        """Wait until events that are posted from now on are taken; the seconds that it took."""
+        begun, before = time.monotonic(), self.load.count("acknowledged")
+        wait(lambda: self.load.count("acknowledged") > before + PROCESSES, seconds, "events are taken again")
+        return time.monotonic() - begun
+
+    def inject(self, name: str) -> None:
+        """One fault, and then see that events are taken again."""
+        entry: dict[str, Any] = {"fault": name, "at": round(self.elapsed(), 3)}
+        self.now = name
+        entry["what"] = FAULTS[name].inject(Scene(self.site, self.random, self.load.cut))
+        entry["lasted"] = round(self.elapsed() - entry["at"], 3)
+        entry["back_after"] = round(self.flows(30), 3)
+        self.now = ""
+        self.faults.append(entry)
+        self.say(f"{name}: {entry['what'] or 'done'}; taken again after {entry['back_after']:.1f} s")
+
+    def go(self) -> dict[str, Any]:
+        """Post, inject, heal, drain, compare; the report."""
+        speaker = threading.Thread(target=self.progress)
+        speaker.start()
+        trouble = ""
+        try:
+            self.flows(30)
+            for name in self.order(self.options.faults):
+                time.sleep(self.random.uniform(*PAUSE))
+                if self.elapsed() > self.options.duration:
+                    break
+                self.inject(name)
+            while not self.options.faults and self.elapsed() < self.options.duration:
+                time.sleep(0.1)
+        except Trouble as error:
+            trouble = str(error)
+        except KeyboardInterrupt:
+            self.say("interrupted: the comparison follows")
+        posting = self.elapsed()
+        books = self.load.stop()
+        self.over.set()
+        speaker.join()
+        self.say("faults and posts have ended; waiting until all is drained")
+        fresh: float | None = None
+        begun = time.monotonic()
+        try:
+            wait(lambda: not self.site.waiting(), 120, "everything is drained")
+            drained = time.monotonic() - begun
+            fresh = self.fresh()
+        except Trouble as error:
+            trouble, drained = trouble or str(error), time.monotonic() - begun
+        self.say("comparing")
+        found = compare(books, self.site.rows(self.run))
+        return self.report(found, trouble, posting, drained, fresh)
+
+    def fresh(self) -> float:
+        """Post one more event; the seconds until it is stored."""
+        name, begun = self.run + "-fresh", time.monotonic()
+        load = Load(self.site.port, 1, 5, name, self.load.books[0].parent)
+        try:
+            wait(lambda: any(True for _ in self.site.rows(name)), 10, "a fresh event is stored")
+            return time.monotonic() - begun
+        finally:
+            load.stop()
+            load.close()
+
+    def report(
+        self, found: Findings, trouble: str, posting: float, drained: float, fresh: float | None
+    ) -> dict[str, Any]:
+        """All there is to know, for programs."""
+        dead = self.site.dead(self.run)
+        ledger = self.site.ledger()
+        passed = found.sound and not dead and not trouble and fresh is not None
+        if self.site.private:  # another one's Redis may have been begun anew beside an older database
+            passed = passed and ledger["missing"] == 0
+        s = self.site.settings
+        return {
+            "passed": passed,
+            "trouble": trouble,
+            "run": self.run,
+            "seed": self.options.seed,
+            "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "installation": "private" if self.site.private else "running",
+            "settings": {
+                "runtime": s.runtime, "gateways": s.gateways, "workers": s.workers, "durability": s.durability,
+            },
+            "machine": f"{platform.system()} {platform.release()}, {os.cpu_count()} cores",
+            "rate": self.options.rate,
+            "clients": self.options.clients,
+            "seconds": round(posting, 1),
+            "posted": found.posted,
+            "acknowledged": found.acknowledged,
+            "answers": dict(found.answers.most_common()),
+            "stored": found.stored,
+            "dead": dead,
+            "ledger": ledger,
+            "counts": {kind: found.counts[kind] for kind in KINDS},
+            "numbers": {kind: getattr(found, kind) for kind in KINDS},
+            "received_at": {"early": round(found.early, 3), "late": round(found.late, 3)},
+            "drained_after": round(drained, 1),
+            "fresh_after": fresh and round(fresh, 3),
+            "faults": self.faults,
+        }  # fmt: skip
+
+
+KINDS = {
+    "missing": "acknowledged and missing",
+    "doubled": "stored twice",
+    "torn": "stored, but never sent whole",
+    "disorder": "behind one that was posted after its answer",
+    "misdated": "received_at outside request and answer by more than 100 ms",
+    "unknown": "stored, never acknowledged (allowed)",
+}
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report for people."""
+    s = report["settings"]
+    lines = [
+        f"# Drill {report['run']}: {'passed' if report['passed'] else 'FAILED'}",
+        "",
+        f"{report['ended']}, {report['installation']} installation, {report['machine']}, {s['runtime']}, "
+        f"{s['gateways']} gateway process(es), {s['workers']} worker(s), durability {s['durability']}. "
+        f"Seed {report['seed']}, {report['clients']} clients, at most {report['rate']:,} events/s "
+        f"for {report['seconds']} s, {len(report['faults'])} faults.",
+        "",
+        *([f"**{report['trouble']}**", ""] if report["trouble"] else []),
+        "| | events |",
+        "|---|---|",
+        f"| posted | {report['posted']:,} |",
+        f"| acknowledged | {report['acknowledged']:,} ({report['acknowledged'] / max(report['seconds'], 1):,.0f}/s) |",
+        f"| stored | {report['stored']:,} |",
+        f"| in dead letters | {report['dead']:,} |",
+        *(f"| {words} | {report['counts'][kind]:,} |" for kind, words in KINDS.items()),
+        f"| missing by the ledger | {report['ledger']['missing']:,} |",
+        "",
+        f"Answers: {', '.join(f'{words}: {count:,}' for words, count in report['answers'].items())}. "
+        f"received_at lay up to {report['received_at']['early'] * 1000:.0f} ms before the request and "
+        f"{report['received_at']['late'] * 1000:.0f} ms behind the answer. Drained {report['drained_after']} s after "
+        f"the last answer; a fresh event was then stored "
+        + (f"within {report['fresh_after']} s." if report["fresh_after"] else "never."),
+        "",
+        "| at s | fault | what happened | lasted s | events taken again after s |",
+        "|---|---|---|---|---|",
+        *(f"| {x['at']:.1f} | {x['fault']} | {x['what']} | {x['lasted']:.1f} | {x['back_after']:.1f} |"
+          for x in report["faults"]),
+    ]  # fmt: skip
+    for kind, words in KINDS.items():
+        if numbers := report["numbers"][kind]:
+            more = " …" if report["counts"][kind] > len(numbers) else ""
+            lines += ["", f"Numbers of those {words}: {', '.join(map(str, numbers))}{more}"]
+    return "\n".join(lines) + "\n"
+
+
+def arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    listed = "".join(
+        f"\n  {name:<17} {fault.words}{' (private only)' * fault.private}{' (only if named)' * fault.proof}"
+        for name, fault in FAULTS.items()
+    )
+    parser = argparse.ArgumentParser(
+        prog="sluice drill",
+        description=__doc__,
+        epilog=f"faults:{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--home", type=Path, help="INGEST_HOME of an installation that runs; default: a private one is started")
+    add("--duration", type=float, default=60, metavar="SECONDS", help="of posts and faults (60)")
+    add("--rounds", type=int, help="inject each fault so many times instead, however long that takes")
+    add("--rate", type=int, default=5000, help="events/s, at most (5000)")
+    add("--clients", type=int, default=64, help="connections (64)")
+    add("--faults", help="names, with commas between; `none`; -NAME: all but this one (all)")
+    add("--seed", type=int, help="the order of the faults and what chance decides; printed")
+    add("--report", type=Path, metavar="DIR", help="where the report goes (INGEST_HOME/drill)")
+    add("--keep", action="store_true", help="keep the private installation's files")
+    options = parser.parse_args(given)
+    if options.rounds is not None:
+        options.duration = float("inf")
+    if options.seed is None:
+        options.seed = random.SystemRandom().randrange(1 << 32)
+    names = [name for name, fault in FAULTS.items() if not fault.proof and not (options.home and fault.private)]
+    asked = [name for name in (options.faults or "").split(",") if name and name != "none"]
+    wrong = [name for name in asked if name.removeprefix("-") not in FAULTS]
+    wrong += [name for name in asked if options.home and name in FAULTS and FAULTS[name].private]
+    if wrong:
+        parser.error(f"no such fault here: {', '.join(wrong)}; --help lists them")
+    if options.faults:
+        without = [name[1:] for name in asked if name.startswith("-")]
+        options.faults = [name for name in names if name not in without] if without else asked
+    else:
+        options.faults = names
+    return options
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Hold a drill; the exit status."""
+    options = arguments(given)
+    run = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{options.seed}"
+    folder: Path = options.report or (options.home or settings.load_or_exit().home) / "drill"
+    folder.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    print(f"seed {options.seed}; faults: {', '.join(options.faults) or 'none'}", flush=True)
+    try:
+        with contextlib.ExitStack() as stack:
+            site = running(options.home.absolute()) if options.home else stack.enter_context(private(options.keep))
+            books = site.home / "drill-books"
+            books.mkdir(exist_ok=True)
+            stack.callback(shutil.rmtree, books)
+            drill = Drill(site, options, run, books)
+            stack.callback(drill.load.close)
+            stack.callback(drill.over.set)
+            report = drill.go()
+    except Trouble as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        return 1
+    (folder / f"{run}.json").write_text(json.dumps(report, indent=1) + "\n")
+    (folder / f"{run}.md").write_text(markdown(report))
+    print(f"\n{markdown(report)}\nreport: {folder}/{run}.md and .json")
+    return 0 if report["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

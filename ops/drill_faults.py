@@ -1,0 +1,369 @@
+"""The faults that a drill injects: each is made, lasts as long as it does, and is healed whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import redis
+from ops.drill_site import KEYS, Site, free_port, wait
+from ops.up import ROOT
+from spool import LEASE
+
+
+class Scene(NamedTuple):
+    """What a fault may use. cut: let so many clients cut off in the middle."""
+
+    site: Site
+    random: random.Random
+    cut: Callable[[int], None]
+
+
+class Fault(NamedTuple):
+    """A fault: what it does, in words, and the function, which returns what happened in particular.
+
+    private: only against an installation of the drill's own. proof: breaks a promise on purpose, to see that the
+    drill sees it; only when it is named.
+    """
+
+    words: str
+    inject: Callable[[Scene], str]
+    private: bool = False
+    proof: bool = False
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(name: str, words: str, private: bool = False, proof: bool = False) -> Callable:
+    """Enter a function into the table."""
+
+    def enter(inject: Callable[[Scene], str]) -> Callable[[Scene], str]:
+        FAULTS[name] = Fault(words, inject, private, proof)
+        return inject
+
+    return enter
+
+
+PROCESSES: dict[str, tuple[str, Callable[[Site], list[int]]]] = {
+    "gateway": ("a gateway process", lambda site: site.children("gateway")),
+    "master": ("gunicorn's master", lambda site: site.parents("gateway")),
+    "nginx": ("nginx's master", lambda site: site.parents("nginx")),
+    "nginx-worker": ("a worker of nginx", lambda site: site.children("nginx")),
+    "worker": ("a worker", lambda site: site.parents("worker")),
+    "redis": ("Redis", lambda site: site.parents("redis")),
+}
+
+
+def strike(pid: int, number: int) -> None:
+    """Send a signal, unless its addressee is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+for _name, (_words, _find) in PROCESSES.items():
+
+    @fault(f"kill-{_name}", f"kill -9 of {_words}")
+    def _kill(scene: Scene, find: Callable[[Site], list[int]] = _find) -> str:
+        pid = scene.random.choice(find(scene.site))
+        strike(pid, signal.SIGKILL)
+        wait(lambda: gone(pid), 5, f"the end of process {pid}")
+        wait(lambda: find(scene.site), 10, "another one")
+        return f"process {pid}"
+
+    @fault(f"stop-{_name}", f"SIGSTOP of {_words} for seconds")
+    def _stop(scene: Scene, find: Callable[[Site], list[int]] = _find) -> str:
+        pid, seconds = scene.random.choice(find(scene.site)), scene.random.uniform(0.5, 5)
+        with stopped(pid):
+            time.sleep(seconds)
+        return f"process {pid}, {seconds:.1f} s"
+
+
+@contextlib.contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    """Processes that stand still."""
+    try:
+        for pid in pids:
+            strike(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            strike(pid, signal.SIGCONT)
+
+
+@fault("reload-gateway", "HUP: gunicorn starts its gateway processes anew")
+def reload_gateway(scene: Scene) -> str:
+    before = scene.site.children("gateway")
+    strike(scene.site.parents("gateway")[0], signal.SIGHUP)
+    wait(lambda: set(scene.site.children("gateway")) - set(before), 10, "another gateway process")
+    return ""
+
+
+@fault("reload-nginx", "HUP: nginx reads its configuration anew")
+def reload_nginx(scene: Scene) -> str:
+    before = scene.site.children("nginx")
+    strike(scene.site.parents("nginx")[0], signal.SIGHUP)
+    wait(lambda: set(scene.site.children("nginx")) - set(before), 10, "another worker of nginx")
+    return ""
+
+
+@fault("restart", "everything is stopped and started again")
+def restart(scene: Scene) -> str:
+    if scene.site.private:
+        scene.site.stop()
+        scene.site.start()
+        return "bin/up"
+    for name in "nginx", "gateway", "worker", "redis":  # in the order of bin/up; its supervisor starts them again
+        for pid in scene.site.parents(name):
+            strike(pid, signal.SIGTERM)
+    scene.site.wait_ready()
+    return "each program"
+
+
+@fault("kill-up", "kill -9 of bin/up; another one takes over what it left", private=True)
+def kill_up(scene: Scene) -> str:
+    assert scene.site.process
+    scene.site.process.kill()
+    scene.site.process.wait()
+    scene.site.start()
+    return ""
+
+
+@fault("redis-full", "Redis has no more memory for bodies")
+def redis_full(scene: Scene) -> str:
+    client, seconds = scene.site.redis, scene.random.uniform(0.5, 3)
+    before = str(client.config_get("maxmemory")["maxmemory"])
+    try:
+        client.config_set("maxmemory", 1 << 20)
+        time.sleep(seconds)
+    finally:
+        wait(lambda: client.config_set("maxmemory", before), 10, "Redis has its memory back")
+    return f"{seconds:.1f} s"
+
+
+@fault("redis-slow", "a script keeps Redis busy; beyond 5 s it answers BUSY to everybody")
+def redis_slow(scene: Scene) -> str:
+    script = "local x = 0 for i = 1, ARGV[1] do x = x + i end return x"
+    begun = time.monotonic()
+    scene.site.redis.eval(script, 0, 3_000_000)
+    seconds = scene.random.choice((0.5, 2, 4, 6))
+    turns = int(3_000_000 * seconds / (time.monotonic() - begun))
+    begun = time.monotonic()
+    scene.site.redis.eval(script, 0, turns)
+    return f"{time.monotonic() - begun:.1f} s"
+
+
+@fault("script-flush", "Redis forgets all scripts")
+def script_flush(scene: Scene) -> str:
+    scene.site.redis.script_flush()
+    return ""
+
+
+@fault("redis-disk", "Redis's log may not grow any more, as on a full disk; Redis ends, and is started again")
+def redis_disk(scene: Scene) -> str:
+    pid = scene.site.parents("redis")[0]
+    log = max((scene.site.home / "redis/appendonlydir").glob("*.incr.aof"), key=lambda path: path.stat().st_mtime)
+    most = log.stat().st_size + scene.random.randrange(1, 20_000)
+    # a limit of the process, not of the file system: no other one notices
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]))
+    try:
+        wait(lambda: gone(pid), 20, "Redis's log is full")
+    finally:
+        if not gone(pid):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.prlimit(pid, resource.RLIMIT_FSIZE)[1],) * 2)
+    wait(lambda: [other for other in scene.site.parents("redis") if other != pid], 10, "another Redis")
+    return f"its log ended at {most} bytes"
+
+
+@fault("replica", "a replica that has caught up is put in the place of Redis", private=True)
+def replica(scene: Scene) -> str:
+    site, port = scene.site, free_port()
+    home, sock = site.home / "replica", site.home / "run/replica.sock"
+    assert site.process
+    home.mkdir()
+    site.redis.config_set("bind", "127.0.0.1")
+    site.redis.config_set("port", port)
+    durability = "everysec" if site.settings.durability == "no" else site.settings.durability
+    process = subprocess.Popen(
+        [
+            "redis-server", "--port", "0", "--unixsocket", str(sock), "--unixsocketperm", "700", "--dir", str(home),
+            "--save", "", "--appendonly", "yes", "--appendfsync", durability, "--replicaof", "127.0.0.1", str(port),
+            "--repl-diskless-sync-delay", "0", "--loglevel", "warning",
+        ],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        follower = redis.Redis(unix_socket_path=str(sock), socket_timeout=10)
+
+        def caught_up() -> bool:
+            told = follower.info()
+            return (
+                told["master_link_status"] == "up"
+                and not told["aof_rewrite_in_progress"]
+                and not told["aof_rewrite_scheduled"]
+                and bool(list(home.glob("appendonlydir/*.manifest")))
+                and bool(list(home.glob("appendonlydir/*.base.*")))
+            )
+
+        wait(caught_up, 30, "the replica has all")
+        site.redis.client_pause(20_000, all=False)
+        wait(
+            lambda: site.redis.info("replication")["master_repl_offset"]
+            == follower.info("replication")["slave_repl_offset"],
+            10,
+            "the replica has the last write",
+        )
+        with stopped(site.process.pid):  # bin/up must not start the old one again
+            follower.replicaof("NO", "ONE")
+            old = site.parents("redis")[0]
+            strike(old, signal.SIGKILL)
+            wait(lambda: gone(old), 5, "the end of the old Redis")
+            with contextlib.suppress(redis.RedisError):
+                follower.shutdown(nosave=True)
+            process.wait(10)
+            (site.home / "redis").rename(site.home / "redis.old")
+            home.rename(site.home / "redis")
+        shutil.rmtree(site.home / "redis.old")
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        if home.exists():  # it did not come to that
+            shutil.rmtree(home)
+            with contextlib.suppress(redis.RedisError):
+                site.redis.client_unpause()
+                site.redis.config_set("port", 0)
+    return ""
+
+
+@fault("sink-locked", "somebody else holds the database's lock")
+def sink_locked(scene: Scene) -> str:
+    seconds = scene.random.choice((0.5, 2, 6))  # a worker waits 5 s for it
+    with contextlib.closing(sqlite3.connect(scene.site.database, timeout=30, isolation_level=None)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        time.sleep(seconds)
+        database.execute("ROLLBACK")
+    return f"{seconds:.1f} s"
+
+
+@fault("sink-away", "the database is not where it was; the worker that had it open is killed", private=True)
+def sink_away(scene: Scene) -> str:
+    path, seconds = scene.site.database, scene.random.uniform(1, 4)
+    away = path.with_name(path.name + ".away")
+    path.rename(away)
+    path.mkdir()
+    try:
+        for pid in scene.site.parents("worker"):
+            strike(pid, signal.SIGKILL)
+        time.sleep(seconds)
+    finally:
+        path.rmdir()
+        away.rename(path)
+    return f"{seconds:.1f} s"
+
+
+@fault("sink-full", "the database's files may not grow, as on a full disk")
+def sink_full(scene: Scene) -> str:
+    pids, seconds = scene.site.parents("worker"), scene.random.uniform(1, 4)
+    try:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        time.sleep(seconds)
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    return f"{seconds:.1f} s"
+
+
+@fault("kill-commit", "kill -9 of a worker while it persists, three times")
+def kill_commit(scene: Scene) -> str:
+    site, committed = scene.site, 0
+    for _ in range(3):
+        pids = site.parents("worker")
+        claims = wait(site.claims, 10, "a claim")
+        time.sleep(scene.random.uniform(0, 0.01))
+        for pid in pids:
+            strike(pid, signal.SIGKILL)
+        wait(lambda pids=pids: all(map(gone, pids)), 5, "the worker's end")  # type: ignore[misc]
+        still = set(site.claims())
+        committed += any(site.persisted(claim) for claim in claims if claim in still)
+        wait(lambda: site.pids("worker"), 10, "another worker")
+    return f"{committed} of 3 between commit and settle"
+
+
+@fault("lease", "a worker stands still with a claim until another one has taken it, and goes on")
+def lease(scene: Scene) -> str:
+    site = scene.site
+    with second_worker(site) as other:
+        claims = wait(site.claims, 10, "a claim")
+        time.sleep(scene.random.uniform(0, 0.005))
+        pids = [pid for pid in site.parents("worker") if pid != other]
+        with stopped(*pids):
+            held = set(claims) & set(site.claims())
+            deadline = time.monotonic() + LEASE + 3
+            while held & set(site.claims()) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            taken = len(held - set(site.claims()))
+        time.sleep(0.5)  # both run
+    return f"{len(held)} held, {taken} taken over"
+
+
+@contextlib.contextmanager
+def second_worker(site: Site, **environ: str) -> Iterator[int]:
+    """Another worker beside those of the installation."""
+    with open(site.home / "log/second.log", "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "worker.py")], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            env={**site.environ, **environ},
+        )  # fmt: skip
+    try:
+        yield process.pid
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@fault("cut", "clients hang up before and behind the last byte of their request")
+def cut(scene: Scene) -> str:
+    scene.cut(100)
+    return "100 clients"
+
+
+@fault("lose", "takes a body off the list: the drill must see it", proof=True)
+def lose(scene: Scene) -> str:
+    with stopped(*scene.site.parents("worker")):
+        wait(lambda: scene.site.redis.lpop(KEYS.ready), 10, "a body to lose")
+    return ""
+
+
+@fault("double", "puts a body on the list once more: the drill must see it", proof=True)
+def double(scene: Scene) -> str:
+    with stopped(*scene.site.parents("worker")):
+        body: Any = wait(lambda: scene.site.redis.lindex(KEYS.ready, 0), 10, "a body to double")
+        scene.site.redis.rpush(KEYS.ready, body)
+    return ""

@@ -1,0 +1,231 @@
+"""The installation that a drill is held against: a private one that it starts itself, or one that runs already."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import re
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import redis
+import settings
+from ops import launch
+from ops.up import ROOT
+from spool import Keys
+
+T = TypeVar("T")
+STREAM = "metrics"
+KEYS = Keys.of(STREAM)
+
+
+class Trouble(Exception):
+    """Why a drill cannot go on, in one line for a person."""
+
+
+def wait(until: Callable[[], T], seconds: float, what: str) -> T:
+    """Ask until the answer is true, and return it. Raises: Trouble after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(OSError, redis.RedisError, sqlite3.Error, http.client.HTTPException):
+            if answer := until():
+                return answer
+        if time.monotonic() > deadline:
+            raise Trouble(f"not within {seconds:.0f} s: {what}")
+        time.sleep(0.002)
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def parent_of(pid: int) -> int:
+    """A process's parent, 0 if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+class Site:
+    """An installation, its processes and its stores. private: it is the drill's own, and may be stopped and moved."""
+
+    def __init__(self, environ: Mapping[str, str], private: bool) -> None:
+        self.environ = dict(environ)
+        self.settings = settings.load(self.environ)
+        self.private = private
+        self.home = self.settings.home
+        self.port = self.settings.port
+        self.process: subprocess.Popen | None = None
+        if not self.settings.sink.startswith("sqlite:///"):
+            raise Trouble("the drill reads what is stored from SQLite; INGEST_SINK names something else")
+        self.database = Path(self.settings.sink.removeprefix("sqlite:///"))
+        # no retry: what a fault does to Redis must be seen, not repeated
+        self.redis = redis.Redis(unix_socket_path=str(self.settings.redis), socket_timeout=30)
+
+    # --- its processes ---
+
+    def start(self) -> None:
+        """bin/up, until it takes writes."""
+        with open(self.home / "up.out", "ab") as out:
+            self.process = subprocess.Popen(
+                [ROOT / "bin/up"], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self.environ,
+                start_new_session=True,
+            )
+        self.wait_ready(300)
+
+    def stop(self) -> None:
+        """Ask bin/up to stop; see everything gone."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(15)
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+            for mark in (self.home / "run").resolve().glob("*.mark"):
+                launch.end(mark, signal.SIGKILL, 1)
+            self.process = None
+
+    def ready(self) -> bool:
+        """Whether it takes writes."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == 200
+        finally:
+            connection.close()
+
+    def wait_ready(self, seconds: float = 30) -> None:
+        """Until it takes writes."""
+
+        def ask() -> bool:
+            if self.process is not None and self.process.poll() is not None:
+                tail = (self.home / "up.out").read_text(errors="replace").strip().rpartition("\n")[2]
+                raise Trouble(f"bin/up ended with status {self.process.returncode}: {tail}")
+            return self.ready()
+
+        wait(ask, seconds, f"port {self.port} takes writes")
+
+    def pids(self, name: str) -> list[int]:
+        """The processes of redis, gateway, nginx or worker (of all workers)."""
+        found: list[int] = []
+        for mark in (self.home / "run").resolve().glob(f"{name}*.mark"):
+            found += launch.holders(mark)
+        return found
+
+    def parents(self, name: str) -> list[int]:
+        """Of these the masters: those that none of them started. There is one, but for workers."""
+        pids = self.pids(name)
+        return wait(lambda: [pid for pid in pids or self.pids(name) if parent_of(pid) not in pids], 10, f"any {name}")
+
+    def children(self, name: str) -> list[int]:
+        """And the processes that these started."""
+
+        def ask() -> list[int]:
+            pids = self.pids(name)
+            return [pid for pid in pids if parent_of(pid) in pids]
+
+        return wait(ask, 10, f"a child of {name}")
+
+    # --- its stores ---
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """The database, to read from."""
+        with contextlib.closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=30)) as database:
+            yield database
+
+    def claims(self) -> list[str]:
+        """The claims that are open."""
+        found: Any = self.redis.zrange(KEYS.claims, 0, -1)
+        return [name.decode() for name in found]
+
+    def persisted(self, claim: str) -> bool:
+        """Whether a claim is in the database."""
+        with self.reading() as database:
+            return database.execute("SELECT 1 FROM batches WHERE claim = ?", (claim,)).fetchone() is not None
+
+    def waiting(self) -> int:
+        """Bodies that are READY, and claims that are open."""
+        ready: Any = self.redis.llen(KEYS.ready)
+        return int(ready) + len(self.claims())
+
+    def rows(self, run: str) -> Iterator[tuple[int, float]]:
+        """(number, received_at in seconds since 1970) of a drill's stored events, in the order of the list."""
+        with self.reading() as database:
+            yield from database.execute(
+                "SELECT value, (julianday(received_at) - 2440587.5) * 86400 FROM metrics "
+                "WHERE name = 'drill' AND field = ? ORDER BY seq",
+                (run,),
+            )
+
+    def dead(self, run: str) -> int:
+        """How many of a drill's bodies lie in dead_letters."""
+        with self.reading() as database:
+            found: int = database.execute(
+                "SELECT count(*) FROM dead_letters WHERE stream = ? AND instr(CAST(body AS TEXT), ?)", (STREAM, run)
+            ).fetchone()[0]
+            return found
+
+    def ledger(self) -> dict[str, int]:
+        """The stream's ledger: what was ever claimed, and what of it the database knows."""
+        with self.reading() as database:
+            stored: int = database.execute(
+                "SELECT coalesce(sum(bodies), 0) FROM batches WHERE stream = ?", (STREAM,)
+            ).fetchone()[0]
+        claims: Any = self.redis.get(KEYS.claimed)
+        claimed = int(claims or 0)
+        return {"claimed": claimed, "in_the_database": stored, "missing": claimed - stored}
+
+
+@contextlib.contextmanager
+def private(keep: bool) -> Iterator[Site]:
+    """An installation of the drill's own, with the settings of the environment but its own place; gone afterwards."""
+    home = Path(tempfile.mkdtemp(prefix="drill-"))
+    own = {"INGEST_HOME": str(home), "INGEST_PORT": str(free_port())}
+    passed = {name: value for name, value in os.environ.items() if name not in ("INGEST_REDIS", "INGEST_SINK")}
+    site = Site({**passed, **own}, private=True)
+    try:
+        site.start()
+        yield site
+    finally:
+        site.stop()
+        if keep:
+            print(f"kept: {home}")
+        else:
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def running(home: Path) -> Site:
+    """The installation that runs in this home already. Raises: Trouble if none does."""
+    try:
+        nginx = (home / "etc/sluice.conf").read_text()
+        spool = (home / "etc/redis.conf").read_text()
+    except OSError as error:
+        raise Trouble(f"no bin/up has run in {home}: {error}") from None
+    port, socket_path = re.search(r"^\s*listen (\d+)", nginx, re.M), re.search(r'^unixsocket "(.*)"', spool, re.M)
+    assert port and socket_path
+    site = Site(
+        {**os.environ, "INGEST_HOME": str(home), "INGEST_PORT": port[1], "INGEST_REDIS": socket_path[1]}, private=False
+    )
+    try:
+        site.ready()
+    except (OSError, http.client.HTTPException):
+        raise Trouble(f"nothing answers on port {site.port}, where {home} has it; is bin/up running?") from None
+    return site
