@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import types
+import typing
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+from msgspec.structs import fields
 
 from records import Record, Reject, Stream
 from spool import Claim
@@ -14,9 +19,19 @@ from spool import Claim
 # (sequence number, received: microseconds since 1970, the body, what the decoder made of it)
 Entry = tuple[int, int, bytes, "Record | Reject"]
 
+PIECE = (1_000, 4 << 20)  # entries, and bytes of their bodies, that are held at once while poison is looked for
+
 
 class Away(Exception):
     """The sink cannot be written now: nothing of the batch was stored, all of it may be tried again."""
+
+
+class Refused(Away):
+    """The database refuses a value among the entries. None of them was stored; `fill` finds out which it is."""
+
+
+class DryRun(Exception):
+    """Ends a transaction that was only to be tried."""
 
 
 class Letter(NamedTuple):
@@ -109,6 +124,71 @@ def connect(url: str, streams: dict[str, Stream], make: bool = True) -> Sink:
     from sinks.postgres import Postgres
 
     return Postgres(url, streams, make)
+
+
+def kinds(record: type[Record]) -> dict[str, set[Any]]:
+    """A record's fields without `time`: the types that a value may have, other than None."""
+    found = {}
+    for name, hint in typing.get_type_hints(record).items():
+        union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+        found[name] = {kind for kind in (typing.get_args(hint) if union else (hint,)) if kind is not types.NoneType}
+    return {field.name: found[field.name] for field in fields(record)[1:]}
+
+
+def fill(insert: Callable[[Iterable[Entry]], Outcome], entries: Callable[[], Iterable[Entry]]) -> Outcome:
+    """Insert the records among the entries, bury the rest. A record that is refused is found by halving.
+
+    insert: stores records and buries rejects, all or nothing. Raises: Refused.
+    """
+    try:
+        return insert(entries())
+    except Refused:
+        pass
+    holds = Counter(seq for seq, _, _, _ in entries())
+    records = letters = 0
+    for piece in pieces(entries()):
+        outcome = halve(insert, piece, holds)
+        records, letters = records + outcome.records, letters + outcome.letters
+    return Outcome(records, letters)
+
+
+def halve(insert: Callable[[Iterable[Entry]], Outcome], entries: list[Entry], holds: Counter[int]) -> Outcome:
+    """`fill` for entries with poison among them. holds: sequence number -> records in that body."""
+    try:
+        return insert(entries)
+    except Refused as error:
+        if len(entries) == 1:
+            seq, received, body, record = entries[0]
+            alone = holds[seq] == 1
+            reason = " ".join(f"refused by the database: {error}".split())[:200]
+            return insert([(seq, received, body, Reject(body if alone else part(record), reason, alone))])
+    middle = len(entries) // 2
+    first = halve(insert, entries[:middle], holds)
+    second = halve(insert, entries[middle:], holds)
+    return Outcome(first.records + second.records, first.letters + second.letters)
+
+
+def part(record: Record | Reject) -> bytes:
+    """A body that holds this record alone."""
+    try:
+        return msgspec.json.encode(record)
+    except Exception:  # so it cannot be replayed, but it can be read
+        return repr(record).encode("utf-8", "backslashreplace")
+
+
+def pieces(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """The entries in lists that fit into memory together with their bodies."""
+    piece: list[Entry] = []
+    size, last = 0, None
+    for entry in entries:
+        piece.append(entry)
+        if entry[0] != last:
+            size, last = size + len(entry[2]), entry[0]
+        if len(piece) >= PIECE[0] or size >= PIECE[1]:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
 
 
 @lru_cache(maxsize=4096)

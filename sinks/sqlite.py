@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import types
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import apsw
 import msgspec
-from msgspec.structs import astuple, fields
+from msgspec.structs import astuple
 
-from records import Record, Reject, Stream
-from sinks import Away, Decode, Entry, Ledger, Letter, Outcome, Replayed, second
+from records import Reject, Stream
+from sinks import Away, Decode, DryRun, Entry, Ledger, Letter, Outcome, Refused, Replayed, fill, kinds, second
 from spool import Claim
 
 BUSY = 5.0  # seconds to wait for another writer
@@ -30,7 +29,6 @@ POISON = (
     *(apsw.ConstraintError, apsw.TooBigError, apsw.MismatchError),
     *(TypeError, ValueError, OverflowError, AttributeError, LookupError, msgspec.MsgspecError),
 )
-PIECE = (1_000, 4 << 20)  # entries, and bytes of their bodies, that are held at once while poison is looked for
 LETTERS = 4 << 20  # bytes of letters that are read at once
 # AUTOINCREMENT: of two replays at once the slower one must not take a new letter for the old one of that id
 TABLES = """
@@ -52,16 +50,12 @@ class Table:
     def __init__(self, stream: Stream) -> None:
         self.name = stream.name
         self.columns = {"received_at": "TEXT NOT NULL", "time": "TEXT NOT NULL"}
-        hints = typing.get_type_hints(stream.record)
         self.encoded: list[int] = []  # positions of values that `plain` has to look at
-        for at, field in enumerate(fields(stream.record)[1:], 2):
-            hint = hints[field.name]
-            union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-            kinds = {kind for kind in (typing.get_args(hint) if union else (hint,)) if kind is not types.NoneType}
-            if not kinds <= PLAIN.keys():
+        for at, (name, some) in enumerate(kinds(stream.record).items(), 2):
+            if not some <= PLAIN.keys():
                 self.encoded.append(at)
-            kind = kinds.pop() if len(kinds) == 1 else object
-            self.columns[field.name] = PLAIN.get(kind, "TEXT" if typing.get_origin(kind) else "")  # dict[…] is JSON
+            kind = some.pop() if len(some) == 1 else object
+            self.columns[name] = PLAIN.get(kind, "TEXT" if typing.get_origin(kind) else "")  # dict[…] is JSON
         self.columns |= {"batch": "INTEGER NOT NULL REFERENCES batches", "seq": "INTEGER NOT NULL"}
         self.nanoseconds = stream.name == "metrics"
         names = ", ".join(f'"{name}"' for name in self.columns)
@@ -201,61 +195,19 @@ class Sqlite:
             if not db.changes():
                 return Outcome(0, 0, again=True)
             batch = db.last_insert_rowid()
-            outcome = self.fill(db, self.table(db, claim.stream), batch, entries)
+            outcome = fill(partial(self.insert, db, self.table(db, claim.stream), batch, True), entries)
             db.execute("UPDATE batches SET records = ? WHERE id = ?", (outcome.records, batch))
         return outcome
 
-    def fill(
-        self,
-        db: apsw.Connection,
-        table: Table,
-        batch: int,
-        entries: Callable[[], Iterable[Entry]],
-        whole: bool = True,
-    ) -> Outcome:
-        """Insert the records among the entries, bury the rest."""
-        try:
-            return self.insert(db, table, batch, entries(), whole)
-        except POISON:
-            pass
-        # A record is refused. It is found by halving, and buried; the rest is stored.
-        holds = Counter(seq for seq, _, _, _ in entries())
-        records = letters = 0
-        for piece in pieces(entries()):
-            outcome = self.halve(db, table, batch, piece, holds, whole)
-            records, letters = records + outcome.records, letters + outcome.letters
-        return Outcome(records, letters)
-
-    def insert(self, db: apsw.Connection, table: Table, batch: int, entries: Iterable[Entry], whole: bool) -> Outcome:
-        """`fill` without poison. Raises: one of POISON, with nothing done."""
+    def insert(self, db: apsw.Connection, table: Table, batch: int, whole: bool, entries: Iterable[Entry]) -> Outcome:
+        """Insert the records among the entries and bury the rejects. Raises: Refused, with nothing done."""
         count = [0, 0]
-        with db:
-            db.executemany(table.insert, table.rows(db, batch, entries, whole, count))
-        return Outcome(count[0], count[1])
-
-    def halve(
-        self,
-        db: apsw.Connection,
-        table: Table,
-        batch: int,
-        entries: list[Entry],
-        holds: Counter[int],
-        whole: bool,
-    ) -> Outcome:
-        """`fill` for entries with poison among them. holds: sequence number -> records in that body."""
         try:
-            return self.insert(db, table, batch, entries, whole)
+            with db:
+                db.executemany(table.insert, table.rows(db, batch, entries, whole, count))
         except POISON as error:
-            if len(entries) == 1:
-                seq, received, body, record = entries[0]
-                alone = holds[seq] == 1
-                reason = " ".join(f"refused by the database: {error}".split())[:200]
-                reject = Reject(body if alone else part(record), reason, alone)
-                return self.insert(db, table, batch, [(seq, received, body, reject)], whole)
-        middle = len(entries) // 2
-        first = self.halve(db, table, batch, entries[:middle], holds, whole)
-        second = self.halve(db, table, batch, entries[middle:], holds, whole)
-        return Outcome(first.records + second.records, first.letters + second.letters)
+            raise Refused(str(error)) from error
+        return Outcome(count[0], count[1])
 
     def replay(self, letters: list[Letter], decode: Decode, dry: bool = False) -> Replayed:
         """See `sinks.Sink`."""
@@ -272,7 +224,8 @@ class Sqlite:
                     for thing in decode(letter):
                         yield letter.seq, letter.received, letter.body, thing
 
-                outcome = self.fill(db, self.table(db, letter.stream), letter.batch, entries, letter.whole)
+                table = self.table(db, letter.stream)
+                outcome = fill(partial(self.insert, db, table, letter.batch, letter.whole), entries)
                 db.execute("UPDATE batches SET records = records + ? WHERE id = ?", (outcome.records, letter.batch))
                 records += outcome.records
                 passed, stay = passed + (not outcome.letters), stay + bool(outcome.letters)
@@ -339,33 +292,6 @@ def plain(value: Any) -> Any:
     if not isinstance(value, (dict, list)):
         value = msgspec.to_builtins(value, builtin_types=(bytes,))
     return msgspec.json.encode(value).decode() if isinstance(value, (dict, list)) else value
-
-
-def part(record: Record | Reject) -> bytes:
-    """A body that holds this record alone."""
-    try:
-        return msgspec.json.encode(record)
-    except Exception:  # so it cannot be replayed, but it can be read
-        return repr(record).encode("utf-8", "backslashreplace")
-
-
-def pieces(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """The entries in lists that fit into memory together with their bodies."""
-    piece: list[Entry] = []
-    size, last = 0, None
-    for entry in entries:
-        piece.append(entry)
-        if entry[0] != last:
-            size, last = size + len(entry[2]), entry[0]
-        if len(piece) >= PIECE[0] or size >= PIECE[1]:
-            yield piece
-            piece, size = [], 0
-    if piece:
-        yield piece
-
-
-class DryRun(Exception):
-    """Ends a transaction that was only to be tried."""
 
 
 @lru_cache(maxsize=4096)
