@@ -40,6 +40,10 @@ class Lane:
         self.due = 0.0  # when (monotonic) that is
 
 
+class Halfway(Exception):
+    """A decoder failed after it gave some records of a body: they must not be stored, for the whole body is buried."""
+
+
 class Worker:
     """Claims, persists and settles, one stream after the other."""
 
@@ -53,7 +57,9 @@ class Worker:
         self.lanes = [Lane(stream) for stream in streams.values()]
         self.letters = 0
         self.stopping = False
-        self.wake = threading.Event()
+        # held until `stop`: unlike an Event it may be let go of by a signal that comes at any point of a wait for it
+        self.wake = threading.Lock()
+        self.wake.acquire()
         self.said: dict[str, str | None] = {}
 
     def run(self, drain: bool = False) -> None:
@@ -73,19 +79,19 @@ class Worker:
                 backoff = BACKOFF[0]
             except RedisError as error:
                 self.say("redis", f"Redis is away: {error}")
-                self.wake.wait(backoff)
+                self.wake.acquire(timeout=backoff)
                 backoff = min(backoff * 2, BACKOFF[1])
                 continue
             if drain and not held and not any(waiting):
                 break
             if not busy:
-                self.wake.wait(IDLE)
+                self.wake.acquire(timeout=IDLE)
         self.release()
 
     def stop(self) -> None:
-        """Stop after the batch at hand."""
+        """Stop after the batch at hand. To be called once."""
         self.stopping = True
-        self.wake.set()
+        self.wake.release()
 
     def step(self, lane: Lane) -> bool:
         """Carry one batch of a stream as far as it goes; whether anything was done."""
@@ -99,17 +105,22 @@ class Worker:
         try:
             if self.sink is None:
                 self.sink = sinks.connect(self.url, self.streams)
-            outcome = self.sink.persist(claim, lambda: self.decode(lane.stream, claim))
+            try:
+                outcome = self.sink.persist(claim, lambda: self.decode(lane.stream, claim))
+            except Halfway:
+                outcome = self.sink.persist(claim, lambda: self.decode(lane.stream, claim, whole=True))
         except sinks.Away as error:
-            # The claim is kept, and its lease alive; the other streams go on.
             self.say(lane.stream.name, f"the sink is away: {error}")
-            lane.wait = min(max(lane.wait * 2, BACKOFF[0]), BACKOFF[1])
-            lane.due = time.monotonic() + lane.wait
-            return False
+            return self.postpone(lane)
         except Lost as error:
             log.warning("%s", error)
             lane.claim = None
             return True
+        except RedisError:
+            raise
+        except Exception:
+            log.exception("%s: this was not foreseen; it will be tried again", lane.stream.name)
+            return self.postpone(lane)
         self.say(lane.stream.name, None)
         self.letters += outcome.letters
         if outcome.letters:
@@ -118,16 +129,31 @@ class Worker:
         lane.claim, lane.wait = None, 0.0
         return True
 
-    def decode(self, stream: Stream, claim: Claim) -> Iterator[sinks.Entry]:
-        """The entries of a claim. A decoder that fails costs its body, not the batch."""
+    def postpone(self, lane: Lane) -> bool:
+        """Try this claim again later. It is kept, and its lease alive; the other streams go on."""
+        lane.wait = min(max(lane.wait * 2, BACKOFF[0]), BACKOFF[1])
+        lane.due = time.monotonic() + lane.wait
+        return False
+
+    def decode(self, stream: Stream, claim: Claim, whole: bool = False) -> Iterator[sinks.Entry]:
+        """The entries of a claim. A decoder that fails costs its body, not the batch.
+
+        whole: nothing of a body is given away before all of it is decoded.
+        Raises: Halfway, if not `whole`; Lost.
+        """
         decode, most, seq, until = stream.decode, self.most, claim.first, 0
         for body in self.spool.bodies(claim):
             if seq >= until:
                 received, until = claim.received(seq)
+            given = False
             try:
-                for thing in decode(body, most):
+                things = decode(body, most)
+                for thing in list(things) if whole else things:
+                    given = True
                     yield seq, received, body, thing
             except Exception as error:
+                if given:
+                    raise Halfway from error
                 log.exception("%s: the decoder failed", stream.name)
                 yield seq, received, body, Reject(body, f"the decoder failed: {type(error).__name__}", True)
             seq += 1
