@@ -164,7 +164,8 @@ class Line:
 
     def __init__(self, stream: str) -> None:
         keys = Keys.of(stream)
-        self.push = b"$5\r\nRPUSH\r\n$%d\r\n%b\r\n" % (len(keys.ready), keys.ready.encode())
+        key = keys.ready.encode()
+        self.push = b"$5\r\nRPUSH\r\n$%d\r\n%b\r\n" % (len(key), key)
         self.mark = ("EVAL", MARK, 3, keys.ready, keys.claimed, keys.marks)
         self.mark_due = 0.0
         self.backlog = 0
@@ -243,7 +244,7 @@ class Inlet:
             if line is None:
                 line = self.lines[stream] = Line(stream)
             if line.backlog >= self.max_backlog and now >= line.mark_due:
-                self.look(line)
+                self.look(line, now)
             marking = now >= line.mark_due
             if line.backlog >= self.max_backlog:
                 line.waiting += len(bodies)
@@ -261,7 +262,7 @@ class Inlet:
         self.redis.send_packed_command((b"".join(out),))
         for stream, line, marking in asked:
             if marking:
-                self.read_mark(line)
+                self.read_mark(line, now)
             try:
                 line.backlog = self.redis.read_response()
                 line.waiting = 0
@@ -271,16 +272,19 @@ class Inlet:
                 detail = "Redis is full." if full else f"Redis refuses to write: {error}"
                 self.refuse(batch, stream, line.full(line.backlog // 20 + 1, detail))
 
-    def look(self, line: Line) -> None:
+    def look(self, line: Line, now: float) -> None:
         """See whether a full stream has room again: a client that waited as it was told must get in."""
         self.redis.send_command(*line.mark)
-        self.read_mark(line)
+        self.read_mark(line, now)
 
-    def read_mark(self, line: Line) -> None:
-        """Read a mark's reply. A full Redis takes no mark; the push that follows says so."""
+    def read_mark(self, line: Line, now: float) -> None:
+        """Read a mark's reply. A full Redis takes no mark; the push that follows says so.
+
+        now: before it was sent. The reply may have waited for an fsync, or longer, and so long was the mark true.
+        """
         try:
             line.marked(*self.redis.read_response())
-            line.mark_due = time.monotonic() + MARK_EVERY
+            line.mark_due = now + MARK_EVERY
         except ResponseError:
             line.mark_due = 0.0
 
