@@ -124,7 +124,7 @@ class Drill:
     def order(self, names: Sequence[str]) -> Iterator[str]:
         """The faults, in rounds, each round in another order."""
         count = 0
-        while self.options.rounds is None or count < self.options.rounds:
+        while names and (self.options.rounds is None or count < self.options.rounds):
             yield from self.random.sample(list(names), len(names))
             count += 1
 
