@@ -45,8 +45,6 @@ def nanoseconds(value: int | float | str) -> int:
         unit, start = unit // 1000, START
     if not unit:
         raise Bad(f"time out of range: {value!r:.40}")
-    if isinstance(number, int):
-        return number * unit
     return round(number * (unit // 1000)) * 1000 if unit > 1 else round(number)
 
 
