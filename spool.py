@@ -1,6 +1,7 @@
 """The Redis contract (PROTOCOL.md, section 4): what the gateway puts on the lists and how a worker takes it off.
 
-Bodies are opaque bytes here. `Inlet` is the gateway's side: append, commit. `Outlet` is the worker's: claim, renew, settle.
+Bodies are opaque bytes here. `Inlet` is the gateway's side: append, commit. `Outlet` is the worker's: claim, renew,
+settle.
 """
 
 from __future__ import annotations
@@ -326,7 +327,8 @@ class Inlet:
 class Claim(NamedTuple):
     """One claimed batch: its bodies have the sequence numbers first, first + 1, …
 
-    size: bytes, roughly. marks: (sequence number, microseconds since 1970), ascending, from the last at or before first.
+    size: bytes, roughly.
+    marks: (sequence number, microseconds since 1970), ascending, from the last at or before first.
     """
 
     stream: str
@@ -365,14 +367,19 @@ class Lost(Exception):
 class Outlet:
     """The worker's side, and the operator's: claim, renew, settle, and what lies where. Safe with threads."""
 
-    def __init__(self, socket: str) -> None:
-        """socket: the path of Redis's Unix socket."""
+    def __init__(self, socket: str, patience: float = 30) -> None:
+        """socket: the path of Redis's Unix socket. patience: seconds that it may take for one reply."""
         # A claim whose reply was lost is claimed again when its lease ends, so no retry is needed here either.
         self.redis = redis.Redis(
-            unix_socket_path=socket, socket_timeout=30, socket_connect_timeout=TIMEOUT, retry=Retry(NoBackoff(), 0)
+            unix_socket_path=socket,
+            socket_timeout=patience,
+            socket_connect_timeout=TIMEOUT,
+            retry=Retry(NoBackoff(), 0),
         )
 
-    def claim(self, stream: str, most: int = CLAIM_BODIES, size: int = CLAIM_BYTES, lease: float = LEASE) -> Claim | None:
+    def claim(
+        self, stream: str, most: int = CLAIM_BODIES, size: int = CLAIM_BYTES, lease: float = LEASE
+    ) -> Claim | None:
         """Claim an expired batch or else the head of the list; None if there is nothing.
 
         most: bodies. size: bytes after which no more bodies are added. lease: seconds.

@@ -269,7 +269,7 @@ class Sqlite:
                 # on a line of its own, for it may end with a comment
                 yield from db.execute(question.format(f"(SELECT * FROM dead_letters WHERE ({where}\n))"), bindings)
             except (apsw.SQLError, apsw.BindingsError, apsw.ReadOnlyError, ValueError) as error:
-                raise ValueError(f"this is not a condition on dead letters: {where}: {error}") from None
+                raise ValueError(f"not a condition on dead letters: {error}") from None
             finally:
                 db.execute("PRAGMA query_only=0")
 
