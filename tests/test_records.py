@@ -197,6 +197,11 @@ def test_many_bad_records_of_one_body_become_few_letters_that_hold_them_all(name
     assert refused(name, rejects[-1].part) == rejects[-1].reason
 
 
+def test_the_reason_of_a_broken_object_is_its_own():
+    assert refused("votes", b'{"poll":') == "not JSON: Input data was truncated"
+    assert refused("votes", b'{"poll":}') == "not JSON: invalid character (byte 8)"
+
+
 def test_elements_are_found_between_brackets_quotes_and_escapes():
     parts = [b'{"a":"]}\\"["}', b'"x,\\\\"', b"[[],{}]", b'{"a":{"b":["}"]}}', b"1", b"null", b"{}", b'""', b"[]"]
     assert list(elements(b"[ " + b" ,\n".join(parts) + b"\t]")) == parts
