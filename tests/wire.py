@@ -125,6 +125,7 @@ PLAIN = (
     b"Host: :",
     b"Content-Encoding: gzip",
     b"X-Forwarded-Ssl: on",
+    b"X-Forwarded-Proto: http",
     b"X-Long: " + b"y" * 500,
 )
 ODD = (
@@ -358,6 +359,7 @@ def places() -> list[Place]:
         Place("/run/client.sock", "/run/with:colon.sock", **own),
         Place(b"\0client", unix, **own),
         Place("", unix, limit_request_line=60, limit_request_fields=3, limit_request_field_size=40),
+        Place("", unix, limit_request_fields=3),
         Place("", unix, limit_request_line=0, limit_request_fields=0, limit_request_field_size=0),
         Place("", unix, strip_header_spaces=True, permit_obsolete_folding=True, header_map="dangerous"),
         Place("", unix, casefold_http_method=True, permit_unconventional_http_method=True, header_map="refuse"),
