@@ -51,8 +51,9 @@ PROBES: dict[str, Callable[[], Reply]] = {"/healthz": lambda: OK, "/readyz": rea
 
 
 class Answer:
-    """The answer of an appended body. Iterating it commits the batch, unless somebody has, and then starts the response:
-    PEP 3333 lets start_response wait for the first chunk. A server that keeps answers back commits many bodies at once.
+    """The answer of an appended body. Iterating it commits the batch, unless somebody has, and then starts the
+    response: PEP 3333 lets start_response wait for the first chunk. A server that keeps answers back commits many
+    bodies at once.
     """
 
     __slots__ = ("batch", "route", "start")
@@ -79,7 +80,7 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
     if route is None:
         return probe(environ, start_response)
     if environ["REQUEST_METHOD"] != "POST":
-        return refuse(POST_ONLY, start_response)
+        return answer(POST_ONLY, environ, start_response)
     length = environ.get("CONTENT_LENGTH") or "0"
     if "HTTP_TRANSFER_ENCODING" in environ or not length.isdecimal():
         if not environ.get("wsgi.input_terminated") or "CONTENT_LENGTH" in environ:
@@ -90,7 +91,7 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
     elif length == "0":
         body = b""
     else:
-        size = int(length)
+        size = int(length) if len(length) < 20 else MAX_BODY + 1  # int() raises for thousands of digits
         if size > MAX_BODY:
             return refuse(TOO_LARGE, start_response)
         body = environ["wsgi.input"].read(size)
@@ -113,21 +114,27 @@ def refuse(given: Reply, start_response: Callable[..., Any]) -> Iterable[bytes]:
     return given.chunks
 
 
+app.max_body = MAX_BODY  # type: ignore[attr-defined]  # the fast lane asks before it reads a longer one
+
+
 def probe(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     """What is asked with GET: the health checks, and nothing else."""
     look = PROBES.get(environ["PATH_INFO"])
     if look is None:
-        return refuse(NOT_FOUND, start_response)
-    method = environ["REQUEST_METHOD"]
-    if method not in ("GET", "HEAD"):
-        return refuse(GET_ONLY, start_response)
-    given = look()
+        return answer(NOT_FOUND, environ, start_response)
+    if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+        return answer(GET_ONLY, environ, start_response)
+    return answer(look(), environ, start_response)
+
+
+def answer(given: Reply, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    """Answer at once, whatever the method. Not every server leaves the body of an answer to HEAD away."""
     start_response(given.status, given.headers)
-    return given.chunks if method == "GET" else ()
+    return given.chunks if environ["REQUEST_METHOD"] != "HEAD" else ()
 
 
 def head(environ: dict[str, Any]) -> bytes:
-    """The request's head: as received where the server has it (`fastlane.head`), else put together again from environ."""
+    """The request's head: as received where the server has it (`fastlane.head`), else put together from environ."""
     kept: bytes | None = environ.get("fastlane.head")
     if kept is not None:
         return kept
