@@ -1,0 +1,100 @@
+/* The least that can stand behind nginx: reads each request whole and gives the answer that ingest.py gives.
+ * One process, epoll, any number of Unix sockets: noop PATH... */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+static const char ANSWER[] = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n{\"message\":\"OK\"}";
+
+enum { HEAD_MOST = 16384, CONNECTIONS_MOST = 65536 };
+
+struct connection {
+    size_t body;     /* bytes of the body that are still to come */
+    size_t have;     /* bytes of an unfinished head in buffer */
+    char buffer[];   /* HEAD_MOST */
+};
+
+static struct connection *connections[CONNECTIONS_MOST]; /* NULL for the listeners too, until something is read */
+static char is_listener[CONNECTIONS_MOST];
+
+static void hang_up(int fd) {
+    free(connections[fd]);
+    connections[fd] = NULL;
+    close(fd);
+}
+
+/* Takes what was read; returns the number of requests that ended in it, -1 if it is not HTTP. */
+static int take(struct connection *c, const char *data, size_t size) {
+    int done = 0;
+    while (size > 0) {
+        if (c->body > 0) {
+            size_t part = size < c->body ? size : c->body;
+            c->body -= part, data += part, size -= part;
+            if (c->body > 0) break;
+            done++;
+            continue;
+        }
+        size_t part = size < HEAD_MOST - 1 - c->have ? size : HEAD_MOST - 1 - c->have;
+        if (part == 0) return -1;
+        memcpy(c->buffer + c->have, data, part);
+        c->buffer[c->have + part] = 0;
+        char *end = memmem(c->buffer, c->have + part, "\r\n\r\n", 4);
+        if (end == NULL) {
+            c->have += part, data += part, size -= part;
+            continue;
+        }
+        size_t used = end + 4 - c->buffer - c->have;
+        end[2] = 0;
+        char *length = strcasestr(c->buffer, "\r\ncontent-length:");
+        c->body = length ? strtoul(length + 17, NULL, 10) : 0;
+        c->have = 0, data += used, size -= used;
+        if (c->body == 0) done++;
+    }
+    return done;
+}
+
+int main(int count, char **paths) {
+    int poll = epoll_create1(0);
+    signal(SIGPIPE, SIG_IGN); /* nginx may hang up first */
+    for (int n = 1; n < count; n++) {
+        struct sockaddr_un address = {.sun_family = AF_UNIX};
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        strncpy(address.sun_path, paths[n], sizeof address.sun_path - 1);
+        unlink(paths[n]);
+        if (bind(fd, (void *)&address, sizeof address) || listen(fd, 65535)) return perror(paths[n]), 1;
+        is_listener[fd] = 1;
+        epoll_ctl(poll, EPOLL_CTL_ADD, fd, &(struct epoll_event){.events = EPOLLIN, .data.fd = fd});
+    }
+    for (;;) {
+        static char data[65536];
+        struct epoll_event events[512];
+        int ready = epoll_wait(poll, events, 512, -1);
+        for (int n = 0; n < ready; n++) {
+            int fd = events[n].data.fd, client;
+            if (is_listener[fd]) {
+                while ((client = accept4(fd, NULL, NULL, SOCK_NONBLOCK)) >= 0) {
+                    if (client >= CONNECTIONS_MOST) { close(client); continue; }
+                    connections[client] = calloc(1, sizeof(struct connection) + HEAD_MOST);
+                    epoll_ctl(poll, EPOLL_CTL_ADD, client, &(struct epoll_event){.events = EPOLLIN, .data.fd = client});
+                }
+                continue;
+            }
+            ssize_t size = recv(fd, data, sizeof data, 0);
+            if (size < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+            int done = size > 0 ? take(connections[fd], data, size) : -1;
+            /* an answer always fits: nginx asks one thing at a time */
+            for (; done > 0; done--)
+                if (send(fd, ANSWER, sizeof ANSWER - 1, 0) < 0) done = 0;
+            if (done < 0) hang_up(fd);
+        }
+    }
+}
