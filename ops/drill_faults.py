@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import redis
-from ops.drill_site import KEYS, Site, free_port, wait
+from ops.drill_site import KEYS, Site, Trouble, connect, free_port, wait
 from ops.up import ROOT
 from spool import LEASE
 
@@ -202,17 +202,18 @@ def replica(scene: Scene) -> str:
     home.mkdir()
     site.redis.config_set("bind", "127.0.0.1")
     site.redis.config_set("port", port)
+    site.redis.config_set("repl-diskless-sync-delay", 0)
     durability = "everysec" if site.settings.durability == "no" else site.settings.durability
     process = subprocess.Popen(
         [
             "redis-server", "--port", "0", "--unixsocket", str(sock), "--unixsocketperm", "700", "--dir", str(home),
             "--save", "", "--appendonly", "yes", "--appendfsync", durability, "--replicaof", "127.0.0.1", str(port),
-            "--repl-diskless-sync-delay", "0", "--loglevel", "warning",
+            "--loglevel", "warning",
         ],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        follower = redis.Redis(unix_socket_path=str(sock), socket_timeout=10)
+        follower = connect(sock)
 
         def caught_up() -> bool:
             told = follower.info()
@@ -224,8 +225,11 @@ def replica(scene: Scene) -> str:
                 and bool(list(home.glob("appendonlydir/*.base.*")))
             )
 
+        begun = time.monotonic()
         wait(caught_up, 30, "the replica has all")
+        took = time.monotonic() - begun
         site.redis.client_pause(20_000, all=False)
+        begun = time.monotonic()
         wait(
             lambda: site.redis.info("replication")["master_repl_offset"]
             == follower.info("replication")["slave_repl_offset"],
@@ -252,7 +256,7 @@ def replica(scene: Scene) -> str:
             with contextlib.suppress(redis.RedisError):
                 site.redis.client_unpause()
                 site.redis.config_set("port", 0)
-    return ""
+    return f"caught up in {took:.1f} s, in its place in {time.monotonic() - begun:.1f} s"
 
 
 @fault("sink-locked", "somebody else holds the database's lock")
@@ -312,21 +316,47 @@ def kill_commit(scene: Scene) -> str:
     return f"{committed} of 3 between commit and settle"
 
 
-@fault("lease", "a worker stands still with a claim until another one has taken it, and goes on")
+@fault("kill-settle", "kill -9 of the workers and Redis between commit and settle")
+def kill_settle(scene: Scene) -> str:
+    site, begun, tries = scene.site, time.monotonic(), 0
+    server = site.parents("redis")[0]
+    while time.monotonic() < begun + 10:
+        tries += 1
+        pids = site.parents("worker")
+        claims = wait(site.claims, 10, "a claim")
+        # a worker that has read the claim's bodies commits; its settle ends in the socket of a Redis that stands still
+        with stopped(server), contextlib.suppress(Trouble):
+            if any(map(site.persisted, claims)):
+                continue  # too late: it may be settled already
+            wait(lambda claims=claims: any(map(site.persisted, claims)), 0.3, "a commit")  # type: ignore[misc]
+            for pid in [*pids, server]:
+                strike(pid, signal.SIGKILL)
+            wait(lambda pids=pids: all(map(gone, [*pids, server])), 5, "their end")  # type: ignore[misc]
+            break
+    else:
+        return "not met"
+    wait(lambda: site.redis.ping(), 10, "another Redis")
+    still = set(claims) & set(site.claims())
+    return f"{sum(map(site.persisted, still))} claims committed and not settled, at try {tries}"
+
+
+@fault("lease", "the workers stand still with a claim until another one has taken it, and go on")
 def lease(scene: Scene) -> str:
     site = scene.site
-    with second_worker(site) as other:
-        claims = wait(site.claims, 10, "a claim")
-        time.sleep(scene.random.uniform(0, 0.005))
-        pids = [pid for pid in site.parents("worker") if pid != other]
+    pids = site.parents("worker")
+    claims = wait(site.claims, 10, "a claim")
+    time.sleep(scene.random.uniform(0, 0.005))
+    with contextlib.ExitStack() as stack:
         with stopped(*pids):
             held = set(claims) & set(site.claims())
+            stack.enter_context(second_worker(site))
             deadline = time.monotonic() + LEASE + 3
+            # a worker that stands still in its transaction has the database's lock, too
             while held & set(site.claims()) and time.monotonic() < deadline:
                 time.sleep(0.05)
             taken = len(held - set(site.claims()))
         time.sleep(0.5)  # both run
-    return f"{len(held)} held, {taken} taken over"
+    return f"{len(held)} held, {taken} settled by another"
 
 
 @contextlib.contextmanager

@@ -17,6 +17,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
 import redis
 import settings
 from ops import launch
@@ -60,6 +63,11 @@ def parent_of(pid: int) -> int:
         return 0
 
 
+def connect(path: Path) -> redis.Redis:
+    """A client of Redis that does not try again: what a fault does must be seen, and done once."""
+    return redis.Redis(unix_socket_path=str(path), socket_timeout=30, retry=Retry(NoBackoff(), 0))
+
+
 class Site:
     """An installation, its processes and its stores. private: it is the drill's own, and may be stopped and moved."""
 
@@ -73,8 +81,7 @@ class Site:
         if not self.settings.sink.startswith("sqlite:///"):
             raise Trouble("the drill reads what is stored from SQLite; INGEST_SINK names something else")
         self.database = Path(self.settings.sink.removeprefix("sqlite:///"))
-        # no retry: what a fault does to Redis must be seen, not repeated
-        self.redis = redis.Redis(unix_socket_path=str(self.settings.redis), socket_timeout=30)
+        self.redis = connect(self.settings.redis)
 
     # --- its processes ---
 

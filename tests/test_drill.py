@@ -1,0 +1,182 @@
+"""bin/sluice drill: that it finds nothing where all is well, and whatever is wrong where it is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ops.drill import KINDS, arguments
+from ops.drill_faults import FAULTS
+from ops.drill_ledger import Findings, compare
+from ops.drill_load import CUT, HALF, SPAN, UNANSWERED, Book
+from utils import ROOT, environment, get, installation, short_tmp
+
+PROMISES = ("missing", "doubled", "torn", "disorder", "misdated")
+FIVE = ("nginx", "master", "gateway", "worker", "redis")
+
+
+@pytest.fixture
+def tmp() -> Iterator[Path]:
+    with short_tmp() as path:
+        yield path
+
+
+def drill(tmp: Path, *options: object, env: Mapping[str, object] | None = None) -> tuple[int, dict[str, Any], str]:
+    """Hold a drill; its status, its report, and what it said."""
+    command = [sys.executable, "-m", "ops.drill", "--report", tmp, *options]
+    # the drill's own installation has a place of its own; INGEST_HOME is not it
+    done = subprocess.run(
+        list(map(str, command)), cwd=ROOT, env=environment(tmp, env), capture_output=True, text=True, timeout=300
+    )
+    print(done.stdout[done.stdout.find("\n# ") :], done.stderr)  # the report stands beside the test that failed
+    reports = list(tmp.glob("*.json"))
+    assert len(reports) == 1, done.stdout + done.stderr
+    return done.returncode, json.loads(reports[0].read_text()), done.stdout
+
+
+def kept(report: dict[str, Any]) -> dict[str, int]:
+    """How often each promise was broken."""
+    return {kind: report["counts"][kind] for kind in PROMISES}
+
+
+NONE = dict.fromkeys(PROMISES, 0)
+
+
+def test_each_of_the_five_killed_ten_times_and_every_acknowledged_event_is_stored_exactly_once(tmp: Path) -> None:
+    names = [f"kill-{name}" for name in FIVE]
+    status, report, _ = drill(tmp, "--rounds", 10, "--rate", 1500, "--seed", 2, "--faults", ",".join(names))
+    killed = [entry["fault"] for entry in report["faults"]]
+    assert {name: killed.count(name) for name in names} == dict.fromkeys(names, 10)
+    assert (kept(report), report["dead"], report["trouble"]) == (NONE, 0, "")
+    assert report["stored"] == report["acknowledged"] + report["counts"]["unknown"] > 5000
+    assert status == 0
+
+
+def test_a_minute_of_all_faults_loses_doubles_disorders_and_misdates_nothing(tmp: Path) -> None:
+    status, report, _ = drill(tmp, "--duration", 60, "--rate", 1500)
+    assert (kept(report), report["dead"], report["ledger"]["missing"], report["trouble"]) == (NONE, 0, 0, "")
+    assert len(report["faults"]) >= 10
+    assert status == 0
+
+
+def test_two_gateways_and_two_workers_keep_the_promises_too(tmp: Path) -> None:
+    env = {"INGEST_GATEWAYS": 2, "INGEST_WORKERS": 2}
+    faults = "kill-gateway,kill-worker,kill-redis,kill-settle,lease,reload-gateway"
+    status, report, _ = drill(tmp, "--rounds", 1, "--rate", 1500, "--faults", faults, env=env)
+    assert (report["settings"]["gateways"], report["settings"]["workers"]) == (2, 2)
+    assert (status, kept(report)) == (0, NONE)
+
+
+@pytest.mark.parametrize("fault, kind", [("lose", "missing"), ("double", "doubled")])
+def test_a_broken_promise_is_found_and_costs_the_status(fault: str, kind: str, tmp: Path) -> None:
+    status, report, said = drill(tmp, "--rounds", 1, "--rate", 500, "--faults", fault)
+    assert (status, report["passed"]) == (1, False)
+    assert kept(report) == NONE | {kind: 1}
+    assert f"| {KINDS[kind]} | 1 |" in said
+    assert str(report["numbers"][kind][0]) in said
+
+
+def test_it_can_be_held_against_an_installation_that_runs_and_goes_on(tmp: Path) -> None:
+    home = tmp / "home"
+    home.mkdir()
+    with installation(home) as up:
+        names = "kill-worker,script-flush,cut"
+        status, report, _ = drill(tmp, "--home", home, "--rounds", 1, "--rate", 500, "--faults", names)
+        assert (status, kept(report), report["installation"]) == (0, NONE, "running")
+        assert get(up.port, "/readyz")[0] == 200
+        assert not (home / "drill-books").exists()
+
+
+def test_a_home_where_nothing_runs_is_told_in_one_line(tmp: Path) -> None:
+    command = [sys.executable, "-m", "ops.drill", "--home", tmp / "none", "--report", tmp]
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment(tmp), capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert f"no bin/up has run in {tmp}/none" in done.stderr
+
+
+def test_faults_are_chosen_left_out_and_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    every = arguments([]).faults
+    assert set(every) == {name for name, fault in FAULTS.items() if not fault.proof}
+    assert arguments(["--faults", "cut,lose"]).faults == ["cut", "lose"]
+    assert arguments(["--faults", "none"]).faults == []
+    assert set(every) - set(arguments(["--faults=-replica,-cut"]).faults) == {"replica", "cut"}
+    assert "replica" not in arguments(["--home", "var"]).faults  # it would move another one's files
+    for wrong in (["--faults", "kill-everybody"], ["--home", "var", "--faults", "replica"]):
+        with pytest.raises(SystemExit):
+            arguments(wrong)
+        assert "no such fault here" in capsys.readouterr().err
+
+
+# --- the comparison, by itself ---
+
+
+def book(*events: tuple[int, float, float]) -> Book:
+    """A book with (status, sent, answered)."""
+    made = Book()
+    for status, sent, answered in events:
+        n = made.post(sent)
+        made.status[n], made.answered[n] = status, answered
+    return made
+
+
+def counts(found: Findings) -> dict[str, int]:
+    return {kind: count for kind, count in found.counts.items() if count}
+
+
+def test_what_is_as_it_should_be_is_found_sound() -> None:
+    books = [book((200, 1.0, 1.1), (204, 2.0, 2.1)), book((200, 1.0, 1.3), (503, 5.0, 5.1), (HALF, 6.0, 0.0))]
+    found = compare(books, [(0, 1.0), (SPAN, 1.2), (1, 2.1)])
+    assert (found.sound, found.acknowledged, found.posted, found.stored, counts(found)) == (True, 3, 5, 3, {})
+
+
+def test_an_acknowledged_event_that_is_not_stored_is_missing() -> None:
+    found = compare([book((200, 1.0, 1.1), (200, 2.0, 2.1))], [(1, 2.0)])
+    assert (found.sound, found.missing, counts(found)) == (False, [0], {"missing": 1})
+
+
+def test_an_event_that_is_stored_twice_is_doubled_acknowledged_or_not() -> None:
+    found = compare([book((200, 1.0, 1.1), (UNANSWERED, 2.0, 0.0))], [(0, 1.0), (0, 1.0), (1, 2.0), (1, 2.0)])
+    assert (found.sound, found.doubled, counts(found)) == (False, [0, 1], {"doubled": 2, "unknown": 1})
+
+
+@pytest.mark.parametrize("status", [UNANSWERED, CUT, 502, 503, 504])
+def test_an_event_that_is_stored_and_was_never_acknowledged_is_listed_and_allowed(status: int) -> None:
+    found = compare([book((status, 1.0, 0.0))], [(0, 1.0)])
+    assert (found.sound, found.unknown) == (True, [0])
+
+
+@pytest.mark.parametrize("number", [0, 1, SPAN, -1])
+def test_an_event_that_was_never_sent_whole_may_not_be_stored(number: int) -> None:
+    found = compare([book((HALF, 1.0, 0.0))], [(number, 1.0)])
+    assert (found.sound, found.torn) == (False, [number])
+
+
+def test_an_event_behind_one_that_was_posted_after_its_answer_is_out_of_order() -> None:
+    first, second = (200, 1.0, 1.1), (200, 1.2, 1.3)
+    assert compare([book(first, second)], [(0, 1.0), (1, 1.2)]).sound
+    assert compare([book(first, second)], [(1, 1.2), (0, 1.0)]).disorder == [0]
+    # of two processes, and by way of one whose answer never came
+    assert compare([book(first), book((UNANSWERED, 1.2, 0.0))], [(SPAN, 1.2), (0, 1.0)]).disorder == [0]
+    # at the same time either may come first
+    assert compare([book((200, 1.0, 1.3), second)], [(1, 1.2), (0, 1.0)]).sound
+
+
+@pytest.mark.parametrize("received, right", [(0.9, True), (0.89, False), (1.1, True), (1.2, True), (1.21, False)])
+def test_received_at_lies_between_request_and_answer_to_a_tenth_of_a_second(received: float, right: bool) -> None:
+    found = compare([book((200, 1.0, 1.1))], [(0, received)])
+    assert (found.sound, found.misdated) == (right, [] if right else [0])
+
+
+def test_a_book_is_read_as_it_was_written(tmp: Path) -> None:
+    written = book((200, 1.0, 1.1), (HALF, 2.5, 0.0))
+    written.save(tmp / "book")
+    read = Book.load(tmp / "book")
+    assert (read.status, read.sent, read.answered) == (written.status, written.sent, written.answered)
+    assert os.path.getsize(tmp / "book") == 8 + 2 * 18
