@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -37,6 +38,12 @@ stderr_logfile_backups=2"""
 
 class CannotStart(Exception):
     """Why not, in one line for a person."""
+
+
+def say(text: str) -> None:
+    """Print; that nobody reads (bin/up | head -n 1) is no reason to fail."""
+    with contextlib.suppress(BrokenPipeError):
+        print(text, flush=True)
 
 
 def replaced(text: str, *pairs: tuple[str, str]) -> str:
@@ -137,7 +144,7 @@ def claim_home(s: settings.Settings) -> None:
         raise CannotStart(f"bin/up is running in {s.home} already; INGEST_HOME may name another place.") from None
     for mark in sorted((s.home / "run").resolve().glob("*.mark"), key=lambda path: "nwgr".find(path.name[0])):
         if launch.end(mark, signal.SIGTERM, patience=3.0):
-            print(f"An earlier bin/up was killed; ended the {mark.stem} that it left.", flush=True)
+            say(f"An earlier bin/up was killed; ended the {mark.stem} that it left.")
 
 
 def check_places(s: settings.Settings) -> None:
@@ -206,7 +213,7 @@ def main() -> int:
     except OSError as error:
         print(f"sluice: {s.home} cannot be used: {error}", file=sys.stderr)
         return 1
-    print(FIRST_SCREEN.format(port=s.port, home=s.home, sink=s.sink.removeprefix("sqlite:///")), flush=True)
+    say(FIRST_SCREEN.format(port=s.port, home=s.home, sink=s.sink.removeprefix("sqlite:///")))
     own_stdout()
 
     from ops import supervise  # supervisord; only here, for everything above also serves the tests

@@ -96,6 +96,8 @@ def short_tmp() -> Iterator[Path]:
     try:
         yield tmp
     finally:
+        for mark in tmp.rglob("*.mark"):  # what a bin/up may have left
+            launch.end(mark.resolve(), signal.SIGKILL, 1)
         shutil.rmtree(tmp, ignore_errors=True)
 
 
@@ -216,19 +218,10 @@ def installation(tmp: Path, env: Mapping[str, object] | None = None, ready: bool
     (tmp / "run").mkdir(parents=True, exist_ok=True)
     with running([ROOT / "bin/up"], tmp / "up.out", surroundings) as process:
         server = Server(process, tmp / "up.out", tmp, port, settings.load(surroundings).gateway_sockets)
-        try:
-            if ready:
-                # the first start may have to set up
-                poll(lambda: listening(server, port)() and get(port, "/readyz")[0] == 200, 300, "bin/up")
-            yield server
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(15)
-            # supervisord gives each program a group of its own; normally nothing is left
-            for mark in (tmp / "run").resolve().glob("*.mark"):
-                launch.end(mark, signal.SIGKILL, 1)
+        if ready:
+            # the first start may have to set up
+            poll(lambda: listening(server, port)() and get(port, "/readyz")[0] == 200, 300, "bin/up")
+        yield server
 
 
 def connect(where: int | Path, seconds: float = 10) -> socket.socket:
