@@ -528,6 +528,8 @@ def storable(record: Record) -> None:
 
 @pytest.mark.parametrize("name", ["gps", "votes"])
 @given(anything)
+@example(GOOD["gps"] + b"\n\x1f\x8b\n" + GOOD["votes"] + b"\n\x28\xb5\x2f\xfd")
+@example(b"[" + GOOD["gps"] + b",5," + GOOD["votes"] + b',[{}],{"poll":[\n]},"a=b"]')
 def test_a_part_can_be_decoded_again_and_is_refused_for_the_same_reason(name, item):
     for reject in decode(name, item):
         if isinstance(reject, Reject):
