@@ -88,24 +88,26 @@ class Sink(Protocol):
         Raises: Away; and whatever `entries` raises, with nothing stored.
         """
 
-    def replay(self, letters: list[Letter], decode: Decode, dry: bool) -> Replayed:
+    def replay(self, letters: list[Letter], decode: Decode, dry: bool = False) -> Replayed:
         """Take letters out of dead_letters and put what the decoder now makes of them in their place: one transaction.
 
         A letter that is no longer there is passed over. What is buried again has a new, higher id.
         dry: only say what would become of them.
         """
 
-    def letters(self, where: str, above: int, below: int, most: int, newest: bool) -> list[Letter]:
+    def letters(
+        self, where: str = "true", above: int = 0, below: int = 1 << 62, most: int = 200, newest: bool = False
+    ) -> list[Letter]:
         """Dead letters with an id between those two for which an SQL condition holds, oldest (or newest) first.
 
         They are fewer than `most` where there are no more or they are large; none only if there are none.
         Raises: ValueError if the condition is none.
         """
 
-    def reasons(self, where: str) -> list[tuple[str, str, int]]:
+    def reasons(self, where: str = "true") -> list[tuple[str, str, int]]:
         """(stream, reason, letters) of those for which a condition holds, most frequent first. Raises: ValueError."""
 
-    def ledger(self, stream: str, last: int, claims: Iterable[str]) -> Ledger:
+    def ledger(self, stream: str, last: int, claims: Iterable[str] = ()) -> Ledger:
         """What was claimed with a sequence number up to `last`, and which of some claims are there; of one moment."""
 
     def close(self) -> None:

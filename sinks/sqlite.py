@@ -203,9 +203,11 @@ class Sqlite:
         """Insert the records among the entries and bury the rejects. Raises: Refused, with nothing done."""
         count = [0, 0]
         try:
-            with db:
+            with savepoint(db):
                 db.executemany(table.insert, table.rows(db, batch, entries, whole, count))
         except POISON as error:
+            if not db.in_transaction:  # a trigger's RAISE(ROLLBACK)
+                raise
             raise Refused(str(error)) from error
         return Outcome(count[0], count[1])
 
@@ -237,7 +239,7 @@ class Sqlite:
         return Replayed(passed, records, stay, reasons)
 
     def letters(
-        self, where: str = "1", above: int = 0, below: int = 1 << 62, most: int = 200, newest: bool = False
+        self, where: str = "true", above: int = 0, below: int = 1 << 62, most: int = 200, newest: bool = False
     ) -> list[Letter]:
         """See `sinks.Sink`."""
         found: list[Letter] = []
@@ -254,7 +256,7 @@ class Sqlite:
                 break
         return found
 
-    def reasons(self, where: str = "1") -> list[tuple[str, str, int]]:
+    def reasons(self, where: str = "true") -> list[tuple[str, str, int]]:
         """See `sinks.Sink`."""
         return list(self.ask(where, "SELECT stream, reason, count(*) FROM {} GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2", ()))
 
@@ -285,6 +287,20 @@ class Sqlite:
             ).get
             there = {c for c in claims if db.execute("SELECT 1 FROM batches WHERE claim = ?", (c,)).fetchone()}
         return Ledger(bodies, dead, there)
+
+
+@contextlib.contextmanager
+def savepoint(db: apsw.Connection) -> Iterator[None]:
+    """All or nothing within a transaction. `with db` would hide the error if it has ended the whole transaction."""
+    db.execute("SAVEPOINT entries")
+    try:
+        yield
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK TO entries")
+            db.execute("RELEASE entries")
+        raise
+    db.execute("RELEASE entries")
 
 
 def plain(value: Any) -> Any:
