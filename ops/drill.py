@@ -1,5 +1,7 @@
-"""The loss test: posts numbered events through nginx, injects faults meanwhile, and holds what the clients were told
-against what lies in the database. Status 0: nothing acknowledged is missing, nothing is stored twice.
+"""The loss test: is anything lost or doubled while things fail?
+
+Posts numbered events through nginx, injects faults meanwhile, and holds what the clients were told against what lies
+in the database. Status 0: nothing acknowledged is missing, and nothing is stored twice.
 
 Against a private installation, which it starts itself with the settings of the environment, or with `--home` against
 one that runs already: that one will hold the drill's events afterwards, as metrics called `drill`.
@@ -19,17 +21,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import settings
 from ops.drill_faults import FAULTS, Scene
 from ops.drill_ledger import Findings, compare
 from ops.drill_load import PATIENCE, Book
 from ops.drill_site import Site, Trouble, private, running, wait
 from ops.up import ROOT
+from settings import Settings
 
 PROCESSES = 2  # of clients
 PAUSE = (0.0, 1.5)  # seconds between two faults: sometimes the next one finds things not yet healed
@@ -121,11 +123,11 @@ class Drill:
             self.say(f"{acknowledged:9,} acknowledged ({acknowledged - before:5,}/s), {rest}  {self.now}")
             before = acknowledged
 
-    def order(self, names: Sequence[str]) -> Iterator[str]:
+    def order(self, names: list[str]) -> Iterator[str]:
         """The faults, in rounds, each round in another order."""
         count = 0
         while names and (self.options.rounds is None or count < self.options.rounds):
-            yield from self.random.sample(list(names), len(names))
+            yield from self.random.sample(names, len(names))
             count += 1
 
     def flows(self, seconds: float) -> float:
@@ -279,54 +281,55 @@ def markdown(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def arguments(given: Sequence[str] | None) -> argparse.Namespace:
+def arguments(parser: argparse.ArgumentParser) -> None:
     """The command line."""
     listed = "".join(
         f"\n  {name:<17} {fault.words}{' (private only)' * fault.private}{' (only if named)' * fault.proof}"
         for name, fault in FAULTS.items()
     )
-    parser = argparse.ArgumentParser(
-        prog="sluice drill",
-        description=__doc__,
-        epilog=f"faults:{listed}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser.epilog = f"faults:{listed}"
     add = parser.add_argument
     add("--home", type=Path, help="INGEST_HOME of an installation that runs; default: a private one is started")
     add("--duration", type=float, default=60, metavar="SECONDS", help="of posts and faults (60)")
     add("--rounds", type=int, help="inject each fault so many times instead, however long that takes")
     add("--rate", type=int, default=5000, help="events/s, at most (5000)")
     add("--clients", type=int, default=64, help="connections (64)")
-    add("--faults", help="names, with commas between; `none`; -NAME: all but this one (all)")
+    add("--faults", default="all", help="names with commas between, `none`, `all` (default); -NAME: not this one")
     add("--seed", type=int, help="the order of the faults and what chance decides; printed")
     add("--report", type=Path, metavar="DIR", help="where the report goes (INGEST_HOME/drill)")
     add("--keep", action="store_true", help="keep the private installation's files")
-    options = parser.parse_args(given)
+
+
+def chosen(words: str, private: bool) -> list[str]:
+    """The faults that are meant by names with commas between, `none`, `all`, and -NAME for all but one.
+
+    Raises: Trouble for a name that is none, or not against somebody's own installation.
+    """
+    possible = [name for name, fault in FAULTS.items() if private or not fault.private]
+    given = [name for name in words.split(",") if name and name != "none"]
+    without = [name[1:] for name in given if name.startswith("-")]
+    named = [name for name in given if not name.startswith("-") and name != "all"]
+    if wrong := [name for name in named + without if name not in possible]:
+        raise Trouble(f"no such fault here: {', '.join(wrong)}; --help lists them")
+    if "all" in given or without:
+        named += [name for name in possible if not FAULTS[name].proof and name not in without + named]
+    return named
+
+
+def run(options: argparse.Namespace, settings: Settings) -> int:
+    """Hold a drill; the exit status."""
+    try:
+        options.faults = chosen(options.faults, not options.home)
+    except Trouble as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        return 2
     if options.rounds is not None:
         options.duration = float("inf")
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 32)
-    names = [name for name, fault in FAULTS.items() if not fault.proof and not (options.home and fault.private)]
-    asked = [name for name in (options.faults or "").split(",") if name and name != "none"]
-    wrong = [name for name in asked if name.removeprefix("-") not in FAULTS]
-    wrong += [name for name in asked if options.home and name in FAULTS and FAULTS[name].private]
-    if wrong:
-        parser.error(f"no such fault here: {', '.join(wrong)}; --help lists them")
-    if options.faults:
-        without = [name[1:] for name in asked if name.startswith("-")]
-        options.faults = [name for name in names if name not in without] if without else asked
-    else:
-        options.faults = names
-    return options
-
-
-def main(given: Sequence[str] | None = None) -> int:
-    """Hold a drill; the exit status."""
-    options = arguments(given)
-    run = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{options.seed}"
-    folder: Path = options.report or (options.home or settings.load_or_exit().home) / "drill"
-    folder.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    name = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{options.seed}"
+    folder: Path = options.report or (options.home or settings.home) / "drill"
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(f"seed {options.seed}; faults: {', '.join(options.faults) or 'none'}", flush=True)
     try:
         with contextlib.ExitStack() as stack:
@@ -334,18 +337,15 @@ def main(given: Sequence[str] | None = None) -> int:
             books = site.home / "drill-books"
             books.mkdir(exist_ok=True)
             stack.callback(shutil.rmtree, books)
-            drill = Drill(site, options, run, books)
+            drill = Drill(site, options, name, books)
             stack.callback(drill.load.close)
             stack.callback(drill.over.set)
             report = drill.go()
     except Trouble as error:
         print(f"sluice: {error}", file=sys.stderr)
         return 1
-    (folder / f"{run}.json").write_text(json.dumps(report, indent=1) + "\n")
-    (folder / f"{run}.md").write_text(markdown(report))
-    print(f"\n{markdown(report)}\nreport: {folder}/{run}.md and .json")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    (folder / f"{name}.md").write_text(markdown(report))
+    print(f"\n{markdown(report)}\nreport: {folder}/{name}.md and .json")
     return 0 if report["passed"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

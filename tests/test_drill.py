@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ops.drill import KINDS, arguments
+from ops.drill import KINDS, chosen
 from ops.drill_faults import FAULTS
 from ops.drill_ledger import Findings, compare
 from ops.drill_load import CUT, HALF, SPAN, UNANSWERED, Book
+from ops.drill_site import Trouble
 from utils import ROOT, environment, get, installation, short_tmp
 
 PROMISES = ("missing", "doubled", "torn", "disorder", "misdated")
@@ -30,7 +30,7 @@ def tmp() -> Iterator[Path]:
 
 def drill(tmp: Path, *options: object, env: Mapping[str, object] | None = None) -> tuple[int, dict[str, Any], str]:
     """Hold a drill; its status, its report, and what it said."""
-    command = [sys.executable, "-m", "ops.drill", "--report", tmp, *options]
+    command = [ROOT / "bin/sluice", "drill", "--report", tmp, *options]
     # the drill's own installation has a place of its own; INGEST_HOME is not it
     done = subprocess.run(
         list(map(str, command)), cwd=ROOT, env=environment(tmp, env), capture_output=True, text=True, timeout=300
@@ -95,23 +95,30 @@ def test_it_can_be_held_against_an_installation_that_runs_and_goes_on(tmp: Path)
 
 
 def test_a_home_where_nothing_runs_is_told_in_one_line(tmp: Path) -> None:
-    command = [sys.executable, "-m", "ops.drill", "--home", tmp / "none", "--report", tmp]
+    command = [ROOT / "bin/sluice", "drill", "--home", tmp / "none"]
     done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment(tmp), capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert f"no bin/up has run in {tmp}/none" in done.stderr
 
 
-def test_faults_are_chosen_left_out_and_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    every = arguments([]).faults
+def test_faults_are_chosen_left_out_and_refused_by_name() -> None:
+    every = chosen("all", private=True)
     assert set(every) == {name for name, fault in FAULTS.items() if not fault.proof}
-    assert arguments(["--faults", "cut,lose"]).faults == ["cut", "lose"]
-    assert arguments(["--faults", "none"]).faults == []
-    assert set(every) - set(arguments(["--faults=-replica,-cut"]).faults) == {"replica", "cut"}
-    assert "replica" not in arguments(["--home", "var"]).faults  # it would move another one's files
-    for wrong in (["--faults", "kill-everybody"], ["--home", "var", "--faults", "replica"]):
-        with pytest.raises(SystemExit):
-            arguments(wrong)
-        assert "no such fault here" in capsys.readouterr().err
+    assert chosen("cut,lose", private=True) == ["cut", "lose"]
+    assert chosen("none", private=True) == []
+    assert set(every) - set(chosen("-replica,-cut", private=True)) == {"replica", "cut"}
+    assert set(chosen("all,lose", private=True)) == {*every, "lose"}
+    assert "replica" not in chosen("all", private=False)  # it would move another one's files
+    for wrong, private in ("kill-everybody", True), ("-kill-everybody", True), ("replica", False):
+        with pytest.raises(Trouble, match="no such fault here: .*kill-everybody|replica"):
+            chosen(wrong, private)
+
+
+def test_a_fault_that_is_none_is_told_in_one_line(tmp: Path) -> None:
+    command = [ROOT / "bin/sluice", "drill", "--faults", "kill-everybody"]
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment(tmp), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "sluice: no such fault here: kill-everybody; --help lists them\n"
 
 
 # --- the comparison, by itself ---
