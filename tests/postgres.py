@@ -1,0 +1,127 @@
+"""A real PostgreSQL server of one's own: made, started, killed and gone when its `with` block ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+import utils
+
+USER = "nobody"  # who runs it where the tests are root's: PostgreSQL will not run as root
+
+
+def programs() -> Path:
+    """Where the server's programs are; Debian does not put them on the path."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
+    on_path = shutil.which("postgres")
+    assert found or on_path, "no PostgreSQL server here: bin/provision test installs it"
+    return (found[-1] if found else Path(str(on_path))).parent
+
+
+class Postgres:
+    """A server: role `sluice` owns its database `sluice`, by the Unix socket without a password."""
+
+    def __init__(self, home: Path, config: dict[str, object]) -> None:
+        self.home = home
+        self.port = utils.free_port()
+        self.config = {
+            "listen_addresses": "127.0.0.1",
+            "port": self.port,
+            "unix_socket_directories": home,
+            "unix_socket_permissions": "0777",
+            "hba_file": home / "hba.conf",
+            "log_lock_waits": "on",
+        } | config
+        self.running = contextlib.ExitStack()
+
+    @property
+    def url(self) -> str:
+        """By the Unix socket."""
+        return f"postgresql://sluice@/sluice?host={self.home}&port={self.port}"
+
+    def start(self) -> None:
+        """Start the server and wait until it takes queries, however long it takes to recover."""
+        options = [f"--{name}={value}" for name, value in self.config.items()]
+        command = [*unprivileged(), programs() / "postgres", "-D", self.home / "data", *options]
+        # SIGINT is PostgreSQL's fast stop: what runs is rolled back
+        running = utils.running(command, self.home / "postgres.out", utils.environment(self.home), signal.SIGINT)
+        self.process = self.running.enter_context(running)
+
+        def ready() -> bool:
+            if self.process.poll() is not None:
+                raise utils.Died(self.said())
+            with self.connect(dbname="postgres"):
+                return True
+
+        utils.poll(ready, 60, "postgres")
+
+    def stop(self) -> None:
+        """Stop the server; what runs in it is rolled back."""
+        self.running.close()
+
+    def kill(self) -> None:
+        """SIGKILL the server with all its backends."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.stop()
+
+    def connect(self, dbname: str = "sluice") -> psycopg.Connection:
+        """A connection in autocommit."""
+        return psycopg.connect(self.url, dbname=dbname, autocommit=True, connect_timeout=5)
+
+    def ask(self, question: str) -> list[tuple]:
+        """All rows of a question, or none for a command."""
+        with self.connect() as db:
+            cursor = db.execute(question)
+            return cursor.fetchall() if cursor.description else []
+
+    def said(self) -> str:
+        """All it has written to its log."""
+        return (self.home / "postgres.out").read_text(errors="replace")
+
+    def configure(self, **lines: str) -> None:
+        """Change settings of the running server."""
+        for name, value in lines.items():
+            self.ask(f"ALTER SYSTEM SET {name} = '{value}'")
+        self.ask("SELECT pg_reload_conf()")
+
+
+def unprivileged() -> list[str]:
+    """What runs a command as somebody who may run PostgreSQL."""
+    if os.geteuid():
+        return []
+    return ["setpriv", f"--reuid={USER}", f"--regid={pwd.getpwnam(USER).pw_gid}", "--clear-groups", "--"]
+
+
+@contextlib.contextmanager
+def postgres_server(**config: object) -> Iterator[Postgres]:
+    """A new server, with settings beyond the usual ones."""
+    home = Path(tempfile.mkdtemp(prefix="sl-pg-", dir="/tmp"))
+    try:
+        (home / "hba.conf").write_text("local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n")
+        if not os.geteuid():
+            shutil.chown(home, USER)
+        home.chmod(0o755)
+        options = ["-U", "sluice", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
+        command: list[Any] = [*unprivileged(), programs() / "initdb", "-D", home / "data", *options]
+        subprocess.run(command, check=True, capture_output=True, cwd=home, timeout=120)
+        server = Postgres(home, config)
+        try:
+            server.start()
+            with server.connect(dbname="postgres") as db:
+                db.execute("CREATE DATABASE sluice")
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
