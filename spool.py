@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from redis.retry import Retry
 
 log = logging.getLogger("sluice.spool")
@@ -196,7 +196,7 @@ class Inlet:
     def __init__(self, socket: str, max_backlog: int) -> None:
         """socket: the path of Redis's Unix socket. max_backlog: READY bodies a stream beyond which it refuses."""
         # No retry: a push that timed out may have happened, and a second one would double it.
-        self.redis = redis.UnixDomainSocketConnection(
+        self.redis = redis.UnixDomainSocketConnection(  # type: ignore[abstract]
             path=socket, socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT, retry=Retry(NoBackoff(), 0)
         )
         self.max_backlog = max_backlog
@@ -269,7 +269,7 @@ class Inlet:
                 line.waiting = 0
                 self.say(stream, None)
             except ResponseError as error:
-                full = str(error).startswith("OOM")
+                full = isinstance(error, OutOfMemoryError)
                 detail = "Redis is full." if full else f"Redis refuses to write: {error}"
                 self.refuse(batch, stream, line.full(line.backlog // 20 + 1, detail))
 
@@ -334,7 +334,7 @@ class Claim(NamedTuple):
     stream: str
     id: str
     first: int
-    count: int
+    count: int  # type: ignore[assignment]
     size: int
     marks: list[tuple[int, int]]
 
@@ -408,7 +408,7 @@ class Outlet:
         key = Keys.of(claim.stream).claim + claim.id
         step = claim.count if claim.size <= CLAIM_BYTES else 8
         for start in range(0, claim.count, step):
-            bodies = self.redis.lrange(key, start, start + step - 1)
+            bodies: list = self.redis.lrange(key, start, start + step - 1)
             if len(bodies) != min(step, claim.count - start):
                 raise Lost(f"{claim.stream}: claim {claim.id} is gone from Redis")
             yield from bodies
