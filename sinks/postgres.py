@@ -6,6 +6,7 @@ Binary, because neither side then spells numbers and times out as text: DECISION
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import typing
 from collections import Counter
@@ -72,6 +73,8 @@ CONNECTION: dict[str, Any] = {
 ABOUT_ITSELF = re.compile("08|0A|25|26|28|3D|3F|40|42|53|55|57|58|72|F0|XX|22P03")
 UNFIT = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, msgspec.MsgspecError)
 Row = tuple[Any, ...]
+
+logging.getLogger("psycopg").setLevel(logging.ERROR)  # its warnings are of what Away says anyway
 
 
 class Table:

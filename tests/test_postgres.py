@@ -633,9 +633,9 @@ def test_every_body_is_stored_once_whoever_is_killed():
             before = utils.poll(lambda: (stored(),), 30)[0]
             utils.poll(lambda before=before: stored() > before and backends(), 30, "bodies are stored")
             kill()
-        utils.poll(lambda: outlet.snapshot("gps") == (pushed, 0, {}), 60, "all is settled")
+        utils.poll(lambda: outlet.snapshot("gps")[:3] == (pushed, 0, {}), 60, "all is settled")
         assert pg.ask("SELECT count(*), count(DISTINCT device) FROM gps") == [(pushed - pushed // 1000,) * 2]
         assert pg.ask("SELECT count(*), count(DISTINCT seq) FROM dead_letters") == [(pushed // 1000,) * 2]
         assert pg.ask("SELECT sum(bodies), sum(records) FROM batches") == [(pushed, pushed - pushed // 1000)]
         said = (tmp / "worker.out").read_text()
-        assert "the sink is away" in said and "Traceback" not in said
+        assert "the sink is away" in said and "Traceback" not in said and "psycopg" not in said
