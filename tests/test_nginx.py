@@ -165,6 +165,13 @@ def test_an_oversized_body_is_refused_before_it_is_read(web: Server, gateway: Ga
     assert gateway.requests == []
 
 
+def test_an_oversized_body_is_a_problem_also_to_a_client_that_has_hung_up_its_half(web: Server) -> None:
+    with connect(web.port) as connection:
+        connection.sendall(b"POST /votes HTTP/1.1\r\n" + HOST + b"Content-Length: 999999999\r\n\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        assert answer(connection)[::2] == (413, LARGE)
+
+
 def test_a_body_of_exactly_the_limit_is_taken(web: Server, gateway: Gateway) -> None:
     assert post(web.port, "/votes", b"x" * 102400)[0] == 200
     assert gateway.requests[0].endswith(b"\r\n\r\n" + b"x" * 102400)
@@ -214,6 +221,7 @@ def test_connections_are_kept_on_both_sides(web: Server, gateway: Gateway) -> No
         for _ in range(40):
             assert post(connection, "/votes", b"x")[0] == 200
         assert gateway.connections - before <= 4  # one a socket
+    assert b"\r\nConnection:" not in gateway.requests[-1]  # the default is to close
 
 
 def test_pipelined_requests_are_answered_in_turn(web: Server, gateway: Gateway) -> None:
