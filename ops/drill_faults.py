@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import time
@@ -376,6 +377,83 @@ def second_worker(site: Site, **environ: str) -> Iterator[int]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+# The time of day moved by as many seconds as a file says, and nothing else: libfaketime (0.9.10) moves sleeps on the
+# monotonic clock too, which fail then, and does not get on with Redis's malloc.
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static volatile int64_t zero, *step = &zero;
+__attribute__((constructor)) static void begin(void) {
+  const char *path = getenv("SLUICE_DRILL_CLOCK");
+  int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+  void *at = fd < 0 ? MAP_FAILED : mmap(0, sizeof *step, PROT_READ, MAP_SHARED, fd, 0);
+  if (at != MAP_FAILED) step = at;
+  if (fd >= 0) close(fd);
+}
+int clock_gettime(clockid_t which, struct timespec *now) {
+  int failed = syscall(SYS_clock_gettime, which, now);
+  if (!failed && (which == CLOCK_REALTIME || which == CLOCK_REALTIME_COARSE)) now->tv_sec += *step;
+  return failed;
+}
+int gettimeofday(struct timeval *restrict now, void *restrict zone) {
+  struct timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  now->tv_sec = t.tv_sec;
+  now->tv_usec = t.tv_nsec / 1000;
+  return 0;
+}
+time_t time(time_t *now) {
+  struct timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  if (now) *now = t.tv_sec;
+  return t.tv_sec;
+}
+"""
+
+
+@fault("clock", "the clock of gateways and workers jumps hours ahead and back; needs a C compiler", private=True)
+def clock(scene: Scene) -> str:
+    site = scene.site
+    step, real, library = site.home / "clock", site.home / "real", site.home / "clock.so"
+    if not shutil.which("cc"):
+        return "not done: there is no C compiler"
+    build = ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), "-x", "c", "-"]
+    subprocess.run(build, input=CLOCK, text=True, check=True)
+    # not Redis's: received_at is by it, and the drill compares that with its own. nginx has no use for the time of day
+    real.mkdir(exist_ok=True)
+    for name in "redis-server", "nginx":
+        found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+        (real / name).write_text(f'#!/bin/sh\nunset LD_PRELOAD\nexec "{found}" "$@"\n')
+        (real / name).chmod(0o700)
+    before = dict(site.environ)
+    step.write_bytes(struct.pack("q", 0))
+    site.environ |= {
+        "PATH": f"{real}:{before.get('PATH', '')}",
+        "LD_PRELOAD": str(library),
+        "SLUICE_DRILL_CLOCK": str(step),
+    }
+    steps = scene.random.sample((3600, -3600, 86400, -86400), 3)
+    try:
+        site.stop()
+        site.start()
+        for seconds in steps:
+            with open(step, "r+b") as file:  # in its place: it is mapped
+                file.write(struct.pack("q", seconds))
+            time.sleep(scene.random.uniform(0.5, 1.5))
+    finally:
+        site.environ = before
+        site.stop()
+        site.start()
+    return "by " + ", ".join(f"{seconds:+d} s" for seconds in steps)
 
 
 @fault("cut", "clients hang up before and behind the last byte of their request")

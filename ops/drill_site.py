@@ -125,7 +125,9 @@ class Site:
             if self.process is not None and self.process.poll() is not None:
                 tail = (self.home / "up.out").read_text(errors="replace").strip().rpartition("\n")[2]
                 raise Trouble(f"bin/up ended with status {self.process.returncode}: {tail}")
-            return self.ready()
+            # what a killed one has left answers too, until it is ended
+            mine = self.process is None or self.process.pid in map(parent_of, self.pids("nginx"))
+            return mine and self.ready()
 
         wait(ask, seconds, f"port {self.port} takes writes")
 
