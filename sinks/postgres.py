@@ -1,6 +1,6 @@
 """PostgreSQL: rows stream in by binary COPY, many workers at once; what is settled is as safe as the server makes it.
 
-Binary, because neither side then spells numbers and times out as text: DECISIONS.md has the figures.
+Binary, because neither side then spells numbers and times out as text: a row costs this process 0.8 µs, as text 2.0.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Table:
 
     def __init__(self, stream: Stream) -> None:
         self.name = stream.name
-        self.metric = issubclass(stream.record, Metric)
+        self.metric = stream.record is Metric
         self.columns = {"received_at": f"{STAMP} NOT NULL", "time": f"{STAMP} NOT NULL"}
         self.encoded: list[int] = []  # positions of values that go in as jsonb
         for at, (name, some) in enumerate(kinds(stream.record).items(), 2):
@@ -160,6 +160,7 @@ class Postgres:
                 if self.make:
                     for name in self.tables:
                         with contextlib.suppress(psycopg.Error, Away), db.transaction():
+                            db.execute(BEGIN)
                             self.table(db, name)  # one that cannot be made holds up nobody else
             except BaseException:
                 db.close()

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ import spool
 import utils
 from postgres import Postgres, postgres_server
 from records import Gps, Record, Reject, Stream
-from sinks.postgres import BEGIN
+from sinks.postgres import ABOUT_ITSELF, BEGIN
 from spool import Claim
 from test_sinks import SinkTests
 
@@ -361,7 +362,7 @@ AWAY = {
     "a deadlock": RAISE % ("40P01", "BEFORE INSERT"),
     "a serialization failure": RAISE % ("40001", "BEFORE INSERT"),
     "a time limit": RAISE % ("57014", "BEFORE INSERT"),
-    "a trigger that is broken": RAISE.replace("RETURN", "PERFORM nobody(); RETURN") % ("P0001", "BEFORE INSERT"),
+    "a trigger that is broken": RAISE.replace("RETURN ", "PERFORM nobody(); RETURN ") % ("P0001", "BEFORE INSERT"),
 }
 
 
@@ -391,6 +392,11 @@ def test_a_server_that_is_read_only_is_away(pg: Postgres):
             db.execute("SELECT pg_reload_conf()")
         utils.poll(lambda: pg.ask("SHOW default_transaction_read_only") == [("off",)])
     assert sink.persist(claim(count=10), gps(10)).records == 10
+
+
+def test_what_is_about_the_server_is_documented():
+    listed = re.search(r"the classes (.*?)\.\n", (utils.ROOT / "PROTOCOL.md").read_text())
+    assert listed and set(re.findall(r"[0-9A-Z]{2,5}", listed[1])) == set(ABOUT_ITSELF.pattern.split("|"))
 
 
 def test_a_table_that_somebody_else_locks_is_not_waited_for_for_ever(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
@@ -631,7 +637,8 @@ def test_every_body_is_stored_once_whoever_is_killed():
         for kill in [a_worker, a_backend, a_backend_hard, the_server, the_server_hard, a_worker, a_worker]:
             feed(50_000)
             before = utils.poll(lambda: (stored(),), 30)[0]
-            utils.poll(lambda before=before: stored() > before and backends(), 30, "bodies are stored")
+            more = partial(lambda before: stored() > before and backends(), before)
+            utils.poll(more, 30, "bodies are stored")
             kill()
         utils.poll(lambda: outlet.snapshot("gps")[:3] == (pushed, 0, {}), 60, "all is settled")
         assert pg.ask("SELECT count(*), count(DISTINCT device) FROM gps") == [(pushed - pushed // 1000,) * 2]
