@@ -244,7 +244,7 @@ class Stand:
             for server in parts.values():
                 if server.process.poll() is not None:
                     raise utils.Died(f"{name}: {server.said()[-3000:]}")
-            status, _, text = utils.post(nginx.port, path, body(80))
+            status, _, text = utils.post(nginx.port, path, body(80), {"Connection": "close"})
             if status // 100 != 2:
                 raise ValueError(f"{name}: {status} {text!r}\n" + "".join(s.said()[-2000:] for s in parts.values()))
             return True
@@ -288,7 +288,7 @@ class Stand:
         ]
         command += ["--threads", threads] if threads > 1 else []
         command += [part for path in sockets for part in ("-b", f"unix:{path}")]
-        env = self.environment(home, PYTHONPATH=f"{BENCH}:{BENCH}/rungs:{ROOT}")
+        env = self.environment(home, PYTHONPATH=f"{BENCH}:{BENCH}/rungs")
         server = self.run(home, [*command, app], env, sockets[0], "gunicorn")
         return self.front(
             name, home, {"gateway": server}, runtime=runtime, worker=worker_class, processes=workers, threads=threads
@@ -547,6 +547,7 @@ def ratio(found: Mapping[str, Figures], one: str, other: str) -> float:
 
 # Okabe and Ito's colours, which the colour-blind can tell apart
 OURS_COLOUR, THEIRS_COLOUR, LIMIT_COLOUR, ALARM_COLOUR = "#0072B2", "#999999", "#E69F00", "#D55E00"
+STACK = ("#E69F00", "#0072B2", "#D55E00", "#BBBBBB", "#009E73", "#CC79A7")
 COLOURS = (OURS_COLOUR, "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 
 
@@ -602,6 +603,26 @@ class Report:
             axes.set_xscale("log")
         axes.margins(x=0.16)
         axes.set_xlabel(unit + (f"\n{note}" if note else ""), fontsize=9)
+        axes.set_title(title, loc="left", fontsize=11, fontweight="bold", wrap=True)
+        self.save(figure, axes, suffix)
+
+    def stacks(
+        self, bars: Mapping[str, Sequence[float]], parts: Sequence[str], title: str, unit: str, suffix: str = ""
+    ) -> None:
+        """A horizontal bar each, made of parts; the total at its end."""
+        plt = pyplot()
+        figure, axes = plt.subplots(figsize=(9, 1.5 + 0.34 * len(bars)), layout="constrained")
+        left = [0.0] * len(bars)
+        for n, part in enumerate(parts):
+            values = [bar[n] for bar in bars.values()]
+            drawn = axes.barh(range(len(bars)), values, left=left, color=STACK[n % len(STACK)], height=0.72, label=part)
+            left = [a + b for a, b in zip(left, values)]
+        axes.bar_label(drawn, labels=[show(float(value)) for value in left], padding=4, fontsize=9)
+        axes.set_yticks(range(len(bars)), list(bars), fontsize=9)
+        axes.invert_yaxis()
+        axes.margins(x=0.1)
+        axes.set_xlabel(unit, fontsize=9)
+        axes.legend(loc="lower right", fontsize=9)
         axes.set_title(title, loc="left", fontsize=11, fontweight="bold", wrap=True)
         self.save(figure, axes, suffix)
 

@@ -1,0 +1,26 @@
+"""Django + Celery: the same view, which delays a task; the broker is Redis. Nobody works the tasks off here."""
+
+import os
+
+from celery import Celery
+from django.conf import settings
+from django.core.wsgi import get_wsgi_application
+from django.http import HttpResponse
+from django.urls import path
+
+settings.configure(ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"], SECRET_KEY="not one")
+celery = Celery("rung", broker="redis+socket://" + os.environ["INGEST_REDIS"])
+
+
+@celery.task(ignore_result=True)
+def store(data):
+    pass
+
+
+def gps(request):
+    store.delay(request.body.decode())
+    return HttpResponse('{"message":"OK"}', content_type="application/json", headers={"Content-Length": "16"})
+
+
+urlpatterns = [path("gps", gps)]
+app = get_wsgi_application()
