@@ -289,7 +289,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = f"faults:{listed}"
     add = parser.add_argument
-    add("--home", type=Path, help="INGEST_HOME of an installation that runs; default: a private one is started")
+    add("--home", type=Path, help="INGEST_HOME of an installation that runs (else a private one is started)")
     add("--duration", type=float, default=60, metavar="SECONDS", help="of posts and faults (60)")
     add("--rounds", type=int, help="inject each fault so many times instead, however long that takes")
     add("--rate", type=int, default=5000, help="events/s, at most (5000)")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sqlite3
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +18,7 @@ from ops.drill_faults import FAULTS
 from ops.drill_ledger import Findings, compare
 from ops.drill_load import CUT, HALF, SPAN, UNANSWERED, Book
 from ops.drill_site import Trouble
-from utils import ROOT, environment, get, installation, short_tmp
+from utils import ROOT, environment, get, installation, poll, post, short_tmp
 
 PROMISES = ("missing", "doubled", "torn", "disorder", "misdated")
 FIVE = ("nginx", "master", "gateway", "worker", "redis")
@@ -119,6 +121,47 @@ def test_a_fault_that_is_none_is_told_in_one_line(tmp: Path) -> None:
     done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment(tmp), capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "sluice: no such fault here: kill-everybody; --help lists them\n"
+
+
+@pytest.fixture
+def small_disk(tmp: Path) -> Iterator[Path]:
+    """A file system of 2 MiB."""
+    disk = tmp / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "none", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("only root may mount a small file system, and not everywhere")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_what_is_taken_while_the_disk_is_full_is_stored_once_there_is_room(tmp: Path, small_disk: Path) -> None:
+    database = small_disk / "ingest.db"
+
+    def stored() -> list[str]:
+        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            return [choice for (choice,) in connection.execute("SELECT choice FROM votes ORDER BY rowid")]
+
+    def vote(choice: str) -> int:
+        return post(up.port, "/votes", b'{"poll":"p","choice":"%b"}' % choice.encode())[0]
+
+    home = tmp / "home"
+    with installation(home, {"INGEST_SINK": f"sqlite:///{database}"}) as up:
+        assert vote("before") == 200
+        poll(lambda: stored() == ["before"])
+        with contextlib.suppress(OSError), open(small_disk / "ballast", "wb", buffering=0) as ballast:
+            while True:
+                ballast.write(bytes(4096))
+        long = "x" * 1000
+        choices = [f"{n}-{long}" for n in range(200)]
+        assert [vote(choice) for choice in choices] == [200] * 200
+        poll(lambda: "the sink is away" in up.said() and "full" in up.said(), what="the worker says so")
+        assert get(up.port, "/readyz")[0] == 200
+        (small_disk / "ballast").unlink()
+        poll(lambda: len(stored()) > 200, 30)
+        assert stored() == ["before", *choices]
 
 
 # --- the comparison, by itself ---
