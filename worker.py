@@ -64,6 +64,8 @@ class Worker:
 
     def run(self, drain: bool = False) -> None:
         """Work until told to stop; with `drain` until there is nothing left."""
+        with contextlib.suppress(sinks.Away):  # it is said when there is something to store
+            self.sink = self.sink or sinks.connect(self.url, self.streams)
         renewing = threading.Thread(target=self.renew, name="renew", daemon=True)
         renewing.start()
         backoff = BACKOFF[0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -90,15 +91,15 @@ class Table:
                 count[1] += 1
                 continue
             number += 1
-            time = thing.time
-            if time is None:
+            when = thing.time
+            if when is None:
                 at = arrived if not nanoseconds else arrived[:-1] + "000000Z"
             elif nanoseconds:
-                at = f"{second(time // 1_000_000_000)}.{time % 1_000_000_000:09d}Z"
-            elif time % 1_000_000_000:
-                at = f"{second(time // 1_000_000_000)}.{time // 1_000_000 % 1000:03d}Z"
+                at = f"{second(when // 1_000_000_000)}.{when % 1_000_000_000:09d}Z"
+            elif when % 1_000_000_000:
+                at = f"{second(when // 1_000_000_000)}.{when // 1_000_000 % 1000:03d}Z"
             else:
-                at = instant(time // 1000)
+                at = instant(when // 1000)
             row = (arrived, at, *astuple(thing)[1:], batch, seq)
             yield self.encode(row) if encoded else row
         count[0] = number
@@ -137,7 +138,7 @@ class Sqlite:
                 raise Away(f"{self.path}: there is no database yet")
             db = apsw.Connection(self.path, flags)
             try:
-                db.set_busy_timeout(int(BUSY * 1000))
+                db.set_busy_handler(patience())
                 db.execute("PRAGMA synchronous=FULL")
                 if self.make:
                     db.execute("PRAGMA journal_mode=WAL")
@@ -287,6 +288,20 @@ class Sqlite:
             ).get
             there = {c for c in claims if db.execute("SELECT 1 FROM batches WHERE claim = ?", (c,)).fetchone()}
         return Ledger(bodies, dead, there)
+
+
+def patience() -> Callable[[int], bool]:
+    """What waits for another writer. SQLite's own waiting would keep a signal waiting too."""
+    start = 0.0
+
+    def wait(times: int) -> bool:
+        nonlocal start
+        if not times:
+            start = time.monotonic()
+        time.sleep(0.005)
+        return time.monotonic() - start < BUSY
+
+    return wait
 
 
 @contextlib.contextmanager

@@ -1,0 +1,515 @@
+"""worker.py as it runs, against a private Redis: whatever is killed, locked or broken, every body is stored once."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import random
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis as client
+
+import records
+import worker as daemon
+from sinks import Outcome
+from spool import Claim, Outlet
+from utils import ROOT, Server, environment, gateway, poll, post, redis_server, running, short_tmp
+
+COMMAND = [sys.executable, str(ROOT / "worker.py")]
+
+
+@pytest.fixture
+def tmp() -> Iterator[Path]:
+    with short_tmp() as path:
+        yield path
+
+
+@pytest.fixture
+def redis(tmp: Path) -> Iterator[Server]:
+    with redis_server(tmp) as server:
+        yield server
+
+
+def raw(server: Server) -> Any:
+    return client.Redis(unix_socket_path=str(server.socket), socket_timeout=10)
+
+
+def vote(choice: object) -> bytes:
+    return json.dumps({"poll": "p", "choice": str(choice)}).encode()
+
+
+def push(server: Server, *choices: object) -> None:
+    """Votes onto the list, as any tool may."""
+    with raw(server) as db:
+        db.rpush("ingest:{votes}", *map(vote, choices))
+
+
+@contextlib.contextmanager
+def worker(tmp: Path, env: dict[str, object] | None = None, log: str = "worker.out") -> Iterator[Server]:
+    """A running worker."""
+    with running(COMMAND, tmp / log, environment(tmp, env)) as process:
+        yield Server(process, tmp / log, tmp)
+
+
+def drain(tmp: Path, env: dict[str, object] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, "drain"], env=environment(tmp, env), capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+
+
+def ask(tmp: Path, sql: str) -> list[tuple]:
+    """What a query gives; nothing while there is no database or table."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{tmp}/ingest.db?mode=ro", uri=True)) as db:
+            return db.execute(sql).fetchall()
+    except sqlite3.OperationalError:
+        return []
+
+
+def choices(tmp: Path) -> list[str]:
+    return [choice for (choice,) in ask(tmp, "SELECT choice FROM votes ORDER BY rowid")]
+
+
+@contextlib.contextmanager
+def locked(tmp: Path) -> Iterator[None]:
+    """The database, locked by somebody else."""
+    with contextlib.closing(sqlite3.connect(tmp / "ingest.db", isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        yield
+
+
+def claims(server: Server, stream: str = "votes") -> dict[str, int]:
+    return Outlet(str(server.socket)).snapshot(stream).claims
+
+
+def made(tmp: Path) -> None:
+    """The database with its tables."""
+    assert drain(tmp).returncode == 0
+
+
+def expire(server: Server, claim: str) -> None:
+    """End a lease."""
+    Outlet(str(server.socket)).renew(Claim("votes", claim, 0, 0, 0, []), 0)
+
+
+def numbers(count: int, start: int = 0) -> list[str]:
+    return [str(n) for n in range(start, start + count)]
+
+
+def test_a_lone_body_is_stored_within_a_tenth_of_a_second(tmp: Path, redis: Server) -> None:
+    with worker(tmp):
+        push(redis, "first")
+        poll(lambda: choices(tmp))
+        times = []
+        for n in range(10):
+            start = time.monotonic()
+            push(redis, n)
+            poll(lambda n=n: choices(tmp)[-1] == str(n))  # type: ignore[misc]
+            times.append(time.monotonic() - start)
+        assert sorted(times)[5] < 0.1  # others share this machine: most of them
+
+
+def test_a_drain_ends_when_the_lists_are_empty(tmp: Path, redis: Server) -> None:
+    push(redis, *range(12_345))
+    done = drain(tmp)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert choices(tmp) == numbers(12_345)
+    assert claims(redis) == {}
+    assert drain(tmp).returncode == 0
+
+
+def test_a_drain_that_buries_something_says_so_with_status_1(tmp: Path, redis: Server) -> None:
+    push(redis, "a", "", "b")
+    done = drain(tmp)
+    assert (done.returncode, done.stderr) == (1, "sluice.worker: votes: 1 buried; `bin/sluice dead` lists them\n")
+    assert choices(tmp) == ["a", "b"]
+    assert drain(tmp).returncode == 0
+
+
+def test_a_drain_takes_over_what_a_dead_worker_had_claimed(tmp: Path, redis: Server) -> None:
+    push(redis, "a", "b")
+    claim = Outlet(str(redis.socket)).claim("votes", lease=0.5)
+    assert claim
+    assert drain(tmp).returncode == 0
+    assert choices(tmp) == ["a", "b"]
+    assert ask(tmp, "SELECT claim, bodies FROM batches") == [(claim.id, 2)]
+
+
+def test_what_the_command_line_or_a_setting_has_wrong_is_one_line_and_status_2(tmp: Path) -> None:
+    def refused(*words: str, **env: object) -> str:
+        done = subprocess.run([*COMMAND, *words], env=environment(tmp, env), capture_output=True, text=True, timeout=30)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        return done.stderr
+
+    assert refused("sing") == "usage: worker.py [run | drain]\n"
+    assert "INGEST_SINK" in refused(INGEST_SINK="mysql://")
+    assert "INGEST_RECORDS" in refused(INGEST_RECORDS="no_such_module")
+
+
+def test_a_signal_stops_it_after_the_batch_at_hand_and_leaves_nothing_claimed(tmp: Path, redis: Server) -> None:
+    for start in range(0, 100_000, 10_000):
+        push(redis, *range(start, start + 10_000))
+    for number in signal.SIGTERM, signal.SIGINT:
+        before = len(choices(tmp))
+        with worker(tmp) as running:
+            poll(lambda before=before: len(choices(tmp)) > before)  # type: ignore[misc]
+            running.process.send_signal(number)
+            assert running.process.wait(10) == 0
+        found = choices(tmp)
+        assert found == numbers(len(found))
+        assert len(found) % 5000 == 0
+        assert claims(redis) == {}
+        assert raw(redis).llen("ingest:{votes}") == 100_000 - len(found)
+    assert drain(tmp).returncode == 0
+    assert choices(tmp) == numbers(100_000)
+
+
+def test_a_second_signal_stops_it_at_once_and_nothing_is_lost(tmp: Path, redis: Server) -> None:
+    made(tmp)
+    with locked(tmp), worker(tmp) as running:
+        push(redis, "a")
+        poll(lambda: claims(redis))
+        start = time.monotonic()
+
+        def stopped() -> bool:
+            running.process.terminate()
+            return running.process.poll() is not None
+
+        poll(stopped)
+        assert running.process.returncode == 128 + signal.SIGTERM
+        assert time.monotonic() - start < 2  # the lock alone would be waited for longer
+    assert drain(tmp).returncode == 0
+    assert choices(tmp) == ["a"]
+
+
+def test_a_stop_gives_back_what_the_sink_did_not_take(tmp: Path, redis: Server) -> None:
+    made(tmp)
+    with locked(tmp), worker(tmp) as running:
+        push(redis, "a")
+        poll(lambda: "the sink is away" in running.said(), 20)
+        running.process.terminate()
+        assert running.process.wait(10) == 0
+    with worker(tmp):
+        poll(lambda: choices(tmp) == ["a"], 3)  # sooner than a lease ends
+
+
+def test_a_killed_worker_loses_and_doubles_nothing(tmp: Path, redis: Server) -> None:
+    pushed = 0
+    over = threading.Event()
+
+    def post() -> None:
+        nonlocal pushed
+        while not over.wait(0.001):
+            push(redis, *range(pushed, pushed + 50))
+            pushed += 50
+
+    posting = threading.Thread(target=post)
+    posting.start()
+    chance = random.Random(7)
+    try:
+        for n in range(14):
+            with worker(tmp) as running:
+                if n % 2:  # at any moment, also while it starts
+                    time.sleep(chance.random() / 2)
+                else:  # at any moment of its work
+                    before = len(choices(tmp))
+                    poll(lambda before=before: len(choices(tmp)) > before)  # type: ignore[misc]
+                    time.sleep(chance.random() / 50)
+                running.process.kill()
+            for name in claims(redis):
+                expire(redis, name)
+    finally:
+        over.set()
+        posting.join()
+    assert drain(tmp).returncode == 0
+    assert pushed > 1000
+    assert sorted(choices(tmp), key=int) == numbers(pushed)
+    assert ask(tmp, "SELECT sum(bodies), count(DISTINCT claim) = count(*) FROM batches") == [(pushed, 1)]
+
+
+def test_two_workers_share_a_backlog(tmp: Path, redis: Server) -> None:
+    for start in range(0, 60_000, 10_000):
+        push(redis, *range(start, start + 10_000))
+    made_by = [worker(tmp, log=f"{n}.out") for n in range(2)]
+    with made_by[0], made_by[1]:
+        poll(lambda: len(choices(tmp)) >= 60_000, 30)
+    assert sorted(choices(tmp), key=int) == numbers(60_000)
+
+
+def test_a_worker_that_loses_its_lease_while_it_persists_doubles_nothing(tmp: Path, redis: Server) -> None:
+    made(tmp)
+    with worker(tmp, log="first.out") as first:
+        with locked(tmp):
+            push(redis, *range(100))
+            (name,) = poll(lambda: claims(redis))
+            first.process.send_signal(signal.SIGSTOP)
+        expire(redis, name)
+        with worker(tmp, log="second.out"):
+            poll(lambda: len(choices(tmp)) == 100 and not claims(redis))
+        first.process.send_signal(signal.SIGCONT)
+        push(redis, "later")
+        poll(lambda: "later" in choices(tmp))
+        assert first.process.poll() is None
+    assert choices(tmp) == [*numbers(100), "later"]
+    assert ask(tmp, "SELECT claim FROM batches ORDER BY id")[0] == (name,)
+
+
+def test_a_claim_that_is_in_the_sink_already_is_only_settled(tmp: Path, redis: Server) -> None:
+    made(tmp)
+    with worker(tmp, log="first.out") as first:
+        with locked(tmp):
+            push(redis, *range(100))
+            (name,) = poll(lambda: claims(redis))
+            first.process.send_signal(signal.SIGSTOP)
+        # somebody stored it and died before he settled it
+        with contextlib.closing(sqlite3.connect(tmp / "ingest.db", isolation_level=None)) as db:
+            db.execute("INSERT INTO batches VALUES (1, ?, 'votes', 1, 100, 100, 'now')", (name,))
+        first.process.send_signal(signal.SIGCONT)
+        poll(lambda: not claims(redis))
+    assert choices(tmp) == []
+
+
+def test_claims_are_kept_alive_beyond_their_lease_while_the_sink_is_locked(tmp: Path, redis: Server) -> None:
+    made(tmp)
+    with worker(tmp) as running:
+        with locked(tmp):
+            push(redis, "a")
+            start = time.monotonic()
+            (name,) = poll(lambda: claims(redis))
+            while time.monotonic() - start < 6.5:  # a lease is five seconds
+                assert Outlet(str(redis.socket)).claim("votes") is None
+                time.sleep(0.1)
+            push(redis, "b")
+        poll(lambda: choices(tmp) == ["a", "b"], 20)
+        assert ask(tmp, "SELECT claim FROM batches ORDER BY id")[0] == (name,)
+        poll(lambda: "on its way again" in running.said())
+        assert [line.partition(": ")[2] for line in running.said().splitlines()] == [
+            f"votes: the sink is away: {tmp}/ingest.db: database is locked",
+            "votes: on its way again",
+        ]
+
+
+def test_a_sink_that_cannot_be_opened_is_tried_again_until_it_can(tmp: Path, redis: Server) -> None:
+    (tmp / "full").write_text("a file where the folder should be")
+    env: dict[str, object] = {"INGEST_SINK": f"sqlite:///{tmp}/full/ingest.db"}
+    with worker(tmp, env) as running:
+        push(redis, "a")
+        poll(lambda: "the sink is away" in running.said())
+        (tmp / "full").unlink()
+        poll(lambda: choices(tmp / "full") == ["a"])
+        assert running.said().count("is away") == 1
+
+
+def test_a_stream_whose_table_is_broken_holds_up_no_other(tmp: Path, redis: Server) -> None:
+    made(tmp)
+    with contextlib.closing(sqlite3.connect(tmp / "ingest.db", isolation_level=None)) as db:
+        db.execute("DROP TABLE votes")
+        db.execute("CREATE VIEW votes AS SELECT 1 AS one")
+    with worker(tmp) as running:
+        push(redis, *range(10))
+        poll(lambda: "votes: the sink is away" in running.said())
+        raw(redis).rpush("ingest:{gps}", b'{"device":"d","lat":1,"lon":2}')
+        poll(lambda: ask(tmp, "SELECT device FROM gps") == [("d",)])
+        assert claims(redis).values()
+        with contextlib.closing(sqlite3.connect(tmp / "ingest.db", isolation_level=None)) as db:
+            db.execute("DROP VIEW votes")
+        poll(lambda: choices(tmp) == numbers(10), 15)
+        assert "gps" not in running.said()
+
+
+def test_what_nobody_foresaw_holds_up_its_stream_only(
+    tmp: Path, redis: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored: list[str] = []
+
+    class Sink:
+        def persist(self, claim: Claim, entries: Any) -> Outcome:
+            if claim.stream == "votes" and len(caplog.records) < 3:
+                raise ZeroDivisionError
+            stored.append(claim.stream)
+            return Outcome(claim.count, 0)
+
+    ours = daemon.Worker(Outlet(str(redis.socket)), "", records.STREAMS, 1 << 20)
+    ours.sink = Sink()  # type: ignore[assignment]
+    push(redis, "a")
+    raw(redis).rpush("ingest:{gps}", b"x")
+    thread = threading.Thread(target=ours.run)
+    thread.start()
+    poll(lambda: len(stored) == 2)
+    ours.stop()
+    thread.join()
+    assert stored == ["gps", "votes"]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_redis_may_be_killed_and_started_again(tmp: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        with redis_server(tmp) as first:
+            running = stack.enter_context(worker(tmp))
+            push(first, "a")
+            poll(lambda: choices(tmp) == ["a"])
+            # the kill meets it with bodies waiting and, more often than not, at work
+            for start in range(0, 50_000, 10_000):
+                push(first, *range(start, start + 10_000))
+            first.process.kill()
+        poll(lambda: "Redis is away" in running.said())
+        with redis_server(tmp) as second:
+            push(second, "b")
+            poll(lambda: "b" in choices(tmp), 30)
+            poll(lambda: not claims(second))
+            assert choices(tmp) == ["a", *numbers(50_000), "b"]
+            poll(lambda: "redis: on its way again" in running.said())
+            assert running.said().count("Redis is away") <= 2  # the connection that broke, the socket that is gone
+            assert running.process.poll() is None
+            running.process.terminate()
+            assert running.process.wait(10) == 0
+
+
+def test_a_redis_that_is_missing_at_the_start_is_waited_for(tmp: Path) -> None:
+    with worker(tmp) as running:
+        poll(lambda: "Redis is away" in running.said())
+        with redis_server(tmp) as server:
+            push(server, "a")
+            poll(lambda: choices(tmp) == ["a"])
+            running.process.terminate()
+            assert running.process.wait(10) == 0
+
+
+OWN = """
+import msgspec
+from records import Record, Stream
+
+class Item(Record, kw_only=True):
+    text: str
+
+def decode(body, most):
+    if body == b"at once":
+        raise RuntimeError("no")
+    for word in body.decode().split():
+        if word == "halfway":
+            raise RuntimeError("no")
+        yield Item(text=word)
+
+STREAMS = {"items": Stream("items", Item, decode)}
+"""
+
+
+def test_a_users_decoder_that_raises_costs_its_body_only(tmp: Path, redis: Server) -> None:
+    (tmp / "own.py").write_text(OWN)
+    bodies = [b"a b", b"at once", b"c", b"d halfway e", b"\xff", b"f"]
+    raw(redis).rpush("ingest:{items}", *bodies)
+    done = drain(tmp, {"INGEST_RECORDS": tmp / "own.py"})
+    assert done.returncode == 1
+    assert 'raise RuntimeError("no")' in done.stderr
+    # nothing of a body that failed halfway is stored, for its replay would store that again
+    assert ask(tmp, "SELECT text, seq FROM items ORDER BY rowid") == [("a", 1), ("b", 1), ("c", 3), ("f", 6)]
+    assert ask(tmp, "SELECT body, reason, whole FROM dead_letters ORDER BY id") == [
+        (b"at once", "the decoder failed: RuntimeError", 1),
+        (b"d halfway e", "the decoder failed: RuntimeError", 1),
+        (b"\xff", "the decoder failed: UnicodeDecodeError", 1),
+    ]
+
+
+def test_a_stream_of_ones_own_works_as_the_readme_says(tmp: Path, redis: Server) -> None:
+    readme = (ROOT / "README.md").read_text()
+    for name, text in re.findall(r"```python\n# (my_\w+\.py)\n(.*?)```", readme, re.DOTALL):
+        (tmp / name).write_text(text)
+    env: dict[str, object] = {
+        "INGEST_ROUTES": tmp / "my_routes.py",
+        "INGEST_RECORDS": tmp / "my_records.py",
+    }
+    with gateway(tmp, redis, env=env) as web, worker(tmp, env):
+        (body,) = re.findall(r"curl -d '(.*?)' localhost:8080/orders", readme)
+        assert post(web.socket, "/orders", body.encode())[0] == 200
+        assert post(web.socket, "/orders", b"sku=B")[0] == 200
+        found = poll(lambda: len(rows := ask(tmp, "SELECT sku, count, seq FROM orders")) == 2 and rows)
+    assert found == [("A-1", 3, 1), ("B", 1, 2)]
+
+
+# what it costs
+
+
+def cpu(pid: int) -> float:
+    """Seconds of CPU that all threads of a process have had."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
+def peak(pid: int) -> int:
+    """The most memory it ever had, in MB."""
+    (found,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(found) // 1000
+
+
+def test_idle_it_costs_under_one_percent_of_a_core(tmp: Path, redis: Server) -> None:
+    with worker(tmp) as running:
+        push(redis, "a")
+        poll(lambda: choices(tmp) == ["a"])
+        shares = []
+        for _ in range(3):
+            start, before = time.monotonic(), cpu(running.pid)
+            time.sleep(1.5)  # what is measured is time
+            shares.append((cpu(running.pid) - before) / (time.monotonic() - start))
+        assert min(shares) < 0.01
+
+
+LINES = b"".join(b'm,host=h%d value=%d,text="%b" %d\n' % (n % 9, n, b"x" * 150, n) for n in range(40_000))
+LOADS: dict[str, tuple[str, list[bytes], str, int]] = {
+    # stream, bodies, table, how many rows or letters there will be
+    "a long backlog": ("votes", [vote(n) for n in range(200_000)], "votes", 200_000),
+    "the largest bodies": ("votes", [vote("x" * 1_000_000)] * 60, "votes", 60),
+    "the largest bodies after small ones": ("votes", [vote("x")] * 31 + [vote("x" * 1_000_000)] * 60, "votes", 91),
+    "nonsense of the largest size": ("votes", [b"x" * (1 << 20)] * 60, "dead_letters", 60),
+    "large bodies of many records": ("votes", [b"\n".join([vote(n) for n in range(25_000)])] * 8, "votes", 200_000),
+    "bodies that inflate to nothing but zeros": ("votes", [gzip.compress(bytes(50 << 20))] * 40, "dead_letters", 40),
+    "bodies that inflate to many records": (
+        "metrics",
+        [gzip.compress(LINES)] * 3,
+        "metrics",
+        3 * 2 * 40_000,
+    ),
+    "bodies that inflate to many bad records": (
+        "metrics",
+        [gzip.compress(b"m v=1\n" + (b"nonsense " * 9 + b"\n") * 90_000)] * 4,
+        "metrics",
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_it_stays_under_100_mb_with(load: str, tmp: Path, redis: Server) -> None:
+    stream, bodies, table, rows = LOADS[load]
+    with raw(redis) as db:
+        for start in range(0, len(bodies), 10_000):
+            db.rpush("ingest:{%s}" % stream, *bodies[start : start + 10_000])
+    with worker(tmp) as running:
+        poll(lambda: ask(tmp, f"SELECT count(*) FROM {table}") == [(rows,)], 60)
+        poll(lambda: not raw(redis).exists("ingest:{%s}" % stream, "ingest:{%s}:claims" % stream))
+        assert peak(running.pid) < 100
+
+
+def test_it_stays_under_100_mb_while_it_looks_for_poison_among_many_records(tmp: Path, redis: Server) -> None:
+    made(tmp)
+    with contextlib.closing(sqlite3.connect(tmp / "ingest.db", isolation_level=None)) as db:
+        db.execute(
+            "CREATE TRIGGER t BEFORE INSERT ON votes WHEN new.choice = '77777' BEGIN SELECT RAISE(ABORT, 'no'); END"
+        )
+    body = gzip.compress(b"\n".join([vote(n) for n in range(100_000)]))
+    raw(redis).rpush("ingest:{votes}", body, body)
+    with worker(tmp) as running:
+        poll(lambda: ask(tmp, "SELECT count(*) FROM votes") == [(199_998,)], 60)
+        assert ask(tmp, "SELECT count(*), min(whole), max(whole) FROM dead_letters") == [(2, 0, 0)]
+        assert peak(running.pid) < 100
