@@ -142,7 +142,7 @@ class Drill:
         self.now = name
         entry["what"] = FAULTS[name].inject(Scene(self.site, self.random, self.load.cut))
         entry["lasted"] = round(self.elapsed() - entry["at"], 3)
-        entry["back_after"] = round(self.flows(30), 3)
+        entry["back_after"] = round(self.flows(60), 3)
         self.now = ""
         self.faults.append(entry)
         self.say(f"{name}: {entry['what'] or 'done'}; taken again after {entry['back_after']:.1f} s")
@@ -153,7 +153,7 @@ class Drill:
         speaker.start()
         trouble = ""
         try:
-            self.flows(30)
+            self.flows(60)
             for name in self.order(self.options.faults):
                 time.sleep(self.random.uniform(*PAUSE))
                 if self.elapsed() > self.options.duration:
@@ -187,7 +187,7 @@ class Drill:
         name, begun = self.run + "-fresh", time.monotonic()
         load = Load(self.site.port, 1, 5, name, self.load.books[0].parent)
         try:
-            wait(lambda: any(True for _ in self.site.rows(name)), 10, "a fresh event is stored")
+            wait(lambda: any(True for _ in self.site.rows(name)), 60, "a fresh event is stored")
             return time.monotonic() - begun
         finally:
             load.stop()

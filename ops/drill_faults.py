@@ -87,8 +87,8 @@ for _name, (_words, _find) in PROCESSES.items():
     def _kill(scene: Scene, find: Callable[[Site], list[int]] = _find) -> str:
         pid = scene.random.choice(find(scene.site))
         strike(pid, signal.SIGKILL)
-        wait(lambda: gone(pid), 5, f"the end of process {pid}")
-        wait(lambda: find(scene.site), 10, "another one")
+        wait(lambda: gone(pid), 60, f"the end of process {pid}")
+        wait(lambda: find(scene.site), 60, "another one")
         return f"process {pid}"
 
     @fault(f"stop-{_name}", f"SIGSTOP of {_words} for seconds")
@@ -115,7 +115,7 @@ def stopped(*pids: int) -> Iterator[None]:
 def reload_gateway(scene: Scene) -> str:
     before = scene.site.children("gateway")
     strike(scene.site.parents("gateway")[0], signal.SIGHUP)
-    wait(lambda: set(scene.site.children("gateway")) - set(before), 10, "another gateway process")
+    wait(lambda: set(scene.site.children("gateway")) - set(before), 60, "another gateway process")
     return ""
 
 
@@ -123,7 +123,7 @@ def reload_gateway(scene: Scene) -> str:
 def reload_nginx(scene: Scene) -> str:
     before = scene.site.children("nginx")
     strike(scene.site.parents("nginx")[0], signal.SIGHUP)
-    wait(lambda: set(scene.site.children("nginx")) - set(before), 10, "another worker of nginx")
+    wait(lambda: set(scene.site.children("nginx")) - set(before), 60, "another worker of nginx")
     return ""
 
 
@@ -191,7 +191,7 @@ def redis_disk(scene: Scene) -> str:
     finally:
         if not gone(pid):
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.prlimit(pid, resource.RLIMIT_FSIZE)[1],) * 2)
-    wait(lambda: [other for other in scene.site.parents("redis") if other != pid], 10, "another Redis")
+    wait(lambda: [other for other in scene.site.parents("redis") if other != pid], 60, "another Redis")
     return f"its log ended at {most} bytes"
 
 
@@ -241,7 +241,7 @@ def replica(scene: Scene) -> str:
             follower.replicaof("NO", "ONE")
             old = site.parents("redis")[0]
             strike(old, signal.SIGKILL)
-            wait(lambda: gone(old), 5, "the end of the old Redis")
+            wait(lambda: gone(old), 60, "the end of the old Redis")
             with contextlib.suppress(redis.RedisError):
                 follower.shutdown(nosave=True)
             process.wait(10)
@@ -306,14 +306,14 @@ def kill_commit(scene: Scene) -> str:
     site, committed = scene.site, 0
     for _ in range(3):
         pids = site.parents("worker")
-        claims = wait(site.claims, 10, "a claim")
+        claims = wait(site.claims, 60, "a claim")
         time.sleep(scene.random.uniform(0, 0.01))
         for pid in pids:
             strike(pid, signal.SIGKILL)
-        wait(lambda pids=pids: all(map(gone, pids)), 5, "the worker's end")  # type: ignore[misc]
+        wait(lambda pids=pids: all(map(gone, pids)), 60, "the worker's end")  # type: ignore[misc]
         still = set(site.claims())
         committed += any(site.persisted(claim) for claim in claims if claim in still)
-        wait(lambda: site.pids("worker"), 10, "another worker")
+        wait(lambda: site.pids("worker"), 60, "another worker")
     return f"{committed} of 3 between commit and settle"
 
 
@@ -324,7 +324,7 @@ def kill_settle(scene: Scene) -> str:
     while time.monotonic() < begun + 10:
         tries += 1
         pids = site.parents("worker")
-        claims = wait(lambda: [claim for claim in site.claims() if not site.persisted(claim)], 10, "a claim")
+        claims = wait(lambda: [claim for claim in site.claims() if not site.persisted(claim)], 60, "a claim")
         # a worker that has read the claim's bodies commits; its settle ends in the socket of a Redis that stands still
         with stopped(server), contextlib.suppress(Trouble):
             if any(map(site.persisted, claims)):
@@ -332,11 +332,11 @@ def kill_settle(scene: Scene) -> str:
             wait(lambda claims=claims: any(map(site.persisted, claims)), 0.3, "a commit")  # type: ignore[misc]
             for pid in [*pids, server]:
                 strike(pid, signal.SIGKILL)
-            wait(lambda pids=pids: all(map(gone, [*pids, server])), 5, "their end")  # type: ignore[misc]
+            wait(lambda pids=pids: all(map(gone, [*pids, server])), 60, "their end")  # type: ignore[misc]
             break
     else:
         return "not met"
-    wait(lambda: site.redis.ping(), 10, "another Redis")
+    wait(lambda: site.redis.ping(), 60, "another Redis")
     still = set(claims) & set(site.claims())
     return f"{sum(map(site.persisted, still))} claims committed and not settled, at try {tries}"
 
@@ -347,7 +347,7 @@ def lease(scene: Scene) -> str:
     with contextlib.ExitStack() as stack:
         while time.monotonic() < begun + 10:
             pids = site.parents("worker")
-            wait(site.claims, 10, "a claim")
+            wait(site.claims, 60, "a claim")
             time.sleep(scene.random.uniform(0, 0.005))
             with stopped(*pids):
                 held = set(site.claims())

@@ -118,7 +118,7 @@ class Site:
         finally:
             connection.close()
 
-    def wait_ready(self, seconds: float = 30) -> None:
+    def wait_ready(self, seconds: float = 60) -> None:
         """Until it takes writes."""
 
         def ask() -> bool:
@@ -141,7 +141,7 @@ class Site:
     def parents(self, name: str) -> list[int]:
         """Of these the masters: those that none of them started. There is one, but for workers."""
         pids = self.pids(name)
-        return wait(lambda: [pid for pid in pids or self.pids(name) if parent_of(pid) not in pids], 10, f"any {name}")
+        return wait(lambda: [pid for pid in pids or self.pids(name) if parent_of(pid) not in pids], 60, f"any {name}")
 
     def children(self, name: str) -> list[int]:
         """And the processes that these started."""
@@ -150,7 +150,7 @@ class Site:
             pids = self.pids(name)
             return [pid for pid in pids if parent_of(pid) in pids]
 
-        return wait(ask, 10, f"a child of {name}")
+        return wait(ask, 60, f"a child of {name}")
 
     # --- its stores ---
 
