@@ -617,6 +617,8 @@ class FastLane(GeventWorker):
                 except Exception:  # there is no end to find in what the client sends; it has its answer
                     break
                 drained += len(data)
+                if getattr(req.body, "failed", False):  # the application may have swallowed it
+                    break
                 if not data:
                     sock.left = req.unreader.buf.getvalue()
                     break
