@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
 import socket
 import socketserver
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import settings
-from utils import Server, answer, connect, get, nginx, poll, post, request, short_tmp
+from utils import ROOT, Server, answer, connect, free_port, get, nginx, poll, post, request, short_tmp
 
 HOST = b"Host: localhost\r\n"
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n" + b'{"message":"OK"}'
@@ -286,6 +289,17 @@ def test_a_full_disk_is_a_problem_too() -> None:
         assert (status, headers["content-type"]) == (500, "application/problem+json")
         assert body == problem("Internal Server Error", 500, "The request was not taken.")
         assert gateway.requests == []
+
+
+def test_the_systems_nginx_takes_the_server_as_it_stands() -> None:
+    with short_tmp() as tmp:
+        server = (ROOT / "nginx/sluice.conf").read_text().replace("listen 8080 ", f"listen {free_port()} ")
+        (tmp / "sluice.conf").write_text(server)  # but for the port, which bin/up may have
+        (tmp / "nginx.conf").write_text(f"pid {tmp}/pid; events {{}} http {{ include {tmp}/sluice.conf; }}")
+        command = [shutil.which("nginx", path="/usr/sbin:" + os.environ["PATH"]), "-t", "-c", tmp / "nginx.conf"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert "test is successful" in done.stderr
+        assert "[warn]" not in done.stderr
 
 
 def test_the_limit_a_client_can_be_switched_on() -> None:

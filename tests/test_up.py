@@ -146,6 +146,14 @@ def test_a_request_under_way_is_answered_and_kept_while_it_stops(tmp: Path) -> N
         poll(lambda: choices(up) == ["a"])
 
 
+def test_a_client_that_never_ends_its_request_does_not_hold_up_the_stop(tmp: Path) -> None:
+    with installation(tmp) as up, connect(up.port) as connection:
+        connection.sendall(b"POST /votes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 25\r\n\r\nhalf")
+        poll(lambda: get(up.port, "/healthz")[0] == 200)  # nginx has read the beginning by now
+        assert stop(up) == 0
+        assert "SIGKILL" not in up.said()
+
+
 def listens(port: int) -> bool:
     try:
         connect(port, 1).close()
@@ -184,15 +192,15 @@ class Poster:
         self.thread.join()
 
     def more(self) -> None:
-        """Wait until another vote is taken; after a kill that is a promise of about a second."""
+        """Wait until another vote is taken."""
         count = len(self.taken)
-        poll(lambda: len(self.taken) > count, 3, "another vote to be taken")
+        poll(lambda: len(self.taken) > count, 20, "another vote to be taken")
 
 
 def back_after(up: Server, name: str, before: list[int]) -> float:
     """Wait until a program has a process that it did not have before; the seconds that it took."""
     start = time.monotonic()
-    poll(lambda: set(up.pids(name)) - set(before), 3, f"another {name}")
+    poll(lambda: set(up.pids(name)) - set(before), 20, f"another {name}")
     return time.monotonic() - start
 
 
@@ -214,15 +222,15 @@ def test_ten_times_killed_it_comes_back_at_once_and_nothing_taken_is_lost_or_dou
     name, index = VICTIMS[victim]
     with installation(tmp) as up, Poster(up) as poster:
         others = {other: up.pids(other) for other in PROGRAMS if other != name}
-        slowest = 0.0
+        seconds = []
         for _ in range(10):
             poster.more()
             before = up.pids(name)
             os.kill(before[index], signal.SIGKILL)
-            slowest = max(slowest, back_after(up, name, before))
+            seconds.append(back_after(up, name, before))
             poster.more()
             if index == 0:
-                poll(partial(gone, up, name, before), 3, "the end of what was left of it")
+                poll(partial(gone, up, name, before), 20, "the end of what was left of it")
         poster.ended = True
         poster.thread.join()
         # the rest went on
@@ -230,7 +238,8 @@ def test_ten_times_killed_it_comes_back_at_once_and_nothing_taken_is_lost_or_dou
         poll(lambda: set(poster.taken) <= set(choices(up)), 15)
         stored = choices(up)
         assert len(stored) == len(set(stored))
-        print(f"{victim}: {len(poster.taken)} taken, slowest return {slowest:.2f} s")
+        print(f"{victim}: {len(poster.taken)} taken, back after {sorted(seconds)} s")
+        assert sorted(seconds)[4] < 1  # the promise; a machine that is busy otherwise may break it now and then
 
 
 def test_killed_ten_times_in_a_burst_it_is_still_started_again(tmp: Path) -> None:
