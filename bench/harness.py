@@ -147,6 +147,10 @@ class Candidate:
     about: Figures = field(default_factory=dict)  # runtime, worker class …: goes into the results as it is
 
 
+class Stalled(Exception):
+    """The load generator did not end when its time was over: the machine stood still, as virtual ones sometimes do."""
+
+
 class Stand:
     """A private Redis and any number of candidates in a directory that is gone at the end, and so are they."""
 
@@ -415,10 +419,16 @@ class Stand:
         """Run a load generator; what it printed, and CPU seconds and resident MB of each part of the candidate."""
         before = {part: cpu(groups) for part, groups in candidate.parts.items()}
         mine = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run(
-            [str(part) for part in command], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=seconds + 60, env=os.environ | {"HOME": str(self.tmp)},
-        )  # fmt: skip
+        began, late = time.monotonic(), 1.5 * seconds + 4  # generators end by the clock, whatever the server does
+        try:
+            done = subprocess.run(
+                [str(part) for part in command], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                timeout=late + 30, env=os.environ | {"HOME": str(self.tmp)},
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise Stalled from error
+        if time.monotonic() - began > late:
+            raise Stalled
         if done.returncode:
             raise RuntimeError(f"{command[0]} failed: {done.stdout} {done.stderr}")
         now = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -492,6 +502,7 @@ def rounds(
     """Every case once a round, in an order that rotates, after one discarded run each.
 
     warm: seconds of that first run where not options.warm. reference: the case that the ratios are to.
+    A run during which the machine stood still is done again.
     Returns: case -> the medians of its figures, `ratio` (median over the rounds), `rates` and `ratios` of each round.
     """
     names, began = list(cases), time.monotonic()
@@ -501,16 +512,26 @@ def rounds(
         plan += [(n + 1, name, options.seconds) for name in names[n % len(names) :] + names[: n % len(names)]]
     results: dict[str, list[Figures]] = {name: [] for name in names}
     total = sum(seconds + rest + 0.5 for *_, seconds in plan)
-    spent = 0.0
-    for n, name, seconds in plan:
+    spent, stalls = 0.0, 0
+    while plan:
+        n, name, seconds = plan.pop(0)
         left = (time.monotonic() - began) / spent * (total - spent) if spent else total
-        found = cases[name](seconds)
+        try:
+            found = cases[name](seconds)
+        except Stalled:
+            stalls += 1
+            if stalls > 5:
+                raise
+            # gunicorn ends workers that stood still for too long; their successors are cold
+            tell(f"  the machine stood still during {name}; warming up again")
+            plan = [(0, other, warming[other]) for other in names if warming[other]] + [(n, name, seconds), *plan]
+            continue
         spent += seconds + rest + 0.5
         if n:
             results[name].append(found)
         kind = f"round {n}/{options.rounds}" if n else "warm-up  "
         errors = f"  {found['errors']:,} ERRORS" if found.get("errors") else ""
-        tell(f"  {left / 60:4.1f} min left  {kind}  {name:<44} {found.get('rate', 0):>10,.0f}/s{errors}")
+        tell(f"  {max(left, 0) / 60:4.1f} min left  {kind}  {name:<44} {found.get('rate', 0):>10,.0f}/s{errors}")
         time.sleep(rest)
     summary = {}
     for name, runs in results.items():
@@ -522,12 +543,14 @@ def rounds(
 
 
 def median(runs: Sequence[Figures]) -> Figures:
-    """The median of every number; errors are added up."""
+    """The median of every number, and the kinds of errors of all runs; errors are added up."""
     out: Figures = {}
     for key, value in runs[0].items():
         values = [run[key] for run in runs if key in run]
         if key == "errors":
             out[key] = sum(values)
+        elif key == "errors by kind":
+            out[key] = {kind: sum(v.get(kind, 0) for v in values) for kind in {kind for v in values for kind in v}}
         elif isinstance(value, dict):
             out[key] = median(values) if all(values) else value
         elif isinstance(value, (int, float)):
