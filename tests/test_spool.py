@@ -28,7 +28,7 @@ KEYS = Keys.of("s")
 
 def raw(server: Server) -> Any:
     """A connection of one's own, to look behind the scenes."""
-    return client.Redis(unix_socket_path=str(server.socket), socket_timeout=10)
+    return client.Redis(unix_socket_path=str(server.socket), socket_timeout=60)
 
 
 @contextlib.contextmanager
@@ -47,7 +47,8 @@ def cluster_node(tmp: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module", params=["alone", "cluster"])
 def node(request: pytest.FixtureRequest) -> Iterator[Server]:
-    with short_tmp() as tmp, (redis_server if request.param == "alone" else cluster_node)(tmp) as server:
+    alone = request.param == "alone"
+    with short_tmp() as tmp, redis_server(tmp, appendfsync="no") if alone else cluster_node(tmp) as server:
         yield server
 
 
@@ -58,6 +59,12 @@ def server(node: Server) -> Iterator[Server]:
         db.flushall()
         db.config_resetstat()
     yield node
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy disk may take half a minute for one fsync."""
+    monkeypatch.setattr(spool, "TIMEOUT", 60.0)
 
 
 @pytest.fixture
