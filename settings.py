@@ -91,7 +91,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         try:
             return parse(text)
         except ValueError as error:
-            raise SettingError(f"{name}={text!r} makes no sense here: it takes {error}.") from None
+            raise SettingError(f"{name}={without_password(text)!r} makes no sense here: it takes {error}.") from None
 
     def sink(text: str) -> str:
         if not re.match(r"sqlite:///.|postgres(ql)?://.", text):
@@ -124,6 +124,11 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         routes=read("INGEST_ROUTES", "", module),
         records=read("INGEST_RECORDS", "", module),
     )
+
+
+def without_password(url: str) -> str:
+    """A connection string as it may be shown."""
+    return re.sub(r"(?<=[^/:@]:)[^/].*(?=@)|(?<=password=)[^&\s]*", "…", url)
 
 
 def load_or_exit() -> Settings:

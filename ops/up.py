@@ -213,7 +213,7 @@ def main() -> int:
     except OSError as error:
         print(f"sluice: {s.home} cannot be used: {error}", file=sys.stderr)
         return 1
-    say(FIRST_SCREEN.format(port=s.port, home=s.home, sink=s.sink.removeprefix("sqlite:///")))
+    say(FIRST_SCREEN.format(port=s.port, home=s.home, sink=settings.without_password(s.sink).removeprefix("sqlite:///")))
     own_stdout()
 
     from ops import supervise  # supervisord; only here, for everything above also serves the tests

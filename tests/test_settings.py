@@ -111,3 +111,16 @@ def test_a_users_module_that_fails_is_a_setting_that_fails(text: str, tmp_path: 
     (tmp_path / "broken.py").write_text(text)
     with pytest.raises(settings.SettingError, match="INGEST_ROUTES=.*broken.py.* cannot be imported"):
         settings.extension("INGEST_ROUTES", str(tmp_path / "broken.py"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:sec/ret@h/d", "postgres//u:secret@h", "postgresql://h/d?password=secret&sslmode=require",
+        "postgresql://u:secr@et@h/d",
+    ],
+)  # fmt: skip
+def test_a_connection_string_is_shown_without_its_password(url):
+    shown = settings.without_password(url)
+    assert "sec" not in shown and "ret" not in shown
+    assert settings.without_password("sqlite:////a/b.db") == "sqlite:////a/b.db"
