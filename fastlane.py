@@ -209,7 +209,8 @@ class Unread:
 
 
 class FastLane(GeventWorker):
-    """`worker_class = "fastlane.FastLane"`. Behind nginx: it speaks no TLS, and no PROXY protocol.
+    """`worker_class = "fastlane.FastLane"`. Behind nginx, which waits for slow clients and hangs up on idle ones: the
+    fast lane has no timeouts. It speaks no TLS, and no PROXY protocol.
 
     An answer's headers list is rendered once and recognised by its identity: applications that make their answers at
     import are quick, the others are correct. `write()` of PEP 3333 and gunicorn's hooks a request are not for the
