@@ -45,7 +45,6 @@ def parser() -> argparse.ArgumentParser:
 
 def main(words: list[str]) -> int:
     """Run a verb; the exit status."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # bin/sluice dead | head
     every = parser()
     arguments = every.parse_args(words)
     if not hasattr(arguments, "run"):
@@ -60,4 +59,5 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # bin/sluice dead | head
     sys.exit(main(sys.argv[1:]))
