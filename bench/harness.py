@@ -624,6 +624,7 @@ class Report:
         axes.invert_yaxis()
         if log:
             axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:,g}")
         axes.margins(x=0.16)
         axes.set_xlabel(unit + (f"\n{note}" if note else ""), fontsize=9)
         axes.set_title(title, loc="left", fontsize=11, fontweight="bold", wrap=True)
@@ -643,6 +644,7 @@ class Report:
         axes.bar_label(drawn, labels=[show(float(value)) for value in left], padding=4, fontsize=9)
         axes.set_yticks(range(len(bars)), list(bars), fontsize=9)
         axes.invert_yaxis()
+        axes.xaxis.set_major_formatter("{x:,g}")
         axes.margins(x=0.1)
         axes.set_xlabel(unit, fontsize=9)
         axes.legend(loc="lower right", fontsize=9)
@@ -663,6 +665,12 @@ class Report:
             ends.append((points[-1][1], points[-1][0], name, colour))
         if log_x:
             axes.set_xscale("log")
+            points = sorted({at for line in series.values() for at, _ in line})
+            axes.set_xticks(points, [show(at) for at in points])
+            axes.set_xticks([], minor=True)
+        else:
+            axes.xaxis.set_major_formatter("{x:,g}")
+        axes.yaxis.set_major_formatter("{x:,g}")
         if log_y:
             axes.set_yscale("log")
         else:
