@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.."
 clients=${CLIENTS:-64} seconds=${SECONDS_LONG:-20} port=${INGEST_PORT:-8080}
-bin/provision bench
+bin/provision siege
 
 HOME=$(mktemp -d) # siege writes a configuration and cookies into it
 export HOME
