@@ -1,0 +1,356 @@
+"""Clients that others wrote, unmodified, or their requests byte for byte, through the whole installation to the row."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from functools import partial
+
+import influxdb
+import pytest
+from influxdb_client import InfluxDBClient, Point, WriteOptions, WritePrecision
+from influxdb_client.client.write_api import SYNCHRONOUS
+
+import utils
+from utils import Server, installation, request, short_tmp
+
+poll = partial(utils.poll, seconds=60)
+NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+
+
+@pytest.fixture(scope="module")
+def up() -> Iterator[Server]:
+    with short_tmp() as tmp, installation(tmp) as server:
+        yield server
+
+
+def ask(up: Server, sql: str) -> list[tuple]:
+    """What a query gives; nothing while there is no table."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{up.home}/ingest.db?mode=ro", uri=True)) as db:
+            return db.execute(sql).fetchall()
+    except sqlite3.OperationalError:
+        return []
+
+
+def sent(up: Server, head: str, body: bytes = b"") -> tuple[int, bytes]:
+    """Send a request as it stands, with the length that its body has; the status and the body of the answer."""
+    lines = [line.strip() for line in head.strip().splitlines()]
+    data = "\r\n".join(lines).replace("{length}", str(len(body))).encode() + b"\r\n\r\n" + body
+    status, _, answer = request(up.port, data)
+    return status, answer
+
+
+def metrics(up: Server, name: str, rows: int) -> dict[tuple, list]:
+    """The rows of a measurement once so many are there: (time, tags, field) -> (type, value)."""
+    sql = f"SELECT time, tags, field, type, value FROM metrics WHERE name = '{name}'"
+    poll(lambda: len(ask(up, sql)) >= rows)
+    found = ask(up, sql)
+    assert len(found) == rows
+    return {(time, tuple(sorted(json.loads(tags).items())), field): rest for time, tags, field, *rest in found}
+
+
+def positions(up: Server, device: str) -> tuple:
+    """The one position of a device: (time, lat, lon, altitude, speed, accuracy, bearing, battery)."""
+    columns = "time, lat, lon, altitude, speed, accuracy, bearing, battery"
+    (found,) = poll(lambda: ask(up, f"SELECT {columns} FROM gps WHERE device = '{device}'"))
+    return found
+
+
+def near(*values: float | None) -> list:
+    return [None if value is None else pytest.approx(value) for value in values]
+
+
+@pytest.mark.parametrize("gzip", [False, True])
+def test_influxdb_client_writes_every_type_at_every_precision(gzip: bool, up: Server) -> None:
+    name = f"v2 {gzip}"
+    odd = 'say "hi", back\\slash and = sign'
+    point = (
+        Point(name)
+        .tag("floor", "2, east = sun")
+        .tag("ünïcode", "ja ja")
+        .field("temperature", 21.5)
+        .field("people", -3)
+        .field("door", True)
+        .field("note", odd)
+        .time(NOON)
+    )
+    with InfluxDBClient(f"http://localhost:{up.port}", token="secret", org="o", enable_gzip=gzip) as client:
+        assert client.ping()
+        with client.write_api(write_options=SYNCHRONOUS) as api:
+            api.write("b", record=point)
+            for seconds, (precision, factor) in enumerate(
+                [
+                    (WritePrecision.S, 1),
+                    (WritePrecision.MS, 10**3),
+                    (WritePrecision.US, 10**6),
+                    (WritePrecision.NS, 10**9),
+                ]
+            ):
+                at = (int(NOON.timestamp()) + seconds + 1) * factor
+                api.write(
+                    "b", record=f"{name.replace(' ', chr(92) + ' ')} n={seconds}i {at}", write_precision=precision
+                )
+    tags = (("floor", "2, east = sun"), ("ünïcode", "ja ja"))
+    noon = "2026-01-01T12:00:00.000000000Z"
+    expected: dict[tuple, list] = {
+        (noon, tags, "temperature"): ["float", 21.5],
+        (noon, tags, "people"): ["integer", -3],
+        (noon, tags, "door"): ["boolean", 1],
+        (noon, tags, "note"): ["string", odd],
+        **{(f"2026-01-01T12:00:0{n + 1}.000000000Z", (), "n"): ["integer", n] for n in range(4)},
+    }
+    assert metrics(up, name, 8) == expected
+    # what the client may send lies nowhere
+    assert b"secret" not in b"".join(path.read_bytes() for path in (up.home / "redis").rglob("*.aof"))
+
+
+@pytest.mark.parametrize("gzip", [False, True])
+def test_influxdb_client_writes_in_batches_from_its_own_thread(gzip: bool, up: Server) -> None:
+    name = f"batch {gzip}"
+    errors: list[object] = []
+    with InfluxDBClient(f"http://localhost:{up.port}", token="t", org="o", enable_gzip=gzip) as client:
+        options = WriteOptions(batch_size=250, flush_interval=50, max_retries=0)
+        with client.write_api(options, error_callback=lambda *what: errors.append(what)) as api:
+            start = int(NOON.timestamp())
+            for n in range(1000):
+                point = Point(name).tag("host", f"h{n % 7}").field("value", n / 4)
+                api.write("b", record=point.time(start + n, WritePrecision.S))
+    assert errors == []
+    found = metrics(up, name, 1000)
+    assert sorted(value for _, value in found.values()) == [n / 4 for n in range(1000)]
+    assert found["2026-01-01T12:16:39.000000000Z", (("host", "h5"),), "value"] == ["float", 249.75]
+    assert ask(up, f"SELECT count(DISTINCT seq) FROM metrics WHERE name = '{name}'") < [(20,)]  # not one by one
+
+
+@pytest.mark.parametrize("gzip", [False, True])
+def test_influxdb_of_version_1_writes_at_every_precision(gzip: bool, up: Server) -> None:
+    name = f"v1 {gzip}"
+    with contextlib.closing(influxdb.InfluxDBClient("localhost", up.port, "u", "p", database="d", gzip=gzip)) as client:
+        fields = {"load": 0.64, "cores": 2, "on": False, "text": 'a "b" c'}
+        point = {"measurement": name, "tags": {"host": "a b"}, "time": NOON.isoformat(), "fields": fields}
+        assert client.write_points([point])
+        for n, precision in enumerate(["s", "m", "h", "ms", "u", "n"]):
+            assert client.write_points([point | {"fields": {f"p{n}": n}}], time_precision=precision)
+    noon, tags = "2026-01-01T12:00:00.000000000Z", (("host", "a b"),)
+    assert metrics(up, name, 10) == {
+        (noon, tags, "load"): ["float", 0.64],
+        (noon, tags, "cores"): ["integer", 2],
+        (noon, tags, "on"): ["boolean", 0],
+        (noon, tags, "text"): ["string", 'a "b" c'],
+        **{(noon, tags, f"p{n}"): ["integer", n] for n in range(6)},
+    }
+
+
+def test_owntracks_is_known_by_its_fields_and_its_speed_is_in_kmh(up: Server) -> None:
+    body = (
+        b'{"_type":"location","BSSID":"aa:bb:cc:dd:ee:ff","SSID":"home","_id":"4f1c","acc":13,"alt":154,"batt":75,"bs":1,'
+        b'"cog":182,"conn":"w","created_at":1767268803,"lat":48.137431,"lon":11.575492,"m":1,"t":"u","tid":"ph",'
+        b'"topic":"owntracks/jane/phone","tst":1767268800,"vac":2,"vel":54}'
+    )
+    head = """
+        POST /owntracks HTTP/1.1
+        X-Limit-U: {user}
+        X-Limit-D: phone
+        User-Agent: Owntracks-Android/gms/420505004
+        Authorization: Basic amFuZTpzZWNyZXQ=
+        Content-Type: application/json; charset=utf-8
+        Content-Length: {length}
+        Host: localhost
+        Connection: Keep-Alive
+        Accept-Encoding: gzip
+    """
+    assert sent(up, head.replace("{user}", "jane"), body) == (200, b"[]")
+    expected = ["2026-01-01T12:00:00.000Z", *near(48.137431, 11.575492, 154, 15, 13, 182, 75)]
+    assert list(positions(up, "jane/phone")) == expected
+    # iOS, behind a proxy that takes the fields away: by the topic
+    bare = "POST /owntracks HTTP/1.1\nHost: localhost\nContent-Type: application/json\nContent-Length: {length}"
+    assert sent(up, bare, body.replace(b"owntracks/jane/phone", b"owntracks/joe/pad")) == (200, b"[]")
+    assert list(positions(up, "joe/pad")) == expected
+    # what is no position is taken, and buried
+    assert sent(up, bare, b'{"_type":"lwt","tst":1767268800,"topic":"owntracks/joe/gone"}') == (200, b"[]")
+    poll(lambda: ask(up, "SELECT 1 FROM dead_letters WHERE reason LIKE '%lwt%'"))
+    # it also sends requests with nothing in them
+    assert sent(up, bare)[0] == 400
+
+
+def test_overland_sends_many_positions_and_reads_its_answer(up: Server) -> None:
+    def feature(device: str, **more: object) -> dict:
+        properties = {
+            "timestamp": "2026-01-01T12:00:00Z",
+            "altitude": 12,
+            "speed": 4,
+            "horizontal_accuracy": 30,
+            "vertical_accuracy": -1,
+            "motion": ["driving", "stationary"],
+            "pauses": False,
+            "activity": "other_navigation",
+            "desired_accuracy": 100,
+            "deferred": 1000,
+            "significant_change": "disabled",
+            "locations_in_payload": 1,
+            "battery_state": "charging",
+            "battery_level": 0.89,
+            "device_id": device,
+            "wifi": "",
+            "course": 90,
+        }
+        point = {"type": "Point", "coordinates": [-122.030581, 37.331800]}
+        return {"type": "Feature", "geometry": point, "properties": properties | more}
+
+    many = [feature("iphone")] + [
+        feature("iphone-2", speed=-1, course=-1, timestamp=f"2026-01-01T12:{n:02}:00Z") for n in range(60)
+    ]
+    body = json.dumps({"locations": many * 5, "current": feature("iphone")}).encode()
+    assert len(body) > 150_000
+    head = """
+        POST /overland HTTP/1.1
+        Host: localhost
+        Content-Type: application/json
+        Connection: keep-alive
+        Accept: */*
+        User-Agent: Overland/1.3.2 (iPhone; iOS 18.1; Scale/3.00)
+        Content-Length: {length}
+        Accept-Language: en-US;q=1
+        Authorization: Bearer secret
+        Accept-Encoding: gzip, deflate, br
+    """
+    assert sent(up, head, body) == (200, b'{"result":"ok"}')
+    poll(lambda: ask(up, "SELECT count(*) FROM gps WHERE device = 'iphone-2'") == [(300,)])
+    columns = "time, lat, lon, altitude, speed, accuracy, bearing, battery"
+    assert ask(up, f"SELECT DISTINCT {columns} FROM gps WHERE device = 'iphone'") == [
+        ("2026-01-01T12:00:00.000Z", *near(37.3318, -122.030581, 12, 4, 30, 90, 89))
+    ]
+    # below zero: the phone does not know
+    assert ask(up, "SELECT DISTINCT speed, bearing FROM gps WHERE device = 'iphone-2'") == [(None, None)]
+
+
+TRACCAR = (
+    "id={id}&timestamp=1767268800&lat=48.137431&lon=11.575492"
+    "&speed=10.0&bearing=270.0&altitude=519.5&accuracy=5.0&batt=87.0"
+)
+TRACCAR_ROW = ["2026-01-01T12:00:00.000Z", *near(48.137431, 11.575492, 519.5, 5.144444, 5, 270, 87)]
+
+
+def test_traccar_client_to_8_sends_everything_in_the_query_of_an_empty_post(up: Server) -> None:
+    head = f"""
+        POST /traccar?{TRACCAR.format(id="123456")} HTTP/1.1
+        User-Agent: Dalvik/2.1.0 (Linux; U; Android 14; Pixel 6 Build/AP2A)
+        Host: localhost
+        Connection: Keep-Alive
+        Accept-Encoding: gzip
+        Content-Type: application/x-www-form-urlencoded
+        Content-Length: 0
+    """
+    assert sent(up, head)[0] == 200
+    assert list(positions(up, "123456")) == TRACCAR_ROW
+
+
+def test_traccar_client_may_send_it_as_a_form_too(up: Server) -> None:
+    head = """
+        POST /traccar HTTP/1.1
+        Host: localhost
+        Content-Type: application/x-www-form-urlencoded
+        Content-Length: {length}
+    """
+    assert sent(up, head, TRACCAR.format(id="654321").encode())[0] == 200
+    assert list(positions(up, "654321")) == TRACCAR_ROW
+
+
+def test_traccar_client_9_sends_json_in_metres_a_second(up: Server) -> None:
+    body = json.dumps(
+        {
+            "location": {
+                "timestamp": "2026-01-01T12:00:00.000Z",
+                "coords": {
+                    "latitude": 48.137431,
+                    "longitude": 11.575492,
+                    "accuracy": 5.0,
+                    "speed": 3.6,
+                    "heading": 270.0,
+                    "altitude": 519.5,
+                },
+                "is_moving": True,
+                "odometer": 1234.5,
+                "event": "motionchange",
+                "battery": {"level": 0.87, "is_charging": False},
+                "activity": {"type": "on_foot"},
+                "extras": {},
+            },
+            "device_id": "99887766",
+        }
+    ).encode()
+    head = """
+        POST /traccar HTTP/1.1
+        Content-Type: application/json; charset=UTF-8
+        Content-Length: {length}
+        Host: localhost
+        Connection: Keep-Alive
+        Accept-Encoding: gzip
+        User-Agent: okhttp/4.12.0
+    """
+    assert sent(up, head, body)[0] == 200
+    expected = ["2026-01-01T12:00:00.000Z", *near(48.137431, 11.575492, 519.5, 3.6, 5, 270, 87)]
+    assert list(positions(up, "99887766")) == expected
+
+
+def test_gpslogger_sends_a_template_without_a_content_type(up: Server) -> None:
+    values = (
+        "device=moto&lat=48.137431&lon=11.575492&time=2026-01-01T12:00:00.000Z&speed=3.5&altitude=519.5&battery=87.0"
+    )
+    agent = "User-Agent: GPSLogger/132 (Android 14)\nHost: localhost\nAccept-Encoding: gzip"
+    assert sent(up, f"POST /gps HTTP/1.1\nContent-Length: {{length}}\n{agent}", values.encode())[0] == 200
+    row = ["2026-01-01T12:00:00.000Z", *near(48.137431, 11.575492, 519.5, 3.5, None, None, 87)]
+    assert list(positions(up, "moto")) == row
+    # or as the query of a URL, with nothing in the body
+    query = values.replace("moto", "auto").replace(":", "%3A")
+    assert sent(up, f"POST /gps?{query} HTTP/1.1\nContent-Length: 0\n{agent}")[0] == 200
+    assert list(positions(up, "auto")) == row
+
+
+def test_a_browser_sends_beacons_as_text_and_as_forms(up: Server) -> None:
+    head = """
+        POST /votes HTTP/1.1
+        Host: localhost
+        Connection: keep-alive
+        Content-Length: {length}
+        User-Agent: Mozilla/5.0 (X11; Linux x86_64; rv:133.0) Gecko/20100101 Firefox/133.0
+        Content-Type: {type}
+        Accept: */*
+        Origin: https://example.org
+        Sec-Fetch-Site: cross-site
+        Sec-Fetch-Mode: no-cors
+        Sec-Fetch-Dest: empty
+        Referer: https://example.org/
+        Accept-Encoding: gzip, deflate, br, zstd
+        Accept-Language: en-US,en;q=0.9
+        Cookie: session=secret
+    """
+    text = json.dumps({"poll": "beacon", "choice": "text", "voter": "ünï"}, ensure_ascii=False).encode()
+    assert sent(up, head.replace("{type}", "text/plain;charset=UTF-8"), text)[0] == 200
+    form = b"poll=beacon&choice=form+of%20mine&voter=%C3%BCn%C3%AF"
+    kind = "application/x-www-form-urlencoded;charset=UTF-8"
+    assert sent(up, head.replace("{type}", kind), form)[0] == 200
+    sql = "SELECT choice, voter FROM votes WHERE poll = 'beacon' ORDER BY seq"
+    poll(lambda: len(ask(up, sql)) == 2)
+    assert ask(up, sql) == [("text", "ünï"), ("form of mine", "ünï")]
+
+
+def test_of_all_that_was_sent_nothing_is_missing(up: Server) -> None:
+    poll(lambda: ask(up, "SELECT count(*) FROM votes") != [(0,)])
+    done = subprocess.run(
+        [utils.ROOT / "bin/sluice", "status", "--json"],
+        env=utils.environment(up.home),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    ledger = {row["stream"]: row for row in json.loads(done.stdout)["streams"]}
+    assert ledger["gps"]["dead"] == 1  # the testament of an OwnTracks
+    assert ledger["metrics"]["dead"] == ledger["votes"]["dead"] == 0
+    assert ledger["metrics"]["accepted"] > 20
