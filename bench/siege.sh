@@ -6,6 +6,10 @@ set -euo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.."
 clients=${CLIENTS:-64} seconds=${SECONDS_LONG:-20} port=${INGEST_PORT:-8080}
 bin/provision siege
+if ! (exec 3<>"/dev/tcp/localhost/$port") 2>/dev/null; then
+    echo "sluice: nothing listens on port $port; start bin/up in another terminal" >&2
+    exit 1
+fi
 
 HOME=$(mktemp -d) # siege writes a configuration and cookies into it
 export HOME
