@@ -389,7 +389,8 @@ class SinkTests:
         assert [x.id for x in sink.letters(above=ids[0], below=ids[2])] == [ids[1]]
         assert [x.seq for x in sink.letters(most=2, newest=True)] == [4, 2]
         assert sink.reasons("seq > 1")[0][2] == 2
-        for where in ("", "nope", "seq =", "1=1; DELETE FROM dead_letters", "1=1)); DELETE FROM dead_letters; --"):
+        deadly = "1=1)); DELETE FROM dead_letters; SELECT * FROM (SELECT * FROM dead_letters WHERE (1=1"
+        for where in ("", "nope", "seq =", "1=1; DELETE FROM dead_letters", deadly):
             with pytest.raises(ValueError):
                 sink.letters(where)
             with pytest.raises(ValueError):

@@ -42,6 +42,9 @@ STREAMS = {"votes": Stream("votes", Vote, decode)}
 """
 
 
+DEADLY = "1=1)); DELETE FROM dead_letters; SELECT * FROM (SELECT * FROM dead_letters WHERE (1=1"
+
+
 @pytest.fixture
 def tmp() -> Iterator[Path]:
     with short_tmp() as path:
@@ -355,7 +358,7 @@ def test_large_letters_are_all_listed(tmp: Path, redis: Server) -> None:
 def test_a_bad_condition_is_one_line_and_status_2_and_changes_nothing(verb: str, tmp: Path, redis: Server) -> None:
     push(redis, b"1", b"2")
     drain(tmp)
-    for where in ("", "nope", "seq =", "1; DELETE FROM dead_letters", "1)); DELETE FROM dead_letters; SELECT ((1"):
+    for where in ("", "nope", "seq =", "1; DELETE FROM dead_letters", DEADLY):
         code, out, complaints = sluice(tmp, verb, "--where", where)
         assert (code, out, complaints.count("\n")) == (2, "", 1)
         assert complaints.startswith("sluice: --where: not a condition on dead letters: ")
