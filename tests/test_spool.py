@@ -217,6 +217,24 @@ def test_of_eight_threads_every_acknowledged_body_is_on_the_list_once(
     assert calls(server, "rpush") <= 2000
 
 
+def test_no_body_slips_into_a_batch_that_is_being_sent(server: Server, inlet: Inlet) -> None:
+    committing = threading.Thread(target=lambda: inlet.commit(batch))
+
+    class Bodies(dict):
+        """Somebody commits at the very moment at which another body is appended."""
+
+        def __getitem__(self, stream: str) -> list[bytes]:
+            committing.start()
+            committing.join(0.3)  # it must wait, so this cannot end sooner
+            return super().__getitem__(stream)
+
+    batch = inlet.append("s", b"a")
+    batch.bodies = Bodies(batch.bodies)
+    assert inlet.append("s", b"b") is batch
+    committing.join()
+    assert raw(server).lrange(KEYS.ready, 0, -1) == [b"a", b"b"]
+
+
 # claim, renew, settle
 
 
@@ -635,6 +653,7 @@ def test_ids_never_come_again_and_the_sink_takes_new_bodies_for_new(how: str, tm
                 push(inlet, b"a", b"b", stream="votes")
                 taken = claim(outlet, "votes")
                 assert taken.first == 1 or how != "flushed"
+                assert taken.id.startswith(raw(server).info("server")["run_id"] + ":")
                 seen.append(taken.id)
                 entries = [(taken.first, 0, b"a", Vote(poll="p", choice="a"))]
                 assert sink.persist(taken, lambda entries=entries: entries) == Outcome(1, 0)  # type: ignore[misc]
