@@ -273,9 +273,9 @@ def test_a_body_shorter_than_announced_is_a_400_and_nothing_is_queued(site: Site
     assert site.client.dbsize() == 0
 
 
-@pytest.mark.parametrize("length", ["+5", "-5", "5_0", "0x5", "5, 5", "5.0", "\xb2", "five", "9" * 20, "9" * 4300])
+@pytest.mark.parametrize("length", ["+5", "-5", "5_0", "0x5", "5, 5", "5.0", "\xb2", "five", "9" * 20, "9" * 5000])
 def test_a_length_that_is_no_number_is_a_400_and_one_beyond_all_numbers_too_large(site: Site, length: str) -> None:
-    if site.name == "validated" and not set(length) <= set("0123456789+_"):
+    if site.name == "validated" and (len(length) > 4300 or not set(length) <= set("0123456789+_")):
         pytest.skip("wsgiref.validate lets nothing through that int() refuses")
     head = f"POST /votes?a=b HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n"
     status, _, _ = send(site.where, head.encode("latin-1") + b"12345")

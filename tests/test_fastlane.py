@@ -15,6 +15,7 @@ import socket
 import struct
 import termios
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -173,6 +174,11 @@ class Client:
     def send(self, data: bytes) -> None:
         self.sock.sendall(data)
 
+    def try_to_send(self, data: bytes) -> None:
+        """Send as much as can be before the connection ends."""
+        with contextlib.suppress(OSError):
+            self.sock.sendall(data)
+
     def send_apart(self, *parts: bytes) -> None:
         """Send each part when the one before it has been read; over TCP, when it has arrived."""
         for part in parts:
@@ -327,6 +333,33 @@ def test_a_client_that_does_not_read_holds_up_nobody_and_gets_all_its_answers(to
         assert sender.is_alive()
         assert [lazy.told()["crc"] for _ in range(number)] == [zlib.crc32(body)] * number
         sender.join()
+
+
+@pytest.mark.parametrize("until", ["it reads", "it asks again"])
+def test_waiting_for_a_client_that_does_not_read_costs_nothing(told: Site, kind: str, until: str) -> None:
+    with Client(told[kind], receive=4096) as lazy:
+        if until == "it asks again":
+            # 64 bytes each, so that no recv() ends within one: the slow lane would hide what is left of the fast one
+            lazy.send(plain(b"four") * 900)
+            assert {lazy.told()["lane"] for _ in range(900)} == {"fast"}
+        else:
+            sender = threading.Thread(target=lazy.try_to_send, args=(plain(bytes(1_000)) * 30_000,))
+            sender.start()
+        worker = told.worker()
+        for _ in range(3):  # the first may still have had something to do
+            beat, spent, since = heartbeat(worker), cpu(worker), time.monotonic()
+            poll(lambda beat=beat: heartbeat(worker) != beat)  # type: ignore[misc]
+            share = (cpu(worker) - spent) / (time.monotonic() - since)
+        assert share < 0.15, "it is awake all the time"
+        lazy.sock.shutdown(socket.SHUT_RDWR)
+    if until == "it reads":
+        sender.join()
+
+
+def cpu(pid: int) -> float:
+    """The seconds that a process has computed."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def memory(pid: int) -> int:
@@ -756,10 +789,10 @@ def test_the_heart_beats_under_load_and_stops_with_a_wedged_application() -> Non
         assert "WORKER TIMEOUT" in running.server.said()
 
 
-def heartbeat(pid: int) -> float:
+def heartbeat(pid: int) -> int:
     """When the worker last said that it lives: gunicorn touches an unlinked file for it."""
     files = [name for name in os.listdir(f"/proc/{pid}/fd") if "wgunicorn" in os.readlink(f"/proc/{pid}/fd/{name}")]
-    return os.stat(f"/proc/{pid}/fd/{files[0]}").st_mtime_ns + os.stat(f"/proc/{pid}/fd/{files[0]}").st_ctime_ns
+    return os.stat(f"/proc/{pid}/fd/{files[0]}").st_ctime_ns
 
 
 def test_where_a_hook_is_set_every_request_takes_the_slow_lane(tmp_path: Path) -> None:
@@ -838,6 +871,18 @@ def test_requests_that_come_while_redis_is_busy_share_the_next_commit(ingest: Si
         assert {client.answer()[0] for client in clients} == {200}
     assert redis.pushes() - before <= 3
     assert sorted(redis.items()[300:]) == sorted(b"%d" % number for number in range(300))
+
+
+def test_the_refusal_of_one_stream_is_not_that_of_another_in_the_same_commit(redis: Redis) -> None:
+    redis.client.rpush("ingest:{votes}", *range(11))
+    with short_tmp() as tmp, gateway(tmp, redis.server, env={"INGEST_MAX_BACKLOG": 10}) as server:
+        poll(lambda: post(server.socket, "/votes", b"x")[0] == 503)
+        before = redis.pushes()
+        with Client(server.socket) as client:
+            client.send(b"".join(plain(path=path) for path in ("/votes", "/gps", "/votes", "/write", "/metrics")))
+            assert [client.answer()[0] for _ in range(5)] == [503, 200, 503, 204, 200]
+        assert redis.pushes() - before == 2
+    assert redis.items("gps") == [b"x"] and len(redis.items("metrics")) == 2
 
 
 def test_a_redis_that_is_killed_means_503_until_it_is_back_and_nothing_acknowledged_is_lost() -> None:
