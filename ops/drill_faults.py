@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import redis
+
 from ops.drill_site import KEYS, Site, Trouble, connect, free_port, wait
 from ops.up import ROOT
 from spool import LEASE

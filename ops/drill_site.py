@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-import redis
 import settings
 from ops import launch
 from ops.up import ROOT

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import redis as redis_client
+
 import utils
 from routes import ROUTES
 from utils import Server, answer, connect, environment, free_port, gateway, get, listening, poll, post, redis_server

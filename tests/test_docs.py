@@ -9,12 +9,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import utils
 
 import ingest
 import records
 import routes
 import settings
+import utils
 from sinks.sqlite import TABLES, Table
 from spool import Keys
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
-
 import redis as redis_client
+
 import utils
 from utils import ROOT, Server, connect, free_port, gateway, poll, post, redis_server, short_tmp
 

@@ -626,7 +626,7 @@ def test_for_any_bytes_a_stream_of_ones_own_gives_records_or_rejects(item):
 
 def test_a_stream_is_made_of_records_only():
     with pytest.raises(TypeError, match="not a subclass of records.Record"):
-        stream("bad", dict)  # type: ignore[arg-type]
+        stream("bad", dict)
 
 
 def test_the_streams_of_a_users_module_are_added_and_may_replace(tmp_path: Path):

@@ -2,12 +2,11 @@
 
 import os
 
+import redis
 from django.conf import settings
 from django.core.wsgi import get_wsgi_application
 from django.http import HttpResponse
 from django.urls import path
-
-import redis
 
 settings.configure(ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"], SECRET_KEY="not one")
 r = redis.Redis(unix_socket_path=os.environ["INGEST_REDIS"])

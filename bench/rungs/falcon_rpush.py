@@ -3,7 +3,6 @@
 import os
 
 import falcon
-
 import redis
 
 r = redis.Redis(unix_socket_path=os.environ["INGEST_REDIS"])
