@@ -164,7 +164,8 @@ class Stand:
         self.servers: list[utils.Server] = []
 
     def __enter__(self) -> Stand:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65535), hard))  # as bin/up does
         self.tmp = Path(tempfile.mkdtemp(prefix="sl-", dir=self.options.dir))
@@ -670,11 +671,11 @@ class Report:
             axes.set_xticks([], minor=True)
         else:
             axes.xaxis.set_major_formatter("{x:,g}")
-        axes.yaxis.set_major_formatter("{x:,g}")
         if log_y:
             axes.set_yscale("log")
         else:
             axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter("{x:,g}")
         figure.draw_without_rendering()
         last = -1e9
         for value, at, name, colour in sorted(ends):  # names that would lie on each other move up
