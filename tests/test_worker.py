@@ -511,9 +511,9 @@ def test_it_stays_under_100_mb_while_it_looks_for_poison_among_many_records(tmp:
         db.execute(
             "CREATE TRIGGER t BEFORE INSERT ON votes WHEN new.choice = '77777' BEGIN SELECT RAISE(ABORT, 'no'); END"
         )
-    body = gzip.compress(b"\n".join([vote(n) for n in range(100_000)]))
+    body = gzip.compress(b"\n".join([vote(n) for n in range(200_000)]))
     raw(redis).rpush("ingest:{votes}", body, body)
     with worker(tmp) as running:
-        poll(lambda: ask(tmp, "SELECT count(*) FROM votes") == [(199_998,)])
+        poll(lambda: ask(tmp, "SELECT count(*) FROM votes") == [(399_998,)])
         assert ask(tmp, "SELECT count(*), min(whole), max(whole) FROM dead_letters") == [(2, 0, 0)]
         assert peak(running.pid) < 100
