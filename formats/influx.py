@@ -35,9 +35,10 @@ LINE = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 PLAIN_LINE = re.compile(rb"[^\n]++")
-NAME = r"(?:[^, \\]++|\\++[^\\])++"
-KEY = r"(?:[^,= \\]++|\\++[^\\])++"
-HEAD = re.compile(rf"({NAME})((?:,{KEY}={KEY})*+)")
+# no possessive groups here: CPython before 3.11.5, Debian 12's among them, does not go back where one fails halfway
+NAME = r"(?:[^, \\]++|\\++[^\\])+"
+KEY = r"(?:[^,= \\]++|\\++[^\\])+"
+HEAD = re.compile(rf"({NAME})((?:,{KEY}={KEY})*)")
 TAG = re.compile(rf",({KEY})=({KEY})")
 FIELD = re.compile(rf'({KEY})=("(?:[^"\\]++|\\.)*+"|[^", ][^, ]*+)(,?)', re.DOTALL)
 TIME = re.compile(r"(?: +(-?[0-9]+))? *")
