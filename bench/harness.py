@@ -169,6 +169,13 @@ class Stand:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65535), hard))  # as bin/up does
         self.tmp = Path(tempfile.mkdtemp(prefix="sl-", dir=self.options.dir))
+        # Should this process be killed, what it started must not stay: somebody else waits for its end.
+        orphaned = 'cat; while read -r group; do kill -KILL -- "-$group"; done <"$0/groups"; rm -rf "$0"'
+        self.watch = subprocess.Popen(
+            ["bash", "-c", orphaned, self.tmp], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        self.stack.callback(self.watch.communicate)
         self.stack.callback(shutil.rmtree, self.tmp, ignore_errors=True)
         try:
             config = {"appendfsync": self.durability, "maxmemory": self.max_memory + "b"}
@@ -193,6 +200,8 @@ class Stand:
         """Start a server that lives as long as the stand."""
         server = self.stack.enter_context(context)
         self.servers.append(server)
+        with open(self.tmp / "groups", "a") as groups:
+            groups.write(f"{server.pid}\n")
         return server
 
     def home(self, name: str = "") -> Path:
