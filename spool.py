@@ -84,8 +84,10 @@ return {id, n, size}
 """
 
 RENEW = """#!lua flags=allow-oom
+if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 0 end
 local t = redis.call('TIME')
-return redis.call('ZADD', KEYS[1], 'XX', 'CH', t[1] * 1000 + math.floor(t[2] / 1000) + ARGV[2], ARGV[1])
+redis.call('ZADD', KEYS[1], t[1] * 1000 + math.floor(t[2] / 1000) + ARGV[2], ARGV[1])
+return 1
 """
 
 # The oldest body that may still be asked for is the first of an open claim, or else the head of the list; the mark
