@@ -97,6 +97,15 @@ def odd_headers_of_its_own(environ: dict[str, Any], start: Start) -> Iterable[by
     return [body]
 
 
+EVERYBODYS = [("Content-Type", "text/plain")]
+
+
+def odd_headers_of_everybody(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+    """Always the same list, which says nothing of the length."""
+    start("200 OK", EVERYBODYS)
+    return [environ["wsgi.input"].read()]
+
+
 def odd_closing(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
     return Closing(start)
 
