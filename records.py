@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +15,13 @@ if TYPE_CHECKING:
     from settings import Settings
 
 __all__ = ["STREAMS", "Bad", "Gps", "Metric", "Record", "Reject", "Stream", "Vote", "load", "stream"]
+
+
+LONGEST_NAME = 63  # bytes: PostgreSQL cuts longer names off
+# the sink's own tables, their indexes, and what SQLite keeps for itself
+TABLES = re.compile(r"(batches|dead_letters)(_.*)?|sqlite_.*", re.IGNORECASE)
+# the sink's own columns, and those that PostgreSQL gives every table
+COLUMNS = {"received_at", "batch", "seq", "tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}
 
 
 class Stream(NamedTuple):
@@ -55,14 +63,50 @@ STREAMS: dict[str, Stream] = {
 def load(settings: Settings) -> dict[str, Stream]:
     """All streams: the built-in ones and those of the user's module, which may replace them.
 
-    Raises: SettingError if the module cannot be imported or has no STREAMS.
+    Raises: SettingError if the module cannot be imported, has no STREAMS, or one that no database could hold.
     """
     if not settings.records:
         return dict(STREAMS)
     own = getattr(_settings.extension("INGEST_RECORDS", settings.records), "STREAMS", None)
     if not isinstance(own, dict) or not all(isinstance(x, Stream) for x in own.values()):
-        raise _settings.SettingError(
-            f"INGEST_RECORDS={settings.records!r} makes no sense here: it takes a module with STREAMS, "
-            "a dict of the streams that records.stream makes."
-        )
+        own, why = {}, "it takes a module with STREAMS, a dict of the streams that records.stream makes"
+    else:
+        why = next(filter(None, (unfit(name, each) for name, each in own.items())), "") or same(STREAMS | own)
+    if why:
+        raise _settings.SettingError(f"INGEST_RECORDS={settings.records!r} makes no sense here: {why}.")
     return STREAMS | own
+
+
+def unfit(name: object, one: Stream) -> str:
+    """Why a stream under this name of STREAMS cannot have a table, or ""."""
+    if name != one.name:
+        return f"the stream {one.name!r} stands in STREAMS as {name!r}"
+    if not fit(one.name):
+        return f"a stream's name is an identifier of up to {LONGEST_NAME} bytes, which {one.name!r:.80} is not"
+    if TABLES.fullmatch(one.name):
+        return f"a stream cannot be named {one.name!r}, for the database has tables of such names already"
+    if not (isinstance(one.record, type) and issubclass(one.record, Record)):
+        return f"the record type of the stream {one.name!r} is not a subclass of Record"
+    names = one.record.__struct_fields__
+    if names[0] != "time":
+        return f"the record type of the stream {one.name!r} needs kw_only=True, for `time` comes first"
+    for field in names:
+        if not fit(field):
+            return f"a field's name is an identifier of up to {LONGEST_NAME} bytes, which {field!r:.80} is not"
+        if field.lower() in COLUMNS:
+            return f"a field of the stream {one.name!r} cannot be named {field!r}, for every table has such a column"
+    return same(names)
+
+
+def fit(name: str) -> bool:
+    """Whether every database can have a table or column of this name."""
+    return name.isidentifier() and len(name.encode()) <= LONGEST_NAME
+
+
+def same(names: Iterable[str]) -> str:
+    """Which two of these names are one to a database that does not tell A from a; or ""."""
+    known: dict[str, str] = {}
+    for name in names:
+        if (other := known.setdefault(name.lower(), name)) != name:
+            return f"{other!r} and {name!r} are one name to a database"
+    return ""

@@ -648,3 +648,44 @@ def test_a_users_module_that_makes_no_sense_stops_the_start_with_one_line(tmp_pa
     module.write_text(text)
     with pytest.raises(settings.SettingError, match="INGEST_RECORDS=.*mine_bad"):
         records.load(settings.load({"INGEST_RECORDS": str(module)}))
+
+
+LAST_LINES = [
+    ("STREAMS = {'a': stream('b', O)}", "the stream 'b' stands in STREAMS as 'a'"),
+    ("STREAMS = {'a-b': stream('a-b', O)}", "a stream's name is an identifier of up to 63 bytes, which 'a-b' is not"),
+    ("STREAMS = {'': stream('', O)}", "which '' is not"),
+    ("x = 'x' * 64; STREAMS = {x: stream(x, O)}", "which 'xxxxxx"),
+    ("x = 'é' * 32; STREAMS = {x: stream(x, O)}", "which 'éééééé"),
+    ("STREAMS = {'batches': stream('batches', O)}", "a stream cannot be named 'batches', for the database has tables"),
+    ("STREAMS = {'Dead_Letters': stream('Dead_Letters', O)}", "a stream cannot be named 'Dead_Letters'"),
+    ("n = 'dead_letters_by_body'; STREAMS = {n: stream(n, O)}", "a stream cannot be named 'dead_letters_by_body'"),
+    ("STREAMS = {'sqlite_x': stream('sqlite_x', O)}", "a stream cannot be named 'sqlite_x'"),
+    ("STREAMS = {'GPS': stream('GPS', O)}", "'gps' and 'GPS' are one name to a database"),
+    ("STREAMS = {'o': stream('o', O), 'O': stream('O', O)}", "'o' and 'O' are one name to a database"),
+    ("STREAMS = {'o': Stream('o', dict, None)}", "the record type of the stream 'o' is not a subclass of Record"),
+    ("STREAMS = {'o': Stream('o', O, None)}", "the record type of the stream 'o' needs kw_only=True"),
+    ("STREAMS = {'o': with_field('batch')}", "a field of the stream 'o' cannot be named 'batch', for every table"),
+    ("STREAMS = {'o': with_field('seq')}", "a field of the stream 'o' cannot be named 'seq'"),
+    ("STREAMS = {'o': with_field('received_at')}", "a field of the stream 'o' cannot be named 'received_at'"),
+    ("STREAMS = {'o': with_field('Received_At')}", "a field of the stream 'o' cannot be named 'Received_At'"),
+    ("STREAMS = {'o': with_field('xmin')}", "a field of the stream 'o' cannot be named 'xmin'"),
+    ("STREAMS = {'o': with_field('x' * 64)}", "a field's name is an identifier of up to 63 bytes, which 'xxxxxx"),
+    ("STREAMS = {'o': with_field('SKU')}", "'sku' and 'SKU' are one name to a database"),
+    ("STREAMS = {'o': with_field('Time')}", "'time' and 'Time' are one name to a database"),
+]
+
+
+@pytest.mark.parametrize("last, why", LAST_LINES, ids=[line for line, _ in LAST_LINES])
+def test_a_stream_that_no_database_could_hold_stops_the_start_with_one_line(tmp_path: Path, last, why):
+    module = tmp_path / "mine_unfit.py"
+    module.write_text(
+        "import msgspec\nfrom records import Record, Stream, stream\n\n\nclass O(Record):\n    sku: str = ''\n\n\n"
+        "def with_field(name):\n    fields = [('sku', str), (name, str)]\n"
+        "    return stream('o', msgspec.defstruct('P', fields, bases=(Record,)))\n\n\n"
+        f"{last}\n"
+    )
+    with pytest.raises(settings.SettingError) as caught:
+        records.load(settings.load({"INGEST_RECORDS": str(module)}))
+    text = str(caught.value)
+    assert why in text
+    assert text.startswith(f"INGEST_RECORDS='{module}' makes no sense here: ") and "\n" not in text
