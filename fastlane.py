@@ -19,6 +19,7 @@ import re
 import select
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from io import BytesIO
@@ -34,7 +35,8 @@ from gunicorn.workers.ggevent import GeventWorker
 
 READ = 65536  # bytes one recv asks for
 BODY_MOST = 1 << 20  # a longer body is read by the application itself, in the slow lane
-TURN_MOST = 8 << 20  # bytes after which a turn commits what it has, so that no batch outgrows memory
+TURN_MOST = 2 << 20  # bytes after which a turn commits what it has, so that no batch outgrows memory
+COMING_MOST = 4 << 20  # bytes of bodies in pieces that are let in at a time; the others wait in the kernel
 HEADS_MOST = 1024  # plans a listener remembers by the exact bytes of their heads, some 3 kB each;
 HEAD_MOST = 1024  # longer heads are not remembered
 LINGER = 2.0  # seconds that a client has to notice that it is refused while it still sends
@@ -155,7 +157,9 @@ Rendered = tuple[list[tuple[str, str]], str, bytes, bytes, int]
 class Connection:
     """One client connection in the fast lane."""
 
-    __slots__ = ("closing", "declined", "fd", "heads", "listener", "missing", "out", "peer", "pieces", "remote", "sock")
+    __slots__ = (
+        "closing", "declined", "due", "fd", "heads", "listener", "missing", "out", "peer", "pieces", "remote", "sock",
+    )  # fmt: skip
 
     def __init__(self, sock: socket.socket, peer: Any, listener: Listener) -> None:
         self.sock = sock
@@ -165,7 +169,8 @@ class Connection:
         self.listener = listener
         self.heads = listener.heads
         self.pieces: list[bytes] = []  # a request whose body is still coming,
-        self.missing = 0  # and how many bytes of it are
+        self.missing = 0  # how many bytes of it are,
+        self.due = 0  # and how many of these count as coming; 0 while it waits to be let in
         self.out: bytes | bytearray = b""  # what the client has not taken yet
         self.declined: bytes | None = None  # what the slow lane gets once the answers before it are out
         self.closing = False
@@ -244,6 +249,8 @@ class FastLane(GeventWorker):
         self.slow_ones = 0
         self.pending: list[Pending] = []
         self.size = 0  # bytes pending
+        self.coming = 0  # bytes of the bodies that come in pieces and were let in
+        self.queue: deque[Connection] = deque()  # those whose bodies were not let in yet
         self.leaving: list[Connection] = []
         self.rendered: dict[int, Rendered] = {}
         self.started: Any = None
@@ -379,6 +386,8 @@ class FastLane(GeventWorker):
         if self.connections.get(conn.fd) is conn:
             del self.connections[conn.fd]
             self.poller.unregister(conn.fd)
+            if conn.pieces:
+                self.arrived(conn)
 
     def drop(self, conn: Connection) -> None:
         """A connection ends."""
@@ -402,7 +411,7 @@ class FastLane(GeventWorker):
             if conn.missing > 0:
                 return
             data = b"".join(conn.pieces)
-            conn.pieces = []
+            self.arrived(conn)
         wsgi, pending = self.wsgi, self.pending
         while True:
             end = data.find(b"\r\n\r\n") + 4
@@ -417,6 +426,7 @@ class FastLane(GeventWorker):
                     break
                 conn.pieces = [data]
                 conn.missing = stop - len(data)
+                self.expect(conn)
                 return
             environ = environ.copy()
             if conn.remote is not None:
@@ -435,6 +445,28 @@ class FastLane(GeventWorker):
         conn.declined = data
         self.poller.modify(conn.fd, 0)
         self.leaving.append(conn)
+
+    def expect(self, conn: Connection) -> None:
+        """Let a body in that comes in pieces, or let it wait: many long ones at once would not fit into memory."""
+        if self.coming and self.coming + conn.missing > COMING_MOST:
+            self.poller.modify(conn.fd, 0)
+            self.queue.append(conn)
+        else:
+            conn.due = conn.missing
+            self.coming += conn.due
+
+    def arrived(self, conn: Connection) -> None:
+        """A body that came in pieces is here, or will never be; let in who waits."""
+        self.coming -= conn.due
+        conn.pieces, conn.due = [], 0
+        while self.queue and (not self.coming or self.coming + self.queue[0].missing <= COMING_MOST):
+            waiting = self.queue.popleft()
+            # it may have left meanwhile, or be here: a client that is gone is read from all the same
+            if waiting.pieces and not waiting.due and self.connections.get(waiting.fd) is waiting:
+                waiting.due = waiting.missing
+                self.coming += waiting.due
+                if not waiting.out:
+                    self.poller.modify(waiting.fd, IN)
 
     def plan(self, conn: Connection, head: bytes) -> Plan | None:
         """Recognise a head that was not seen before, and remember it; None: declined."""

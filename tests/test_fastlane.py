@@ -306,17 +306,46 @@ def test_bodies_of_any_length_in_any_pieces_lie_on_the_list_as_sent(ingest: Site
     assert redis.items() == bodies
 
 
-def test_many_big_bodies_at_once_are_several_commits(ingest: Site, redis: Redis) -> None:
-    body = bytes(1 << 20)
-    clients = [Client(ingest["unix"]) for _ in range(24)]
-    senders = [threading.Thread(target=client.send, args=(plain(body),)) for client in clients]
+def test_many_big_bodies_at_once_are_several_commits_and_do_not_lie_in_memory_all_at_once() -> None:
+    with short_tmp() as tmp, redis_server(tmp) as private, site("ingest:app", redis=private) as running:
+        worker, count = running.worker(), 64
+        with Client(running["unix"]) as client:  # what it needs by itself
+            client.send(plain())
+            assert client.answer()[0] == 200
+        before = memory(worker)
+        clients = [Client(running["unix"]) for _ in range(count)]
+        senders = [threading.Thread(target=client.send, args=(plain(bytes(1 << 20)),)) for client in clients]
+        for sender in senders:
+            sender.start()
+        assert [client.answer()[0] for client in clients] == [200] * count
+        for sender, client in zip(senders, clients):
+            sender.join()
+            client.close()
+        assert memory(worker, "VmHWM") - before < 28 << 20
+        assert redis_client.Redis(unix_socket_path=str(private.socket)).llen("ingest:{votes}") == 1 + count
+
+
+@pytest.mark.parametrize("how", ["comes whole", "is cut off"])
+def test_long_bodies_that_wait_to_be_let_in_are_taken_when_those_before_them_are_done(
+    ingest: Site, redis: Redis, kind: str, how: str
+) -> None:
+    data = plain(bytes(1 << 20))
+    first, second = data[:1000], data[1000:]
+    clients = [Client(ingest[kind]) for _ in range(8)]
+    for client in clients:  # a few of them are as many as are let in
+        client.send_apart(first)
+    senders = [threading.Thread(target=client.try_to_send, args=(second,)) for client in clients[4:]]
     for sender in senders:
         sender.start()
-    assert [client.answer()[0] for client in clients] == [200] * len(clients)
-    for sender, client in zip(senders, clients):
+    for client in clients[:4]:
+        client.try_to_send(second) if how == "comes whole" else client.close()
+    assert [client.answer()[0] for client in clients[4:]] == [200] * 4
+    if how == "comes whole":
+        assert [client.answer()[0] for client in clients[:4]] == [200] * 4
+    for sender in senders:
         sender.join()
+    for client in clients:
         client.close()
-    assert redis.client.llen("ingest:{votes}") == len(clients)
 
 
 def test_a_client_that_does_not_read_holds_up_nobody_and_gets_all_its_answers(told: Site, kind: str) -> None:
@@ -362,9 +391,9 @@ def cpu(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def memory(pid: int) -> int:
-    """The bytes that a process has in memory."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+def memory(pid: int, key: str = "VmRSS") -> int:
+    """The bytes that a process has in memory; key: VmHWM for the most that it ever had."""
+    return int(Path(f"/proc/{pid}/status").read_text().partition(key + ":")[2].split()[0]) << 10
 
 
 def descriptors(pid: int) -> int:

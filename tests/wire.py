@@ -307,6 +307,7 @@ class Place:
     def fast(self, parts: list[bytes]) -> tuple[list[dict[str, Any]], bool, bytes]:
         """What the fast lane makes of the parts: the environs, whether it closes then, and what it leaves over."""
         lane = self.lane
+        lane.coming = 0  # nothing is left over of the last one
         conn = Connection(SimpleNamespace(fileno=lambda: 3), self.peer, self.listener)  # type: ignore[arg-type]
         environs: list[dict[str, Any]] = []
         for at, part in enumerate(parts):
