@@ -28,6 +28,7 @@ CLAIM_BODIES = 5_000
 CLAIM_BYTES = 4 << 20  # a worker holds one claim a stream, decoded piece by piece: this keeps it under 100 MB
 LEASE = 5.0  # seconds after which the claim of a dead worker is claimed again
 RETRY_MOST = 60  # seconds: the longest Retry-After
+SMOOTH = 10.0  # seconds over which the drain rate is taken, once so many were seen
 
 # Sent whole with every call (EVAL): Redis caches them by their hash, and a SCRIPT FLUSH does no harm.
 MARK = """
@@ -173,23 +174,31 @@ class Line:
         self.mark_due = 0.0
         self.backlog = 0
         self.waiting = 0  # bodies sent away since the list was last found with room: they will be back
-        self.rate = 0.0  # bodies a second that workers claim, smoothed over about ten seconds
-        self.sample: tuple[float, int] | None = None
+        self.rate = 0.0  # bodies a second that workers can claim, as far as was seen
+        self.watched = 0.0  # seconds of a backlog that this was seen in, up to SMOOTH
+        self.sample: tuple[float, int, int] | None = None
 
     def marked(self, claimed: int, ready: int, microseconds: bytes) -> None:
         """Take a mark's reply into account: the backlog and the drain rate."""
         now = int(microseconds) / 1e6
         if self.sample and now > self.sample[0]:
-            elapsed = now - self.sample[0]
-            drained = max(0, claimed - self.sample[1]) / elapsed
-            self.rate += (drained - self.rate) * (1 - math.exp(-elapsed / 10))
-        self.sample = now, claimed
+            elapsed, drained = now - self.sample[0], max(0, claimed - self.sample[1])
+            behind = drained < self.sample[2]
+            if behind:
+                self.watched = min(self.watched + elapsed, SMOOTH)
+            # who took all there was could perhaps take more: that only ever raises the rate
+            if behind or drained > self.rate * elapsed:
+                self.rate += (drained / elapsed - self.rate) * elapsed / max(self.watched, elapsed)
+        self.sample = now, claimed, ready
         self.backlog = ready
 
     def full(self, excess: int, detail: str) -> Refused:
         """The refusal of a stream that has `excess` bodies too many."""
-        seconds = math.ceil(excess / self.rate) if self.rate > 0 else RETRY_MOST
-        return Refused(detail, min(max(seconds, 1), RETRY_MOST))
+        if self.rate > 0:
+            seconds = excess / self.rate
+        else:  # as long as nobody was seen to take anything away
+            seconds = self.watched if self.watched < SMOOTH else RETRY_MOST
+        return Refused(detail, min(max(math.ceil(seconds), 1), RETRY_MOST))
 
 
 class Inlet:

@@ -451,7 +451,7 @@ def test_only_the_full_stream_is_refused(server: Server) -> None:
     batch = inlet.append("s", b"too much")
     assert inlet.append("t", b"fine") is batch
     inlet.commit(batch)
-    assert batch.refused == {"s": Refused("The backlog is over its bound.", 60)}  # nobody takes anything away
+    assert batch.refused == {"s": Refused("The backlog is over its bound.", 1)}  # how fast it goes is not known yet
     assert raw(server).lrange("ingest:{t}", 0, -1) == [b"fine"]
     assert raw(server).llen(KEYS.ready) == 10
 
@@ -462,6 +462,44 @@ def test_retry_after_is_the_excess_divided_by_the_drain_rate() -> None:
         line.marked(100 * second, 1000, b"%d" % (second * 10**6))
     assert line.rate == pytest.approx(100, rel=0.01)
     assert [line.full(excess, "").retry_after for excess in (1, 99, 250, 10**6)] == [1, 1, 3, 60]
+
+
+def watch(line: Line, *samples: tuple[float, int, int]) -> None:
+    """Marks: (seconds, bodies claimed, bodies ready)."""
+    for at, claimed, ready in samples:
+        line.marked(claimed, ready, b"%d" % (at * 1e6))
+
+
+def test_the_drain_rate_is_known_from_the_first_samples_and_follows_those_of_the_last_ten_seconds() -> None:
+    line = Line("s")
+    watch(line, *((n / 10, 500 * n, 10**6) for n in range(4)))
+    assert line.rate == pytest.approx(5000)
+    watch(line, *((0.3 + n / 10, 1500 + 50 * n, 10**6) for n in range(1, 401)))
+    assert line.rate == pytest.approx(500, rel=0.2)
+
+
+def test_claims_that_take_everything_at_long_intervals_are_averaged() -> None:
+    line = Line("s")
+    for second in range(0, 20, 2):  # every two seconds all that lies there, 4,000 bodies
+        watch(line, *((second + n / 10, 2000 * second, 200 * n) for n in range(1, 20)))
+        watch(line, (second + 2, 2000 * (second + 2), 0))
+    assert line.rate == pytest.approx(2000, rel=0.2)
+
+
+def test_little_traffic_says_nothing_of_how_fast_a_backlog_would_go() -> None:
+    line = Line("s")
+    watch(line, *((60 * n, n, 0) for n in range(100)), (5941, 100, 10_000))
+    watch(line, *((5941 + n / 10, 100 + 500 * n, 10_000) for n in range(1, 11)))
+    assert line.rate == pytest.approx(5000)
+
+
+def test_where_nobody_takes_anything_away_one_waits_the_longer_the_longer_that_is_so() -> None:
+    line = Line("s")
+    told = []
+    for second in range(14):
+        watch(line, (second, 0, 1000))
+        told.append(line.full(1, "").retry_after)
+    assert told == [1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 60, 60, 60, 60]
 
 
 def test_who_waited_as_told_gets_in(server: Server, outlet: Outlet, monkeypatch: pytest.MonkeyPatch) -> None:
