@@ -194,10 +194,8 @@ class Line:
 
     def full(self, excess: int, detail: str) -> Refused:
         """The refusal of a stream that has `excess` bodies too many."""
-        if self.rate > 0:
-            seconds = excess / self.rate
-        else:  # as long as nobody was seen to take anything away
-            seconds = self.watched if self.watched < SMOOTH else RETRY_MOST
+        idle = self.watched if self.watched < SMOOTH else RETRY_MOST  # nobody was seen to take anything for so long
+        seconds = excess / self.rate if self.rate > 0 else idle
         return Refused(detail, min(max(math.ceil(seconds), 1), RETRY_MOST))
 
 
