@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import ipaddress
 import os
 import re
 import sys
@@ -39,6 +40,14 @@ class Settings:
     redis: Path
     routes: str
     records: str
+    api_keys: Path | None
+    passwords: Path | None
+    tls_certificate: Path | None
+    tls_key: Path | None
+    allow: tuple[str, ...]
+    client_rate: int
+    client_connections: int
+    cors: tuple[str, ...]
 
     @property
     def gateway_sockets(self) -> list[Path]:
@@ -80,6 +89,31 @@ def choice(*names: str) -> Callable[[str], str]:
     return parse
 
 
+def words(known: Callable[[str], object], what: str) -> Callable[[str], tuple[str, ...]]:
+    """A parser of words with commas or white space between them. `known` refuses one by None, False or ValueError."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        found = tuple(filter(None, re.split(r"[,\s]+", text)))
+        try:
+            if text and not (found and all(map(known, found))):
+                raise ValueError
+        except ValueError:
+            raise ValueError(what) from None
+        return found
+
+    return parse
+
+
+def cors(text: str) -> tuple[str, ...]:
+    """The parser of paths and of origins as browsers send them (RFC 6454); nothing that nginx takes for a pattern."""
+    what = "paths such as /votes and, unless any will do, origins such as https://a.example"
+    known = re.compile(r"/[\w/.~-]*|https?://[a-z0-9_.-]+(:[0-9]{1,5})?", re.ASCII).fullmatch
+    found = words(known, what)(text)
+    if found and not any(word.startswith("/") for word in found):
+        raise ValueError(what)
+    return found
+
+
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read all settings.
 
@@ -103,11 +137,17 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
             raise ValueError("a module's name (mine.routes) or the absolute path of a .py file")
         return text
 
+    def file(text: str) -> Path | None:
+        return Path(text).absolute() if text else None
+
     home = read("INGEST_HOME", "var", lambda text: Path(text).absolute())
     redis = read("INGEST_REDIS", str(home / "run" / "redis.sock"), lambda text: Path(text).absolute())
     for name, path in ("INGEST_HOME", home / "run" / "gateway-0.sock"), ("INGEST_REDIS", redis):
         if len(os.fsencode(path)) > 107:  # sun_path in unix(7)
             raise SettingError(f"{name} is too long: the socket {path} may have 107 bytes at most.")
+    certificate, key = read("INGEST_TLS_CERTIFICATE", "", file), read("INGEST_TLS_KEY", "", file)
+    if (certificate is None) != (key is None):
+        raise SettingError("INGEST_TLS_CERTIFICATE and INGEST_TLS_KEY make sense together only: one of them is empty.")
     return Settings(
         port=read("INGEST_PORT", "8080", whole(1, 65535)),
         home=home,
@@ -123,6 +163,14 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         redis=redis,
         routes=read("INGEST_ROUTES", "", module),
         records=read("INGEST_RECORDS", "", module),
+        api_keys=read("INGEST_API_KEYS", "", file),
+        passwords=read("INGEST_PASSWORDS", "", file),
+        tls_certificate=certificate,
+        tls_key=key,
+        allow=read("INGEST_ALLOW", "", words(ipaddress.ip_network, "networks such as 10.1.0.0/16 and 192.0.2.7")),
+        client_rate=read("INGEST_CLIENT_RATE", "0", whole(0, 10**6)),
+        client_connections=read("INGEST_CLIENT_CONNECTIONS", "0", whole(0, 65535)),
+        cors=read("INGEST_CORS", "", cors),
     )
 
 
@@ -143,6 +191,21 @@ def complain(error: Exception) -> int:
     """Print an error as one line for a person; returns the exit status for a wrong setting."""
     print(f"sluice: {error}", file=sys.stderr)
     return 2
+
+
+def secret(name: str, path: str | Path) -> str:
+    """The text of a file of secrets, which `name` says to be there.
+
+    Raises: SettingError if it cannot be read, or can be by everybody.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            if os.fstat(file.fileno()).st_mode & 0o007:
+                raise SettingError(f"{name}={str(path)!r} is open to everybody on this machine: chmod 600 would do.")
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not a text"
+        raise SettingError(f"{name}={str(path)!r} cannot be read: {why}.") from None
 
 
 def extension(name: str, value: str) -> ModuleType:

@@ -6,10 +6,12 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import resource
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,9 +20,9 @@ from ops import launch
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST_SCREEN = """\
-Sluice takes writes at http://localhost:{port} and stores them in {sink}
+Sluice takes writes at {url} and stores them in {sink}
 
-  try it     curl -d '{{"poll":"cookies","choice":"oreo"}}' localhost:{port}/votes
+  try it     curl -d '{{"poll":"cookies","choice":"oreo"}}' {short}/votes
   stop it    Ctrl-C; what was taken and is not yet stored waits for the next start
   log files  {home}/log
 """
@@ -65,6 +67,39 @@ def redis_configuration(s: settings.Settings) -> str:
     )
 
 
+def switched_on(text: str, *names: str) -> str:
+    """The text with the lines that begin with one of these names between two # on."""
+    for name in names:
+        text, count = re.subn(rf"^( *)#{name}# ", r"\1", text, flags=re.MULTILINE)
+        assert count, f"the configuration has no {name!r}"
+    return text
+
+
+def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]]:
+    """Who gets in, as nginx/sluice.conf has it: the names of its lines, whether they are on, and what to put in."""
+    origins = "|".join(re.escape(word) for word in s.cors if not word.startswith("/")) or "[^ ]+"
+    paths = "|".join(re.escape(word) for word in s.cors if word.startswith("/"))
+    return [
+        ("api-keys", s.api_keys is not None, [("/etc/sluice/api-keys", f'"{s.api_keys}"')]),
+        ("passwords", s.passwords is not None, [("/etc/sluice/passwords", f'"{s.passwords}"')]),
+        (
+            "tls", s.tls_key is not None,
+            [
+                (f"listen {s.port} ", f"listen {s.port} ssl "),
+                ("/etc/sluice/certificate.pem", f'"{s.tls_certificate}"'),
+                ("/etc/sluice/key.pem", f'"{s.tls_key}"'),
+            ],
+        ),
+        ("allow", bool(s.allow), [("allow 192.0.2.0/24;", " ".join(f"allow {network};" for network in s.allow))]),
+        ("client-rate", s.client_rate > 0, [("1000r/s", f"{s.client_rate}r/s"), ("=2000 ", f"={2 * s.client_rate} ")]),
+        (
+            "client-connections", s.client_connections > 0,
+            [("sluice_connections 100;", f"sluice_connections {s.client_connections};")],
+        ),
+        ("cors", bool(s.cors), [(r"^[^ ]+ /votes(\?|$)", rf"^({origins}) ({paths})(\?|$)")]),
+    ]  # fmt: skip
+
+
 def nginx_configuration(s: settings.Settings) -> dict[str, str]:
     """nginx/ with the places and sizes of this installation, by file name."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -87,9 +122,17 @@ def nginx_configuration(s: settings.Settings) -> dict[str, str]:
         ("listen 8080 ", f"listen {s.port} "),
         ("client_max_body_size 1m", f"client_max_body_size {s.max_body}"),
     )
+    for name, on, values in access(s):
+        if on:
+            server = replaced(switched_on(server, name), *values)
     if os.geteuid() == 0:
         main = replaced(main, ("#user root;", "user root;"))
     return {"nginx.conf": main, "sluice.conf": server}
+
+
+def program_path() -> str:
+    """Where nginx and Redis are looked for: not everybody's PATH has nginx."""
+    return os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
 
 def supervisor_configuration(s: settings.Settings) -> str:
@@ -98,7 +141,7 @@ def supervisor_configuration(s: settings.Settings) -> str:
     def plain(value: object) -> str:
         return str(value).replace("%", "%%")  # supervisord reads %(…)s
 
-    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"  # not everybody's PATH has nginx
+    path = program_path()
     python = plain(sys.executable)
     venv = ".venv" if s.runtime == "cpython" else ".venv-pypy"
     many = s.workers > 1
@@ -177,6 +220,32 @@ def check_modules(s: settings.Settings) -> None:
         records.load(s)
 
 
+def check_access(s: settings.Settings) -> None:
+    """See that the files that say who gets in are what nginx/sluice.conf takes them for. Raises: SettingError."""
+    for name, path in ("INGEST_PASSWORDS", s.passwords), ("INGEST_TLS_KEY", s.tls_key):
+        if path:
+            settings.secret(name, path)
+    known: set[str] = set()
+    for number, line in enumerate(settings.secret("INGEST_API_KEYS", s.api_keys).splitlines() if s.api_keys else (), 1):
+        if not re.fullmatch(r"\s*(#.*)?", line):
+            entry = re.fullmatch(r"\s*([A-Za-z0-9_-]{32,46})\s+[\w.@-]+\s*;\s*(#.*)?", line)
+            if not entry or entry[1].lower() in known:  # nginx does not tell upper case from lower
+                why = "a key that is there already" if entry else "not KEY NAME; with 32 to 46 letters in KEY"
+                raise settings.SettingError(f"INGEST_API_KEYS: line {number} of {s.api_keys} is {why}.")
+            known.add(entry[1].lower())
+
+
+def check_nginx(s: settings.Settings) -> None:
+    """See that nginx takes its configuration, with the certificate, the keys and the networks that it names."""
+    nginx = shutil.which("nginx", path=program_path())
+    assert nginx
+    command = [nginx, "-t", "-q", "-p", str(s.home), "-c", str(s.home / "etc/nginx.conf")]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        why = re.search(r"\[emerg\] (?:\d+#\d+: )?(.*)", done.stderr)
+        raise CannotStart(f"nginx does not take its configuration: {why[1] if why else done.stderr.strip()}")
+
+
 def own_stdout() -> None:
     """supervisord opens /dev/fd/1 anew. The terminal of another user (su) and sockets refuse that; a pipe does not."""
     # bin/up > file: opened twice, the two would write over each other
@@ -202,9 +271,11 @@ def main() -> int:
     os.environ.update(INGEST_HOME=str(s.home), INGEST_REDIS=str(s.redis), PYTHONUNBUFFERED="1")
     try:
         check_modules(s)
+        check_access(s)
         claim_home(s)
         check_places(s)
         prepare(s)
+        check_nginx(s)
     except settings.SettingError as error:
         return settings.complain(error)
     except CannotStart as error:
@@ -213,7 +284,9 @@ def main() -> int:
     except OSError as error:
         print(f"sluice: {s.home} cannot be used: {error}", file=sys.stderr)
         return 1
-    say(FIRST_SCREEN.format(port=s.port, home=s.home, sink=settings.without_password(s.sink).removeprefix("sqlite:///")))
+    url = f"http{'s' if s.tls_key else ''}://localhost:{s.port}"
+    sink = settings.without_password(s.sink).removeprefix("sqlite:///")
+    say(FIRST_SCREEN.format(url=url, short=url.removeprefix("http://"), home=s.home, sink=sink))
     own_stdout()
 
     from ops import supervise  # supervisord; only here, for everything above also serves the tests

@@ -101,7 +101,6 @@ GONE = problem(
 LATE = problem(
     "Gateway Timeout", 504, "The gateway did not answer in time. It is not known whether the body was taken."
 )
-FAST = problem("Too Many Requests", 429, "Too many requests from this address. Nothing was taken. Send it again later.")
 
 CHUNKED = b"POST / HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
 REFUSED = {
@@ -300,23 +299,6 @@ def test_the_systems_nginx_takes_the_server_as_it_stands() -> None:
         done = subprocess.run(command, capture_output=True, text=True)
         assert "test is successful" in done.stderr
         assert "[warn]" not in done.stderr
-
-
-def test_the_limit_a_client_can_be_switched_on() -> None:
-    change = (
-        (
-            "# limit_req_zone $binary_remote_addr zone=sluice:10m rate=1000r/s",
-            "limit_req_zone $binary_remote_addr zone=sluice:10m rate=1r/m",
-        ),
-        ("# limit_req zone=sluice burst=2000 nodelay", "limit_req zone=sluice burst=2 nodelay"),
-        ("# limit_req_status", "limit_req_status"),
-    )
-    with front(*change) as (web, gateway):
-        answers = [post(web.port, "/votes", b"x") for _ in range(5)]
-        assert [status for status, _, _ in answers] == [200, 200, 200, 429, 429]
-        assert (answers[4][1]["content-type"], answers[4][2]) == ("application/problem+json", FAST)
-        assert int(answers[4][1]["retry-after"]) > 0
-        assert len(gateway.requests) == 3
 
 
 def test_graceful_stop_answers_what_it_has_taken() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -14,11 +15,10 @@ from utils import ROOT, environment
 
 
 def test_the_defaults_are_those_of_the_table_in_the_protocol() -> None:
-    rows = re.findall(
-        r"^\| `(INGEST_\w+)` \| *([^|]*?) *\|", (ROOT / "PROTOCOL.md").read_text().split("## 6.")[1], re.M
-    )
+    section = (ROOT / "PROTOCOL.md").read_text().split("\n## 6.")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(INGEST_\w+)` \| *([^|]*?) *\|", section, re.M)
     table = {name: default.strip("`") for name, default in rows}
-    assert len(table) == 14
+    assert len(table) == len(dataclasses.fields(settings.Settings))
     home = "/tmp/home"
     table = {name: value.replace("$INGEST_HOME", home) for name, value in table.items()} | {"INGEST_HOME": home}
     assert settings.load(table) == settings.load({"INGEST_HOME": home})
@@ -70,6 +70,15 @@ def test_sizes_may_have_a_unit(text: str, size: int) -> None:
         ("INGEST_SINK", "sqlite:///"),
         ("INGEST_ROUTES", "my-routes"),
         ("INGEST_RECORDS", "./mine.py"),
+        ("INGEST_ALLOW", ","),
+        ("INGEST_ALLOW", "10.0.0.1/8"),
+        ("INGEST_ALLOW", "10.0.0.0/8 localhost"),
+        ("INGEST_CLIENT_RATE", "10r/s"),
+        ("INGEST_CLIENT_CONNECTIONS", "-1"),
+        ("INGEST_CORS", "https://shop.example"),
+        ("INGEST_CORS", "/votes *"),
+        ("INGEST_CORS", "/votes https://shop.example/"),
+        ("INGEST_CORS", '/votes" x;'),
     ],
 )
 def test_a_value_that_makes_no_sense_is_named_with_what_would_do(name: str, value: str) -> None:
@@ -78,6 +87,11 @@ def test_a_value_that_makes_no_sense_is_named_with_what_would_do(name: str, valu
     text = str(caught.value)
     assert text.startswith(f"{name}={value!r} makes no sense here: it takes ")
     assert text.count("\n") == 0
+
+
+def test_a_certificate_without_its_key_is_refused() -> None:
+    with pytest.raises(settings.SettingError, match="INGEST_TLS_CERTIFICATE and INGEST_TLS_KEY make sense together"):
+        settings.load({"INGEST_TLS_CERTIFICATE": "/c.pem"})
 
 
 @pytest.mark.parametrize("name", ["INGEST_HOME", "INGEST_REDIS"])
