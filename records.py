@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import settings as _settings
-from formats import custom, gps, metrics, votes
+from formats import custom, gps, metrics, signature, votes
 from formats.decoder import Decoder
 from formats.record import Bad, Gps, Metric, Record, Reject, Vote
 
 if TYPE_CHECKING:
     from settings import Settings
 
-__all__ = ["STREAMS", "Bad", "Gps", "Metric", "Record", "Reject", "Stream", "Vote", "load", "stream"]
+__all__ = ["STREAMS", "Bad", "Gps", "Metric", "Record", "Reject", "Stream", "Vote", "load", "signed", "stream"]
 
 
 LONGEST_NAME = 63  # bytes: PostgreSQL cuts longer names off
@@ -30,11 +30,13 @@ class Stream(NamedTuple):
     record: the type of all its records; the fields are the columns, `time` first.
     decode: `decode(item, most)` takes a list item, a body or a whole kept HTTP message, and inflates it to at most
         `most` bytes. It never raises. An item of which nothing can be stored is exactly one Reject with `whole`.
+    part: `decode` for a part of an item that was let in once, which is a letter that is not whole; None: the same.
     """
 
     name: str
     record: type[Record]
     decode: Callable[[bytes, int], Iterable[Record | Reject]]
+    part: Callable[[bytes, int], Iterable[Record | Reject]] | None = None
 
 
 def stream(name: str, record_type: type[Record]) -> Stream:
@@ -51,6 +53,37 @@ def stream(name: str, record_type: type[Record]) -> Stream:
     """
     record = custom.ordered(record_type)
     return Stream(name, record, Decoder(*custom.wire(record)).decode)
+
+
+def signed(stream: Stream, secrets: str, scheme: str) -> Stream:
+    """The same stream, but a body that none of the secrets has signed is buried whole, with that reason.
+
+    Its routes keep the head.
+
+    secrets: the path of a file with one secret a line; the new one and the old one while they change.
+    scheme: github, stripe or standard (standardwebhooks.com).
+    Raises: SettingError if the file or the scheme makes no sense.
+    """
+    name = f"the secret of the stream {stream.name!r}"
+    rules = signature.SCHEMES.get(scheme)
+    if rules is None:
+        raise _settings.SettingError(f"scheme={scheme!r} is none of {', '.join(signature.SCHEMES)}")
+    text = _settings.secret(name, secrets)
+    try:
+        keys = [rules.key(line) for line in map(str.strip, text.splitlines()) if line]
+    except ValueError:
+        keys = []
+    if not keys:
+        raise _settings.SettingError(f"{name}: {secrets} has not one of {scheme} a line")
+
+    def decode(item: bytes, most: int) -> Iterable[Record | Reject]:
+        try:
+            signature.verify(item, rules, keys)
+        except Bad as error:
+            return (Reject(item, str(error), True),)
+        return stream.decode(item, most)
+
+    return stream._replace(decode=decode, part=stream.decode)
 
 
 STREAMS: dict[str, Stream] = {

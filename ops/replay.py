@@ -95,8 +95,10 @@ def decoder(streams: dict[str, records.Stream], most: int) -> Callable[[Letter],
     """
 
     def decode(letter: Letter) -> list[Record | Reject]:
+        stream = streams[letter.stream]
+        read = stream.decode if letter.whole else stream.part or stream.decode
         try:
-            return list(streams[letter.stream].decode(letter.body, most))
+            return list(read(letter.body, most))
         except Exception as error:  # a user's decoder; it stays dead
             return [Reject(letter.body, f"the decoder failed: {type(error).__name__}", True)]
 
