@@ -112,7 +112,7 @@ def nginx_configuration(s: settings.Settings) -> dict[str, str]:
         ("worker_rlimit_nofile 20000", f"worker_rlimit_nofile {files}"),
         ("worker_connections 20000", f"worker_connections {files}"),
         *(
-            (f"/var/lib/sluice/{kind}", f'"{s.home}/tmp/{kind}"')
+            (f"/var/lib/sluice/{kind}", f'"{s.home}/tmp/{kind}"')  # noqa: S108  # our own
             for kind in ("body", "proxy", "fastcgi", "uwsgi", "scgi")
         ),
     )
@@ -195,7 +195,7 @@ def check_places(s: settings.Settings) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("0.0.0.0", s.port))
+            probe.bind(("0.0.0.0", s.port))  # noqa: S104  # as nginx will
         except OSError as error:
             why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had ({error.strerror})"
             raise CannotStart(f"port {s.port} {why}; INGEST_PORT may name another.") from None

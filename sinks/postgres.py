@@ -310,7 +310,7 @@ class Postgres:
         size = 0
         for row in self.ask(
             where,
-            "SELECT id, stream, (extract(epoch FROM received_at) * 1000000)::bigint, body, reason, whole, batch, seq "
+            "SELECT id, stream, (extract(epoch FROM received_at) * 1000000)::bigint, body, reason, whole, batch, seq "  # noqa: S608  # DESC or nothing
             f"FROM {{}} WHERE id > %s AND id < %s ORDER BY id {'DESC' if newest else ''} LIMIT %s",
             (above, below, most),
         ):
@@ -335,7 +335,7 @@ class Postgres:
                 with db.cursor("letters", binary=True) as cursor:
                     cursor.itersize = 10  # a letter may be large
                     # on a line of its own, for it may end with a comment; a % in it is no placeholder
-                    held = f"(SELECT * FROM dead_letters WHERE ({where.replace('%', '%%')}\n)) AS held"
+                    held = f"(SELECT * FROM dead_letters WHERE ({where.replace('%', '%%')}\n)) AS held"  # noqa: S608  # so it is meant
                     yield from cursor.execute(typing.cast("Any", question.format(held)), bindings)
             except psycopg.Error as error:
                 if about_itself(error) and not (error.sqlstate or "").startswith(("42", "25006", "0A")):
