@@ -48,11 +48,18 @@ CLAIM = """#!lua flags=allow-oom
 local t = redis.call('TIME')
 local ms = t[1] * 1000 + math.floor(t[2] / 1000)
 local prefix, most, bytes, lease = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+-- with the marks that date its bodies: the last one at or before the first, and those within
+local function give(id, n, size)
+  local first = tonumber(string.match(id, ':(%d+):'))
+  local low, last = string.format('%.0f', first), string.format('%.0f', first + n - 1)
+  local before = redis.call('ZREVRANGEBYSCORE', KEYS[4], low, '-inf', 'LIMIT', 0, 1)
+  return {id, n, size, before, redis.call('ZRANGEBYSCORE', KEYS[4], '(' .. low, last)}
+end
 local expired = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', ms, 'LIMIT', 0, 1)[1]
 if expired then
   redis.call('ZADD', KEYS[3], ms + lease, expired)
   local key = prefix .. expired
-  return {expired, redis.call('LLEN', key), redis.call('MEMORY', 'USAGE', key, 'SAMPLES', 0) or 0}
+  return give(expired, redis.call('LLEN', key), redis.call('MEMORY', 'USAGE', key, 'SAMPLES', 0) or 0)
 end
 local ready = redis.call('LLEN', KEYS[1])
 if ready == 0 then return false end
@@ -81,7 +88,7 @@ else
 end
 redis.call('SET', KEYS[2], string.format('%.0f', claimed + n))
 redis.call('ZADD', KEYS[3], ms + lease, id)
-return {id, n, size}
+return give(id, n, size)
 """
 
 RENEW = """#!lua flags=allow-oom
@@ -398,20 +405,13 @@ class Outlet:
         most: bodies. size: bytes after which no more bodies are added. lease: seconds.
         """
         keys = Keys.of(stream)
-        taken = self.redis.eval(
-            CLAIM, 3, keys.ready, keys.claimed, keys.claims, keys.claim, most, size, int(lease * 1000)
-        )
+        taken = self.redis.eval(CLAIM, 4, *keys[:4], keys.claim, most, size, int(lease * 1000))
         if taken is None:
             return None
-        name, count, size = taken
+        name, count, size, before, within = taken
         _, first, at = name.split(b":")
-        low, last = int(first), int(first) + count - 1
-        pipe = self.redis.pipeline(transaction=False)
-        pipe.zrevrangebyscore(keys.marks, low, "-inf", start=0, num=1)
-        pipe.zrangebyscore(keys.marks, f"({low}", last)
-        before, within = pipe.execute()
         marks = [(int(seq), int(us)) for seq, us in (mark.split(b":") for mark in before + within)]
-        return Claim(stream, name.decode(), low, count, size, marks or [(low, int(at))])
+        return Claim(stream, name.decode(), int(first), count, size, marks or [(int(first), int(at))])
 
     def bodies(self, claim: Claim) -> Iterator[bytes]:
         """The bodies of a claim, in order, read in pieces that fit into memory.

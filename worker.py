@@ -22,11 +22,11 @@ import records
 import settings
 import sinks
 from records import Reject, Stream
-from spool import LEASE, Claim, Lost, Outlet
+from spool import CLAIM_BODIES, CLAIM_BYTES, LEASE, Claim, Lost, Outlet
 
 log = logging.getLogger("sluice.worker")
 
-IDLE = 0.03  # seconds between two looks at empty lists: a lone body waits less than 100 ms, idle is under 1 % of a core
+IDLE = 0.03  # seconds between two looks at short lists: a lone body waits less than 100 ms, idle is under 1 % of a core
 BACKOFF = (0.1, 10.0)  # seconds between two tries while the sink or Redis is away: the first, and the longest
 
 
@@ -96,7 +96,7 @@ class Worker:
         self.wake.release()
 
     def step(self, lane: Lane) -> bool:
-        """Carry one batch of a stream as far as it goes; whether anything was done."""
+        """Carry one batch of a stream as far as it goes; whether to go on at once."""
         if lane.claim is None:
             lane.claim = self.spool.claim(lane.stream.name)
             if lane.claim is None:
@@ -129,7 +129,8 @@ class Worker:
             log.warning("%s: %d buried; `bin/sluice dead` lists them", lane.stream.name, outcome.letters)
         self.spool.settle(claim)
         lane.claim, lane.wait = None, 0.0
-        return True
+        # what was less than a claim is left to grow for a moment: few large transactions instead of many small ones
+        return claim.count >= CLAIM_BODIES or claim.size >= CLAIM_BYTES
 
     def postpone(self, lane: Lane) -> bool:
         """Try this claim again later. It is kept, and its lease alive; the other streams go on."""
