@@ -14,7 +14,7 @@ from spool import Batch, Inlet, Refused
 SETTINGS = settings.load_or_exit()
 if SETTINGS.routes:
     ROUTES.update(settings.extension("INGEST_ROUTES", SETTINGS.routes).ROUTES)
-INLET = Inlet(str(SETTINGS.redis), SETTINGS.max_backlog)
+INLET = Inlet(str(SETTINGS.redis), SETTINGS.max_backlog, SETTINGS.replicas)
 MAX_BODY = SETTINGS.max_body
 append, commit = INLET.append, INLET.commit
 

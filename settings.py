@@ -32,6 +32,7 @@ class Settings:
     gateways: int
     workers: int
     durability: str
+    replicas: int
     max_body: int
     max_inflated: int
     max_memory: int
@@ -155,6 +156,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         gateways=read("INGEST_GATEWAYS", "1", whole(1, 256)),
         workers=read("INGEST_WORKERS", "1", whole(0, 256)),
         durability=read("INGEST_DURABILITY", "always", choice("always", "everysec", "no")),
+        replicas=read("INGEST_REPLICAS", "0", whole(0, 16)),
         max_body=read("INGEST_MAX_BODY", "1m", size(1)),
         max_inflated=read("INGEST_MAX_INFLATED", "8m", size(1)),
         max_memory=read("INGEST_MAX_MEMORY", "1g", size(8 << 20)),

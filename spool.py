@@ -23,6 +23,7 @@ from redis.retry import Retry
 log = logging.getLogger("sluice.spool")
 
 TIMEOUT = 3.0  # seconds that Redis may take for one reply; longer than a bad fsync, shorter than a client's patience
+REPLICAS_MS = 1000  # that replicas may take, where they are waited for
 MARK_EVERY = 0.1  # seconds between two marks of one process and stream: the precision of received_at
 CLAIM_BODIES = 5_000
 CLAIM_BYTES = 4 << 20  # a worker holds one claim a stream, decoded piece by piece: this keeps it under 100 MB
@@ -209,13 +210,21 @@ class Line:
 class Inlet:
     """The gateway's side, one a process: many requests, one round trip. Safe with threads and greenlets."""
 
-    def __init__(self, socket: str, max_backlog: int) -> None:
-        """socket: the path of Redis's Unix socket. max_backlog: READY bodies a stream beyond which it refuses."""
+    def __init__(self, socket: str, max_backlog: int, replicas: int = 0) -> None:
+        """socket: the path of Redis's Unix socket. max_backlog: READY bodies a stream beyond which it refuses.
+
+        replicas: of Redis that must have a body before it is safe.
+        """
         # No retry: a push that timed out may have happened, and a second one would double it.
         self.redis = redis.UnixDomainSocketConnection(  # type: ignore[abstract]
             path=socket, socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT, retry=Retry(NoBackoff(), 0)
         )
         self.max_backlog = max_backlog
+        self.replicas = replicas
+        self.lacking = False  # at the last look too few replicas had what they should
+        self.wait, self.probe = [
+            self.redis.pack_command("WAIT", replicas, ms) if replicas else [] for ms in (REPLICAS_MS, 1)
+        ]
         self.open = Batch()
         self.lines: dict[str, Line] = {}
         self.entry = threading.Lock()  # held for a moment: no body may slip into a batch that is being sent
@@ -256,6 +265,10 @@ class Inlet:
         now = time.monotonic()
         out: list[bytes] = []
         asked = []
+        if self.lacking:  # what is refused should not be on the list all the same, each time that somebody tries again
+            self.redis.send_packed_command(self.probe)
+            if self.lacks(batch):
+                return
         for stream, bodies in batch.bodies.items():
             line = self.lines.get(stream)
             if line is None:
@@ -276,6 +289,7 @@ class Inlet:
             asked.append((stream, line, marking))
         if not asked:
             return
+        out += self.wait
         self.redis.send_packed_command((b"".join(out),))
         for stream, line, marking in asked:
             if marking:
@@ -288,6 +302,17 @@ class Inlet:
                 full = isinstance(error, OutOfMemoryError)
                 detail = "Redis is full." if full else f"Redis refuses to write: {error}"
                 self.refuse(batch, stream, line.full(line.backlog // 20 + 1, detail))
+        if self.replicas:
+            self.lacks(batch)
+
+    def lacks(self, batch: Batch) -> bool:
+        """Read what WAIT says of this connection's last write; if too few replicas have it, the batch is refused."""
+        self.lacking = self.redis.read_response() < self.replicas
+        why = f"Fewer than {self.replicas} replicas of Redis keep up." if self.lacking else None
+        if why:
+            batch.refused = dict.fromkeys(batch.bodies, Refused(why, 1)) | (batch.refused or {})
+        self.say("replicas", why)
+        return self.lacking
 
     def look(self, line: Line, now: float) -> None:
         """See whether a full stream has room again: a client that waited as it was told must get in."""
@@ -383,8 +408,11 @@ class Lost(Exception):
 class Outlet:
     """The worker's side, and the operator's: claim, renew, settle, and what lies where. Safe with threads."""
 
-    def __init__(self, socket: str, patience: float = 30) -> None:
-        """socket: the path of Redis's Unix socket. patience: seconds that it may take for one reply."""
+    def __init__(self, socket: str, patience: float = 30, replicas: int = 0) -> None:
+        """socket: the path of Redis's Unix socket. patience: seconds that it may take for one reply.
+
+        replicas: of Redis that must know of a claim before it is given away.
+        """
         # A claim whose reply was lost is claimed again when its lease ends, so no retry is needed here either.
         self.redis = redis.Redis(
             unix_socket_path=socket,
@@ -393,6 +421,7 @@ class Outlet:
             retry=Retry(NoBackoff(), 0),
         )
         # An idle worker looks often. Through the client a look costs four times the CPU.
+        self.replicas = replicas
         self.glance = redis.UnixDomainSocketConnection(  # type: ignore[abstract]
             path=socket, socket_timeout=patience, socket_connect_timeout=TIMEOUT, retry=Retry(NoBackoff(), 0)
         )
@@ -403,11 +432,18 @@ class Outlet:
         """Claim an expired batch or else the head of the list; None if there is nothing.
 
         most: bodies. size: bytes after which no more bodies are added. lease: seconds.
+        Raises: RedisError, also where too few replicas know of the claim: it comes again when its lease ends.
         """
         keys = Keys.of(stream)
-        taken = self.redis.eval(CLAIM, 4, *keys[:4], keys.claim, most, size, int(lease * 1000))
+        asking = self.redis.pipeline(transaction=False)  # WAIT speaks of what its own connection wrote
+        asking.eval(CLAIM, 4, *keys[:4], keys.claim, most, size, int(lease * 1000))
+        if self.replicas:
+            asking.wait(self.replicas, REPLICAS_MS)
+        taken, *known = asking.execute()
         if taken is None:
             return None
+        if known and known[0] < self.replicas:
+            raise RedisError(f"fewer than {self.replicas} replicas know of a claim")
         name, count, size, before, within = taken
         _, first, at = name.split(b":")
         marks = [(int(seq), int(us)) for seq, us in (mark.split(b":") for mark in before + within)]

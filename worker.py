@@ -193,7 +193,7 @@ def main(arguments: list[str]) -> int:
         streams = records.load(config)
     except settings.SettingError as error:
         return settings.complain(error)
-    worker = Worker(Outlet(str(config.redis)), config.sink, streams, config.max_inflated)
+    worker = Worker(Outlet(str(config.redis), replicas=config.replicas), config.sink, streams, config.max_inflated)
 
     def stop(number: int, frame: Any) -> None:
         if worker.stopping:

@@ -29,12 +29,14 @@ from typing import Any
 from ops.drill_faults import FAULTS, Scene
 from ops.drill_ledger import Findings, compare
 from ops.drill_load import PATIENCE, Book
-from ops.drill_site import Site, Trouble, private, running, wait
+from ops.drill_site import STREAM, Site, Trouble, private, running, wait
 from ops.up import ROOT
 from settings import Settings
 
 PROCESSES = 2  # of clients
 PAUSE = (0.0, 1.5)  # seconds between two faults: sometimes the next one finds things not yet healed
+LAST = 5.0  # seconds before the end after which none is begun: most take no longer
+SHOWN = 100  # numbers of a kind that the report for people lists
 COUNTS = ("sent", "acknowledged", "refused", "unanswered", "cut")
 
 
@@ -156,10 +158,10 @@ class Drill:
             self.flows(60)
             for name in self.order(self.options.faults):
                 time.sleep(self.random.uniform(*PAUSE))
-                if self.elapsed() > self.options.duration:
+                if self.elapsed() > max(self.options.duration - LAST, self.options.duration * 0.9):
                     break
                 self.inject(name)
-            while not self.options.faults and self.elapsed() < self.options.duration:
+            while self.options.rounds is None and self.elapsed() < self.options.duration:
                 time.sleep(0.1)
         except Trouble as error:
             trouble = str(error)
@@ -179,7 +181,7 @@ class Drill:
         except Trouble as error:
             trouble, drained = trouble or str(error), time.monotonic() - begun
         self.say("comparing")
-        found = compare(books, self.site.rows(self.run))
+        found = compare(books, self.site.store.rows(self.run))
         return self.report(found, trouble, posting, drained, fresh)
 
     def fresh(self) -> float:
@@ -187,7 +189,7 @@ class Drill:
         name, begun = self.run + "-fresh", time.monotonic()
         load = Load(self.site.port, 1, 5, name, self.load.books[0].parent)
         try:
-            wait(lambda: any(True for _ in self.site.rows(name)), 60, "a fresh event is stored")
+            wait(lambda: any(True for _ in self.site.store.rows(name)), 60, "a fresh event is stored")
             return time.monotonic() - begun
         finally:
             load.stop()
@@ -197,7 +199,7 @@ class Drill:
         self, found: Findings, trouble: str, posting: float, drained: float, fresh: float | None
     ) -> dict[str, Any]:
         """All there is to know, for programs."""
-        dead = self.site.dead(self.run)
+        dead = self.site.store.dead(STREAM, self.run)
         ledger = self.site.ledger()
         passed = found.sound and not dead and not trouble and fresh is not None
         if self.site.private:  # another one's Redis may have been begun anew beside an older database
@@ -212,6 +214,7 @@ class Drill:
             "installation": "private" if self.site.private else "running",
             "settings": {
                 "runtime": s.runtime, "gateways": s.gateways, "workers": s.workers, "durability": s.durability,
+                "sink": self.site.store.name,
             },
             "machine": f"{platform.system()} {platform.release()}, {os.cpu_count()} cores",
             "rate": self.options.rate,
@@ -249,14 +252,14 @@ def markdown(report: dict[str, Any]) -> str:
         f"# Drill {report['run']}: {'passed' if report['passed'] else 'FAILED'}",
         "",
         f"{report['ended']}, {report['installation']} installation, {report['machine']}, {s['runtime']}, "
-        f"{s['gateways']} gateway process(es), {s['workers']} worker(s), durability {s['durability']}. "
-        f"Seed {report['seed']}, {report['clients']} clients, at most {report['rate']:,} events/s "
+        f"{s['gateways']} gateway process(es), {s['workers']} worker(s), durability {s['durability']}, {s['sink']}. "
+        f"Seed {report['seed']}, {report['clients']} clients, {report['rate']:,} events/s "
         f"for {report['seconds']} s, {len(report['faults'])} faults.",
         "",
         *([f"**{report['trouble']}**", ""] if report["trouble"] else []),
         "| | events |",
         "|---|---|",
-        f"| posted | {report['posted']:,} |",
+        f"| posted | {report['posted']:,} ({report['posted'] / max(report['seconds'], 1):,.0f}/s) |",
         f"| acknowledged | {report['acknowledged']:,} ({report['acknowledged'] / max(report['seconds'], 1):,.0f}/s) |",
         f"| stored | {report['stored']:,} |",
         f"| in dead letters | {report['dead']:,} |",
@@ -276,8 +279,8 @@ def markdown(report: dict[str, Any]) -> str:
     ]  # fmt: skip
     for kind, words in KINDS.items():
         if numbers := report["numbers"][kind]:
-            more = " …" if report["counts"][kind] > len(numbers) else ""
-            lines += ["", f"Numbers of those {words}: {', '.join(map(str, numbers))}{more}"]
+            more = " … (the JSON has more)" if report["counts"][kind] > SHOWN else ""
+            lines += ["", f"Numbers of those {words}: {', '.join(map(str, numbers[:SHOWN]))}{more}"]
     return "\n".join(lines) + "\n"
 
 
@@ -292,7 +295,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--home", type=Path, help="INGEST_HOME of an installation that runs (else a private one is started)")
     add("--duration", type=float, default=60, metavar="SECONDS", help="of posts and faults (60)")
     add("--rounds", type=int, help="inject each fault so many times instead, however long that takes")
-    add("--rate", type=int, default=5000, help="events/s, at most (5000)")
+    add("--rate", type=int, default=5000, help="events/s; what is due in an outage is posted afterwards (5000)")
     add("--clients", type=int, default=64, help="connections (64)")
     add("--faults", default="all", help="names with commas between, `none`, `all` (default); -NAME: not this one")
     add("--seed", type=int, help="the order of the faults and what chance decides; printed")
@@ -345,7 +348,7 @@ def run(options: argparse.Namespace, settings: Settings) -> int:
         print(f"sluice: {error}", file=sys.stderr)
         return 1
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
-    (folder / f"{name}.md").write_text(markdown(report))
-    print(f"\n{markdown(report)}\nreport: {folder}/{name}.md and .json")
+    (folder / f"drill-{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    (folder / f"drill-{name}.md").write_text(markdown(report))
+    print(f"\n{markdown(report)}\nreport: {folder}/drill-{name}.md and .json")
     return 0 if report["passed"] else 1

@@ -8,7 +8,6 @@ import random
 import resource
 import shutil
 import signal
-import sqlite3
 import struct
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 import redis
 
 from ops.drill_site import KEYS, Site, Trouble, connect, free_port, wait
+from ops.drill_store import Postgres
 from ops.up import ROOT
 from spool import LEASE
 
@@ -233,8 +233,10 @@ def replica(scene: Scene) -> str:
         site.redis.client_pause(20_000, all=False)
         begun = time.monotonic()
         wait(
-            lambda: site.redis.info("replication")["master_repl_offset"]
-            == follower.info("replication")["slave_repl_offset"],
+            lambda: (
+                site.redis.info("replication")["master_repl_offset"]
+                == follower.info("replication")["slave_repl_offset"]
+            ),
             10,
             "the replica has the last write",
         )
@@ -264,41 +266,26 @@ def replica(scene: Scene) -> str:
 @fault("sink-locked", "somebody else holds the database's lock")
 def sink_locked(scene: Scene) -> str:
     seconds = scene.random.choice((0.5, 2, 6))  # a worker waits 5 s for it
-    with contextlib.closing(sqlite3.connect(scene.site.database, timeout=30, isolation_level=None)) as database:
-        database.execute("BEGIN IMMEDIATE")
+    with scene.site.store.locked():
         time.sleep(seconds)
-        database.execute("ROLLBACK")
     return f"{seconds:.1f} s"
 
 
 @fault("sink-away", "the database is not where it was; the worker that had it open is killed", private=True)
 def sink_away(scene: Scene) -> str:
-    path, seconds = scene.site.database, scene.random.uniform(1, 4)
-    away = path.with_name(path.name + ".away")
-    path.rename(away)
-    path.mkdir()
-    try:
-        for pid in scene.site.parents("worker"):
-            strike(pid, signal.SIGKILL)
+    seconds = scene.random.uniform(1, 4)
+    with scene.site.store.away(scene.site.parents("worker")):
         time.sleep(seconds)
-    finally:
-        path.rmdir()
-        away.rename(path)
     return f"{seconds:.1f} s"
 
 
 @fault("sink-full", "the database's files may not grow, as on a full disk")
 def sink_full(scene: Scene) -> str:
-    pids, seconds = scene.site.parents("worker"), scene.random.uniform(1, 4)
-    try:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+    if not scene.site.private and isinstance(scene.site.store, Postgres):
+        return "not done: the tables are somebody else's"
+    seconds = scene.random.uniform(1, 4)
+    with scene.site.store.full(scene.site.parents("worker")):
         time.sleep(seconds)
-    finally:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     return f"{seconds:.1f} s"
 
 
@@ -313,7 +300,7 @@ def kill_commit(scene: Scene) -> str:
             strike(pid, signal.SIGKILL)
         wait(lambda pids=pids: all(map(gone, pids)), 60, "the worker's end")  # type: ignore[misc]
         still = set(site.claims())
-        committed += any(site.persisted(claim) for claim in claims if claim in still)
+        committed += any(site.store.persisted(claim) for claim in claims if claim in still)
         wait(lambda: site.pids("worker"), 60, "another worker")
     return f"{committed} of 3 between commit and settle"
 
@@ -325,12 +312,12 @@ def kill_settle(scene: Scene) -> str:
     while time.monotonic() < begun + 10:
         tries += 1
         pids = site.parents("worker")
-        claims = wait(lambda: [claim for claim in site.claims() if not site.persisted(claim)], 60, "a claim")
+        claims = wait(lambda: [claim for claim in site.claims() if not site.store.persisted(claim)], 60, "a claim")
         # a worker that has read the claim's bodies commits; its settle ends in the socket of a Redis that stands still
         with stopped(server), contextlib.suppress(Trouble):
-            if any(map(site.persisted, claims)):
+            if any(map(site.store.persisted, claims)):
                 continue  # too late: it may be settled already
-            wait(lambda claims=claims: any(map(site.persisted, claims)), 0.3, "a commit")  # type: ignore[misc]
+            wait(lambda claims=claims: any(map(site.store.persisted, claims)), 0.3, "a commit")  # type: ignore[misc]
             for pid in [*pids, server]:
                 strike(pid, signal.SIGKILL)
             wait(lambda pids=pids: all(map(gone, [*pids, server])), 60, "their end")  # type: ignore[misc]
@@ -339,7 +326,7 @@ def kill_settle(scene: Scene) -> str:
         return "not met"
     wait(lambda: site.redis.ping(), 60, "another Redis")
     still = set(claims) & set(site.claims())
-    return f"{sum(map(site.persisted, still))} claims committed and not settled, at try {tries}"
+    return f"{sum(map(site.store.persisted, still))} claims committed and not settled, at try {tries}"
 
 
 @fault("lease", "the workers stand still with a claim until another one has taken it, and go on")
@@ -465,6 +452,15 @@ def clock(scene: Scene) -> str:
 def cut(scene: Scene) -> str:
     scene.cut(100)
     return "100 clients"
+
+
+@fault("late", "puts the oldest body of the list behind the newest: the drill must see it", proof=True)
+def late(scene: Scene) -> str:
+    ready, redis_ = KEYS.ready, scene.site.redis
+    with stopped(*scene.site.parents("worker")):
+        wait(lambda: int(redis_.llen(ready)) > 200, 10, "bodies to be late behind")  # more than there are clients
+        redis_.lmove(ready, ready, "LEFT", "RIGHT")
+    return ""
 
 
 @fault("lose", "takes a body off the list: the drill must see it", proof=True)

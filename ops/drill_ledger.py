@@ -10,7 +10,7 @@ from ops.drill_load import CUT, HALF, SPAN, UNANSWERED, Book
 
 SLACK = 0.1  # seconds: the precision of received_at (PROTOCOL.md, section 4)
 CLOCK = 0.002  # and of the milliseconds in the database
-LISTED = 100  # numbers of each kind that a report lists
+LISTED = 10_000  # numbers of each kind that a report lists
 
 
 @dataclass

@@ -197,20 +197,22 @@ class Crowd:
         sock.close()
 
     def counts(self) -> str:
-        return json.dumps({
-            "sent": len(self.book.status),
-            "acknowledged": self.acknowledged,
-            "refused": self.refused,
-            "unanswered": self.unanswered,
-            "cut": self.cuts,
-        })
+        return json.dumps(
+            {
+                "sent": len(self.book.status),
+                "acknowledged": self.acknowledged,
+                "refused": self.refused,
+                "unanswered": self.unanswered,
+                "cut": self.cuts,
+            }
+        )
 
     def run_until_stopped(self, rate: float) -> None:
         """Post until told to stop; then wait for the answers that are due."""
         os.set_blocking(0, False)
         self.poller.register(0, select.EPOLLIN)
-        stopping, allowed, said = False, 0.0, 0.0
-        last = time.monotonic()
+        stopping, posted, said = False, 0, 0.0
+        begun = time.monotonic()
         while not stopping or any(client.n >= 0 for client in self.by_fd.values()):
             events = self.poller.poll(0.004)
             now = time.monotonic()
@@ -228,12 +230,10 @@ class Crowd:
                         self.poller.unregister(0)
             while self.resting and self.resting[0].ready <= now:
                 self.idle.append(self.resting.popleft())
-            # what could not be posted in time is not posted later: the rate is a rate, not a debt
-            allowed = min(allowed + (now - last) * rate, rate / 20 + 1)
-            last = now
-            while allowed >= 1 and self.idle and not stopping:
-                if self.post(self.idle.popleft(), now):
-                    allowed -= 1
+            # an outage is no excuse: what was due meanwhile is posted as soon as clients are free, all at once
+            due = (now - begun) * rate
+            while posted < due and self.idle and not stopping:
+                posted += self.post(self.idle.popleft(), now)
             if now - said > 0.1:
                 said = now
                 for client in [client for client in self.by_fd.values() if client.n >= 0 and client.ready <= now]:

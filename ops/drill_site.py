@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import socket
-import sqlite3
 import subprocess
 import tempfile
 import time
@@ -23,7 +22,9 @@ from redis.retry import Retry
 
 import settings
 from ops import launch
+from ops.drill_store import Postgres, Sqlite
 from ops.up import ROOT
+from sinks import Away
 from spool import Keys
 
 T = TypeVar("T")
@@ -39,7 +40,7 @@ def wait(until: Callable[[], T], seconds: float, what: str) -> T:
     """Ask until the answer is true, and return it. Raises: Trouble after so many seconds."""
     deadline = time.monotonic() + seconds
     while True:
-        with contextlib.suppress(OSError, redis.RedisError, sqlite3.Error, http.client.HTTPException):
+        with contextlib.suppress(OSError, redis.RedisError, Away, http.client.HTTPException):
             if answer := until():
                 return answer
         if time.monotonic() > deadline:
@@ -78,9 +79,8 @@ class Site:
         self.home = self.settings.home
         self.port = self.settings.port
         self.process: subprocess.Popen | None = None
-        if not self.settings.sink.startswith("sqlite:///"):
-            raise Trouble("the drill reads what is stored from SQLite; INGEST_SINK names something else")
-        self.database = Path(self.settings.sink.removeprefix("sqlite:///"))
+        sink = self.settings.sink
+        self.store = Sqlite(sink) if sink.startswith("sqlite:///") else Postgres(sink)
         self.redis = connect(self.settings.redis)
 
     # --- its processes ---
@@ -89,7 +89,11 @@ class Site:
         """bin/up, until it takes writes."""
         with open(self.home / "up.out", "ab") as out:
             self.process = subprocess.Popen(
-                [ROOT / "bin/up"], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self.environ,
+                [ROOT / "bin/up"],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=self.environ,
                 start_new_session=True,
             )
         self.wait_ready(300)
@@ -154,50 +158,19 @@ class Site:
 
     # --- its stores ---
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """The database, to read from."""
-        with contextlib.closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=30)) as database:
-            yield database
-
     def claims(self) -> list[str]:
         """The claims that are open."""
         found: Any = self.redis.zrange(KEYS.claims, 0, -1)
         return [name.decode() for name in found]
-
-    def persisted(self, claim: str) -> bool:
-        """Whether a claim is in the database."""
-        with self.reading() as database:
-            return database.execute("SELECT 1 FROM batches WHERE claim = ?", (claim,)).fetchone() is not None
 
     def waiting(self) -> int:
         """Bodies that are READY, and claims that are open."""
         ready: Any = self.redis.llen(KEYS.ready)
         return int(ready) + len(self.claims())
 
-    def rows(self, run: str) -> Iterator[tuple[int, float]]:
-        """(number, received_at in seconds since 1970) of a drill's stored events, in the order of the list."""
-        with self.reading() as database:
-            yield from database.execute(
-                "SELECT value, (julianday(received_at) - 2440587.5) * 86400 FROM metrics "
-                "WHERE name = 'drill' AND field = ? ORDER BY seq",
-                (run,),
-            )
-
-    def dead(self, run: str) -> int:
-        """How many of a drill's bodies lie in dead_letters."""
-        with self.reading() as database:
-            found: int = database.execute(
-                "SELECT count(*) FROM dead_letters WHERE stream = ? AND instr(CAST(body AS TEXT), ?)", (STREAM, run)
-            ).fetchone()[0]
-            return found
-
     def ledger(self) -> dict[str, int]:
         """The stream's ledger: what was ever claimed, and what of it the database knows."""
-        with self.reading() as database:
-            stored: int = database.execute(
-                "SELECT coalesce(sum(bodies), 0) FROM batches WHERE stream = ?", (STREAM,)
-            ).fetchone()[0]
+        stored = self.store.bodies(STREAM)
         claims: Any = self.redis.get(KEYS.claimed)
         claimed = int(claims or 0)
         return {"claimed": claimed, "in_the_database": stored, "missing": claimed - stored}
@@ -205,20 +178,31 @@ class Site:
 
 @contextlib.contextmanager
 def private(keep: bool) -> Iterator[Site]:
-    """An installation of the drill's own, with the settings of the environment but its own place; gone afterwards."""
+    """An installation of the drill's own, with the settings of the environment but its own place; gone afterwards.
+
+    Where the environment names a PostgreSQL, it has a schema of its own there. Raises: Trouble.
+    """
     home = Path(tempfile.mkdtemp(prefix="drill-"))
     own = {"INGEST_HOME": str(home), "INGEST_PORT": str(free_port())}
-    passed = {name: value for name, value in os.environ.items() if name not in ("INGEST_REDIS", "INGEST_SINK")}
-    site = Site({**passed, **own}, private=True)
-    try:
+    # nobody follows its Redis
+    passed = {n: v for n, v in os.environ.items() if n not in ("INGEST_REDIS", "INGEST_SINK", "INGEST_REPLICAS")}
+    sink = settings.load().sink
+    with contextlib.ExitStack() as stack:
+        if keep:
+            stack.callback(print, f"kept: {home}")
+        else:
+            stack.callback(shutil.rmtree, home, ignore_errors=True)
+        if not sink.startswith("sqlite:///"):
+            own["INGEST_SINK"] = Postgres.within(sink, f"drill_{os.getpid()}_{time.time_ns()}")
+        site = Site({**passed, **own}, private=True)
+        if isinstance(site.store, Postgres):
+            try:
+                stack.enter_context(site.store.made())
+            except Away as error:
+                raise Trouble(str(error)) from None
+        stack.callback(site.stop)
         site.start()
         yield site
-    finally:
-        site.stop()
-        if keep:
-            print(f"kept: {home}")
-        else:
-            shutil.rmtree(home, ignore_errors=True)
 
 
 def running(home: Path) -> Site:
