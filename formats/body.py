@@ -13,6 +13,7 @@ from formats.record import Bad
 
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
+BOM = b"\xef\xbb\xbf"
 CHUNK = 1 << 16
 LARGEST_FORM = 1 << 20  # taking %41%41%41 apart costs 15 bytes a byte
 

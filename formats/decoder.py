@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from formats import body as bodies
-from formats.message import Message, parse
+from formats.message import START, Message, parse
 from formats.record import Bad, Record, Reject
 
 Decode = Callable[[bytes, int], Iterable[Record | Reject]]
@@ -91,14 +91,15 @@ class Decoder:
         for result in few(self.contents(body, message)):
             if isinstance(result, Reject):
                 part = result.part
-                if part.startswith((bodies.GZIP, bodies.ZSTD)):  # it was not packed, and must not look so alone
+                # it was not packed and had no head, and must not look so alone
+                if part.startswith((bodies.GZIP, bodies.ZSTD)) or START.match(part):
                     part = b"\n" + part
                 result = Reject(message.head() + part if message else part, result.reason, False)
             yield result
 
     def contents(self, body: bytes, message: Message | None) -> Iterator[Result]:
         """The records of a plain body. Raises: Bad if it is nothing at all."""
-        body = body.removeprefix(b"\xef\xbb\xbf").strip()
+        body = body.removeprefix(bodies.BOM).strip()
         if not body:
             raise Bad("empty")
         if body.startswith((b"{", b"[")):

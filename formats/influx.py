@@ -30,7 +30,7 @@ BOOLEANS = {"t": 1, "T": 1, "true": 1, "True": 1, "TRUE": 1, "f": 0, "F": 0, "fa
 
 # one line: a newline ends it, unless it stands in a quoted text, which begins only behind the = of a field
 LINE = re.compile(
-    rb"""\ *+(?: \#[^\n]*+
+    rb"""[\ \t\r\x0b\x0c]*+(?: \#[^\n]*+
            | (?:[^\ \\\n]++|\\++[^\\\n])*+ (?:[^="\n]++|="(?:[^"\\]++|\\.)*+"|[="])*+ )""",
     re.DOTALL | re.VERBOSE,
 )
@@ -76,7 +76,7 @@ def decode(body: bytes, unit: int = 1) -> Iterator[Metric | Reject]:
         try:
             if len(raw) > LONGEST:
                 raise Bad(f"line longer than {LONGEST} bytes")
-            text = raw.decode().strip(" ").removesuffix("\r")
+            text = raw.strip().decode()
             if not text or text[0] == "#":
                 continue
             metrics = point(text, unit, heads, plain)

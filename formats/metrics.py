@@ -71,7 +71,7 @@ class MetricsDecoder(Decoder):
     def contents(self, body: bytes, message: Message | None) -> Iterator[Result]:
         """As ever, but what was written to an InfluxDB path is line protocol whatever it looks like."""
         if message and message.path.endswith("/write"):
-            return influx.decode(body, influx.scale(message.parameter("precision")))
+            return lines(body.removeprefix(bodies.BOM), influx.scale(message.parameter("precision")))
         return super().contents(body, message)
 
     def object(self, part: bytes, message: Message | None, error: Exception) -> Iterable[Result]:
@@ -98,11 +98,7 @@ class MetricsDecoder(Decoder):
         if FORM.fullmatch(body):
             yield self.form(bodies.form(body))
             return
-        for result in influx.decode(body):
-            if isinstance(result, Reject) and (FORM.fullmatch(result.part) or result.part.lstrip()[:1] in b"{["):
-                # a comment, so that the line does not look like another format alone
-                result = result._replace(part=b"#\n" + result.part)
-            yield result
+        yield from lines(body)
 
     def form(self, fields: dict[str, str]) -> Record:
         """A form, where a value that looks like a number or a boolean of JSON is one."""
@@ -117,6 +113,18 @@ class MetricsDecoder(Decoder):
         elif text in ("true", "false"):
             plain["value"] = text == "true"
         return clean(self.build(msgspec.convert(plain, self.wire)))
+
+
+def lines(body: bytes, unit: int = 1) -> Iterator[Result]:
+    """The fields of line protocol; `unit` as there. A bad line that alone would look like something else is buried
+    behind a comment.
+    """
+    for result in influx.decode(body, unit):
+        if isinstance(result, Reject):
+            part = result.part
+            if part.startswith(bodies.BOM) or FORM.fullmatch(part) or part.lstrip()[:1] in b"{[":
+                result = result._replace(part=b"#\n" + part)
+        yield result
 
 
 def point(part: bytes) -> list[Metric]:

@@ -225,6 +225,19 @@ def test_comments_empty_lines_and_crlf_are_passed_over():
     assert refused(write(b"# nothing but a comment\n")) == "no record in it"
 
 
+def test_white_space_around_a_line_is_passed_over_and_so_is_a_line_of_it():
+    body = b'\tm f=1 5\t\r\n\x0c\n\t \x0b\n\t# c="\nm f="a" 6\x0c\n\t#="'
+    for item in body, write(body), write(b"\xef\xbb\xbf" + body):
+        assert [(x.name, x.value, x.time) for x in decode(item)] == [("m", 1.0, 5), ("m", "a", 6)]
+
+
+@pytest.mark.parametrize("line", [b'{"name":"a","value":1}', b"name=a&value=1", b"#", b"", b"[", b"v x"])
+def test_a_bad_line_with_a_byte_order_mark_is_bad_alone_too(line):
+    for head in b"", write(b""):
+        reject = decode(head + b"a v=1\n\xef\xbb\xbf" + line)[1]
+        assert refused(reject.part) == reject.reason
+
+
 def test_a_quoted_text_may_hold_what_else_ends_a_line_and_a_field():
     body = b'm f="1\n2",g="x,y=1 z" 5\nm f="3" 6'
     assert [(x.field, x.value, x.time) for x in decode(body)] == [("f", "1\n2", 5), ("g", "x,y=1 z", 5), ("f", "3", 6)]

@@ -197,6 +197,13 @@ def test_many_bad_records_of_one_body_become_few_letters_that_hold_them_all(name
     assert refused(name, rejects[-1].part) == rejects[-1].reason
 
 
+def test_bad_lines_that_are_buried_together_do_not_look_like_a_message():
+    late = b"POST /write HTTP/1.1\r\nx"
+    rejects = decode("metrics", b"a v=1\n" + b"x\n" * 100 + late)[1:]
+    assert (len(rejects), rejects[-1].part.strip()) == (101, late)
+    assert refused("metrics", rejects[-1].part) == rejects[-1].reason
+
+
 def test_the_reason_of_a_broken_object_is_its_own():
     assert refused("votes", b'{"poll":') == "not JSON: Input data was truncated"
     assert refused("votes", b'{"poll":}') == "not JSON: invalid character (byte 8)"
