@@ -189,7 +189,10 @@ class Postgres:
         """Nothing is where it was, and the workers' sessions are ended by the server."""
         self.do(f"ALTER SCHEMA {self.schema} RENAME TO {self.schema}_away")
         try:
-            self.do(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '{self.schema}'")
+            self.number(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = %(s)s",
+                s=self.schema,
+            )
             yield
         finally:
             self.do(f"ALTER SCHEMA {self.schema}_away RENAME TO {self.schema}")
