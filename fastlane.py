@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import re
 import select
@@ -261,6 +262,9 @@ class FastLane(GeventWorker):
         # Woken while nginx still has requests to pass on, it does not push nginx off its core: larger batches
         with contextlib.suppress(AttributeError, OSError):  # not everywhere, and not everybody may
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        if hasattr(gc, "freeze"):  # CPython looks for circles at every 700 new objects; a turn makes thousands, and none
+            gc.freeze()
+            gc.set_threshold(50_000)
         self.poller = select.epoll()
         self.listeners = {}
         for sock in self.sockets:
