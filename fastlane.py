@@ -262,7 +262,7 @@ class FastLane(GeventWorker):
         # Woken while nginx still has requests to pass on, it does not push nginx off its core: larger batches
         with contextlib.suppress(AttributeError, OSError):  # not everywhere, and not everybody may
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-        if hasattr(gc, "freeze"):  # CPython looks for circles at every 700 new objects; a turn makes thousands, and none
+        if hasattr(gc, "freeze"):  # else CPython looks for circles every few turns, and there are none
             gc.freeze()
             gc.set_threshold(50_000)
         self.poller = select.epoll()
