@@ -243,7 +243,7 @@ class FastLane(GeventWorker):
         # an application that says what it takes at most is asked before a longer body is read
         self.body_most = min(BODY_MOST, getattr(self.wsgi, "max_body", BODY_MOST))
         # gunicorn's own logger writes an access log only when one is set
-        self.logged = self.cfg.logger_class is not Logger or any(
+        self.logged = self.cfg.logger_class.access is not Logger.access or any(
             self.cfg.settings[name].get() for name in ACCESS_LOGS if name in self.cfg.settings
         )
         self.connections: dict[int, Connection] = {}

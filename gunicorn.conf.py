@@ -6,6 +6,9 @@ import sys
 chdir = os.path.dirname(os.path.abspath(__file__))  # wherever it is started from
 sys.path.insert(0, chdir)
 
+from gunicorn.glogging import Logger  # noqa: E402
+
+import service  # noqa: E402
 import settings  # noqa: E402
 
 _settings = settings.load_or_exit()
@@ -29,3 +32,30 @@ graceful_timeout = 2  # bin/up has ten seconds for everything
 if os.path.isdir("/dev/shm"):
     worker_tmp_dir = "/dev/shm"  # heartbeats on a disk stop when the disk is busy, and the worker is killed for it
 control_socket_disable = True  # nobody uses it, and it would lie in the home directory
+
+
+class Log(Logger):
+    """gunicorn's own, whose lines look like the worker's where INGEST_LOG or the journal wants that."""
+
+    def setup(self, cfg):
+        super().setup(cfg)
+        style = service.formatter(_settings.log)
+        for handler in self.error_log.handlers if style else ():
+            handler.setFormatter(style)
+
+
+logger_class = Log
+
+
+def post_worker_init(worker):
+    """systemd starts the gateway anew when no process of it turns any more; one of several is gunicorn's to kill."""
+    watchdog = service.Watchdog()
+    if watchdog.every:
+        import gevent
+
+        def turn():
+            while True:
+                watchdog.turn()
+                gevent.sleep(watchdog.every)
+
+        gevent.spawn(turn)

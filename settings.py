@@ -49,6 +49,7 @@ class Settings:
     client_rate: int
     client_connections: int
     cors: tuple[str, ...]
+    log: str
 
     @property
     def gateway_sockets(self) -> list[Path]:
@@ -173,6 +174,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         client_rate=read("INGEST_CLIENT_RATE", "0", whole(0, 10**6)),
         client_connections=read("INGEST_CLIENT_CONNECTIONS", "0", whole(0, 65535)),
         cors=read("INGEST_CORS", "", cors),
+        log=read("INGEST_LOG", "text", choice("text", "json")),
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 import records
+import service
 import settings
 import sinks
 from records import Reject, Stream
@@ -69,7 +70,9 @@ class Worker:
         renewing = threading.Thread(target=self.renew, name="renew", daemon=True)
         renewing.start()
         backoff = BACKOFF[0]
+        watchdog = service.Watchdog()
         while not self.stopping:
+            watchdog.turn()
             try:
                 held = [lane for lane in self.lanes if lane.claim]
                 waiting = self.spool.waiting([lane.stream.name for lane in self.lanes])
@@ -189,6 +192,8 @@ def main(arguments: list[str]) -> int:
         return 2
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     config = settings.load_or_exit()
+    if style := service.formatter(config.log):
+        logging.getLogger().handlers[0].setFormatter(style)
     try:
         streams = records.load(config)
     except settings.SettingError as error:
@@ -202,6 +207,7 @@ def main(arguments: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    service.notify("READY=1")
     worker.run(drain=arguments == ["drain"])
     return 1 if worker.letters and arguments == ["drain"] else 0
 

@@ -171,10 +171,11 @@ def prepare(s: settings.Settings) -> None:
     for name in ("etc", "run", "log", "tmp", "redis"):
         (s.home / name).mkdir(exist_ok=True)
         (s.home / name).chmod(0o700)
-    (s.home / "etc/redis.conf").write_text(redis_configuration(s))
-    (s.home / "etc/supervisord.conf").write_text(supervisor_configuration(s))
-    for name, text in nginx_configuration(s).items():
-        (s.home / "etc" / name).write_text(text)
+    files = {"redis.conf": redis_configuration(s), "supervisord.conf": supervisor_configuration(s)}
+    for name, text in (files | nginx_configuration(s)).items():
+        path = s.home / "etc" / name
+        if not path.exists() or path.read_text() != text:  # a second bin/provision services changes nothing
+            path.write_text(text)
 
 
 def claim_home(s: settings.Settings) -> None:
