@@ -6,13 +6,14 @@ Settings are those of /etc/default/sluice; INGEST_ variables of the environment 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,7 +28,7 @@ UNITS = Path("/etc/systemd/system")
 WANTED = UNITS / "sluice.target.wants"
 FIXED = {"INGEST_HOME": str(HOME)}
 # what a unit with ProtectHome= and PrivateTmp= does not see
-SHELTERED = "/home", "/root", "/run/user", "/tmp", "/var/tmp"
+SHELTERED = "/home", "/root", "/run/user", "/tmp", "/var/tmp"  # noqa: S108  # named, not written to
 COMMAND = """\
 #!/bin/sh
 # The operator's command with the services' settings. bin/provision services wrote this.
@@ -175,7 +176,7 @@ def install(found: Mapping[str, str], s: settings.Settings) -> bool:
     return changed or enabled != set(workers)
 
 
-def start(changed: bool, port: int) -> None:
+def start(changed: bool, gateway: Path, port: int) -> None:
     """Start what is not running; with `changed`, start all of it anew. Wait until it takes writes.
 
     Raises: CannotStart if it does not.
@@ -186,10 +187,23 @@ def start(changed: bool, port: int) -> None:
     run("systemctl", "restart" if changed else "start", "sluice.target", "nginx.service")
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://localhost:{port}/readyz", timeout=5):
-            return
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            if ready(gateway):
+                socket.create_connection(("localhost", port), 5).close()
+                return
         time.sleep(0.1)
     raise CannotStart("it does not take writes yet: journalctl -u 'sluice*' -u redis-server@sluice -u nginx")
+
+
+def ready(gateway: Path) -> bool:
+    """Whether the gateway takes writes. Asked at its socket: nginx may want a key, or TLS."""
+    connection = http.client.HTTPConnection("localhost", timeout=5)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    with contextlib.closing(connection):
+        connection.sock.settimeout(5)
+        connection.sock.connect(str(gateway))
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
 
 
 def main(words: list[str]) -> int:
@@ -209,7 +223,7 @@ def main(words: list[str]) -> int:
         if not Path("/run/systemd/system").is_dir():
             print("sluice: systemd does not run here; the services start with it.")
         else:
-            start(changed, s.port)
+            start(changed, s.gateway_sockets[0], s.port)
             print(f"Sluice takes writes at http://localhost:{s.port}; `sluice status` tells what became of them.")
     except settings.SettingError as error:
         return settings.complain(error)

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -191,20 +192,19 @@ def test_the_worker_says_that_it_is_ready_and_goes_on_to_show_that_it_lives(tmp:
 def test_the_gateway_says_that_it_is_ready_and_shows_that_its_loop_turns(
     runtime: str, tmp: Path, manager: Manager
 ) -> None:
-    with redis_server(tmp, appendfsync="no") as redis:
-        with gateway(tmp, redis, runtime, env=manager.env()) as server:
-            assert "READY=1" in manager.heard()
-            alive(manager)
-            alive(manager)
-            # the commit waits for Redis, and the whole loop with it: longer than that, and systemd would start it anew
-            os.kill(redis.pid, signal.SIGSTOP)
-            with connect(server.socket) as client:
-                client.sendall(b"POST /votes HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
-                manager.heard()
-                assert answer(client)[0] == 503  # after spool.TIMEOUT
-                assert len(manager.heard()) <= 1
-            os.kill(redis.pid, signal.SIGCONT)
-            alive(manager)
+    with redis_server(tmp, appendfsync="no") as redis, gateway(tmp, redis, runtime, env=manager.env()) as server:
+        assert "READY=1" in manager.heard()
+        alive(manager)
+        alive(manager)
+        # the commit waits for Redis, and the whole loop with it: longer than that, and systemd would start it anew
+        os.kill(redis.pid, signal.SIGSTOP)
+        with connect(server.socket) as client:
+            client.sendall(b"POST /votes HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+            manager.heard()
+            assert answer(client)[0] == 503  # after spool.TIMEOUT
+            assert len(manager.heard()) <= 1
+        os.kill(redis.pid, signal.SIGCONT)
+        alive(manager)
 
 
 @contextlib.contextmanager
@@ -231,18 +231,24 @@ class Load(threading.Thread):
     def __init__(self, port: int, fresh: bool) -> None:
         super().__init__(daemon=True)
         self.port, self.fresh = port, fresh
-        self.taken, self.failed, self.ended = 0, [], threading.Event()
+        self.taken, self.ended = 0, threading.Event()
+        self.failed: list[str] = []
 
     def run(self) -> None:
         connection = connect(self.port, 30)
         while not self.ended.is_set():
             try:
                 status = post(self.port if self.fresh else connection, "/votes", b'{"poll":"p","choice":"a"}')[0]
+                self.taken += status == 200
+                self.failed += [str(status)] if status != 200 else []
             except (OSError, EOFError) as error:
-                status, connection = repr(error), connect(self.port, 30)
-            self.taken += status == 200
-            self.failed += [status] if status != 200 else []
+                self.failed.append(repr(error))
+                connection = connect(self.port, 30)
         connection.close()
+
+
+def went_on(load: Load, taken: int) -> bool:
+    return load.taken > taken or bool(load.failed)
 
 
 def test_restarted_again_and_again_behind_sockets_that_stay_it_fails_no_request(tmp: Path) -> None:
@@ -263,8 +269,7 @@ def test_restarted_again_and_again_behind_sockets_that_stay_it_fails_no_request(
                 for load in loads:
                     if not load.ident:
                         load.start()
-                    before = load.taken
-                    poll(lambda load=load, before=before: load.taken > before + 5 or load.failed)
+                    poll(partial(went_on, load, load.taken + 5))
             # nothing listens now; what comes waits
         with activated(tmp, sockets, env):
             for load in loads:
@@ -323,7 +328,7 @@ def test_every_path_and_port_in_the_vagrantfile_is_there() -> None:
     paths = re.findall(r"/opt/sluice/([\w./-]+)", code)
     assert "bin/provision" in paths and "bench" in paths
     assert [path for path in paths if not (ROOT / path).exists()] == []
-    assert re.search(r"guest: (\d+), host: (\d+)", code).groups() == ("8080", "8080")
+    assert re.findall(r"guest: (\d+), host: (\d+)", code) == [("8080", "8080")]
     assert settings.load({}).port == 8080
     excluded = re.findall(r'"([\w./-]+)/"', code)
     assert {".venv", ".venv-pypy", "bench/.venv", "var"} <= set(excluded)
