@@ -31,6 +31,7 @@ import gevent
 from gevent import socket as gsocket
 from gevent.hub import get_hub
 from gunicorn.glogging import Logger
+from gunicorn.http.errors import ParseException
 from gunicorn.http.wsgi import Response, base_environ
 from gunicorn.workers.ggevent import GeventWorker
 
@@ -440,7 +441,7 @@ class FastLane(GeventWorker):
             try:
                 answer = wsgi(environ, self.start)
             except Exception:
-                self.log.exception("Error handling request %s", environ["RAW_URI"])
+                self.log.exception("Error handling request %s", environ["PATH_INFO"])
                 answer, self.started = (), BROKEN
             pending.append((conn, answer, self.started, keep_alive, environ))
             if not keep_alive or len(data) == stop:
@@ -510,7 +511,7 @@ class FastLane(GeventWorker):
                 if entry is None or entry[0] is not headers or entry[1] is not status:
                     entry = self.render(status, headers, body)
             except Exception:
-                self.log.exception("Error handling request %s", environ["RAW_URI"])
+                self.log.exception("Error handling request %s", environ["PATH_INFO"])
                 (status, headers), body = BROKEN, b""
                 entry = self.render(status, headers, body)
             if len(body) != entry[4]:  # as gunicorn has it; what is said of an answer's length must be true
@@ -606,6 +607,14 @@ class FastLane(GeventWorker):
             self.log.access(response, request, environ, timedelta(seconds=seconds))
         except Exception:  # a logger of somebody's own: the answers that follow are not its hostages
             self.log.exception("Error in the access log")
+
+    def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
+        """gunicorn's, for the slow lane. It quotes what it does not understand, which may be a body or a secret."""
+        if isinstance(exc, ParseException):
+            vars(exc).update({name: "..." for name, value in vars(exc).items() if isinstance(value, (str, bytes))})
+        elif hasattr(req, "uri"):
+            req.uri = req.path
+        super().handle_error(req, client, addr, exc)
 
     def decline(self, conn: Connection) -> None:
         """Hand a connection to the slow lane, with what was read of its request."""

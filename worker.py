@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -123,8 +124,8 @@ class Worker:
             return True
         except RedisError:
             raise
-        except Exception:
-            log.exception("%s: this was not foreseen; it will be tried again", lane.stream.name)
+        except Exception as error:
+            log.error("%s: this was not foreseen; it will be tried again\n%s", lane.stream.name, trace(error))
             return self.postpone(lane)
         self.say(lane.stream.name, None)
         self.letters += outcome.letters
@@ -160,7 +161,7 @@ class Worker:
             except Exception as error:
                 if given:
                     raise Halfway from error
-                log.exception("%s: the decoder failed", stream.name)
+                log.error("%s: the decoder failed\n%s", stream.name, trace(error))
                 yield seq, received, body, Reject(body, f"the decoder failed: {type(error).__name__}", True)
             seq += 1
 
@@ -183,6 +184,11 @@ class Worker:
         if trouble != self.said.get(what):
             self.said[what] = trouble
             log.warning("%s: %s", what, trouble) if trouble else log.info("%s: on its way again", what)
+
+
+def trace(error: Exception) -> str:
+    """Where an error came from, and its kind; not its text, which may quote a body."""
+    return "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__
 
 
 def main(arguments: list[str]) -> int:
