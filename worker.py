@@ -29,6 +29,10 @@ from spool import CLAIM_BODIES, CLAIM_BYTES, LEASE, Claim, Lost, Outlet
 log = logging.getLogger("sluice.worker")
 
 IDLE = 0.03  # seconds between two looks at short lists: a lone body waits less than 100 ms, idle is under 1 % of a core
+# Streams take turns. A claim holds as many bodies as should take this long by what the last one took, and after few
+# bodies not many: then neither bodies that are slow to decode nor a burst of them keep the other streams waiting.
+TURN = 1.0  # seconds of CPU
+FEW = 64  # bodies
 BACKOFF = (0.1, 10.0)  # seconds between two tries while the sink or Redis is away: the first, and the longest
 
 
@@ -38,6 +42,7 @@ class Lane:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.claim: Claim | None = None
+        self.most = FEW  # bodies of the next claim
         self.wait = 0.0  # seconds before the next try while the sink is away
         self.due = 0.0  # when (monotonic) that is
 
@@ -102,12 +107,13 @@ class Worker:
     def step(self, lane: Lane) -> bool:
         """Carry one batch of a stream as far as it goes; whether to go on at once."""
         if lane.claim is None:
-            lane.claim = self.spool.claim(lane.stream.name)
+            lane.claim = self.spool.claim(lane.stream.name, lane.most)
             if lane.claim is None:
                 return False
         elif time.monotonic() < lane.due:
             return False
         claim = lane.claim
+        start = time.thread_time()
         try:
             if self.sink is None:
                 self.sink = sinks.connect(self.url, self.streams)
@@ -132,9 +138,12 @@ class Worker:
         if outcome.letters:
             log.warning("%s: %d buried; `bin/sluice dead` lists them", lane.stream.name, outcome.letters)
         self.spool.settle(claim)
+        full = claim.count >= lane.most or claim.size >= CLAIM_BYTES
+        fit = int(claim.count * TURN / max(time.thread_time() - start, 1e-6))
+        lane.most = max(1, min(fit, max(FEW, 2 * claim.count), CLAIM_BODIES))
         lane.claim, lane.wait = None, 0.0
         # what was less than a claim is left to grow for a moment: few large transactions instead of many small ones
-        return claim.count >= CLAIM_BODIES or claim.size >= CLAIM_BYTES
+        return full
 
     def postpone(self, lane: Lane) -> bool:
         """Try this claim again later. It is kept, and its lease alive; the other streams go on."""

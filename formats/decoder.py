@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from formats import body as bodies
+from formats.body import Rest, Work
 from formats.message import START, Message, parse
 from formats.record import Bad, Record, Reject
 
@@ -24,6 +25,7 @@ BATCH = 1 << 20  # bytes that are decoded to a list at once, about 10 bytes of m
 REASON = 200
 SINGLE = 100  # rejects of one body that are buried each by itself
 TOGETHER = 1 << 16  # bytes of the later ones that are buried as one
+BAD = 50  # what a bad record costs of a body's work; a good one costs 1
 
 
 class Decoder:
@@ -88,7 +90,8 @@ class Decoder:
             raise Bad("zstd: only gzip is understood")
         if message and not body.strip():
             body = message.query
-        for result in few(self.contents(body, message)):
+        work = Work(most)
+        for result in few(self.contents(body, message, work), work):
             if isinstance(result, Reject):
                 part = result.part
                 # it was not packed and had no head, and must not look so alone
@@ -97,17 +100,17 @@ class Decoder:
                 result = Reject(message.head() + part if message else part, result.reason, False)
             yield result
 
-    def contents(self, body: bytes, message: Message | None) -> Iterator[Result]:
-        """The records of a plain body. Raises: Bad if it is nothing at all."""
+    def contents(self, body: bytes, message: Message | None, work: Work) -> Iterator[Result]:
+        """The records of a plain body, as far as `work` lasts. Raises: Bad if it is nothing at all."""
         body = body.removeprefix(bodies.BOM).strip()
         if not body:
             raise Bad("empty")
         if body.startswith((b"{", b"[")):
-            yield from self.json(body, message)
+            yield from self.json(body, message, work)
         else:
-            yield from self.text(body, message)
+            yield from self.text(body, message, work)
 
-    def json(self, body: bytes, message: Message | None) -> Iterator[Result]:
+    def json(self, body: bytes, message: Message | None, work: Work) -> Iterator[Result]:
         """The records of a JSON object, of an array, or of NDJSON."""
         rows = body.count(b"\n") + 1
         array = body.startswith(b"[")
@@ -123,17 +126,23 @@ class Decoder:
             if rows == 1:
                 raise
             if array:  # lines only if they are arrays themselves, for else it is one array that is broken
-                bodies.check(next(bodies.lines(body)))
-            yield from self.rows(body, message)
+                bodies.check(next(bodies.lines(body, work)))
+            yield from self.rows(body, message, work)
             return
-        for element in bodies.elements(body) if array else (body,):
-            yield from self.single(element, message)
+        for element in bodies.elements(body, work) if array else (body,):
+            if isinstance(element, Rest):
+                yield Reject(b"[" + element, Rest.reason, False)
+            else:
+                yield from self.single(element, message, work)
 
-    def rows(self, body: bytes, message: Message | None) -> Iterator[Result]:
+    def rows(self, body: bytes, message: Message | None, work: Work) -> Iterator[Result]:
         """The records of a body whose every line is taken as if it had come alone."""
-        for row in bodies.lines(body):
+        for row in bodies.lines(body, work):
+            if isinstance(row, Rest):
+                yield Reject(row, Rest.reason, False)
+                return
             try:
-                yield from self.contents(row, message)
+                yield from self.contents(row, message, work)
             except Exception as error:  # as in single
                 yield Reject(row, bodies.why(error), False)
 
@@ -146,7 +155,7 @@ class Decoder:
         except Exception:  # the long way finds which
             return []
 
-    def single(self, part: bytes, message: Message | None) -> Iterator[Result]:
+    def single(self, part: bytes, message: Message | None, work: Work) -> Iterator[Result]:
         """The records of one JSON value."""
         try:
             if not part.startswith(b"{"):
@@ -158,20 +167,20 @@ class Decoder:
                 if part.find(NUL) >= 0:
                     clean(record)
             except Exception as error:  # a format of its own perhaps
-                yield from self.object(part, message, error)
+                yield from self.object(part, message, work, error)
             else:
                 yield record
         except Exception as error:  # whatever a user's record type raises
             yield Reject(part if part.startswith(b"{") else b"[" + part + b"]", bodies.why(error), False)
 
-    def object(self, part: bytes, message: Message | None, error: Exception) -> Iterable[Result]:
+    def object(self, part: bytes, message: Message | None, work: Work, error: Exception) -> Iterable[Result]:
         """The records of a JSON object that is not the plain one for the reason `error`. Raises before it yields."""
         raise error
 
-    def text(self, body: bytes, message: Message | None) -> Iterator[Result]:
+    def text(self, body: bytes, message: Message | None, work: Work) -> Iterator[Result]:
         """The records of a body that does not begin as JSON: a form, or lines of anything."""
         if b"\n" in body:
-            yield from self.rows(body, message)
+            yield from self.rows(body, message, work)
         else:
             yield self.form(bodies.form(body))
 
@@ -180,29 +189,33 @@ class Decoder:
         return clean(self.build(msgspec.convert(fields, self.wire, strict=False)))
 
 
-def few(results: Iterable[Result]) -> Iterator[Result]:
+def few(results: Iterable[Result], work: Work) -> Iterator[Result]:
     """The results, with all rejects after the first hundred put together as lines of larger parts.
 
     So a small compressed body of nothing but errors does not become a million letters.
+    work: pays for each of them.
     """
     count = size = 0
     parts: list[bytes] = []
     reason = ""
     for result in results:
         if not isinstance(result, Reject):
+            work.left -= 1
             yield result
             continue
+        work.left -= BAD
         count += 1
-        if count <= SINGLE:
+        rest = result.reason is Rest.reason
+        if parts and (rest or size >= TOGETHER):
+            yield Reject(b"\n".join(parts), reason, False)
+            size, parts, reason = 0, [], ""
+        if count <= SINGLE or rest:
             yield result
             continue
         reason = reason or result.reason
         # in JSON a newline is nothing but white space
         parts.append(result.part.replace(b"\n", b" ") if result.part.startswith((b"{", b"[")) else result.part)
         size += len(result.part)
-        if size >= TOGETHER:
-            yield Reject(b"\n".join(parts), reason, False)
-            size, parts, reason = 0, [], ""
     if parts:
         yield Reject(b"\n".join(parts), reason, False)
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from formats import overland, owntracks, traccar
+from formats.body import Work
 from formats.decoder import Decoder, Result
 from formats.message import Message
 from formats.position import Number, position
@@ -80,13 +81,13 @@ def build(wire: Plain) -> Gps:
 class GpsDecoder(Decoder):
     """The decoder of positions."""
 
-    def object(self, part: bytes, message: Message | None, error: Exception) -> Iterable[Result]:
+    def object(self, part: bytes, message: Message | None, work: Work, error: Exception) -> Iterable[Result]:
         """OwnTracks, Overland, Traccar Client 9, or a plain object that needs a closer look."""
         shape = read_shape(part)
         if shape.kind is not msgspec.UNSET:
             return (owntracks.decode(part, message),)
         if shape.locations is not msgspec.UNSET:
-            return overland.decode(part)
+            return overland.decode(part, work)
         if shape.location is not msgspec.UNSET:
             return (traccar.decode(part),)
         return (loose(read_loose(part)),)

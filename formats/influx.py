@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from formats.body import Rest, Work
 from formats.record import Bad, Metric, Reject
 
 LONGEST = 1 << 18  # bytes of one line: its fields are held at once, some 40 bytes of memory a byte
@@ -62,8 +63,8 @@ def scale(precision: str) -> int:
         raise Bad(f"unknown precision: {precision!r:.40}") from None
 
 
-def decode(body: bytes, unit: int = 1) -> Iterator[Metric | Reject]:
-    """The fields of all points. A line is stored whole or refused whole.
+def decode(body: bytes, work: Work, unit: int = 1) -> Iterator[Metric | Reject]:
+    """The fields of all points, as far as `work` lasts. A line is stored whole or refused whole.
 
     unit: nanoseconds of one unit of the timestamps.
     """
@@ -73,11 +74,15 @@ def decode(body: bytes, unit: int = 1) -> Iterator[Metric | Reject]:
         raw = found[0]
         if not raw:
             continue
+        if work.left <= 0:
+            yield Reject(body[found.start() :], Rest.reason, False)
+            return
         try:
             if len(raw) > LONGEST:
                 raise Bad(f"line longer than {LONGEST} bytes")
             text = raw.strip().decode()
             if not text or text[0] == "#":
+                work.left -= 1
                 continue
             metrics = point(text, unit, heads, plain)
         except UnicodeDecodeError as error:

@@ -11,6 +11,7 @@ import msgspec
 
 from formats import body as bodies
 from formats import influx, telegraf
+from formats.body import Rest, Work
 from formats.decoder import NUL, Decoder, Result, clean
 from formats.message import Message
 from formats.record import Bad, Metric, Record, Reject
@@ -68,37 +69,40 @@ class MetricsDecoder(Decoder):
 
     longest = LONGEST
 
-    def contents(self, body: bytes, message: Message | None) -> Iterator[Result]:
+    def contents(self, body: bytes, message: Message | None, work: Work) -> Iterator[Result]:
         """As ever, but what was written to an InfluxDB path is line protocol whatever it looks like."""
         if message and message.path.endswith("/write"):
-            return lines(body.removeprefix(bodies.BOM), influx.scale(message.parameter("precision")))
-        return super().contents(body, message)
+            return lines(body.removeprefix(bodies.BOM), work, influx.scale(message.parameter("precision")))
+        return super().contents(body, message, work)
 
-    def object(self, part: bytes, message: Message | None, error: Exception) -> Iterable[Result]:
+    def object(self, part: bytes, message: Message | None, work: Work, error: Exception) -> Iterable[Result]:
         """Telegraf's JSON."""
         shape = read_shape(part)
         if shape.metrics is not msgspec.UNSET:
-            return self.metrics(bytes(shape.metrics))
+            return self.metrics(bytes(shape.metrics), work)
         if shape.fields is not msgspec.UNSET:
             return point(part)
         raise error
 
-    def metrics(self, array: bytes) -> Iterator[Result]:
+    def metrics(self, array: bytes, work: Work) -> Iterator[Result]:
         """The points of a batch of Telegraf's, each refused by itself."""
         if not array.startswith(b"["):
             raise Bad("metrics is not an array")
-        for element in bodies.elements(array):
+        for element in bodies.elements(array, work):
+            if isinstance(element, Rest):
+                yield Reject(b'{"metrics":[' + element + b"}", Rest.reason, False)
+                return
             try:
                 yield from point(element)
             except Exception as error:  # each by itself
                 yield Reject(b'{"metrics":[' + element + b"]}", bodies.why(error), False)
 
-    def text(self, body: bytes, message: Message | None) -> Iterator[Result]:
+    def text(self, body: bytes, message: Message | None, work: Work) -> Iterator[Result]:
         """A form, or line protocol."""
         if FORM.fullmatch(body):
             yield self.form(bodies.form(body))
             return
-        yield from lines(body)
+        yield from lines(body, work)
 
     def form(self, fields: dict[str, str]) -> Record:
         """A form, where a value that looks like a number or a boolean of JSON is one."""
@@ -115,11 +119,12 @@ class MetricsDecoder(Decoder):
         return clean(self.build(msgspec.convert(plain, self.wire)))
 
 
-def lines(body: bytes, unit: int = 1) -> Iterator[Result]:
-    """The fields of line protocol; `unit` as there. A bad line that alone would look like something else is buried
-    behind a comment.
+def lines(body: bytes, work: Work, unit: int = 1) -> Iterator[Result]:
+    """The fields of line protocol; `work` and `unit` as there.
+
+    A bad line that alone would look like something else is buried behind a comment.
     """
-    for result in influx.decode(body, unit):
+    for result in influx.decode(body, work, unit):
         if isinstance(result, Reject):
             part = result.part
             if part.startswith(bodies.BOM) or FORM.fullmatch(part) or part.lstrip()[:1] in b"{[":

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from formats import body as bodies
+from formats.body import Rest, Work
 from formats.position import Number, position
 from formats.record import Bad, Gps, Reject
 from formats.times import Time
@@ -48,9 +49,10 @@ read_feature = msgspec.json.Decoder(Feature).decode
 read_coordinates = msgspec.json.Decoder(list[float | None]).decode
 
 
-def decode(part: bytes) -> Iterator[Gps | Reject]:
-    """The positions of a request. A bad feature is refused as a request with that feature alone.
+def decode(part: bytes, work: Work) -> Iterator[Gps | Reject]:
+    """The positions of a request, as far as `work` lasts.
 
+    A bad feature is refused as a request with that feature alone.
     Raises before it yields: Bad, msgspec's errors.
     """
     batch = read(part)
@@ -58,11 +60,15 @@ def decode(part: bytes) -> Iterator[Gps | Reject]:
     if not features.startswith(b"["):
         raise Bad("locations is not an array")
     owner = b"" if batch.device_id is None else b'"device_id":' + msgspec.json.encode(batch.device_id) + b","
-    for element in bodies.elements(features):
+    head = b"{" + owner + b'"locations":['
+    for element in bodies.elements(features, work):
+        if isinstance(element, Rest):
+            yield Reject(head + element + b"}", Rest.reason, False)
+            return
         try:
             yield feature(element, batch.device_id)
         except Exception as error:  # each by itself
-            yield Reject(b"{" + owner + b'"locations":[' + element + b"]}", bodies.why(error), False)
+            yield Reject(head + element + b"]}", bodies.why(error), False)
 
 
 def feature(element: bytes, device: str | int | None) -> Gps:
