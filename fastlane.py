@@ -243,6 +243,8 @@ class FastLane(GeventWorker):
         )
         # an application that says what it takes at most is asked before a longer body is read
         self.body_most = min(BODY_MOST, getattr(self.wsgi, "max_body", BODY_MOST))
+        # an application may have something to do now and then, such as to tell what it has counted
+        self.tick: Callable[[], None] = getattr(self.wsgi, "tick", lambda: None)
         # gunicorn's own logger writes an access log only when one is set
         self.logged = self.cfg.logger_class.access is not Logger.access or any(
             self.cfg.settings[name].get() for name in ACCESS_LOGS if name in self.cfg.settings
@@ -280,6 +282,7 @@ class FastLane(GeventWorker):
             self.notify()
             self.listen()
             self.rest(1.0)
+            self.tick()
         for fd in self.listeners:
             self.accept(fd)  # who is let in by now would be cut off
             self.deafen(fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
@@ -16,7 +17,22 @@ if SETTINGS.routes:
     ROUTES.update(settings.extension("INGEST_ROUTES", SETTINGS.routes).ROUTES)
 INLET = Inlet(str(SETTINGS.redis), SETTINGS.max_backlog, SETTINGS.replicas)
 MAX_BODY = SETTINGS.max_body
-append, commit = INLET.append, INLET.commit
+append, commit, counts = INLET.append, INLET.commit, INLET.counts
+
+
+class Endpoint:
+    """A route at its path, with the count of its good answers. An attribute's own: counting takes 20 ns so."""
+
+    __slots__ = ("answered", "keep_head", "path", "reply", "stream")
+
+    def __init__(self, path: str, route: Route) -> None:
+        self.path = path
+        self.stream, self.reply, self.keep_head = route
+        self.answered = counts.cell(f"answered {self.reply.status[:3]} {path}")
+
+
+atexit.register(INLET.report, last=True)
+ENDPOINTS = {path: Endpoint(path, route) for path, route in ROUTES.items()}
 
 
 def problem(status: str, detail: str, *headers: tuple[str, str]) -> Reply:
@@ -58,7 +74,7 @@ class Answer:
 
     __slots__ = ("batch", "route", "start")
 
-    def __init__(self, batch: Batch, route: Route, start: Callable[..., Any]) -> None:
+    def __init__(self, batch: Batch, route: Endpoint, start: Callable[..., Any]) -> None:
         self.batch = batch
         self.route = route
         self.start = start
@@ -67,40 +83,41 @@ class Answer:
         batch, route = self.batch, self.route
         if not batch.done:
             commit(batch)
-        given = route.reply
         if batch.refused is not None and route.stream in batch.refused:
-            given = unavailable(batch.refused[route.stream])
+            return iter(refuse(unavailable(batch.refused[route.stream]), route.path, self.start))
+        given = route.reply
+        route.answered.n += 1
         self.start(given.status, given.headers)
         return iter(given.chunks)
 
 
 def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     """PEP 3333: put the body on its stream's list and say "got it" once it is there."""
-    route = ROUTES.get(environ["PATH_INFO"])
+    route = ENDPOINTS.get(environ["PATH_INFO"])
     if route is None:
         return probe(environ, start_response)
     if environ["REQUEST_METHOD"] != "POST":
-        return answer(POST_ONLY, environ, start_response)
+        return answer(POST_ONLY, route.path, environ, start_response)
     length = environ.get("CONTENT_LENGTH") or "0"
     if "HTTP_TRANSFER_ENCODING" in environ or not length.isdecimal():
         if not environ.get("wsgi.input_terminated") or "CONTENT_LENGTH" in environ:
-            return refuse(NO_LENGTH, start_response)
+            return refuse(NO_LENGTH, route.path, start_response)
         body = environ["wsgi.input"].read(MAX_BODY + 1)
         if len(body) > MAX_BODY:
-            return refuse(TOO_LARGE, start_response)
+            return refuse(TOO_LARGE, route.path, start_response)
     elif length == "0":
         body = b""
     else:
         size = int(length) if len(length) < 20 else MAX_BODY + 1  # int() raises for thousands of digits
         if size > MAX_BODY:
-            return refuse(TOO_LARGE, start_response)
+            return refuse(TOO_LARGE, route.path, start_response)
         body = environ["wsgi.input"].read(size)
         if len(body) != size:
-            return refuse(CUT_OFF, start_response)
+            return refuse(CUT_OFF, route.path, start_response)
     if not body:
         body = environ.get("QUERY_STRING", "").encode("latin-1")
         if not body:
-            return refuse(EMPTY, start_response)
+            return refuse(EMPTY, route.path, start_response)
         if route.keep_head:
             body = b""
     if route.keep_head:
@@ -108,29 +125,32 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
     return Answer(append(route.stream, body), route, start_response)
 
 
-def refuse(given: Reply, start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """Answer at once; nothing was appended."""
+def refuse(given: Reply, path: str, start_response: Callable[..., Any]) -> Iterable[bytes]:
+    """Answer at once; nothing was appended. path: of a route or a health check; others are counted together."""
+    counts.cell(f"answered {given.status[:3]} {path}").n += 1
     start_response(given.status, given.headers)
     return given.chunks
 
 
 app.max_body = MAX_BODY  # type: ignore[attr-defined]  # the fast lane asks before it reads a longer one
+app.tick = INLET.report  # type: ignore[attr-defined]  # and calls this once a second
 
 
 def probe(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     """What is asked with GET: the health checks, and nothing else."""
-    look = PROBES.get(environ["PATH_INFO"])
+    path = environ["PATH_INFO"]
+    look = PROBES.get(path)
     if look is None:
-        return answer(NOT_FOUND, environ, start_response)
+        return answer(NOT_FOUND, "", environ, start_response)
     if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-        return answer(GET_ONLY, environ, start_response)
-    return answer(look(), environ, start_response)
+        return answer(GET_ONLY, path, environ, start_response)
+    return answer(look(), path, environ, start_response)
 
 
-def answer(given: Reply, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+def answer(given: Reply, path: str, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     """Answer at once, whatever the method. Not every server leaves the body of an answer to HEAD away."""
-    start_response(given.status, given.headers)
-    return given.chunks if environ["REQUEST_METHOD"] != "HEAD" else ()
+    chunks = refuse(given, path, start_response)
+    return chunks if environ["REQUEST_METHOD"] != "HEAD" else ()
 
 
 def head(environ: dict[str, Any]) -> bytes:

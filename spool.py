@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
 import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from redis.retry import Retry
+
+from counts import EVERY, SECONDS, SIZES, Cell, Counts
 
 log = logging.getLogger("sluice.spool")
 
@@ -113,19 +117,30 @@ if keep[2] then redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. keep[2]) 
 return settled
 """
 
-# Since when: the mark that dates the first body of a claim, and the head of the list.
+# A full Redis still counts: the hash has a few dozen fields.
+COUNT = """#!lua flags=allow-oom
+for at = 1, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[at], ARGV[at + 1]) end
+return 1
+"""
+COUNTS = "ingest:counts"  # of the whole installation
+NAME = "sluice"  # the names of connections begin so: sluice:gateway:PID, sluice:worker:PID:STREAM@FIRST:…
+
+# Since when: the mark that dates the first body of a claim, and the head of the list. Bytes: Redis looks at some nodes
+# of a list and reckons the others alike.
 SNAPSHOT = """
 local function since(seq)
   local mark = redis.call('ZREVRANGEBYSCORE', KEYS[4], string.format('%.0f', seq), '-inf', 'LIMIT', 0, 1)[1]
   return mark and string.match(mark, ':(%d+)') or false
 end
-local claims = {}
+local function bytes(key) return redis.call('MEMORY', 'USAGE', key, 'SAMPLES', 16) or 0 end
+local claims, size = {}, bytes(KEYS[1])
 for _, id in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
+  size = size + bytes(ARGV[1] .. id)
   claims[#claims + 1] = {id, redis.call('LLEN', ARGV[1] .. id), since(tonumber(string.match(id, ':(%d+):')))}
 end
 local t = redis.call('TIME')
 local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
-return {t[1] .. string.format('%06d', t[2]), claimed, redis.call('LLEN', KEYS[1]), since(claimed + 1), claims}
+return {t[1] .. string.format('%06d', t[2]), claimed, redis.call('LLEN', KEYS[1]), since(claimed + 1), claims, size}
 """
 
 
@@ -177,6 +192,7 @@ class Line:
     def __init__(self, stream: str) -> None:
         keys = Keys.of(stream)
         key = keys.ready.encode()
+        self.bytes = Cell()  # of the bodies taken
         self.push = b"$5\r\nRPUSH\r\n$%d\r\n%b\r\n" % (len(key), key)
         self.mark = ("EVAL", MARK, 3, keys.ready, keys.claimed, keys.marks)
         self.mark_due = 0.0
@@ -217,8 +233,15 @@ class Inlet:
         """
         # No retry: a push that timed out may have happened, and a second one would double it.
         self.redis = redis.UnixDomainSocketConnection(  # type: ignore[abstract]
-            path=socket, socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT, retry=Retry(NoBackoff(), 0)
+            path=socket,
+            socket_timeout=TIMEOUT,
+            socket_connect_timeout=TIMEOUT,
+            retry=Retry(NoBackoff(), 0),
+            client_name=f"{NAME}:gateway:{os.getpid()}",
         )
+        self.counts = Counts()
+        self.batches = self.counts.histogram("batch_bodies", SIZES)
+        self.commits = self.counts.histogram("commit_seconds", SECONDS)
         self.max_backlog = max_backlog
         self.replicas = replicas
         self.lacking = False  # at the last look too few replicas had what they should
@@ -273,6 +296,7 @@ class Inlet:
             line = self.lines.get(stream)
             if line is None:
                 line = self.lines[stream] = Line(stream)
+                self.counts.cells[f"bytes {stream}"] = line.bytes
             if line.backlog >= self.max_backlog and now >= line.mark_due:
                 self.look(line, now)
             marking = now >= line.mark_due
@@ -286,17 +310,25 @@ class Inlet:
             # packed by hand: a third less than hiredis behind redis-py, and on PyPy less than half
             out += (b"*%d\r\n" % (len(bodies) + 2), line.push)
             out += [b"$%d\r\n%b\r\n" % (len(body), body) for body in bodies]
-            asked.append((stream, line, marking))
+            asked.append((stream, bodies, line, marking))
         if not asked:
             return
         out += self.wait
+        news = {}
+        if now >= self.counts.due and (news := self.counts.news()):
+            out.insert(0, b"".join(self.redis.pack_command(*count(news))))
         self.redis.send_packed_command((b"".join(out),))
-        for stream, line, marking in asked:
+        if news:
+            self.counted(news, now)
+        size = 0
+        for stream, bodies, line, marking in asked:
             if marking:
                 self.read_mark(line, now)
             try:
                 line.backlog = self.redis.read_response()
                 line.waiting = 0
+                size += len(bodies)
+                line.bytes.n += sum(map(len, bodies))
                 self.say(stream, None)
             except ResponseError as error:
                 full = isinstance(error, OutOfMemoryError)
@@ -304,15 +336,40 @@ class Inlet:
                 self.refuse(batch, stream, line.full(line.backlog // 20 + 1, detail))
         if self.replicas:
             self.lacks(batch)
+        self.batches.add(size)
+        self.commits.add(time.monotonic() - now)
 
     def lacks(self, batch: Batch) -> bool:
         """Read what WAIT says of this connection's last write; if too few replicas have it, the batch is refused."""
         self.lacking = self.redis.read_response() < self.replicas
         why = f"Fewer than {self.replicas} replicas of Redis keep up." if self.lacking else None
         if why:
+            for stream in batch.bodies.keys() - (batch.refused or {}).keys():
+                self.count_refused(batch, stream, why)
             batch.refused = dict.fromkeys(batch.bodies, Refused(why, 1)) | (batch.refused or {})
         self.say("replicas", why)
         return self.lacking
+
+    def counted(self, news: dict[str, int], now: float) -> None:
+        """Read the reply to a report. Of one whose reply does not come nobody knows: it may count twice."""
+        self.counts.due = now + EVERY
+        try:
+            self.redis.read_response()
+            self.counts.confirm(news)
+        except ResponseError as error:  # it will be part of the next
+            log.debug("not counted: %s", error)
+
+    def report(self, last: bool = False) -> None:
+        """Tell Redis what was counted, if no commit has for a second, or if it is the last time."""
+        with self.turn:
+            now = time.monotonic()
+            if (now < self.counts.due and not last) or not (news := self.counts.news()):
+                return
+            try:
+                self.redis.send_command(*count(news))
+                self.counted(news, now)
+            except (RedisError, OSError):
+                self.redis.disconnect()
 
     def look(self, line: Line, now: float) -> None:
         """See whether a full stream has room again: a client that waited as it was told must get in."""
@@ -335,7 +392,13 @@ class Inlet:
         if batch.refused is None:
             batch.refused = {}
         batch.refused[stream] = refused
+        self.count_refused(batch, stream, refused.detail)
         self.say(stream, refused.detail)
+
+    def count_refused(self, batch: Batch, stream: str, detail: str) -> None:
+        """Count bodies that get 503, by the reason without Redis's own text, which stands behind a colon."""
+        reason = detail.partition(":")[0].rstrip(".")
+        self.counts.cell(f"refused {stream} {reason}").n += len(batch.bodies[stream])
 
     def refuse_all(self, batch: Batch, error: BaseException) -> None:
         """The answer of a batch whose reply did not come: it may or may not be on the list."""
@@ -363,6 +426,11 @@ class Inlet:
                 self.redis.disconnect()
                 return "Redis does not answer."
         return None
+
+
+def count(news: dict[str, int]) -> tuple[Any, ...]:
+    """The command that adds these up in Redis."""
+    return "EVAL", COUNT, 1, COUNTS, *(part for pair in news.items() for part in pair)
 
 
 class Claim(NamedTuple):
@@ -393,12 +461,22 @@ class Snapshot(NamedTuple):
 
     claimed: bodies ever claimed. ready: READY bodies. claims: the open claims, id -> bodies.
     waiting: claim id, or "" for the READY ones -> seconds since the first of these bodies arrived, where a mark tells.
+    size: bytes of memory that all of these bodies take, roughly.
     """
 
     claimed: int
     ready: int
     claims: dict[str, int]
     waiting: dict[str, float]
+    size: int
+
+
+class Process(NamedTuple):
+    """A process that Redis knows: what it is (gateway or worker), its id, and of a worker the claims that it holds."""
+
+    role: str
+    pid: int
+    claims: list[tuple[str, int]]  # (stream, first sequence number)
 
 
 class Lost(Exception):
@@ -425,6 +503,12 @@ class Outlet:
         self.glance = redis.UnixDomainSocketConnection(  # type: ignore[abstract]
             path=socket, socket_timeout=patience, socket_connect_timeout=TIMEOUT, retry=Retry(NoBackoff(), 0)
         )
+        # What a worker says of itself, also while it stores. The name of a connection is gone with the process.
+        self.desk = redis.UnixDomainSocketConnection(  # type: ignore[abstract]
+            path=socket, socket_timeout=patience, socket_connect_timeout=TIMEOUT, retry=Retry(NoBackoff(), 0)
+        )
+        self.counts = Counts()
+        self.telling = threading.Lock()
 
     def claim(
         self, stream: str, most: int = CLAIM_BODIES, size: int = CLAIM_BYTES, lease: float = LEASE
@@ -485,14 +569,53 @@ class Outlet:
     def snapshot(self, stream: str) -> Snapshot:
         """What lies where at one moment."""
         keys = Keys.of(stream)
-        now, claimed, ready, since, claims = self.redis.eval(SNAPSHOT, 4, *keys[:4], keys.claim)
+        now, claimed, ready, since, claims, size = self.redis.eval(SNAPSHOT, 4, *keys[:4], keys.claim)
         waiting = {name.decode(): at for name, _, at in claims} | ({"": since} if ready else {})
         return Snapshot(
             claimed,
             ready,
             {name.decode(): count for name, count, _ in claims},
             {name: max(0, int(now) - int(at)) / 1e6 for name, at in waiting.items() if at},
+            size,
         )
+
+    def report(self, held: Iterable[Claim] = ()) -> None:
+        """Tell Redis that this worker lives, what it holds and what it has counted.
+
+        Raises: RedisError.
+        """
+        name = ":".join([NAME, "worker", str(os.getpid()), *(f"{quote(claim.stream)}@{claim.first}" for claim in held)])
+        with self.telling:
+            news = self.counts.news()
+            commands = [("CLIENT", "SETNAME", name), *([count(news)] if news else [])]
+            try:
+                self.desk.send_packed_command(self.desk.pack_commands(commands))
+                for _ in commands:
+                    self.desk.read_response()
+                self.counts.confirm(news)
+            except BaseException:
+                self.desk.disconnect()
+                raise
+
+    def processes(self) -> list[Process]:
+        """The gateway and worker processes that are connected."""
+        found = []
+        for client in self.redis.client_list():
+            name, *rest = client["name"].split(":")
+            if name == NAME and len(rest) >= 2:
+                claims = [claim.rpartition("@") for claim in rest[2:]]
+                found.append(Process(rest[0], int(rest[1]), [(unquote(stream), int(at)) for stream, _, at in claims]))
+        return sorted(found)
+
+    def counted(self) -> dict[str, int]:
+        """All that the processes have counted, by field."""
+        found: Any = self.redis.hgetall(COUNTS)
+        return {field.decode(): int(n) for field, n in found.items()}
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes that Redis uses, and that it may use (0: no bound)."""
+        info = self.redis.info("memory")
+        return info["used_memory"], info["maxmemory"]
 
     def streams(self) -> set[str]:
         """All streams of which there is anything in Redis."""

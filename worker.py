@@ -14,16 +14,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from redis.exceptions import RedisError
 
+import counts
 import records
 import service
 import settings
 import sinks
-from records import Reject, Stream
+from records import Record, Reject, Stream
 from spool import CLAIM_BODIES, CLAIM_BYTES, LEASE, Claim, Lost, Outlet
 
 log = logging.getLogger("sluice.worker")
@@ -33,14 +34,18 @@ IDLE = 0.03  # seconds between two looks at short lists: a lone body waits less 
 # bodies not many: then neither bodies that are slow to decode nor a burst of them keep the other streams waiting.
 TURN = 1.0  # seconds of CPU
 FEW = 64  # bodies
+SAMPLE = 16  # of so many bodies the decoding of one is timed: looking at the clock takes a thirtieth of storing a body
 BACKOFF = (0.1, 10.0)  # seconds between two tries while the sink or Redis is away: the first, and the longest
 
 
 class Lane:
     """One stream's way through this worker, with at most one claim on it."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, counted: counts.Counts) -> None:
         self.stream = stream
+        self.decoded = counted.histogram(f"decode_seconds {stream.name}", counts.SECONDS)
+        self.persisted = counted.histogram(f"persist_seconds {stream.name}", counts.SECONDS)
+        self.errors = counted.cell(f"sink_errors {stream.name}")
         self.claim: Claim | None = None
         self.most = FEW  # bodies of the next claim
         self.wait = 0.0  # seconds before the next try while the sink is away
@@ -61,7 +66,7 @@ class Worker:
         self.streams = streams
         self.most = most
         self.sink: sinks.Sink | None = None
-        self.lanes = [Lane(stream) for stream in streams.values()]
+        self.lanes = [Lane(stream, spool.counts) for stream in streams.values()]
         self.letters = 0
         self.stopping = False
         # held until `stop`: unlike an Event it may be let go of by a signal that comes at any point of a wait for it
@@ -113,15 +118,16 @@ class Worker:
         elif time.monotonic() < lane.due:
             return False
         claim = lane.claim
-        start = time.thread_time()
+        start, began = time.thread_time(), time.monotonic()
         try:
             if self.sink is None:
                 self.sink = sinks.connect(self.url, self.streams)
             try:
-                outcome = self.sink.persist(claim, lambda: self.decode(lane.stream, claim))
+                outcome = self.sink.persist(claim, lambda: self.decode(lane, claim))
             except Halfway:
-                outcome = self.sink.persist(claim, lambda: self.decode(lane.stream, claim, whole=True))
+                outcome = self.sink.persist(claim, lambda: self.decode(lane, claim, whole=True))
         except sinks.Away as error:
+            lane.errors.n += 1
             self.say(lane.stream.name, f"the sink is away: {error}")
             return self.postpone(lane)
         except Lost as error:
@@ -133,6 +139,7 @@ class Worker:
         except Exception as error:
             log.error("%s: this was not foreseen; it will be tried again\n%s", lane.stream.name, trace(error))
             return self.postpone(lane)
+        lane.persisted.add(time.monotonic() - began)
         self.say(lane.stream.name, None)
         self.letters += outcome.letters
         if outcome.letters:
@@ -151,19 +158,20 @@ class Worker:
         lane.due = time.monotonic() + lane.wait
         return False
 
-    def decode(self, stream: Stream, claim: Claim, whole: bool = False) -> Iterator[sinks.Entry]:
+    def decode(self, lane: Lane, claim: Claim, whole: bool = False) -> Iterator[sinks.Entry]:
         """The entries of a claim. A decoder that fails costs its body, not the batch.
 
         whole: nothing of a body is given away before all of it is decoded.
         Raises: Halfway, if not `whole`; Lost.
         """
+        stream = lane.stream
         decode, most, seq, until = stream.decode, self.most, claim.first, 0
         for body in self.spool.bodies(claim):
             if seq >= until:
                 received, until = claim.received(seq)
             given = False
             try:
-                things = decode(body, most)
+                things = decode(body, most) if seq % SAMPLE else timed(decode, body, most, lane.decoded)
                 for thing in list(things) if whole else things:
                     given = True
                     yield seq, received, body, thing
@@ -175,18 +183,21 @@ class Worker:
             seq += 1
 
     def renew(self) -> None:
-        """Keep the leases of held claims alive, however long the sink takes."""
+        """Keep the leases of held claims alive, however long the sink takes, and tell Redis how this worker is."""
         while not self.stopping:
-            time.sleep(LEASE / 4)
+            held = [claim for lane in self.lanes if (claim := lane.claim)]
             with contextlib.suppress(RedisError):  # the main loop says so; whoever comes takes up a lost lease
-                for claim in filter(None, [lane.claim for lane in self.lanes]):
+                for claim in held:
                     self.spool.renew(claim)
+                self.spool.report(held)
+            time.sleep(LEASE / 4)
 
     def release(self) -> None:
         """Give back what is claimed and not stored, so that it need not wait for the end of its lease."""
         with contextlib.suppress(RedisError):
             for claim in filter(None, [lane.claim for lane in self.lanes]):
                 self.spool.renew(claim, 0)
+            self.spool.report()
 
     def say(self, what: str, trouble: str | None) -> None:
         """One log line when trouble starts or changes, one when it ends."""
@@ -198,6 +209,18 @@ class Worker:
 def trace(error: Exception) -> str:
     """Where an error came from, and its kind; not its text, which may quote a body."""
     return "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__
+
+
+def timed(
+    decode: Callable[[bytes, int], Iterable[Record | Reject]], body: bytes, most: int, times: counts.Histogram
+) -> Iterator[Record | Reject]:
+    """What a decoder gives, and how long that took without what the sink did in between."""
+    took, began = 0.0, time.perf_counter()
+    for thing in decode(body, most):
+        took += time.perf_counter() - began
+        yield thing
+        began = time.perf_counter()
+    times.add(took + time.perf_counter() - began)
 
 
 def main(arguments: list[str]) -> int:

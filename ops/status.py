@@ -50,10 +50,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     rows = [row(name, snapshots.get(name), ledgers.get(name)) for name in sorted(names)]
     for entry in rows:
         entry["decoder"] = entry["stream"] in streams
-        if (entry["missing"] or 0) < 0:
-            trouble.append(BACK.format(entry["stream"]))
-        elif entry["missing"]:
-            trouble.append(GONE.format(entry["stream"], entry["missing"]))
+    trouble += filter(None, (astray(entry["stream"], entry["missing"]) for entry in rows))
     if arguments.json:
         print(json.dumps({"streams": rows, "trouble": trouble}, indent=2))
     else:
@@ -63,6 +60,11 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     for line in trouble:
         screen.complain(line)
     return 1 if trouble else 0
+
+
+def astray(stream: str, missing: int | None) -> str:
+    """What is to be said of a stream's `missing`; nothing if it is 0."""
+    return BACK.format(stream) if (missing or 0) < 0 else GONE.format(stream, missing) if missing else ""
 
 
 def fed(s: Settings) -> dict[str, routes.Route]:

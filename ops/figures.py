@@ -1,0 +1,154 @@
+"""All there is to know of an installation at one moment, as plain data: for metrics, top and the status page.
+
+What lies in Redis, what lies in the database, what the processes have counted. Every way to show it reads this and
+nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import RedisError
+
+import records
+import sinks
+from counts import SECONDS, SIZES
+from ops.status import ALL, PATIENCE, astray, fed, row
+from settings import Settings
+from spool import Outlet, Process, Snapshot
+
+SHARE = 20  # counting in the database may take a twentieth of the time: with millions of batches it takes a while
+Figures = dict[str, Any]
+
+
+class Observer:
+    """Looks at an installation as often as it is asked. Keeps its connections; not for several threads."""
+
+    def __init__(self, s: Settings) -> None:
+        """Raises: SettingError if a module of the user's cannot be imported."""
+        self.streams = records.load(s)
+        self.names = {*self.streams, *(route.stream for route in fed(s).values())}
+        self.url = s.sink
+        self.spool = Outlet(str(s.redis), PATIENCE)
+        self.sink: sinks.Sink | None = None
+        self.counted: Figures = {}  # what the database last said, and when (monotonic)
+        self.due = 0.0
+
+    def look(self) -> Figures:
+        """The figures of this moment; what is not known is None, and `trouble` says why.
+
+        time: seconds since 1970. trouble: a line each, for a person.
+        streams: by name
+            accepted, ready, claimed, stored, dead, missing: bodies, as in the ledger
+            drained: bodies ever claimed
+            backlog_bytes: of memory, that ready and claimed bodies take, roughly
+            oldest_seconds: how long the oldest body has waited that is not stored; None too if there is none
+            open_claims; received_bytes, of all bodies taken; sink_errors; decoder: whether there is one
+            persist, decode: histograms of seconds: a claim, a body (one in 16)
+        dead_letters: a list of stream, reason, letters, the most frequent first
+        ledger_seconds: how old stored, dead, missing and dead_letters are, for counting them takes its time
+        answered: a list of route ("" for unknown paths), status, count
+        refused: a list of stream, reason, bodies
+        batch: a histogram of bodies a commit. commit: one of seconds a commit
+        processes: a list of role, pid, and of a worker its claims: stream, first (sequence number), bodies, seconds
+        memory: the bytes of Redis, used and most (0: no bound)
+
+        A histogram has bounds (upper, the last is None), buckets (not added up), count and sum.
+        """
+        found: Figures = {"time": time.time(), "trouble": []}
+        snapshots, processes, memory, counted = self.in_redis(found["trouble"])
+        names = sorted({*self.names, *snapshots})
+        ledgers = self.in_sink(names, snapshots, found["trouble"])
+        found["streams"] = {name: self.stream(name, snapshots.get(name), ledgers.get(name), counted) for name in names}
+        found["trouble"] += filter(None, (astray(name, one["missing"]) for name, one in found["streams"].items()))
+        found["dead_letters"] = self.counted.get("reasons")
+        found["ledger_seconds"] = time.monotonic() - self.counted["at"] if self.counted else None
+        split = [(*field.partition(" ")[::2], n) for field, n in (counted or {}).items()]
+        found["answered"] = [
+            {"route": rest[4:], "status": rest[:3], "count": n} for name, rest, n in split if name == "answered"
+        ]
+        found["refused"] = [
+            {"stream": rest.partition(" ")[0], "reason": rest.partition(" ")[2], "bodies": n}
+            for name, rest, n in split
+            if name == "refused"
+        ]
+        found["batch"] = histogram(counted, "batch_bodies", SIZES)
+        found["commit"] = histogram(counted, "commit_seconds", SECONDS)
+        found["processes"] = processes and [
+            {"role": one.role, "pid": one.pid, "claims": [held(snapshots, *claim) for claim in one.claims]}
+            for one in processes
+        ]
+        found["memory"] = memory and {"used": memory[0], "most": memory[1]}
+        return found
+
+    def in_redis(
+        self, trouble: list[str]
+    ) -> tuple[dict[str, Snapshot], list[Process] | None, tuple[int, int] | None, dict[str, int] | None]:
+        """What Redis knows: the streams that there are, the processes, its memory, the counts."""
+        try:
+            snapshots = {name: self.spool.snapshot(name) for name in self.names | self.spool.streams()}
+            return snapshots, self.spool.processes(), self.spool.memory(), self.spool.counted()
+        except RedisError as error:
+            trouble.append(f"Redis is away: {error}")
+            return {}, None, None, None
+
+    def in_sink(self, names: list[str], snapshots: dict[str, Snapshot], trouble: list[str]) -> dict[str, sinks.Ledger]:
+        """What the database has of what was claimed up to the snapshots; nothing, while it is too early to ask."""
+        began = time.monotonic()
+        if began < self.due:
+            return {}
+        found = {}
+        try:
+            self.sink = self.sink or sinks.connect(self.url, self.streams, make=False)
+            for name in names:
+                one = snapshots.get(name)
+                found[name] = self.sink.ledger(name, one.claimed if one else ALL, one.claims if one else ())
+            letters = [{"stream": stream, "reason": reason, "letters": n} for stream, reason, n in self.sink.reasons()]
+        except (sinks.Away, ImportError) as error:
+            trouble.append(f"the database is away: {error}")
+            self.counted, self.sink = {}, None
+            return {}
+        now = time.monotonic()
+        self.counted = {"at": now, "reasons": letters, "streams": {}}
+        self.due = now + SHARE * (now - began)
+        return found
+
+    def stream(
+        self, name: str, snapshot: Snapshot | None, ledger: sinks.Ledger | None, counted: dict[str, int] | None
+    ) -> Figures:
+        """One stream's figures."""
+        found = row(name, snapshot, ledger)
+        del found["stream"]
+        told = self.counted.get("streams", {})
+        if ledger:
+            told[name] = {state: found[state] for state in ("stored", "dead", "missing")}
+        found |= told.get(name, {})
+        return found | {
+            "drained": snapshot and snapshot.claimed,
+            "backlog_bytes": snapshot and snapshot.size,
+            "open_claims": snapshot and len(snapshot.claims),
+            "received_bytes": counted and counted.get(f"bytes {name}", 0),
+            "sink_errors": counted and counted.get(f"sink_errors {name}", 0),
+            "decoder": name in self.streams,
+            "persist": histogram(counted, f"persist_seconds {name}", SECONDS),
+            "decode": histogram(counted, f"decode_seconds {name}", SECONDS),
+        }
+
+
+def histogram(counted: dict[str, int] | None, field: str, bounds: Sequence[float]) -> Figures | None:
+    """A histogram as the counts have it."""
+    if counted is None:
+        return None
+    buckets = [counted.get(f"{field} {bound}", 0) for bound in (*bounds, "+Inf")]
+    total = counted.get(f"{field} sum", 0) / (1e6 if bounds is SECONDS else 1)
+    return {"bounds": [*bounds, None], "buckets": buckets, "count": sum(buckets), "sum": total}
+
+
+def held(snapshots: dict[str, Snapshot], stream: str, first: int) -> Figures:
+    """A claim that a worker holds, as it last said; of one that is settled by now nothing else is known."""
+    one = snapshots.get(stream)
+    claim = next((claim for claim in one.claims if f":{first}:" in claim), "") if one else ""
+    bodies, seconds = (one.claims[claim], one.waiting.get(claim)) if one and claim else (None, None)
+    return {"stream": stream, "first": first, "bodies": bodies, "seconds": seconds}
