@@ -148,3 +148,34 @@ def test_the_stream_in_ten_lines_works_as_printed(running):
     body = shlex.split(post)[2]
     select = f"sqlite3 {running.home}/ingest.db 'select sku, count from orders'"
     assert utils.poll(lambda: shell(select, running), 5) == "A-1|3\n", body
+
+
+def requirements() -> list[Path]:
+    """The lists of what is asked for; beside each is what it came to."""
+    return sorted((utils.ROOT / "requirements").glob("*.in"))
+
+
+def asked(path: Path) -> set[str]:
+    """The names in a list."""
+    return set(re.findall(r"^([A-Za-z][\w.-]*)", path.read_text(), re.M))
+
+
+@pytest.mark.parametrize("path", requirements(), ids=lambda path: path.name)
+def test_every_dependency_is_pinned_with_hashes(path):
+    pinned = re.sub(r"\s*#.*", "", path.with_suffix(".txt").read_text()).replace("\\\n", "")
+    entry = re.compile(r"([a-z0-9-]+)==[^\s;]+( ;[^#]*?)?(\s+--hash=sha256:[0-9a-f]{64})+\s*")
+    entries = [entry.fullmatch(line) for line in pinned.splitlines() if line]
+    assert all(entries)
+    assert {name.lower().replace(".", "-") for name in asked(path)} <= {found[1] for found in entries}
+
+
+def test_everything_that_installs_asks_for_the_hashes():
+    scripts = [path for folder in ("bin", "bench", "ops") for path in (utils.ROOT / folder).iterdir() if path.is_file()]
+    calls = [call for path in scripts for call in re.findall(r"pip install(?:.*\\\n)*.*", path.read_text())]
+    assert calls
+    assert all("--require-hashes" in call for call in calls)
+
+
+def test_every_dependency_has_its_reason_in_the_decisions():
+    reasons = (utils.ROOT / "DECISIONS.md").read_text().split("## Dependencies")[1]
+    assert {name for path in requirements() for name in asked(path) if f"**{name}**" not in reasons} == set()
