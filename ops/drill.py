@@ -43,13 +43,15 @@ COUNTS = ("sent", "acknowledged", "refused", "unanswered", "cut")
 class Load:
     """The client processes, and what they have counted so far."""
 
-    def __init__(self, port: int, clients: int, rate: float, run: str, folder: Path) -> None:
+    def __init__(self, site: Site, clients: int, rate: float, run: str, folder: Path) -> None:
         self.books = [folder / f"book-{n}" for n in range(PROCESSES)]
         self.counts: list[dict[str, int]] = [dict.fromkeys(COUNTS, 0) for _ in range(PROCESSES)]
         each = max(1, clients // PROCESSES)
+        port, tls = site.port, "tls" if site.tls else ""
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "ops.drill_load", *map(str, (port, n, each, rate / PROCESSES, run, book))],
+                [sys.executable, "-m", "ops.drill_load", *map(str, (port, n, each, rate / PROCESSES, run, book, tls))],
+                env={**os.environ, "SLUICE_DRILL_HEADER": site.header},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
                 start_new_session=True,  # Ctrl-C is for the drill, which wants to hear how it ended
             )
@@ -108,7 +110,7 @@ class Drill:
         self.faults: list[dict[str, Any]] = []
         self.now = ""
         self.over = threading.Event()
-        self.load = Load(site.port, options.clients, options.rate, run, folder)
+        self.load = Load(site, options.clients, options.rate, run, folder)
 
     def elapsed(self) -> float:
         return time.monotonic() - self.begun
@@ -187,7 +189,7 @@ class Drill:
     def fresh(self) -> float:
         """Post one more event; the seconds until it is stored."""
         name, begun = self.run + "-fresh", time.monotonic()
-        load = Load(self.site.port, 1, 5, name, self.load.books[0].parent)
+        load = Load(self.site, 1, 5, name, self.load.books[0].parent)
         try:
             wait(lambda: any(True for _ in self.site.store.rows(name)), 60, "a fresh event is stored")
             return time.monotonic() - begun
@@ -293,6 +295,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"faults:{listed}"
     add = parser.add_argument
     add("--home", type=Path, help="INGEST_HOME of an installation that runs (else a private one is started)")
+    add("--header", default="", metavar="LINE", help="to send with each request there, such as `X-API-Key: …`")
     add("--duration", type=float, default=60, metavar="SECONDS", help="of posts and faults (60)")
     add("--rounds", type=int, help="inject each fault so many times instead, however long that takes")
     add("--rate", type=int, default=5000, help="events/s; what is due in an outage is posted afterwards (5000)")
@@ -336,7 +339,11 @@ def run(options: argparse.Namespace, settings: Settings) -> int:
     print(f"seed {options.seed}; faults: {', '.join(options.faults) or 'none'}", flush=True)
     try:
         with contextlib.ExitStack() as stack:
-            site = running(options.home.absolute()) if options.home else stack.enter_context(private(options.keep))
+            site = (
+                running(options.home.absolute(), options.header)
+                if options.home
+                else stack.enter_context(private(options.keep))
+            )
             books = site.home / "drill-books"
             books.mkdir(exist_ok=True)
             stack.callback(shutil.rmtree, books)

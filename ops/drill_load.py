@@ -11,6 +11,7 @@ import os
 import random
 import select
 import socket
+import ssl
 import struct
 import sys
 import time
@@ -59,11 +60,17 @@ class Book:
         return book
 
 
-def request(run: str, number: int, close: bool = False) -> bytes:
-    """The POST of an event: a metric called drill, whose field is the drill's own name."""
+def request(run: str, number: int, more: bytes) -> bytes:
+    """The POST of an event: a metric called drill, whose field is the drill's own name. more: header lines."""
     body = b'{"name":"drill","field":"%b","value":%d}' % (run.encode(), number)
-    more = b"Connection: close\r\n" if close else b""
     return b"POST /metrics HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: %d\r\n\r\n%b" % (more, len(body), body)
+
+
+def untrusting() -> ssl.SSLContext:
+    """TLS to this machine, whose certificate is made out to another name."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 class Client:
@@ -82,8 +89,11 @@ class Client:
 class Crowd:
     """All clients of this process."""
 
-    def __init__(self, port: int, number: int, clients: int, run: str) -> None:
+    def __init__(self, port: int, number: int, clients: int, run: str, tls: bool = False, header: str = "") -> None:
+        """tls: the port speaks it. header: a line to send with each request, such as a key, or none."""
         self.port, self.base, self.run = port, number * SPAN, run
+        self.tls = untrusting() if tls else None
+        self.header = f"{header}\r\n".encode("latin-1") if header else b""
         self.book = Book()
         self.poller = select.epoll()
         self.by_fd: dict[int, Client] = {}
@@ -98,6 +108,8 @@ class Crowd:
         sock.settimeout(1.0)
         try:
             sock.connect(("127.0.0.1", self.port))
+            if self.tls:
+                sock = self.tls.wrap_socket(sock)
         except OSError:
             sock.close()
             return None
@@ -119,7 +131,8 @@ class Crowd:
         client.buffer = b""
         client.ready = now + PATIENCE
         try:
-            client.sock.send(request(self.run, self.base + client.n, client.posts % FRESH == 0))
+            more = self.header + (b"Connection: close\r\n" if client.posts % FRESH == 0 else b"")
+            client.sock.send(request(self.run, self.base + client.n, more))
         except OSError:
             self.lose(client, now)
         return True
@@ -129,7 +142,9 @@ class Crowd:
         assert client.sock
         try:
             data = client.sock.recv(65536)
-        except BlockingIOError:
+            while isinstance(client.sock, ssl.SSLSocket) and client.sock.pending():
+                data += client.sock.recv(65536)
+        except (BlockingIOError, ssl.SSLWantReadError):
             return
         except OSError:
             data = b""
@@ -184,7 +199,7 @@ class Crowd:
         if sock is None:
             return
         n = self.book.post(time.time())
-        data = request(self.run, self.base + n)
+        data = request(self.run, self.base + n, self.header)
         kind = self.random.choice((CUT, CUT, HALF))
         self.book.status[n] = kind
         self.cuts += 1
@@ -242,9 +257,9 @@ class Crowd:
         print(self.counts(), flush=True)
 
 
-def main(port: str, number: str, clients: str, rate: str, run: str, path: str) -> None:
-    """Post as process `number`; the book goes to `path`."""
-    crowd = Crowd(int(port), int(number), int(clients), run)
+def main(port: str, number: str, clients: str, rate: str, run: str, path: str, tls: str = "") -> None:
+    """Post as process `number`; the book goes to `path`. The environment has what others must not see: a key."""
+    crowd = Crowd(int(port), int(number), int(clients), run, bool(tls), os.environ.get("SLUICE_DRILL_HEADER", ""))
     crowd.run_until_stopped(float(rate))
     crowd.book.save(Path(path))
 

@@ -22,6 +22,7 @@ from redis.retry import Retry
 
 import settings
 from ops import launch
+from ops.drill_load import untrusting
 from ops.drill_store import Postgres, Sqlite
 from ops.up import ROOT
 from sinks import Away
@@ -70,9 +71,14 @@ def connect(path: Path) -> redis.Redis:
 
 
 class Site:
-    """An installation, its processes and its stores. private: it is the drill's own, and may be stopped and moved."""
+    """An installation, its processes and its stores. private: it is the drill's own, and may be stopped and moved.
 
-    def __init__(self, environ: Mapping[str, str], private: bool) -> None:
+    tls: its port speaks that. header: a line to send with each request, such as a key, or none.
+    """
+
+    def __init__(self, environ: Mapping[str, str], private: bool, tls: bool = False, header: str = "") -> None:
+        self.tls = tls
+        self.header = header
         self.environ = dict(environ)
         self.settings = settings.load(self.environ)
         self.private = private
@@ -115,9 +121,14 @@ class Site:
 
     def ready(self) -> bool:
         """Whether it takes writes."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection = (
+            http.client.HTTPSConnection("127.0.0.1", self.port, timeout=5, context=untrusting())
+            if self.tls
+            else http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        )
+        name, _, value = self.header.partition(":")
         try:
-            connection.request("GET", "/readyz")
+            connection.request("GET", "/readyz", headers={name: value.strip()} if name else {})
             return connection.getresponse().status == 200
         finally:
             connection.close()
@@ -176,6 +187,13 @@ class Site:
         return {"claimed": claimed, "in_the_database": stored, "missing": claimed - stored}
 
 
+# A private installation has its own places, nobody follows its Redis, and everybody on this machine gets in.
+NOT_PASSED = {
+    *("INGEST_REDIS", "INGEST_SINK", "INGEST_REPLICAS", "INGEST_API_KEYS", "INGEST_PASSWORDS", "INGEST_ALLOW"),
+    *("INGEST_TLS_CERTIFICATE", "INGEST_TLS_KEY", "INGEST_CLIENT_RATE", "INGEST_CLIENT_CONNECTIONS"),
+}
+
+
 @contextlib.contextmanager
 def private(keep: bool) -> Iterator[Site]:
     """An installation of the drill's own, with the settings of the environment but its own place; gone afterwards.
@@ -184,8 +202,7 @@ def private(keep: bool) -> Iterator[Site]:
     """
     home = Path(tempfile.mkdtemp(prefix="drill-"))
     own = {"INGEST_HOME": str(home), "INGEST_PORT": str(free_port())}
-    # nobody follows its Redis
-    passed = {n: v for n, v in os.environ.items() if n not in ("INGEST_REDIS", "INGEST_SINK", "INGEST_REPLICAS")}
+    passed = {name: value for name, value in os.environ.items() if name not in NOT_PASSED}
     sink = settings.load().sink
     with contextlib.ExitStack() as stack:
         if keep:
@@ -205,20 +222,24 @@ def private(keep: bool) -> Iterator[Site]:
         yield site
 
 
-def running(home: Path) -> Site:
-    """The installation that runs in this home already. Raises: Trouble if none does."""
+def running(home: Path, header: str) -> Site:
+    """The installation that runs in this home already. header: see `Site`. Raises: Trouble if none takes writes."""
     try:
         nginx = (home / "etc/sluice.conf").read_text()
         spool = (home / "etc/redis.conf").read_text()
     except OSError as error:
         raise Trouble(f"no bin/up has run in {home}: {error}") from None
-    port, socket_path = re.search(r"^\s*listen (\d+)", nginx, re.M), re.search(r'^unixsocket "(.*)"', spool, re.M)
-    assert port and socket_path
-    site = Site(
-        {**os.environ, "INGEST_HOME": str(home), "INGEST_PORT": port[1], "INGEST_REDIS": socket_path[1]}, private=False
+    door, socket_path = (
+        re.search(r"^\s*listen (\d+)( ssl)?", nginx, re.M),
+        re.search(r'^unixsocket "(.*)"', spool, re.M),
     )
+    assert door and socket_path
+    environ = {**os.environ, "INGEST_HOME": str(home), "INGEST_PORT": door[1], "INGEST_REDIS": socket_path[1]}
+    site = Site(environ, private=False, tls=bool(door[2]), header=header)
     try:
-        site.ready()
+        ready = site.ready()
     except (OSError, http.client.HTTPException):
         raise Trouble(f"nothing answers on port {site.port}, where {home} has it; is bin/up running?") from None
+    if not ready:
+        raise Trouble(f"what answers on port {site.port} takes nothing from here; does it want a key (--header)?")
     return site

@@ -16,14 +16,17 @@ from typing import Any
 
 import pytest
 
+import test_access
 from ops.drill import KINDS, chosen
 from ops.drill_faults import FAULTS
 from ops.drill_ledger import Findings, compare
 from ops.drill_load import CUT, HALF, SPAN, UNANSWERED, Book
 from ops.drill_site import Trouble
 from postgres import Postgres, postgres_server
+from test_access import KEY, curl, keys
 from utils import ROOT, environment, get, installation, poll, post, short_tmp
 
+certificate = test_access.certificate  # a fixture
 PROMISES = ("missing", "doubled", "torn", "disorder", "misdated")
 FIVE = ("nginx", "master", "gateway", "worker", "redis")
 
@@ -91,14 +94,25 @@ def test_each_broken_promise_is_found_and_costs_the_status(tmp: Path) -> None:
         assert f"Numbers of those {KINDS[kind]}: {report['numbers'][kind][0]}\n" in said
 
 
-def test_it_can_be_held_against_an_installation_that_runs_and_goes_on(tmp: Path) -> None:
+def test_it_can_be_held_against_an_installation_that_runs_with_its_keys_and_tls_and_goes_on(
+    tmp: Path, certificate: tuple[Path, Path]
+) -> None:
     home = tmp / "home"
     home.mkdir()
-    with installation(home) as up:
+    door = {"INGEST_API_KEYS": keys(tmp), "INGEST_TLS_CERTIFICATE": certificate[0], "INGEST_TLS_KEY": certificate[1]}
+    with installation(home, door, ready=False) as up:
+        header, url = f"X-API-Key: {KEY}", f"https://localhost:{up.port}/readyz"
+        poll(lambda: curl("--cacert", certificate[0], "-H", header, url)[0] == 200, 60)
+        command = [ROOT / "bin/sluice", "drill", "--home", home]
+        done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment(tmp), capture_output=True, text=True)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert "takes nothing from here; does it want a key (--header)?" in done.stderr
         names = "kill-worker,script-flush,cut"
-        status, report, _ = drill(tmp, "--home", home, "--rounds", 1, "--rate", 500, "--faults", names)
+        status, report, _ = drill(
+            tmp, "--home", home, "--header", header, "--rounds", 1, "--rate", 500, "--faults", names
+        )
         assert (status, kept(report), report["installation"]) == (0, NONE, "running")
-        assert get(up.port, "/readyz")[0] == 200
+        assert curl("--cacert", certificate[0], "-H", header, url)[0] == 200
         assert not (home / "drill-books").exists()
 
 
