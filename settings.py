@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Callable
+from typing import Callable, NamedTuple
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 GATEWAY_SOCKETS = 4  # one Unix socket refuses (502) when its backlog is full; see DECISIONS.md
@@ -20,6 +20,13 @@ GATEWAY_SOCKETS = 4  # one Unix socket refuses (502) when its backlog is full; s
 
 class SettingError(ValueError):
     """A setting that makes no sense. Its text is one line for a person: which, what was found, what would do."""
+
+
+class Span(NamedTuple):
+    """From the least to the most; the same where a number is fixed."""
+
+    least: int
+    most: int
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class Settings:
     home: Path
     runtime: str
     gateways: int
-    workers: int
+    workers: Span
     durability: str
     replicas: int
     max_body: int
@@ -78,6 +85,16 @@ def size(least: int) -> Callable[[str], int]:
         return int(match[1]) * UNITS[match[2]]
 
     return parse
+
+
+def span(text: str) -> Span:
+    """The least and the most worker processes: a number, or auto for what the backlog needs."""
+    match = re.fullmatch(r"(auto)(?::([0-9]{1,3})-([0-9]{1,3}))?|([0-9]{1,3})", text)
+    if match:
+        least, most = (int(match[2] or 1), int(match[3] or 4)) if match[1] else (int(match[4]), int(match[4]))
+        if least <= most <= 256 and (least or not match[1]):
+            return Span(least, most)
+    raise ValueError("a whole number from 0 to 256, or auto, or auto:LEAST-MOST, such as auto:1-4")
 
 
 def choice(*names: str) -> Callable[[str], str]:
@@ -155,7 +172,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         home=home,
         runtime=read("INGEST_RUNTIME", "cpython", choice("cpython", "pypy")),
         gateways=read("INGEST_GATEWAYS", "1", whole(1, 256)),
-        workers=read("INGEST_WORKERS", "1", whole(0, 256)),
+        workers=read("INGEST_WORKERS", "1", span),
         durability=read("INGEST_DURABILITY", "always", choice("always", "everysec", "no")),
         replicas=read("INGEST_REPLICAS", "0", whole(0, 16)),
         max_body=read("INGEST_MAX_BODY", "1m", size(1)),

@@ -168,7 +168,7 @@ def install(found: Mapping[str, str], s: settings.Settings) -> bool:
     run("systemd-tmpfiles", "--create", "/etc/tmpfiles.d/sluice.conf")
     changed |= prepare(found)
 
-    workers = [f"sluice-worker@{n}.service" for n in range(1, s.workers + 1)]
+    workers = [f"sluice-worker@{n}.service" for n in range(1, s.workers.least + 1)]
     enabled = {path.name for path in WANTED.iterdir()} if WANTED.is_dir() else set()
     if surplus := enabled - set(workers):
         run("systemctl", "disable", "--quiet", "--now", *sorted(surplus))

@@ -144,24 +144,26 @@ def supervisor_configuration(s: settings.Settings) -> str:
     path = program_path()
     python = plain(sys.executable)
     venv = ".venv" if s.runtime == "cpython" else ".venv-pypy"
-    many = s.workers > 1
-    return (
-        (ROOT / "ops/supervisord.conf")
-        .read_text()
-        .format(
-            home=plain(s.home),
-            launch=f'"{python}" -I -S "{plain(ROOT)}/ops/launch.py"',
-            python=f'"{python}"',
-            gateway=f'"{plain(ROOT)}/{venv}/bin/python"',
-            redis=shutil.which("redis-server", path=path),
-            nginx=shutil.which("nginx", path=path),
-            user="user=root" if os.geteuid() == 0 else "",
-            worker="worker-%(process_num)s" if many else "worker",
-            workers=f"process_name=%(program_name)s-%(process_num)s\nnumprocs={s.workers}"
-            if many
-            else f"autostart={'true' if s.workers else 'false'}",
-            common=COMMON.format(root=plain(ROOT)),
-        )
+    least, most = s.workers
+    many = most > 1
+    config = (ROOT / "ops/supervisord.conf").read_text()
+    if least == most:
+        config = config.partition("; --- INGEST_WORKERS=auto")[0]
+    return config.format(
+        home=plain(s.home),
+        launch=f'"{python}" -I -S "{plain(ROOT)}/ops/launch.py"',
+        python=f'"{python}"',
+        gateway=f'"{plain(ROOT)}/{venv}/bin/python"',
+        redis=shutil.which("redis-server", path=path),
+        nginx=shutil.which("nginx", path=path),
+        user="user=root" if os.geteuid() == 0 else "",
+        worker="worker-%(process_num)s" if many else "worker",
+        workers=f"process_name=%(program_name)s-%(process_num)s\nnumprocs={least}"
+        if many
+        else f"autostart={'true' if least else 'false'}",
+        least=least,
+        more=most - least,
+        common=COMMON.format(root=plain(ROOT)),
     )
 
 

@@ -59,6 +59,8 @@ def test_sizes_may_have_a_unit(text: str, size: int) -> None:
         ("INGEST_GATEWAYS", "0"),
         ("INGEST_WORKERS", "-1"),
         ("INGEST_WORKERS", "one"),
+        ("INGEST_WORKERS", "auto:0-2"),
+        ("INGEST_WORKERS", "auto:4-2"),
         ("INGEST_DURABILITY", "yes"),
         ("INGEST_MAX_BODY", "0"),
         ("INGEST_MAX_BODY", "1t"),

@@ -1,0 +1,11 @@
+"""A stream of one's own, the worker's half: INGEST_RECORDS=$PWD/examples/my_records.py"""
+
+from records import Record, stream
+
+
+class Order(Record):
+    sku: str
+    count: int = 1
+
+
+STREAMS = {"orders": stream("orders", Order)}
