@@ -212,6 +212,7 @@ def main(words: list[str]) -> int:
             os.umask(0o077)
             s = settings.load()
             up.check_modules(s)
+            up.check_access(s)
             up.prepare(s)
             return 0
         found = given(DEFAULTS.read_text() if DEFAULTS.exists() else "", os.environ)

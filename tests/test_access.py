@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from test_nginx import front, problem
-from utils import ROOT, Server, answer, connect, environment, free_port, poll, post, short_tmp
+from utils import ROOT, Server, answer, connect, environment, free_port, installation, poll, post, short_tmp
 
 KEY, OTHER = "0123456789abcdef0123456789abcdef01234567", "Zm9vYmFyYmF6cXV4Zm9vYmFyYmF6cXV4Zm9vYmFyYmF6"
 NO_KEY = problem("Unauthorized", 401, "A key or a password is missing or wrong. Nothing was taken.")
@@ -286,6 +286,22 @@ def test_a_start_without_any_of_this_has_none_of_it_in_its_nginx() -> None:
         text = (web.home / "etc/sluice.conf").read_text()
         live = re.sub(r"#.*", "", text)
         assert not re.search(r"\bif\b|auth_|limit_(req|conn)|ssl|\b(allow|deny)\b|Access-Control", live)
+
+
+def test_bin_up_starts_with_all_of_it_on(tmp: Path, certificate: tuple[Path, Path]) -> None:
+    env = {
+        "INGEST_API_KEYS": keys(tmp), "INGEST_PASSWORDS": passwords(tmp), "INGEST_TLS_CERTIFICATE": certificate[0],
+        "INGEST_TLS_KEY": certificate[1], "INGEST_ALLOW": "127.0.0.0/8", "INGEST_CLIENT_RATE": 1000,
+        "INGEST_CLIENT_CONNECTIONS": 100, "INGEST_CORS": "/votes",
+    }  # fmt: skip
+    with installation(tmp / "home", env, ready=False) as up:
+        url = f"https://localhost:{up.port}"
+        ask = ["--cacert", certificate[0], "-u", "jane:s3cret", "-H", f"X-API-Key: {KEY}"]
+        poll(lambda: curl(*ask, f"{url}/readyz")[0] == 200, 60)
+        assert f" {url} " in up.said()
+        assert f"' {url}/votes\n" in up.said()
+        assert curl(*ask, "-d", '{"poll":"p","choice":"c"}', f"{url}/votes")[::2] == (200, '{"message":"OK"}')
+        assert curl("-k", f"{url}/readyz")[0] == 401
 
 
 def refused(env: dict[str, object], tmp: Path) -> tuple[int, str]:
