@@ -18,7 +18,9 @@ import gc
 import os
 import re
 import select
+import signal
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -258,6 +260,9 @@ class FastLane(GeventWorker):
         self.leaving: list[Connection] = []
         self.rendered: dict[int, Rendered] = {}
         self.started: Any = None
+        # gunicorn's own way is to end at once, and to start another process once this one has ended: see run()
+        self.most: int = self.max_requests
+        self.max_requests: int = sys.maxsize
 
     def run(self) -> None:
         """Serve until told to stop; then answer what has been read, and let the idle clients close first."""
@@ -281,6 +286,10 @@ class FastLane(GeventWorker):
         while self.alive:
             self.notify()
             self.listen()
+            if self.nr >= self.most:
+                self.log.info("max_requests: asking for another process")
+                self.most = sys.maxsize
+                os.kill(self.ppid, signal.SIGHUP)  # which starts it, and only then ends this one
             self.rest(1.0)
             self.tick()
         for fd in self.listeners:
@@ -297,6 +306,8 @@ class FastLane(GeventWorker):
             self.rest(0.1)
         watcher.stop()
         self.turn()
+        if self.connections:
+            self.log.warning("hung up on %d clients that kept their connections open", len(self.connections))
 
     def rest(self, seconds: float) -> None:
         """Let the loop run for so long, or until a signal writes to the wake-up pipe."""
@@ -527,9 +538,6 @@ class FastLane(GeventWorker):
             if logged:
                 self.log_access(status, headers, body, environ, time.monotonic() - begun)
         self.nr += len(pending)
-        if self.nr >= self.max_requests and self.alive:
-            self.log.info("Autorestarting worker after current request.")
-            self.alive = False
 
     @staticmethod
     def farewell(pending: list[Pending]) -> list[Pending]:

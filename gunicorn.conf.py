@@ -28,10 +28,22 @@ limit_request_fields = 32768
 # whatever scheme a client claims to have come by: nobody reads it, and two claims would be a 400
 secure_scheme_headers: dict[str, str] = {}
 
-graceful_timeout = 2  # bin/up has ten seconds for everything
+# A process that is told to stop waits for nginx to hang up on the idle connections (fastlane.py: for three quarters of
+# this), which nginx does within keepalive_timeout of nginx/sluice.conf; the rest is for a machine that is busy. Where
+# nginx has gone first, as when bin/up stops, there is nothing to wait for.
+graceful_timeout = 6
 if os.path.isdir("/dev/shm"):
     worker_tmp_dir = "/dev/shm"  # heartbeats on a disk stop when the disk is busy, and the worker is killed for it
 control_socket_disable = True  # nobody uses it, and it would lie in the home directory
+
+
+def pre_exec(arbiter):
+    """The new master of an upgrade (USR2) leads a process group of its own, for it will outlive the old one.
+
+    gunicorn would start the file again that -m found, beside which lies gunicorn's `http`, and take that for Python's.
+    """
+    os.setpgid(0, 0)
+    arbiter.START_CTX["args"][1:2] = ["-m", "gunicorn"]
 
 
 class Log(Logger):

@@ -24,6 +24,7 @@ import settings
 from ops import launch
 from ops.drill_load import untrusting
 from ops.drill_store import Postgres, Sqlite
+from ops.launch import parent_of
 from ops.up import ROOT
 from sinks import Away
 from spool import Keys
@@ -55,14 +56,6 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def parent_of(pid: int) -> int:
-    """A process's parent, 0 if it is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
 
 
 def connect(path: Path) -> redis.Redis:

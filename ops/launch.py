@@ -29,6 +29,22 @@ def holders(mark: Path) -> list[int]:
     return found
 
 
+def parent_of(pid: int) -> int:
+    """A process's parent, 0 if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def leads(pid: int) -> bool:
+    """Whether a process leads a process group."""
+    try:
+        return os.getpgid(pid) == pid
+    except ProcessLookupError:
+        return False
+
+
 def end(mark: Path, ask: int, patience: float) -> bool:
     """End all processes that carry this mark: ask, wait that many seconds, kill, and see them gone.
 

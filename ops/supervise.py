@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
+from pathlib import Path
 
 from supervisor import loggers, poller, supervisord
 from supervisor.options import ServerOptions
+
+from ops import launch
+
+PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
 class Poller(poller.Poller):
@@ -34,6 +41,20 @@ class Options(ServerOptions):
             self.logger, self.logfile, "%(asctime)s %(message)s\n", True, self.logfile_maxbytes, self.logfile_backups
         )
 
+    def waitpid(self) -> tuple[int | None, int | None]:
+        """The next child that has ended, or None. One that has an heir (gunicorn's USR2) lives on in it: no end."""
+        pid, status = super().waitpid()
+        process = self.pidhistory.get(pid)
+        heir = process and find_heir(process.config.name)
+        if heir:
+            self.logger.warn(f"upgraded: {process.config.name} (process {heir} in place of {pid})")
+            del self.pidhistory[pid]
+            process.pid = heir
+            self.pidhistory[heir] = process
+            if process.killing:
+                self.kill(heir, signal.SIGTERM)
+        return pid, status
+
     def setsignals(self) -> None:
         """A terminal that is closed stops everything; for supervisord it would be the sign to start all again."""
         ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # nohup
@@ -42,7 +63,16 @@ class Options(ServerOptions):
         signal.signal(signal.SIGHUP, stop)
 
 
+def find_heir(name: str) -> int | None:
+    """Of a program that has ended: its process that leads a group and has become a child of ours."""
+    mark = Path(os.environ["INGEST_HOME"]).resolve() / "run" / f"{name}.mark"
+    ours = (pid for pid in launch.holders(mark) if launch.parent_of(pid) == os.getpid())
+    return next(filter(launch.leads, ours), None)
+
+
 def run(configuration: str) -> None:
     """Run everything in the foreground until a signal ends it."""
+    # whose parent has ended becomes our child, not init's
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     supervisord.ServerOptions = Options
     supervisord.main(["-n", "-c", configuration])

@@ -658,6 +658,7 @@ def test_a_client_that_says_nothing_more_is_not_waited_for_beyond_the_graceful_t
         assert idle.ended()
         assert running.server.process.wait(10) == 0
         assert "SIGKILL" not in running.server.said()
+        assert "hung up on 1 clients that kept their connections open" in running.server.said()
 
 
 def test_a_stop_answers_the_slow_lane_too(kind: str) -> None:
@@ -775,6 +776,18 @@ def test_max_requests_replaces_workers_and_loses_no_request(kind: str) -> None:
         with Load(lambda: running[kind], 4) as load:
             poll(lambda: len(load.pids) >= 3, 30, "three workers, one after the other")
         assert load.failed == []
+
+
+def test_max_requests_leaves_no_gap_between_two_processes() -> None:
+    with site("apps:told", "--max-requests", 5) as running:
+        first = running.worker()
+        with Client(running["unix"]) as client:
+            client.send(plain() * 5)
+            assert [client.answer()[0] for _ in range(5)] == [200] * 5
+        poll(lambda: running.workers() and first not in running.workers(), 20, "another worker")
+        second = running.worker()
+        said = running.server.said()
+        assert said.index(f"Booting worker with pid: {second}") < said.index(f"Worker exiting (pid: {first})")
 
 
 def test_requests_of_the_slow_lane_count_for_max_requests() -> None:
