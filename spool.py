@@ -117,6 +117,40 @@ if keep[2] then redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. keep[2]) 
 return settled
 """
 
+# Bodies from a sequence number on, claims first, in order; cut off where they are many or long.
+PEEK = """
+local from, most, bytes = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
+local lists = {{claimed + 1, KEYS[1], 'ready'}}
+for _, id in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
+  lists[#lists + 1] = {tonumber(string.match(id, ':(%d+):')), ARGV[1] .. id, 'claimed'}
+end
+table.sort(lists, function(a, b) return a[1] < b[1] end)
+local found, size = {}, 0
+for _, list in ipairs(lists) do
+  local at = math.max(0, from - list[1])
+  local length = redis.call('LLEN', list[2])
+  while at < length and #found < most and size < bytes do
+    for _, body in ipairs(redis.call('LRANGE', list[2], at, math.min(at + 7, at + most - #found - 1))) do
+      found[#found + 1] = {list[1] + at, list[3], body}
+      size, at = size + #body, at + 1
+    end
+  end
+end
+return {claimed + redis.call('LLEN', KEYS[1]), found}
+"""
+
+# The sequence numbers of purged bodies are never given again, and the ledger knows how many there were.
+PURGE = """#!lua flags=allow-oom
+local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
+local n = math.min(tonumber(ARGV[1]) - claimed, redis.call('LLEN', KEYS[1]))
+if n <= 0 then return 0 end
+redis.call('LTRIM', KEYS[1], n, -1)
+redis.call('SET', KEYS[2], string.format('%.0f', claimed + n))
+redis.call('INCRBY', KEYS[5], n)
+return n
+"""
+
 # A full Redis still counts: the hash has a few dozen fields.
 COUNT = """#!lua flags=allow-oom
 for at = 1, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[at], ARGV[at + 1]) end
@@ -140,7 +174,8 @@ for _, id in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
 end
 local t = redis.call('TIME')
 local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
-return {t[1] .. string.format('%06d', t[2]), claimed, redis.call('LLEN', KEYS[1]), since(claimed + 1), claims, size}
+return {t[1] .. string.format('%06d', t[2]), claimed, redis.call('LLEN', KEYS[1]), since(claimed + 1), claims, size,
+  tonumber(redis.call('GET', KEYS[5]) or 0)}
 """
 
 
@@ -154,13 +189,14 @@ class Keys(NamedTuple):
     claimed: str
     claims: str
     marks: str
+    purged: str
     claim: str  # a prefix: the claim's id follows
 
     @classmethod
     def of(cls, stream: str) -> Keys:
         """The keys of a stream, all in one slot of a Redis Cluster."""
         base = "ingest:{%s}" % stream
-        return cls(base, f"{base}:claimed", f"{base}:claims", f"{base}:marks", f"{base}:claim:")
+        return cls(base, f"{base}:claimed", f"{base}:claims", f"{base}:marks", f"{base}:purged", f"{base}:claim:")
 
 
 class Refused(NamedTuple):
@@ -461,7 +497,7 @@ class Snapshot(NamedTuple):
 
     claimed: bodies ever claimed. ready: READY bodies. claims: the open claims, id -> bodies.
     waiting: claim id, or "" for the READY ones -> seconds since the first of these bodies arrived, where a mark tells.
-    size: bytes of memory that all of these bodies take, roughly.
+    size: bytes of memory that all of these bodies take, roughly. purged: bodies that an operator threw away.
     """
 
     claimed: int
@@ -469,6 +505,7 @@ class Snapshot(NamedTuple):
     claims: dict[str, int]
     waiting: dict[str, float]
     size: int
+    purged: int
 
 
 class Process(NamedTuple):
@@ -569,7 +606,7 @@ class Outlet:
     def snapshot(self, stream: str) -> Snapshot:
         """What lies where at one moment."""
         keys = Keys.of(stream)
-        now, claimed, ready, since, claims, size = self.redis.eval(SNAPSHOT, 4, *keys[:4], keys.claim)
+        now, claimed, ready, since, claims, size, purged = self.redis.eval(SNAPSHOT, 5, *keys[:5], keys.claim)
         waiting = {name.decode(): at for name, _, at in claims} | ({"": since} if ready else {})
         return Snapshot(
             claimed,
@@ -577,7 +614,26 @@ class Outlet:
             {name.decode(): count for name, count, _ in claims},
             {name: max(0, int(now) - int(at)) / 1e6 for name, at in waiting.items() if at},
             size,
+            purged,
         )
+
+    def peek(self, stream: str, first: int = 0, most: int = 100) -> tuple[int, list[tuple[int, str, bytes]]]:
+        """Look at bodies without taking them: the last sequence number there is, and (sequence number, state, body) of
+        those from `first` on that are claimed or ready. A few if they are long.
+        """
+        keys = Keys.of(stream)
+        last, found = self.redis.eval(PEEK, 3, *keys[:3], keys.claim, first, most, CLAIM_BYTES)
+        return last, [(seq, state.decode(), body) for seq, state, body in found]
+
+    def purge(self, stream: str, last: int) -> int:
+        """Throw READY bodies away, up to a sequence number; how many."""
+        return self.redis.eval(PURGE, 5, *Keys.of(stream)[:5], last)
+
+    def requeue(self, stream: str) -> int:
+        """End the leases of all open claims, as if their workers were dead; how many. Raises: RedisError."""
+        keys = Keys.of(stream)
+        claims: Any = self.redis.zrange(keys.claims, 0, -1)
+        return sum(bool(self.redis.eval(RENEW, 1, keys.claims, claim, 0)) for claim in claims)
 
     def report(self, held: Iterable[Claim] = ()) -> None:
         """Tell Redis that this worker lives, what it holds and what it has counted.

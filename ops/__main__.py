@@ -11,9 +11,9 @@ import signal
 import sys
 
 import settings
-from ops import dead, drill, metrics, reload, replay, status
+from ops import dead, drill, metrics, peek, purge, reload, replay, requeue, status, tail, top
 
-VERBS = (status, dead, replay, metrics, reload, drill)
+VERBS = (status, top, tail, peek, dead, replay, requeue, purge, metrics, reload, drill)
 STATUSES = """\
 exit status: 0 all is well; 1 there is something to look at: Redis or the database is away, a body is missing
 (status), letters stay dead (replay); 2 a wrong command line, condition or setting.

@@ -41,7 +41,7 @@ class Observer:
 
         time: seconds since 1970. trouble: a line each, for a person.
         streams: by name
-            accepted, ready, claimed, stored, dead, missing: bodies, as in the ledger
+            accepted, ready, claimed, stored, dead, missing, purged: bodies, as in the ledger
             drained: bodies ever claimed
             backlog_bytes: of memory, that ready and claimed bodies take, roughly
             oldest_seconds: how long the oldest body has waited that is not stored; None too if there is none

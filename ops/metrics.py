@@ -31,6 +31,7 @@ COUNTERS = (
     ("sluice_accepted_bodies", "Bodies put on the list.", "accepted"),
     ("sluice_drained_bodies", "Bodies that workers took off the list.", "drained"),
     ("sluice_stored_bodies", "Bodies of which all is in the stream's table.", "stored"),
+    ("sluice_purged_bodies", "Bodies that an operator threw away.", "purged"),
     ("sluice_received_bytes", "Bytes of the bodies put on the list by gateways.", "received_bytes"),
     ("sluice_sink_errors", "Claims that could not be stored and were kept for another try.", "sink_errors"),
 )

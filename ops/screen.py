@@ -33,6 +33,15 @@ def printable(body: bytes, lines: bool = False) -> str:
     return "".join(x if x.isprintable() or (lines and x == "\n") else x.encode("unicode_escape").decode() for x in text)
 
 
+def agreed(question: str) -> bool:
+    """Ask, and whether the answer is yes. Who does not answer does not agree."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()
+    if not answer.endswith("\n"):
+        print(file=sys.stderr)
+    return answer.strip().lower() in ("y", "yes")
+
+
 def cut(text: str, width: int) -> str:
     """The text, cut to a width."""
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"

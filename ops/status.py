@@ -29,6 +29,7 @@ BACK = (
     "its last writes with the power; some bodies may be stored twice, and this stream's `missing` says nothing."
 )
 GONE = "{}: {} bodies that were accepted are neither in Redis nor in the database."
+PURGED = "{}: {} accepted bodies were thrown away by `bin/sluice purge`."
 NO_DECODER = "{}: no decoder: what is posted to it waits on the list; INGEST_RECORDS names the module that has one."
 
 
@@ -57,6 +58,9 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         print(screen.table(("stream", *STATES, "oldest"), map(cells, rows)))
         for name in sorted(names - streams.keys()):
             print(NO_DECODER.format(name))
+        for entry in rows:
+            if entry["purged"]:
+                print(PURGED.format(entry["stream"], entry["purged"]))
     for line in trouble:
         screen.complain(line)
     return 1 if trouble else 0
@@ -65,6 +69,14 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
 def astray(stream: str, missing: int | None) -> str:
     """What is to be said of a stream's `missing`; nothing if it is 0."""
     return BACK.format(stream) if (missing or 0) < 0 else GONE.format(stream, missing) if missing else ""
+
+
+def known(name: str, s: Settings, outlet: Outlet) -> str:
+    """The name, if there is such a stream. Raises: SettingError if not; RedisError."""
+    names = {*records.load(s), *(route.stream for route in fed(s).values())}
+    if name not in names and name not in (names := names | outlet.streams()):
+        raise settings.SettingError(f"there is no stream {name!r}; there are {', '.join(sorted(names))}.")
+    return name
 
 
 def fed(s: Settings) -> dict[str, routes.Route]:
@@ -109,10 +121,11 @@ def in_sink(
 
 def row(name: str, snapshot: Snapshot | None, ledger: sinks.Ledger | None) -> dict[str, Any]:
     """One stream's line; None where it is not known."""
-    entry: dict[str, Any] = {"stream": name} | dict.fromkeys((*STATES, "oldest_seconds"))
+    entry: dict[str, Any] = {"stream": name} | dict.fromkeys((*STATES, "purged", "oldest_seconds"))
     if snapshot:
         stored = ledger.persisted if ledger else set()  # their claims are not settled yet
         entry["accepted"] = snapshot.claimed + snapshot.ready
+        entry["purged"] = snapshot.purged
         entry["ready"] = snapshot.ready
         entry["claimed"] = sum(bodies for claim, bodies in snapshot.claims.items() if claim not in stored)
         entry["oldest_seconds"] = max((age for at, age in snapshot.waiting.items() if at not in stored), default=None)
@@ -120,7 +133,7 @@ def row(name: str, snapshot: Snapshot | None, ledger: sinks.Ledger | None) -> di
         entry["stored"] = ledger.bodies - ledger.dead
         entry["dead"] = ledger.dead
     if snapshot and ledger:
-        entry["missing"] = snapshot.claimed - entry["claimed"] - ledger.bodies
+        entry["missing"] = snapshot.claimed - snapshot.purged - entry["claimed"] - ledger.bodies
     return entry
 
 
