@@ -119,6 +119,7 @@ def nginx_configuration(s: settings.Settings) -> dict[str, str]:
     server = replaced(
         (ROOT / "nginx/sluice.conf").read_text(),
         *((f"unix:/run/sluice/{path.name} ", f'"unix:{path}" ') for path in s.gateway_sockets),
+        ("unix:/run/sluice/metrics.sock;", f'"unix:{s.home}/run/metrics.sock";'),
         ("listen 8080 ", f"listen {s.port} "),
         ("client_max_body_size 1m", f"client_max_body_size {s.max_body}"),
     )
