@@ -33,6 +33,7 @@ import contextlib  # noqa: E402
 import datetime  # noqa: E402
 import json  # noqa: E402
 import platform  # noqa: E402
+import re  # noqa: E402
 import resource  # noqa: E402
 import shutil  # noqa: E402
 import signal  # noqa: E402
@@ -592,7 +593,9 @@ class Report:
         self.question = question
         self.results: Path = options.results
         chosen = {key: str(value) for key, value in vars(options).items() if key not in ("dir", "results")}
-        self.parameters = {"command": " ".join([f"bench/{name}", *sys.argv[1:]]), **machine(options.dir), **chosen}
+        # without what says nothing about the figures: where they were written
+        command = re.sub(r" --(results|dir)[ =]\S+", "", " ".join([f"bench/{name}", *sys.argv[1:]]))
+        self.parameters = {"command": command, **machine(options.dir), **chosen}
         self.parameters |= {key: str(value) for key, value in more.items()}
         self.data: Figures = {"question": question, "parameters": self.parameters}
         self.text = f"# {question}\n"
