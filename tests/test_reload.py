@@ -23,7 +23,27 @@ from typing import NamedTuple
 import pytest
 
 from ops import launch, reload, screen
-from utils import ROOT, answer, connect, environment, gateway, installation, nginx, poll, post, redis_server, short_tmp
+from utils import (
+    PYTHON,
+    ROOT,
+    answer,
+    connect,
+    environment,
+    gateway,
+    installation,
+    nginx,
+    poll,
+    post,
+    redis_server,
+    short_tmp,
+)
+
+RUNTIMES = [
+    "cpython",
+    pytest.param(
+        "pypy", marks=pytest.mark.skipif(not Path(PYTHON["pypy"]).exists(), reason="no .venv-pypy; bin/test makes it")
+    ),
+]
 
 
 @pytest.fixture
@@ -199,8 +219,9 @@ def test_nginx_hangs_up_before_a_gateway_that_is_told_to_stop_would(tmp: Path) -
         assert "hung up on" not in behind.said()
 
 
-def test_a_reload_replaces_all_but_redis_and_bin_up_looks_after_what_has_replaced_it(tmp: Path) -> None:
-    with installation(tmp) as up:
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_reload_replaces_all_but_redis_and_bin_up_looks_after_what_has_replaced_it(tmp: Path, runtime: str) -> None:
+    with installation(tmp, {"INGEST_RUNTIME": runtime}) as up:
         (redis,) = up.pids("redis")
         before = {name: set(up.pids(name)) for name in ("gateway", "worker", "nginx")}
         for _ in range(2):
