@@ -15,7 +15,7 @@ from spool import Batch, Inlet, Refused
 SETTINGS = settings.load_or_exit()
 if SETTINGS.routes:
     ROUTES.update(settings.extension("INGEST_ROUTES", SETTINGS.routes).ROUTES)
-INLET = Inlet(str(SETTINGS.redis), SETTINGS.max_backlog, SETTINGS.replicas)
+INLET = Inlet(str(SETTINGS.redis), SETTINGS.max_backlog, SETTINGS.replicas, SETTINGS.max_backlog_bytes)
 MAX_BODY = SETTINGS.max_body
 append, commit, counts = INLET.append, INLET.commit, INLET.counts
 

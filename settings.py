@@ -44,6 +44,7 @@ class Settings:
     max_inflated: int
     max_memory: int
     max_backlog: int
+    max_backlog_bytes: int
     sink: str
     redis: Path
     routes: str
@@ -55,6 +56,9 @@ class Settings:
     allow: tuple[str, ...]
     client_rate: int
     client_connections: int
+    client_timeout: int
+    client_idle: int
+    max_connections: int
     cors: tuple[str, ...]
     log: str
 
@@ -167,6 +171,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     certificate, key = read("INGEST_TLS_CERTIFICATE", "", file), read("INGEST_TLS_KEY", "", file)
     if (certificate is None) != (key is None):
         raise SettingError("INGEST_TLS_CERTIFICATE and INGEST_TLS_KEY make sense together only: one of them is empty.")
+    max_memory = read("INGEST_MAX_MEMORY", "1g", size(8 << 20))
     return Settings(
         port=read("INGEST_PORT", "8080", whole(1, 65535)),
         home=home,
@@ -177,8 +182,9 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         replicas=read("INGEST_REPLICAS", "0", whole(0, 16)),
         max_body=read("INGEST_MAX_BODY", "1m", size(1)),
         max_inflated=read("INGEST_MAX_INFLATED", "8m", size(1)),
-        max_memory=read("INGEST_MAX_MEMORY", "1g", size(8 << 20)),
+        max_memory=max_memory,
         max_backlog=read("INGEST_MAX_BACKLOG", "10000000", whole(1, 10**11)),
+        max_backlog_bytes=read("INGEST_MAX_BACKLOG_BYTES", str(max_memory // 2), size(1)),
         sink=read("INGEST_SINK", f"sqlite:///{home / 'ingest.db'}", sink),
         redis=redis,
         routes=read("INGEST_ROUTES", "", module),
@@ -190,6 +196,9 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         allow=read("INGEST_ALLOW", "", words(ipaddress.ip_network, "networks such as 10.1.0.0/16 and 192.0.2.7")),
         client_rate=read("INGEST_CLIENT_RATE", "0", whole(0, 10**6)),
         client_connections=read("INGEST_CLIENT_CONNECTIONS", "0", whole(0, 65535)),
+        client_timeout=read("INGEST_CLIENT_TIMEOUT", "30", whole(1, 3600)),
+        client_idle=read("INGEST_CLIENT_IDLE", "75", whole(1, 3600)),
+        max_connections=read("INGEST_MAX_CONNECTIONS", "65535", whole(64, 65535)),
         cors=read("INGEST_CORS", "", cors),
         log=read("INGEST_LOG", "text", choice("text", "json")),
     )

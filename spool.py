@@ -44,7 +44,7 @@ local seq = string.format('%.0f', claimed + ready + 1)
 local us = t[1] .. string.format('%06d', t[2])
 redis.call('ZREMRANGEBYSCORE', KEYS[3], seq, seq) -- only the last counts, and while nothing is taken they would pile up
 redis.call('ZADD', KEYS[3], seq, seq .. ':' .. us)
-return {claimed, ready, us}
+return {claimed, ready, us, redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', 0) or 0}
 """
 
 # allow-oom: what empties a full Redis must run in it. A list that fits whole becomes the claim by its new name, which
@@ -225,8 +225,11 @@ class Batch:
 class Line:
     """What a gateway process knows of one stream: its length at the last reply, and how fast it is drained."""
 
-    def __init__(self, stream: str) -> None:
+    def __init__(self, stream: str, most: int = 1 << 62, most_bytes: int = 1 << 62) -> None:
+        """most, most_bytes: READY bodies, and bytes of them, beyond which nothing more is taken."""
         keys = Keys.of(stream)
+        self.most, self.most_bytes = most, most_bytes
+        self.bound = most  # bodies: as many of the present size as are within both
         key = keys.ready.encode()
         self.bytes = Cell()  # of the bodies taken
         self.push = b"$5\r\nRPUSH\r\n$%d\r\n%b\r\n" % (len(key), key)
@@ -238,8 +241,8 @@ class Line:
         self.watched = 0.0  # seconds of a backlog that this was seen in, up to SMOOTH
         self.sample: tuple[float, int, int] | None = None
 
-    def marked(self, claimed: int, ready: int, microseconds: bytes) -> None:
-        """Take a mark's reply into account: the backlog and the drain rate."""
+    def marked(self, claimed: int, ready: int, microseconds: bytes, size: int) -> None:
+        """Take a mark's reply into account: the backlog, its bound, and the drain rate. size: bytes READY."""
         now = int(microseconds) / 1e6
         if self.sample and now > self.sample[0]:
             elapsed, drained = now - self.sample[0], max(0, claimed - self.sample[1])
@@ -251,6 +254,7 @@ class Line:
                 self.rate += (drained / elapsed - self.rate) * elapsed / max(self.watched, elapsed)
         self.sample = now, claimed, ready
         self.backlog = ready
+        self.bound = min(self.most, self.most_bytes * ready // size) if size else self.most
 
     def full(self, excess: int, detail: str) -> Refused:
         """The refusal of a stream that has `excess` bodies too many."""
@@ -262,9 +266,10 @@ class Line:
 class Inlet:
     """The gateway's side, one a process: many requests, one round trip. Safe with threads and greenlets."""
 
-    def __init__(self, socket: str, max_backlog: int, replicas: int = 0) -> None:
-        """socket: the path of Redis's Unix socket. max_backlog: READY bodies a stream beyond which it refuses.
+    def __init__(self, socket: str, max_backlog: int, replicas: int = 0, max_bytes: int = 1 << 62) -> None:
+        """socket: the path of Redis's Unix socket.
 
+        max_backlog, max_bytes: READY bodies of a stream, and bytes of them, beyond which it refuses.
         replicas: of Redis that must have a body before it is safe.
         """
         # No retry: a push that timed out may have happened, and a second one would double it.
@@ -278,7 +283,7 @@ class Inlet:
         self.counts = Counts()
         self.batches = self.counts.histogram("batch_bodies", SIZES)
         self.commits = self.counts.histogram("commit_seconds", SECONDS)
-        self.max_backlog = max_backlog
+        self.bounds = max_backlog, max_bytes
         self.replicas = replicas
         self.lacking = False  # at the last look too few replicas had what they should
         self.wait, self.probe = [
@@ -331,14 +336,14 @@ class Inlet:
         for stream, bodies in batch.bodies.items():
             line = self.lines.get(stream)
             if line is None:
-                line = self.lines[stream] = Line(stream)
+                line = self.lines[stream] = Line(stream, *self.bounds)
                 self.counts.cells[f"bytes {stream}"] = line.bytes
-            if line.backlog >= self.max_backlog and now >= line.mark_due:
+            if line.backlog >= line.bound and now >= line.mark_due:
                 self.look(line, now)
             marking = now >= line.mark_due
-            if line.backlog >= self.max_backlog:
+            if line.backlog >= line.bound:
                 line.waiting += len(bodies)
-                excess = line.backlog - self.max_backlog + line.waiting
+                excess = line.backlog - line.bound + line.waiting
                 self.refuse(batch, stream, line.full(excess, "The backlog is over its bound."))
                 continue
             if marking:

@@ -110,7 +110,7 @@ def nginx_configuration(s: settings.Settings) -> dict[str, str]:
         # two at least: where files are few, one alone could not hold 15,000 clients and their connections inward
         ("worker_processes auto", f"worker_processes {max(2, len(os.sched_getaffinity(0)))}"),
         ("worker_rlimit_nofile 20000", f"worker_rlimit_nofile {files}"),
-        ("worker_connections 20000", f"worker_connections {files}"),
+        ("worker_connections 20000", f"worker_connections {min(files, s.max_connections)}"),
         *(
             (f"/var/lib/sluice/{kind}", f'"{s.home}/tmp/{kind}"')  # noqa: S108  # our own
             for kind in ("body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -122,6 +122,9 @@ def nginx_configuration(s: settings.Settings) -> dict[str, str]:
         ("unix:/run/sluice/metrics.sock;", f'"unix:{s.home}/run/metrics.sock";'),
         ("listen 8080 ", f"listen {s.port} "),
         ("client_max_body_size 1m", f"client_max_body_size {s.max_body}"),
+        ("client_header_timeout 30s", f"client_header_timeout {s.client_timeout}s"),
+        ("client_body_timeout 30s", f"client_body_timeout {s.client_timeout}s"),
+        ("keepalive_timeout 75s", f"keepalive_timeout {s.client_idle}s"),
     )
     for name, on, values in access(s):
         if on:

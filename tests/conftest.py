@@ -1,7 +1,24 @@
-"""What pytest takes and shows here beyond its own."""
+"""What pytest takes and shows here beyond its own: an option, and tables of what the tests saw."""
+
+from __future__ import annotations
 
 import pytest
+
+from ops.screen import table
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--reloads", type=int, default=2, help="how often test_reload.py reloads each program (2)")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A test adds a row by `record_property("row", (title of the table, its head, the row))`."""
+    tables: dict[tuple[str, tuple[str, ...]], list[tuple[str, ...]]] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, value in getattr(report, "user_properties", ()):
+                if name == "row" and report.when == "call":
+                    tables.setdefault(value[:2], []).append(value[2])
+    for (title, head), rows in tables.items():
+        terminalreporter.section(title)
+        terminalreporter.write_line(table(head, rows, left=len(head)))

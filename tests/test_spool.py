@@ -456,10 +456,28 @@ def test_only_the_full_stream_is_refused(server: Server) -> None:
     assert raw(server).llen(KEYS.ready) == 10
 
 
+def test_a_backlog_is_bounded_by_bytes_too_and_only_that_stream_is_refused(
+    server: Server, outlet: Outlet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "MARK_EVERY", 0.0)
+    inlet = Inlet(str(server.socket), 10**9, max_bytes=1 << 20)
+    pushed = 0
+    while (refused := push(inlet, b"x" * 10_000)) is None and pushed < 1000:
+        pushed += 1
+    assert refused == Refused("The backlog is over its bound.", 1)
+    assert 90 <= pushed <= 106  # a megabyte of them
+    assert push(inlet, b"x" * 10_000, stream="t") is None
+    assert push(inlet, b"small")  # whatever its size
+    taken = claim(outlet)
+    assert taken.count == pushed
+    assert push(inlet, b"x" * 10_000) is None
+    outlet.settle(taken)
+
+
 def test_retry_after_is_the_excess_divided_by_the_drain_rate() -> None:
     line = Line("s")
     for second in range(60):
-        line.marked(100 * second, 1000, b"%d" % (second * 10**6))
+        line.marked(100 * second, 1000, b"%d" % (second * 10**6), 100_000)
     assert line.rate == pytest.approx(100, rel=0.01)
     assert [line.full(excess, "").retry_after for excess in (1, 99, 250, 10**6)] == [1, 1, 3, 60]
 
@@ -467,7 +485,7 @@ def test_retry_after_is_the_excess_divided_by_the_drain_rate() -> None:
 def watch(line: Line, *samples: tuple[float, int, int]) -> None:
     """Marks: (seconds, bodies claimed, bodies ready)."""
     for at, claimed, ready in samples:
-        line.marked(claimed, ready, b"%d" % (at * 1e6))
+        line.marked(claimed, ready, b"%d" % (at * 1e6), 100 * ready)
 
 
 def test_the_drain_rate_is_known_from_the_first_samples_and_follows_those_of_the_last_ten_seconds() -> None:
@@ -506,7 +524,7 @@ def test_who_waited_as_told_gets_in(server: Server, outlet: Outlet, monkeypatch:
     inlet = Inlet(str(server.socket), 100)
     push(inlet, *numbers(250))
     inlet.lines["s"].rate = 100.0
-    monkeypatch.setattr(Line, "marked", lambda line, claimed, ready, us: setattr(line, "backlog", ready))
+    monkeypatch.setattr(Line, "marked", lambda line, claimed, ready, us, size: setattr(line, "backlog", ready))
     told = push(inlet, b"late")
     assert told == Refused("The backlog is over its bound.", 2)  # (250 - 100 + 1) / 100
     taken = claim(outlet, most=100 * told.retry_after)  # so much leaves meanwhile
