@@ -80,7 +80,7 @@ def text(figures: Figures) -> bytes:
         def collect() -> list[Metric]:
             return families
 
-    return generate_latest(Found)  # type: ignore[arg-type]
+    return generate_latest(Found)
 
 
 def metrics(figures: Figures) -> Iterator[Metric]:
@@ -182,7 +182,6 @@ def serve(observer: Observer, path: Path) -> int:
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     os.umask(0o077)
-    with socketserver.UnixStreamServer(str(path), Handler) as server:  # type: ignore[arg-type]
-        server.request_queue_size = 64
+    with socketserver.UnixStreamServer(str(path), Handler) as server:
         server.serve_forever()
     return 0
