@@ -111,18 +111,18 @@ class View:
 
     def head(self, now: Figures) -> Text:
         """The line above: when, who is there, what Redis takes, what a commit costs."""
-        parts = [f"Sluice  {time.strftime('%H:%M:%S', time.localtime(now['time']))}"]
+        parts = [time.strftime("%H:%M:%S", time.localtime(now["time"]))]
         if now["processes"] is not None:
             for role in "gateway", "worker":
                 parts.append(f"{role}s {sum(one['role'] == role for one in now['processes'])}")
         if now["memory"]:
             most = now["memory"]["most"]
-            parts.append(f"Redis {size(now['memory']['used'])}" + (f" of {size(most)}" if most else ""))
+            parts.append(f"Redis {size(now['memory']['used'])}" + (f"/{size(most)}" if most else ""))
         before = self.seen[0]["commit"], self.seen[0]["batch"]
         if all(before) and now["commit"] and (commits := now["commit"]["count"] - before[0]["count"]) > 0:
             bodies = (now["batch"]["sum"] - before[1]["sum"]) / commits
             seconds = (now["commit"]["sum"] - before[0]["sum"]) / commits
-            parts.append(f"commit {seconds * 1000:.1f} ms, {bodies:.1f} bodies")
+            parts.append(f"commits of {bodies:.0f} in {seconds * 1000:.1f} ms")
         return Text("  ".join(parts), "bold", overflow="ellipsis", no_wrap=True)
 
     def streams(self, now: Figures) -> Table:
