@@ -35,7 +35,7 @@ from settings import Settings
 
 PROCESSES = 2  # of clients
 PAUSE = (0.0, 1.5)  # seconds between two faults: sometimes the next one finds things not yet healed
-LAST = 5.0  # seconds before the end after which none is begun: most take no longer
+LAST = 8.0  # seconds before the end after which none is begun: most take no longer
 SHOWN = 100  # numbers of a kind that the report for people lists
 COUNTS = ("sent", "acknowledged", "refused", "unanswered", "cut")
 
@@ -160,7 +160,7 @@ class Drill:
             self.flows(60)
             for name in self.order(self.options.faults):
                 time.sleep(self.random.uniform(*PAUSE))
-                if self.elapsed() > max(self.options.duration - LAST, self.options.duration * 0.9):
+                if self.elapsed() > max(self.options.duration - LAST, self.options.duration / 2):
                     break
                 self.inject(name)
             while self.options.rounds is None and self.elapsed() < self.options.duration:
@@ -169,8 +169,8 @@ class Drill:
             trouble = str(error)
         except KeyboardInterrupt:
             self.say("interrupted: the comparison follows")
-        posting = self.elapsed()
         books = self.load.stop()
+        posting = self.elapsed()
         self.over.set()
         speaker.join()
         self.say("faults and posts have ended; waiting until all is drained")

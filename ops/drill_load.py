@@ -7,6 +7,7 @@ counts every tenth of a second. At the end the book is written to a file: what b
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import select
@@ -223,12 +224,13 @@ class Crowd:
         )
 
     def run_until_stopped(self, rate: float) -> None:
-        """Post until told to stop; then wait for the answers that are due."""
+        """Post until told to stop; then post what was due by then, and wait for the answers."""
         os.set_blocking(0, False)
         self.poller.register(0, select.EPOLLIN)
-        stopping, posted, said = False, 0, 0.0
-        begun = time.monotonic()
-        while not stopping or any(client.n >= 0 for client in self.by_fd.values()):
+        posted, behind, said = 0, False, 0.0
+        now = begun = time.monotonic()
+        end = math.inf  # when it was told to stop
+        while now < end or behind or any(client.n >= 0 for client in self.by_fd.values()):
             events = self.poller.poll(0.004)
             now = time.monotonic()
             for fd, _ in events:
@@ -237,7 +239,8 @@ class Crowd:
                     self.read(client, now)
                 elif fd == 0:
                     words = os.read(0, 4096).decode().split()
-                    stopping = stopping or not words or "stop" in words
+                    if not words or "stop" in words:
+                        end = min(end, now)
                     for count in words[1::2] if words[:1] == ["cut"] else []:
                         for _ in range(int(count)):
                             self.cut()
@@ -246,9 +249,10 @@ class Crowd:
             while self.resting and self.resting[0].ready <= now:
                 self.idle.append(self.resting.popleft())
             # an outage is no excuse: what was due meanwhile is posted as soon as clients are free, all at once
-            due = (now - begun) * rate
-            while posted < due and self.idle and not stopping:
+            due = (min(now, end) - begun) * rate
+            while posted < due and self.idle and now < end + PATIENCE:
                 posted += self.post(self.idle.popleft(), now)
+            behind = posted < due and now < end + PATIENCE
             if now - said > 0.1:
                 said = now
                 for client in [client for client in self.by_fd.values() if client.n >= 0 and client.ready <= now]:
