@@ -4,7 +4,6 @@ lane never become two different sets of bodies. Either all take the same ones, o
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import re
 import socket
@@ -39,10 +38,13 @@ LAST = b"POST /votes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nend
 
 
 class Seen(NamedTuple):
-    """What became of some bytes: the statuses of the answers, and the bodies on the lists."""
+    """What became of some bytes: the statuses of the answers, the bodies on the lists, and whether the connection was
+    reset, which may cost answers: gunicorn closes on bytes that it has not read.
+    """
 
     statuses: list[int]
     bodies: Counter[tuple[str, bytes]]
+    reset: bool
 
 
 class Roads:
@@ -54,12 +56,15 @@ class Roads:
 
     def send(self, data: bytes, where: int | Path) -> Seen:
         """Send it on one connection, say that there is no more, and read all answers."""
-        received = b""
-        with connect(where) as connection, contextlib.suppress(ConnectionResetError, BrokenPipeError):
-            connection.sendall(data)
-            connection.shutdown(socket.SHUT_WR)
-            while part := connection.recv(65536):
-                received += part
+        received, reset = b"", False
+        with connect(where) as connection:
+            try:
+                connection.sendall(data)
+                connection.shutdown(socket.SHUT_WR)
+                while part := connection.recv(65536):
+                    received += part
+            except (ConnectionResetError, BrokenPipeError):
+                reset = True
         statuses = [int(status) for status in STATUS.findall(received) if status != b"100"]
         with self.client.pipeline() as pipe:
             for stream in STREAMS:
@@ -67,7 +72,7 @@ class Roads:
                 pipe.delete(Keys.of(stream).ready)
             lists = pipe.execute()[::2]
         bodies = Counter((stream, bare(item)) for stream, items in zip(STREAMS, lists) for item in items)
-        return Seen(statuses, bodies)
+        return Seen(statuses, bodies, reset)
 
     def agree(self, data: bytes) -> dict[str, Seen]:
         """Hold the roads to each other."""
@@ -75,7 +80,8 @@ class Roads:
         seen = {name: self.send(data, where) for name, where in self.roads.items()}
         for one in seen.values():
             # every body has its answer: none was read where the client, or nginx, saw no request
-            assert sum(status < 300 for status in one.statuses) == one.bodies.total(), (data, seen)
+            answered = sum(status < 300 for status in one.statuses)
+            assert answered == one.bodies.total() or (one.reset and answered < one.bodies.total()), (data, seen)
         for one, other in itertools.permutations(seen.values(), 2):
             if one.bodies != other.bodies:
                 assert one.bodies < other.bodies or one.bodies > other.bodies, (data, seen)
@@ -223,8 +229,8 @@ def test_mixes_of_everything_are_read_in_one_way_or_refused(roads: Roads, one: C
         sent = b"".join(
             one(choices) + choices.of((b"", b"", SMUGGLED, b"\r\n", b"x")) for _ in range(1 + choices.number(3))
         )
-        for statuses, _ in roads.agree(sent).values():
-            answered.update(statuses)
+        for seen in roads.agree(sent).values():
+            answered.update(seen.statuses)
 
     answered: Counter[int] = Counter()
     agree()

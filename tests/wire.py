@@ -288,6 +288,7 @@ class Recorder(FastLane):
 
     def __init__(self, cfg: Any) -> None:
         self.cfg = cfg
+        self.max_requests = sys.maxsize
         self.wsgi = lambda environ, start: (b"",)
         self.prepare()
         self.poller = SimpleNamespace(modify=lambda fd, events: None)
