@@ -30,7 +30,7 @@ from utils import connect, gateway, nginx, redis_server, short_tmp
 
 STREAMS = sorted({route.stream for route in routes.ROUTES.values()})
 EXAMPLES = 100  # of each kind, on each runtime
-STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")  # in no body that we answer
+STATUS = re.compile(rb"HTTP/[\d.]+ (\d{3}) ")  # in no body that we answer
 
 
 END = "votes", b"end"
