@@ -17,7 +17,6 @@ from utils import ROOT, Server, answer, connect, environment, free_port, install
 
 KEY, OTHER = "0123456789abcdef0123456789abcdef01234567", "Zm9vYmFyYmF6cXV4Zm9vYmFyYmF6cXV4Zm9vYmFyYmF6"
 NO_KEY = problem("Unauthorized", 401, "A key or a password is missing or wrong. Nothing was taken.")
-NO_WAY = problem("Forbidden", 403, "This address may not send here. Nothing was taken.")
 FAST = problem("Too Many Requests", 429, "Too many requests from this address. Nothing was taken. Send it again later.")
 
 
@@ -185,7 +184,7 @@ def test_only_who_is_on_the_list_gets_in() -> None:
             done = curl("-d", "x", "--interface", address, "-H", "X-Forwarded-For: 127.0.0.2", url)
             assert done[0] == status
         assert done[1]["content-type"] == ["application/problem+json"]
-        assert done[2].encode() == NO_WAY
+        assert done[2].startswith('{"type":"about:blank","title":"Forbidden","status":403,')
         assert refused_unread(web) == 403
         assert len(gateway.requests) == 2
 
@@ -284,8 +283,9 @@ def test_without_an_origin_in_the_setting_any_may_post(tmp: Path) -> None:
 def test_a_start_without_any_of_this_has_none_of_it_in_its_nginx() -> None:
     with front() as (web, _):
         text = (web.home / "etc/sluice.conf").read_text()
-        live = re.sub(r"#.*", "", text)
-        assert not re.search(r"\bif\b|auth_|limit_(req|conn)|ssl|\b(allow|deny)\b|Access-Control", live)
+        assert not re.search(r"\bif\b|auth_|limit_(req|conn)|ssl|Access-Control", re.sub(r"#.*", "", text))
+        off = re.compile(r"^ *#[a-z-]+# .*", re.M)
+        assert off.findall(text) == off.findall((ROOT / "nginx/sluice.conf").read_text())
 
 
 def test_bin_up_starts_with_all_of_it_on(tmp: Path, certificate: tuple[Path, Path]) -> None:
