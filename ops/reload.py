@@ -1,8 +1,8 @@
-"""Let gateway, nginx and workers of a running bin/up go on with the code and the files that are there now.
+"""Let the gateway and the workers of a running bin/up go on with the code that is there now.
 
 No request fails meanwhile. The gateway is upgraded (USR2): a second one starts beside it on the same sockets, and only
-once that serves is the first one told to stop. nginx reads its files anew (certificates, passwords). Each worker
-finishes its batch and starts again. Redis is left alone, and so are the settings: they are bin/up's, from its start.
+once that serves is the first one told to stop. Each worker finishes its batch and starts again. Redis and nginx are
+left alone, and so are the settings: they are bin/up's, from its start.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ class Stuck(Exception):
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of this verb."""
+    # not always: it is nginx's way to hang up on idle clients then, and one of them may have just sent something
+    parser.add_argument("--nginx", action="store_true", help="nginx too: certificates and keys that have changed")
     parser.epilog = (
         "exit status: 0; 1 if bin/up does not run here, or something does not start anew (the old one goes on then); "
         "2 for a wrong setting"
     )
 
 
-def run(_: argparse.Namespace, s: settings.Settings) -> int:
+def run(arguments: argparse.Namespace, s: settings.Settings) -> int:
     """Replace all that can be replaced; the exit status."""
     home = s.home.resolve()
     try:
@@ -45,9 +47,10 @@ def run(_: argparse.Namespace, s: settings.Settings) -> int:
         environ = Path(f"/proc/{gateway}/environ").read_bytes().split(b"\0")
         up.check_modules(settings.load(dict(os.fsdecode(entry).partition("=")[::2] for entry in environ)))
         upgrade_gateway(home, gateway)
-        reload_nginx(home, master(home, "nginx"))
         for mark in sorted((home / "run").glob("worker*.mark")):
             restart(home, mark.stem)
+        if arguments.nginx:
+            reload_nginx(home, master(home, "nginx"))
     except (Stuck, OSError) as stuck:  # a process may end while it is looked at
         screen.complain(stuck)
         return 1
