@@ -26,6 +26,7 @@ USER = "sluice"
 DEFAULTS = Path("/etc/default/sluice")
 UNITS = Path("/etc/systemd/system")
 WANTED = UNITS / "sluice.target.wants"
+FILES = 65535  # LimitNOFILE= of nginx in systemd/
 FIXED = {"INGEST_HOME": str(HOME)}
 # what a unit with ProtectHome= and PrivateTmp= does not see
 SHELTERED = "/home", "/root", "/run/user", "/tmp", "/var/tmp"  # noqa: S108  # named, not written to
@@ -189,7 +190,7 @@ def start(changed: bool, gateway: Path, port: int) -> None:
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, http.client.HTTPException):
             if ready(gateway):
-                socket.create_connection(("localhost", port), 5).close()
+                socket.create_connection(("127.0.0.1", port), 5).close()
                 return
         time.sleep(0.1)
     raise CannotStart("it does not take writes yet: journalctl -u 'sluice*' -u redis-server@sluice -u nginx")
@@ -213,7 +214,7 @@ def main(words: list[str]) -> int:
             s = settings.load()
             up.check_modules(s)
             up.check_access(s)
-            up.prepare(s)
+            up.prepare(s, FILES)
             return 0
         found = given(DEFAULTS.read_text() if DEFAULTS.exists() else "", os.environ)
         s = settings.load(found)

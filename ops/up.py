@@ -100,9 +100,12 @@ def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]
     ]  # fmt: skip
 
 
-def nginx_configuration(s: settings.Settings) -> dict[str, str]:
-    """nginx/ with the places and sizes of this installation, by file name."""
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
+    """nginx/ with the places and sizes of this installation, by file name.
+
+    files: how many nginx may open; 0: as many as we.
+    """
+    files = files or resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     files = 65535 if files == resource.RLIM_INFINITY else min(files, 65535)
     main = replaced(
         (ROOT / "nginx/nginx.conf").read_text(),
@@ -171,14 +174,14 @@ def supervisor_configuration(s: settings.Settings) -> str:
     )
 
 
-def prepare(s: settings.Settings) -> None:
-    """Make $INGEST_HOME and the configuration in it, all of it private to this user."""
+def prepare(s: settings.Settings, files: int = 0) -> None:
+    """Make $INGEST_HOME and the configuration in it, all of it private to this user. files: as above."""
     s.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in ("etc", "run", "log", "tmp", "redis"):
         (s.home / name).mkdir(exist_ok=True)
         (s.home / name).chmod(0o700)
-    files = {"redis.conf": redis_configuration(s), "supervisord.conf": supervisor_configuration(s)}
-    for name, text in (files | nginx_configuration(s)).items():
+    texts = {"redis.conf": redis_configuration(s), "supervisord.conf": supervisor_configuration(s)}
+    for name, text in (texts | nginx_configuration(s, files)).items():
         path = s.home / "etc" / name
         if not path.exists() or path.read_text() != text:  # a second bin/provision services changes nothing
             path.write_text(text)

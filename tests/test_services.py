@@ -139,12 +139,12 @@ class Manager:
         self.inbox.bind(str(self.path))
         self.inbox.setblocking(False)
 
-    def heard(self) -> set[str]:
+    def heard(self) -> list[str]:
         """All that came since the last time."""
-        lines: set[str] = set()
+        lines: list[str] = []
         with contextlib.suppress(BlockingIOError):
             while True:
-                lines |= set(self.inbox.recv(4096).decode().splitlines())
+                lines += self.inbox.recv(4096).decode().splitlines()
         return lines
 
     def env(self, seconds: float = 0.3) -> dict[str, str]:
@@ -202,7 +202,7 @@ def test_the_gateway_says_that_it_is_ready_and_shows_that_its_loop_turns(
             client.sendall(b"POST /votes HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
             manager.heard()
             assert answer(client)[0] == 503  # after spool.TIMEOUT
-            assert len(manager.heard()) <= 1
+            assert len(manager.heard()) <= 2
         os.kill(redis.pid, signal.SIGCONT)
         alive(manager)
 
@@ -338,6 +338,9 @@ def test_every_path_and_port_in_the_vagrantfile_is_there() -> None:
 
 def test_the_siege_may_be_started_from_anywhere_by_a_link(tmp: Path) -> None:
     (tmp / "bench").symlink_to(ROOT / "bench")
-    env = environment(tmp, {"INGEST_PORT": "1", "PATH": os.environ["PATH"]})
+    for name in "siege", "wrk":  # so that there is nothing to install
+        (tmp / name).write_text("#!/bin/sh\n")
+        (tmp / name).chmod(0o755)
+    env = environment(tmp, {"INGEST_PORT": "1", "PATH": f"{tmp}:{os.environ['PATH']}"})
     done = subprocess.run(["bench/siege.sh"], cwd=tmp, env=env, capture_output=True, text=True, timeout=30)
-    assert "nothing listens on port 1" in done.stderr or "siege" in done.stderr
+    assert "nothing listens on port 1" in done.stderr

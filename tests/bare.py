@@ -1,0 +1,350 @@
+"""Sluice on machines that have nothing of it: `bin/test --bare`, as root, some ten minutes and 3 GB of disk.
+
+A fresh Debian 12 is made with debootstrap, from the mirror that this machine's apt uses. Each installation is a layer
+over it, so that each starts from nothing. Two are entered by chroot; of one a disk is made, and qemu boots it with its
+own kernel and systemd, in software, so that no hypervisor is needed. What is tested is what is committed.
+
+BARE_TREE=DIR keeps the tree there, and takes it from there the next time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from test_services import Load
+from utils import ROOT, connect, free_port, poll, post, running
+
+PACKAGES = "ca-certificates,curl,git,systemd-sysv,udev,linux-image-cloud-amd64,initramfs-tools,iproute2,procps,dbus"
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+ENTER = """
+set -e
+mount -t overlay overlay -o lowerdir="$0",upperdir="$1/upper",workdir="$1/work" "$1/tree"
+cd "$1/tree"
+mount -t proc proc proc
+mount -t tmpfs tmpfs run
+mount -t tmpfs -o mode=755 tmpfs dev
+mkdir -m 1777 dev/shm
+ln -s /proc/self/fd dev/fd
+for name in null zero full random urandom; do touch dev/$name; mount --bind /dev/$name dev/$name; done
+cp /etc/resolv.conf etc/resolv.conf
+cp "$3" ".$3"
+exec chroot . bash -euc "$2"
+"""
+DISK = """
+set -e
+mount -t overlay overlay -o lowerdir="$0",upperdir="$1/upper",workdir="$1/work" "$1/tree"
+truncate -s 4G "$1/disk"
+mkfs.ext4 -q -d "$1/tree" "$1/disk"
+"""
+APART = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "bash", "-c"]
+JOURNAL = (
+    "[(line['SYSLOG_IDENTIFIER'], line['PRIORITY'], line['MESSAGE']) for text in sh('journalctl', '-b', '-o', 'json',"
+    " *['-u' + unit for unit in UNITS]).splitlines() for line in [json.loads(text)]]"
+)
+# for the machine alone: an address, and what the test has to ask from within
+NETWORK = "[Match]\nName=en*\n[Network]\nDHCP=yes\n"
+UNIT = (
+    "[Unit]\nAfter=multi-user.target\n[Service]\nType=exec\nExecStart=/opt/sluice/.venv/bin/python -u /opt/within.py\n"
+)
+WITHIN = r'''
+"""Does in the machine what the test says through its second serial line: a line of Python each, a line of JSON back."""
+import glob, json, os, pathlib, re, sqlite3, subprocess, sys, time, tty
+UNITS = "redis-server@sluice", "sluice-worker@1", "sluice-gateway", "nginx"
+def sh(*words):
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.stdout.strip()
+def show(unit, name):
+    return sh("systemctl", "show", "-P", name, unit)
+def pids(unit):
+    group = pathlib.Path("/sys/fs/cgroup" + show(unit, "ControlGroup"), "cgroup.procs")
+    return [int(pid) for pid in group.read_text().split()]
+def until(ask, seconds=90):
+    deadline = time.monotonic() + seconds
+    while not ask():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+line = open("/dev/ttyS1", "r+b", buffering=0)
+tty.setraw(line)
+line.write(b"\n{}\n")
+while True:
+    text = b""
+    while not text.endswith(b"\n"):
+        text += line.read(1)
+    try:
+        answer = eval(text)
+    except Exception as error:
+        answer = {"error": repr(error)}
+    line.write(json.dumps(answer).encode() + b"\n")
+'''
+
+
+@pytest.fixture(scope="session")
+def debian() -> Iterator[Path]:
+    """A Debian 12 with a kernel and systemd, and nothing else."""
+    if os.geteuid() != 0:
+        pytest.exit("bin/test --bare makes and enters a Debian of its own: it wants root", 2)
+    kept = os.environ.get("BARE_TREE")
+    tree = Path(kept or tempfile.mkdtemp(prefix="sluice-bare-", dir="/var/tmp"))
+    if not (tree / "boot").is_dir():
+        asked = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME) $(COMPONENT)", "Created-By: Packages"]
+        sources = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        mirror = re.findall(r"^(\S+) bookworm main$", sources, re.M)
+        if not mirror:
+            pytest.exit("apt knows no mirror of Debian 12 (bookworm) here", 2)
+        subprocess.run(
+            ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", tree, mirror[0]], check=True
+        )
+    yield tree
+    if not kept:
+        shutil.rmtree(tree)
+
+
+class Layer:
+    """A bare Debian with a clone of Sluice in it; what is changed stays in a layer over the tree."""
+
+    def __init__(self, debian: Path, place: str) -> None:
+        self.debian = debian
+        self.folder = Path(tempfile.mkdtemp(prefix="sluice-layer-", dir="/var/tmp"))
+        for name in "upper", "work", "tree":
+            (self.folder / name).mkdir()
+        self.upper = self.folder / "upper"
+        subprocess.run(["git", "clone", "-q", ROOT, f"{self.upper}{place}"], check=True)
+
+    def run(self, script: str, seconds: float = 600) -> str:
+        """Run a script of bash in it as root, and return what it wrote. It has this machine's network, and no other
+        processes than its own; they end with it.
+        """
+        env = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or "proxy" in name.lower()}
+        env |= {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
+        command = [*APART, ENTER, str(self.debian), str(self.folder), script, CERTIFICATES]
+        done = subprocess.run(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+
+@pytest.fixture(scope="session")
+def layers(debian: Path) -> Iterator[Any]:
+    """Makes layers, and removes them at the end."""
+    made: list[Layer] = []
+
+    def layer(place: str) -> Layer:
+        made.append(Layer(debian, place))
+        return made[-1]
+
+    yield layer
+    for one in made:
+        shutil.rmtree(one.folder)
+
+
+def test_vagrant_finds_nothing_wrong_with_the_vagrantfile(tmp_path: Path) -> None:
+    env = os.environ | {"VAGRANT_HOME": str(tmp_path), "INGEST_RUNTIME": "pypy", "INGEST_PORT": "1"}
+    command = ["vagrant", "validate", "--ignore-provider"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "validated successfully" in done.stdout
+
+
+def test_bin_up_on_a_fresh_clone_takes_a_vote_and_stores_it(layers: Any) -> None:
+    layer = layers("/root/sluice")
+    vote = '{"poll":"cookies","choice":"oreo"}'
+    select = 'import sqlite3; print(*sqlite3.connect("/root/sluice/var/ingest.db").execute("select choice from votes"))'
+    said = layer.run(f"""
+        cd /tmp; export INGEST_PORT={free_port()}
+        /root/sluice/bin/up & up=$!
+        until curl -fs localhost:$INGEST_PORT/readyz >/tmp/ready; do kill -0 $up; done
+        curl -s -d '{vote}' localhost:$INGEST_PORT/votes; echo
+        until /root/sluice/bin/sluice status | grep -E 'votes +1 +0 +0 +1 +0 +0'; do kill -0 $up; done
+        kill $up; wait $up; echo "ended with $?"
+        /root/sluice/.venv/bin/python -c '{select}'
+    """)
+    assert "sluice: installing nginx redis-server python3 python3-venv" in said
+    assert '{"message":"OK"}' in said
+    assert "ended with 0" in said
+    assert "('oreo',)" in said
+
+
+def test_bin_test_sets_itself_up_on_a_fresh_clone(layers: Any) -> None:
+    said = layers("/root/sluice").run("/root/sluice/bin/test tests/test_settings.py tests/test_services.py")
+    assert "All checks passed!" in said
+    assert "Success: no issues found" in said
+    assert re.search(r"=+ \d+ passed.* in ", said)
+
+
+@pytest.fixture(scope="session", params=["cpython", "pypy"])
+def provisioned(request: pytest.FixtureRequest, layers: Any) -> Layer:
+    """A layer in which bin/provision services ran."""
+    layer = layers("/opt/sluice")
+    layer.run(f"""
+        INGEST_RUNTIME={request.param} /opt/sluice/bin/provision services
+        /opt/sluice/bin/provision siege
+        ln -sfn /opt/sluice/bench /root/bench  # as the Vagrantfile does for its user
+    """)
+    return layer
+
+
+def test_what_is_provisioned_is_left_as_it_is_the_second_time(provisioned: Layer) -> None:
+    said = provisioned.run("""
+        touch /before /after
+        until [[ /after -nt /before ]]; do touch /after; done
+        /opt/sluice/bin/provision services
+        find / -xdev -newer /before -not -path /after -not -path /run  # which is new each time
+        systemd-analyze verify --man=no sluice.target nginx.service
+        ls -ld /var/lib/sluice /etc/default/sluice
+        sysctl -n vm.overcommit_memory >/dev/null
+        systemctl is-enabled nginx sluice.target sluice-worker@1 redis-server || true
+    """)
+    _, *lines = said.splitlines()
+    assert [re.sub(r"(\S+) .* (\S+)", r"\1 \2", line) for line in lines] == [
+        "-rw------- /etc/default/sluice", "drwx------ /var/lib/sluice",
+        "enabled", "enabled", "enabled", "disabled",
+    ]  # fmt: skip
+
+
+class Machine:
+    """A machine that qemu plays with a layer's disk; reached at a port of this one, and by its second serial line."""
+
+    def __init__(self, port: int, line: Any) -> None:
+        self.port = port
+        self.line = line
+
+    def ask(self, expression: str) -> Any:
+        """What an expression of Python comes to in there."""
+        self.line.sendall(expression.encode() + b"\n")
+        return self.answer()
+
+    def answer(self) -> Any:
+        text = b""
+        while not text.endswith(b"\n"):
+            text += self.line.recv(1)
+        return json.loads(text) if text.strip() else self.answer()
+
+
+@pytest.fixture
+def machine(provisioned: Layer) -> Iterator[Machine]:
+    """The machine, booted."""
+    files = {
+        "opt/within.py": WITHIN,
+        "etc/systemd/system/within.service": UNIT,
+        "etc/systemd/network/any.network": NETWORK,
+        "etc/hostname": "machine\n",
+        "etc/hosts": "127.0.0.1 localhost\n",  # Debian's installer makes it, debootstrap does not
+    }
+    for name, text in files.items():
+        path = provisioned.upper / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    provisioned.run("systemctl add-wants multi-user.target within.service systemd-networkd.service")
+    subprocess.run([*APART, DISK, provisioned.debian, provisioned.folder], check=True)
+    port, line = free_port(), provisioned.folder / "line"
+    boot = sorted((provisioned.debian / "boot").glob("vmlinuz-*"))[-1]
+    command = [
+        "qemu-system-x86_64", "-machine", "accel=tcg", "-cpu", "max", "-smp", 2, "-m", 2048, "-display", "none",
+        "-no-reboot", "-kernel", boot, "-initrd", str(boot).replace("vmlinuz", "initrd.img"),
+        "-append", "root=/dev/vda rw console=ttyS0 quiet",
+        "-drive", f"file={provisioned.folder}/disk,if=virtio,format=raw,cache=unsafe",
+        "-nic", f"user,model=virtio-net-pci,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:8080",
+        "-serial", f"file:{provisioned.folder}/console", "-serial", f"unix:{line},server=on,wait=off",
+    ]  # fmt: skip
+    with (
+        running(command, provisioned.folder / "qemu", dict(os.environ)),
+        poll(lambda: connect(line, 240), what="qemu") as serial,
+    ):
+        found = Machine(port, serial)
+        assert found.answer() == {}
+        yield found
+
+
+def test_a_machine_boots_with_sluice_running_and_keeps_its_promises(machine: Machine, provisioned: Layer) -> None:
+    def said(what: str) -> None:
+        print(f"{time.monotonic() - began:5.0f} s  {what}")
+
+    def vote(choice: str) -> int:
+        return post(machine.port, "/votes", f'{{"poll":"p","choice":"{choice}"}}'.encode())[0]
+
+    began = time.monotonic()
+    poll(lambda: vote("first") == 200, 120)
+    said("booted; a vote from outside is taken")
+    assert machine.ask("[sh('systemctl', 'is-active', unit) for unit in UNITS]") == ["active"] * 4
+    assert machine.ask("sh('systemctl', '--failed', '--quiet')") == ""
+    assert machine.ask("{os.stat('/proc/%d' % pid).st_uid for unit in UNITS for pid in pids(unit)}.__len__()") == 1
+    assert machine.ask("[os.sched_getscheduler(pid) for pid in pids('sluice-gateway')][1:]") == [os.SCHED_BATCH]
+    runtime = machine.ask("os.readlink('/proc/%d/exe' % pids('sluice-gateway')[0])")
+    assert ("pypy" in runtime) == ("pypy" in (provisioned.upper / "etc/default/sluice").read_text())
+    limits = "net/core/somaxconn", "vm/overcommit_memory", "vm/swappiness", "net/ipv4/ip_local_port_range"
+    values = machine.ask(f"[pathlib.Path('/proc/sys', name).read_text().split() for name in {limits}]")
+    assert values == [["65535"], ["1"], ["1"], ["10240", "65535"]]
+    files = "re.findall('Max open files +([0-9]+)', open('/proc/%s/limits' % pids('nginx')[1]).read())"
+    assert machine.ask(files) == ["65535"]
+    listening = "sorted({line.split()[3].rsplit(':', 1)[1] for line in sh('ss', '-Htln').splitlines()})"
+    assert machine.ask(listening) == ["8080"]
+    assert machine.ask("sh('ss', '-Htln6')") == ""
+    said(f"all active on {runtime}, one user, limits as set, 8080 alone open")
+
+    loads = [Load(machine.port, fresh) for fresh in (False, True)]
+    for load in loads:
+        load.start()
+    for _ in range(3):
+        assert machine.ask("sh('systemctl', 'restart', 'sluice-gateway')") == ""
+    for load in loads:
+        load.ended.set()
+        load.join()
+    taken = sum(load.taken for load in loads)
+    said(f"the gateway restarted three times, {taken} votes meanwhile")
+    assert [load.failed for load in loads] == [[], []]
+
+    siege = machine.ask("sh('env', '-C', '/root', 'HOME=/root', 'SECONDS_LONG=5', 'bench/siege.sh')")
+    assert "transaction_rate" in siege, siege
+    figures, _ = json.JSONDecoder().raw_decode(siege[siege.index("{") :])
+    said(f"bench/siege.sh: {figures['transaction_rate']:.0f} requests/s, emulated")
+    assert figures["failed_transactions"] == 0 < figures["successful_transactions"]
+
+    assert machine.ask("[sh('systemctl', 'kill', '-s', 'KILL', unit) for unit in UNITS]") == [""] * 4
+    poll(lambda: vote("after") == 200, 90)
+    said("every process killed; a vote is taken again")
+    before = machine.ask("int(show('sluice-gateway', 'NRestarts'))")
+    machine.ask("sh('systemctl', 'kill', '-s', 'STOP', 'sluice-gateway')")
+    assert machine.ask(f"until(lambda: int(show('sluice-gateway', 'NRestarts')) > {before})")
+    poll(lambda: vote("watched") == 200, 90)
+    said("stopped dead, the gateway was started anew by the watchdog")
+
+    pids = machine.ask("[pids(unit) for unit in UNITS]")
+    assert "Sluice takes writes" in machine.ask("sh('/opt/sluice/bin/provision', 'services')")
+    assert machine.ask("[pids(unit) for unit in UNITS]") == pids
+    said("provisioned again: nothing was restarted")
+    assert "takes writes" in machine.ask("sh('env', 'INGEST_LOG=json', '/opt/sluice/bin/provision', 'services')")
+    assert vote("json") == 200
+    said("another setting: all restarted")
+    poll(lambda: machine.ask("json.loads(sh('sluice', 'status', '--json'))")["streams"][-1]["ready"] == 0, 60)
+    ledger = machine.ask("json.loads(sh('sluice', 'status', '--json'))")
+    assert ledger["trouble"] == []
+    votes = ledger["streams"][-1]
+    said(f"the ledger: {votes}")
+    assert (votes["stream"], votes["missing"], votes["stored"]) == ("votes", 0, votes["accepted"])
+    lines = machine.ask(JOURNAL)
+    assert {name for name, _, _ in lines} >= {"sluice-gateway", "sluice-worker-1", "redis"}
+    assert ["sluice-gateway", "6", "gunicorn.error: Starting gunicorn"] in [[*line[:2], line[2][:33]] for line in lines]
+    objects = [json.loads(text) for name, _, text in lines if name == "sluice-gateway" and text.startswith("{")]
+    assert objects[0]["message"].startswith("Starting gunicorn")
+
+    assert machine.ask("sh('systemctl', 'stop', 'nginx', 'sluice.target')") == ""
+    rows = "SELECT count(*), count(DISTINCT seq) FROM votes WHERE choice = 'a'"
+    stored = machine.ask(
+        f"sqlite3.connect('file:/var/lib/sluice/ingest.db?mode=ro', uri=True).execute({rows!r}).fetchone()"
+    )
+    said(f"stopped; of the votes under restarts {stored[0]} are stored")
+    assert stored == [taken, taken]
