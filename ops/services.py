@@ -27,6 +27,7 @@ DEFAULTS = Path("/etc/default/sluice")
 UNITS = Path("/etc/systemd/system")
 WANTED = UNITS / "sluice.target.wants"
 FILES = 65535  # LimitNOFILE= of nginx in systemd/
+READERS = ("sluice-metrics.service",)  # of the database, beside the worker
 FIXED = {"INGEST_HOME": str(HOME)}
 # what a unit with ProtectHome= and PrivateTmp= does not see
 SHELTERED = "/home", "/root", "/run/user", "/tmp", "/var/tmp"  # noqa: S108  # named, not written to
@@ -82,6 +83,9 @@ def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, st
         name = str(path.relative_to(ROOT / "systemd"))
         if path.is_file() and wanted.get(name, True):
             found[places.get(name, UNITS / name)] = path.read_text().replace("/opt/sluice", str(root))
+    network = UNITS / "sluice-worker@.service.d/network.conf"
+    if network in found:
+        found |= {UNITS / f"{unit}.d/network.conf": found[network] for unit in READERS}
     return found
 
 
@@ -169,6 +173,8 @@ def install(found: Mapping[str, str], s: settings.Settings) -> bool:
     run("systemd-tmpfiles", "--create", "/etc/tmpfiles.d/sluice.conf")
     changed |= prepare(found)
 
+    if s.workers.most > s.workers.least:
+        print(f"sluice: services do not scale: {s.workers.least} worker(s) start; sluice-worker@N is one more")
     workers = [f"sluice-worker@{n}.service" for n in range(1, s.workers.least + 1)]
     enabled = {path.name for path in WANTED.iterdir()} if WANTED.is_dir() else set()
     if surplus := enabled - set(workers):

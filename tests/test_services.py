@@ -39,7 +39,10 @@ from utils import (
     short_tmp,
 )
 
-UNITS = "sluice-gateway.service", "sluice-worker@1.service", "nginx.service", "redis-server@sluice.service"
+UNITS = (
+    "sluice-gateway.service", "sluice-worker@1.service", "nginx.service", "redis-server@sluice.service",
+    "sluice-metrics.service",
+)  # fmt: skip
 EXPOSED = 2.0  # of 10: what `systemd-analyze security` may say at most; it calls this OK
 EVERY = {"INGEST_RUNTIME": "pypy", "INGEST_SINK": "postgresql://host/database"}
 
@@ -83,10 +86,17 @@ def test_systemd_calls_the_sandbox_of_each_unit_ok_or_better(unit: str, env: dic
 def test_the_units_do_what_the_settings_say(tmp: Path) -> None:
     plain, every = (services.files(settings.load(services.given("", env)), Path("/srv/sluice")) for env in ({}, EVERY))
     more = {"sluice-gateway.service.d/pypy.conf", "sluice-worker@.service.d/network.conf"}
+    more |= {f"{unit}.d/network.conf" for unit in services.READERS}
     assert {str(path.relative_to(services.UNITS)) for path in every.keys() - plain.keys()} == more
     unit = plain[services.UNITS / "sluice-gateway.service"]
     assert "ExecStart=/srv/sluice/.venv/bin/python" in unit
     assert "/opt/sluice" not in "".join(every.values())
+
+
+def test_every_program_of_bin_up_has_a_unit() -> None:
+    programs = set(re.findall(r"^\[program:(\w+)\]", (ROOT / "ops/supervisord.conf").read_text(), re.M))
+    names = {re.sub(r"^sluice-|-server|@.*|\.service.*", "", path.name) for path in (ROOT / "systemd").iterdir()}
+    assert programs - names <= {"more", "scale"}  # INGEST_WORKERS=auto is for bin/up
 
 
 def test_every_limit_of_the_kernel_that_is_set_is_one() -> None:
