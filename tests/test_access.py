@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import select
+import signal
 import socket
 import ssl
 import subprocess
@@ -102,6 +103,23 @@ def test_a_client_without_a_key_is_refused_before_its_body_is_read(field: str, t
         assert headers["www-authenticate"] == ['Bearer realm="Sluice"']
         assert refused_unread(web, field) == 401
         assert gateway.requests == []
+
+
+def test_keys_are_changed_by_a_hup_and_passwords_at_once(tmp: Path) -> None:
+    files = keys(tmp), passwords(tmp)
+    with front(INGEST_API_KEYS=files[0], INGEST_PASSWORDS=files[1]) as (web, _):
+
+        def status(key: str, password: str) -> int:
+            who = ["-u", f"jane:{password}", "-H", f"X-API-Key: {key}"]
+            return curl("-d", "x", *who, f"localhost:{web.port}/votes")[0]
+
+        assert status(KEY, "s3cret") == 200
+        files[0].write_text(f"{KEY[::-1]} telegraf;\n")
+        files[1].write_text("jane:{PLAIN}n3w\n")
+        assert [status(KEY, "s3cret"), status(KEY, "n3w")] == [401, 200]
+        web.process.send_signal(signal.SIGHUP)
+        poll(lambda: status(KEY[::-1], "n3w") == 200)
+        poll(lambda: status(KEY, "n3w") == 401)
 
 
 def test_an_influxdb_client_brings_its_token_as_it_is(tmp: Path) -> None:
