@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Callable, NamedTuple
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+NETWORKS = "networks such as 10.1.0.0/16 and 192.0.2.7"
 GATEWAY_SOCKETS = 4  # one Unix socket refuses (502) when its backlog is full; see DECISIONS.md
 
 
@@ -61,6 +62,7 @@ class Settings:
     max_connections: int
     cors: tuple[str, ...]
     log: str
+    status_allow: tuple[str, ...]
 
     @property
     def gateway_sockets(self) -> list[Path]:
@@ -193,7 +195,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         passwords=read("INGEST_PASSWORDS", "", file),
         tls_certificate=certificate,
         tls_key=key,
-        allow=read("INGEST_ALLOW", "", words(ipaddress.ip_network, "networks such as 10.1.0.0/16 and 192.0.2.7")),
+        allow=read("INGEST_ALLOW", "", words(ipaddress.ip_network, NETWORKS)),
         client_rate=read("INGEST_CLIENT_RATE", "0", whole(0, 10**6)),
         client_connections=read("INGEST_CLIENT_CONNECTIONS", "0", whole(0, 65535)),
         client_timeout=read("INGEST_CLIENT_TIMEOUT", "30", whole(1, 3600)),
@@ -201,6 +203,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         max_connections=read("INGEST_MAX_CONNECTIONS", "65535", whole(64, 65535)),
         cors=read("INGEST_CORS", "", cors),
         log=read("INGEST_LOG", "text", choice("text", "json")),
+        status_allow=read("INGEST_STATUS_ALLOW", "127.0.0.1 ::1", words(ipaddress.ip_network, NETWORKS)),
     )
 
 

@@ -42,7 +42,7 @@ class Observer:
         time: seconds since 1970. trouble: a line each, for a person.
         streams: by name
             accepted, ready, claimed, stored, dead, missing, purged: bodies, as in the ledger
-            drained: bodies ever claimed
+            drained: bodies ever claimed; through: everything up to this sequence number is in the database
             backlog_bytes: of memory, that ready and claimed bodies take, roughly
             oldest_seconds: how long the oldest body has waited that is not stored; None too if there is none
             open_claims; received_bytes, of all bodies taken; sink_errors; decoder: whether there is one
@@ -124,7 +124,8 @@ class Observer:
         told = self.counted.get("streams", {})
         if ledger:
             told[name] = {state: found[state] for state in ("stored", "dead", "missing")}
-        found |= told.get(name, {})
+            told[name]["through"] = through(snapshot, ledger) if snapshot else None
+        found |= told.get(name, {"through": None})
         return found | {
             "drained": snapshot and snapshot.claimed,
             "backlog_bytes": snapshot and snapshot.size,
@@ -135,6 +136,12 @@ class Observer:
             "persist": histogram(counted, f"persist_seconds {name}", SECONDS),
             "decode": histogram(counted, f"decode_seconds {name}", SECONDS),
         }
+
+
+def through(snapshot: Snapshot, ledger: sinks.Ledger) -> int:
+    """Up to which sequence number everything that was claimed is in the database."""
+    held = [int(claim.split(":")[1]) for claim in snapshot.claims if claim not in ledger.persisted]
+    return min(held, default=snapshot.claimed + 1) - 1
 
 
 def histogram(counted: dict[str, int] | None, field: str, bounds: Sequence[float]) -> Figures | None:

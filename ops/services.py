@@ -27,7 +27,7 @@ DEFAULTS = Path("/etc/default/sluice")
 UNITS = Path("/etc/systemd/system")
 WANTED = UNITS / "sluice.target.wants"
 FILES = 65535  # LimitNOFILE= of nginx in systemd/
-READERS = ("sluice-metrics.service",)  # of the database, beside the worker
+READERS = ("sluice-metrics.service", "sluice-page.service")  # of the database, beside the worker
 FIXED = {"INGEST_HOME": str(HOME)}
 # what a unit with ProtectHome= and PrivateTmp= does not see
 SHELTERED = "/home", "/root", "/run/user", "/tmp", "/var/tmp"  # noqa: S108  # named, not written to

@@ -23,6 +23,7 @@ FIRST_SCREEN = """\
 Sluice takes writes at {url} and stores them in {sink}
 
   try it     curl -d '{{"poll":"cookies","choice":"oreo"}}' {short}/votes
+  look       {url}/status
   stop it    Ctrl-C; what was taken and is not yet stored waits for the next start
   log files  {home}/log
 """
@@ -124,6 +125,9 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
         *((f"unix:/run/sluice/{path.name} ", f'"unix:{path}" ') for path in s.gateway_sockets),
         ("unix:/run/sluice/metrics.sock;", f'"unix:{s.home}/run/metrics.sock";'),
         ("listen 8080 ", f"listen {s.port} "),
+        ("/usr/share/sluice/status/", f'"{ROOT}/status/"'),
+        ("/run/sluice/status.json", f'"{s.home}/run/status.json"'),
+        ("allow 127.0.0.1; allow ::1;", " ".join(f"allow {network};" for network in s.status_allow)),
         ("client_max_body_size 1m", f"client_max_body_size {s.max_body}"),
         ("client_header_timeout 30s", f"client_header_timeout {s.client_timeout}s"),
         ("client_body_timeout 30s", f"client_body_timeout {s.client_timeout}s"),

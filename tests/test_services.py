@@ -41,7 +41,7 @@ from utils import (
 
 UNITS = (
     "sluice-gateway.service", "sluice-worker@1.service", "nginx.service", "redis-server@sluice.service",
-    "sluice-metrics.service",
+    "sluice-metrics.service", "sluice-page.service",
 )  # fmt: skip
 EXPOSED = 2.0  # of 10: what `systemd-analyze security` may say at most; it calls this OK
 EVERY = {"INGEST_RUNTIME": "pypy", "INGEST_SINK": "postgresql://host/database"}

@@ -1,0 +1,415 @@
+// Reads status.json once a second and draws it. Whatever comes from outside is put in as text, never as HTML.
+
+const $ = (selector) => document.querySelector(selector);
+const LATE = 30; // seconds that the oldest body may wait before the page calls it a backlog
+const STALE = 15; // seconds after which figures are too old; a look at a Redis that is away takes five
+const TRIES = {
+  "/votes": (mark) => `{"poll":"status page","choice":"it works","voter":"${mark}"}`,
+  "/gps": (mark) => `{"device":"${mark}","lat":48.13743,"lon":11.57549,"speed":6.2}`,
+  "/metrics": (mark) => `{"name":"status_page","value":1,"tags":{"mark":"${mark}"}}`,
+  "/write": (mark) => `status_page,mark=${mark} value=1`,
+};
+let shown = null; // the newest status.json
+let clock = 0; // the server's time when it was fetched, seconds: the reader's own clock may be wrong
+
+// --- words ---------------------------------------------------------------------------------------------------------
+
+const whole = new Intl.NumberFormat("en");
+const number = (n) => (n == null ? "?" : whole.format(n));
+const each = (n) => (n == null ? "?" : n >= 100 ? whole.format(Math.round(n)) : String(+n.toFixed(1)));
+const bodies = (n) => `${number(n)} ${n === 1 ? "body" : "bodies"}`;
+
+function span(seconds) {
+  if (seconds < 100) return `${seconds < 10 ? +seconds.toFixed(1) : Math.round(seconds)} s`;
+  const [size, name] = seconds < 6000 ? [60, "min"] : seconds < 360000 ? [3600, "h"] : [86400, "d"];
+  return `${Math.round(seconds / size)} ${name}`;
+}
+
+function sum(name) {
+  const counts = shown.streams.map((stream) => stream[name]);
+  return counts.includes(null) ? null : counts.reduce((a, b) => a + b, 0);
+}
+
+function element(name, text = "", attributes = {}) {
+  const made = document.createElement(name);
+  made.textContent = text;
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  return made;
+}
+
+// --- the verdict ---------------------------------------------------------------------------------------------------
+
+function judge() {
+  const old = clock - shown.time;
+  if (old > STALE)
+    return ["bad", `These figures are ${span(old)} old`, "The process that takes them is away; its log may say why."];
+  const redis = shown.trouble.find((line) => line.startsWith("Redis"));
+  if (redis) return ["bad", "Redis is away: nothing is taken", `Posts get 503 and are asked to come again. ${redis}`];
+  if (!shown.gateway)
+    return ["bad", "The gateway is away: nothing is taken", "Posts get 502; the gateway's log may say why."];
+  const ready = sum("ready");
+  const base = shown.trouble.find((line) => line.startsWith("the database is away"));
+  if (base && (sum("accepted") || !base.includes("no database yet")))
+    return ["bad", "The database is away", `What is posted is taken and waits: ${bodies(ready)} now. ${base}`];
+  const missing = shown.streams.filter((stream) => stream.missing);
+  if (missing.length)
+    return ["bad", `${missing.map((stream) => `${stream.stream}: ${number(stream.missing)}`).join(", ")} missing`,
+      "The sum of the ledger is wrong; bin/sluice status says what that means."];
+  const unread = shown.streams.filter((stream) => stream.ready && !stream.decoder);
+  if (unread.length)
+    return ["slow", `Nobody reads ${unread.map((stream) => stream.stream).join(", ")}`,
+      "There is no decoder for it: what is posted waits. INGEST_RECORDS names the module that has one."];
+  const oldest = Math.max(...shown.streams.map((stream) => stream.oldest_seconds ?? 0));
+  const speed = sum("drained_rate");
+  const flow = sum("accepted_rate");
+  const waits = `${bodies(ready + sum("claimed"))} ${ready + sum("claimed") === 1 ? "waits" : "wait"}`;
+  if (oldest > LATE && !speed)
+    return ["bad", "Nothing is being stored", `${waits}, the oldest for ${span(oldest)}. ${shown.workers ? "The worker is stuck" : "No worker runs"}; the worker's log may say why.`];
+  if (oldest > LATE) {
+    const left = speed > flow ? ` At this pace it has caught up in ${span(ready / (speed - flow))}.` : "";
+    return ["slow", `The worker is ${span(oldest)} behind`, `${waits}. ${each(flow)} a second come in, ${each(speed)} are taken.${left}`];
+  }
+  if (shown.workers === 0 && ready) return ["slow", "No worker runs", `${waits}; what is posted is taken and waits too.`];
+  if (shown.memory.most && shown.memory.used > 0.9 * shown.memory.most)
+    return ["slow", "Redis is nearly full", `${waits}. Once it is full, posts get 503 and are asked to come again.`];
+  const dead = sum("dead");
+  const but = dead ? ` ${bodies(dead)} ${dead === 1 ? "was" : "were"} refused: the reasons are below.` : "";
+  if (sum("accepted") === 0) return ["good", "Ready. Nothing has come yet", "Send a test event at the end of this page, and see it arrive."];
+  if (flow > 0) return ["good", `Data flows: ${each(flow)} a second`, `All is stored as it comes; nothing is missing.${but}`];
+  const last = shown.hour.findLast((row) => row[1] > 0);
+  const since = last ? ` The last came ${span(Math.max(0, clock - last[0]))} ago.` : shown.hour.length ? " Nothing has come for an hour or since the start." : "";
+  return ["good", "All is stored; nothing is coming in", `Nothing waits, nothing is missing.${since}${but}`];
+}
+
+function verdict() {
+  const [state, title, text] = judge();
+  say($("#verdict"), state, title, text);
+  document.title = `${{ good: "✓", slow: "!", bad: "✕" }[state]} Sluice`;
+}
+
+function say(section, state, title, text) {
+  section.dataset.state = state;
+  // a screen reader repeats what is put in, so only what has changed is
+  for (const [part, words] of [[section.children[0], title], [section.children[1], text]])
+    if (part.textContent !== words) part.textContent = words;
+}
+
+// --- the picture and the ledger ------------------------------------------------------------------------------------
+
+function station(id, figure, detail, state = "") {
+  const place = $(`#${id}`);
+  place.dataset.state = state;
+  place.children[1].textContent = number(figure);
+  place.children[2].textContent = detail;
+}
+
+function picture() {
+  const oldest = Math.max(...shown.streams.map((stream) => stream.oldest_seconds ?? 0));
+  const [ready, claimed, dead] = ["ready", "claimed", "dead"].map(sum);
+  const late = oldest > LATE ? "slow" : "";
+  station("accepted", sum("accepted"), `${each(sum("accepted_rate"))} a second`);
+  station("ready", ready, ready ? `the oldest for ${span(oldest)}` : "nothing waits", ready ? late : "");
+  station("claimed", claimed, workers(), claimed ? late : "");
+  station("stored", sum("stored"), `${each(sum("drained_rate"))} a second`);
+  const away = shown.turned_away.reduce((total, { answers }) => total + answers, 0);
+  station("dead", dead, away ? `And ${number(away)} posts were not taken.` : "", dead ? "slow" : "");
+}
+
+function workers() {
+  const count = shown.workers;
+  return count == null ? "" : count === 0 ? "no worker runs" : count === 1 ? "one worker runs" : `${count} workers run`;
+}
+
+function ledger() {
+  const names = [...document.querySelectorAll("#ledger thead th")].map((head) => head.textContent);
+  const purged = shown.streams.filter((stream) => stream.purged).map((stream) => `${stream.stream}: ${number(stream.purged)}`);
+  $("#purged").textContent = purged.length ? `Thrown away by bin/sluice purge: ${purged.join(", ")}.` : "";
+  $("#ledger tbody").replaceChildren(...shown.streams.map((stream) => {
+    const row = element("tr");
+    row.append(element("th", stream.stream, { scope: "row" }));
+    const counts = ["accepted", "ready", "claimed", "stored", "dead", "missing"].map((name) => stream[name]);
+    const oldest = stream.oldest_seconds == null ? "–" : span(stream.oldest_seconds);
+    const cells = [...counts.map(number), oldest, `${each(stream.accepted_rate)} /s`];
+    cells.forEach((text, at) => {
+      const bad = at === 5 && counts[at];
+      row.append(element("td", text, { "data-name": names[at + 1], class: bad ? "bad" : /^(0|–|0 \/s)$/.test(text) ? "zero" : "" }));
+    });
+    return row;
+  }));
+}
+
+// --- dead letters --------------------------------------------------------------------------------------------------
+
+function when(text) {
+  const time = new Date(text);
+  const day = time.toDateString() === new Date(clock * 1000).toDateString() ? "" : `${time.toLocaleDateString()} `;
+  return element("time", day + time.toLocaleTimeString(), { datetime: text, title: text });
+}
+
+let drawn = "";
+function letters() {
+  const text = JSON.stringify([shown.dead, shown.turned_away]);
+  if (text === drawn) return; // or a selection in it would be lost every second
+  drawn = text;
+  const { reasons, letters, more } = shown.dead;
+  $("#letters-note").textContent = reasons.length
+    ? "Nothing is lost: each is kept with its reason. bin/sluice dead shows them whole, bin/sluice replay tries them again."
+    : "Nothing was refused. What cannot be stored is kept here with its reason.";
+  const tally = (count, where, reason) => {
+    const line = element("li");
+    line.append(element("span", `${number(count)} ×`, { class: "count" }), element("span", where, { class: "stream" }), element("span", reason));
+    return line;
+  };
+  $("#reasons").replaceChildren(...reasons.map(({ stream, reason, letters: count }) => tally(count, stream, reason)));
+  $("#away").hidden = !shown.turned_away.length;
+  $("#turned-away").replaceChildren(...shown.turned_away.map(({ answers, where, reason }) => tally(answers, where, reason)));
+  $("#newest").hidden = !letters.length;
+  if (more) $("#reasons").append(element("li", `and ${number(more)} other reasons`));
+  $("#letters").replaceChildren(...letters.map((letter) => {
+    const line = element("li");
+    line.append(when(letter.time), element("span", letter.stream, { class: "stream" }), element("span", letter.reason));
+    line.append(element("span", letter.excerpt, { class: "body", title: `${number(letter.bytes)} bytes` }));
+    return line;
+  }));
+}
+
+// --- charts --------------------------------------------------------------------------------------------------------
+
+const SVG = "http://www.w3.org/2000/svg";
+function svg(parent, name, attributes, text = "") {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.textContent = text;
+  parent.append(made);
+  return made;
+}
+
+// The least of 1, 2 or 5 times a power of ten that is not below n.
+function round(n) {
+  const power = 10 ** Math.floor(Math.log10(n));
+  return power * [1, 2, 5, 10].find((step) => step * power >= n);
+}
+
+const short = (n) => (n >= 1e6 ? `${+(n / 1e6).toFixed(1)}M` : n >= 1e4 ? `${+(n / 1e3).toFixed(1)}k` : String(+n.toFixed(1)));
+
+// A chart of the last hour. lines: [class, column of a row]; tell: the readout, as pairs of words and figures.
+class Chart {
+  constructor(figure, title, lines, tell) {
+    this.lines = lines;
+    this.tell = tell;
+    this.at = null; // the row under the cursor
+    const caption = element("figcaption");
+    caption.append(element("h2", title), (this.readout = element("p", "", { class: "readout", "aria-live": "off" })));
+    this.plot = element("div", "", { class: "plot", tabindex: "0", role: "slider", "aria-label": `${title}, by time; arrow keys move` });
+    this.svg = svg(this.plot, "svg", { "aria-hidden": "true" });
+    figure.append(caption, this.plot);
+    this.plot.addEventListener("pointermove", (event) => this.point(event));
+    this.plot.addEventListener("pointerleave", () => this.move(null));
+    this.plot.addEventListener("blur", () => this.move(null));
+    this.plot.addEventListener("keydown", (event) => this.key(event));
+    new ResizeObserver(() => this.draw()).observe(this.plot);
+  }
+
+  point(event) {
+    const box = this.svg.getBoundingClientRect();
+    const time = this.end - (1 - (event.clientX - box.left - this.left) / (this.width - this.left)) * this.span;
+    const near = (row) => Math.abs(row[0] - time);
+    this.move(this.rows.reduce((best, row, at) => (near(row) < near(this.rows[best]) ? at : best), 0));
+  }
+
+  key(event) {
+    const last = this.rows.length - 1;
+    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, PageDown: -6, PageUp: 6, Home: -Infinity, End: Infinity };
+    if (event.key === "Escape") this.move(null);
+    if (!(event.key in steps)) return;
+    event.preventDefault();
+    this.move(Math.min(last, Math.max(0, (this.at ?? last + 1) + steps[event.key])));
+  }
+
+  move(at) {
+    this.at = at;
+    this.draw();
+  }
+
+  draw() {
+    if (!shown) return;
+    this.rows = hour();
+    this.end = this.rows.at(-1)[0];
+    // one who comes in the first minutes sees more than a dot at the edge
+    this.span = 60 * [5, 15, 30, 60].find((minutes) => minutes === 60 || this.rows[0][0] > this.end - 60 * minutes);
+    this.width = this.svg.clientWidth;
+    this.left = 40;
+    const height = this.svg.clientHeight - 22;
+    const most = round(Math.max(1, ...this.rows.flatMap((row) => this.lines.map(([, column]) => row[column] ?? 0))));
+    const x = (time) => this.left + (1 + (time - this.end) / this.span) * (this.width - this.left);
+    const y = (value) => height - (value / most) * (height - 8);
+    this.svg.replaceChildren();
+    for (const part of [0, 0.5, 1]) {
+      svg(this.svg, "line", { class: "grid", x1: this.left, x2: this.width, y1: y(most * part), y2: y(most * part) });
+      svg(this.svg, "text", { x: this.left - 8, y: y(most * part) + 4, "text-anchor": "end" }, short(most * part));
+    }
+    for (const part of this.width < 420 ? [1, 0.5, 0] : [1, 0.8, 0.6, 0.4, 0.2, 0]) {
+      const anchor = { 1: "start", 0: "end" }[part] ?? "middle";
+      svg(this.svg, "text", { x: this.width - (part * (this.width - this.left)), y: height + 18, "text-anchor": anchor }, part ? `−${+((this.span / 60) * part).toFixed(1)} min` : "now");
+    }
+    for (const [name, column] of this.lines)
+      for (const run of this.runs(column)) {
+        const points = run.map((row) => `${x(row[0]).toFixed(1)} ${y(row[column]).toFixed(1)}`);
+        if (run.length === 1) points.unshift(`${(x(run[0][0]) - 2).toFixed(1)} ${y(run[0][column]).toFixed(1)}`);
+        if (name === "in")
+          svg(this.svg, "path", { class: "area", d: `M${points.join("L")}L${x(run.at(-1)[0])} ${height}L${points[0].split(" ")[0]} ${height}Z` });
+        svg(this.svg, "path", { class: name, d: `M${points.join("L")}` });
+      }
+    const row = this.rows[Math.min(this.at ?? Infinity, this.rows.length - 1)];
+    if (this.at != null) svg(this.svg, "line", { class: "cursor", x1: x(row[0]), x2: x(row[0]), y1: 0, y2: height });
+    this.read(row);
+  }
+
+  // The stretches of rows in which a column is known and no row is left out.
+  runs(column) {
+    const found = [];
+    let last = -Infinity;
+    for (const row of this.rows) {
+      if (row[column] == null) last = -Infinity;
+      else {
+        if (row[0] - last > 2 * STALE) found.push([]);
+        found.at(-1).push(row);
+        last = row[0];
+      }
+    }
+    return found;
+  }
+
+  read(row) {
+    this.readout.replaceChildren();
+    for (const [name, words, figure] of this.tell(row)) {
+      const part = element("span", "", { class: "part" });
+      if (name) part.append(element("span", "", { class: `key ${name}` }));
+      part.append(`${words} `, element("b", figure));
+      this.readout.append(part);
+    }
+    this.readout.append(element("span", this.at == null ? "now" : new Date(row[0] * 1000).toLocaleTimeString(), { class: "part" }));
+    const values = { valuemin: 0, valuemax: this.rows.length - 1, valuenow: this.at ?? this.rows.length - 1 };
+    for (const [name, value] of Object.entries(values)) this.plot.setAttribute(`aria-${name}`, value);
+    this.plot.setAttribute("aria-valuetext", [...this.readout.children].map((part) => part.textContent).join(", "));
+  }
+}
+
+// The rows of the last hour, and this moment as one more.
+function hour() {
+  const waiting = sum("ready") == null || sum("claimed") == null ? null : sum("ready") + sum("claimed");
+  const oldest = Math.max(...shown.streams.map((stream) => stream.oldest_seconds ?? 0));
+  return [...shown.hour, [shown.time, sum("accepted_rate"), sum("drained_rate"), waiting, oldest]];
+}
+
+const charts = [
+  new Chart($("#rate"), "Bodies a second", [["in", 1], ["out", 2]], (row) => [["in", "accepted", each(row[1])], ["out", "taken by workers", each(row[2])]]),
+  new Chart($("#backlog"), "Bodies that wait", [["in", 3]], (row) => [["in", "waiting", number(row[3])], ["", "oldest", row[4] == null ? "?" : span(row[4])]]),
+];
+
+// --- the test event ------------------------------------------------------------------------------------------------
+
+const form = $("form");
+const mark = () => `test-${crypto.getRandomValues(new Uint32Array(1))[0].toString(36)}`;
+
+function paths() {
+  const known = shown.streams.flatMap((stream) => stream.paths);
+  const offered = known.filter((path) => path in TRIES).concat(known.filter((path) => !(path in TRIES)));
+  const chosen = form.path.value;
+  if (offered.join() === [...form.path.options].map((option) => option.value).join()) return;
+  form.path.replaceChildren(...offered.map((path) => element("option", path, { value: path })));
+  form.path.value = offered.includes(chosen) ? chosen : offered.includes("/votes") ? "/votes" : offered[0];
+  if (form.path.value !== chosen) propose();
+}
+
+function propose() {
+  form.body.value = (TRIES[form.path.value] ?? (() => "{}"))(mark());
+}
+
+form.path.addEventListener("change", propose);
+form.body.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+});
+
+let sending = 0;
+form.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const turn = ++sending;
+  const steps = $("#steps");
+  steps.replaceChildren();
+  const step = (state, text) => {
+    steps.lastChild?.dataset.state === "" && steps.lastChild.remove();
+    steps.append(element("li", text, { "data-state": state }));
+  };
+  const [path, body] = [form.path.value, form.body.value];
+  const stream = () => shown.streams.find((one) => one.paths.includes(path));
+  const before = stream();
+  step("", `Posting ${new TextEncoder().encode(body).length} bytes to ${path} …`);
+  const start = performance.now();
+  let answer;
+  try {
+    answer = await fetch(path, { method: "POST", body, headers: form.key.value ? { "X-API-Key": form.key.value } : {} });
+  } catch {
+    return step("bad", "There was no answer. It is not known whether it was taken.");
+  }
+  const took = Math.round(performance.now() - start);
+  if (!answer.ok) {
+    $("#key").hidden = answer.status !== 401 && $("#key").hidden;
+    const problem = await answer.json().catch(() => ({}));
+    return step("bad", `Not taken: ${answer.status} ${problem.title ?? ""}. ${problem.detail ?? ""}`);
+  }
+  step("good", `Accepted: ${answer.status} after ${took} ms. It is on the list.`);
+  step("", "On its way into the database …");
+  propose();
+  // Whatever was accepted before `then` has a sequence number up to `last`; once all up to there are in, so is ours.
+  await look();
+  const then = clock;
+  let last = null;
+  while (turn === sending) {
+    const now = stream();
+    if (now && shown.time >= then && last === null) last = now.accepted;
+    if (now && last !== null && now.through !== null && now.through >= last) {
+      const letter = shown.dead.letters.find((one) => one.stream === now.stream && one.seq > (before.accepted ?? 0) && one.seq <= last && same(one.excerpt, body));
+      if (letter) return step("bad", `Refused when it was to be stored: ${letter.reason}. It lies among the dead letters.`);
+      if (now.dead !== before.dead) return step("good", "It has arrived; whether it was refused, the dead letters say.");
+      return step("good", `Stored in the table ${now.stream}, within ${span(Math.max(0.1, clock - then + took / 1000))}.`);
+    }
+    await new Promise((done) => setTimeout(done, 250));
+    await look();
+  }
+});
+
+// Is this the excerpt of that body? What cannot be shown is escaped in it.
+function same(excerpt, body) {
+  const text = body.replace(/\n/g, "\\n");
+  return excerpt.endsWith("…") ? text.startsWith(excerpt.slice(0, -1)) : text === excerpt;
+}
+
+// --- once a second -------------------------------------------------------------------------------------------------
+
+async function look() {
+  try {
+    const answer = await fetch("/status/status.json", { cache: "no-cache" });
+    if (!answer.ok) throw new Error(answer.status === 404 ? "The process that takes the figures has not written any yet." : `status.json: ${answer.status}`);
+    clock = Number(answer.headers.get("Sluice-Time"));
+    shown = await answer.json();
+  } catch (error) {
+    const away = error instanceof TypeError;
+    say($("#verdict"), away ? "bad" : "wait", away ? "No answer: nginx is away, or the way to it" : "Looking …", away ? "The figures below are the last that came." : error.message);
+    return;
+  }
+  verdict();
+  picture();
+  ledger();
+  letters();
+  paths();
+  for (const chart of charts) chart.draw();
+  $("#clock").textContent = new Date(clock * 1000).toLocaleTimeString();
+}
+
+async function watch() {
+  if (!document.hidden) await look();
+  setTimeout(watch, 1000);
+}
+document.addEventListener("visibilitychange", () => document.hidden || look());
+watch();
