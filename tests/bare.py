@@ -60,7 +60,7 @@ UNIT = (
 WITHIN = r'''
 """Does in the machine what the test says through its second serial line: a line of Python each, a line of JSON back."""
 import glob, json, os, pathlib, re, sqlite3, subprocess, sys, time, tty
-UNITS = "redis-server@sluice", "sluice-worker@1", "sluice-gateway", "nginx", "sluice-metrics"
+UNITS = "redis-server@sluice", "sluice-worker@1", "sluice-gateway", "nginx", "sluice-metrics", "sluice-page"
 def sh(*words):
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return done.stdout.strip()
@@ -279,7 +279,7 @@ def test_a_machine_boots_with_sluice_running_and_keeps_its_promises(machine: Mac
     began = time.monotonic()
     poll(lambda: vote("first") == 200, 120)
     said("booted; a vote from outside is taken")
-    assert machine.ask("[sh('systemctl', 'is-active', unit) for unit in UNITS]") == ["active"] * 5
+    assert machine.ask("[sh('systemctl', 'is-active', unit) for unit in UNITS]") == ["active"] * 6
     assert machine.ask("sh('systemctl', '--failed', '--quiet')") == ""
     assert machine.ask("{os.stat('/proc/%d' % pid).st_uid for unit in UNITS for pid in pids(unit)}.__len__()") == 1
     assert machine.ask("[os.sched_getscheduler(pid) for pid in pids('sluice-gateway')][1:]") == [os.SCHED_BATCH]
@@ -313,7 +313,7 @@ def test_a_machine_boots_with_sluice_running_and_keeps_its_promises(machine: Mac
     said(f"bench/siege.sh: {figures['transaction_rate']:.0f} requests/s, emulated")
     assert figures["failed_transactions"] == 0 < figures["successful_transactions"]
 
-    assert machine.ask("[sh('systemctl', 'kill', '-s', 'KILL', unit) for unit in UNITS]") == [""] * 5
+    assert machine.ask("[sh('systemctl', 'kill', '-s', 'KILL', unit) for unit in UNITS]") == [""] * 6
     poll(lambda: vote("after") == 200, 90)
     said("every process killed; a vote is taken again")
     before = machine.ask("int(show('sluice-gateway', 'NRestarts'))")
