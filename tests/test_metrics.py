@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import settings
 import utils
+from ops.figures import Observer
 from spool import COUNTS, Inlet, Outlet
 from test_sluice import client, drain, push, sluice, vote
-from utils import ROOT, Server, get, poll, post
+from utils import ROOT, Server, environment, get, poll, post
 
 PROMETHEUS = ROOT / "ops/prometheus"
 NAME = re.compile(r"\bsluice_[a-z_]+")
@@ -228,3 +231,22 @@ def test_a_full_redis_still_counts(tmp: Path) -> None:
         assert batch.refused
         inlet.report(last=True)
         assert Outlet(str(redis.socket)).counted()["refused votes Redis is full"] == 1
+
+
+def test_a_sink_that_is_away_is_counted_and_the_worker_is_shown_with_what_it_holds(tmp: Path) -> None:
+    env = environment(tmp, {"INGEST_SINK": "postgresql://nobody@127.0.0.1:1/nothing"})
+    with utils.redis_server(tmp, appendfsync="no") as redis:
+        push(redis, *map(vote, range(3)))
+        with utils.running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", env) as worker:
+            observer = Observer(settings.load(env))
+
+            def told() -> bool:
+                figures = observer.look()
+                assert figures["streams"]["votes"]["sink_errors"] > 0
+                (one,) = figures["processes"]
+                assert (one["role"], one["pid"]) == ("worker", worker.pid)
+                return [(claim["stream"], claim["first"], claim["bodies"]) for claim in one["claims"]] == [
+                    ("votes", 1, 3)
+                ]
+
+            poll(told, 20)
