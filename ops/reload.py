@@ -1,8 +1,8 @@
-"""Let the gateway and the workers of a running bin/up go on with the code that is there now.
+"""Let the gateway, the workers and the rest of a running bin/up go on with the code that is there now.
 
 No request fails meanwhile. The gateway is upgraded (USR2): a second one starts beside it on the same sockets, and only
-once that serves is the first one told to stop. Each worker finishes its batch and starts again. Redis and nginx are
-left alone, and so are the settings: they are bin/up's, from its start.
+once that serves is the first one told to stop. Each worker finishes its batch and starts again, and so do
+metrics and page. Redis and nginx are left alone, and so are the settings: they are bin/up's, from its start.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ def run(arguments: argparse.Namespace, s: settings.Settings) -> int:
         environ = Path(f"/proc/{gateway}/environ").read_bytes().split(b"\0")
         up.check_modules(settings.load(dict(os.fsdecode(entry).partition("=")[::2] for entry in environ)))
         upgrade_gateway(home, gateway)
-        for mark in sorted((home / "run").glob("worker*.mark")):
-            restart(home, mark.stem)
+        for name in sorted(mark.stem for mark in (home / "run").glob("*.mark")):
+            if name not in ("redis", "gateway", "nginx"):
+                restart(home, name)
         if arguments.nginx:
             reload_nginx(home, master(home, "nginx"))
     except (Stuck, OSError) as stuck:  # a process may end while it is looked at

@@ -229,7 +229,7 @@ def test_a_reload_replaces_all_but_redis_and_bin_up_looks_after_what_has_replace
             done = subprocess.run(command, env=environment(tmp), capture_output=True, text=True, timeout=120)
             assert (done.returncode, done.stderr) == (0, "")
             replaced = [line.split(":")[0] for line in done.stdout.splitlines()]
-            assert replaced == ["gateway", "worker", *(word[2:] for word in more)]
+            assert replaced == ["gateway", "metrics", "page", "worker", *(word[2:] for word in more)]
             assert (before["nginx"] == set(up.pids("nginx"))) == (not more)
         poll(lambda: up.said().count("up       | upgraded: gateway") == 2)
         assert "ended what an earlier one had left" not in up.said()
