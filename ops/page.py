@@ -176,7 +176,7 @@ class Hour:
         drained = total(rows, lambda row: None if row["ready"] is None else row["accepted"] - row["ready"])
         if waiting is not None:
             self.waiting.append(waiting)
-            self.oldest.append(max((row["oldest_seconds"] or 0 for row in rows), default=0))
+            self.oldest.append(round(max((row["oldest_seconds"] or 0 for row in rows), default=0), 2))
         if self.start is None:
             self.start = now, accepted, drained
         elapsed = now - self.start[0]
