@@ -102,7 +102,12 @@ def test_tail_counts_what_came_and_went_while_a_worker_takes_it(tmp: Path, redis
         running([ROOT / "bin/sluice", "tail", "votes"], tmp / "tail.out", environment(tmp)) as process,
     ):
         poll(lambda: "from 1 on" in (tmp / "tail.out").read_text())
-        for n in range(500):
+        os.killpg(process.pid, signal.SIGSTOP)
+        push(redis, *map(vote, range(100)))
+        poll(lambda: status(tmp)[1]["votes"]["stored"] == 100, 30)
+        os.killpg(process.pid, signal.SIGCONT)
+        poll(lambda: "\n… 100 that came and went" in (tmp / "tail.out").read_text())
+        for n in range(400):
             push(redis, vote(n))
 
         def told() -> bool:
