@@ -259,7 +259,7 @@ def test_a_list_that_is_renamed_and_one_that_moves_in_steps_give_the_same(
     assert (calls(server, "rename"), calls(server, "lpop")) == (1, 0)
     assert drained(outlet, "t", most=997, size=100_000) == bodies
     assert calls(server, "lpop") > 0
-    assert outlet.snapshot("s") == outlet.snapshot("t") == (1000, 0, {}, {}, 0)
+    assert outlet.snapshot("s") == outlet.snapshot("t") == (1000, 0, {}, {}, 0, 0)
 
 
 def test_a_claim_is_bounded_by_bodies_and_by_bytes(inlet: Inlet, outlet: Outlet) -> None:
@@ -369,7 +369,7 @@ def test_what_another_tool_pushes_is_claimed_too(server: Server, inlet: Inlet, o
 
 
 def test_a_snapshot_shows_what_lies_where(server: Server, inlet: Inlet, outlet: Outlet) -> None:
-    assert outlet.snapshot("s") == (0, 0, {}, {}, 0)
+    assert outlet.snapshot("s") == (0, 0, {}, {}, 0, 0)
     assert outlet.waiting(["s", "t"]) == [False, False]
     push(inlet, *numbers(10))
     one, two = claim(outlet, most=2), claim(outlet, most=3)
