@@ -158,6 +158,7 @@ class Drill:
         trouble = ""
         try:
             self.flows(60)
+            wait(lambda: self.site.store.bodies(STREAM), 60, "the first events are stored")  # in tables that are there
             for name in self.order(self.options.faults):
                 time.sleep(self.random.uniform(*PAUSE))
                 if self.elapsed() > max(self.options.duration - LAST, self.options.duration / 2):

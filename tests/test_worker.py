@@ -277,12 +277,12 @@ def test_a_claim_that_is_in_the_sink_already_is_only_settled(tmp: Path, redis: S
     made(tmp)
     with worker(tmp, log="first.out") as first:
         with locked(tmp):
-            push(redis, *range(100))
+            push(redis, *range(50))
             (name,) = poll(lambda: claims(redis))
             first.process.send_signal(signal.SIGSTOP)
         # somebody stored it and died before he settled it
         with contextlib.closing(sqlite3.connect(tmp / "ingest.db", isolation_level=None)) as db:
-            db.execute("INSERT INTO batches VALUES (1, ?, 'votes', 1, 100, 100, 'now')", (name,))
+            db.execute("INSERT INTO batches VALUES (1, ?, 'votes', 1, 50, 50, 'now')", (name,))
         first.process.send_signal(signal.SIGCONT)
         poll(lambda: not claims(redis))
     assert choices(tmp) == []
