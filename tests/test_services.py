@@ -248,7 +248,10 @@ class Load(threading.Thread):
         connection = connect(self.port, 30)
         while not self.ended.is_set():
             try:
-                status = post(self.port if self.fresh else connection, "/votes", b'{"poll":"p","choice":"a"}')[0]
+                if self.fresh:
+                    connection.close()
+                    connection = connect(self.port, 30)
+                status = post(connection, "/votes", b'{"poll":"p","choice":"a"}')[0]
                 self.taken += status == 200
                 self.failed += [str(status)] if status != 200 else []
             except (OSError, EOFError) as error:
