@@ -249,6 +249,14 @@ def test_a_page_that_is_left_has_its_beacon_and_its_last_fetch_in_the_database(u
         poll(lambda: {"text", "form", "keepalive"} <= set(stored(up, "votes", "choice")))
 
 
+def test_the_example_of_a_beacon_says_how_long_it_was_looked_at(up: Server, chromium: Browser) -> None:
+    with context(chromium) as window:
+        page = window.new_page()
+        page.goto(f"{(ROOT / 'examples/beacon.html').as_uri()}?sluice=http://localhost:{up.port}")
+        page.goto("about:blank")
+        poll(lambda: "looked" in stored(up, "metrics", "name"))
+
+
 def test_a_page_of_another_origin_posts_where_it_may_and_not_elsewhere(
     up: Server, chromium: Browser, origin: int
 ) -> None:
