@@ -18,7 +18,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for report in reports:
             for name, value in getattr(report, "user_properties", ()):
                 if name == "row" and report.when == "call":
-                    tables.setdefault(value[:2], []).append(value[2])
+                    title, head, row = value  # lists, where another process saw it
+                    tables.setdefault((title, tuple(head)), []).append(tuple(row))
     for (title, head), rows in tables.items():
         terminalreporter.section(title)
         terminalreporter.write_line(table(head, rows, left=len(head)))

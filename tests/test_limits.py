@@ -50,8 +50,11 @@ class Site:
         self.neighbours = 0
 
     def ask(self, sql: str, *values: object) -> list[tuple]:
-        with contextlib.closing(sqlite3.connect(f"file:{self.home}/ingest.db?mode=ro", uri=True)) as db:
-            return db.execute(sql, values).fetchall()
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{self.home}/ingest.db?mode=ro", uri=True)) as db:
+                return db.execute(sql, values).fetchall()
+        except sqlite3.OperationalError:  # the worker has not made it yet
+            return []
 
     def serves(self, port: int = 0) -> bool:
         """See that another client's body on another stream is taken at once."""

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ops import launch, reload, screen
+from ops import launch, reload
 from utils import (
     PYTHON,
     ROOT,
@@ -171,7 +171,7 @@ def stored(home: Path) -> list[str]:
 def test_a_reload_under_load_fails_no_request(
     tmp: Path,
     request: pytest.FixtureRequest,
-    capsys: pytest.CaptureFixture,
+    record_property: Callable[[str, object], None],
     rate: str,
     kept: int,
     fresh: int,
@@ -196,13 +196,10 @@ def test_a_reload_under_load_fails_no_request(
         def during(these: list[Sent], name: str) -> int:
             return sum(any(one.sent <= end and one.ended >= start for start, end in spans[name]) for one in these)
 
-        rows = [
-            (f"{name}, {rate} rate", len(spans[name]), answered[name], during(load.failed, name))
-            + (during(load.again, name),)
-            for name in STEPS
-        ]
-        with capsys.disabled():
-            print("\n" + screen.table(("reload", "times", "answered", "failed", "sent again"), rows))
+        head = ("reload", "times", "answered", "failed", "sent again")
+        for name in STEPS:
+            counts = len(spans[name]), answered[name], during(load.failed, name), during(load.again, name)
+            record_property("row", ("Reloads under load", head, (f"{name}, {rate} rate", *map(str, counts))))
         assert load.failed == []
         # nginx hangs up on idle clients, and a request may cross that; nothing else may ever hang up on one
         assert len(load.again) == during(load.again, "nginx HUP")
