@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+import utils
 from ops.screen import table
+
+
+@pytest.fixture
+def tmp() -> Iterator[Path]:
+    """A home of a test's own."""
+    with utils.short_tmp() as path:
+        yield path
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

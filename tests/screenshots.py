@@ -1,6 +1,6 @@
 """Take the pictures in docs/ of the status page: three minutes of an installation of its own, with a worker that stops.
 
-    .venv/bin/python tests/screenshots.py
+.venv/bin/python tests/screenshots.py
 """
 
 from __future__ import annotations

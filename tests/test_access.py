@@ -8,23 +8,16 @@ import signal
 import socket
 import ssl
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from test_nginx import front, problem
-from utils import ROOT, Server, answer, connect, environment, free_port, installation, poll, post, short_tmp
+from utils import ROOT, Server, answer, connect, environment, free_port, installation, poll, post
 
 KEY, OTHER = "0123456789abcdef0123456789abcdef01234567", "Zm9vYmFyYmF6cXV4Zm9vYmFyYmF6cXV4Zm9vYmFyYmF6"
 NO_KEY = problem("Unauthorized", 401, "A key or a password is missing or wrong. Nothing was taken.")
 FAST = problem("Too Many Requests", 429, "Too many requests from this address. Nothing was taken. Send it again later.")
-
-
-@pytest.fixture
-def tmp() -> Iterator[Path]:
-    with short_tmp() as path:
-        yield path
 
 
 def private(path: Path, text: str) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sqlite3
 import subprocess
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -16,7 +15,7 @@ from influxdb_client import InfluxDBClient, Point, WriteOptions, WritePrecision
 from influxdb_client.client.write_api import SYNCHRONOUS
 
 import utils
-from utils import Server, installation, request, short_tmp
+from utils import Server, ask, installation, request, short_tmp
 
 poll = partial(utils.poll, seconds=60)
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
@@ -26,15 +25,6 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 def up() -> Iterator[Server]:
     with short_tmp() as tmp, installation(tmp) as server:
         yield server
-
-
-def ask(up: Server, sql: str) -> list[tuple]:
-    """What a query gives; nothing while there is no table."""
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{up.home}/ingest.db?mode=ro", uri=True)) as db:
-            return db.execute(sql).fetchall()
-    except sqlite3.OperationalError:
-        return []
 
 
 def sent(up: Server, head: str, body: bytes = b"") -> tuple[int, bytes]:
@@ -48,8 +38,8 @@ def sent(up: Server, head: str, body: bytes = b"") -> tuple[int, bytes]:
 def metrics(up: Server, name: str, rows: int) -> dict[tuple, list]:
     """The rows of a measurement once so many are there: (time, tags, field) -> (type, value)."""
     sql = f"SELECT time, tags, field, type, value FROM metrics WHERE name = '{name}'"
-    poll(lambda: len(ask(up, sql)) >= rows)
-    found = ask(up, sql)
+    poll(lambda: len(ask(up.home, sql)) >= rows)
+    found = ask(up.home, sql)
     assert len(found) == rows
     return {(time, tuple(sorted(json.loads(tags).items())), field): rest for time, tags, field, *rest in found}
 
@@ -57,7 +47,7 @@ def metrics(up: Server, name: str, rows: int) -> dict[tuple, list]:
 def positions(up: Server, device: str) -> tuple:
     """The one position of a device: (time, lat, lon, altitude, speed, accuracy, bearing, battery)."""
     columns = "time, lat, lon, altitude, speed, accuracy, bearing, battery"
-    (found,) = poll(lambda: ask(up, f"SELECT {columns} FROM gps WHERE device = '{device}'"))
+    (found,) = poll(lambda: ask(up.home, f"SELECT {columns} FROM gps WHERE device = '{device}'"))
     return found
 
 
@@ -124,7 +114,7 @@ def test_influxdb_client_writes_in_batches_from_its_own_thread(gzip: bool, up: S
     found = metrics(up, name, 1000)
     assert sorted(value for _, value in found.values()) == [n / 4 for n in range(1000)]
     assert found["2026-01-01T12:16:39.000000000Z", (("host", "h5"),), "value"] == ["float", 249.75]
-    assert ask(up, f"SELECT count(DISTINCT seq) FROM metrics WHERE name = '{name}'") < [(20,)]  # not one by one
+    assert ask(up.home, f"SELECT count(DISTINCT seq) FROM metrics WHERE name = '{name}'") < [(20,)]  # not one by one
 
 
 @pytest.mark.parametrize("gzip", [False, True])
@@ -173,7 +163,7 @@ def test_owntracks_is_known_by_its_fields_and_its_speed_is_in_kmh(up: Server) ->
     assert list(positions(up, "by/topic")) == expected
     # what is no position is taken, and buried
     assert sent(up, bare, b'{"_type":"lwt","tst":1767268800,"topic":"owntracks/joe/gone"}') == (200, b"[]")
-    poll(lambda: ask(up, "SELECT 1 FROM dead_letters WHERE reason LIKE '%lwt%'"))
+    poll(lambda: ask(up.home, "SELECT 1 FROM dead_letters WHERE reason LIKE '%lwt%'"))
     # it also sends requests with nothing in them
     assert sent(up, bare)[0] == 400
 
@@ -220,13 +210,13 @@ def test_overland_sends_many_positions_and_reads_its_answer(up: Server) -> None:
         Accept-Encoding: gzip, deflate, br
     """
     assert sent(up, head, body) == (200, b'{"result":"ok"}')
-    poll(lambda: ask(up, "SELECT count(*) FROM gps WHERE device = 'iphone-2'") == [(300,)])
+    poll(lambda: ask(up.home, "SELECT count(*) FROM gps WHERE device = 'iphone-2'") == [(300,)])
     columns = "time, lat, lon, altitude, speed, accuracy, bearing, battery"
-    assert ask(up, f"SELECT DISTINCT {columns} FROM gps WHERE device = 'iphone'") == [
+    assert ask(up.home, f"SELECT DISTINCT {columns} FROM gps WHERE device = 'iphone'") == [
         ("2026-01-01T12:00:00.000Z", *near(37.3318, -122.030581, 12, 4, 30, 90, 89))
     ]
     # below zero: the phone does not know
-    assert ask(up, "SELECT DISTINCT speed, bearing FROM gps WHERE device = 'iphone-2'") == [(None, None)]
+    assert ask(up.home, "SELECT DISTINCT speed, bearing FROM gps WHERE device = 'iphone-2'") == [(None, None)]
 
 
 TRACCAR = (
@@ -336,12 +326,12 @@ def test_a_browser_sends_beacons_as_text_and_as_forms(up: Server) -> None:
     kind = "application/x-www-form-urlencoded;charset=UTF-8"
     assert sent(up, head.replace("{type}", kind), form)[0] == 200
     sql = "SELECT choice, voter FROM votes WHERE poll = 'beacon' ORDER BY seq"
-    poll(lambda: len(ask(up, sql)) == 2)
-    assert ask(up, sql) == [("text", "ünï"), ("form of mine", "ünï")]
+    poll(lambda: len(ask(up.home, sql)) == 2)
+    assert ask(up.home, sql) == [("text", "ünï"), ("form of mine", "ünï")]
 
 
 def test_of_all_that_was_sent_nothing_is_missing(up: Server) -> None:
-    poll(lambda: ask(up, "SELECT count(*) FROM votes") != [(0,)])
+    poll(lambda: ask(up.home, "SELECT count(*) FROM votes") != [(0,)])
     done = subprocess.run(
         [utils.ROOT / "bin/sluice", "status", "--json"],
         env=utils.environment(up.home),

@@ -24,17 +24,11 @@ from ops.drill_load import CUT, HALF, SPAN, UNANSWERED, Book
 from ops.drill_site import Trouble
 from postgres import Postgres, postgres_server
 from test_access import KEY, curl, keys
-from utils import ROOT, environment, get, installation, poll, post, short_tmp
+from utils import ROOT, environment, get, installation, poll, post
 
 certificate = test_access.certificate  # a fixture
 PROMISES = ("missing", "doubled", "torn", "disorder", "misdated")
 FIVE = ("nginx", "master", "gateway", "worker", "redis")
-
-
-@pytest.fixture
-def tmp() -> Iterator[Path]:
-    with short_tmp() as path:
-        yield path
 
 
 def drill(tmp: Path, *options: object, env: Mapping[str, object] | None = None) -> tuple[int, dict[str, Any], str]:

@@ -9,18 +9,16 @@ import re
 import runpy
 import shutil
 import socket
-import sqlite3
 import subprocess
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import tomllib
 
 import utils
-from utils import ROOT, Server, installation, post, short_tmp
+from utils import ROOT, Server, ask, installation, post, short_tmp
 
 EXAMPLES = ROOT / "examples"
 poll = partial(utils.poll, seconds=30)
@@ -40,20 +38,11 @@ def slow() -> Iterator[Server]:
         yield server
 
 
-def ask(server: Server, sql: str) -> list[tuple[Any, ...]]:
-    """What a query gives; nothing while there is no table."""
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{server.home}/ingest.db?mode=ro", uri=True)) as database:
-            return database.execute(sql).fetchall()
-    except sqlite3.OperationalError:
-        return []
-
-
 def all_stored(server: Server, poll_name: str, count: int) -> bool:
     """Whether the choices 0, 1, … are there, each once; waits for as many."""
     sql = f"SELECT choice FROM votes WHERE poll = '{poll_name}' ORDER BY rowid"
-    poll(lambda: len(ask(server, sql)) >= count)
-    return sorted(ask(server, sql)) == [(str(n),) for n in range(count)]
+    poll(lambda: len(ask(server.home, sql)) >= count)
+    return sorted(ask(server.home, sql)) == [(str(n),) for n in range(count)]
 
 
 def test_the_shell_line_waits_as_it_is_told(slow: Server) -> None:
@@ -126,7 +115,7 @@ def test_telegraf_s_configuration_leads_to_a_path_that_takes_what_it_sends(up: S
     line = b"cpu,cpu=cpu-total,host=a usage_idle=97.5 1767268800000000000\n"
     headers = {"Content-Type": "text/plain; charset=utf-8", "Content-Encoding": output["content_encoding"]}
     assert post(up.port, "/write?db=telegraf", gzip.compress(line), headers)[0] == 204
-    assert poll(lambda: ask(up, "SELECT value FROM metrics WHERE field = 'usage_idle'")) == [(97.5,)]
+    assert poll(lambda: ask(up.home, "SELECT value FROM metrics WHERE field = 'usage_idle'")) == [(97.5,)]
 
 
 def test_owntracks_configuration_leads_to_a_position_of_that_device(up: Server) -> None:
@@ -137,7 +126,7 @@ def test_owntracks_configuration_leads_to_a_position_of_that_device(up: Server) 
     status, _, text = post(up.port, f"{target.path}?{target.query}", json.dumps(location).encode())
     assert (status, text) == (200, b"[]")
     device = f"jane/{settings['deviceId']}"
-    assert poll(lambda: ask(up, f"SELECT lat, lon FROM gps WHERE device = '{device}'")) == [(48.1, 11.6)]
+    assert poll(lambda: ask(up.home, f"SELECT lat, lon FROM gps WHERE device = '{device}'")) == [(48.1, 11.6)]
 
 
 def test_a_stream_of_one_s_own_is_ten_lines(up: Server) -> None:
@@ -149,6 +138,6 @@ def test_a_stream_of_one_s_own_is_ten_lines(up: Server) -> None:
     ]
     assert len(lines) <= 10
     assert post(up.port, "/orders", b'{"sku":"A-1","count":3}')[0] == 200
-    assert poll(lambda: ask(up, "SELECT sku, count FROM orders")) == [("A-1", 3)]
+    assert poll(lambda: ask(up.home, "SELECT sku, count FROM orders")) == [("A-1", 3)]
     printed = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL))
     assert all(line in printed for line in lines)  # the README shows these files

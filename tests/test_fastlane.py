@@ -231,7 +231,8 @@ SLOW = {
     "expect": (plain(b"abc", "/slow", "Expect: 100-continue"), b"abc"),
     "a_big_body": (plain(BIG, "/slow"), BIG),
     "http_1_0_with_keep_alive": (
-        b"POST /slow HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 3\r\n\r\nabc", b"abc"
+        b"POST /slow HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 3\r\n\r\nabc",
+        b"abc",
     ),
     "a_percent_in_the_path": (plain(b"abc", "/sl%6fw"), b"abc"),
     "a_field_twice": (plain(b"abc", "/slow", "Accept: a", "Accept: b"), b"abc"),

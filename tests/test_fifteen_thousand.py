@@ -5,12 +5,10 @@ Run as a program it is half of the crowd: one process may not have so many descr
 
 from __future__ import annotations
 
-import contextlib
 import json
 import resource
 import select
 import socket
-import sqlite3
 import subprocess
 import sys
 from collections import Counter
@@ -40,11 +38,8 @@ def test_fifteen_thousand_clients_post_at_once_and_no_request_fails() -> None:
                 half.wait()
         assert answers == {"200": CLIENTS * POSTS}
 
-        def stored() -> tuple[int, int]:
-            with contextlib.closing(sqlite3.connect(f"file:{tmp}/ingest.db?mode=ro", uri=True)) as database:
-                return database.execute("SELECT count(*), count(DISTINCT choice) FROM votes").fetchone()
-
-        poll(lambda: stored() == (CLIENTS * POSTS, CLIENTS * POSTS), 60, "everything to be stored once")
+        sql = "SELECT count(*), count(DISTINCT choice) FROM votes"
+        poll(lambda: ask(tmp, sql) == [(CLIENTS * POSTS, CLIENTS * POSTS)], 60, "everything to be stored once")
 
 
 def main(port: int, clients: int, number: int) -> None:
@@ -100,4 +95,4 @@ def main(port: int, clients: int, number: int) -> None:
 if __name__ == "__main__":
     main(*map(int, sys.argv[1:]))
 else:
-    from utils import installation, poll, short_tmp
+    from utils import ask, installation, poll, short_tmp

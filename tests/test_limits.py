@@ -10,7 +10,6 @@ import re
 import select
 import signal
 import socket
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -50,11 +49,7 @@ class Site:
         self.neighbours = 0
 
     def ask(self, sql: str, *values: object) -> list[tuple]:
-        try:
-            with contextlib.closing(sqlite3.connect(f"file:{self.home}/ingest.db?mode=ro", uri=True)) as db:
-                return db.execute(sql, values).fetchall()
-        except sqlite3.OperationalError:  # the worker has not made it yet
-            return []
+        return utils.ask(self.home, sql, *values)
 
     def serves(self, port: int = 0) -> bool:
         """See that another client's body on another stream is taken at once."""

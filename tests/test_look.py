@@ -15,16 +15,9 @@ from pathlib import Path
 
 import pytest
 
-import utils
 from spool import Outlet
 from test_sluice import client, drain, push, sluice, status, vote
 from utils import ROOT, Server, environment, poll, redis_server, running
-
-
-@pytest.fixture
-def tmp() -> Iterator[Path]:
-    with utils.short_tmp() as path:
-        yield path
 
 
 @pytest.fixture

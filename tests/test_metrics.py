@@ -40,12 +40,6 @@ def up() -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture
-def tmp() -> Iterator[Path]:
-    with utils.short_tmp() as path:
-        yield path
-
-
 def samples(text: str) -> Samples:
     """Every sample by its name and the values of its labels, in the order of their names."""
     return {

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -22,7 +21,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sy
 
 import ops.page
 import settings
-from utils import ROOT, Server, answer, environment, get, installation, nginx, poll, post, short_tmp
+from utils import ROOT, Server, answer, ask, environment, get, installation, nginx, poll, post, short_tmp
 
 FAILED = "Failed to load resource"  # Chromium notes every answer that is no 2xx
 PHONE, DESKTOP = (360, 740), (1280, 800)
@@ -104,11 +103,7 @@ def page(chromium: Browser, up: Server) -> Iterator[Page]:
 
 def stored(up: Server, table: str, column: str) -> list[str]:
     """A column of what is stored."""
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{up.home}/ingest.db?mode=ro", uri=True)) as database:
-            return [value for (value,) in database.execute(f"SELECT {column} FROM {table}")]
-    except sqlite3.OperationalError:  # the worker has not made it yet
-        return []
+    return [value for (value,) in ask(up.home, f"SELECT {column} FROM {table}")]
 
 
 def row(page: Page, stream: str, column: int) -> str:

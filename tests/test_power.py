@@ -23,7 +23,7 @@ import pytest
 import records
 import sinks
 from spool import Inlet, Keys, Outlet
-from utils import ROOT, Server, connect, environment, gateway, poll, post, redis_server, running, short_tmp
+from utils import ROOT, Server, connect, environment, gateway, poll, post, redis_server, running
 from worker import Worker
 
 pytestmark = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed (Debian: strace)")
@@ -31,12 +31,6 @@ pytestmark = pytest.mark.skipif(not shutil.which("strace"), reason="strace is no
 VOTES = Keys.of("votes")
 CALLS = "write,writev,pwrite64,pwritev,sendto,sendmsg,fsync,fdatasync"
 CALL = re.compile(r"(\d+) +(?:(\w+)\((\d+)<([^>]*)>|<\.\.\. (\w+) resumed>)(.*)")
-
-
-@pytest.fixture
-def tmp() -> Iterator[Path]:
-    with short_tmp() as path:
-        yield path
 
 
 # --- what strace saw ---

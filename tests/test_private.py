@@ -6,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from utils import Server, connect, installation, poll, post, request, short_tmp
+from utils import Server, connect, installation, poll, post, request
 
 SECRET = "s3cr3t"
 OWN = """
@@ -26,12 +25,6 @@ def decode(item, most):
 
 STREAMS = {"own": Stream("own", Vote, decode)}
 """
-
-
-@pytest.fixture
-def tmp() -> Iterator[Path]:
-    with short_tmp() as path:
-        yield path
 
 
 def processes(up: Server) -> dict[int, str]:

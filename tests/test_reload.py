@@ -12,19 +12,19 @@ import random
 import select
 import signal
 import socket
-import sqlite3
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+import utils
 from ops import launch, reload
+from test_fastlane import RUNTIMES
 from utils import (
-    PYTHON,
     ROOT,
     answer,
     connect,
@@ -35,21 +35,7 @@ from utils import (
     poll,
     post,
     redis_server,
-    short_tmp,
 )
-
-RUNTIMES = [
-    "cpython",
-    pytest.param(
-        "pypy", marks=pytest.mark.skipif(not Path(PYTHON["pypy"]).exists(), reason="no .venv-pypy; bin/test makes it")
-    ),
-]
-
-
-@pytest.fixture
-def tmp() -> Iterator[Path]:
-    with short_tmp() as path:
-        yield path
 
 
 class Sent(NamedTuple):
@@ -163,8 +149,7 @@ STEPS: dict[str, Callable[[Path], None]] = {
 
 
 def stored(home: Path) -> list[str]:
-    with contextlib.closing(sqlite3.connect(f"file:{home}/ingest.db?mode=ro", uri=True)) as database:
-        return [choice for (choice,) in database.execute("SELECT choice FROM votes")]
+    return [choice for (choice,) in utils.ask(home, "SELECT choice FROM votes")]
 
 
 @pytest.mark.parametrize("rate, kept, fresh, pause", [("low", 12, 4, 2.0), ("high", 12, 4, 0.0)])

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ops.scale import Look, Rules
-from utils import Server, installation, poll, post, short_tmp
+from utils import Server, ask, installation, poll, post
 
 
 def decided(rules: Rules, *looks: tuple[int, float, float]) -> list[int]:
@@ -78,12 +75,6 @@ def test_a_decision_says_why(rules: Rules) -> None:
     assert decision.why == "the oldest body waits 3.0 s, a worker takes 50% of a core, 2 looks above 2 s"
 
 
-@pytest.fixture
-def tmp() -> Iterator[Path]:
-    with short_tmp() as path:
-        yield path
-
-
 def test_when_bodies_wait_another_worker_is_started_and_stores_them(tmp: Path) -> None:
     with installation(tmp, {"INGEST_WORKERS": "auto:1-2"}) as up:
         (first,) = poll(lambda: up.pids("worker-0"))
@@ -104,8 +95,4 @@ def vote(up: Server) -> int:
 
 def stored(home: Path) -> int:
     """Votes in the database."""
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{home}/ingest.db?mode=ro", uri=True)) as database:
-            return int(database.execute("SELECT count(*) FROM votes").fetchone()[0])
-    except sqlite3.OperationalError:  # there is none yet
-        return 0
+    return len(ask(home, "SELECT 1 FROM votes"))

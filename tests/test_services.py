@@ -36,7 +36,6 @@ from utils import (
     post,
     redis_server,
     running,
-    short_tmp,
 )
 
 UNITS = (
@@ -45,12 +44,6 @@ UNITS = (
 )  # fmt: skip
 EXPOSED = 2.0  # of 10: what `systemd-analyze security` may say at most; it calls this OK
 EVERY = {"INGEST_RUNTIME": "pypy", "INGEST_SINK": "postgresql://host/database"}
-
-
-@pytest.fixture
-def tmp() -> Iterator[Path]:
-    with short_tmp() as path:
-        yield path
 
 
 def installed(tmp: Path, env: dict[str, str]) -> Path:
@@ -125,9 +118,7 @@ def test_settings_of_the_environment_are_written_over_those_of_the_file() -> Non
         ({}, 1, "a service would not see" if os.geteuid() == 0 else "services are root's to set up"),
     ],
 )
-def test_what_services_cannot_have_is_told_in_one_line(
-    env: dict[str, str], status: int, words: str, tmp: Path
-) -> None:
+def test_what_services_cannot_have_is_told_in_one_line(env: dict[str, str], status: int, words: str, tmp: Path) -> None:
     script = f"import sys; from pathlib import Path; from ops import services; services.DEFAULTS = Path('{tmp}/none')\n"
     script += "services.ROOT = Path('/home/ann/sluice')\nsys.exit(services.main([]))"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("INGEST_")} | env
@@ -220,7 +211,7 @@ def test_the_gateway_says_that_it_is_ready_and_shows_that_its_loop_turns(
 @contextlib.contextmanager
 def activated(tmp: Path, sockets: list[socket.socket], env: dict[str, str]) -> Iterator[subprocess.Popen]:
     """The gateway with listening sockets that it inherits, as from sluice-gateway.socket."""
-    words = ' '.join(f"{at}<&{sock.fileno()}" for at, sock in enumerate(sockets, 3))
+    words = " ".join(f"{at}<&{sock.fileno()}" for at, sock in enumerate(sockets, 3))
     command = f'exec {words}; LISTEN_PID=$$ LISTEN_FDS={len(sockets)} exec "$0" -m gunicorn'
     with open(tmp / "gateway.out", "ab") as out:
         process = subprocess.Popen(

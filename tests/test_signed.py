@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from formats.signature import SCHEMES, verify
-from utils import ROOT, Server, environment, installation, poll, post, short_tmp
+from utils import ROOT, Server, ask, environment, installation, poll, post, short_tmp
 
 OWN = """
 from pathlib import Path
@@ -74,23 +72,16 @@ def up() -> Iterator[Server]:
             yield server
 
 
-def ask(up: Server, question: str) -> list[tuple]:
-    """What the database says; nothing while it is not there yet."""
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{up.home}/ingest.db?mode=ro", uri=True)) as database:
-            return database.execute(question).fetchall()
-    except sqlite3.OperationalError:
-        return []
-
-
 def fate(up: Server, stream: str, body: bytes, headers: dict[str, str], target: str = "") -> list[str]:
     """What becomes of a body: the reasons of its letters; none if all of it is stored."""
     batch = "SELECT max(id) FROM batches HAVING max(id)"
-    before = ask(up, batch)
+    before = ask(up.home, batch)
     assert post(up.port, target or f"/{stream}", body, headers)[0] == 200
-    poll(lambda: ask(up, batch) not in ([], before))
-    letters = ask(up, f"SELECT reason FROM dead_letters WHERE batch = ({batch}) AND stream = '{stream}' ORDER BY id")
-    assert letters or ask(up, f"SELECT 1 FROM {stream} WHERE batch = ({batch})")
+    poll(lambda: ask(up.home, batch) not in ([], before))
+    letters = ask(
+        up.home, f"SELECT reason FROM dead_letters WHERE batch = ({batch}) AND stream = '{stream}' ORDER BY id"
+    )
+    assert letters or ask(up.home, f"SELECT 1 FROM {stream} WHERE batch = ({batch})")
     return [reason for (reason,) in letters]
 
 

@@ -25,7 +25,7 @@ import settings
 import utils
 from ops.__main__ import main
 from spool import Inlet, Outlet
-from utils import ROOT, Server, environment, redis_server, running, short_tmp
+from utils import ROOT, Server, environment, redis_server, running
 
 poll = partial(utils.poll, seconds=60)
 # The next decoder: a number is a vote now, but for every seventh.
@@ -43,12 +43,6 @@ STREAMS = {"votes": Stream("votes", Vote, decode)}
 
 
 DEADLY = "1=1)); DELETE FROM dead_letters; SELECT * FROM (SELECT * FROM dead_letters WHERE (1=1"
-
-
-@pytest.fixture
-def tmp() -> Iterator[Path]:
-    with short_tmp() as path:
-        yield path
 
 
 @pytest.fixture

@@ -68,12 +68,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def tmp() -> Iterator[Path]:
-    with short_tmp() as path:
-        yield path
-
-
-@pytest.fixture
 def own(tmp: Path) -> Iterator[Server]:
     """A server to be killed and filled."""
     with redis_server(tmp) as server:

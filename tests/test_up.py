@@ -6,11 +6,9 @@ import contextlib
 import os
 import re
 import signal
-import sqlite3
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from utils import (
     ROOT,
     Server,
     answer,
+    ask,
     connect,
     environment,
     free_port,
@@ -28,16 +27,9 @@ from utils import (
     poll,
     post,
     running,
-    short_tmp,
 )
 
 PROGRAMS = ("redis", "worker", "gateway", "nginx")
-
-
-@pytest.fixture
-def tmp() -> Iterator[Path]:
-    with short_tmp() as path:
-        yield path
 
 
 def vote(up: Server, choice: str) -> int:
@@ -46,11 +38,7 @@ def vote(up: Server, choice: str) -> int:
 
 def choices(up: Server) -> list[str]:
     """What is stored, in the order of arrival."""
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{up.home}/ingest.db?mode=ro", uri=True)) as database:
-            return [choice for (choice,) in database.execute("SELECT choice FROM votes ORDER BY rowid")]
-    except sqlite3.OperationalError:  # the worker has not made it yet
-        return []
+    return [choice for (choice,) in ask(up.home, "SELECT choice FROM votes ORDER BY rowid")]
 
 
 def stop(up: Server, number: int = signal.SIGTERM) -> int:

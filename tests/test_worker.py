@@ -26,16 +26,10 @@ import utils
 import worker as daemon
 from sinks import Outcome
 from spool import Claim, Outlet
-from utils import ROOT, Server, environment, gateway, post, redis_server, running, short_tmp
+from utils import ROOT, Server, ask, environment, gateway, post, redis_server, running
 
 poll = partial(utils.poll, seconds=60)  # a busy disk may take half a minute for one fsync
 COMMAND = [sys.executable, str(ROOT / "worker.py")]
-
-
-@pytest.fixture
-def tmp() -> Iterator[Path]:
-    with short_tmp() as path:
-        yield path
 
 
 @pytest.fixture
@@ -69,15 +63,6 @@ def drain(tmp: Path, env: dict[str, object] | None = None) -> subprocess.Complet
     return subprocess.run(
         [*COMMAND, "drain"], env=environment(tmp, env), capture_output=True, text=True, timeout=120, cwd=ROOT
     )
-
-
-def ask(tmp: Path, sql: str) -> list[tuple]:
-    """What a query gives; nothing while there is no database or table."""
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{tmp}/ingest.db?mode=ro", uri=True)) as db:
-            return db.execute(sql).fetchall()
-    except sqlite3.OperationalError:
-        return []
 
 
 def choices(tmp: Path) -> list[str]:

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -80,6 +81,18 @@ def poll(until: Callable[[], T], seconds: float = 10, what: str = "") -> T:
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds} s: {what or until}") from error
         time.sleep(0.01)
+
+
+def ask(home: Path, sql: str, *values: object) -> list[tuple]:
+    """What the worker's database says; nothing while there is no database or table.
+
+    Not in a process that has the database open as the sink does: two copies of SQLite undo each other's locks.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{home}/ingest.db?mode=ro", uri=True)) as database:
+            return database.execute(sql, values).fetchall()
+    except sqlite3.OperationalError:
+        return []
 
 
 def free_port() -> int:
