@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import settings as _settings
 from formats import custom, gps, metrics, signature, votes
 from formats.decoder import Decoder
-from formats.record import Bad, Gps, Metric, Record, Reject, Vote
+from formats.record import Bad, Bounds, Gps, Metric, Record, Reject, Vote
 
 if TYPE_CHECKING:
     from settings import Settings
 
-__all__ = ["STREAMS", "Bad", "Gps", "Metric", "Record", "Reject", "Stream", "Vote", "load", "signed", "stream"]
+__all__ = ["STREAMS", "Bad", "Bounds", "Gps", "Metric", "Record", "Reject", "Stream", "Vote"]
+__all__ += ["bounds", "load", "signed", "stream"]
 
 
 LONGEST_NAME = 63  # bytes: PostgreSQL cuts longer names off
@@ -28,15 +29,15 @@ class Stream(NamedTuple):
     """A stream: its name, its records, and how an item becomes records.
 
     record: the type of all its records; the fields are the columns, `time` first.
-    decode: `decode(item, most)` takes a list item, a body or a whole kept HTTP message, and inflates it to at most
-        `most` bytes. It never raises. An item of which nothing can be stored is exactly one Reject with `whole`.
+    decode: `decode(item, bounds)` takes a list item, a body or a whole kept HTTP message, as far as `bounds` allow.
+        It never raises. An item of which nothing can be stored is exactly one Reject with `whole`.
     part: `decode` for a part of an item that was let in once, which is a letter that is not whole; None: the same.
     """
 
     name: str
     record: type[Record]
-    decode: Callable[[bytes, int], Iterable[Record | Reject]]
-    part: Callable[[bytes, int], Iterable[Record | Reject]] | None = None
+    decode: Callable[[bytes, Bounds], Iterable[Record | Reject]]
+    part: Callable[[bytes, Bounds], Iterable[Record | Reject]] | None = None
 
 
 def stream(name: str, record_type: type[Record]) -> Stream:
@@ -76,12 +77,12 @@ def signed(stream: Stream, secrets: str, scheme: str) -> Stream:
     if not keys:
         raise _settings.SettingError(f"{name}: {secrets} has not one of {scheme} a line")
 
-    def decode(item: bytes, most: int) -> Iterable[Record | Reject]:
+    def decode(item: bytes, bounds: Bounds) -> Iterable[Record | Reject]:
         try:
             signature.verify(item, rules, keys)
         except Bad as error:
             return (Reject(item, str(error), True),)
-        return stream.decode(item, most)
+        return stream.decode(item, bounds)
 
     return stream._replace(decode=decode, part=stream.decode)
 
@@ -108,6 +109,11 @@ def load(settings: Settings) -> dict[str, Stream]:
     if why:
         raise _settings.SettingError(f"INGEST_RECORDS={settings.records!r} makes no sense here: {why}.")
     return STREAMS | own
+
+
+def bounds(settings: Settings) -> Bounds:
+    """What one body may cost."""
+    return Bounds(settings.max_inflated, settings.max_records, settings.max_record_bytes, settings.max_fields)
 
 
 def unfit(name: object, one: Stream) -> str:

@@ -41,11 +41,17 @@ class Settings:
     workers: Span
     durability: str
     replicas: int
+    max_header: int
     max_body: int
     max_inflated: int
+    max_records: int
+    max_record_bytes: int
+    max_fields: int
     max_memory: int
     max_backlog: int
     max_backlog_bytes: int
+    max_claim: int
+    max_claim_bytes: int
     sink: str
     redis: Path
     routes: str
@@ -174,6 +180,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     if (certificate is None) != (key is None):
         raise SettingError("INGEST_TLS_CERTIFICATE and INGEST_TLS_KEY make sense together only: one of them is empty.")
     max_memory = read("INGEST_MAX_MEMORY", "1g", size(8 << 20))
+    max_inflated = read("INGEST_MAX_INFLATED", "8m", size(1))
     return Settings(
         port=read("INGEST_PORT", "8080", whole(1, 65535)),
         home=home,
@@ -182,11 +189,17 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         workers=read("INGEST_WORKERS", "1", span),
         durability=read("INGEST_DURABILITY", "always", choice("always", "everysec", "no")),
         replicas=read("INGEST_REPLICAS", "0", whole(0, 16)),
+        max_header=read("INGEST_MAX_HEADER", "8000", whole(1024, 8000)),  # more is too much for gunicorn
         max_body=read("INGEST_MAX_BODY", "1m", size(1)),
-        max_inflated=read("INGEST_MAX_INFLATED", "8m", size(1)),
+        max_inflated=max_inflated,
+        max_records=read("INGEST_MAX_RECORDS", str(max(100_000, max_inflated // 32)), whole(1, 10**9)),
+        max_record_bytes=read("INGEST_MAX_RECORD_BYTES", "1m", size(1024)),
+        max_fields=read("INGEST_MAX_FIELDS", "1000", whole(1, 10**6)),
         max_memory=max_memory,
         max_backlog=read("INGEST_MAX_BACKLOG", "10000000", whole(1, 10**11)),
         max_backlog_bytes=read("INGEST_MAX_BACKLOG_BYTES", str(max_memory // 2), size(1)),
+        max_claim=read("INGEST_MAX_CLAIM", "5000", whole(1, 10**5)),
+        max_claim_bytes=read("INGEST_MAX_CLAIM_BYTES", "4m", size(1)),
         sink=read("INGEST_SINK", f"sqlite:///{home / 'ingest.db'}", sink),
         redis=redis,
         routes=read("INGEST_ROUTES", "", module),

@@ -528,11 +528,15 @@ class Lost(Exception):
 class Outlet:
     """The worker's side, and the operator's: claim, renew, settle, and what lies where. Safe with threads."""
 
-    def __init__(self, socket: str, patience: float = 30, replicas: int = 0) -> None:
+    def __init__(
+        self, socket: str, patience: float = 30, replicas: int = 0, most: int = CLAIM_BODIES, size: int = CLAIM_BYTES
+    ) -> None:
         """socket: the path of Redis's Unix socket. patience: seconds that it may take for one reply.
 
         replicas: of Redis that must know of a claim before it is given away.
+        most: bodies of a claim. size: bytes after which no more bodies are added.
         """
+        self.most, self.size = most, size
         # A claim whose reply was lost is claimed again when its lease ends, so no retry is needed here either.
         self.redis = redis.Redis(
             unix_socket_path=socket,
@@ -552,17 +556,15 @@ class Outlet:
         self.counts = Counts()
         self.telling = threading.Lock()
 
-    def claim(
-        self, stream: str, most: int = CLAIM_BODIES, size: int = CLAIM_BYTES, lease: float = LEASE
-    ) -> Claim | None:
+    def claim(self, stream: str, most: int = 0, size: int = 0, lease: float = LEASE) -> Claim | None:
         """Claim an expired batch or else the head of the list; None if there is nothing.
 
-        most: bodies. size: bytes after which no more bodies are added. lease: seconds.
+        most, size: as above unless given. lease: seconds.
         Raises: RedisError, also where too few replicas know of the claim: it comes again when its lease ends.
         """
         keys = Keys.of(stream)
         asking = self.redis.pipeline(transaction=False)  # WAIT speaks of what its own connection wrote
-        asking.eval(CLAIM, 4, *keys[:4], keys.claim, most, size, int(lease * 1000))
+        asking.eval(CLAIM, 4, *keys[:4], keys.claim, most or self.most, size or self.size, int(lease * 1000))
         if self.replicas:
             asking.wait(self.replicas, REPLICAS_MS)
         taken, *known = asking.execute()
@@ -581,7 +583,7 @@ class Outlet:
         Raises: Lost if they are not all there.
         """
         key = Keys.of(claim.stream).claim + claim.id
-        step = claim.count if claim.size <= CLAIM_BYTES else 8
+        step = claim.count if claim.size <= self.size else 8
         for start in range(0, claim.count, step):
             bodies: list = self.redis.lrange(key, start, start + step - 1)
             if len(bodies) != min(step, claim.count - start):
@@ -627,7 +629,7 @@ class Outlet:
         those from `first` on that are claimed or ready. A few if they are long.
         """
         keys = Keys.of(stream)
-        last, found = self.redis.eval(PEEK, 3, *keys[:3], keys.claim, first, most, CLAIM_BYTES)
+        last, found = self.redis.eval(PEEK, 3, *keys[:3], keys.claim, first, most, self.size)
         return last, [(seq, state.decode(), body) for seq, state, body in found]
 
     def purge(self, stream: str, last: int) -> int:

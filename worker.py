@@ -24,8 +24,8 @@ import records
 import service
 import settings
 import sinks
-from records import Record, Reject, Stream
-from spool import CLAIM_BODIES, CLAIM_BYTES, LEASE, Claim, Lost, Outlet
+from records import Bounds, Record, Reject, Stream
+from spool import LEASE, Claim, Lost, Outlet
 
 log = logging.getLogger("sluice.worker")
 
@@ -41,13 +41,14 @@ BACKOFF = (0.1, 10.0)  # seconds between two tries while the sink or Redis is aw
 class Lane:
     """One stream's way through this worker, with at most one claim on it."""
 
-    def __init__(self, stream: Stream, counted: counts.Counts) -> None:
+    def __init__(self, stream: Stream, spool: Outlet) -> None:
         self.stream = stream
+        counted = spool.counts
         self.decoded = counted.histogram(f"decode_seconds {stream.name}", counts.SECONDS)
         self.persisted = counted.histogram(f"persist_seconds {stream.name}", counts.SECONDS)
         self.errors = counted.cell(f"sink_errors {stream.name}")
         self.claim: Claim | None = None
-        self.most = FEW  # bodies of the next claim
+        self.most = min(FEW, spool.most)  # bodies of the next claim
         self.wait = 0.0  # seconds before the next try while the sink is away
         self.due = 0.0  # when (monotonic) that is
 
@@ -59,14 +60,14 @@ class Halfway(Exception):
 class Worker:
     """Claims, persists and settles, one stream after the other."""
 
-    def __init__(self, spool: Outlet, url: str, streams: dict[str, Stream], most: int) -> None:
-        """url: of the sink. most: bytes that a body may inflate to."""
+    def __init__(self, spool: Outlet, url: str, streams: dict[str, Stream], bounds: Bounds) -> None:
+        """url: of the sink. bounds: what one body may cost."""
         self.spool = spool
         self.url = url
         self.streams = streams
-        self.most = most
+        self.bounds = bounds
         self.sink: sinks.Sink | None = None
-        self.lanes = [Lane(stream, spool.counts) for stream in streams.values()]
+        self.lanes = [Lane(stream, spool) for stream in streams.values()]
         self.letters = 0
         self.stopping = False
         # held until `stop`: unlike an Event it may be let go of by a signal that comes at any point of a wait for it
@@ -145,9 +146,9 @@ class Worker:
         if outcome.letters:
             log.warning("%s: %d buried; `bin/sluice dead` lists them", lane.stream.name, outcome.letters)
         self.spool.settle(claim)
-        full = claim.count >= lane.most or claim.size >= CLAIM_BYTES
+        full = claim.count >= lane.most or claim.size >= self.spool.size
         fit = int(claim.count * TURN / max(time.thread_time() - start, 1e-6))
-        lane.most = max(1, min(fit, max(FEW, 2 * claim.count), CLAIM_BODIES))
+        lane.most = max(1, min(fit, max(FEW, 2 * claim.count), self.spool.most))
         lane.claim, lane.wait = None, 0.0
         # what was less than a claim is left to grow for a moment: few large transactions instead of many small ones
         return full
@@ -165,13 +166,13 @@ class Worker:
         Raises: Halfway, if not `whole`; Lost.
         """
         stream = lane.stream
-        decode, most, seq, until = stream.decode, self.most, claim.first, 0
+        decode, bounds, seq, until = stream.decode, self.bounds, claim.first, 0
         for body in self.spool.bodies(claim):
             if seq >= until:
                 received, until = claim.received(seq)
             given = False
             try:
-                things = decode(body, most) if seq % SAMPLE else timed(decode, body, most, lane.decoded)
+                things = decode(body, bounds) if seq % SAMPLE else timed(decode, body, bounds, lane.decoded)
                 for thing in list(things) if whole else things:
                     given = True
                     yield seq, received, body, thing
@@ -212,11 +213,11 @@ def trace(error: Exception) -> str:
 
 
 def timed(
-    decode: Callable[[bytes, int], Iterable[Record | Reject]], body: bytes, most: int, times: counts.Histogram
+    decode: Callable[[bytes, Bounds], Iterable[Record | Reject]], body: bytes, bounds: Bounds, times: counts.Histogram
 ) -> Iterator[Record | Reject]:
     """What a decoder gives, and how long that took without what the sink did in between."""
     took, began = 0.0, time.perf_counter()
-    for thing in decode(body, most):
+    for thing in decode(body, bounds):
         took += time.perf_counter() - began
         yield thing
         began = time.perf_counter()
@@ -236,7 +237,8 @@ def main(arguments: list[str]) -> int:
         streams = records.load(config)
     except settings.SettingError as error:
         return settings.complain(error)
-    worker = Worker(Outlet(str(config.redis), replicas=config.replicas), config.sink, streams, config.max_inflated)
+    spool = Outlet(str(config.redis), replicas=config.replicas, most=config.max_claim, size=config.max_claim_bytes)
+    worker = Worker(spool, config.sink, streams, records.bounds(config))
 
     def stop(number: int, frame: Any) -> None:
         if worker.stopping:

@@ -9,14 +9,12 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from formats.record import Bad
+from formats.record import Bad, Bounds
 
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
 BOM = b"\xef\xbb\xbf"
 CHUNK = 1 << 16
-LARGEST_FORM = 1 << 20  # taking %41%41%41 apart costs 15 bytes a byte
-RECORDS = 100_000  # of one body; or one for each 32 bytes that it may inflate to, if these are more
 
 STRING = rb'"(?:[^"\\]++|\\.)*+"'
 TEXT = re.compile(STRING, re.DOTALL)
@@ -38,11 +36,11 @@ class Rest(bytes):
 class Work:
     """What a body may still cost, in records. Without it 8 KB of gzip take ten seconds that others wait for."""
 
-    __slots__ = ("left",)
+    __slots__ = ("bounds", "left")
 
-    def __init__(self, most: int) -> None:
-        """most: bytes that the body may inflate to."""
-        self.left = max(RECORDS, most // 32)
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.left = bounds.records
 
 
 def inflate(data: bytes, most: int) -> bytes:
@@ -142,7 +140,7 @@ def lines(body: bytes, work: Work) -> Iterator[bytes]:
             work.left -= 1
 
 
-def form(body: bytes) -> dict[str, str]:
+def form(body: bytes, bounds: Bounds) -> dict[str, str]:
     """The fields of a form (application/x-www-form-urlencoded, WHATWG URL Standard).
 
     Empty fields are left out, as an HTML form sends what was not filled in. Of two fields of a name the last counts.
@@ -150,11 +148,11 @@ def form(body: bytes) -> dict[str, str]:
     """
     if b"=" not in body:
         raise Bad("neither JSON nor a form")
-    if len(body) > LARGEST_FORM:
-        raise Bad(f"form larger than {LARGEST_FORM} bytes")
+    if len(body) > bounds.record:  # taking %41%41%41 apart costs 15 bytes a byte
+        raise Bad(f"form larger than {bounds.record} bytes")
     try:
-        return dict(parse_qsl(body.decode(), max_num_fields=1000, errors="strict"))
+        return dict(parse_qsl(body.decode(), max_num_fields=bounds.fields, errors="strict"))
     except UnicodeDecodeError as error:
         raise Bad(f"not UTF-8: {error.reason}") from None
     except ValueError:
-        raise Bad("form has more than 1000 fields") from None
+        raise Bad(f"form has more than {bounds.fields} fields") from None

@@ -1,6 +1,6 @@
 """What all decoders share: the plain JSON object at once, everything else taken apart into single records.
 
-A decoder is a pure function `decode(item, most)`. It never raises: what it cannot store it yields as a `Reject`.
+A decoder is a pure function `decode(item, bounds)`. It never raises: what it cannot store it yields as a `Reject`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import msgspec
 from formats import body as bodies
 from formats.body import Rest, Work
 from formats.message import START, Message, parse
-from formats.record import Bad, Record, Reject
+from formats.record import Bad, Bounds, Record, Reject
 
-Decode = Callable[[bytes, int], Iterable[Record | Reject]]
+Decode = Callable[[bytes, Bounds], Iterable[Record | Reject]]
 Result = Record | Reject
 
 NUL = b"\\u0000"  # the only way to write one in JSON; PostgreSQL's text cannot hold it, SQLite's tools cut it off
@@ -33,10 +33,10 @@ class Decoder:
 
     wire: the Struct that a plain JSON object is decoded to.
     build: makes the record of it. Raises: Bad.
-    longest: bytes of one JSON record in a body of many, where the record's type does not bound its memory.
+    bounded: the type of a record bounds its memory. Of others one may have `Bounds.record` bytes.
     """
 
-    longest: int | None = None
+    bounded = True
 
     def __init__(self, wire: type, build: Callable[[Any], Record]) -> None:
         self.wire = wire
@@ -50,18 +50,20 @@ class Decoder:
         """`decode`: one plain JSON object without a look at what else it could be; all else goes the long way."""
         read, build, slow = self.read, self.build, self.judge
 
-        def decode(item: bytes, most: int) -> Iterable[Result]:
+        def decode(item: bytes, bounds: Bounds) -> Iterable[Result]:
             try:
                 record = build(read(item))
             except Exception:  # not the plain case; the long way finds the reason if there is one
-                return slow(item, most)
-            return (record,) if item.find(NUL) < 0 else slow(item, most)
+                return slow(item, bounds)
+            return (record,) if item.find(NUL) < 0 else slow(item, bounds)
 
-        return decode
+        if self.bounded:
+            return decode
+        return lambda item, bounds: decode(item, bounds) if len(item) <= bounds.record else slow(item, bounds)
 
-    def judge(self, item: bytes, most: int) -> Iterator[Result]:
+    def judge(self, item: bytes, bounds: Bounds) -> Iterator[Result]:
         """All records and rejects of an item; one reject of the whole item if nothing of it can be stored."""
-        results = self.parse(item, most)
+        results = self.parse(item, bounds)
         reason = ""
         try:
             for result in results:
@@ -74,23 +76,23 @@ class Decoder:
             yield Reject(item, line(bodies.why(error)), True)
             return
         if reason:  # what was bad before the first good record was not kept, for it may be much: once more
-            results = self.parse(item, most)
+            results = self.parse(item, bounds)
         else:
             yield result
         for result in results:
             yield result._replace(reason=line(result.reason)) if isinstance(result, Reject) else result
 
-    def parse(self, item: bytes, most: int) -> Iterator[Result]:
+    def parse(self, item: bytes, bounds: Bounds) -> Iterator[Result]:
         """Unpack an item: the kept head, gzip. Each reject's part has a head of its own again. Raises: Bad."""
         message = parse(item)
         body = message.body if message else item
         if body.startswith(bodies.GZIP):
-            body = bodies.inflate(body, most)
+            body = bodies.inflate(body, bounds.inflated)
         elif body.startswith(bodies.ZSTD):
             raise Bad("zstd: only gzip is understood")
         if message and not body.strip():
             body = message.query
-        work = Work(most)
+        work = Work(bounds)
         for result in few(self.contents(body, message, work), work):
             if isinstance(result, Reject):
                 part = result.part
@@ -114,10 +116,10 @@ class Decoder:
         """The records of a JSON object, of an array, or of NDJSON."""
         rows = body.count(b"\n") + 1
         array = body.startswith(b"[")
-        if array and (batch := self.batch(self.read_array, body)):
+        if array and (batch := self.batch(self.read_array, body, work)):
             yield from batch
             return
-        if not array and rows > 1 and len(batch := self.batch(self.read_lines, body)) == rows:
+        if not array and rows > 1 and len(batch := self.batch(self.read_lines, body, work)) == rows:
             yield from batch
             return
         try:
@@ -146,12 +148,13 @@ class Decoder:
             except Exception as error:  # as in single
                 yield Reject(row, bodies.why(error), False)
 
-    def batch(self, read: Callable[[bytes], list[Any]], body: bytes) -> list[Record]:
-        """All records at once if there is nothing but plain good ones; else none."""
+    def batch(self, read: Callable[[bytes], list[Any]], body: bytes, work: Work) -> list[Record]:
+        """All records at once if there is nothing but plain good ones, and not too many; else none."""
         if len(body) > BATCH or body.find(NUL) >= 0:
             return []
         try:
-            return [self.build(wire) for wire in read(body)]
+            wires = read(body)
+            return [self.build(wire) for wire in wires] if len(wires) <= work.left else []
         except Exception:  # the long way finds which
             return []
 
@@ -161,8 +164,8 @@ class Decoder:
             if not part.startswith(b"{"):
                 raise Bad("not a JSON object")
             try:
-                if self.longest and len(part) > self.longest:
-                    raise Bad(f"record larger than {self.longest} bytes")
+                if not self.bounded and len(part) > work.bounds.record:
+                    raise Bad(f"record larger than {work.bounds.record} bytes")
                 record = self.build(self.read(part))
                 if part.find(NUL) >= 0:
                     clean(record)
@@ -182,7 +185,7 @@ class Decoder:
         if b"\n" in body:
             yield from self.rows(body, message, work)
         else:
-            yield self.form(bodies.form(body))
+            yield self.form(bodies.form(body, work.bounds))
 
     def form(self, fields: dict[str, str]) -> Record:
         """The record of a form. Raises: Bad, or msgspec's errors."""

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from formats.body import Rest, Work
 from formats.record import Bad, Metric, Reject
 
-LONGEST = 1 << 18  # bytes of one line: its fields are held at once, some 40 bytes of memory a byte
 HEADS = 1024  # lines of one device come together: their names and tags are taken apart once
 LONGEST_HEAD = 512
 
@@ -70,6 +69,7 @@ def decode(body: bytes, work: Work, unit: int = 1) -> Iterator[Metric | Reject]:
     """
     heads: dict[str, Head] = {}
     plain = not CONTROL_IN_BODY.search(body)
+    longest = work.bounds.record // 4  # tags of a line cost up to 100 bytes of memory a byte
     for found in (LINE if b'"' in body else PLAIN_LINE).finditer(body):
         raw = found[0]
         if not raw:
@@ -78,8 +78,8 @@ def decode(body: bytes, work: Work, unit: int = 1) -> Iterator[Metric | Reject]:
             yield Reject(body[found.start() :], Rest.reason, False)
             return
         try:
-            if len(raw) > LONGEST:
-                raise Bad(f"line longer than {LONGEST} bytes")
+            if len(raw) > longest:
+                raise Bad(f"line longer than {longest} bytes")
             text = raw.strip().decode()
             if not text or text[0] == "#":
                 work.left -= 1

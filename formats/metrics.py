@@ -20,7 +20,6 @@ from formats.times import Time, first
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 
-LONGEST = 1 << 20  # bytes of one record: its tags and fields cost some 40 bytes of memory a byte
 # a line of line protocol has a space before its fields; a form writes its spaces as +
 FORM = re.compile(rb"\s*(?:[^ \n]*&)?name=[^ \n]*+\s*")
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,19})")
@@ -67,7 +66,7 @@ def build(wire: Plain) -> Metric:
 class MetricsDecoder(Decoder):
     """The decoder of metrics."""
 
-    longest = LONGEST
+    bounded = False  # tags and fields cost some 20 bytes of memory a byte
 
     def contents(self, body: bytes, message: Message | None, work: Work) -> Iterator[Result]:
         """As ever, but what was written to an InfluxDB path is line protocol whatever it looks like."""
@@ -81,7 +80,7 @@ class MetricsDecoder(Decoder):
         if shape.metrics is not msgspec.UNSET:
             return self.metrics(bytes(shape.metrics), work)
         if shape.fields is not msgspec.UNSET:
-            return point(part)
+            return point(part, work)
         raise error
 
     def metrics(self, array: bytes, work: Work) -> Iterator[Result]:
@@ -93,14 +92,14 @@ class MetricsDecoder(Decoder):
                 yield Reject(b'{"metrics":[' + element + b"}", Rest.reason, False)
                 return
             try:
-                yield from point(element)
+                yield from point(element, work)
             except Exception as error:  # each by itself
                 yield Reject(b'{"metrics":[' + element + b"]}", bodies.why(error), False)
 
     def text(self, body: bytes, message: Message | None, work: Work) -> Iterator[Result]:
         """A form, or line protocol."""
         if FORM.fullmatch(body):
-            yield self.form(bodies.form(body))
+            yield self.form(bodies.form(body, work.bounds))
             return
         yield from lines(body, work)
 
@@ -132,10 +131,10 @@ def lines(body: bytes, work: Work, unit: int = 1) -> Iterator[Result]:
         yield result
 
 
-def point(part: bytes) -> list[Metric]:
+def point(part: bytes, work: Work) -> list[Metric]:
     """The fields of one point of Telegraf's. Raises: Bad, msgspec's errors."""
-    if len(part) > LONGEST:
-        raise Bad(f"record larger than {LONGEST} bytes")
+    if len(part) > work.bounds.record:
+        raise Bad(f"record larger than {work.bounds.record} bytes")
     metrics = telegraf.decode(part)
     if part.find(NUL) >= 0:
         for metric in metrics:

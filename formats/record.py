@@ -68,5 +68,20 @@ class Reject(NamedTuple):
     whole: bool
 
 
+class Bounds(NamedTuple):
+    """What one body may cost the worker; each is a setting (PROTOCOL.md, section 6).
+
+    inflated: bytes that it may inflate to.
+    records: how many of them; a bad one counts as 50.
+    record: bytes of one record whose type does not bound its memory; a line of line protocol may have a quarter.
+    fields: of one form.
+    """
+
+    inflated: int
+    records: int
+    record: int
+    fields: int
+
+
 class Bad(ValueError):
     """Something that cannot be stored; its text is the reason."""

@@ -16,7 +16,7 @@ import records
 import sinks
 from ops import screen
 from ops.dead import among, condition, shown
-from records import Record, Reject
+from records import Bounds, Record, Reject
 from settings import Settings
 from sinks import Letter, Replayed, Sink
 
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
             if stream in alone:
                 alone[stream] += count
         progress = Progress(sum(count for _, _, count in counts) - alone.total())
-        for done in chunks(sink, f"{among([*streams])} AND {where}", decoder(streams, s.max_inflated), dry):
+        for done in chunks(sink, f"{among([*streams])} AND {where}", decoder(streams, records.bounds(s)), dry):
             total = Replayed(
                 total.passed + done.passed,
                 total.records + done.records,
@@ -88,17 +88,14 @@ def chunks(
         yield sink.replay(letters, decode, dry)
 
 
-def decoder(streams: dict[str, records.Stream], most: int) -> Callable[[Letter], list[Record | Reject]]:
-    """What makes records of a letter today. All of them or none: a decoder may fail halfway.
-
-    most: bytes that a body may inflate to.
-    """
+def decoder(streams: dict[str, records.Stream], bounds: Bounds) -> Callable[[Letter], list[Record | Reject]]:
+    """What makes records of a letter today. All of them or none: a decoder may fail halfway."""
 
     def decode(letter: Letter) -> list[Record | Reject]:
         stream = streams[letter.stream]
         read = stream.decode if letter.whole else stream.part or stream.decode
         try:
-            return list(read(letter.body, most))
+            return list(read(letter.body, bounds))
         except Exception as error:  # a user's decoder; it stays dead
             return [Reject(letter.body, f"the decoder failed: {type(error).__name__}", True)]
 

@@ -128,6 +128,7 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
         ("/usr/share/sluice/status/", f'"{ROOT}/status/"'),
         ("/run/sluice/status.json", f'"{s.home}/run/status.json"'),
         ("allow 127.0.0.1; allow ::1;", " ".join(f"allow {network};" for network in s.status_allow)),
+        ("large_client_header_buffers 4 8000", f"large_client_header_buffers 4 {s.max_header}"),
         ("client_max_body_size 1m", f"client_max_body_size {s.max_body}"),
         ("client_header_timeout 30s", f"client_header_timeout {s.client_timeout}s"),
         ("client_body_timeout 30s", f"client_body_timeout {s.client_timeout}s"),

@@ -6,9 +6,11 @@ import gzip
 
 import pytest
 
+import records
+import settings
 from records import STREAMS, Gps, Reject
 
-MOST = 8 << 20
+MOST = records.bounds(settings.load({}))
 SECOND = 10**9
 WRONG = "wrong type or range: Expected "
 decoder = STREAMS["gps"].decode

@@ -5,14 +5,17 @@ from __future__ import annotations
 import gzip
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as profiles
 from hypothesis import strategies as st
 
+import records
+import settings
 from records import STREAMS, Metric, Reject
 
-settings.register_profile("formats", deadline=None)  # a busy machine is no failure
-settings.load_profile("formats")
-MOST = 8 << 20
+profiles.register_profile("formats", deadline=None)  # a busy machine is no failure
+profiles.load_profile("formats")
+MOST = records.bounds(settings.load({}))
 decoder = STREAMS["metrics"].decode
 
 

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 import records
+import settings
 import sinks
 import spool
 import utils
@@ -32,6 +33,7 @@ from sinks.postgres import ABOUT_ITSELF, BEGIN
 from spool import Claim
 from test_sinks import SinkTests
 
+MOST = records.bounds(settings.load({}))
 SECRET = "s3cr3t/with@all:of?it%#"
 
 
@@ -67,7 +69,7 @@ def decoded(stream: str, *bodies: bytes) -> Callable[[], Iterator[sinks.Entry]]:
     return lambda: (
         (seq, 1_700_000_000_000_000, body, thing)
         for seq, body in enumerate(bodies, 1)
-        for thing in records.STREAMS[stream].decode(body, 1 << 20)
+        for thing in records.STREAMS[stream].decode(body, MOST)
     )
 
 
@@ -159,7 +161,7 @@ class Order(Record):
 def test_a_stream_of_ones_own_has_a_column_a_field(pg: Postgres):
     orders = records.stream("order", Order)  # a word of SQL, too
     body = b'{"sku":"a","price":2,"note":"7","lines":[{"x":1}]}'
-    entries = ((1, 0, body, thing) for thing in orders.decode(body, 1000))
+    entries = ((1, 0, body, thing) for thing in orders.decode(body, MOST))
     assert connect(pg, order=orders).persist(claim("order"), lambda: entries).records == 1
     assert pg.ask('SELECT sku, count, paid, price, note, lines, batch, seq FROM "order"') == [
         ("a", 1, False, 2.0, "7", [{"x": 1}], 1, 1)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import records
+import settings
 import sinks
 from spool import Inlet, Keys, Outlet
 from utils import ROOT, Server, connect, environment, gateway, poll, post, redis_server, running
@@ -29,6 +30,7 @@ from worker import Worker
 pytestmark = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed (Debian: strace)")
 
 VOTES = Keys.of("votes")
+MOST = records.bounds(settings.load({}))
 CALLS = "write,writev,pwrite64,pwritev,sendto,sendmsg,fsync,fdatasync"
 CALL = re.compile(r"(\d+) +(?:(\w+)\((\d+)<([^>]*)>|<\.\.\. (\w+) resumed>)(.*)")
 
@@ -278,7 +280,7 @@ def stored(home: Path) -> list[str]:
 def drain(redis: Server, home: Path) -> None:
     """All that a worker does until the list is empty."""
     url = f"sqlite:///{home}/ingest.db"
-    Worker(Outlet(str(redis.socket)), url, records.STREAMS, 1 << 20).run(drain=True)
+    Worker(Outlet(str(redis.socket)), url, records.STREAMS, MOST).run(drain=True)
 
 
 def step(redis: Server, sink: sinks.Sink, settle: bool) -> None:
@@ -289,7 +291,7 @@ def step(redis: Server, sink: sinks.Sink, settle: bool) -> None:
 
     def entries() -> Iterator[sinks.Entry]:
         for seq, body in enumerate(outlet.bodies(claim), claim.first):
-            for thing in records.STREAMS["votes"].decode(body, 1000):
+            for thing in records.STREAMS["votes"].decode(body, MOST):
                 yield seq, claim.received(seq)[0], body, thing
 
     assert sink.persist(claim, entries).records == claim.count

@@ -20,7 +20,7 @@ ROUTES = {"/own": Route("own", OK, keep_head=True)}
 from formats.record import Vote
 from records import Stream
 
-def decode(item, most):
+def decode(item, bounds):
     raise ValueError(item)
 
 STREAMS = {"own": Stream("own", Vote, decode)}

@@ -14,11 +14,13 @@ import pytest
 import redis as client
 
 import records
+import settings
 from spool import Inlet, Keys, Outlet
 from utils import Server, free_port, gateway, poll, post, redis_server, short_tmp
 from worker import Worker
 
 VOTES = Keys.of("votes")
+MOST = records.bounds(settings.load({}))
 VOTE = b'{"poll":"p","choice":"%d"}'
 
 
@@ -123,7 +125,7 @@ def test_a_claim_that_the_replica_does_not_know_is_stored_twice_unless_it_was_wa
     pair: Pair, tmp_path: Path, replicas: int, stored: int
 ) -> None:
     def work(server: Server, replicas: int = 0) -> Any:
-        worker = Worker(Outlet(str(server.socket), replicas=replicas), url, records.STREAMS, 1 << 20)
+        worker = Worker(Outlet(str(server.socket), replicas=replicas), url, records.STREAMS, MOST)
         lane = next(lane for lane in worker.lanes if lane.stream.name == "votes")
         worker.step(lane)
         assert worker.sink

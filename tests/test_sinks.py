@@ -21,15 +21,17 @@ import apsw
 import msgspec
 import pytest
 
+import records
+import settings
 import sinks
 from postgres import Postgres, postgres_server
-from records import STREAMS, Gps, Metric, Record, Reject, Stream, Vote, stream
+from records import STREAMS, Bounds, Gps, Metric, Record, Reject, Stream, Vote, stream
 from sinks import Away, Entry, Letter, Outcome, Sink
 from spool import Claim
 from utils import ROOT, poll, short_tmp
 
 NOON = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC in microseconds
-MOST = 1 << 20
+MOST = records.bounds(settings.load({}))
 
 
 class Store(Protocol):
@@ -218,7 +220,7 @@ class SinkTests:
             count: int
             note: str = ""
 
-        def decode(body: bytes, most: int) -> list[Any]:
+        def decode(body: bytes, bounds: Bounds) -> list[Any]:
             odd: dict[bytes, Any] = {
                 b"64": Order(count=2**64),
                 b"-1": Order(count=1, note="\ud800"),

@@ -33,7 +33,7 @@ MENDED = """
 import msgspec
 from records import STREAMS as OLD, Reject, Stream, Vote
 
-def decode(body, most):
+def decode(body, bounds):
     if not body.isdigit():
         return [Reject(body, "not a number", True)]
     return [Reject(body, "a seventh", True)] if int(body) % 7 == 0 else [Vote(poll="p", choice=body.decode())]

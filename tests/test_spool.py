@@ -272,10 +272,8 @@ def test_large_bodies_after_small_ones_do_not_all_come_in_one_step(inlet: Inlet,
     assert taken.size <= (1 << 20) + 32 * 50_000
 
 
-def test_a_large_claim_is_read_in_pieces(
-    server: Server, inlet: Inlet, outlet: Outlet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spool, "CLAIM_BYTES", 1000)
+def test_a_large_claim_is_read_in_pieces(server: Server, inlet: Inlet) -> None:
+    outlet = Outlet(str(server.socket), size=1000)
     bodies = [b"%03d" % n * 100 for n in range(21)]
     push(inlet, *bodies)
     taken = claim(outlet, size=10**6)

@@ -22,6 +22,7 @@ import pytest
 import redis as client
 
 import records
+import settings
 import utils
 import worker as daemon
 from sinks import Outcome
@@ -333,7 +334,7 @@ def test_what_nobody_foresaw_holds_up_its_stream_only(
             stored.append(claim.stream)
             return Outcome(claim.count, 0)
 
-    ours = daemon.Worker(Outlet(str(redis.socket)), "", records.STREAMS, 1 << 20)
+    ours = daemon.Worker(Outlet(str(redis.socket)), "", records.STREAMS, records.bounds(settings.load({})))
     ours.sink = Sink()  # type: ignore[assignment]
     push(redis, "a")
     raw(redis).rpush("ingest:{gps}", b"x")
@@ -386,7 +387,7 @@ from records import Record, Stream
 class Item(Record, kw_only=True):
     text: str
 
-def decode(body, most):
+def decode(body, bounds):
     if body == b"at once":
         raise RuntimeError("no")
     for word in body.decode().split():
@@ -421,7 +422,7 @@ from records import Record, Stream
 class Item(Record, kw_only=True):
     text: str
 
-def decode(body, most):
+def decode(body, bounds):
     end = time.thread_time() + 0.02
     while time.thread_time() < end:
         pass
