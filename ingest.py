@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
@@ -18,16 +20,35 @@ if SETTINGS.routes:
 INLET = Inlet(str(SETTINGS.redis), SETTINGS.max_backlog, SETTINGS.replicas, SETTINGS.max_backlog_bytes)
 MAX_BODY = SETTINGS.max_body
 append, commit, counts = INLET.append, INLET.commit, INLET.counts
+# While it is there, nginx is about to hang up on idle clients, and good answers are the last on their connection
+CLOSING = SETTINGS.home / "run/closing"
+
+
+def parting(given: Reply) -> Reply:
+    """The same answer given by nginx, which adds `Connection: close`: only nginx can, and only if told to here.
+
+    Status, type and a line of text are what it is told (@sluice_200 … in nginx/sluice.conf). An answer that has more to
+    it stays as it is, and so does the connection.
+    """
+    status, headers, chunks = given
+    code, text = status[:3], b"".join(chunks).decode("latin-1")
+    names = [name for name, _ in headers if name != "Content-Length"]
+    said = code in ("200", "201", "202", "204") and names == ([] if code == "204" else ["Content-Type"])
+    if not said or not re.fullmatch("(?:[!-~](?:[ -~]{0,999}[!-~])?)?", text):
+        return given
+    more = ("X-Accel-Redirect", f"@sluice_{code}"), ("Sluice-Body", text)
+    return reply(status, b"", dict(headers).get("Content-Type", ""), *more)
 
 
 class Endpoint:
     """A route at its path, with the count of its good answers. An attribute's own: counting takes 20 ns so."""
 
-    __slots__ = ("answered", "keep_head", "path", "reply", "stream")
+    __slots__ = ("answered", "keep_head", "path", "replies", "reply", "stream")
 
     def __init__(self, path: str, route: Route) -> None:
         self.path = path
         self.stream, self.reply, self.keep_head = route
+        self.replies = self.reply, parting(self.reply)
         self.answered = counts.cell(f"answered {self.reply.status[:3]} {path}")
 
 
@@ -132,8 +153,16 @@ def refuse(given: Reply, path: str, start_response: Callable[..., Any]) -> Itera
     return given.chunks
 
 
+def tick() -> None:
+    """Once a second: tell what was counted, and see whether answers are to be the last on their connection."""
+    INLET.report()
+    closing = os.path.exists(CLOSING)
+    for endpoint in ENDPOINTS.values():
+        endpoint.reply = endpoint.replies[closing]
+
+
 app.max_body = MAX_BODY  # type: ignore[attr-defined]  # the fast lane asks before it reads a longer one
-app.tick = INLET.report  # type: ignore[attr-defined]  # and calls this once a second
+app.tick = tick  # type: ignore[attr-defined]  # and calls this once a second
 
 
 def probe(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -21,6 +21,7 @@ from ops import launch, screen, up
 
 T = TypeVar("T")
 PATIENCE = 60.0  # seconds for any one step; a machine that is busy may take long
+NOTICE = 5  # seconds for clients to hear of a reload of nginx; the gateway tells them after one at most
 AGAIN = 1.0  # seconds after which USR2 is sent again: gunicorn passes over it for a second after the upgrade before
 
 
@@ -30,8 +31,13 @@ class Stuck(Exception):
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of this verb."""
-    # not always: it is nginx's way to hang up on idle clients then, and one of them may have just sent something
+    # not always: each client needs a new connection for it
     parser.add_argument("--nginx", action="store_true", help="nginx too: certificates and keys that have changed")
+    parser.add_argument(
+        "--notice", type=int, default=NOTICE, metavar="S",
+        help="seconds for clients to hear that nginx is about to hang up on idle ones (%(default)s); a request of "
+        "one that sends less often may cross that. Five seconds more than INGEST_CLIENT_IDLE are enough for all",
+    )  # fmt: skip
     parser.epilog = (
         "exit status: 0; 1 if bin/up does not run here, or something does not start anew (the old one goes on then); "
         "2 for a wrong setting"
@@ -51,7 +57,7 @@ def run(arguments: argparse.Namespace, s: settings.Settings) -> int:
             if name not in ("redis", "gateway", "nginx"):
                 restart(home, name)
         if arguments.nginx:
-            reload_nginx(home, master(home, "nginx"))
+            reload_nginx(home, master(home, "nginx"), arguments.notice)
     except (Stuck, OSError) as stuck:  # a process may end while it is looked at
         screen.complain(stuck)
         return 1
@@ -124,16 +130,37 @@ def serves(pid: int) -> bool:
     return "anon_inode:[eventpoll]" in files
 
 
-def reload_nginx(home: Path, pid: int) -> None:
-    """Have nginx read its configuration anew, if there is no mistake in it; the old processes serve whom they have."""
+def reload_nginx(home: Path, pid: int, notice: int = NOTICE) -> None:
+    """Have nginx read its configuration anew, if there is no mistake in it; the old processes serve whom they have.
+
+    They hang up on idle clients, one of which may have just sent something. So for the seconds of `notice` before that
+    each good answer is the last on its connection (`parting` in ingest.py), and who is active has none that is idle.
+    """
     command = [os.readlink(f"/proc/{pid}/exe"), "-t", "-q", "-p", str(home), "-c", str(home / "etc/nginx.conf")]
     test = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if test.returncode:
         raise Stuck(f"nginx goes on with the configuration it has: {test.stderr}")
-    before = family(home, "nginx")
-    os.kill(pid, signal.SIGHUP)
-    wait(lambda: family(home, "nginx").keys() - before.keys(), "new processes of nginx")
+    closing = home / "run/closing"
+    try:
+        closing.touch()
+        for _ in range(10 * notice):  # turns, not time: a machine that stood still has told nobody
+            time.sleep(0.1)
+        before = family(home, "nginx")
+        os.kill(pid, signal.SIGHUP)
+        wait(lambda: family(home, "nginx").keys() - before.keys(), "new processes of nginx")
+        # until then the old ones keep connections
+        wait(lambda: all(map(retires, before.keys() - {pid})), "nginx's old processes leave")
+    finally:
+        closing.unlink(missing_ok=True)
     print("nginx: reloaded")
+
+
+def retires(pid: int) -> bool:
+    """Whether a process of nginx takes no more clients, or is gone; it says so in its title."""
+    try:
+        return b"shutting down" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return True
 
 
 def restart(home: Path, name: str) -> None:

@@ -203,6 +203,7 @@ def claim_home(s: settings.Settings) -> None:
     for mark in sorted((s.home / "run").resolve().glob("*.mark"), key=lambda path: "nwgr".find(path.name[0])):
         if launch.end(mark, signal.SIGTERM, patience=3.0):
             say(f"An earlier bin/up was killed; ended the {mark.stem} that it left.")
+    (s.home / "run/closing").unlink(missing_ok=True)  # of a bin/sluice reload that was killed
 
 
 def check_places(s: settings.Settings) -> None:
