@@ -247,8 +247,11 @@ def test_what_a_killed_supervisor_left_is_ended_and_taken_over(tmp: Path) -> Non
         up.process.wait()
         assert vote(up, "b") == 200  # the rest runs on without it
         left = [pid for name in PROGRAMS for pid in up.pids(name)]
+        closing = tmp / "run/closing"
+        closing.touch()  # a reload was killed too
         with installation(tmp, {"INGEST_PORT": up.port}) as again:
             poll(lambda: choices(again) == ["a", "b"])
+            assert not closing.exists()
             assert "An earlier bin/up was killed" in again.said()
             assert set(left).isdisjoint(pid for name in PROGRAMS for pid in again.pids(name))
 
