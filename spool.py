@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -562,20 +562,41 @@ class Outlet:
         most, size: as above unless given. lease: seconds.
         Raises: RedisError, also where too few replicas know of the claim: it comes again when its lease ends.
         """
+        return self.claiming(stream, most, size, lease)()
+
+    def claiming(self, stream: str, most: int = 0, size: int = 0, lease: float = LEASE) -> Callable[[], Claim | None]:
+        """Ask for a claim without waiting for it: what this returns waits, once. Arguments, errors: as `claim`."""
         keys = Keys.of(stream)
-        asking = self.redis.pipeline(transaction=False)  # WAIT speaks of what its own connection wrote
-        asking.eval(CLAIM, 4, *keys[:4], keys.claim, most or self.most, size or self.size, int(lease * 1000))
+        most, size = most or self.most, size or self.size
+        asked: list[tuple[Any, ...]] = [("EVAL", CLAIM, 4, *keys[:4], keys.claim, most, size, int(lease * 1000))]
         if self.replicas:
-            asking.wait(self.replicas, REPLICAS_MS)
-        taken, *known = asking.execute()
-        if taken is None:
-            return None
-        if known and known[0] < self.replicas:
-            raise RedisError(f"fewer than {self.replicas} replicas know of a claim")
-        name, count, size, before, within = taken
-        _, first, at = name.split(b":")
-        marks = [(int(seq), int(us)) for seq, us in (mark.split(b":") for mark in before + within)]
-        return Claim(stream, name.decode(), int(first), count, size, marks or [(int(first), int(at))])
+            asked.append(("WAIT", self.replicas, REPLICAS_MS))  # of what its own connection wrote
+        pool = self.redis.connection_pool
+        connection = pool.get_connection()
+
+        def wait() -> Claim | None:
+            try:
+                taken, *known = [connection.read_response() for _ in asked]
+            except BaseException:
+                connection.disconnect()
+                raise
+            finally:
+                pool.release(connection)
+            if taken is None:
+                return None
+            if known and known[0] < self.replicas:
+                raise RedisError(f"fewer than {self.replicas} replicas know of a claim")
+            name, count, size, before, within = taken
+            _, first, at = name.split(b":")
+            marks = [(int(seq), int(us)) for seq, us in (mark.split(b":") for mark in before + within)]
+            return Claim(stream, name.decode(), int(first), count, size, marks or [(int(first), int(at))])
+
+        try:
+            connection.send_packed_command(connection.pack_commands(asked))
+        except BaseException:
+            pool.release(connection)
+            raise
+        return wait
 
     def bodies(self, claim: Claim) -> Iterator[bytes]:
         """The bodies of a claim, in order, read in pieces that fit into memory.

@@ -39,7 +39,7 @@ BACKOFF = (0.1, 10.0)  # seconds between two tries while the sink or Redis is aw
 
 
 class Lane:
-    """One stream's way through this worker, with at most one claim on it."""
+    """One stream's way through this worker: the claim at hand, and where many wait, the next one on its way."""
 
     def __init__(self, stream: Stream, spool: Outlet) -> None:
         self.stream = stream
@@ -48,6 +48,7 @@ class Lane:
         self.persisted = counted.histogram(f"persist_seconds {stream.name}", counts.SECONDS)
         self.errors = counted.cell(f"sink_errors {stream.name}")
         self.claim: Claim | None = None
+        self.coming: Callable[[], Claim | None] | None = None  # the next claim, for who waits for it
         self.most = min(FEW, spool.most)  # bodies of the next claim
         self.wait = 0.0  # seconds before the next try while the sink is away
         self.due = 0.0  # when (monotonic) that is
@@ -103,6 +104,10 @@ class Worker:
                 break
             if not busy:
                 self.wake.acquire(timeout=IDLE)
+        for lane in self.lanes:
+            if lane.coming and not lane.claim:
+                with contextlib.suppress(RedisError):
+                    self.step(lane)
         self.release()
 
     def stop(self) -> None:
@@ -113,7 +118,9 @@ class Worker:
     def step(self, lane: Lane) -> bool:
         """Carry one batch of a stream as far as it goes; whether to go on at once."""
         if lane.claim is None:
-            lane.claim = self.spool.claim(lane.stream.name, lane.most)
+            coming = lane.coming or self.spool.claiming(lane.stream.name, lane.most)
+            lane.coming = None
+            lane.claim = coming()
             if lane.claim is None:
                 return False
         elif time.monotonic() < lane.due:
@@ -170,6 +177,9 @@ class Worker:
         for body in self.spool.bodies(claim):
             if seq >= until:
                 received, until = claim.received(seq)
+                # Redis moves the next ones while these, which it has given away, are stored
+                if claim.count == self.spool.most and lane.coming is None and not self.stopping:
+                    lane.coming = self.spool.claiming(stream.name, lane.most)
             given = False
             try:
                 things = decode(body, bounds) if seq % SAMPLE else timed(decode, body, bounds, lane.decoded)
@@ -196,8 +206,9 @@ class Worker:
     def release(self) -> None:
         """Give back what is claimed and not stored, so that it need not wait for the end of its lease."""
         with contextlib.suppress(RedisError):
-            for claim in filter(None, [lane.claim for lane in self.lanes]):
-                self.spool.renew(claim, 0)
+            for lane in self.lanes:
+                for claim in filter(None, (lane.claim, lane.coming and lane.coming())):
+                    self.spool.renew(claim, 0)
             self.spool.report()
 
     def say(self, what: str, trouble: str | None) -> None:

@@ -52,25 +52,32 @@ class Table:
         self.name = stream.name
         self.columns = {"received_at": "TEXT NOT NULL", "time": "TEXT NOT NULL"}
         self.encoded: list[int] = []  # positions of values that `plain` has to look at
-        for at, (name, some) in enumerate(kinds(stream.record).items(), 2):
+        for at, (name, some) in enumerate(kinds(stream.record).items(), 1):
             if not some <= PLAIN.keys():
                 self.encoded.append(at)
             kind = some.pop() if len(some) == 1 else object
             self.columns[name] = PLAIN.get(kind, "TEXT" if typing.get_origin(kind) else "")  # dict[…] is JSON
         self.columns |= {"batch": "INTEGER NOT NULL REFERENCES batches", "seq": "INTEGER NOT NULL"}
         self.nanoseconds = stream.name == "metrics"
-        names = ", ".join(f'"{name}"' for name in self.columns)
-        self.insert = f'INSERT INTO "{self.name}" ({names}) VALUES ({",".join("?" * len(self.columns))})'  # noqa: S608
+        # A row is bound as it is made: the record, whose own time is not used, and these
+        bound = [*self.columns][2:-2] + ["received_at", "time", "batch", "seq"]
+        self.slots = {name: f"?{at}" for at, name in enumerate(bound, 2)}
+        self.insert = ""
 
     def create(self, db: apsw.Connection) -> None:
-        """Make the table, or add the columns that the record type has gained."""
+        """Make the table, or add the columns that the record type has gained, and see how rows get into it."""
         columns = ", ".join(f'"{name}" {kind}'.rstrip() for name, kind in self.columns.items())
         with db:
             db.execute(f'CREATE TABLE IF NOT EXISTS "{self.name}" ({columns})')
-            present = {row[1] for row in db.execute(f'PRAGMA table_info("{self.name}")')}
+            present = [row[1] for row in db.execute(f'PRAGMA table_info("{self.name}")')]
             for name, kind in self.columns.items():
                 if name not in present:
                     db.execute(f'ALTER TABLE "{self.name}" ADD COLUMN "{name}" {kind.partition(" ")[0]}')
+                    present.append(name)
+        # apsw reads the text once a row, so the names are left out unless there are more columns than ours
+        ours = [name for name in present if name in self.slots]
+        names = "" if ours == present else "(" + ",".join(f'"{name}"' for name in ours) + ")"
+        self.insert = f'INSERT INTO "{self.name}"{names} VALUES({",".join(self.slots[name] for name in ours)})'  # noqa: S608
 
     def rows(
         self, db: apsw.Connection, batch: int, entries: Iterable[Entry], whole: bool, count: list[int]
@@ -100,7 +107,7 @@ class Table:
                 at = f"{second(when // 1_000_000_000)}.{when // 1_000_000 % 1000:03d}Z"
             else:
                 at = instant(when // 1000)
-            row = (arrived, at, *astuple(thing)[1:], batch, seq)
+            row = astuple(thing) + (arrived, at, batch, seq)
             yield self.encode(row) if encoded else row
         count[0] = number
 

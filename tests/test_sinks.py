@@ -511,6 +511,19 @@ class TestSqlite(SinkTests):
                 in columns[record.__name__.lower() + ("s" if record is not Gps else "")]
             )
 
+    @pytest.mark.parametrize("more", ["", ", mine TEXT DEFAULT 'mine'"])
+    def test_a_table_that_was_there_is_filled_whatever_the_order_of_its_columns(
+        self, more: str, store: SqliteStore
+    ) -> None:
+        with contextlib.closing(apsw.Connection(str(store.path))) as db:
+            db.execute(f"CREATE TABLE votes (choice, seq, voter{more}, time, poll, batch, received_at)")
+        sink = sinks.connect(store.url, STREAMS)
+        assert sink.persist(*votes("a", "b")) == Outcome(2, 0)
+        sink.close()
+        (first, _) = store.ask(f"SELECT poll, choice, voter, batch, seq{', mine' * bool(more)} FROM votes ORDER BY seq")
+        assert first == ("p", "a", None, 1, 1, *["mine"] * bool(more))
+        assert store.ask("SELECT count(*) FROM votes WHERE received_at LIKE '20%Z' AND time = received_at") == [(2,)]
+
     def test_what_is_committed_is_synced(self, sink: Any) -> None:
         assert sink.db.execute("PRAGMA journal_mode").get == "wal"
         assert sink.db.execute("PRAGMA synchronous").get == 2  # FULL

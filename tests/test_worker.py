@@ -259,6 +259,34 @@ def test_a_worker_that_loses_its_lease_while_it_persists_doubles_nothing(tmp: Pa
     assert ask(tmp, "SELECT claim FROM batches ORDER BY id")[0] == (name,)
 
 
+@pytest.mark.parametrize("then", [signal.SIGCONT, signal.SIGKILL])
+def test_a_claim_at_hand_and_the_next_one_on_its_way_are_stored_once_whatever_becomes_of_their_worker(
+    then: int, tmp: Path, redis: Server
+) -> None:
+    for start in range(0, 60_000, 10_000):
+        push(redis, *range(start, start + 10_000))
+    with worker(tmp, log="first.out") as first:
+
+        def held() -> bool:
+            first.process.send_signal(signal.SIGSTOP)
+            if len(claims(redis)) == 2:
+                return True
+            first.process.send_signal(signal.SIGCONT)
+            return False
+
+        poll(held)
+        names = list(claims(redis))
+        for name in names:
+            expire(redis, name)
+        with worker(tmp, log="second.out"):
+            leases = partial(raw(redis).zmscore, "ingest:{votes}:claims", names)
+            # until the second one has taken it
+            poll(lambda: any(end is None or end > time.time() * 1000 for end in leases()))
+            first.process.send_signal(then)
+            poll(lambda: len(choices(tmp)) >= 60_000 and not claims(redis))
+    assert sorted(choices(tmp), key=int) == numbers(60_000)
+
+
 def test_a_claim_that_is_in_the_sink_already_is_only_settled(tmp: Path, redis: Server) -> None:
     made(tmp)
     with worker(tmp, log="first.out") as first:
