@@ -285,6 +285,22 @@ def test_restarted_again_and_again_behind_sockets_that_stay_it_fails_no_request(
             assert int(connection.recv(64)[1:]) == sum(load.taken for load in loads)
 
 
+def test_clients_hear_of_a_reload_of_nginx_before_it(tmp: Path) -> None:
+    def connection() -> str:
+        return post(front.port, "/votes", b"{}")[1]["connection"]
+
+    unit = (ROOT / "systemd/nginx.service.d/sluice.conf").read_text()
+    with redis_server(tmp, appendonly="no") as redis, gateway(tmp, redis), nginx(tmp) as front:
+        places = {"/var/lib/sluice": tmp, "/run/sluice": tmp / "run", "$MAINPID": front.pid}
+        for line in re.findall(r"^ExecReload=(.+)$", unit, re.M):
+            if "-HUP" in line:
+                assert connection() == "close"
+            for place, here in places.items():
+                line = line.replace(place, str(here))
+            subprocess.run(line.split(), check=True, timeout=60)
+        poll(lambda: connection() == "keep-alive")
+
+
 def test_lines_go_to_the_journal_with_their_priority(tmp: Path, manager: Manager) -> None:
     with redis_server(tmp, appendfsync="no") as redis:
         env = manager.env() | {"INGEST_REDIS": str(redis.socket)}
