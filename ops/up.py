@@ -200,7 +200,8 @@ def claim_home(s: settings.Settings) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise CannotStart(f"bin/up is running in {s.home} already; INGEST_HOME may name another place.") from None
-    for mark in sorted((s.home / "run").resolve().glob("*.mark"), key=lambda path: "nwgr".find(path.name[0])):
+    # the worker may have a batch to finish; until it has, the others take writes
+    for mark in sorted((s.home / "run").resolve().glob("*.mark"), key=lambda path: "wngr".find(path.name[0])):
         if launch.end(mark, signal.SIGTERM, patience=3.0):
             say(f"An earlier bin/up was killed; ended the {mark.stem} that it left.")
     (s.home / "run/closing").unlink(missing_ok=True)  # of a bin/sluice reload that was killed
