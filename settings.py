@@ -163,6 +163,9 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
             raise ValueError("sqlite:///PATH or postgresql://USER@HOST/DATABASE")
         return text
 
+    def lookers(text: str) -> tuple[str, ...]:
+        return () if text == "none" else words(ipaddress.ip_network, f"{NETWORKS}; or none")(text)
+
     def module(text: str) -> str:
         if text and not re.fullmatch(r"/.*\.py|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", text):
             raise ValueError("a module's name (mine.routes) or the absolute path of a .py file")
@@ -216,7 +219,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         max_connections=read("INGEST_MAX_CONNECTIONS", "65535", whole(64, 65535)),
         cors=read("INGEST_CORS", "", cors),
         log=read("INGEST_LOG", "text", choice("text", "json")),
-        status_allow=read("INGEST_STATUS_ALLOW", "127.0.0.1 ::1", words(ipaddress.ip_network, NETWORKS)),
+        status_allow=read("INGEST_STATUS_ALLOW", "127.0.0.1 ::1", lookers),
     )
 
 

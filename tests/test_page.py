@@ -347,7 +347,8 @@ def test_nobody_but_this_machine_may_look_unless_it_is_said() -> None:
             connection.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             return answer(connection)[0]
 
-    for env, one, other in ({}, 200, 403), ({"INGEST_STATUS_ALLOW": "127.0.0.2, 10.0.0.0/8"}, 403, 200):
+    for allow, one, other in ("", 200, 403), ("127.0.0.2, 10.0.0.0/8", 403, 200), ("none", 403, 403):
+        env = {"INGEST_STATUS_ALLOW": allow}
         with short_tmp() as tmp, nginx(tmp, env) as web:
             (tmp / "run/status.json").write_text("{}")
             for target in "/status", "/status/", "/status/page.js", "/status/status.json":
