@@ -3,8 +3,7 @@
 #
 #   bench/siege.sh [--concurrent=64] [--reps=3000] [further options of siege]    users, and requests of each
 #
-# It ends by a count. siege's clock, --time, cancels threads wherever they are: one that is within malloc then waits
-# for its own lock, for ever, and nothing but KILL ends siege 4.0.7. On a slow machine that is every third siege or so.
+# It ends by a count: siege 4.0.7 ended by its clock, --time, may hang for ever (DECISIONS.md).
 set -euo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.."
 port=${INGEST_PORT:-8080}
