@@ -354,21 +354,23 @@ def test_large_sequence_numbers_stay_exact(server: Server, inlet: Inlet, outlet:
 
 def test_what_another_tool_pushes_is_claimed_too(server: Server, inlet: Inlet, outlet: Outlet) -> None:
     raw(server).rpush(KEYS.ready, b"a")
+    before = time.time()
     taken = claim(outlet)
     assert list(outlet.bodies(taken)) == [b"a"]
     # no mark dates it: the moment of the claim does
-    assert abs(taken.received(1)[0] / 1e6 - time.time()) < 5
+    assert before <= taken.received(1)[0] / 1e6 <= time.time()
 
 
 def test_a_snapshot_shows_what_lies_where(server: Server, inlet: Inlet, outlet: Outlet) -> None:
     assert outlet.snapshot("s") == (0, 0, {}, {}, 0, 0)
     assert outlet.waiting(["s", "t"]) == [False, False]
+    before = time.time()
     push(inlet, *numbers(10))
     one, two = claim(outlet, most=2), claim(outlet, most=3)
     now = outlet.snapshot("s")
     assert now[:3] == (5, 5, {one.id: 2, two.id: 3})
     assert now.waiting.keys() == {one.id, two.id, ""}
-    assert all(0 <= age < 5 for age in now.waiting.values())
+    assert all(0 <= age <= time.time() - before for age in now.waiting.values())
     assert outlet.waiting(["s", "t"]) == [True, False]
     outlet.settle(one)
     assert outlet.snapshot("s")[:3] == (5, 5, {two.id: 3})
@@ -399,9 +401,9 @@ def test_a_body_is_dated_within_a_tenth_of_a_second(inlet: Inlet, outlet: Outlet
 
 def test_a_process_writes_at_most_ten_marks_a_second(server: Server, inlet: Inlet) -> None:
     start = time.monotonic()
-    while time.monotonic() - start < 0.5:
+    while len(marks(server)) < 4:
         push(inlet, b"x")
-    assert 3 <= len(marks(server)) <= (time.monotonic() - start) * 10 + 1
+    assert time.monotonic() - start >= 0.3
 
 
 def test_marks_that_date_nothing_any_more_are_trimmed(

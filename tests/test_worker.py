@@ -173,15 +173,13 @@ def test_a_second_signal_stops_it_at_once_and_nothing_is_lost(tmp: Path, redis: 
     with locked(tmp), worker(tmp) as running:
         push(redis, "a")
         poll(lambda: claims(redis))
-        start = time.monotonic()
 
         def stopped() -> bool:
             running.process.terminate()
             return running.process.poll() is not None
 
         poll(stopped)
-        assert running.process.returncode == 128 + signal.SIGTERM
-        assert time.monotonic() - start < 4  # the lock alone would be waited for longer
+        assert running.process.returncode == 128 + signal.SIGTERM  # 0: it would have ended without the second, too
     for name in claims(redis):
         expire(redis, name)
     assert drain(tmp).returncode == 0
