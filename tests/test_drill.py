@@ -106,6 +106,7 @@ def test_it_can_be_held_against_an_installation_that_runs_with_its_keys_and_tls_
             tmp, "--home", home, "--header", header, "--rounds", 1, "--rate", 500, "--faults", names
         )
         assert (status, kept(report), report["installation"]) == (0, NONE, "running")
+        assert report["counts"]["unknown"] > 0  # who hung up behind the last byte got in with the key, too
         assert curl("--cacert", certificate[0], "-H", header, url)[0] == 200
         assert not (home / "drill-books").exists()
 
