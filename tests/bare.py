@@ -47,6 +47,7 @@ mount -t overlay overlay -o lowerdir="$0",upperdir="$1/upper",workdir="$1/work" 
 truncate -s 4G "$1/disk"
 mkfs.ext4 -q -d "$1/tree" "$1/disk"
 """
+PATIENCE = 240  # seconds: what is played in software is slow, and slower beside other work
 APART = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "bash", "-c"]
 JOURNAL = (
     "[(line['SYSLOG_IDENTIFIER'], line['PRIORITY'], line['MESSAGE']) for text in sh('journalctl', '-b', '-o', 'json',"
@@ -69,7 +70,7 @@ def show(unit, name):
 def pids(unit):
     group = pathlib.Path("/sys/fs/cgroup" + show(unit, "ControlGroup"), "cgroup.procs")
     return [int(pid) for pid in group.read_text().split()]
-def until(ask, seconds=90):
+def until(ask, seconds=240):
     deadline = time.monotonic() + seconds
     while not ask():
         if time.monotonic() > deadline:
@@ -262,7 +263,7 @@ def machine(provisioned: Layer) -> Iterator[Machine]:
     ]  # fmt: skip
     with (
         running(command, provisioned.folder / "qemu", dict(os.environ)),
-        poll(lambda: connect(line, 240), what="qemu") as serial,
+        poll(lambda: connect(line, 2 * PATIENCE), what="qemu") as serial,
     ):
         found = Machine(port, serial)
         assert found.answer() == {}
@@ -277,7 +278,7 @@ def test_a_machine_boots_with_sluice_running_and_keeps_its_promises(machine: Mac
         return post(machine.port, "/votes", f'{{"poll":"p","choice":"{choice}"}}'.encode())[0]
 
     began = time.monotonic()
-    poll(lambda: vote("first") == 200, 120)
+    poll(lambda: vote("first") == 200, PATIENCE)
     said("booted; a vote from outside is taken")
     assert machine.ask("[sh('systemctl', 'is-active', unit) for unit in UNITS]") == ["active"] * 6
     assert machine.ask("sh('systemctl', '--failed', '--quiet')") == ""
@@ -316,12 +317,12 @@ def test_a_machine_boots_with_sluice_running_and_keeps_its_promises(machine: Mac
     assert 0 < table["Successful transactions"] == 400 - table["Failed transactions"]
 
     assert machine.ask("[sh('systemctl', 'kill', '-s', 'KILL', unit) for unit in UNITS]") == [""] * 6
-    poll(lambda: vote("after") == 200, 90)
+    poll(lambda: vote("after") == 200, PATIENCE)
     said("every process killed; a vote is taken again")
     before = machine.ask("int(show('sluice-gateway', 'NRestarts'))")
     machine.ask("sh('systemctl', 'kill', '-s', 'STOP', 'sluice-gateway')")
     assert machine.ask(f"until(lambda: int(show('sluice-gateway', 'NRestarts')) > {before})")
-    poll(lambda: vote("watched") == 200, 90)
+    poll(lambda: vote("watched") == 200, PATIENCE)
     said("stopped dead, the gateway was started anew by the watchdog")
 
     pids = machine.ask("[pids(unit) for unit in UNITS]")
@@ -331,7 +332,7 @@ def test_a_machine_boots_with_sluice_running_and_keeps_its_promises(machine: Mac
     assert "takes writes" in machine.ask("sh('env', 'INGEST_LOG=json', '/opt/sluice/bin/provision', 'services')")
     assert vote("json") == 200
     said("another setting: all restarted")
-    poll(lambda: machine.ask("json.loads(sh('sluice', 'status', '--json'))")["streams"][-1]["ready"] == 0, 60)
+    poll(lambda: machine.ask("json.loads(sh('sluice', 'status', '--json'))")["streams"][-1]["ready"] == 0, PATIENCE)
     ledger = machine.ask("json.loads(sh('sluice', 'status', '--json'))")
     assert ledger["trouble"] == []
     votes = ledger["streams"][-1]
