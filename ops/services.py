@@ -69,7 +69,7 @@ def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, st
     root: where Sluice lies. nginx: whether the system's nginx is Sluice's to configure.
     """
     wanted = {
-        "sluice-gateway.service.d/pypy.conf": s.runtime == "pypy",
+        "sluice-gateway.service.d/zz-pypy.conf": s.runtime == "pypy",
         "sluice-worker@.service.d/network.conf": not s.sink.startswith("sqlite:"),
         "nginx.service.d/sluice.conf": nginx,
     }

@@ -1,4 +1,4 @@
-"""Sluice on machines that have nothing of it: `bin/test --bare`, as root, some ten minutes and 3 GB of disk.
+"""Sluice on machines that have nothing of it: `bin/test --bare`, as root, half an hour and 3 GB of disk.
 
 A fresh Debian 12 is made with debootstrap, from the mirror that this machine's apt uses. Each installation is a layer
 over it, so that each starts from nothing. Two are entered by chroot; of one a disk is made, and qemu boots it with its

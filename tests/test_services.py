@@ -76,9 +76,17 @@ def test_systemd_calls_the_sandbox_of_each_unit_ok_or_better(unit: str, env: dic
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.parametrize("runtime", PYTHON)
+def test_the_gateway_may_write_code_on_pypy_only(runtime: str, tmp: Path) -> None:
+    units = installed(tmp, {"INGEST_RUNTIME": runtime})
+    done = analyze(units, "security", "--offline=true", "--json=short", "sluice-gateway.service")
+    denied = {row["json_field"]: row["set"] for row in json.loads(done.stdout)}["MemoryDenyWriteExecute"]
+    assert denied == (runtime != "pypy")
+
+
 def test_the_units_do_what_the_settings_say(tmp: Path) -> None:
     plain, every = (services.files(settings.load(services.given("", env)), Path("/srv/sluice")) for env in ({}, EVERY))
-    more = {"sluice-gateway.service.d/pypy.conf", "sluice-worker@.service.d/network.conf"}
+    more = {"sluice-gateway.service.d/zz-pypy.conf", "sluice-worker@.service.d/network.conf"}
     more |= {f"{unit}.d/network.conf" for unit in services.READERS}
     assert {str(path.relative_to(services.UNITS)) for path in every.keys() - plain.keys()} == more
     unit = plain[services.UNITS / "sluice-gateway.service"]
