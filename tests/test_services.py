@@ -217,13 +217,13 @@ def test_the_gateway_says_that_it_is_ready_and_shows_that_its_loop_turns(
 
 
 @contextlib.contextmanager
-def activated(tmp: Path, sockets: list[socket.socket], env: dict[str, str]) -> Iterator[subprocess.Popen]:
+def activated(tmp: Path, sockets: list[socket.socket], env: dict[str, str], runtime: str) -> Iterator[subprocess.Popen]:
     """The gateway with listening sockets that it inherits, as from sluice-gateway.socket."""
     words = " ".join(f"{at}<&{sock.fileno()}" for at, sock in enumerate(sockets, 3))
     command = f'exec {words}; LISTEN_PID=$$ LISTEN_FDS={len(sockets)} exec "$0" -m gunicorn'
     with open(tmp / "gateway.out", "ab") as out:
         process = subprocess.Popen(
-            ["bash", "-c", command, sys.executable], cwd=ROOT, env=env, stdout=out, stderr=out,
+            ["bash", "-c", command, PYTHON[runtime]], cwd=ROOT, env=env, stdout=out, stderr=out,
             pass_fds=[sock.fileno() for sock in sockets], start_new_session=True,
         )  # fmt: skip
     try:
@@ -263,7 +263,8 @@ def went_on(load: Load, taken: int) -> bool:
     return load.taken > taken or bool(load.failed)
 
 
-def test_restarted_again_and_again_behind_sockets_that_stay_it_fails_no_request(tmp: Path) -> None:
+@pytest.mark.parametrize("runtime", PYTHON)
+def test_restarted_again_and_again_behind_sockets_that_stay_it_fails_no_request(runtime: str, tmp: Path) -> None:
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(redis_server(tmp, appendfsync="no"))
         front = stack.enter_context(nginx(tmp))
@@ -276,14 +277,14 @@ def test_restarted_again_and_again_behind_sockets_that_stay_it_fails_no_request(
             sockets.append(sock)
         loads = [Load(front.port, fresh) for fresh in (False, True, True)]
         for _ in range(4):
-            with activated(tmp, sockets, env):
+            with activated(tmp, sockets, env, runtime):
                 poll(lambda: get(front.port, "/readyz")[0] == 200)
                 for load in loads:
                     if not load.ident:
                         load.start()
                     poll(partial(went_on, load, load.taken + 5))
             # nothing listens now; what comes waits
-        with activated(tmp, sockets, env):
+        with activated(tmp, sockets, env, runtime):
             for load in loads:
                 load.ended.set()
                 load.join()
