@@ -60,6 +60,25 @@ ACCESS_LOGS = "accesslog", "logconfig", "logconfig_dict", "logconfig_json", "sys
 DECLINED = frozenset((b"TRANSFER-ENCODING", b"EXPECT", b"UPGRADE", b"HTTP2-SETTINGS", b"TRAILER", b"TE"))
 
 
+# A process that has just been forked takes TERM by a copy of the master's handler until it has its own (init_signals).
+# It would never hear of it, serve on, and be killed in the middle of a request at the end of the graceful timeout. As
+# it serves nobody yet, TERM may end it at once.
+TERM = {signal.SIGTERM}
+
+
+def hear_of_term() -> None:
+    """In a forked process, at its beginning."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TERM)
+
+
+os.register_at_fork(
+    before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, TERM),
+    after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, TERM),
+    after_in_child=hear_of_term,
+)
+
+
 class Plan(NamedTuple):
     """What a head asks for: the environ but for the body, the body's length in bytes, and whether to stay connected."""
 

@@ -13,6 +13,7 @@ import resource
 import signal
 import socket
 import struct
+import subprocess
 import termios
 import threading
 import time
@@ -962,3 +963,24 @@ def test_a_redis_that_is_killed_means_503_until_it_is_back_and_nothing_acknowled
                 items = Redis(second).items()
                 assert set(load.acknowledged) <= set(items)
                 assert len(items) == len(set(items))
+
+
+# As gunicorn's master does; the new process gets no further than its first line
+FORKING = """
+import os, signal, time
+import fastlane
+signal.signal(signal.SIGTERM, lambda *_: print("taken", flush=True))
+pid = os.fork()
+if not pid:
+    time.sleep(3)
+    os._exit(0)
+os.kill(pid, signal.SIGTERM)
+os.kill(os.getpid(), signal.SIGTERM)
+print(os.waitpid(pid, 0)[1])
+"""
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_process_that_is_told_to_stop_before_it_has_begun_does_not_serve_on(runtime: str) -> None:
+    done = subprocess.run([utils.PYTHON[runtime], "-c", FORKING], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == (f"taken\n{signal.SIGTERM:d}\n", "")
