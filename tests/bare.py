@@ -307,9 +307,9 @@ def test_a_machine_boots_with_sluice_running_and_keeps_its_promises(machine: Mac
     taken = sum(load.taken for load in loads)
     failed = [status for load in loads for status in load.failed]
     said(f"the gateway restarted three times, {taken} votes meanwhile, refused {failed}")
-    # played in software, a gateway may take longer to start than nginx waits (15 s), and to end than its master waits
-    # (6 s): such a vote may be stored, or not. tests/test_services.py has the same where time is real, and no failure
-    assert set(failed) <= {"502", "504"} and taken
+    # played in software, a gateway may take longer to start than nginx waits (15 s): that vote may be stored, or not.
+    # tests/test_services.py has the same where time is real, and no failure
+    assert set(failed) <= {"504"} and taken
 
     siege = machine.ask("sh('env', '-C', '/root', 'HOME=/root', 'bench/siege.sh', '--concurrent=8', '--reps=50')")
     table = {name: float(value) for name, value in re.findall(r"^(\w+ \w+):\s+([\d.]+)", siege, re.M)}
