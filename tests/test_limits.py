@@ -189,8 +189,12 @@ def a_backlog_in_bodies(site: Site) -> str:
         poll(lambda: max(refused(200), default=0) > 1)
     poll(lambda: post(site.port, "/votes", vote(1))[0] == 200 and site.empty())
     with site.without_worker():
-        first = waits = poll(lambda: refused(5000))
-        assert max(first) > min(first) == 1  # who comes later waits longer
+        waits = poll(lambda: refused(5000))
+        assert min(waits) == 1
+        while max(waits) == 1:  # who comes later waits longer; how much later, hangs on how fast it is
+            assert len(waits) < 100_000
+            waits += refused(5000)
+        first = waits
         site.serves()
     rounds = 0
     while waits:
