@@ -371,7 +371,7 @@ form.addEventListener("submit", async (event) => {
     if (now && last !== null && now.through !== null && now.through >= last) {
       const letter = shown.dead.letters.find((one) => one.stream === now.stream && one.seq > (before.accepted ?? 0) && one.seq <= last && same(one.excerpt, body));
       if (letter) return step("bad", `Refused when it was to be stored: ${letter.reason}. It lies among the dead letters.`);
-      if (now.dead !== before.dead) return step("good", "It has arrived; whether it was refused, the dead letters say.");
+      if (now.dead !== (before.dead ?? 0)) return step("good", "It has arrived; whether it was refused, the dead letters say.");
       return step("good", `Stored in the table ${now.stream}, within ${span(Math.max(0.1, clock - then + took / 1000))}.`);
     }
     await new Promise((done) => setTimeout(done, 250));
