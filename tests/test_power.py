@@ -122,12 +122,17 @@ def log_of(home: Path) -> Path:
 
 
 def answered(events: list[Sent]) -> list[tuple[int, int, int]]:
-    """The replies to pushes among what left: (bodies on the list by this reply, written, synced)."""
-    found = []
+    """The replies to pushes among what left: (bodies on the list by this reply, written, synced).
+
+    The push's is the last of a flight. Behind a mark's it leaves by writev, whose text is another. What says no more
+    than was known is the reply to something else.
+    """
+    found = [(0, 0, 0)]
     for text, written, synced in events:
-        if match := re.search(r':(\d+)\\r\\n", \d+', text):
-            found.append((int(match[1]), written, synced))
-    return found
+        lengths = re.findall(r':(\d+)\\r\\n", (?:iov_len=)?\d+', text)
+        if lengths and int(lengths[-1]) > found[-1][0]:
+            found.append((int(lengths[-1]), written, synced))
+    return found[1:]
 
 
 class Crowd:
