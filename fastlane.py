@@ -142,7 +142,7 @@ class Grammar:
             return None
         path, question = target.decode(), query.decode() if query else ""
         name, port = served(server, host, scheme)
-        environ.update({
+        environ |= {
             "PATH_INFO": path,
             "QUERY_STRING": question,
             "RAW_URI": head[5 : head.index(b" ", 5)].decode(),
@@ -151,7 +151,7 @@ class Grammar:
             "REMOTE_ADDR": "",
             "wsgi.url_scheme": scheme,
             "fastlane.head": head,
-        })
+        }
         return Plan(environ, int(environ["CONTENT_LENGTH"]), keep_alive)
 
 
