@@ -1,7 +1,7 @@
 """Reloads under load: gunicorn's HUP, its upgrade (USR2), nginx's HUP. No request fails, nothing is lost or doubled.
 
 `bin/test tests/test_reload.py --reloads 100 -o faulthandler_timeout=0` does each a hundred times, at a low and at a
-high rate; it takes half an hour.
+high rate; it takes some twenty minutes.
 """
 
 from __future__ import annotations
