@@ -1,8 +1,9 @@
-"""Sluice on machines that have nothing of it: `bin/test --bare`, as root, half an hour and 3 GB of disk.
+"""Sluice on machines that have nothing of it: `bin/test --bare`, as root, a quarter of an hour and 6 GB of disk.
 
 A fresh Debian 12 is made with debootstrap, from the mirror that this machine's apt uses. Each installation is a layer
-over it, so that each starts from nothing. Two are entered by chroot; of one a disk is made, and qemu boots it with its
-own kernel and systemd, in software, so that no hypervisor is needed. What is tested is what is committed.
+over it, so that each starts from nothing. Two are entered by chroot; of others disks are made, and qemu boots them with
+their own kernel and systemd, in software, so that no hypervisor is needed: twice by itself, and twice for libvirt as
+`vagrant up` has it. What is tested is what is committed.
 
 BARE_TREE=DIR keeps the tree there, and takes it from there the next time.
 """
@@ -47,14 +48,57 @@ mount -t overlay overlay -o lowerdir="$0",upperdir="$1/upper",workdir="$1/work" 
 truncate -s 4G "$1/disk"
 mkfs.ext4 -q -d "$1/tree" "$1/disk"
 """
+# What `vagrant up` starts from, under the name that the Vagrantfile says. Its machine needs nothing from the network.
+BOX = """
+Vagrant.configure("2") do |config|
+  config.vm.boot_timeout = {patience}
+  config.ssh.insert_key = false
+  config.ssh.private_key_path = "{folder}/key"
+  config.vm.provider "libvirt" do |machine|
+    machine.driver, machine.cpu_mode, machine.graphics_type = "qemu", "custom", "none"
+    machine.kernel, machine.initrd, machine.cmd_line = "{kernel}", "{initrd}", "root=/dev/vda rw console=ttyS0 quiet"
+  end
+end
+"""
+SSHD = """
+    apt-get -q update
+    DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends openssh-server rsync sudo
+    for what in up pypy siege; do /opt/sluice/bin/provision $what; done
+    useradd --create-home --shell /bin/bash vagrant
+    install -D -o vagrant -m 600 /key.pub ~vagrant/.ssh/authorized_keys
+    echo 'vagrant ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/vagrant
+"""
+# A libvirt of its own, with a network of its own: what this machine has of both is not touched
+LIBVIRT = """
+set -e
+ip link set lo up
+for place in /run /etc/libvirt /var/cache/libvirt /var/lib/libvirt /var/log/libvirt; do
+    mkdir -p $place
+    mount -t tmpfs tmpfs $place
+done
+mkdir -p "$1/images" /var/lib/libvirt/images
+mount --bind "$1/images" /var/lib/libvirt/images
+echo 'user = "root"
+group = "root"
+security_driver = "none"
+cgroup_controllers = []
+namespaces = []
+stdio_handler = "file"' >/etc/libvirt/qemu.conf
+libvirtd --daemon
+"""
 PATIENCE = 240  # seconds: what is played in software is slow, and slower beside other work
 APART = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "bash", "-c"]
 JOURNAL = (
     "[(line['SYSLOG_IDENTIFIER'], line['PRIORITY'], line['MESSAGE']) for text in sh('journalctl', '-b', '-o', 'json',"
     " *['-u' + unit for unit in UNITS]).splitlines() for line in [json.loads(text)]]"
 )
-# for the machine alone: an address, and what the test has to ask from within
-NETWORK = "[Match]\nName=en*\n[Network]\nDHCP=yes\n"
+# what Debian's installer makes, and debootstrap does not
+HOST = {
+    "etc/hostname": "machine\n",
+    "etc/hosts": "127.0.0.1 localhost machine\n",
+    "etc/systemd/network/any.network": "[Match]\nName=e*\n[Network]\nDHCP=yes\n",
+}
+# what the test has to ask from within
 UNIT = (
     "[Unit]\nAfter=multi-user.target\n[Service]\nType=exec\nExecStart=/opt/sluice/.venv/bin/python -u /opt/within.py\n"
 )
@@ -136,6 +180,17 @@ class Layer:
         )
         assert done.returncode == 0, done.stdout
         return done.stdout
+
+    def disk(self, files: dict[str, str]) -> list[Path]:
+        """Make the image `disk` of it, with these files and what a machine needs to boot. Returns kernel and initrd."""
+        for name, text in (HOST | files).items():
+            path = self.upper / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        self.run("systemctl add-wants multi-user.target systemd-networkd.service")
+        subprocess.run([*APART, DISK, self.debian, self.folder], check=True)
+        kernel = sorted((self.debian / "boot").glob("vmlinuz-*"))[-1]
+        return [kernel, kernel.with_name(kernel.name.replace("vmlinuz", "initrd.img"))]
 
 
 @pytest.fixture(scope="session")
@@ -238,24 +293,12 @@ class Machine:
 @pytest.fixture
 def machine(provisioned: Layer) -> Iterator[Machine]:
     """The machine, booted."""
-    files = {
-        "opt/within.py": WITHIN,
-        "etc/systemd/system/within.service": UNIT,
-        "etc/systemd/network/any.network": NETWORK,
-        "etc/hostname": "machine\n",
-        "etc/hosts": "127.0.0.1 localhost\n",  # Debian's installer makes it, debootstrap does not
-    }
-    for name, text in files.items():
-        path = provisioned.upper / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    provisioned.run("systemctl add-wants multi-user.target within.service systemd-networkd.service")
-    subprocess.run([*APART, DISK, provisioned.debian, provisioned.folder], check=True)
+    provisioned.run("ln -s /etc/systemd/system/within.service /etc/systemd/system/multi-user.target.wants/")
+    kernel, initrd = provisioned.disk({"opt/within.py": WITHIN, "etc/systemd/system/within.service": UNIT})
     port, line = free_port(), provisioned.folder / "line"
-    boot = sorted((provisioned.debian / "boot").glob("vmlinuz-*"))[-1]
     command = [
         "qemu-system-x86_64", "-machine", "accel=tcg", "-cpu", "max", "-smp", 2, "-m", 2048, "-display", "none",
-        "-no-reboot", "-kernel", boot, "-initrd", str(boot).replace("vmlinuz", "initrd.img"),
+        "-no-reboot", "-kernel", kernel, "-initrd", initrd,
         "-append", "root=/dev/vda rw console=ttyS0 quiet",
         "-drive", f"file={provisioned.folder}/disk,if=virtio,format=raw,cache=unsafe",
         "-nic", f"user,model=virtio-net-pci,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:8080",
@@ -352,3 +395,50 @@ def test_a_machine_boots_with_sluice_running_and_keeps_its_promises(machine: Mac
     )
     said(f"stopped; of the votes under restarts {stored[0]} are stored")
     assert taken <= stored[0] == stored[1] <= taken + len(failed)
+
+
+@pytest.fixture(scope="session")
+def box(layers: Any) -> Path:
+    """A folder with `vagrant.box`, which has sshd and what bin/provision installs, and `host`, a clone of Sluice."""
+    layer = layers("/opt/sluice")
+    folder: Path = layer.folder
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "key"], check=True)
+    shutil.copy(folder / "key.pub", layer.upper)
+    layer.run(SSHD)
+    kernel, initrd = layer.disk({})
+    subprocess.run(["qemu-img", "convert", "-O", "qcow2", folder / "disk", folder / "box.img"], check=True)
+    (folder / "metadata.json").write_text('{"provider": "libvirt", "format": "qcow2", "virtual_size": 4}')
+    (folder / "Vagrantfile").write_text(BOX.format(folder=folder, kernel=kernel, initrd=initrd, patience=PATIENCE))
+    parts = "Vagrantfile", "metadata.json", "box.img"
+    subprocess.run(["tar", "-C", folder, "-cf", folder / "vagrant.box", *parts], check=True)
+    subprocess.run(["git", "clone", "-q", ROOT, folder / "host"], check=True)
+    return folder
+
+
+@pytest.mark.parametrize("runtime", ["cpython", "pypy"])
+def test_vagrant_up_gives_a_machine_that_stores_what_its_host_posts(box: Path, runtime: str) -> None:
+    place = box / runtime
+    script = f"""{LIBVIRT}
+        cd "$0/host"
+        vagrant box add --name debian/bookworm64 "$0/vagrant.box"
+        vagrant up --provider=libvirt
+        curl -s -d '{{"poll":"cookies","choice":"oreo"}}' localhost:8080/votes; echo
+        vagrant ssh -c "until sluice status | grep -E 'votes +1 +0 +0 +1 +0 +0'; do :; done"
+        vagrant ssh -c 'bench/siege.sh --concurrent=8 --reps=50'
+        vagrant ssh -c 'sudo readlink /proc/$(systemctl show -P MainPID sluice-gateway)/exe'
+        vagrant provision
+    """
+    env = os.environ | {"INGEST_RUNTIME": runtime, "LIBVIRT_DEFAULT_URI": "qemu:///system"}
+    env |= {"VAGRANT_HOME": str(place / "home"), "VAGRANT_DOTFILE_PATH": str(place / "machine")}
+    command: list[str | Path] = ["unshare", "--net", "--mount-proc", *APART[1:], script, box, place]
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800)
+    print(re.sub(r".*Progress: .*", "", done.stdout))
+    assert done.returncode == 0
+    up, _, provisioned = done.stdout.rpartition("Running provisioner: services")
+    assert '{"message":"OK"}' in up
+    assert re.search(r"Successful transactions:\s+400\s+Failed transactions:\s+0\s", up)
+    assert ("pypy" in up.splitlines()[-2]) == (runtime == "pypy")
+    said = [line.partition("default: ")[2] for line in provisioned.splitlines()]
+    assert [line for line in said if line and "inline script" not in line] == [
+        "Sluice takes writes at http://localhost:8080; `sluice status` tells what became of them."
+    ]
