@@ -272,7 +272,9 @@ class Stand:
     ) -> Candidate:
         """Our gateway exactly as bin/up runs it, behind nginx. worker_class: one of gunicorn's own instead of ours."""
         home = self.home()
-        env = {"INGEST_GATEWAYS": gateways, "INGEST_MAX_BACKLOG": 10**9} | env
+        # nobody drains: without a bound, or long bodies would be refused, which is quick
+        bounds = {"INGEST_MAX_BACKLOG": 10**9, "INGEST_MAX_BACKLOG_BYTES": "1024g"}
+        env = {"INGEST_GATEWAYS": gateways} | bounds | env
         server = self.enter(utils.gateway(home, self.redis, runtime, worker_class, env))
         return self.front(
             name, home, {"gateway": server}, runtime=runtime, worker=worker_class or "fastlane", processes=gateways
