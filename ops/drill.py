@@ -243,7 +243,7 @@ KINDS = {
     "doubled": "stored twice",
     "torn": "stored, but never sent whole",
     "disorder": "behind one that was posted after its answer",
-    "misdated": "received_at outside request and answer by more than 100 ms",
+    "misdated": "received_at outside request and answer by more than 100 ms (and 2 for rounding)",
     "unknown": "stored, never acknowledged (allowed)",
 }
 
