@@ -8,17 +8,23 @@ import json
 import re
 import runpy
 import shutil
+import signal
 import socket
+import sqlite3
 import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import redis
 import tomllib
 
 import utils
-from utils import ROOT, Server, ask, installation, post, short_tmp
+from utils import ROOT, Server, ask, installation, post, redis_server, short_tmp
 
 EXAMPLES = ROOT / "examples"
 poll = partial(utils.poll, seconds=30)
@@ -141,3 +147,97 @@ def test_a_stream_of_one_s_own_is_ten_lines(up: Server) -> None:
     assert poll(lambda: ask(up.home, "SELECT sku, count FROM orders")) == [("A-1", 3)]
     printed = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL))
     assert all(line in printed for line in lines)  # the README shows these files
+
+
+@pytest.fixture(scope="module")
+def mini_redis() -> Iterator[Server]:
+    with short_tmp() as tmp, redis_server(tmp) as server:
+        yield server
+
+
+@pytest.fixture
+def mini(mini_redis: Server) -> dict:
+    """The names of examples/mini.py, and its Redis, empty."""
+    redis.Redis(unix_socket_path=str(mini_redis.socket)).flushall()
+    return runpy.run_path(str(EXAMPLES / "mini.py"))
+
+
+def rows(path: Path) -> list[bytes]:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        return [body for (body,) in db.execute("SELECT body FROM bodies ORDER BY rowid")]
+
+
+def test_mini_stores_each_body_once(mini_redis: Server, mini: dict, tmp: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "mini.py"), str(mini_redis.socket), str(tmp / "mini.db")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith(f"16 threads posted 8,000 bodies; {tmp}/mini.db holds 8,000 from ")
+    assert sorted(rows(tmp / "mini.db")) == sorted(b'{"n":%d}' % n for n in range(8000))
+    assert redis.Redis(unix_socket_path=str(mini_redis.socket)).keys("mini:*") == []
+
+
+def test_mini_sends_all_waiting_bodies_in_one_push(mini_redis: Server, mini: dict) -> None:
+    gateway = mini["Gateway"](str(mini_redis.socket))
+    with ThreadPoolExecutor(20) as clients:
+        with gateway.turn:  # as if another batch were under way
+            posts = [clients.submit(gateway.post, b"%d" % n) for n in range(20)]
+            poll(lambda: len(gateway.open.bodies) == 20)
+            gateway.redis.config_resetstat()
+        for done in posts:
+            done.result()
+    assert gateway.redis.info("commandstats")["cmdstat_rpush"]["calls"] == 1
+    assert sorted(gateway.redis.lrange(mini["READY"], 0, -1)) == sorted(b"%d" % n for n in range(20))
+
+
+def test_mini_reports_a_lost_redis_to_every_client_of_the_batch(mini: dict, tmp: Path) -> None:
+    gateway = mini["Gateway"](str(tmp / "nothing.sock"))
+    batch = gateway.append(b"one")
+    assert gateway.append(b"two") is batch
+    for _ in batch.bodies:
+        with pytest.raises(redis.ConnectionError):
+            gateway.commit(batch)
+
+
+def test_mini_does_not_push_again_after_a_lost_reply(mini_redis: Server, mini: dict) -> None:
+    gateway, other = mini["Gateway"](str(mini_redis.socket)), redis.Redis(unix_socket_path=str(mini_redis.socket))
+    other.client_pause(60_000, all=False)  # writes only
+    with ThreadPoolExecutor(1) as client:
+        posted = client.submit(gateway.post, b"x")
+        (waiting,) = poll(lambda: [one for one in other.client_list() if one["cmd"] == "rpush"])
+        other.client_kill_filter(_id=waiting["id"])
+        other.client_unpause()
+        with pytest.raises(redis.ConnectionError):
+            posted.result()
+    assert other.llen(mini["READY"]) == 0
+
+
+@pytest.mark.parametrize("step", ["store", "settle"])
+def test_mini_stores_once_what_a_worker_killed_before_that_step_had_claimed(
+    mini_redis: Server, mini: dict, tmp: Path, step: str
+) -> None:
+    gateway, path = mini["Gateway"](str(mini_redis.socket)), tmp / "mini.db"
+    for n in range(3):
+        gateway.post(b"%d" % n)
+    killed = f"""if True:
+        import os, sys
+        sys.path.insert(0, {str(EXAMPLES)!r})
+        import mini
+        mini.{step} = lambda *_: os.kill(os.getpid(), 9)
+        mini.work(mini.Redis(unix_socket_path={str(mini_redis.socket)!r}), mini.database({str(path)!r}), lease=0)
+    """
+    assert subprocess.run([sys.executable, "-c", killed], timeout=60, check=False).returncode == -signal.SIGKILL
+    assert gateway.redis.exists(mini["READY"]) == 0
+    assert len(rows(path)) == (3 if step == "settle" else 0)
+    gateway.post(b"3")
+    db = mini["database"](path)
+    mini["work"](gateway.redis, db)
+    db.close()
+    assert rows(path) == [b"0", b"1", b"2", b"3"]
+    assert gateway.redis.keys("mini:*") == []
+
+
+def test_mini_leaves_a_claim_alone_while_its_lease_runs(mini_redis: Server, mini: dict) -> None:
+    gateway = mini["Gateway"](str(mini_redis.socket))
+    gateway.post(b"x")
+    id, bodies = mini["claim"](gateway.redis, lease=0)
+    assert (id, [b"x"]) == mini["claim"](gateway.redis, lease=3600) == (id, bodies)
+    assert mini["claim"](gateway.redis) == (None, [])
