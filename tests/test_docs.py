@@ -14,6 +14,7 @@ import ingest
 import records
 import routes
 import settings
+import spool
 import utils
 from sinks.sqlite import TABLES, Table
 from spool import Keys
@@ -37,10 +38,16 @@ def rows(text: str) -> dict[str, list[str]]:
     return found
 
 
+def table(number: int, first: str) -> dict[str, list[str]]:
+    """The rows of the table in a section whose first column has this heading."""
+    (text,) = re.findall(rf"^\| {first} \|.*\n\|-.*\n((?:\|.*\n)+)", section(number), re.M)
+    return rows(text)
+
+
 def test_the_table_of_paths_is_the_routing_table():
-    table = {path: cells for path, cells in rows(section(3)).items() if path.startswith("/")}
-    assert table.keys() == routes.ROUTES.keys()
-    for path, (stream, answer, item) in table.items():
+    documented = table(3, "path")
+    assert documented.keys() == routes.ROUTES.keys()
+    for path, (stream, answer, item) in documented.items():
         route = routes.ROUTES[path]
         assert stream == f"`{route.stream}`"
         text = b"".join(route.reply.chunks).decode()
@@ -53,7 +60,7 @@ def test_the_table_of_answers_has_exactly_the_errors_that_gateway_and_nginx_give
     nginx = (utils.ROOT / "nginx/sluice.conf").read_text()
     for codes in re.findall(r"error_page ([\d ]+)(?:=(\d+))?", nginx):
         given |= {codes[1]} if codes[1] else set(codes[0].split())
-    answers = " ".join(cells[0] for cells in rows(section(2)).values() if len(cells) == 2)
+    answers = " ".join(cells[0] for cells in table(2, "when").values())
     assert set(re.findall(r"\b[45]\d\d\b", answers)) == {status for status in given if status >= "400"}
 
 
@@ -68,12 +75,19 @@ def test_the_redis_keys_are_those_of_the_contract():
     assert "ingest:ready" in rows(section(4))
 
 
-def test_every_verb_of_the_contract_is_a_function_of_the_spool():
-    import spool
+def test_the_verbs_of_the_contract_are_append_commit_and_the_scripts():
+    scripts = {name.lower(): text for name, text in vars(spool).items() if "redis.call(" in str(text)}
+    verbs = table(4, "verb")
+    assert verbs.keys() == scripts.keys() | {"append", "commit"}
+    for name, text in scripts.items():
+        reads_only = name in ("peek", "snapshot")
+        assert verbs[name][1] == ("works" if reads_only or "flags=allow-oom" in text else "fails"), name
 
-    verbs = [verb for verb in rows(section(4)) if verb in ("append", "commit", "claim", "renew", "settle")]
-    assert len(verbs) == 5
-    assert all(any(hasattr(side, verb) for side in (spool.Inlet, spool.Outlet)) for verb in verbs)
+
+def test_the_fields_of_the_counts_are_those_that_the_processes_count():
+    sources = "".join((utils.ROOT / name).read_text() for name in ("ingest.py", "spool.py", "worker.py"))
+    counted = set(re.findall(r"\.(?:cell|cells|histogram)[(\[]f?\"(\w+)", sources))
+    assert {field.split()[0] for field in table(4, "field")} == counted
 
 
 def test_the_tables_of_the_database_have_the_documented_columns():
