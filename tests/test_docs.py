@@ -16,6 +16,7 @@ import routes
 import settings
 import spool
 import utils
+from formats import signature
 from sinks.sqlite import TABLES, Table
 from spool import Keys
 
@@ -96,6 +97,17 @@ def test_the_tables_of_the_database_have_the_documented_columns():
         assert list(Table(stream).columns) == documented[name]
     for name, columns in re.findall(r"TABLE IF NOT EXISTS (\w+) \((.*?)\);", TABLES, re.S):
         assert [column.split()[0] for column in columns.split(",")] == documented[name]
+
+
+def test_the_checks_of_access_are_the_lines_that_nginx_has_for_them():
+    off = set(re.findall(r"^ *#([a-z-]+)# ", (utils.ROOT / "nginx/sluice.conf").read_text(), re.M))
+    assert {cells[0].split("`")[1] for cells in table(8, "setting").values()} == off
+
+
+def test_the_schemes_and_reasons_of_signed_webhooks_are_those_of_the_code():
+    assert {scheme.partition("`")[0] for scheme in table(8, "scheme")} == signature.SCHEMES.keys()
+    reasons = re.findall(r'"(signature: [^"]*)"', Path(signature.__file__).read_text())
+    assert table(8, "reason in `dead_letters`").keys() == {text.replace("{scheme.field}", "FIELD") for text in reasons}
 
 
 def test_every_variable_that_any_document_names_is_a_setting():
