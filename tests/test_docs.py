@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import re
 import shlex
 import subprocess
@@ -125,11 +127,15 @@ def test_every_file_that_a_document_names_exists():
         assert not missing - {"my_routes.py", "my_records.py"}, name
 
 
-def test_every_verb_that_the_readme_names_is_a_verb_of_the_command():
+def test_the_table_of_the_command_has_every_verb_and_every_option():
     shown = subprocess.run([utils.ROOT / "bin/sluice", "--help"], capture_output=True, text=True, check=True).stdout
-    verbs = set(re.findall(r"bin/sluice (\w+)", README + PROTOCOL))
-    assert verbs
-    assert all(re.search(rf"^\s+{verb}\b", shown, re.M) for verb in verbs)
+    documented = {key.partition("`")[0].split()[0]: key for key in table(7, "verb")}
+    assert documented.keys() == set(re.findall(r"^    (\w+) ", shown, re.M))
+    assert set(re.findall(r"bin/sluice ([a-z]+)", README + PROTOCOL)) <= documented.keys()
+    for verb, line in documented.items():
+        parser = argparse.ArgumentParser(add_help=False)
+        importlib.import_module(f"ops.{verb}").arguments(parser)
+        assert set(re.findall(r"--[\w-]+", line)) == set(re.findall(r"--[\w-]+", parser.format_usage())), verb
 
 
 @pytest.fixture(scope="module")
