@@ -710,7 +710,7 @@ class Report:
         self.save(figure, axes, suffix)
 
     def save(self, figure: Any, axes: Any, suffix: str = "") -> None:
-        """Write a figure of one's own as PNG and SVG, with where it comes from below it."""
+        """Write any figure as SVG, with its origin below it."""
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="both", color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
@@ -720,8 +720,7 @@ class Report:
         )
         self.results.mkdir(parents=True, exist_ok=True)
         stem = self.name + (f"-{suffix}" if suffix else "")
-        figure.savefig(self.results / f"{stem}.png", dpi=130)
-        figure.savefig(self.results / f"{stem}.svg", metadata={"Date": None})
+        figure.savefig(self.results / f"{stem}.svg", metadata={"Date": None}, dpi=130)  # of what is rasterized in it
         pyplot().close(figure)
         self.text += f"\n![{stem}]({stem}.svg)\n"
 
