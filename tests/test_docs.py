@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import re
 import shlex
 import subprocess
@@ -180,6 +181,13 @@ def test_the_stream_in_ten_lines_works_as_printed(running):
     body = shlex.split(post)[2]
     select = f"sqlite3 {running.home}/ingest.db 'select sku, count from orders'"
     assert utils.poll(lambda: shell(select, running), 5) == "A-1|3\n", body
+
+
+def test_the_fields_of_the_status_file_are_documented(running):
+    path = running.home / "run/status.json"
+    utils.poll(path.exists, 10)
+    documented = {name for cell in table(7, "field") for name in re.findall(r"\w+", cell)}
+    assert json.loads(path.read_text()).keys() == documented
 
 
 def requirements() -> list[Path]:
