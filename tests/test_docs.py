@@ -25,7 +25,9 @@ from spool import Keys
 
 PROTOCOL = (utils.ROOT / "PROTOCOL.md").read_text()
 README = (utils.ROOT / "README.md").read_text()
-DOCUMENTS = ("README.md", "PROTOCOL.md", "CHANGELOG.md", "DECISIONS.md")
+DOCUMENTS = sorted(
+    str(path.relative_to(utils.ROOT)) for folder in ("", "bench", "docs") for path in (utils.ROOT / folder).glob("*.md")
+)
 
 
 def section(number: int) -> str:
@@ -119,13 +121,41 @@ def test_every_variable_that_any_document_names_is_a_setting():
         assert set(re.findall(r"INGEST_[A-Z_]+", (utils.ROOT / name).read_text())) <= known | {"INGEST_"}
 
 
+def anchors(path: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)", path.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", text).strip().lower().replace(" ", "-") for text in headings}
+
+
 def test_every_file_that_a_document_names_exists():
     for name in DOCUMENTS:
         text = (utils.ROOT / name).read_text()
         named = set(re.findall(r"`((?:bin|bench|ops|sinks|tests|nginx|redis|formats)/[\w./-]*)`", text))
-        named |= set(re.findall(r"\]\(([^)#:]+)\)", text)) | set(re.findall(r"`(\w+\.py)`", text))
+        named |= set(re.findall(r"`(\w+\.py)`", text))
         missing = {path for path in named if not (utils.ROOT / path).exists()}
         assert not missing - {"my_routes.py", "my_records.py"}, name
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_link_of_a_document_leads_to_a_file_and_a_heading_of_it(name):
+    document = utils.ROOT / name
+    for path, anchor in re.findall(r"\]\(((?!https?:)[^)#]*)#?([^)]*)\)", document.read_text()):
+        target = document.parent / path if path else document
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), anchor
+
+
+def test_the_readme_is_read_in_four_minutes():
+    assert len(README.split()) <= 900
+
+
+@pytest.mark.parametrize("name", ["README.md", "bench/README.md"])
+def test_the_figures_in_tables_were_measured(name):
+    measured = "".join(path.read_text() for path in (utils.ROOT / "bench/results").glob("*.md"))
+    cells = [cell for row in rows((utils.ROOT / name).read_text()).values() for cell in row]
+    figures = [figure for cell in cells for figure in re.findall(r"\d+,\d{3}", cell)]
+    assert len(figures) > 10
+    assert not [figure for figure in figures if not re.search(rf"(?<![\d,]){figure}(?![\d,])", measured)]
 
 
 def test_the_table_of_the_command_has_every_verb_and_every_option():
