@@ -8,13 +8,13 @@ sys.path.insert(0, chdir)
 
 from gunicorn.glogging import Logger  # noqa: E402
 
-import service  # noqa: E402
-import settings  # noqa: E402
+from sluice import daemon as supervisor  # noqa: E402  # gunicorn would take the name `daemon` for its setting
+from sluice import settings  # noqa: E402
 
 _settings = settings.load_or_exit()
 
 wsgi_app = "ingest:app"
-worker_class = "fastlane.FastLane"
+worker_class = "sluice.fastlane.loop.FastLane"
 workers = _settings.gateways
 bind = [f"unix:{path}" for path in _settings.gateway_sockets]
 umask = 0o077  # the sockets are for the user who started us
@@ -51,7 +51,7 @@ class Log(Logger):
 
     def setup(self, cfg):
         super().setup(cfg)
-        style = service.formatter(_settings.log)
+        style = supervisor.formatter(_settings.log)
         for handler in self.error_log.handlers if style else ():
             handler.setFormatter(style)
 
@@ -61,7 +61,7 @@ logger_class = Log
 
 def post_worker_init(worker):
     """systemd starts the gateway anew when no process of it turns any more; one of several is gunicorn's to kill."""
-    watchdog = service.Watchdog()
+    watchdog = supervisor.Watchdog()
     if watchdog.every:
         import gevent
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
-import settings
-from routes import NO_CONTENT, OK, ROUTES, Reply, Route, reply
-from spool import Batch, Inlet, Refused
+from sluice import settings
+from sluice.spool.inlet import Batch, Inlet, Refusal
+from sluice.streams.routes import NO_CONTENT, OK, ROUTES, Reply, Route, reply
 
 SETTINGS = settings.load_or_exit()
 if SETTINGS.routes:
@@ -49,7 +49,7 @@ class Endpoint:
         self.path = path
         self.stream, self.reply, self.keep_head = route
         self.replies = self.reply, parting(self.reply)
-        self.answered = counts.cell(f"answered {self.reply.status[:3]} {path}")
+        self.answered = counts.counter(f"answered {self.reply.status[:3]} {path}")
 
 
 atexit.register(INLET.report, last=True)
@@ -73,7 +73,7 @@ TOO_LARGE = problem("413 Content Too Large", f"A body may have {MAX_BODY} bytes 
 
 
 @lru_cache(maxsize=256)
-def unavailable(refused: Refused) -> Reply:
+def unavailable(refused: Refusal) -> Reply:
     """The answer to every request of a stream that a batch could not put on the list."""
     return problem("503 Service Unavailable", refused.detail, ("Retry-After", str(refused.retry_after)))
 
@@ -81,7 +81,7 @@ def unavailable(refused: Refused) -> Reply:
 def readyz() -> Reply:
     """Whether Redis answers and takes writes."""
     why = INLET.ready()
-    return unavailable(Refused(why, 1)) if why else OK
+    return unavailable(Refusal(why, 1)) if why else OK
 
 
 PROBES: dict[str, Callable[[], Reply]] = {"/healthz": lambda: OK, "/readyz": readyz, "/ping": lambda: NO_CONTENT}
@@ -148,7 +148,7 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
 
 def refuse(given: Reply, path: str, start_response: Callable[..., Any]) -> Iterable[bytes]:
     """Answer at once; nothing was appended. path: of a route or a health check; others are counted together."""
-    counts.cell(f"answered {given.status[:3]} {path}").n += 1
+    counts.counter(f"answered {given.status[:3]} {path}").n += 1
     start_response(given.status, given.headers)
     return given.chunks
 

@@ -1,6 +1,6 @@
 """A stream of one's own, the worker's half: INGEST_RECORDS=$PWD/examples/my_records.py"""
 
-from records import Record, stream
+from sluice import Record, stream
 
 
 class Order(Record):

@@ -1,5 +1,5 @@
 """A stream of one's own, the gateway's half: INGEST_ROUTES=$PWD/examples/my_routes.py"""
 
-from routes import OK, Route
+from sluice import OK, Route
 
 ROUTES = {"/orders": Route("orders", OK)}

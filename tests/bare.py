@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from test_services import Load
-from utils import ROOT, connect, free_port, poll, post, running
+
+from sluice.drill.harness import ROOT, connect, free_port, poll, post, running
 
 PACKAGES = "ca-certificates,curl,git,systemd-sysv,udev,linux-image-cloud-amd64,initramfs-tools,iproute2,procps,dbus"
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-import utils
-from ops.screen import table
+from sluice.drill import harness
+from sluice.screen import table
 
 
 @pytest.fixture
 def tmp() -> Iterator[Path]:
     """A home of a test's own."""
-    with utils.short_tmp() as path:
+    with harness.short_tmp() as path:
         yield path
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-import utils
+from sluice.drill import harness
 
 USER = "nobody"  # who runs it where the tests are root's: PostgreSQL will not run as root
 
@@ -33,7 +33,7 @@ class Postgres:
 
     def __init__(self, home: Path, config: dict[str, object]) -> None:
         self.home = home
-        self.port = utils.free_port()
+        self.port = harness.free_port()
         self.config = {
             "listen_addresses": "127.0.0.1",
             "port": self.port,
@@ -54,16 +54,16 @@ class Postgres:
         options = [f"--{name}={value}" for name, value in self.config.items()]
         command = [*unprivileged(), programs() / "postgres", "-D", self.home / "data", *options]
         # SIGINT is PostgreSQL's fast stop: what runs is rolled back
-        running = utils.running(command, self.home / "postgres.out", utils.environment(self.home), signal.SIGINT)
+        running = harness.running(command, self.home / "postgres.out", harness.environment(self.home), signal.SIGINT)
         self.process = self.running.enter_context(running)
 
         def ready() -> bool:
             if self.process.poll() is not None:
-                raise utils.Died(self.said())
+                raise harness.Died(self.said())
             with self.connect(dbname="postgres"):
                 return True
 
-        utils.poll(ready, 60, "postgres")
+        harness.poll(ready, 60, "postgres")
 
     def stop(self) -> None:
         """Stop the server; what runs in it is rolled back."""

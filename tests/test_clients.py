@@ -14,10 +14,10 @@ import pytest
 from influxdb_client import InfluxDBClient, Point, WriteOptions, WritePrecision
 from influxdb_client.client.write_api import SYNCHRONOUS
 
-import utils
-from utils import Server, ask, installation, request, short_tmp
+from sluice.drill import harness
+from sluice.drill.harness import Server, ask, installation, request, short_tmp
 
-poll = partial(utils.poll, seconds=60)
+poll = partial(harness.poll, seconds=60)
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 
 
@@ -333,8 +333,8 @@ def test_a_browser_sends_beacons_as_text_and_as_forms(up: Server) -> None:
 def test_of_all_that_was_sent_nothing_is_missing(up: Server) -> None:
     poll(lambda: ask(up.home, "SELECT count(*) FROM votes") != [(0,)])
     done = subprocess.run(
-        [utils.ROOT / "bin/sluice", "status", "--json"],
-        env=utils.environment(up.home),
+        [harness.ROOT / "bin/sluice", "status", "--json"],
+        env=harness.environment(up.home),
         capture_output=True,
         text=True,
         timeout=60,

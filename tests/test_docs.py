@@ -14,19 +14,17 @@ from pathlib import Path
 import pytest
 
 import ingest
-import records
-import routes
-import settings
-import spool
-import utils
-from formats import signature
-from sinks.sqlite import TABLES, Table
-from spool import Keys
+from sluice import settings
+from sluice.drill import harness
+from sluice.sinks.sqlite import TABLES, Table
+from sluice.spool import contract
+from sluice.spool.contract import Keys
+from sluice.streams import registry, routes, signature
 
-PROTOCOL = (utils.ROOT / "PROTOCOL.md").read_text()
-README = (utils.ROOT / "README.md").read_text()
+PROTOCOL = (harness.ROOT / "docs/PROTOCOL.md").read_text()
+README = (harness.ROOT / "README.md").read_text()
 DOCUMENTS = sorted(
-    str(path.relative_to(utils.ROOT)) for folder in ("", "bench", "docs") for path in (utils.ROOT / folder).glob("*.md")
+    str(path.relative_to(harness.ROOT)) for folder in ("", "bench", "docs") for path in (harness.ROOT / folder).glob("*.md")
 )
 
 
@@ -63,7 +61,7 @@ def test_the_table_of_paths_is_the_routing_table():
 
 def test_the_table_of_answers_has_exactly_the_errors_that_gateway_and_nginx_give():
     given = {reply.status[:3] for reply in vars(ingest).values() if isinstance(reply, routes.Reply)} | {"503"}
-    nginx = (utils.ROOT / "nginx/sluice.conf").read_text()
+    nginx = (harness.ROOT / "nginx/sluice.conf").read_text()
     for codes in re.findall(r"error_page ([\d ]+)(?:=(\d+))?", nginx):
         given |= {codes[1]} if codes[1] else set(codes[0].split())
     answers = " ".join(cells[0] for cells in table(2, "when").values())
@@ -82,7 +80,7 @@ def test_the_redis_keys_are_those_of_the_contract():
 
 
 def test_the_verbs_of_the_contract_are_append_commit_and_the_scripts():
-    scripts = {name.lower(): text for name, text in vars(spool).items() if "redis.call(" in str(text)}
+    scripts = {name.lower(): text for name, text in vars(contract).items() if "redis.call(" in str(text)}
     verbs = table(4, "verb")
     assert verbs.keys() == scripts.keys() | {"append", "commit"}
     for name, text in scripts.items():
@@ -91,21 +89,21 @@ def test_the_verbs_of_the_contract_are_append_commit_and_the_scripts():
 
 
 def test_the_fields_of_the_counts_are_those_that_the_processes_count():
-    sources = "".join((utils.ROOT / name).read_text() for name in ("ingest.py", "spool.py", "worker.py"))
-    counted = set(re.findall(r"\.(?:cell|cells|histogram)[(\[]f?\"(\w+)", sources))
+    sources = "".join((harness.ROOT / name).read_text() for name in ("ingest.py", "sluice/spool/inlet.py", "worker.py"))
+    counted = set(re.findall(r"\.(?:counter|counters|histogram)[(\[]f?\"(\w+)", sources))
     assert {field.split()[0] for field in table(4, "field")} == counted
 
 
 def test_the_tables_of_the_database_have_the_documented_columns():
     documented = {name: cells[0].strip("`").split(", ") for name, cells in rows(section(5)).items()}
-    for name, stream in records.STREAMS.items():
+    for name, stream in registry.STREAMS.items():
         assert list(Table(stream).columns) == documented[name]
     for name, columns in re.findall(r"TABLE IF NOT EXISTS (\w+) \((.*?)\);", TABLES, re.S):
         assert [column.split()[0] for column in columns.split(",")] == documented[name]
 
 
 def test_the_checks_of_access_are_the_lines_that_nginx_has_for_them():
-    off = set(re.findall(r"^ *#([a-z-]+)# ", (utils.ROOT / "nginx/sluice.conf").read_text(), re.M))
+    off = set(re.findall(r"^ *#([a-z-]+)# ", (harness.ROOT / "nginx/sluice.conf").read_text(), re.M))
     assert {cells[0].split("`")[1] for cells in table(8, "setting").values()} == off
 
 
@@ -118,7 +116,7 @@ def test_the_schemes_and_reasons_of_signed_webhooks_are_those_of_the_code():
 def test_every_variable_that_any_document_names_is_a_setting():
     known = set(re.findall(r'read\("(INGEST_\w+)"', Path(settings.__file__).read_text()))
     for name in DOCUMENTS:
-        assert set(re.findall(r"INGEST_[A-Z_]+", (utils.ROOT / name).read_text())) <= known | {"INGEST_"}
+        assert set(re.findall(r"INGEST_[A-Z_]+", (harness.ROOT / name).read_text())) <= known | {"INGEST_"}
 
 
 def anchors(path: Path) -> set[str]:
@@ -129,16 +127,16 @@ def anchors(path: Path) -> set[str]:
 
 def test_every_file_that_a_document_names_exists():
     for name in DOCUMENTS:
-        text = (utils.ROOT / name).read_text()
+        text = (harness.ROOT / name).read_text()
         named = set(re.findall(r"`((?:bin|bench|ops|sinks|tests|nginx|redis|formats)/[\w./-]*)`", text))
         named |= set(re.findall(r"`(\w+\.py)`", text))
-        missing = {path for path in named if not (utils.ROOT / path).exists()}
+        missing = {path for path in named if not (harness.ROOT / path).exists()}
         assert not missing - {"my_routes.py", "my_records.py"}, name
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_link_of_a_document_leads_to_a_file_and_a_heading_of_it(name):
-    document = utils.ROOT / name
+    document = harness.ROOT / name
     for path, anchor in re.findall(r"\]\(((?!https?:)[^)#]*)#?([^)]*)\)", document.read_text()):
         target = document.parent / path if path else document
         assert target.exists(), path
@@ -151,42 +149,42 @@ def test_the_readme_is_read_in_four_minutes():
 
 @pytest.mark.parametrize("name", ["README.md", "bench/README.md"])
 def test_the_figures_in_tables_were_measured(name):
-    measured = "".join(path.read_text() for path in (utils.ROOT / "bench/results").glob("*.md"))
-    cells = [cell for row in rows((utils.ROOT / name).read_text()).values() for cell in row]
+    measured = "".join(path.read_text() for path in (harness.ROOT / "bench/results").glob("*.md"))
+    cells = [cell for row in rows((harness.ROOT / name).read_text()).values() for cell in row]
     figures = [figure for cell in cells for figure in re.findall(r"\d+,\d{3}", cell)]
     assert len(figures) > 10
     assert not [figure for figure in figures if not re.search(rf"(?<![\d,]){figure}(?![\d,])", measured)]
 
 
 def test_the_table_of_the_command_has_every_verb_and_every_option():
-    shown = subprocess.run([utils.ROOT / "bin/sluice", "--help"], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run([harness.ROOT / "bin/sluice", "--help"], capture_output=True, text=True, check=True).stdout
     documented = {key.partition("`")[0].split()[0]: key for key in table(7, "verb")}
     assert documented.keys() == set(re.findall(r"^    (\w+) ", shown, re.M))
     assert set(re.findall(r"bin/sluice ([a-z]+)", README + PROTOCOL)) <= documented.keys()
     for verb, line in documented.items():
         parser = argparse.ArgumentParser(add_help=False)
-        importlib.import_module(f"ops.{verb}").arguments(parser)
+        importlib.import_module(f"sluice.ops.{verb}").arguments(parser)
         assert set(re.findall(r"--[\w-]+", line)) == set(re.findall(r"--[\w-]+", parser.format_usage())), verb
 
 
 @pytest.fixture(scope="module")
 def running():
     """bin/up with the README's own stream."""
-    with utils.short_tmp() as tmp:
+    with harness.short_tmp() as tmp:
         files = re.findall(r"```python\n# (my_\w+\.py)\n(.*?)```", README, re.S)
         for name, text in files:
             (tmp / name).write_text(text)
         own = {"INGEST_ROUTES": tmp / "my_routes.py", "INGEST_RECORDS": tmp / "my_records.py"}
-        with utils.installation(tmp / "var", own) as server:
+        with harness.installation(tmp / "var", own) as server:
             yield server
 
 
-def shell(line: str, server: utils.Server) -> str:
+def shell(line: str, server: harness.Server) -> str:
     """Run a line of the README against another port and home; what it prints."""
     line = line.replace("8080", str(server.port)).replace(" var/", f" {server.home}/")
     done = subprocess.run(
-        ["bash", "-c", line], capture_output=True, text=True, cwd=utils.ROOT,
-        env=utils.environment(server.home, {"INGEST_PORT": server.port}), timeout=30, check=True,
+        ["bash", "-c", line], capture_output=True, text=True, cwd=harness.ROOT,
+        env=harness.environment(server.home, {"INGEST_PORT": server.port}), timeout=30, check=True,
     )  # fmt: skip
     return done.stdout
 
@@ -198,7 +196,7 @@ def test_the_transcript_of_the_readme_is_what_one_sees(running):
     for line, printed in steps:
         command, expected = line.split("  #")[0].strip(), printed.strip()
         if "sqlite3" in command:
-            row = utils.poll(lambda command=command: shell(command, running), 5)
+            row = harness.poll(lambda command=command: shell(command, running), 5)
             seen, promised = (re.sub(r"\d{4}-\S+?Z|\|\d+\|\d+$", "X", text) for text in (row.strip(), expected))
             assert seen == promised
         else:
@@ -210,19 +208,19 @@ def test_the_stream_in_ten_lines_works_as_printed(running):
     assert '{"message":"OK"}' in shell(post, running)
     body = shlex.split(post)[2]
     select = f"sqlite3 {running.home}/ingest.db 'select sku, count from orders'"
-    assert utils.poll(lambda: shell(select, running), 5) == "A-1|3\n", body
+    assert harness.poll(lambda: shell(select, running), 5) == "A-1|3\n", body
 
 
 def test_the_fields_of_the_status_file_are_documented(running):
     path = running.home / "run/status.json"
-    utils.poll(path.exists, 10)
+    harness.poll(path.exists, 10)
     documented = {name for cell in table(7, "field") for name in re.findall(r"\w+", cell)}
     assert json.loads(path.read_text()).keys() == documented
 
 
 def requirements() -> list[Path]:
     """The lists of what is asked for; beside each is what it came to."""
-    return sorted((utils.ROOT / "requirements").glob("*.in"))
+    return sorted((harness.ROOT / "requirements").glob("*.in"))
 
 
 def asked(path: Path) -> set[str]:
@@ -240,12 +238,14 @@ def test_every_dependency_is_pinned_with_hashes(path):
 
 
 def test_everything_that_installs_asks_for_the_hashes():
-    scripts = [path for folder in ("bin", "bench", "ops") for path in (utils.ROOT / folder).iterdir() if path.is_file()]
+    scripts = [
+        path for folder in ("bin", "bench", "ops") for path in (harness.ROOT / folder).iterdir() if path.is_file()
+    ]
     calls = [call for path in scripts for call in re.findall(r"pip install(?:.*\\\n)*.*", path.read_text())]
     assert calls
     assert all("--require-hashes" in call for call in calls)
 
 
 def test_every_dependency_has_its_reason_in_the_decisions():
-    reasons = (utils.ROOT / "DECISIONS.md").read_text().split("## Dependencies")[1]
+    reasons = (harness.ROOT / "docs/DECISIONS.md").read_text().split("## Dependencies")[1]
     assert {name for path in requirements() for name in asked(path) if f"**{name}**" not in reasons} == set()

@@ -23,11 +23,11 @@ import pytest
 import redis
 import tomllib
 
-import utils
-from utils import ROOT, Server, ask, installation, post, redis_server, short_tmp
+from sluice.drill import harness
+from sluice.drill.harness import ROOT, Server, ask, installation, post, redis_server, short_tmp
 
 EXAMPLES = ROOT / "examples"
-poll = partial(utils.poll, seconds=30)
+poll = partial(harness.poll, seconds=30)
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-import settings
-from utils import ROOT, environment
+from sluice import settings
+from sluice.drill.harness import ROOT, environment
 
 
 def test_the_defaults_are_those_of_the_table_in_the_protocol() -> None:
-    section = (ROOT / "PROTOCOL.md").read_text().split("\n## 6.")[1].split("\n## ")[0]
+    section = (ROOT / "docs/PROTOCOL.md").read_text().split("\n## 6.")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(INGEST_\w+)` \| *([^|]*?) *\|", section, re.M)
     table = {name: default.strip("`") for name, default in rows}
     assert len(table) == len(dataclasses.fields(settings.Settings))

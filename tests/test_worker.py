@@ -21,15 +21,17 @@ from typing import Any
 import pytest
 import redis as client
 
-import records
-import settings
-import utils
 import worker as daemon
-from sinks import Outcome
-from spool import Claim, Outlet
-from utils import ROOT, Server, ask, environment, gateway, post, redis_server, running
+from sluice import settings
+from sluice.drill import harness
+from sluice.drill.harness import ROOT, Server, ask, environment, gateway, post, redis_server, running
+from sluice.sinks import Outcome
+from sluice.spool.contract import Claim
+from sluice.spool.inspector import Inspector
+from sluice.spool.outlet import Outlet
+from sluice.streams import registry
 
-poll = partial(utils.poll, seconds=60)  # a busy disk may take half a minute for one fsync
+poll = partial(harness.poll, seconds=60)  # a busy disk may take half a minute for one fsync
 COMMAND = [sys.executable, str(ROOT / "worker.py")]
 
 
@@ -79,7 +81,7 @@ def locked(tmp: Path) -> Iterator[None]:
 
 
 def claims(server: Server, stream: str = "votes") -> dict[str, int]:
-    return Outlet(str(server.socket)).snapshot(stream).claims
+    return Inspector(str(server.socket)).snapshot(stream).claims
 
 
 def made(tmp: Path) -> None:
@@ -145,7 +147,7 @@ def test_what_the_command_line_or_a_setting_has_wrong_is_one_line_and_status_2(t
     assert refused("sing") == "usage: worker.py [run | drain]\n"
     assert "INGEST_SINK" in refused(INGEST_SINK="mysql://")
     assert "INGEST_RECORDS" in refused(INGEST_RECORDS="no_such_module")
-    (tmp / "unfit.py").write_text("import records\nSTREAMS = {'batches': records.stream('batches', records.Vote)}")
+    (tmp / "unfit.py").write_text("import records\nSTREAMS = {'batches': registry.stream('batches', Vote)}")
     assert "cannot be named 'batches'" in refused(INGEST_RECORDS=tmp / "unfit.py")
 
 
@@ -360,7 +362,7 @@ def test_what_nobody_foresaw_holds_up_its_stream_only(
             stored.append(claim.stream)
             return Outcome(claim.count, 0)
 
-    ours = daemon.Worker(Outlet(str(redis.socket)), "", records.STREAMS, records.bounds(settings.load({})))
+    ours = daemon.Worker(Outlet(str(redis.socket)), "", registry.STREAMS, registry.limits(settings.load({})))
     ours.sink = Sink()  # type: ignore[assignment]
     push(redis, "a")
     raw(redis).rpush("ingest:{gps}", b"x")
@@ -408,7 +410,8 @@ def test_a_redis_that_is_missing_at_the_start_is_waited_for(tmp: Path) -> None:
 
 OWN = """
 import msgspec
-from records import Record, Stream
+from sluice.streams.record import Record
+from sluice.streams.registry import Stream
 
 class Item(Record, kw_only=True):
     text: str
@@ -443,7 +446,8 @@ def test_a_users_decoder_that_raises_costs_its_body_only(tmp: Path, redis: Serve
 
 SLOW = """
 import time
-from records import Record, Stream
+from sluice.streams.record import Record
+from sluice.streams.registry import Stream
 
 class Item(Record, kw_only=True):
     text: str

@@ -1,0 +1,31 @@
+"""Sluice: takes writes over HTTP, answers once they are on disk, and stores them later.
+
+What a module that INGEST_ROUTES or INGEST_RECORDS names may import. Names are resolved on first use: the gateway on
+PyPy has no msgspec, so it cannot import the record types.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sluice.streams.record import Limits, Record, Reject
+    from sluice.streams.registry import Stream, stream
+    from sluice.streams.routes import NO_CONTENT, OK, Reply, Route, reply
+    from sluice.streams.signature import signed
+
+__all__ = [
+    "NO_CONTENT", "OK", "Limits", "Record", "Reject", "Reply", "Route", "Stream", "reply", "signed", "stream",
+]  # fmt: skip
+_ROOMS = {
+    "record": ("Limits", "Record", "Reject"),
+    "registry": ("Stream", "stream"),
+    "routes": ("NO_CONTENT", "OK", "Reply", "Route", "reply"),
+    "signature": ("signed",),
+}
+_HOME = {name: f"sluice.streams.{module}" for module, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'sluice' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,478 @@
+"""The faults that a drill injects: each is made, lasts as long as it does, and is healed whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import redis
+
+from sluice.drill.site import KEYS, Site, Trouble, connect, free_port, wait
+from sluice.drill.store import Postgres
+from sluice.run.up import ROOT
+from sluice.spool.contract import LEASE
+
+
+class Scene(NamedTuple):
+    """What a fault may use. cut: let so many clients cut off in the middle."""
+
+    site: Site
+    random: random.Random
+    cut: Callable[[int], None]
+
+
+class Fault(NamedTuple):
+    """A fault: what it does, in words, and the function, which returns what happened in particular.
+
+    private: only against an installation of the drill's own. proof: breaks a promise on purpose, to see that the
+    drill sees it; only when it is named.
+    """
+
+    words: str
+    inject: Callable[[Scene], str]
+    private: bool = False
+    proof: bool = False
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(name: str, words: str, private: bool = False, proof: bool = False) -> Callable:
+    """Enter a function into the table."""
+
+    def enter(inject: Callable[[Scene], str]) -> Callable[[Scene], str]:
+        FAULTS[name] = Fault(words, inject, private, proof)
+        return inject
+
+    return enter
+
+
+PROCESSES: dict[str, tuple[str, Callable[[Site], list[int]]]] = {
+    "gateway": ("a gateway process", lambda site: site.children("gateway")),
+    "master": ("gunicorn's master", lambda site: site.parents("gateway")),
+    "nginx": ("nginx's master", lambda site: site.parents("nginx")),
+    "nginx-worker": ("a worker of nginx", lambda site: site.children("nginx")),
+    "worker": ("a worker", lambda site: site.parents("worker")),
+    "redis": ("Redis", lambda site: site.parents("redis")),
+}
+
+
+def strike(pid: int, number: int) -> None:
+    """Send a signal, unless its addressee is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+for _name, (_words, _find) in PROCESSES.items():
+
+    @fault(f"kill-{_name}", f"kill -9 of {_words}")
+    def _kill(scene: Scene, find: Callable[[Site], list[int]] = _find) -> str:
+        pid = scene.random.choice(find(scene.site))
+        strike(pid, signal.SIGKILL)
+        wait(lambda: gone(pid), 60, f"the end of process {pid}")
+        wait(lambda: find(scene.site), 60, "another one")
+        return f"process {pid}"
+
+    @fault(f"stop-{_name}", f"SIGSTOP of {_words} for seconds")
+    def _stop(scene: Scene, find: Callable[[Site], list[int]] = _find) -> str:
+        pid, seconds = scene.random.choice(find(scene.site)), scene.random.uniform(0.5, 5)
+        with stopped(pid):
+            time.sleep(seconds)
+        return f"process {pid}, {seconds:.1f} s"
+
+
+@contextlib.contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    """Processes that stand still."""
+    try:
+        for pid in pids:
+            strike(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            strike(pid, signal.SIGCONT)
+
+
+@fault("reload-gateway", "HUP: gunicorn starts its gateway processes anew")
+def reload_gateway(scene: Scene) -> str:
+    before = scene.site.children("gateway")
+    strike(scene.site.parents("gateway")[0], signal.SIGHUP)
+    wait(lambda: set(scene.site.children("gateway")) - set(before), 60, "another gateway process")
+    return ""
+
+
+@fault("reload-nginx", "HUP: nginx reads its configuration anew")
+def reload_nginx(scene: Scene) -> str:
+    before = scene.site.children("nginx")
+    strike(scene.site.parents("nginx")[0], signal.SIGHUP)
+    wait(lambda: set(scene.site.children("nginx")) - set(before), 60, "another worker of nginx")
+    return ""
+
+
+@fault("restart", "everything is stopped and started again")
+def restart(scene: Scene) -> str:
+    if scene.site.private:
+        scene.site.stop()
+        scene.site.start()
+        return "bin/up"
+    for name in "nginx", "gateway", "worker", "redis":  # in the order of bin/up; its supervisor starts them again
+        for pid in scene.site.parents(name):
+            strike(pid, signal.SIGTERM)
+    scene.site.wait_ready()
+    return "each program"
+
+
+@fault("kill-up", "kill -9 of bin/up; another one takes over what it left", private=True)
+def kill_up(scene: Scene) -> str:
+    assert scene.site.process
+    scene.site.process.kill()
+    scene.site.process.wait()
+    scene.site.start()
+    return ""
+
+
+@fault("redis-full", "Redis has no more memory for bodies")
+def redis_full(scene: Scene) -> str:
+    client, seconds = scene.site.redis, scene.random.uniform(0.5, 3)
+    before = str(client.config_get("maxmemory")["maxmemory"])
+    try:
+        client.config_set("maxmemory", 1 << 20)
+        time.sleep(seconds)
+    finally:
+        wait(lambda: client.config_set("maxmemory", before), 10, "Redis has its memory back")
+    return f"{seconds:.1f} s"
+
+
+@fault("redis-slow", "a script keeps Redis busy; beyond 5 s it answers BUSY to everybody")
+def redis_slow(scene: Scene) -> str:
+    script = "local x = 0 for i = 1, ARGV[1] do x = x + i end return x"
+    begun = time.monotonic()
+    scene.site.redis.eval(script, 0, 3_000_000)
+    seconds = scene.random.choice((0.5, 2, 4, 6))
+    turns = int(3_000_000 * seconds / (time.monotonic() - begun))
+    begun = time.monotonic()
+    scene.site.redis.eval(script, 0, turns)
+    return f"{time.monotonic() - begun:.1f} s"
+
+
+@fault("script-flush", "Redis forgets all scripts")
+def script_flush(scene: Scene) -> str:
+    scene.site.redis.script_flush()
+    return ""
+
+
+@fault("redis-disk", "Redis's log may not grow any more, as on a full disk; Redis ends, and is started again")
+def redis_disk(scene: Scene) -> str:
+    pid = scene.site.parents("redis")[0]
+    log = max((scene.site.home / "redis/appendonlydir").glob("*.incr.aof"), key=lambda path: path.stat().st_mtime)
+    most = log.stat().st_size + scene.random.randrange(1, 20_000)
+    # a limit of the process, not of the file system: no other one notices
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]))
+    try:
+        wait(lambda: gone(pid), 20, "Redis's log is full")
+    finally:
+        if not gone(pid):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.prlimit(pid, resource.RLIMIT_FSIZE)[1],) * 2)
+    wait(lambda: [other for other in scene.site.parents("redis") if other != pid], 60, "another Redis")
+    return f"its log ended at {most} bytes"
+
+
+@fault("replica", "a replica that has caught up is put in the place of Redis", private=True)
+def replica(scene: Scene) -> str:
+    site, port = scene.site, free_port()
+    home, sock = site.home / "replica", site.home / "run/replica.sock"
+    assert site.process
+    home.mkdir()
+    site.redis.config_set("bind", "127.0.0.1")
+    site.redis.config_set("port", port)
+    site.redis.config_set("repl-diskless-sync-delay", 0)
+    durability = "everysec" if site.settings.durability == "no" else site.settings.durability
+    process = subprocess.Popen(
+        [
+            "redis-server", "--port", "0", "--unixsocket", str(sock), "--unixsocketperm", "700", "--dir", str(home),
+            "--save", "", "--appendonly", "yes", "--appendfsync", durability, "--replicaof", "127.0.0.1", str(port),
+            "--loglevel", "warning",
+        ],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        follower = connect(sock)
+
+        def caught_up() -> bool:
+            told = follower.info()
+            return (
+                told["master_link_status"] == "up"
+                and not told["aof_rewrite_in_progress"]
+                and not told["aof_rewrite_scheduled"]
+                and bool(list(home.glob("appendonlydir/*.manifest")))
+                and bool(list(home.glob("appendonlydir/*.base.*")))
+            )
+
+        begun = time.monotonic()
+        wait(caught_up, 30, "the replica has all")
+        took = time.monotonic() - begun
+        site.redis.client_pause(20_000, all=False)
+        begun = time.monotonic()
+        wait(
+            lambda: (
+                site.redis.info("replication")["master_repl_offset"]
+                == follower.info("replication")["slave_repl_offset"]
+            ),
+            10,
+            "the replica has the last write",
+        )
+        with stopped(site.process.pid):  # bin/up must not start the old one again
+            follower.replicaof("NO", "ONE")
+            old = site.parents("redis")[0]
+            strike(old, signal.SIGKILL)
+            wait(lambda: gone(old), 60, "the end of the old Redis")
+            with contextlib.suppress(redis.RedisError):
+                follower.shutdown(nosave=True)
+            process.wait(10)
+            (site.home / "redis").rename(site.home / "redis.old")
+            home.rename(site.home / "redis")
+        shutil.rmtree(site.home / "redis.old")
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        if home.exists():  # it did not come to that
+            shutil.rmtree(home)
+            with contextlib.suppress(redis.RedisError):
+                site.redis.client_unpause()
+                site.redis.config_set("port", 0)
+    return f"caught up in {took:.1f} s, in its place in {time.monotonic() - begun:.1f} s"
+
+
+@fault("sink-locked", "somebody else holds the database's lock")
+def sink_locked(scene: Scene) -> str:
+    seconds = scene.random.choice((0.5, 2, 6))  # a worker waits 5 s for it
+    with scene.site.store.locked():
+        time.sleep(seconds)
+    return f"{seconds:.1f} s"
+
+
+@fault("sink-away", "the database is not where it was; the worker that had it open is killed", private=True)
+def sink_away(scene: Scene) -> str:
+    seconds = scene.random.uniform(1, 4)
+    with scene.site.store.away(scene.site.parents("worker")):
+        time.sleep(seconds)
+    return f"{seconds:.1f} s"
+
+
+@fault("sink-full", "the database's files may not grow, as on a full disk")
+def sink_full(scene: Scene) -> str:
+    if not scene.site.private and isinstance(scene.site.store, Postgres):
+        return "not done: the tables are somebody else's"
+    seconds = scene.random.uniform(1, 4)
+    with scene.site.store.full(scene.site.parents("worker")):
+        time.sleep(seconds)
+    return f"{seconds:.1f} s"
+
+
+@fault("kill-commit", "kill -9 of a worker while it persists, three times")
+def kill_commit(scene: Scene) -> str:
+    site, committed = scene.site, 0
+    for _ in range(3):
+        pids = site.parents("worker")
+        claims = wait(site.claims, 60, "a claim")
+        time.sleep(scene.random.uniform(0, 0.01))
+        for pid in pids:
+            strike(pid, signal.SIGKILL)
+        wait(lambda pids=pids: all(map(gone, pids)), 60, "the worker's end")  # type: ignore[misc]
+        still = set(site.claims())
+        committed += any(site.store.persisted(claim) for claim in claims if claim in still)
+        wait(lambda: site.pids("worker"), 60, "another worker")
+    return f"{committed} of 3 between commit and settle"
+
+
+@fault("kill-settle", "kill -9 of the workers and Redis between commit and settle")
+def kill_settle(scene: Scene) -> str:
+    site, begun, tries = scene.site, time.monotonic(), 0
+    server = site.parents("redis")[0]
+    while time.monotonic() < begun + 10:
+        tries += 1
+        pids = site.parents("worker")
+        claims = wait(lambda: [claim for claim in site.claims() if not site.store.persisted(claim)], 60, "a claim")
+        # a worker that has read the claim's bodies commits; its settle ends in the socket of a Redis that stands still
+        with stopped(server), contextlib.suppress(Trouble):
+            if any(map(site.store.persisted, claims)):
+                continue  # too late: it may be settled already
+            wait(lambda claims=claims: any(map(site.store.persisted, claims)), 0.3, "a commit")  # type: ignore[misc]
+            for pid in [*pids, server]:
+                strike(pid, signal.SIGKILL)
+            wait(lambda pids=pids: all(map(gone, [*pids, server])), 60, "their end")  # type: ignore[misc]
+            break
+    else:
+        return "not met"
+    wait(lambda: site.redis.ping(), 60, "another Redis")
+    still = set(claims) & set(site.claims())
+    return f"{sum(map(site.store.persisted, still))} claims committed and not settled, at try {tries}"
+
+
+@fault("lease", "the workers stand still with a claim until another one has taken it, and go on")
+def lease(scene: Scene) -> str:
+    site, begun = scene.site, time.monotonic()
+    with contextlib.ExitStack() as stack:
+        while time.monotonic() < begun + 10:
+            pids = site.parents("worker")
+            wait(site.claims, 60, "a claim")
+            time.sleep(scene.random.uniform(0, 0.005))
+            with stopped(*pids):
+                held = set(site.claims())
+                if not held:
+                    continue  # settled meanwhile
+                stack.enter_context(second_worker(site))
+                deadline = time.monotonic() + LEASE + 3
+                # one that stands still in its transaction has the database's lock too: then it is the other who waits
+                while held & set(site.claims()) and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                taken = len(held - set(site.claims()))
+            time.sleep(0.5)  # both run
+            return f"{len(held)} held, {taken} settled by another"
+    return "not met"
+
+
+@contextlib.contextmanager
+def second_worker(site: Site, **environ: str) -> Iterator[int]:
+    """Another worker beside those of the installation."""
+    with open(site.home / "log/second.log", "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "worker.py")], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            env={**site.environ, **environ},
+        )  # fmt: skip
+    try:
+        yield process.pid
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+# The time of day moved by as many seconds as a file says, and nothing else: libfaketime (0.9.10) moves sleeps on the
+# monotonic clock too, which fail then, and does not get on with Redis's malloc.
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static volatile int64_t zero, *step = &zero;
+__attribute__((constructor)) static void begin(void) {
+  const char *path = getenv("SLUICE_DRILL_CLOCK");
+  int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+  void *at = fd < 0 ? MAP_FAILED : mmap(0, sizeof *step, PROT_READ, MAP_SHARED, fd, 0);
+  if (at != MAP_FAILED) step = at;
+  if (fd >= 0) close(fd);
+}
+int clock_gettime(clockid_t which, struct timespec *now) {
+  int failed = syscall(SYS_clock_gettime, which, now);
+  if (!failed && (which == CLOCK_REALTIME || which == CLOCK_REALTIME_COARSE)) now->tv_sec += *step;
+  return failed;
+}
+int gettimeofday(struct timeval *restrict now, void *restrict zone) {
+  struct timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  now->tv_sec = t.tv_sec;
+  now->tv_usec = t.tv_nsec / 1000;
+  return 0;
+}
+time_t time(time_t *now) {
+  struct timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  if (now) *now = t.tv_sec;
+  return t.tv_sec;
+}
+"""
+
+
+@fault("clock", "the clock of gateways and workers jumps hours ahead and back; needs a C compiler", private=True)
+def clock(scene: Scene) -> str:
+    site = scene.site
+    step, real, library = site.home / "clock", site.home / "real", site.home / "clock.so"
+    if not shutil.which("cc"):
+        return "not done: there is no C compiler"
+    build = ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), "-x", "c", "-"]
+    subprocess.run(build, input=CLOCK, text=True, check=True)
+    # not Redis's: received_at is by it, and the drill compares that with its own. nginx has no use for the time of day
+    real.mkdir(exist_ok=True)
+    for name in "redis-server", "nginx":
+        found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+        (real / name).write_text(f'#!/bin/sh\nunset LD_PRELOAD\nexec "{found}" "$@"\n')
+        (real / name).chmod(0o700)
+    before = dict(site.environ)
+    step.write_bytes(struct.pack("q", 0))
+    site.environ |= {
+        "PATH": f"{real}:{before.get('PATH', '')}",
+        "LD_PRELOAD": str(library),
+        "SLUICE_DRILL_CLOCK": str(step),
+    }
+    steps = scene.random.sample((3600, -3600, 86400, -86400), 3)
+    try:
+        site.stop()
+        site.start()
+        for seconds in steps:
+            with open(step, "r+b") as file:  # in its place: it is mapped
+                file.write(struct.pack("q", seconds))
+            time.sleep(scene.random.uniform(0.5, 1.5))
+    finally:
+        site.environ = before
+        site.stop()
+        site.start()
+    return "by " + ", ".join(f"{seconds:+d} s" for seconds in steps)
+
+
+@fault("cut", "clients hang up before and behind the last byte of their request")
+def cut(scene: Scene) -> str:
+    scene.cut(100)
+    return "100 clients"
+
+
+@fault("late", "puts the oldest body of the list behind the newest: the drill must see it", proof=True)
+def late(scene: Scene) -> str:
+    ready, redis_ = KEYS.ready, scene.site.redis
+    with stopped(*scene.site.parents("worker")):
+        wait(lambda: int(redis_.llen(ready)) > 200, 10, "bodies to be late behind")  # more than there are clients
+        redis_.lmove(ready, ready, "LEFT", "RIGHT")
+    return ""
+
+
+@fault("lose", "takes a body off the list: the drill must see it", proof=True)
+def lose(scene: Scene) -> str:
+    with stopped(*scene.site.parents("worker")):
+        wait(lambda: scene.site.redis.lpop(KEYS.ready), 10, "a body to lose")
+    return ""
+
+
+@fault("double", "puts a body on the list once more: the drill must see it", proof=True)
+def double(scene: Scene) -> str:
+    with stopped(*scene.site.parents("worker")):
+        body: Any = wait(lambda: scene.site.redis.lindex(KEYS.ready, 0), 10, "a body to double")
+        scene.site.redis.rpush(KEYS.ready, body)
+    return ""

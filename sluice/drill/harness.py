@@ -1,0 +1,316 @@
+"""The real things, privately: a redis-server, a gateway, an nginx, a whole bin/up, and raw HTTP to talk to them.
+
+Every server takes a directory `tmp` as its INGEST_HOME (sockets may have 107 bytes: use `short_tmp`), waits until it
+answers, and is gone with its children when its `with` block ends. Two servers in one `tmp` find each other as they do
+in an installation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from sluice import settings
+from sluice.run import launch, up
+from sluice.run.up import ROOT
+
+T = TypeVar("T")
+PYTHON = {"cpython": sys.executable, "pypy": str(ROOT / ".venv-pypy/bin/python")}
+
+
+@dataclass
+class Server:
+    """A running server: where it is reached, and its process."""
+
+    process: subprocess.Popen
+    log: Path
+    home: Path
+    port: int = 0
+    sockets: list[Path] = field(default_factory=list)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def socket(self) -> Path:
+        return self.sockets[0]
+
+    def said(self) -> str:
+        """All it has written to its log."""
+        return self.log.read_text(errors="replace")
+
+    def pids(self, name: str) -> list[int]:
+        """Of an installation: the processes of redis, gateway, nginx or worker, the parent first."""
+        return sorted(launch.holders((self.home / "run").resolve() / f"{name}.mark"))
+
+
+class Died(Exception):
+    """A server ended that should run; with its log. No use in waiting any longer."""
+
+
+def poll(until: Callable[[], T], seconds: float = 10, what: str = "") -> T:
+    """Ask until the answer is true, and return it.
+
+    Raises: AssertionError when that takes longer than `seconds`; exceptions of the last try are part of it.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        error: Exception | None = None
+        try:
+            if answer := until():
+                return answer
+        except Died:
+            raise
+        except Exception as caught:
+            error = caught
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what or until}") from error
+        time.sleep(0.01)
+
+
+def ask(home: Path, sql: str, *values: object) -> list[tuple]:
+    """What the worker's database says; nothing while there is no database or table.
+
+    Not in a process that has the database open as the sink does: two copies of SQLite undo each other's locks.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{home}/ingest.db?mode=ro", uri=True)) as database:
+            return database.execute(sql, values).fetchall()
+    except sqlite3.OperationalError:
+        return []
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("0.0.0.0", 0))  # noqa: S104
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def short_tmp() -> Iterator[Path]:
+    """A private directory with a name short enough for sockets in it."""
+    tmp = Path(tempfile.mkdtemp(prefix="sl-", dir="/tmp"))
+    try:
+        yield tmp
+    finally:
+        for mark in tmp.rglob("*.mark"):  # what a bin/up may have left
+            launch.end(mark.resolve(), signal.SIGKILL, 1)
+        shutil.rmtree(tmp, ignore_errors=True)
+
+
+def environment(tmp: Path, env: Mapping[str, object] | None = None) -> dict[str, str]:
+    """This process's environment without its own INGEST_ settings, with `tmp` as home and what is given."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("INGEST_")}
+    return clean | {"INGEST_HOME": str(tmp)} | {name: str(value) for name, value in (env or {}).items()}
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[object], log: Path, env: Mapping[str, str], stop: int = signal.SIGTERM
+) -> Iterator[subprocess.Popen]:
+    """Run a program in a process group of its own; ask it to stop, and after ten seconds see it and its group gone."""
+    with open(log, "ab") as out:
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=env,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(stop)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def listening(server: Server, where: int | Path) -> Callable[[], bool]:
+    """A question for `poll`: does somebody listen there? A server that has ended is an error with its log."""
+
+    def ask() -> bool:
+        if server.process.poll() is not None:
+            raise Died(f"status {server.process.returncode}: {server.said()}")
+        connect(where, 1).close()
+        return True
+
+    return ask
+
+
+@contextlib.contextmanager
+def redis_server(tmp: Path, **config: object) -> Iterator[Server]:
+    """Redis as deploy/redis/redis.conf has it, on `tmp`/run/redis.sock.
+
+    config: directives with _ for -, such as appendfsync="no".
+    """
+    s = settings.load({"INGEST_HOME": str(tmp)})
+    up.prepare(s)
+    more = [part for name, value in config.items() for part in ("--" + name.replace("_", "-"), value)]
+    with running(["redis-server", tmp / "etc/redis.conf", *more], tmp / "redis.out", environment(tmp)) as process:
+        server = Server(process, tmp / "redis.out", tmp, sockets=[s.redis])
+        # loading its log it answers LOADING, which is not yet what a test wants
+        poll(
+            lambda: listening(server, s.redis)() and exchange(s.redis, b"PING\r\n", 5) == b"+PONG", what="redis-server"
+        )
+        yield server
+
+
+@contextlib.contextmanager
+def gateway(
+    tmp: Path,
+    redis: Server | Path | None = None,
+    runtime: str = "cpython",
+    worker_class: str = "",
+    env: Mapping[str, object] | None = None,
+    args: tuple[object, ...] = (),
+) -> Iterator[Server]:
+    """The gateway as gunicorn.conf.py has it, on `tmp`/run/gateway-*.sock; `args` go to gunicorn."""
+    where = redis.socket if isinstance(redis, Server) else redis
+    surroundings = environment(tmp, ({"INGEST_REDIS": where} if where else {}) | dict(env or {}))
+    s = settings.load(surroundings)
+    s.gateway_sockets[0].parent.mkdir(parents=True, exist_ok=True)
+    command = [PYTHON[runtime], "-m", "gunicorn", "-c", ROOT / "gunicorn.conf.py", *args]
+    with running(
+        command + (["-k", worker_class] if worker_class else []), tmp / "gateway.out", surroundings
+    ) as process:
+        server = Server(process, tmp / "gateway.out", tmp, sockets=s.gateway_sockets)
+        # the master listens before its first worker runs; /healthz is answered by the worker
+        poll(lambda: listening(server, server.socket)() and get(server.socket, "/healthz")[0], 30, "gateway")
+        yield server
+
+
+@contextlib.contextmanager
+def nginx(
+    tmp: Path, env: Mapping[str, object] | None = None, change: tuple[tuple[str, str], ...] = ()
+) -> Iterator[Server]:
+    """nginx as nginx/ has it, in front of whatever listens on `tmp`/run/gateway-*.sock.
+
+    change: pairs of what stands in the configuration and what shall stand there, for instance to switch limits on.
+    """
+    port = free_port()
+    s = settings.load(environment(tmp, {"INGEST_PORT": port} | dict(env or {})))
+    up.prepare(s)
+    for name, text in up.nginx_configuration(s).items():
+        for old, new in change:
+            text = text.replace(old, new)
+        (tmp / "etc" / name).write_text(text)
+    binary = shutil.which("nginx", path=os.environ["PATH"] + ":/usr/sbin")
+    command = [binary, "-p", tmp, "-c", tmp / "etc/nginx.conf"]
+    with running(command, tmp / "nginx.out", environment(tmp), signal.SIGQUIT) as process:
+        server = Server(process, tmp / "nginx.out", tmp, port=port)
+        poll(listening(server, port), what="nginx")
+        yield server
+
+
+@contextlib.contextmanager
+def installation(tmp: Path, env: Mapping[str, object] | None = None, ready: bool = True) -> Iterator[Server]:
+    """bin/up with its own home and a free port. ready: wait until it takes writes."""
+    surroundings = environment(tmp, {"INGEST_PORT": free_port()} | dict(env or {}))
+    port = int(surroundings["INGEST_PORT"])
+    (tmp / "run").mkdir(parents=True, exist_ok=True)
+    with running([ROOT / "bin/up"], tmp / "up.out", surroundings) as process:
+        server = Server(process, tmp / "up.out", tmp, port, settings.load(surroundings).gateway_sockets)
+        if ready:
+            # the first start may have to set up
+            poll(lambda: listening(server, port)() and get(port, "/readyz")[0] == 200, 300, "bin/up")
+        yield server
+
+
+def connect(where: int | Path, seconds: float = 10) -> socket.socket:
+    """A connection to a port of this machine or to a Unix socket."""
+    if isinstance(where, int):
+        return socket.create_connection(("127.0.0.1", where), seconds)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(seconds)
+    try:
+        connection.connect(str(where))
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def exchange(where: int | Path, data: bytes, size: int) -> bytes:
+    """Send bytes, read that many."""
+    with connect(where) as connection:
+        connection.sendall(data)
+        return connection.recv(size, socket.MSG_WAITALL)
+
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+def request(where: int | Path | socket.socket, data: bytes, seconds: float = 10) -> Answer:
+    """Send bytes as they are and read one answer: status, headers with names in lower case, body.
+
+    where: a port, a Unix socket, or an open connection, which stays open.
+    """
+    if isinstance(where, socket.socket):
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused early; the answer is still there
+            where.sendall(data)
+        return answer(where, head=data.startswith(b"HEAD "))
+    with connect(where, seconds) as connection:
+        return request(connection, data)
+
+
+def answer(connection: socket.socket, head: bool = False) -> Answer:
+    """Read one answer, and not a byte more.
+
+    Raises: EOFError if the connection ends before it does.
+    """
+    lines = b""
+    while not lines.endswith(b"\r\n\r\n"):
+        byte = connection.recv(1)
+        if not byte:
+            raise EOFError(f"ended after {lines!r}")
+        lines += byte
+    first, *fields = lines.decode("latin-1").split("\r\n")[:-2]
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in fields)}
+    status = int(first.split()[1])
+    if status == 100:
+        return answer(connection, head)
+    if head or status in (204, 304):
+        return status, headers, b""
+    if "content-length" in headers:
+        size = int(headers["content-length"])
+        body = connection.recv(size, socket.MSG_WAITALL) if size else b""
+        if len(body) < size:
+            raise EOFError(f"ended after {lines + body!r}")
+        return status, headers, body
+    body = b""
+    while part := connection.recv(65536):
+        body += part
+    return status, headers, body
+
+
+def get(where: int | Path | socket.socket, target: str) -> Answer:
+    """GET a target."""
+    return request(where, f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+
+
+def post(
+    where: int | Path | socket.socket, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+) -> Answer:
+    """POST a body with its length."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+    head = f"POST {target} HTTP/1.1\r\nHost: localhost\r\n{lines}Content-Length: {len(body)}\r\n\r\n"
+    return request(where, head.encode() + body)

@@ -1,0 +1,211 @@
+"""The database that a drill reads and does harm to: what was stored in it, and how it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from sluice.sinks import Unavailable
+
+Rows = Iterator[tuple[int, float]]  # number of an event, received_at in seconds since 1970
+
+
+class Sqlite:
+    """A file. What is done to it is done to the file, or to what the workers may do with it."""
+
+    name = "SQLite"
+
+    def __init__(self, url: str) -> None:
+        """url: INGEST_SINK."""
+        self.path = Path(url.removeprefix("sqlite:///"))
+
+    @contextlib.contextmanager
+    def ask(self, question: str, *bindings: object) -> Iterator[Iterator[Any]]:
+        """The rows of a question. Raises: Unavailable."""
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=30)) as db:
+                yield db.execute(question, bindings)
+        except sqlite3.Error as error:
+            raise Unavailable(f"{self.path}: {error}") from None
+
+    def number(self, question: str, *bindings: object) -> int:
+        """The number that a question asks for. Raises: Unavailable."""
+        with self.ask(question, *bindings) as rows:
+            found: int = next(rows)[0]
+            return found
+
+    def persisted(self, claim: str) -> bool:
+        """Whether a claim is there."""
+        return self.number("SELECT count(*) FROM batches WHERE claim = ?", claim) > 0
+
+    def bodies(self, stream: str) -> int:
+        """How many bodies of a stream are there."""
+        return self.number("SELECT coalesce(sum(bodies), 0) FROM batches WHERE stream = ?", stream)
+
+    def dead(self, stream: str, run: str) -> int:
+        """How many of a drill's bodies lie in dead_letters."""
+        return self.number(
+            "SELECT count(*) FROM dead_letters WHERE stream = ? AND instr(CAST(body AS TEXT), ?)", stream, run
+        )
+
+    def rows(self, run: str) -> Rows:
+        """A drill's stored events, in the order of the list."""
+        with self.ask(
+            "SELECT value, (julianday(received_at) - 2440587.5) * 86400 FROM metrics "
+            "WHERE name = 'drill' AND field = ? ORDER BY seq",
+            run,
+        ) as rows:
+            yield from rows
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Somebody else holds its lock."""
+        with contextlib.closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as db:
+            db.execute("BEGIN IMMEDIATE")
+            yield
+            db.execute("ROLLBACK")
+
+    @contextlib.contextmanager
+    def away(self, workers: list[int]) -> Iterator[None]:
+        """It is not where it was; the workers, which have it open, are killed."""
+        away = self.path.with_name(self.path.name + ".away")
+        self.path.rename(away)
+        self.path.mkdir()
+        try:
+            for pid in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            yield
+        finally:
+            self.path.rmdir()
+            away.rename(self.path)
+
+    @contextlib.contextmanager
+    def full(self, workers: list[int]) -> Iterator[None]:
+        """Its files may not grow."""
+
+        def limit(size: int) -> None:
+            for pid in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+        try:
+            limit(4096)
+            yield
+        finally:
+            limit(resource.RLIM_INFINITY)
+
+
+class Postgres:
+    """A server that may be anybody's: a private drill has a schema of its own in it, and leaves nothing."""
+
+    name = "PostgreSQL"
+
+    def __init__(self, url: str) -> None:
+        """url: INGEST_SINK; of a private drill what `within` made of it."""
+        self.url = url
+        self.schema = conninfo_to_dict(url).get("application_name", "")
+
+    @staticmethod
+    def within(url: str, schema: str) -> str:
+        """The URL for a schema. Its sessions can be told by their name, which is the schema's."""
+        options = f"{conninfo_to_dict(url).get('options') or ''} -c search_path={schema}".strip()
+        return f"{url}{'&' if '?' in url else '?'}application_name={schema}&options={quote(options)}"
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[psycopg.Connection]:
+        """A connection in autocommit. Raises: Unavailable."""
+        try:
+            with psycopg.connect(self.url, autocommit=True, connect_timeout=5, application_name="drill") as db:
+                yield db
+        except psycopg.Error as error:
+            raise Unavailable(f"PostgreSQL: {error.diag.message_primary or type(error).__name__}") from None
+
+    def do(self, *statements: str) -> None:
+        """Change something. Raises: Unavailable."""
+        with self.session() as db:
+            for statement in statements:
+                db.execute(statement.encode())
+
+    @contextlib.contextmanager
+    def made(self) -> Iterator[None]:
+        """Its schema, while the drill lasts."""
+        self.do(f"CREATE SCHEMA {self.schema}")
+        try:
+            yield
+        finally:
+            self.do(f"DROP SCHEMA {self.schema} CASCADE")
+
+    def number(self, question: str, **bindings: object) -> int:
+        """The number that a question asks for. Raises: Unavailable."""
+        with self.session() as db:
+            row: Any = db.execute(question.encode(), bindings).fetchone()
+            return int(row[0])
+
+    def persisted(self, claim: str) -> bool:
+        """Whether a claim is there."""
+        return self.number("SELECT count(*) FROM batches WHERE claim = %(c)s", c=claim) > 0
+
+    def bodies(self, stream: str) -> int:
+        """How many bodies of a stream are there."""
+        return self.number("SELECT coalesce(sum(bodies), 0) FROM batches WHERE stream = %(s)s", s=stream)
+
+    def dead(self, stream: str, run: str) -> int:
+        """How many of a drill's bodies lie in dead_letters."""
+        return self.number(
+            "SELECT count(*) FROM dead_letters WHERE stream = %(s)s AND position(%(r)s::bytea IN body) > 0",
+            s=stream, r=run.encode(),
+        )  # fmt: skip
+
+    def rows(self, run: str) -> Rows:
+        """A drill's stored events, in the order of the list."""
+        with self.session() as db, db.transaction(), db.cursor("rows", binary=True) as cursor:
+            cursor.itersize = 10_000
+            yield from cursor.execute(
+                "SELECT value::bigint, extract(epoch FROM received_at)::float8 FROM metrics "
+                "WHERE name = 'drill' AND field = %s ORDER BY seq",
+                (run,),
+            )
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Somebody else holds the lock of a table."""
+        with self.session() as db, db.transaction():
+            db.execute("LOCK TABLE batches")
+            yield
+
+    @contextlib.contextmanager
+    def away(self, workers: list[int]) -> Iterator[None]:
+        """Nothing is where it was, and the workers' sessions are ended by the server."""
+        self.do(f"ALTER SCHEMA {self.schema} RENAME TO {self.schema}_away")
+        try:
+            self.number(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = %(s)s",
+                s=self.schema,
+            )
+            yield
+        finally:
+            self.do(f"ALTER SCHEMA {self.schema}_away RENAME TO {self.schema}")
+
+    @contextlib.contextmanager
+    def full(self, workers: list[int]) -> Iterator[None]:
+        """Its server says of every row that the disk is full."""
+        self.do(
+            "CREATE OR REPLACE FUNCTION drill_full() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION "
+            "'could not extend file: No space left on device' USING ERRCODE = 'disk_full'; END $$",
+            "CREATE TRIGGER drill_full BEFORE INSERT ON metrics EXECUTE FUNCTION drill_full()",
+        )
+        try:
+            yield
+        finally:
+            self.do("DROP TRIGGER drill_full ON metrics", "DROP FUNCTION drill_full")

@@ -1,0 +1,28 @@
+"""Show all figures as Prometheus reads them; nginx serves the same at /status/metrics.
+
+Rates are for Prometheus to take: the drain rate is rate(sluice_drained_bodies_total[1m]).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from sluice import screen
+from sluice.ledger import Observer
+from sluice.run.exporter import text
+from sluice.settings import Settings
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of this verb."""
+    parser.epilog = "exit status: 0; 1 if Redis or the database is away or a body is missing; 2 for a wrong setting"
+
+
+def run(arguments: argparse.Namespace, s: Settings) -> int:
+    """Print the metrics; the exit status."""
+    figures = Observer(s).look()
+    sys.stdout.write(text(figures).decode())
+    for line in figures["trouble"]:
+        screen.complain(line)
+    return 1 if figures["trouble"] else 0

@@ -1,0 +1,213 @@
+"""Watch the streams live: rates, what waits and for how long, who holds what, what is dead. q or Ctrl-C ends it.
+
+in/s and out/s are bodies accepted and bodies that workers took off the list, over the last five seconds. The small
+chart is what waits, at most a look a column, the newest to the right; its top is the most that it shows.
+Without a terminal it prints one picture after the other. NO_COLOR=1 switches colours off; no meaning is in them alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import select
+import sys
+import termios
+import time
+import tty
+from collections import deque
+from collections.abc import Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from sluice import screen
+from sluice.ledger import Figures, Observer
+from sluice.settings import Settings
+
+SPAN = 5.0  # seconds that a rate is taken over
+CHART = 18  # columns
+RAMPS = {"utf-8": " ▁▂▃▄▅▆▇█", "ascii": " .:-=+*#@"}
+LETTERS = 5  # reasons
+OLD = 60.0  # seconds: a body that waits longer is worth a colour
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of this verb."""
+    parser.add_argument("--every", metavar="S", type=float, default=1.0, help="seconds between two looks (1)")
+    parser.add_argument("--count", metavar="N", type=int, default=0, help="end after so many looks")
+    parser.epilog = "exit status: 0; 2 for a wrong setting"
+
+
+def run(arguments: argparse.Namespace, s: Settings) -> int:
+    """Look and show until told to stop; the exit status."""
+    view = View(Observer(s), Console(highlight=False))
+    looks = 0
+    with contextlib.suppress(KeyboardInterrupt), shown(view.console) as show, keys() as pressed:
+        while True:
+            show(view.frame())
+            looks += 1
+            if looks == arguments.count or pressed(max(arguments.every, 0.1)):
+                break
+    return 0
+
+
+@contextlib.contextmanager
+def shown(console: Console) -> Iterator:
+    """What shows a picture: in place of the one before on a terminal, after it elsewhere."""
+    if not console.is_terminal:
+        yield lambda picture: console.print(picture, "")
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        yield lambda picture: live.update(picture, refresh=True)
+
+
+@contextlib.contextmanager
+def keys() -> Iterator:
+    """What waits so many seconds for a q, and says whether it came."""
+    if not sys.stdin.isatty():
+        yield lambda seconds: time.sleep(seconds)
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+
+    def pressed(seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while select.select([sys.stdin], [], [], max(0.0, until - time.monotonic()))[0]:
+            if sys.stdin.read(1) in ("q", "Q", ""):
+                return True
+        return False
+
+    try:
+        yield pressed
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+class View:
+    """What is known from look to look, and its picture."""
+
+    def __init__(self, observer: Observer, console: Console) -> None:
+        self.observer = observer
+        self.console = console
+        self.ramp = RAMPS["utf-8" if console.encoding.startswith("utf") else "ascii"]
+        self.seen: deque[Figures] = deque()
+        self.charts: dict[str, deque[int]] = {}
+
+    def frame(self) -> RenderableType:
+        """Look, and draw."""
+        now = self.observer.look()
+        while len(self.seen) > 1 and now["time"] - self.seen[1]["time"] >= SPAN:
+            self.seen.popleft()
+        self.seen.append(now)
+        parts: list[RenderableType] = [self.head(now), "", self.streams(now)]
+        if workers := self.workers(now):
+            parts += ["", workers]
+        if now["dead_letters"]:
+            parts += ["", self.letters(now)]
+        parts += [Text(f"! {line}", "bold red") for line in now["trouble"]]
+        return Group(*parts)
+
+    def head(self, now: Figures) -> Text:
+        """The line above: when, who is there, what Redis takes, what a commit costs."""
+        parts = [time.strftime("%H:%M:%S", time.localtime(now["time"]))]
+        if now["processes"] is not None:
+            for role in "gateway", "worker":
+                parts.append(f"{role}s {sum(one['role'] == role for one in now['processes'])}")
+        if now["memory"]:
+            most = now["memory"]["most"]
+            parts.append(f"Redis {size(now['memory']['used'])}" + (f"/{size(most)}" if most else ""))
+        before = self.seen[0]["commit"], self.seen[0]["batch"]
+        if all(before) and now["commit"] and (commits := now["commit"]["count"] - before[0]["count"]) > 0:
+            bodies = (now["batch"]["sum"] - before[1]["sum"]) / commits
+            seconds = (now["commit"]["sum"] - before[0]["sum"]) / commits
+            parts.append(f"commits of {bodies:.0f} in {seconds * 1000:.1f} ms")
+        return Text("  ".join(parts), "bold", overflow="ellipsis", no_wrap=True)
+
+    def streams(self, now: Figures) -> Table:
+        """A row a stream."""
+        table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
+        table.add_column("stream", max_width=14, no_wrap=True)
+        for name in "in/s", "out/s", "waiting", "bytes":
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("", width=CHART, no_wrap=True)
+        for name in "oldest", "dead", "missing":
+            table.add_column(name, justify="right", no_wrap=True)
+        for name, one in now["streams"].items():
+            waits = None if one["ready"] is None else one["ready"] + one["claimed"]
+            chart = self.charts.setdefault(name, deque(maxlen=CHART))
+            chart.append(waits or 0)
+            old = one["oldest_seconds"]
+            table.add_row(
+                Text(screen.printable(name.encode()), "bold"),
+                self.rate(name, "accepted"),
+                self.rate(name, "drained"),
+                number(waits),
+                "?" if one["backlog_bytes"] is None else size(one["backlog_bytes"]) if waits else "",
+                Text(drawn(chart, self.ramp), "cyan"),
+                Text("" if old is None else screen.ago(old), "bold yellow" if (old or 0) >= OLD else ""),
+                Text(number(one["dead"]), "yellow" if one["dead"] else ""),
+                Text(number(one["missing"]), "bold red" if one["missing"] else ""),
+            )
+        return table
+
+    def rate(self, stream: str, figure: str) -> str:
+        """Bodies a second, by the looks that are remembered."""
+        old, new = self.seen[0], self.seen[-1]
+        before = old["streams"].get(stream, {}).get(figure)
+        after = new["streams"][stream][figure]
+        if None in (before, after) or new["time"] <= old["time"] or after < before:
+            return "" if after is not None else "?"
+        rate = (after - before) / (new["time"] - old["time"])
+        return f"{rate:.1f}" if 0 < rate < 10 else f"{rate:,.0f}"
+
+    def workers(self, now: Figures) -> Table | None:
+        """Who holds what."""
+        workers = [one for one in now["processes"] or () if one["role"] == "worker"]
+        if not workers:
+            return None
+        table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
+        for one in workers:
+            held = [
+                f"{claim['stream']}: {number(claim['bodies'])} bodies"
+                + (f" for {screen.ago(claim['seconds'])}" if claim["seconds"] else "")
+                for claim in one["claims"]
+                if claim["bodies"]
+            ]
+            table.add_row(Text(f"worker {one['pid']}", "dim"), "holds " + ", ".join(held) if held else "holds nothing")
+        return table
+
+    def letters(self, now: Figures) -> Table:
+        """The dead letters by reason."""
+        table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
+        table.add_column("letters", justify="right")
+        table.add_column("stream", no_wrap=True)
+        table.add_column("dead because", no_wrap=True, overflow="ellipsis")
+        for one in now["dead_letters"][:LETTERS]:
+            texts = [screen.printable(one[name].encode()) for name in ("stream", "reason")]
+            table.add_row(number(one["letters"]), *map(Text, texts))
+        if (more := len(now["dead_letters"]) - LETTERS) > 0:
+            table.add_row("", "", f"and {more} other reasons: bin/sluice dead")
+        return table
+
+
+def number(n: int | None) -> str:
+    """A number that is read at a glance; a question mark where it is not known."""
+    return "?" if n is None else f"{n:,}" if abs(n) < 10_000_000 else f"{n / 1e6:,.0f}M"
+
+
+def size(n: float) -> str:
+    """Bytes in at most five characters."""
+    for unit in "B", "K", "M", "G":
+        if n < 1000 or unit == "G":
+            break
+        n /= 1024
+    return f"{n:.1f}{unit}" if n < 10 and unit != "B" else f"{n:.0f}{unit}"
+
+
+def drawn(values: deque[int], ramp: str) -> str:
+    """A line of bars; what is above 0 is seen."""
+    most = max(values, default=0) or 1
+    last = len(ramp) - 1
+    return "".join(ramp[0 if not value else max(1, round(value / most * last))] for value in values).rjust(CHART)

@@ -1,0 +1,225 @@
+"""What the status page shows: the figures of every second and the course of the last hour, as one small JSON file.
+
+nginx serves that file as it serves the page itself (status/): however many look, Redis and the database are asked once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from sluice import screen, settings, sinks
+from sluice.ledger import STATES, Observer, fed, moment, newest
+from sluice.settings import Settings
+from sluice.sinks import DeadLetter
+
+EVERY = 1.0  # seconds between two looks
+PROBE = 5  # looks between two questions to the gateway
+SLOT = 10.0  # seconds of the hour that share a row
+SLOTS = 360
+RECENT = 5  # looks that a rate is taken over
+REASONS, LETTERS, EXCERPT = 20, 10, 160  # rows, rows, characters
+# of each stream, as ops/figures.py has them
+SHOWN = (*STATES, "purged", "oldest_seconds", "backlog_bytes", "through", "decoder")
+FILE = "status.json"
+
+Row = list[Any]
+
+
+def main() -> int:
+    """Look and write until a signal ends it."""
+    s = settings.load_or_exit()
+    os.nice(5)  # who is looked after goes before who looks
+    try:
+        page = Page(s)
+    except settings.SettingError as error:
+        return settings.complain(error)
+    while True:
+        try:
+            write(s.home / "run" / FILE, page.look())
+        except OSError as error:
+            screen.complain(f"the status page stands still: {error}")
+        time.sleep(EVERY)
+
+
+def write(path: Path, shown: dict[str, Any]) -> None:
+    """Put the JSON in its place whole: a reader has the old one or the new one."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(shown, separators=(",", ":")))
+    new.replace(path)
+
+
+class Page:
+    """What is known from look to look."""
+
+    def __init__(self, s: Settings) -> None:
+        """Raises: SettingError."""
+        self.gateway_sockets = s.gateway_sockets
+        self.observer = Observer(s)
+        self.paths: dict[str, list[str]] = {}
+        for path, route in fed(s).items():
+            self.paths.setdefault(route.stream, []).append(path)
+        self.looks = 0
+        self.gateway = False
+        self.seen: deque[tuple[float, dict[str, Row]]] = deque(maxlen=RECENT + 1)
+        self.hour = Hour(earlier(s.home / "run" / FILE))
+        self.counts: list[Any] | None = None  # the dead letters by reason, as of when the newest were read
+        self.letters: list[dict[str, Any]] = []
+
+    def look(self) -> dict[str, Any]:
+        """All that the page shows, of this moment."""
+        found = self.observer.look()
+        now, streams = found["time"], found["streams"]
+        self.seen.append((now, {name: [one["accepted"], one["drained"]] for name, one in streams.items()}))
+        rows = []
+        for name, one in streams.items():
+            rates = zip(("accepted_rate", "drained_rate"), self.rates(name), strict=True)
+            rows.append(
+                {"stream": name, "paths": self.paths.get(name, []), **{at: one[at] for at in SHOWN}, **dict(rates)}
+            )
+        self.hour.add(now, rows)
+        # its answers are counted, which writes: not every second
+        if self.looks % PROBE == 0 or not self.gateway:
+            self.gateway = answers(self.gateway_sockets)
+        self.looks += 1
+        return {
+            "time": round(now, 3),
+            "every": EVERY,
+            "gateway": self.gateway,
+            "workers": found["processes"] and sum(one["role"] == "worker" for one in found["processes"]),
+            "memory": found["memory"],
+            "streams": rows,
+            "trouble": found["trouble"],
+            "dead": self.dead(found["dead_letters"]),
+            "turned_away": turned_away(found["answered"], found["refused"]),
+            "hour": list(self.hour.rows),
+        }
+
+    def rates(self, stream: str) -> list[float | None]:
+        """Bodies a second that were accepted, and that workers took, over the last few looks."""
+        (then, before), (now, after) = self.seen[0], self.seen[-1]
+        pairs = zip(before.get(stream, [None, None]), after[stream], strict=True)
+        return [rate(old, new, now - then) for old, new in pairs]
+
+    def dead(self, counts: list[dict[str, Any]] | None) -> dict[str, Any]:
+        """The counts of the reasons, and the newest dead letters, which are read when the counts have changed."""
+        sink = self.observer.sink
+        if counts is not None and counts != self.counts and sink:
+            with contextlib.suppress(sinks.Unavailable):  # the next look says so
+                self.letters = [shown(letter) for letter in newest(sink, "true", LETTERS)]
+                self.counts = counts
+        known = self.counts or []
+        return {"reasons": known[:REASONS], "more": len(known[REASONS:]), "letters": self.letters}
+
+
+def shown(letter: DeadLetter) -> dict[str, Any]:
+    """A dead letter as the page has it."""
+    about = {"time": moment(letter), "stream": letter.stream, "seq": letter.seq, "reason": letter.reason}
+    return about | {"bytes": len(letter.body), "excerpt": excerpt(letter.body)}
+
+
+def turned_away(answered: list[dict[str, Any]], refused: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the gateway did not take, since the counts began: how often, where, why; the most frequent first."""
+    # a 503 is counted by its reason too, which says more
+    found = [{"answers": one["bodies"], "where": one["stream"], "reason": f"503 {one['reason']}"} for one in refused]
+    for one in answered:
+        if one["status"] >= "400" and one["status"] != "503":
+            reason = f"{one['status']} {HTTPStatus(int(one['status'])).phrase}"
+            found.append({"answers": one["count"], "where": one["route"] or "other paths", "reason": reason})
+    return sorted(found, key=lambda one: -one["answers"])[:REASONS]
+
+
+def answers(sockets: list[Path]) -> bool:
+    """Whether a process of the gateway answers."""
+    for path in sockets:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(1)
+            try:
+                connection.connect(str(path))
+            except OSError:
+                continue
+            with contextlib.suppress(OSError):
+                connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                return connection.recv(12) == b"HTTP/1.1 200"
+            return False
+    return False
+
+
+class Hour:
+    """The last hour in rows of SLOT seconds: when it ended, accepted a second, drained a second, waiting, oldest.
+
+    drained: taken off the list by workers. waiting: the most bodies that were READY or CLAIMED at once. oldest: the
+    longest that one had waited, seconds.
+    """
+
+    def __init__(self, rows: list[Row]) -> None:
+        self.rows: deque[Row] = deque(rows, SLOTS)
+        self.start: tuple[float, int | None, int | None] | None = None
+        self.waiting: list[int] = []
+        self.oldest: list[float] = []
+
+    def add(self, now: float, rows: list[dict[str, Any]]) -> None:
+        """Take a look into account; every SLOT seconds that makes a row."""
+        accepted = total(rows, lambda row: row["accepted"])
+        waiting = total(rows, lambda row: None if row["ready"] is None else row["ready"] + row["claimed"])
+        drained = total(rows, lambda row: None if row["ready"] is None else row["accepted"] - row["ready"])
+        if waiting is not None:
+            self.waiting.append(waiting)
+            self.oldest.append(round(max((row["oldest_seconds"] or 0 for row in rows), default=0), 2))
+        if self.start is None:
+            self.start = now, accepted, drained
+        elapsed = now - self.start[0]
+        if elapsed >= SLOT or elapsed < 0:  # the clock may have been set
+            rates = rate(self.start[1], accepted, elapsed), rate(self.start[2], drained, elapsed)
+            peak = max(self.waiting, default=None), max(self.oldest, default=None)
+            while self.rows and not now - SLOT * SLOTS < self.rows[0][0] <= now:
+                self.rows.popleft()
+            self.rows.append([round(now), *rates, *peak])
+            self.start = now, accepted, drained
+            self.waiting, self.oldest = [], []
+
+
+def earlier(path: Path) -> list[Row]:
+    """The rows that an earlier process has left: a restart does not end the hour."""
+    try:
+        return json.loads(path.read_text())["hour"]
+    except (OSError, ValueError, KeyError):
+        return []
+
+
+def total(rows: list[dict[str, Any]], count: Callable[[dict[str, Any]], int | None]) -> int | None:
+    """A count over all streams; None where one is not known."""
+    total = 0
+    for row in rows:
+        one = count(row)
+        if one is None:
+            return None
+        total += one
+    return total
+
+
+def rate(before: int | None, after: int | None, seconds: float) -> float | None:
+    """How many a second; None where it is not known or a counter went back."""
+    if before is None or after is None or seconds <= 0 or after < before:
+        return None
+    return round((after - before) / seconds, 1)
+
+
+def excerpt(body: bytes) -> str:
+    """The beginning of a body as text. A kept head stays out of sight: an address in it may carry a password."""
+    if body.startswith(b"POST ") and b"\r\n\r\n" in body:
+        body = body.partition(b"\r\n\r\n")[2]
+    return screen.cut(screen.printable(body[: 4 * EXCERPT]), EXCERPT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

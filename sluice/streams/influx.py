@@ -1,0 +1,222 @@
+"""InfluxDB line protocol (InfluxData's reference and the grammar of its line-protocol library), one row a field:
+
+name,tag=a,tag2=b field=1.5,other="text",n=3i 1766600000000000000
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from sluice.streams.body import Budget, Remainder
+from sluice.streams.record import Invalid, Metric, Reject
+
+HEADS = 1024  # lines of one device come together: their names and tags are taken apart once
+LONGEST_HEAD = 512
+
+SCALES = {
+    "": 1,
+    "n": 1,
+    "ns": 1,
+    "u": 10**3,
+    "us": 10**3,
+    "µ": 10**3,
+    "ms": 10**6,
+    "s": 10**9,
+    "m": 60 * 10**9,
+    "h": 3600 * 10**9,
+}
+BOOLEANS = {"t": 1, "T": 1, "true": 1, "True": 1, "TRUE": 1, "f": 0, "F": 0, "false": 0, "False": 0, "FALSE": 0}
+
+# one line: a newline ends it, unless it stands in a quoted text, which begins only behind the = of a field
+LINE = re.compile(
+    rb"""[\ \t\r\x0b\x0c]*+(?: \#[^\n]*+
+           | (?:[^\ \\\n]++|\\++[^\\\n])*+ (?:[^="\n]++|="(?:[^"\\]++|\\.)*+"|[="])*+ )""",
+    re.DOTALL | re.VERBOSE,
+)
+PLAIN_LINE = re.compile(rb"[^\n]++")
+# no possessive groups here: CPython before 3.11.5, Debian 12's among them, does not go back where one fails halfway
+NAME = r"(?:[^, \\]++|\\++[^\\])+"
+KEY = r"(?:[^,= \\]++|\\++[^\\])+"
+HEAD = re.compile(rf"({NAME})((?:,{KEY}={KEY})*)")
+TAG = re.compile(rf",({KEY})=({KEY})")
+FIELD = re.compile(rf'({KEY})=("(?:[^"\\]++|\\.)*+"|[^", ][^, ]*+)(,?)', re.DOTALL)
+TIME = re.compile(r"(?: +(-?[0-9]+))? *")
+GAP = re.compile(r" +")
+FLOAT = re.compile(r"-?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?")
+INTEGER = re.compile(r"-?[0-9]++")
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+CONTROL_IN_BODY = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f\x7f]|\r(?!\n)")
+IN_NAME = re.compile(r"\\([, ])")
+IN_KEY = re.compile(r"\\([,= ])")
+IN_TEXT = re.compile(r'\\(["\\])')
+
+Head = tuple[str, dict[str, str]]
+
+
+def scale(precision: str) -> int:
+    """Nanoseconds of one unit of a `precision`. Raises: Invalid."""
+    try:
+        return SCALES[precision]
+    except KeyError:
+        raise Invalid(f"unknown precision: {precision!r:.40}") from None
+
+
+def decode(body: bytes, work: Budget, unit: int = 1) -> Iterator[Metric | Reject]:
+    """The fields of all points, as far as `work` lasts. A line is stored whole or refused whole.
+
+    unit: nanoseconds of one unit of the timestamps.
+    """
+    heads: dict[str, Head] = {}
+    plain = not CONTROL_IN_BODY.search(body)
+    longest = work.bounds.record // 4  # tags of a line cost up to 100 bytes of memory a byte
+    for found in (LINE if b'"' in body else PLAIN_LINE).finditer(body):
+        raw = found[0]
+        if not raw:
+            continue
+        if work.left <= 0:
+            yield Reject(body[found.start() :], Remainder.reason, False)
+            return
+        try:
+            if len(raw) > longest:
+                raise Invalid(f"line longer than {longest} bytes")
+            text = raw.strip().decode()
+            if not text or text[0] == "#":
+                work.left -= 1
+                continue
+            metrics = point(text, unit, heads, plain)
+        except UnicodeDecodeError as error:
+            yield Reject(raw, f"not UTF-8: {error.reason}", False)
+        except Invalid as error:
+            yield Reject(raw, str(error), False)
+        else:
+            yield from metrics
+
+
+def point(text: str, unit: int, heads: dict[str, Head], plain: bool) -> list[Metric]:
+    """The fields of one line.
+
+    heads: names and tags that were taken apart before.
+    plain: there is no control character in it.
+    Raises: Invalid.
+    """
+    if "\\" in text or '"' in text or "  " in text:
+        return escaped(text, unit, heads)
+    first, _, rest = text.partition(" ")
+    fields, _, stamp = rest.partition(" ")
+    name, tags = heads.get(first) or taken(first, heads)
+    time = when(stamp, unit) if stamp else None
+    metrics = []
+    for pair in fields.split(","):
+        key, _, written = pair.partition("=")
+        if not key or not written:
+            raise Invalid(f"not a field: {pair!r:.60}" if fields else "no field")
+        value, kind = number(written)
+        metrics.append(Metric(time=time, name=name, tags=tags, field=key, value=value, type=kind))
+    if not plain and CONTROL.search(fields):
+        raise Invalid("control character in a field's name")
+    return metrics
+
+
+def escaped(text: str, unit: int, heads: dict[str, Head]) -> list[Metric]:
+    """`point` for a line with escapes or quotes: the whole grammar. Raises: Invalid."""
+    head = HEAD.match(text)
+    if head and head.end() == len(text):
+        raise Invalid("no field")
+    if not head or not (gap := GAP.match(text, head.end())):
+        raise Invalid(f"not a name and tags: {text!r:.60}")
+    name, tags = heads.get(head[0]) or taken(head[0], heads)
+    at = gap.end()
+    fields: list[tuple[str, float | int | str, str]] = []
+    comma = ","
+    while comma:
+        field = FIELD.match(text, at)
+        if not field:
+            raise Invalid(f"not a field: {text[at:]!r:.60}")
+        key, written, comma = field.groups()
+        if not key.isprintable() and CONTROL.search(key):
+            raise Invalid("control character in a field's name")
+        fields.append((unescape(IN_KEY, key), *value(written)))
+        at = field.end()
+    stamp = TIME.fullmatch(text, at)
+    if not stamp:
+        raise Invalid(f"not a timestamp: {text[at:]!r:.60}")
+    time = when(stamp[1], unit) if stamp[1] else None
+    return [Metric(time=time, name=name, tags=tags, field=key, value=v, type=kind) for key, v, kind in fields]
+
+
+def unescape(escapes: re.Pattern[str], text: str) -> str:
+    """A text without its escapes."""
+    return escapes.sub(r"\1", text) if "\\" in text else text
+
+
+def taken(head: str, heads: dict[str, Head]) -> Head:
+    """Name and tags of the first part of a line, remembered in `heads`. Raises: Invalid."""
+    found = HEAD.fullmatch(head)
+    if not found:
+        raise Invalid(f"not a name and tags: {head!r:.60}")
+    if CONTROL.search(head):
+        raise Invalid("control character in a name or tag")
+    pairs = TAG.findall(found[2])
+    tags = {unescape(IN_KEY, key): unescape(IN_KEY, value) for key, value in pairs}
+    if len(tags) < len(pairs):
+        raise Invalid("a tag comes twice")
+    name = unescape(IN_NAME, found[1])
+    if len(head) <= LONGEST_HEAD:
+        if len(heads) >= HEADS:
+            heads.clear()
+        heads[head] = name, tags
+    return name, tags
+
+
+def when(stamp: str, unit: int) -> int:
+    """Nanoseconds since 1970 of a timestamp. Raises: Invalid if it is none, or beyond 64 bits."""
+    if len(stamp) < 20 and stamp.isdecimal() and stamp.isascii():
+        time = int(stamp) * unit
+    elif INTEGER.fullmatch(stamp):
+        time = integer(stamp, "timestamp") * unit
+    else:
+        raise Invalid(f"not a timestamp: {stamp!r:.60}")
+    if not -(2**63) <= time < 2**63:
+        raise Invalid("timestamp out of range")
+    return time
+
+
+def value(written: str) -> tuple[float | int | str, str]:
+    """The value of a field and its type. Raises: Invalid."""
+    if written[0] != '"':
+        return number(written)
+    text = unescape(IN_TEXT, written[1:-1])
+    if "\0" in text:
+        raise Invalid("text with a NUL")
+    return text, "string"
+
+
+def number(written: str) -> tuple[float | int | str, str]:
+    """The value of a field that is not a text, and its type. Raises: Invalid."""
+    if FLOAT.fullmatch(written):
+        found = float(written)
+        if found - found != 0:  # infinite
+            raise Invalid("float out of range")
+        return found, "float"
+    digits, suffix = written[:-1], written[-1]
+    if suffix == "i" and INTEGER.fullmatch(digits):
+        whole = integer(digits, "integer")
+        if not -(2**63) <= whole < 2**63:
+            raise Invalid("integer out of range")
+        return whole, "integer"
+    if suffix == "u" and INTEGER.fullmatch(digits) and digits[0] != "-":
+        whole = integer(digits, "unsigned integer")
+        if whole >= 2**64:
+            raise Invalid("unsigned integer out of range")
+        return whole if whole < 2**63 else str(whole), "unsigned"
+    if written in BOOLEANS:
+        return BOOLEANS[written], "boolean"
+    raise Invalid(f"not a value: {written!r:.60}")
+
+
+def integer(digits: str, what: str) -> int:
+    """A whole number. Raises: Invalid if it has more digits than 64 bits hold."""
+    if len(digits.lstrip("-0")) > 20:
+        raise Invalid(f"{what} out of range")
+    return int(digits.lstrip("-0") or "0") * (-1 if digits[0] == "-" else 1)

@@ -1,0 +1,95 @@
+"""Overland (its README, "API"): GeoJSON features (RFC 7946) in `{"locations":[…]}`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from sluice.streams import body as bodies
+from sluice.streams.body import Budget, Remainder
+from sluice.streams.position import Number, position
+from sluice.streams.record import Gps, Invalid, Reject
+from sluice.streams.times import Time
+
+LONGEST_COORDINATES = 512  # bytes: three numbers and much white space
+
+
+class Batch(msgspec.Struct):
+    """A request. Colota and others name the device here, once for all features."""
+
+    locations: msgspec.Raw
+    device_id: str | int | None = None
+
+
+class Geometry(msgspec.Struct):
+    type: str
+    coordinates: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+class Properties(msgspec.Struct):
+    """Metres, metres a second, degrees; the battery is 0 to 1."""
+
+    timestamp: Time = None
+    device_id: str | int | None = None
+    altitude: Number = None
+    speed: Number = None
+    horizontal_accuracy: Number = None
+    course: Number = None
+    battery_level: Number = None
+
+
+class Feature(msgspec.Struct):
+    geometry: Geometry
+    properties: Properties
+
+
+read = msgspec.json.Decoder(Batch).decode
+read_feature = msgspec.json.Decoder(Feature).decode
+read_coordinates = msgspec.json.Decoder(list[float | None]).decode
+
+
+def decode(part: bytes, work: Budget) -> Iterator[Gps | Reject]:
+    """The positions of a request, as far as `work` lasts.
+
+    A bad feature is refused as a request with that feature alone.
+    Raises before it yields: Invalid, msgspec's errors.
+    """
+    batch = read(part)
+    features = bytes(batch.locations)
+    if not features.startswith(b"["):
+        raise Invalid("locations is not an array")
+    owner = b"" if batch.device_id is None else b'"device_id":' + msgspec.json.encode(batch.device_id) + b","
+    head = b"{" + owner + b'"locations":['
+    for element in bodies.elements(features, work):
+        if isinstance(element, Remainder):
+            yield Reject(head + element + b"}", Remainder.reason, False)
+            return
+        try:
+            yield feature(element, batch.device_id)
+        except Exception as error:  # each by itself
+            yield Reject(head + element + b"]}", bodies.why(error), False)
+
+
+def feature(element: bytes, device: str | int | None) -> Gps:
+    """The position of one feature. Raises: Invalid, msgspec's errors."""
+    told = read_feature(element)
+    if told.geometry.type != "Point":
+        raise Invalid(f"not a position: geometry {told.geometry.type!r:.40}")
+    coordinates = bytes(told.geometry.coordinates)
+    if len(coordinates) > LONGEST_COORDINATES:
+        raise Invalid("coordinates too long")
+    lon, lat, *_ = *read_coordinates(coordinates), None, None
+    about = told.properties
+    return position(
+        about.device_id or device,
+        lat,
+        lon,
+        about.timestamp,
+        altitude=about.altitude,
+        speed=about.speed,
+        accuracy=about.horizontal_accuracy,
+        bearing=about.course,
+        battery=about.battery_level,
+        battery_unit=100,
+    )

@@ -1,0 +1,63 @@
+"""OwnTracks (the Booklet, "JSON" and "HTTP"): one object a request, `"_type":"location"`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sluice.streams.message import Message
+from sluice.streams.position import KMH, Number, position
+from sluice.streams.record import Gps, Invalid
+from sluice.streams.times import Time
+
+
+class Location(msgspec.Struct, rename={"kind": "_type"}):
+    """A payload: speed in km/h, time in seconds since 1970."""
+
+    kind: str
+    lat: Number = None
+    lon: Number = None
+    tst: Time = None
+    tid: str | int | None = None
+    topic: str | None = None
+    alt: Number = None
+    vel: Number = None
+    acc: Number = None
+    cog: Number = None
+    batt: Number = None
+
+
+read = msgspec.json.Decoder(Location).decode
+
+
+def decode(part: bytes, message: Message | None) -> Gps:
+    """The position of a payload.
+
+    The device is `user/device` of the fields X-Limit-U and X-Limit-D or of the parameters u and d, else the topic
+    without `owntracks/`, else the tracker id of two letters.
+
+    Raises: Invalid if it is not a position or makes no sense; msgspec's errors.
+    """
+    told = read(part)
+    if told.kind != "location":
+        raise Invalid(f"not a position: _type {told.kind!r:.40}")
+    return position(
+        sender(message) or (told.topic or "").removeprefix("owntracks/") or told.tid,
+        told.lat,
+        told.lon,
+        told.tst,
+        altitude=told.alt,
+        speed=told.vel,
+        accuracy=told.acc,
+        bearing=told.cog,
+        battery=told.batt,
+        speed_unit=KMH,
+    )
+
+
+def sender(message: Message | None) -> str:
+    """`user/device`, or the one of them that was sent; "" where neither was."""
+    if not message:
+        return ""
+    user = message.field("X-Limit-U") or message.parameter("u")
+    device = message.field("X-Limit-D") or message.parameter("d")
+    return "/".join(x for x in (user, device) if x)

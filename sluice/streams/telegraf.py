@@ -1,0 +1,64 @@
+"""Telegraf's JSON (its "JSON output data format"): one object a point, or `{"metrics":[…]}`; one row a field."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from sluice.streams.record import Invalid, Metric
+from sluice.streams.times import Time, first
+
+Value = float | int | str | bool
+
+
+class Point(msgspec.Struct):
+    """A point. A field that is null has no value."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    fields: dict[str, Value | None]
+    tags: dict[str, str] | None = None
+    time: Time = None
+    ts: Time = None
+    timestamp: Time = None
+
+
+read = msgspec.json.Decoder(Point).decode
+
+
+def decode(part: bytes) -> list[Metric]:
+    """The fields of a point: all of them, or none. Raises: Invalid, msgspec's errors."""
+    point = read(part)
+    time = first(point.time, point.ts, point.timestamp)
+    tags = point.tags or {}
+    metrics = []
+    for key, value in point.fields.items():
+        if not key:
+            raise Invalid("field without a name")
+        if value is not None:
+            stored, kind = typed(value)
+            metrics.append(Metric(time=time, name=point.name, tags=tags, field=key, value=stored, type=kind))
+    if not metrics:
+        raise Invalid("no field")
+    return metrics
+
+
+def typed(value: Value) -> tuple[float | int | str, str]:
+    """A value of JSON as it is stored, and its type.
+
+    A whole number beyond 64 bits is a float: JavaScript writes 1e20 as 100000000000000000000. Raises: Invalid.
+    """
+    if isinstance(value, bool):
+        return int(value), "boolean"
+    if isinstance(value, float):
+        return value, "float"
+    if isinstance(value, str):
+        return value, "string"
+    if -(2**63) <= value < 2**63:
+        return value, "integer"
+    if 0 < value < 2**64:
+        return str(value), "unsigned"
+    try:
+        return float(value), "float"
+    except OverflowError:
+        raise Invalid("value out of range") from None

@@ -1,0 +1,73 @@
+"""Times, however a client writes them, to nanoseconds since 1970 UTC."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+
+from sluice.streams.record import Invalid
+
+SECOND = 10**9
+START = 100_000_000  # 1973 in seconds: seconds beyond 2200 are a mistake, not milliseconds of spring 1970
+END = 7_258_118_400  # 2200-01-01 in seconds: keeps the four units apart, and nanoseconds within 64 bits
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+Time = int | float | str | None
+
+NUMBER = re.compile(r"[+-]?[0-9]{1,20}(\.[0-9]{0,20})?")
+ISO = re.compile(
+    r"(\d{4}-?\d\d-?\d\d)"
+    r"(?:[T ](\d\d:?\d\d(?::?\d\d)?)(?:[.,](\d{1,30}))?)?"
+    r"(?: ?(Z|[+-]\d\d(?::?\d\d)?)| (\d\d:?\d\d))?",  # a form turns the + of an offset into a space
+    re.ASCII | re.IGNORECASE,
+)
+
+
+def nanoseconds(value: int | float | str) -> int:
+    """Nanoseconds since 1970 UTC, of a number or a text.
+
+    A number is seconds, milliseconds, microseconds or nanoseconds: the one that puts it between 1970 (the smaller
+    units: March 1973) and 2200.
+    A text is such a number or ISO 8601, with no offset UTC. Integers are exact; a float is good to a microsecond,
+    which is finer than a float of seconds since 1970 can tell.
+
+    Raises: Invalid if it is neither, or not after 1970-01-01 and before 2200-01-01.
+    """
+    number = value
+    if isinstance(value, str):
+        text = value.strip()
+        if not (match := NUMBER.fullmatch(text)):
+            return iso(text)
+        number = float(text) if match[1] else int(text)
+    assert not isinstance(number, str)
+    unit, start = SECOND, 0
+    while unit and not start * SECOND // unit < number < END * SECOND // unit:
+        unit, start = unit // 1000, START
+    if not unit:
+        raise Invalid(f"time out of range: {value!r:.40}")
+    return round(number * (unit // 1000)) * 1000 if unit > 1 else round(number)
+
+
+def iso(text: str) -> int:
+    """`nanoseconds` of an ISO 8601 text: a date, or a date and a time with up to 9 digits of a second."""
+    try:
+        if not (match := ISO.fullmatch(text)):
+            raise ValueError
+        date, clock, fraction, offset, bare = match.groups()
+        moment = datetime.fromisoformat(f"{date}T{clock or '00:00'}{(offset or bare and '+' + bare or 'Z').upper()}")
+        since = moment - EPOCH
+    except (ValueError, OverflowError):
+        raise Invalid(f"time not understood: {text!r:.40}") from None
+    seconds = since.days * 86400 + since.seconds
+    if not 0 < seconds < END:
+        raise Invalid(f"time out of range: {text!r:.40}")
+    return seconds * SECOND + int(f"{fraction or '0':0<9.9}")
+
+
+def first(time: Time, ts: Time = None, timestamp: Time = None) -> int | None:
+    """The time of a record, which may be named in three ways; None if it is in none. Raises: Invalid."""
+    if time is None:
+        time = ts if ts is not None else timestamp
+    if type(time) is int and 0 < time < END:  # as below, without another call
+        return time * SECOND
+    return None if time is None or time == "" else nanoseconds(time)

@@ -1,0 +1,79 @@
+"""Traccar ("OsmAnd protocol"): the form of Traccar Client to 8 and OsmAnd, and the JSON of Traccar Client 9."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sluice.streams.position import KNOT, Number, position
+from sluice.streams.record import Gps, Invalid
+from sluice.streams.times import Time
+
+
+class Coords(msgspec.Struct):
+    """Degrees, metres, metres a second."""
+
+    latitude: Number = None
+    longitude: Number = None
+    altitude: Number = None
+    speed: Number = None
+    accuracy: Number = None
+    heading: Number = None
+
+
+class Battery(msgspec.Struct):
+    """The level is 0 to 1."""
+
+    level: Number = None
+
+
+class Location(msgspec.Struct):
+    coords: Coords
+    timestamp: Time = None
+    battery: Battery | None = None
+
+
+class Request(msgspec.Struct):
+    location: Location
+    device_id: str | int | None = None
+
+
+read = msgspec.json.Decoder(Request).decode
+
+
+def decode(part: bytes) -> Gps:
+    """The position of a request of Traccar Client 9. Raises: Invalid, msgspec's errors."""
+    told = read(part)
+    coords = told.location.coords
+    return position(
+        told.device_id,
+        coords.latitude,
+        coords.longitude,
+        told.location.timestamp,
+        altitude=coords.altitude,
+        speed=coords.speed,
+        accuracy=coords.accuracy,
+        bearing=coords.heading,
+        battery=told.location.battery.level if told.location.battery else None,
+        battery_unit=100,
+    )
+
+
+def form(fields: dict[str, str]) -> Gps:
+    """The position of a form: the speed is in knots, `location` may stand for lat and lon. Raises: Invalid."""
+    lat, lon = fields.get("lat"), fields.get("lon")
+    if lat is None and lon is None and "location" in fields:
+        lat, comma, lon = fields["location"].partition(",")
+        if not comma:
+            raise Invalid("missing: longitude")
+    return position(
+        fields.get("id") or fields.get("deviceid"),
+        lat,
+        lon,
+        fields.get("timestamp"),
+        altitude=fields.get("altitude"),
+        speed=fields.get("speed"),
+        accuracy=fields.get("accuracy"),
+        bearing=fields.get("bearing") or fields.get("heading"),
+        battery=fields.get("batt"),
+        speed_unit=KNOT,
+    )

@@ -1,0 +1,306 @@
+"""bin/sluice drill: that it finds nothing where all is well, and whatever is wrong where it is not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_access
+from test_access import KEY, curl, keys
+
+from postgres import Postgres, postgres_server
+from sluice.drill.compare import Findings, compare
+from sluice.drill.conduct import KINDS, chosen
+from sluice.drill.faults import FAULTS
+from sluice.drill.harness import ROOT, environment, get, installation, poll, post
+from sluice.drill.load import CUT, HALF, SPAN, UNANSWERED, Book
+from sluice.drill.site import Trouble
+
+certificate = test_access.certificate  # a fixture
+PROMISES = ("missing", "doubled", "torn", "disorder", "misdated")
+FIVE = ("nginx", "master", "gateway", "worker", "redis")
+
+
+def drill(tmp: Path, *options: object, env: Mapping[str, object] | None = None) -> tuple[int, dict[str, Any], str]:
+    """Hold a drill; its status, its report, and what it said."""
+    command = [ROOT / "bin/sluice", "drill", "--report", tmp, *options]
+    # the drill's own installation has a place of its own; INGEST_HOME is not it
+    done = subprocess.run(
+        list(map(str, command)), cwd=ROOT, env=environment(tmp, env), capture_output=True, text=True, timeout=300
+    )
+    print(done.stdout[done.stdout.find("\n# ") :], done.stderr)  # the report stands beside the test that failed
+    reports = list(tmp.glob("*.json"))
+    assert len(reports) == 1, done.stdout + done.stderr
+    return done.returncode, json.loads(reports[0].read_text()), done.stdout
+
+
+def kept(report: dict[str, Any]) -> dict[str, int]:
+    """How often each promise was broken."""
+    return {kind: report["counts"][kind] for kind in PROMISES}
+
+
+NONE = dict.fromkeys(PROMISES, 0)
+
+
+def test_each_of_the_five_killed_ten_times_and_every_acknowledged_event_is_stored_exactly_once(tmp: Path) -> None:
+    names = [f"kill-{name}" for name in FIVE]
+    status, report, _ = drill(tmp, "--rounds", 10, "--rate", 1500, "--seed", 2, "--faults", ",".join(names))
+    killed = [entry["fault"] for entry in report["faults"]]
+    assert {name: killed.count(name) for name in names} == dict.fromkeys(names, 10)
+    assert (kept(report), report["dead"], report["trouble"]) == (NONE, 0, "")
+    assert report["stored"] == report["acknowledged"] + report["counts"]["unknown"] > 5000
+    assert status == 0
+
+
+def test_a_minute_of_all_faults_loses_doubles_disorders_and_misdates_nothing(tmp: Path) -> None:
+    status, report, _ = drill(tmp, "--duration", 60, "--rate", 1500)
+    assert (kept(report), report["dead"], report["ledger"]["missing"], report["trouble"]) == (NONE, 0, 0, "")
+    assert len(report["faults"]) >= 10
+    assert status == 0
+
+
+def test_two_gateways_and_two_workers_keep_the_promises_too(tmp: Path) -> None:
+    env = {"INGEST_GATEWAYS": 2, "INGEST_WORKERS": 2}
+    faults = "kill-gateway,kill-worker,kill-redis,kill-settle,lease,reload-gateway"
+    status, report, _ = drill(tmp, "--rounds", 1, "--rate", 1500, "--faults", faults, env=env)
+    assert (report["settings"]["gateways"], report["settings"]["workers"]) == (2, 2)
+    assert (status, kept(report)) == (0, NONE)
+
+
+def test_each_broken_promise_is_found_and_costs_the_status(tmp: Path) -> None:
+    status, report, said = drill(tmp, "--rounds", 1, "--rate", 500, "--faults", "lose,double,late")
+    assert (status, report["passed"]) == (1, False)
+    found = kept(report)
+    assert found.pop("misdated") >= 1  # the late one, and others that lie where others lay before
+    assert found == {"missing": 1, "doubled": 1, "disorder": 1, "torn": 0}
+    for kind in "missing", "doubled", "disorder":
+        assert f"| {KINDS[kind]} | 1 |" in said
+        assert f"Numbers of those {KINDS[kind]}: {report['numbers'][kind][0]}\n" in said
+
+
+def test_it_can_be_held_against_an_installation_that_runs_with_its_keys_and_tls_and_goes_on(
+    tmp: Path, certificate: tuple[Path, Path]
+) -> None:
+    home = tmp / "home"
+    home.mkdir()
+    door = {"INGEST_API_KEYS": keys(tmp), "INGEST_TLS_CERTIFICATE": certificate[0], "INGEST_TLS_KEY": certificate[1]}
+    with installation(home, door, ready=False) as up:
+        header, url = f"X-API-Key: {KEY}", f"https://localhost:{up.port}/readyz"
+        poll(lambda: curl("--cacert", certificate[0], "-H", header, url)[0] == 200, 60)
+        command = [ROOT / "bin/sluice", "drill", "--home", home]
+        done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment(tmp), capture_output=True, text=True)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert "takes nothing from here; does it want a key (--header)?" in done.stderr
+        names = "kill-worker,script-flush,cut"
+        status, report, _ = drill(
+            tmp, "--home", home, "--header", header, "--rounds", 1, "--rate", 500, "--faults", names
+        )
+        assert (status, kept(report), report["installation"]) == (0, NONE, "running")
+        assert report["counts"]["unknown"] > 0  # who hung up behind the last byte got in with the key, too
+        assert curl("--cacert", certificate[0], "-H", header, url)[0] == 200
+        assert not (home / "drill-books").exists()
+
+
+class Taken(BaseHTTPRequestHandler):
+    """Answers every POST."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.wfile.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_what_was_due_while_nobody_listened_is_posted_afterwards(tmp: Path) -> None:
+    door = ThreadingHTTPServer(("127.0.0.1", 0), Taken, bind_and_activate=False)
+    with door, contextlib.ExitStack() as stack:
+        door.server_bind()  # and nobody listens yet
+        arguments = map(str, (door.server_port, 0, 4, 100, "run", tmp / "book"))
+        command = [sys.executable, "-m", "sluice.drill.load", *arguments]
+        load = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        stack.callback(load.communicate)
+        stack.callback(load.kill)
+        assert load.stdin and load.stdout
+        sent = (json.loads(line)["sent"] for line in load.stdout)  # the first at once, then one in a tenth of a second
+        assert [next(sent) for _ in range(16)] == [0] * 16
+        load.stdin.write("stop\n")
+        load.stdin.flush()
+        door.server_activate()
+        threading.Thread(target=door.serve_forever, args=(0.05,)).start()
+        stack.callback(door.shutdown)
+        assert load.wait(30) == 0
+        assert len(Book.load(tmp / "book").status) >= 150
+
+
+def test_the_target_for_the_night_is_a_drill_that_fails_where_the_drill_does(tmp: Path) -> None:
+    more = ["--duration", "2", "--rate", "200", "--faults", "lose", "--rounds", "1", "--report", str(tmp)]
+    done = subprocess.run([ROOT / "bin/test", "--drill", *more], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert len(list(tmp.glob("drill-*.md"))) == 1
+    shown = subprocess.run([ROOT / "bin/test", "--drill", "--help"], capture_output=True, text=True, timeout=300)
+    assert "usage: bin/sluice drill" in shown.stdout
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with postgres_server() as running:
+        yield running
+
+
+def test_it_can_be_held_against_postgresql_and_leaves_nothing_there(tmp: Path, server: Postgres) -> None:
+    faults = "sink-locked,sink-away,sink-full,kill-settle"
+    status, report, _ = drill(
+        tmp, "--rounds", 1, "--rate", 1500, "--seed", 149, "--faults", faults, env={"INGEST_SINK": server.url}
+    )  # the seed has short faults
+    assert (status, kept(report), report["ledger"]["missing"]) == (0, NONE, 0)
+    assert (report["settings"]["sink"], len(report["faults"])) == ("PostgreSQL", 4)
+    assert server.ask("SELECT nspname FROM pg_namespace WHERE nspname ~ 'drill'") == []
+
+
+def test_a_home_where_nothing_runs_is_told_in_one_line(tmp: Path) -> None:
+    command = [ROOT / "bin/sluice", "drill", "--home", tmp / "none"]
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment(tmp), capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert f"no bin/up has run in {tmp}/none" in done.stderr
+
+
+def test_faults_are_chosen_left_out_and_refused_by_name() -> None:
+    every = chosen("all", private=True)
+    assert set(every) == {name for name, fault in FAULTS.items() if not fault.proof}
+    assert chosen("cut,lose", private=True) == ["cut", "lose"]
+    assert chosen("none", private=True) == []
+    assert set(every) - set(chosen("-replica,-cut", private=True)) == {"replica", "cut"}
+    assert set(chosen("all,lose", private=True)) == {*every, "lose"}
+    assert "replica" not in chosen("all", private=False)  # it would move another one's files
+    for wrong, private in ("kill-everybody", True), ("-kill-everybody", True), ("replica", False):
+        with pytest.raises(Trouble, match="no such fault here: .*kill-everybody|replica"):
+            chosen(wrong, private)
+
+
+def test_a_fault_that_is_none_is_told_in_one_line(tmp: Path) -> None:
+    command = [ROOT / "bin/sluice", "drill", "--faults", "kill-everybody"]
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment(tmp), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "sluice: no such fault here: kill-everybody; --help lists them\n"
+
+
+@pytest.fixture
+def small_disk(tmp: Path) -> Iterator[Path]:
+    """A file system of 2 MiB."""
+    disk = tmp / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "none", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("only root may mount a small file system, and not everywhere")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_what_is_taken_while_the_disk_is_full_is_stored_once_there_is_room(tmp: Path, small_disk: Path) -> None:
+    database = small_disk / "ingest.db"
+
+    def stored() -> list[str]:
+        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            return [choice for (choice,) in connection.execute("SELECT choice FROM votes ORDER BY rowid")]
+
+    def vote(choice: str) -> int:
+        return post(up.port, "/votes", b'{"poll":"p","choice":"%b"}' % choice.encode())[0]
+
+    home = tmp / "home"
+    with installation(home, {"INGEST_SINK": f"sqlite:///{database}"}) as up:
+        assert vote("before") == 200
+        poll(lambda: stored() == ["before"])
+        with contextlib.suppress(OSError), open(small_disk / "ballast", "wb", buffering=0) as ballast:
+            while True:
+                ballast.write(bytes(4096))
+        long = "x" * 1000
+        choices = [f"{n}-{long}" for n in range(200)]
+        assert [vote(choice) for choice in choices] == [200] * 200
+        poll(lambda: "the sink is away" in up.said() and "full" in up.said(), what="the worker says so")
+        assert get(up.port, "/readyz")[0] == 200
+        (small_disk / "ballast").unlink()
+        poll(lambda: len(stored()) > 200, 30)
+        assert stored() == ["before", *choices]
+
+
+# --- the comparison, by itself ---
+
+
+def book(*events: tuple[int, float, float]) -> Book:
+    """A book with (status, sent, answered)."""
+    made = Book()
+    for status, sent, answered in events:
+        n = made.post(sent)
+        made.status[n], made.answered[n] = status, answered
+    return made
+
+
+def counts(found: Findings) -> dict[str, int]:
+    return {kind: count for kind, count in found.counts.items() if count}
+
+
+def test_what_is_as_it_should_be_is_found_sound() -> None:
+    books = [book((200, 1.0, 1.1), (204, 2.0, 2.1)), book((200, 1.0, 1.3), (503, 5.0, 5.1), (HALF, 6.0, 0.0))]
+    found = compare(books, [(0, 1.0), (SPAN, 1.2), (1, 2.1)])
+    assert (found.sound, found.acknowledged, found.posted, found.stored, counts(found)) == (True, 3, 5, 3, {})
+
+
+def test_an_acknowledged_event_that_is_not_stored_is_missing() -> None:
+    found = compare([book((200, 1.0, 1.1), (200, 2.0, 2.1))], [(1, 2.0)])
+    assert (found.sound, found.missing, counts(found)) == (False, [0], {"missing": 1})
+
+
+def test_an_event_that_is_stored_twice_is_doubled_acknowledged_or_not() -> None:
+    found = compare([book((200, 1.0, 1.1), (UNANSWERED, 2.0, 0.0))], [(0, 1.0), (0, 1.0), (1, 2.0), (1, 2.0)])
+    assert (found.sound, found.doubled, counts(found)) == (False, [0, 1], {"doubled": 2, "unknown": 1})
+
+
+@pytest.mark.parametrize("status", [UNANSWERED, CUT, 502, 503, 504])
+def test_an_event_that_is_stored_and_was_never_acknowledged_is_listed_and_allowed(status: int) -> None:
+    found = compare([book((status, 1.0, 0.0))], [(0, 1.0)])
+    assert (found.sound, found.unknown) == (True, [0])
+
+
+@pytest.mark.parametrize("number", [0, 1, SPAN, -1])
+def test_an_event_that_was_never_sent_whole_may_not_be_stored(number: int) -> None:
+    found = compare([book((HALF, 1.0, 0.0))], [(number, 1.0)])
+    assert (found.sound, found.torn) == (False, [number])
+
+
+def test_an_event_behind_one_that_was_posted_after_its_answer_is_out_of_order() -> None:
+    first, second = (200, 1.0, 1.1), (200, 1.2, 1.3)
+    assert compare([book(first, second)], [(0, 1.0), (1, 1.2)]).sound
+    assert compare([book(first, second)], [(1, 1.2), (0, 1.0)]).disorder == [0]
+    # of two processes, and by way of one whose answer never came
+    assert compare([book(first), book((UNANSWERED, 1.2, 0.0))], [(SPAN, 1.2), (0, 1.0)]).disorder == [0]
+    # at the same time either may come first
+    assert compare([book((200, 1.0, 1.3), second)], [(1, 1.2), (0, 1.0)]).sound
+
+
+@pytest.mark.parametrize("received, right", [(0.9, True), (0.89, False), (1.1, True), (1.2, True), (1.21, False)])
+def test_received_at_lies_between_request_and_answer_to_a_tenth_of_a_second(received: float, right: bool) -> None:
+    found = compare([book((200, 1.0, 1.1))], [(0, received)])
+    assert (found.sound, found.misdated) == (right, [] if right else [0])
+
+
+def test_a_book_is_read_as_it_was_written(tmp: Path) -> None:
+    written = book((200, 1.0, 1.1), (HALF, 2.5, 0.0))
+    written.save(tmp / "book")
+    read = Book.load(tmp / "book")
+    assert (read.status, read.sent, read.answered) == (written.status, written.sent, written.answered)
+    assert os.path.getsize(tmp / "book") == 8 + 2 * 18

@@ -1,0 +1,988 @@
+"""The worker class in a real gunicorn, through Unix and TCP sockets: what clients do, what applications do, what
+operators do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import random
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import termios
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+import redis as redis_client
+
+from sluice.drill import harness
+from sluice.drill.harness import ROOT, Server, connect, free_port, gateway, poll, post, redis_server, short_tmp
+
+Where = int | Path
+RUNTIMES = [
+    "cpython",
+    pytest.param(
+        "pypy",
+        marks=pytest.mark.skipif(
+            not Path(harness.PYTHON["pypy"]).exists(), reason="no .venv-pypy here; bin/test makes it"
+        ),
+    ),
+]
+
+
+# --- the servers -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Site:
+    """A gateway that listens on a Unix socket and on a port."""
+
+    server: Server
+    port: int
+
+    def __getitem__(self, kind: str) -> Where:
+        return self.port if kind == "tcp" else self.server.socket
+
+    def workers(self) -> list[int]:
+        """The processes of the master's workers."""
+        master = self.server.pid
+        return [int(pid) for pid in Path(f"/proc/{master}/task/{master}/children").read_text().split()]
+
+    def worker(self) -> int:
+        poll(lambda: len(self.workers()) == 1)
+        return self.workers()[0]
+
+
+@contextlib.contextmanager
+def site(
+    app: str = "apps:told", *args: object, runtime: str = "cpython", redis: Server | None = None
+) -> Iterator[Site]:
+    with short_tmp() as tmp:
+        port = free_port()
+        binds = ("-b", f"unix:{tmp}/run/gateway-0.sock", "-b", f"127.0.0.1:{port}")
+        with gateway(tmp, redis, runtime, args=(*binds, "--pythonpath", ROOT / "tests", *args, app)) as server:
+            yield Site(server, port)
+
+
+@pytest.fixture(scope="module", params=RUNTIMES)
+def told(request: pytest.FixtureRequest) -> Iterator[Site]:
+    """Serves an application that says what it was given."""
+    with site(runtime=request.param) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def odd() -> Iterator[Site]:
+    with site("apps:odd") as running:
+        yield running
+
+
+class Redis:
+    """A private Redis, and what lies on its lists."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.client = redis_client.Redis(unix_socket_path=str(server.socket))
+
+    def items(self, stream: str = "votes") -> list[bytes]:
+        items: Any = self.client.lrange(f"ingest:{{{stream}}}", 0, -1)
+        return items
+
+    def pushes(self) -> int:
+        """RPUSHes that were ever sent."""
+        stats: Any = self.client.info("commandstats")
+        return stats.get("cmdstat_rpush", {}).get("calls", 0)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Redis takes no writes for so long."""
+        self.client.execute_command("CLIENT", "PAUSE", "2900", "WRITE")
+        try:
+            yield
+        finally:
+            self.client.execute_command("CLIENT", "UNPAUSE")
+
+
+@pytest.fixture(scope="module")
+def private_redis() -> Iterator[Redis]:
+    with short_tmp() as tmp, redis_server(tmp, appendonly="no", save="") as server:
+        yield Redis(server)
+
+
+@pytest.fixture(scope="module")
+def shared_ingest(private_redis: Redis) -> Iterator[Site]:
+    with site("ingest:app", redis=private_redis.server) as running:
+        yield running
+
+
+@pytest.fixture
+def redis(private_redis: Redis) -> Redis:
+    private_redis.client.flushall()
+    return private_redis
+
+
+@pytest.fixture
+def ingest(shared_ingest: Site, redis: Redis) -> Site:
+    return shared_ingest
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+# --- the clients -----------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """One connection, and the answers that come over it."""
+
+    def __init__(self, where: Where, seconds: float = 20, receive: int = 0) -> None:
+        if receive and isinstance(where, int):  # the window is agreed upon when connecting
+            self.sock = socket.socket()
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
+            self.sock.settimeout(seconds)
+            self.sock.connect(("127.0.0.1", where))
+        else:
+            self.sock = connect(where, seconds)
+            if receive:
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
+        if isinstance(where, int):
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.file: BinaryIO = self.sock.makefile("rb")
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.file.close()
+        self.sock.close()
+
+    def send(self, data: bytes) -> None:
+        self.sock.sendall(data)
+
+    def try_to_send(self, data: bytes) -> None:
+        """Send as much as can be before the connection ends."""
+        with contextlib.suppress(OSError):
+            self.sock.sendall(data)
+
+    def send_apart(self, *parts: bytes) -> None:
+        """Send each part when the one before it has been read; over TCP, when it has arrived."""
+        for part in parts:
+            self.sock.sendall(part)
+            poll(lambda: struct.unpack("i", fcntl.ioctl(self.sock, termios.TIOCOUTQ, b"\0" * 4)) == (0,))
+
+    def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """The next answer. Raises: EOFError if there is none, or not a whole one."""
+        lines: list[str] = []
+        while (line := self.file.readline()) != b"\r\n":
+            if not line.endswith(b"\r\n"):
+                raise EOFError(f"ended after {lines + [line]}")
+            lines.append(line.decode("latin-1"))
+        status = int(lines[0].split()[1])
+        if status == 100:
+            return self.answer()
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+        if status == 204:
+            return status, headers, b""
+        size = int(headers["content-length"])
+        body = self.file.read(size)
+        if len(body) < size:
+            raise EOFError(f"ended after {body!r}")
+        return status, headers, body
+
+    def told(self) -> dict[str, Any]:
+        """The next answer of apps.told."""
+        status, _, body = self.answer()
+        assert status == 200, body
+        said: dict[str, Any] = json.loads(body)
+        return said
+
+    def ended(self) -> bool:
+        """Whether the server hangs up, with nothing more to say."""
+        return self.file.read(1) == b""
+
+
+def plain(body: bytes = b"x", path: str = "/votes", *fields: str) -> bytes:
+    """A request for the fast lane."""
+    head = "".join(f"{line}\r\n" for line in (f"POST {path} HTTP/1.1", "Host: localhost", *fields))
+    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+CODED = b"POST /slow HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+CHUNKED = CODED + b"\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+BIG = bytes(random.Random(1).randbytes(3 << 20))
+SLOW = {
+    "chunks": (CHUNKED, b"abcde"),
+    "get": (b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n", b""),
+    "expect": (plain(b"abc", "/slow", "Expect: 100-continue"), b"abc"),
+    "a_big_body": (plain(BIG, "/slow"), BIG),
+    "http_1_0_with_keep_alive": (
+        b"POST /slow HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 3\r\n\r\nabc",
+        b"abc",
+    ),
+    "a_percent_in_the_path": (plain(b"abc", "/sl%6fw"), b"abc"),
+    "a_field_twice": (plain(b"abc", "/slow", "Accept: a", "Accept: b"), b"abc"),
+}
+
+
+# --- what clients do -------------------------------------------------------------------------------------------------
+
+
+def test_hundreds_of_requests_in_one_write_are_one_commit_and_answered_in_order(
+    ingest: Site, redis: Redis, kind: str
+) -> None:
+    bodies = [b"%03d" % number for number in range(500)]
+    before = redis.pushes()
+    with Client(ingest[kind]) as client, redis.held():
+        client.send(b"".join(map(plain, bodies)))
+    with Client(ingest[kind]) as client:
+        client.send(b"".join(plain(body, "/metrics") for body in bodies))
+        assert [client.answer()[0] for _ in bodies] == [200] * len(bodies)
+    assert redis.items("metrics") == bodies
+    poll(lambda: redis.items() == bodies)  # of the client that did not wait
+    # as many as there were recv()s of 64 KiB
+    assert redis.pushes() - before <= 4
+
+
+def test_a_turn_answers_all_its_clients_with_one_batch(told: Site) -> None:
+    with Client(told["unix"]) as client:
+        client.send(plain() * 100)
+        said = [client.told() for _ in range(100)]
+    assert [one["size"] for one in said] == [100] * 100
+    assert len({one["batch"] for one in said}) == 1
+
+
+def test_two_requests_may_be_split_at_any_byte(told: Site, kind: str) -> None:
+    data = plain(b"first") + plain(b"the second")
+    with Client(told[kind]) as client:
+        for at in range(1, len(data)):
+            client.send_apart(data[:at], data[at:])
+            assert [client.told()["crc"] for _ in range(2)] == [zlib.crc32(b"first"), zlib.crc32(b"the second")]
+            # whatever lane it took, here it is again
+            client.send(plain(b"third"))
+            assert client.told()["lane"] == "fast"
+
+
+def test_a_body_in_pieces_stays_in_the_fast_lane(told: Site, kind: str) -> None:
+    data = plain(b"piece by piece")
+    with Client(told[kind]) as client:
+        for at in range(data.index(b"\r\n\r\n") + 4, len(data)):
+            client.send_apart(data[:at], data[at:])
+            said = client.told()
+            assert (said["lane"], said["crc"]) == ("fast", zlib.crc32(b"piece by piece"))
+
+
+def test_requests_may_come_byte_by_byte(told: Site, kind: str) -> None:
+    data = plain(b"first") + CHUNKED + plain(b"the second")
+    with Client(told[kind]) as client:
+        client.send_apart(*(data[at : at + 1] for at in range(len(data))))
+        assert [client.told()["length"] for _ in range(3)] == [5, 5, 10]
+
+
+def test_bodies_of_any_length_in_any_pieces_lie_on_the_list_as_sent(ingest: Site, redis: Redis, kind: str) -> None:
+    rng = random.Random(kind)
+    lengths = [1, 2, 100, 8191, 8192, 65535, 65536, 65537, 200_000, (1 << 20) - 1, 1 << 20]
+    bodies = [rng.randbytes(length) for length in lengths]
+    with Client(ingest[kind]) as client:
+        for body in bodies:
+            data = plain(body)
+            cuts = sorted(rng.randrange(len(data)) for _ in range(rng.randrange(12)))
+            for start, stop in zip([0, *cuts], [*cuts, len(data)]):
+                client.send(data[start:stop])
+            assert client.answer()[0] == 200, len(body)
+    assert redis.items() == bodies
+
+
+def test_many_big_bodies_at_once_are_several_commits_and_do_not_lie_in_memory_all_at_once() -> None:
+    with short_tmp() as tmp, redis_server(tmp) as private, site("ingest:app", redis=private) as running:
+        worker, count = running.worker(), 64
+        with Client(running["unix"]) as client:  # what it needs by itself
+            client.send(plain())
+            assert client.answer()[0] == 200
+        before = memory(worker)
+        clients = [Client(running["unix"]) for _ in range(count)]
+        senders = [threading.Thread(target=client.send, args=(plain(bytes(1 << 20)),)) for client in clients]
+        for sender in senders:
+            sender.start()
+        assert [client.answer()[0] for client in clients] == [200] * count
+        for sender, client in zip(senders, clients):
+            sender.join()
+            client.close()
+        assert memory(worker, "VmHWM") - before < 28 << 20
+        assert redis_client.Redis(unix_socket_path=str(private.socket)).llen("ingest:{votes}") == 1 + count
+
+
+@pytest.mark.parametrize("how", ["comes whole", "is cut off"])
+def test_long_bodies_that_wait_to_be_let_in_are_taken_when_those_before_them_are_done(
+    ingest: Site, redis: Redis, kind: str, how: str
+) -> None:
+    data = plain(bytes(1 << 20))
+    first, second = data[:1000], data[1000:]
+    clients = [Client(ingest[kind]) for _ in range(8)]
+    for client in clients:  # a few of them are as many as are let in
+        client.send_apart(first)
+    senders = [threading.Thread(target=client.try_to_send, args=(second,)) for client in clients[4:]]
+    for sender in senders:
+        sender.start()
+    for client in clients[:4]:
+        client.try_to_send(second) if how == "comes whole" else client.close()
+    assert [client.answer()[0] for client in clients[4:]] == [200] * 4
+    if how == "comes whole":
+        assert [client.answer()[0] for client in clients[:4]] == [200] * 4
+    for sender in senders:
+        sender.join()
+    for client in clients:
+        client.close()
+
+
+def test_a_client_that_does_not_read_holds_up_nobody_and_gets_all_its_answers(told: Site, kind: str) -> None:
+    number, body = 30_000, bytes(1_000)  # more than the kernel's buffers hold, in both directions
+    with Client(told[kind], receive=4096) as lazy, Client(told[kind]) as busy:
+        sender = threading.Thread(target=lazy.send, args=(plain(body) * number,))
+        sender.start()
+        before = memory(told.worker())
+        for _ in range(500):
+            busy.send(plain())
+            assert busy.told()["lane"] == "fast"
+        # it is not read any further, so its answers do not pile up
+        assert memory(told.worker()) - before < 20 << 20
+        assert sender.is_alive()
+        assert [lazy.told()["crc"] for _ in range(number)] == [zlib.crc32(body)] * number
+        sender.join()
+
+
+@pytest.mark.parametrize("until", ["it reads", "it asks again"])
+def test_waiting_for_a_client_that_does_not_read_costs_nothing(told: Site, kind: str, until: str) -> None:
+    with Client(told[kind], receive=4096) as lazy:
+        if until == "it asks again":
+            # 64 bytes each, so that no recv() ends within one: the slow lane would hide what is left of the fast one
+            lazy.send(plain(b"four") * 900)
+            assert {lazy.told()["lane"] for _ in range(900)} == {"fast"}
+        else:
+            sender = threading.Thread(target=lazy.try_to_send, args=(plain(bytes(1_000)) * 30_000,))
+            sender.start()
+        worker = told.worker()
+        for _ in range(3):  # the first may still have had something to do
+            beat, spent, since = heartbeat(worker), cpu(worker), time.monotonic()
+            poll(lambda beat=beat: heartbeat(worker) != beat)  # type: ignore[misc]
+            share = (cpu(worker) - spent) / (time.monotonic() - since)
+        assert share < 0.15, "it is awake all the time"
+        lazy.sock.shutdown(socket.SHUT_RDWR)
+    if until == "it reads":
+        sender.join()
+
+
+def cpu(pid: int) -> float:
+    """The seconds that a process has computed."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def memory(pid: int, key: str = "VmRSS") -> int:
+    """The bytes that a process has in memory; key: VmHWM for the most that it ever had."""
+    return int(Path(f"/proc/{pid}/status").read_text().partition(key + ":")[2].split()[0]) << 10
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@pytest.mark.parametrize("how", ["closes", "resets"])
+def test_clients_may_vanish_at_any_byte(ingest: Site, redis: Redis, kind: str, how: str) -> None:
+    whole = plain(b"whole")
+    before = poll(lambda: descriptors(ingest.worker()))
+    for data in (whole + plain(b"half"), CHUNKED.replace(b"/slow", b"/votes")):
+        for at in range(len(data)):
+            client = Client(ingest[kind])
+            client.send(data[:at])
+            if how == "resets":
+                client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+    with Client(ingest[kind]) as client:
+        client.send(plain(b"last"))
+        assert client.answer()[0] == 200
+    poll(lambda: descriptors(ingest.worker()) <= before, what="descriptors left open")
+    # a request that was whole may have been taken, one that was not never was
+    assert set(redis.items()) <= {b"whole", b"last"}
+    assert "Traceback" not in ingest.server.said()
+
+
+def test_a_client_that_has_no_more_to_say_gets_all_its_answers(told: Site, kind: str) -> None:
+    with Client(told[kind]) as client:
+        client.send(plain() * 50 + CHUNKED + plain() * 50)
+        client.sock.shutdown(socket.SHUT_WR)
+        assert [client.told()["lane"] for _ in range(101)] == ["fast"] * 50 + ["slow"] + ["fast"] * 50
+        assert client.ended()
+
+
+@pytest.mark.parametrize("lane", ["fast", "slow"])
+def test_a_body_that_is_cut_off_gets_a_400_and_is_not_queued(ingest: Site, redis: Redis, kind: str, lane: str) -> None:
+    data = plain(b"12345", "/votes", *["Accept: a", "Accept: b"][: 2 * (lane == "slow")])
+    with Client(ingest[kind]) as client:
+        client.send(plain(b"before") + data[:-1])
+        client.sock.shutdown(socket.SHUT_WR)
+        assert client.answer()[0] == 200
+        status, headers, body = client.answer()
+        assert (status, headers["content-type"]) == (400, "application/problem+json"), body
+        assert client.ended()
+    assert redis.items() == [b"before"]
+
+
+def test_thousands_of_clients_at_once_are_answered(told: Site, kind: str) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    number = min(3_000, hard - 500)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 20_000), hard))
+    try:
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(Client(told[kind])) for _ in range(number)]
+            for _ in "first", "once more":
+                for client in clients:
+                    client.send(plain())
+                assert [client.told()["lane"] for client in clients] == ["fast"] * number
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("slow", SLOW)
+def test_a_request_in_the_slow_lane_does_not_keep_the_next_one_there(told: Site, kind: str, slow: str) -> None:
+    data, body = SLOW[slow]
+    with Client(told[kind]) as client:
+        for sends in ([plain(), data, plain()], [plain() + data + plain()]):
+            said = []
+            for part in sends:
+                client.send(part)
+                said += [client.told() for _ in range(3 // len(sends))]
+            assert [one["lane"] for one in said] == ["fast", "slow", "fast"]
+            assert [one["crc"] for one in said] == [zlib.crc32(b"x"), zlib.crc32(body), zlib.crc32(b"x")]
+
+
+def test_fast_and_slow_requests_in_one_write_are_answered_in_order(told: Site, kind: str) -> None:
+    with Client(told[kind]) as client:
+        paths = [f"/{number}" for number in range(600)]  # more than gunicorn's parser reads at a time
+        client.send(
+            b"".join(
+                CHUNKED.replace(b"/slow", path.encode()) if number % 3 == 2 else plain(b"x", path)
+                for number, path in enumerate(paths)
+            )
+        )
+        said = [client.told() for _ in paths]
+    assert [one["path"] for one in said] == paths
+    assert [one["lane"] for one in said] == ["fast", "fast", "slow"] * 200
+
+
+def test_answers_that_the_client_has_not_taken_come_before_the_slow_one(told: Site, kind: str) -> None:
+    number = 30_000
+    requests = [plain(path=f"/{at}") for at in range(number)]
+    with Client(told[kind], receive=4096) as client:
+        sender = threading.Thread(target=client.send, args=(b"".join([*requests, CHUNKED, plain(path="/last")]),))
+        sender.start()
+        said = [client.told() for _ in range(number + 2)]
+        sender.join()
+    assert [one["path"] for one in said] == [*(f"/{at}" for at in range(number)), "/slow", "/last"]
+    assert [one["lane"] for one in said[-2:]] == ["slow", "fast"]
+    # those whose head was cut by the end of a recv() are slow too
+    assert sum(one["lane"] == "slow" for one in said) < number // 100
+
+
+def test_connection_close_closes_after_the_last_answer(told: Site, kind: str) -> None:
+    with Client(told[kind]) as client:
+        client.send(plain(b"a") + plain(b"bb") + plain(b"ccc", "/x", "Connection: close") + plain(b"too late"))
+        assert [client.told()["length"] for _ in range(2)] == [1, 2]
+        status, headers, _ = client.answer()
+        assert (status, headers["connection"]) == (200, "close")
+        with contextlib.suppress(ConnectionResetError):  # it is told that the last one was not read
+            assert client.ended()
+
+
+def test_a_refused_client_that_still_sends_gets_its_413(ingest: Site, redis: Redis, kind: str) -> None:
+    data = plain(bytes(4 << 20))
+    with Client(ingest[kind]) as client:
+        client.send(data)  # all of it, before it looks at the answer
+        assert client.answer()[0] == 413
+        assert client.ended()
+    with Client(ingest[kind]) as client:
+        client.send(data[:200])  # or nothing of it
+        assert client.answer()[0] == 413
+    assert redis.items() == []
+
+
+def test_a_limit_of_the_application_counts_before_the_body_is_read(redis: Redis) -> None:
+    with short_tmp() as tmp, gateway(tmp, redis.server, env={"INGEST_MAX_BODY": "1k"}) as server:
+        with Client(server.socket) as client:
+            client.send(plain(bytes(1025))[:100])
+            assert client.answer()[0] == 413
+        assert post(server.socket, "/votes", bytes(1024))[0] == 200
+
+
+def test_malformed_requests_get_a_400_and_queue_nothing(ingest: Site, redis: Redis, kind: str) -> None:
+    head = b"POST /votes HTTP/1.1\r\nHost: localhost\r\n"
+    for line in (
+        b"Content-Length: 1, 1",
+        b"Content-Length: 0x1",
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked",
+        b"Transfer-Encoding: \x0bchunked",
+        b"Transfer-Encoding: chunked\r\nX : y",
+        b"Content-Length: 1\r\nX: a\x00",
+    ):
+        with Client(ingest[kind]) as client:
+            client.send(plain(b"before") + head + line + b"\r\n\r\n" + plain())
+            assert client.answer()[0] == 200
+            assert client.answer()[0] in (400, 501), line
+            assert client.ended(), line
+    assert set(redis.items()) == {b"before"}
+
+
+def test_a_body_whose_end_cannot_be_found_gets_one_answer_and_the_connection_ends(ingest: Site, kind: str) -> None:
+    with Client(ingest[kind]) as client:  # the application answers before it looks at the body
+        client.send(CODED.replace(b"/slow", b"/nowhere") + b"\r\nno chunk\r\n" + plain())
+        assert client.answer()[0] == 404
+        assert client.ended()
+
+
+# --- what applications do --------------------------------------------------------------------------------------------
+
+
+def test_a_500_is_one_clients_only(odd: Site) -> None:
+    with Client(odd["unix"]) as client, Client(odd["unix"]) as other:
+        client.send(plain() + plain(path="/raises") + plain() + plain(path="/raises-late") + plain())
+        other.send(plain())
+        assert [client.answer()[0] for _ in range(5)] == [200, 500, 200, 500, 200]
+        assert other.answer()[0] == 200
+    assert "the application that raises" in odd.server.said()
+
+
+@pytest.mark.parametrize(
+    "path", ["silent", "nothing", "text", "no-status", "no-headers", "euro", "split", "length-of-words", "closing-late"]
+)
+def test_an_application_that_breaks_its_contract_gets_a_500_and_the_loop_goes_on(odd: Site, path: str) -> None:
+    with Client(odd["unix"]) as client, Client(odd["unix"]) as other:
+        for _ in range(2):
+            other.send(plain())
+            client.send(plain() + plain(path="/" + path) + plain())
+            assert [client.answer()[0] for _ in range(3)] == [200, 500, 200]
+            assert other.answer()[0] == 200
+
+
+def test_answers_of_every_kind_are_framed_as_they_should_be(odd: Site) -> None:
+    with Client(odd["unix"]) as client:
+        for _ in range(2):
+            client.send(
+                plain(path="/eager")
+                + plain(b"ator", "/generator")
+                + plain(b"1", "/headers-of-its-own")
+                + plain(b"22", "/headers-of-its-own")
+                + plain(b"333", "/headers-of-everybody")
+                + plain(b"4444", "/headers-of-everybody")
+                + plain(b"", "/no-content")
+                + plain(b"no", "/no-content")
+                + plain(path="/long")
+                + plain(path="/hop")
+                + plain()
+            )
+            answers = [client.answer() for _ in range(11)]
+            statuses = [status for status, _, _ in answers]
+            assert statuses == [202, 200, 200, 200, 200, 200, 204, 204, 200, 200, 200]
+            bodies = [body for _, _, body in answers]
+            assert bodies[:6] == [b"eager", b"generator", b"1", b"22", b"333", b"4444"]
+            assert bodies[6:] == [b"", b"", b"lon", b"hop", b"plain"]
+            assert [headers["x-body"] for _, headers, _ in answers[2:4]] == ["1", "22"]
+            assert "connection" not in answers[9][1] and "transfer-encoding" not in answers[9][1]
+        client.send(plain() + plain(path="/short"))
+        assert client.answer()[2] == b"plain"
+        with pytest.raises(EOFError, match="short"):
+            client.answer()
+
+
+def test_close_is_called_once_for_each_answer(odd: Site) -> None:
+    def closed() -> int:
+        return int(post(odd["unix"], "/closed")[2])
+
+    before = closed()
+    with Client(odd["unix"]) as client:
+        client.send(plain(path="/closing") * 3 + plain(path="/closing-late") * 2)
+        assert [client.answer()[0] for _ in range(5)] == [200, 200, 200, 500, 500]
+    assert closed() - before == 5
+
+
+# --- what operators do -----------------------------------------------------------------------------------------------
+
+PATIENT = "--graceful-timeout", 30  # a machine that is busy may take long for what is quick
+
+
+def test_what_has_been_read_at_a_stop_is_committed_and_answered(redis: Redis, kind: str) -> None:
+    bodies = [b"%03d" % number for number in range(100)]
+    half = plain(b"half")
+    with site("ingest:app", *PATIENT, redis=redis.server) as running:
+        with Client(running[kind]) as busy, Client(running[kind]) as slow, Client(running[kind]) as idle:
+            idle.send(plain(b"idle"))
+            assert idle.answer()[0] == 200
+            slow.send_apart(half[:-2])
+            with redis.held():
+                busy.send_apart(plain(bodies[0]))  # the worker waits for Redis now, and these for the worker
+                busy.send(b"".join(map(plain, bodies[1:])))
+                waiting = Client(running[kind])
+                waiting.send(plain(b"not yet accepted"))
+                running.server.process.terminate()
+                poll(lambda: "Handling signal: term" in running.server.said())
+            assert [busy.answer()[0] for _ in bodies] == [200] * len(bodies)
+            assert waiting.answer()[0] == 200
+            waiting.close()
+            poll(lambda: refuses(running.port))
+            for client, data in (slow, half[-2:]), (idle, plain(b"one more")):
+                client.send(data)
+                status, headers, _ = client.answer()
+                assert (status, headers["connection"]) == (200, "close")
+                assert client.ended()
+        assert running.server.process.wait(10) == 0
+    assert sorted(redis.items()) == sorted([b"idle", *bodies, b"half", b"not yet accepted", b"one more"])
+
+
+def test_a_client_that_says_nothing_more_is_not_waited_for_beyond_the_graceful_timeout(kind: str) -> None:
+    with site("apps:told", "--graceful-timeout", 1) as running, Client(running[kind]) as idle:
+        idle.send(plain())
+        assert idle.told()["lane"] == "fast"
+        running.server.process.terminate()
+        assert idle.ended()
+        assert running.server.process.wait(10) == 0
+        assert "SIGKILL" not in running.server.said()
+        assert "hung up on 1 clients that kept their connections open" in running.server.said()
+
+
+def test_a_stop_answers_the_slow_lane_too(kind: str) -> None:
+    with site("apps:told", *PATIENT) as running, Client(running[kind]) as client, Client(running[kind]) as body:
+        client.send(plain())
+        assert client.told()["lane"] == "fast"
+        body.send_apart(CHUNKED[:-5])
+        running.server.process.terminate()
+        poll(lambda: refuses(running.port))
+        client.send(plain() + CHUNKED)
+        assert [client.told()["lane"] for _ in range(2)] == ["fast", "slow"]
+        assert client.ended()
+        body.send(CHUNKED[-5:])
+        assert body.told()["length"] == 5
+        body.close()  # it was told that it may stay, before the stop
+        assert running.server.process.wait(10) == 0
+        assert "Traceback" not in running.server.said()
+
+
+def refuses(port: int) -> bool:
+    """Whether nobody listens any more: the worker is the last to close the port, and knows then that it shall stop."""
+    try:
+        connect(port).close()
+        return False
+    except ConnectionRefusedError:
+        return True
+
+
+def test_a_quick_stop_is_quick(redis: Redis) -> None:
+    with site("ingest:app", redis=redis.server) as running, Client(running["unix"]) as client:
+        client.send(plain())
+        assert client.answer()[0] == 200
+        running.server.process.send_signal(signal.SIGQUIT)
+        assert running.server.process.wait(10) == 0
+        assert client.ended()
+
+
+class Load:
+    """Clients that behave like nginx: they keep connections, and leave one when it is said to close or has ended.
+
+    A connection that ends in mid-request is a failed request: nginx does not send a POST twice.
+    """
+
+    def __init__(self, where: Callable[[], Where], clients: int) -> None:
+        self.where = where
+        self.going = True
+        self.acknowledged: list[bytes] = []
+        self.failed: list[object] = []
+        self.refused = 0
+        self.pids: set[int] = set()
+        self.threads = [threading.Thread(target=self.post, args=(number,)) for number in range(clients)]
+
+    def __enter__(self) -> Load:
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.going = False
+        for thread in self.threads:
+            thread.join()
+
+    def post(self, number: int) -> None:
+        client: Client | None = None
+        count = 0
+        while self.going:
+            count += 1
+            body = b"%d-%d" % (number, count)
+            try:
+                client = client or Client(self.where())
+                client.send(plain(body))
+                status, headers, said = client.answer()
+            except (OSError, EOFError) as error:
+                self.failed.append((body, error))
+                client = None
+                continue
+            if status == 200:
+                self.acknowledged.append(body)
+                if said.startswith(b"{") and b"pid" in said:
+                    self.pids.add(json.loads(said)["pid"])
+            elif status == 503:
+                self.refused += 1
+                assert int(headers["retry-after"]) >= 1
+            else:
+                self.failed.append((body, status, said))
+            if headers.get("connection") == "close":
+                client.close()
+                client = None
+        if client:
+            client.close()
+
+    def progress(self, by: int = 200) -> None:
+        """Wait until so many more requests were acknowledged."""
+        wanted = len(self.acknowledged) + by
+        poll(lambda: len(self.acknowledged) >= wanted, 30, "progress")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_reload_under_load_fails_no_request(redis: Redis, kind: str, workers: int) -> None:
+    with site("ingest:app", "--workers", workers, *PATIENT, redis=redis.server) as running:
+        with Load(lambda: running[kind], 8) as load:
+            for _ in range(3):
+                load.progress()
+                old = set(running.workers())
+                running.server.process.send_signal(signal.SIGHUP)
+                poll(lambda old=old: not old & set(running.workers()), 20, "the old workers go")  # type: ignore[misc]
+            load.progress()
+        assert load.failed == [] and load.refused == 0
+        assert sorted(redis.items()) == sorted(load.acknowledged)
+        assert "Traceback" not in running.server.said()
+
+
+def test_max_requests_replaces_workers_and_loses_no_request(kind: str) -> None:
+    with site("apps:told", "--max-requests", 100, *PATIENT) as running:
+        with Load(lambda: running[kind], 4) as load:
+            poll(lambda: len(load.pids) >= 3, 30, "three workers, one after the other")
+        assert load.failed == []
+
+
+def test_max_requests_leaves_no_gap_between_two_processes() -> None:
+    with site("apps:told", "--max-requests", 5, *PATIENT) as running, Client(running["unix"]) as client:
+        first = running.worker()
+        client.send(plain() * 5)
+        assert [client.answer()[0] for _ in range(5)] == [200] * 5
+        # the client keeps its connection, so the first one is not through with it yet
+        poll(lambda: len(running.workers()) == 2, 15, "another process")
+        assert first in running.workers()
+
+
+def test_requests_of_the_slow_lane_count_for_max_requests() -> None:
+    with site("apps:told", "--max-requests", 5) as running:
+        first = running.worker()
+        for _ in range(6):
+            with Client(running["unix"]) as client:
+                client.send(CHUNKED)
+                assert client.told()["lane"] == "slow"
+        poll(lambda: running.workers() and first not in running.workers(), 20, "another worker")
+
+
+def test_the_access_log_has_a_line_for_every_request_on_either_lane(kind: str, tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    form = "%(m)s %(U)s?%(q)s %(H)s %(s)s %(B)s %(a)s %({x-real-ip}i)s %({content-length}i)s %({content-type}o)s"
+    with site("apps:odd", "--access-logfile", log, "--access-logformat", form) as running:
+        with Client(running[kind]) as client:
+            for double in (), ("Accept: a", "Accept: b"):
+                client.send(plain(b"abc", "/eager?a=b", "User-Agent: test", "X-Real-IP: 192.0.2.1", *double))
+                if double:  # its answer has no length: it comes in chunks
+                    assert client.file.readline().startswith(b"HTTP/1.1 202")
+                    assert b"0\r\n" in iter(client.file.readline, b"")
+                else:
+                    assert client.answer()[0] == 202
+        line = "POST /eager?a=b HTTP/1.1 202 5 test 192.0.2.1 3 text/plain"
+        poll(lambda: log.read_text().splitlines()[-2:] == [line, line])
+
+
+def test_without_an_access_log_nothing_is_logged(ingest: Site) -> None:
+    with Client(ingest["unix"]) as client:
+        client.send(plain())
+        assert client.answer()[0] == 200
+        before = ingest.server.said()
+        for _ in range(3):  # what would be logged of one is there when the next is answered
+            client.send(plain() + CHUNKED.replace(b"/slow", b"/votes"))
+            assert [client.answer()[0] for _ in range(2)] == [200, 200]
+        assert ingest.server.said() == before
+
+
+def test_the_heart_beats_under_load_and_stops_with_a_wedged_application() -> None:
+    with site("apps:odd", "--timeout", 3) as running:
+        first = running.worker()
+        with Client(running["unix"]) as client:
+
+            def beat_after(before: int) -> bool:
+                client.send(plain() * 50)
+                assert [client.answer()[0] for _ in range(50)] == [200] * 50
+                return heartbeat(first) != before
+
+            for _ in range(4):  # one a second: without them the worker would not have lived so long
+                before = heartbeat(first)
+                poll(lambda before=before: beat_after(before))  # type: ignore[misc]
+            assert running.workers() == [first]
+            client.send(plain(path="/wedged"))
+            poll(lambda: first not in running.workers(), 20, "the end of the wedged worker")
+            with pytest.raises((EOFError, ConnectionResetError)):
+                client.answer()
+        assert poll(lambda: post(running["unix"], "/"))[0] == 200
+        assert "WORKER TIMEOUT" in running.server.said()
+
+
+def heartbeat(pid: int) -> int:
+    """When the worker last said that it lives: gunicorn touches an unlinked file for it."""
+    files = [name for name in os.listdir(f"/proc/{pid}/fd") if "wgunicorn" in os.readlink(f"/proc/{pid}/fd/{name}")]
+    return os.stat(f"/proc/{pid}/fd/{files[0]}").st_ctime_ns
+
+
+def test_where_a_hook_is_set_every_request_takes_the_slow_lane(tmp_path: Path) -> None:
+    conf = tmp_path / "hooked.py"
+    conf.write_text(
+        f"import runpy\nglobals().update(runpy.run_path({str(ROOT / 'gunicorn.conf.py')!r}))\n"
+        "def pre_request(worker, req):\n    worker.log.info('hook: %s', req.path)\n"
+    )
+    with site("apps:told", "-c", conf) as running, Client(running["unix"]) as client:
+        client.send(plain(path="/1") + plain(path="/2"))
+        assert [client.told()["lane"] for _ in range(2)] == ["slow", "slow"]
+        assert "hook: /1" in running.server.said() and "hook: /2" in running.server.said()
+
+
+def test_a_worker_without_descriptors_goes_on_and_accepts_when_it_has_some(kind: str) -> None:
+    with site() as running:
+        worker = running.worker()
+        resource.prlimit(worker, resource.RLIMIT_NOFILE, (descriptors(worker) + 20,) * 2)
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(Client(running[kind])) for _ in range(50)]
+            for client in clients:
+                client.send(plain())
+            served = clients[:15]
+            for client in served:
+                assert client.told()["lane"] == "fast"
+            poll(lambda: "cannot accept more" in running.server.said())
+            for client in served:  # those who are in go on
+                client.send(plain() + CHUNKED)
+                assert [client.told()["lane"] for _ in range(2)] == ["fast", "slow"]
+            for client in clients:
+                if client not in served:
+                    assert client.told()["lane"] == "fast"
+                client.close()
+        assert running.workers() == [worker]
+
+
+def test_no_more_than_worker_connections_are_accepted_and_the_others_wait(kind: str) -> None:
+    with site("apps:told", "--worker-connections", 10) as running, contextlib.ExitStack() as stack:
+        before = poll(lambda: descriptors(running.worker()))
+        clients = [stack.enter_context(Client(running[kind])) for _ in range(40)]
+        for client in clients:
+            client.send(plain())
+        for client in clients:
+            assert client.told()["lane"] == "fast"
+            assert descriptors(running.worker()) <= before + 10
+            client.close()
+
+
+def test_several_processes_share_the_sockets(kind: str) -> None:
+    with site("apps:told", "--workers", 2) as running, contextlib.ExitStack() as stack:
+        clients: list[Client] = []
+
+        def answering() -> set[int]:
+            clients.extend(stack.enter_context(Client(running[kind])) for _ in range(20))
+            for client in clients:
+                client.send(plain())
+            return {client.told()["pid"] for client in clients}
+
+        poll(lambda: len(answering()) == 2, 20, "an answer of each process")
+
+
+# --- what Redis does -------------------------------------------------------------------------------------------------
+
+
+def test_requests_that_come_while_redis_is_busy_share_the_next_commit(ingest: Site, redis: Redis, kind: str) -> None:
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(Client(ingest[kind])) for _ in range(300)]
+        for client in clients:  # all are accepted
+            client.send(plain(b"warm"))
+        assert {client.answer()[0] for client in clients} == {200}
+        before = redis.pushes()
+        with redis.held():
+            clients[0].send_apart(plain(b"0"))
+            for number, client in enumerate(clients[1:], 1):
+                client.send(plain(b"%d" % number))
+        assert {client.answer()[0] for client in clients} == {200}
+    assert redis.pushes() - before <= 3
+    assert sorted(redis.items()[300:]) == sorted(b"%d" % number for number in range(300))
+
+
+def test_the_refusal_of_one_stream_is_not_that_of_another_in_the_same_commit(redis: Redis) -> None:
+    redis.client.rpush("ingest:{votes}", *range(11))
+    with short_tmp() as tmp, gateway(tmp, redis.server, env={"INGEST_MAX_BACKLOG": 10}) as server:
+        poll(lambda: post(server.socket, "/votes", b"x")[0] == 503)
+        before = redis.pushes()
+        with Client(server.socket) as client:
+            client.send(b"".join(plain(path=path) for path in ("/votes", "/gps", "/votes", "/write", "/metrics")))
+            assert [client.answer()[0] for _ in range(5)] == [503, 200, 503, 204, 200]
+        assert redis.pushes() - before == 2
+    assert redis.items("gps") == [b"x"] and len(redis.items("metrics")) == 2
+
+
+def test_a_redis_that_is_killed_means_503_until_it_is_back_and_nothing_acknowledged_is_lost() -> None:
+    with short_tmp() as tmp, contextlib.ExitStack() as life:
+        first = life.enter_context(redis_server(tmp))
+        with site("ingest:app", redis=first) as running, Load(lambda: running["unix"], 4) as load:
+            load.progress()
+            first.process.kill()
+            first.process.wait()
+            refused = load.refused
+            poll(lambda: load.refused > refused + 10, 20, "503s")
+            with redis_server(tmp) as second:
+                load.progress()
+                load.going = False
+                for thread in load.threads:
+                    thread.join()
+                assert load.failed == []
+                items = Redis(second).items()
+                assert set(load.acknowledged) <= set(items)
+                assert len(items) == len(set(items))
+
+
+# As gunicorn's master does; the new process gets no further than its first line
+FORKING = """
+import os, signal, time
+from sluice.fastlane import loop as fastlane
+signal.signal(signal.SIGTERM, lambda *_: print("taken", flush=True))
+pid = os.fork()
+if not pid:
+    time.sleep(3)
+    os._exit(0)
+os.kill(pid, signal.SIGTERM)
+os.kill(os.getpid(), signal.SIGTERM)
+print(os.waitpid(pid, 0)[1])
+"""
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_process_that_is_told_to_stop_before_it_has_begun_does_not_serve_on(runtime: str) -> None:
+    done = subprocess.run(
+        [harness.PYTHON[runtime], "-c", FORKING], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == (f"taken\n{signal.SIGTERM:d}\n", "")

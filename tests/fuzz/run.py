@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""`bin/fuzz` without its preparations: libFuzzer, by atheris, on the targets; and the replay of what it saved.
+
+run.py [TARGET|all [SECONDS]]     look for new bytes, then keep the fewest and shortest that reach all that was
+                                  reached; status 1 if a promise was broken: the bytes are in var/fuzz
+run.py --replay TARGET [FILE…]    the saved bytes, or these; needs no atheris
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+WORK = HERE.parents[1] / "var/fuzz"
+TARGETS = "fastlane", "gps", "influx", "metrics", "packed", "plain"
+HANG = 10  # seconds for one input
+MEMORY = 64  # MiB that the process may grow by, from its first input to its last
+LENGTH = 4096  # bytes of an input
+READ = "sluice.streams", "sluice.fastlane", "gunicorn.http"  # the modules whose branches are counted
+
+
+def main(args: list[str]) -> int:
+    """The command; returns its status."""
+    if args[:1] == ["--replay"] and len(args) > 1 and args[1] in TARGETS:
+        return replay(args[1], [Path(name) for name in args[2:]] or sorted((HERE / "corpus" / args[1]).iterdir()))
+    target, seconds = [*args, *("all", "600")[len(args) :]][:2]
+    if len(args) > 2 or target not in ("all", *TARGETS) or not seconds.isdecimal():
+        print(f"Usage: bin/fuzz [all|{'|'.join(TARGETS)} [SECONDS]]", file=sys.stderr)
+        return 2
+    return max([fuzz(name, int(seconds)) for name in (TARGETS if target == "all" else [target])])
+
+
+def fuzz(target: str, seconds: int) -> int:
+    """Fuzz for so long, then save the corpus; 1: something was found, and nothing is saved."""
+    saved, live, least, found = HERE / "corpus" / target, *(WORK / target / x for x in ("live", "least", "found"))
+    for folder in saved, live, found:
+        folder.mkdir(parents=True, exist_ok=True)
+    limits = [f"-timeout={HANG}", f"-max_len={LENGTH}", f"-artifact_prefix={found}/"]
+    status = libfuzzer(target, f"-max_total_time={seconds}", f"-dict={HERE / 'dictionary'}", *limits, live, saved)
+    if status:
+        return 1
+    shutil.rmtree(least, ignore_errors=True)
+    least.mkdir()
+    if libfuzzer(target, "-merge=1", "-use_counters=0", *limits, least, live, saved):
+        return 1
+    shutil.rmtree(saved)
+    shutil.copytree(least, saved)
+    return 0
+
+
+def libfuzzer(target: str, *args: object) -> int:
+    """Run this file under libFuzzer, which runs it again by its name to merge; returns its status."""
+    command = [__file__, *map(str, args)]
+    return subprocess.run(command, env=os.environ | {"FUZZ_TARGET": target}).returncode
+
+
+def under_libfuzzer(target: str) -> None:
+    """What `libfuzzer` started. Never returns."""
+    import atheris
+
+    with atheris.instrument_imports(include=list(READ)):
+        import targets
+    function = targets.TARGETS[target]
+    function(b"")  # what is made once is not growth
+    atheris.Setup([*sys.argv, f"-rss_limit_mb={peak() + MEMORY}"], function)
+    atheris.Fuzz()
+
+
+def replay(target: str, files: list[Path]) -> int:
+    """Hand each file to the target; 1: one of them crashed, hung, broke a promise or took too much memory."""
+    import targets
+
+    function = targets.TARGETS[target]
+    function(b"")
+    before = peak()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the process ends here, for a hang need not be in Python
+    for file in files:
+        print(file, flush=True)
+        signal.alarm(HANG)
+        try:
+            function(file.read_bytes())
+        except Exception:
+            traceback.print_exc()
+            return 1
+        signal.alarm(0)
+    if peak() - before > MEMORY:
+        print(f"{peak() - before} MiB more than before", file=sys.stderr)
+        return 1
+    return 0
+
+
+def peak() -> int:
+    """MiB that this process ever had resident at once. (ru_maxrss would count its parent's.)"""
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) // 1024
+
+
+if __name__ == "__main__":
+    if "FUZZ_TARGET" in os.environ:
+        under_libfuzzer(os.environ["FUZZ_TARGET"])
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,216 @@
+"""What must hold for any bytes: a function a target, which raises where it does not. `bin/fuzz` makes the bytes, and
+`bin/test` replays those that were saved in `corpus/`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/fastlane")]
+
+import wire  # noqa: E402
+from sluice import settings  # noqa: E402
+from sluice.streams import registry  # noqa: E402
+from sluice.streams.body import BOM, GZIP, ZSTD, inflate  # noqa: E402
+from sluice.streams.decoder import SINGLE  # noqa: E402
+from sluice.streams.message import parse  # noqa: E402
+from sluice.streams.record import Invalid, Record, Reject  # noqa: E402
+from sluice.streams.registry import Stream  # noqa: E402
+
+MOST = registry.limits(settings.load({}))
+HEAD = b"POST /any HTTP/1.1\r\nContent-Encoding: gzip\r\n\r\n"
+
+
+class Odd(Record):
+    """A stream of one's own, with a field of each kind."""
+
+    name: str
+    ts: str = ""
+    count: int = 1
+    real: float = 0.0
+    flag: bool = False
+    many: list[int] = []
+    tags: dict[str, str] | None = None
+
+
+STREAMS = {**registry.STREAMS, "own": registry.stream("own", Odd)}
+GOOD = {
+    "metrics": b'{"name":"room","value":21.5}',
+    "gps": b'{"device":"a1","lat":48.1,"lon":11.6}',
+    "votes": b'{"poll":"cookies","choice":"oreo"}',
+    "own": b'{"name":"a"}',
+}
+
+
+def metrics(data: bytes) -> None:
+    """JSON, forms, line protocol and Telegraf's JSON."""
+    decoder(STREAMS["metrics"], data)
+
+
+def gps(data: bytes) -> None:
+    """JSON, forms, OwnTracks, Overland and Traccar."""
+    decoder(STREAMS["gps"], data)
+
+
+def plain(data: bytes) -> None:
+    """Votes, and a stream of one's own."""
+    decoder(STREAMS["votes"], data)
+    decoder(STREAMS["own"], data)
+
+
+def influx(data: bytes) -> None:
+    """Line protocol, whatever it looks like; the quick and the whole grammar agree."""
+    head = b"POST /write HTTP/1.1\r\n\r\n"
+    results = promises(STREAMS["metrics"], head + data)
+    if not data.strip() or data.startswith((GZIP, ZSTD, BOM)):
+        return
+    # a quote anywhere, and lines are looked for in another way
+    same(results, promises(STREAMS["metrics"], head + b'#"\n' + data))
+    for line in data.split(b"\n"):
+        if not any(odd in line for odd in (b'"', b"\\", b"  ", b"#", b"\r")) and b" " in line.strip(b" "):
+            first, _, rest = line.strip(b" ").partition(b" ")
+            quick, whole = (
+                promises(STREAMS["metrics"], head + b"a v=1\n" + first + gap + rest) for gap in (b" ", b"  ")
+            )
+            assert good(quick) == good(whole), f"{line!r} depends on its blanks"
+
+
+def packed(data: bytes) -> None:
+    """gzip: members, zeros behind them, and damage; what is taken is what the standard library takes it for."""
+    choices = wire.Choices(data)
+    content, whole = b"", bytearray()
+    for _ in range(1 + choices.number(3)):
+        part = bytes(choices.number(256) for _ in range(choices.number(8))) * (1 + choices.place(2000))
+        content += part
+        whole += gzip.compress(part, choices.number(10), mtime=0)
+    whole += bytes(choices.number(4))
+    assert inflate(bytes(whole), len(content)) == content
+    if content:
+        try:
+            inflate(bytes(whole), len(content) - 1)
+        except Invalid:
+            pass
+        else:
+            raise AssertionError("the bound is not kept")
+    for _ in range(choices.number(3)):
+        whole[choices.place(len(whole) - 1)] ^= 1 << choices.number(8)
+    del whole[choices.place(len(whole)) if choices.seldom() else len(whole) :]
+    try:
+        given = inflate(bytes(whole), MOST.inflated)
+    except Invalid:
+        return
+    # the standard library, unlike zlib, passes over a wrong checksum of a member's head, and other oddities
+    assert given == (gzip.decompress(bytes(whole)) if whole else b"")
+
+
+everywhere = wire.Everywhere()
+
+
+def fastlane(data: bytes) -> None:
+    """The fast lane declines, or agrees with gunicorn's parser.
+
+    The first byte says where the request arrives, and whether the rest is choices of wire.py or the bytes themselves,
+    in one piece or in two.
+    """
+    first, rest = data[:1] or b"\0", data[1:]
+    place = everywhere.places[first[0] % len(everywhere.places)]
+    if first[0] >= 128:
+        choices = wire.Choices(rest)
+        sent = wire.stream(choices)
+        place.check(wire.pieces(choices, sent))
+    else:
+        place.check([rest])
+        place.check([part for part in (rest[: len(rest) // 2], rest[len(rest) // 2 :]) if part])
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    function.__name__: function for function in (metrics, influx, gps, plain, packed, fastlane)
+}
+
+
+def decoder(stream: Stream, item: bytes) -> None:
+    """The promises of PROTOCOL.md, section 3, for one item, and for all that says the same."""
+    results = promises(stream, item)
+    if parse_or_none(item) or item.startswith((GZIP, ZSTD, BOM)) or not item.strip():
+        return
+    # a byte order mark is passed over, and keeps the item off the quick road
+    same(results, promises(stream, BOM + item))
+    same(results, promises(stream, gzip.compress(item, 1)))
+    same(results, promises(stream, HEAD + item))
+    same(results, promises(stream, HEAD + gzip.compress(item, 1)))
+    if is_object(item):
+        same(results, promises(stream, b" [ " + item + b"\t]"))
+    if b"\n" not in item and item == item.strip():
+        first, *others = promises(stream, GOOD[stream.name] + b"\n" + item)
+        assert isinstance(first, Record)
+        if not good(results):  # refused as a whole, for the first reason; as a line a comment is nothing at all
+            assert not good(others)
+            results, others = results[: len(others)], others[:1]
+        same(results, others)
+
+
+def promises(stream: Stream, item: bytes) -> list[Record | Reject]:
+    """What an item becomes. Raises: AssertionError if that is not what any item must become."""
+    results = list(stream.decode(item, MOST))
+    rejects = 0
+    assert results, "nothing"
+    for result in results:
+        if not isinstance(result, Reject):
+            assert type(result) is stream.record
+            storable(result)
+            continue
+        assert result.reason and len(result.reason) <= 200 and result.reason.isprintable(), result.reason
+        result.reason.encode()
+        assert result.whole == (len(results) == 1 and result.part == item), "whole or not"
+        rejects += 1
+        if not result.whole and rejects <= SINGLE:  # the later ones are buried together
+            again = list(stream.decode(result.part, MOST))
+            assert again == [Reject(result.part, result.reason, True)], f"{result} becomes {again}"
+    return results
+
+
+def storable(record: Record) -> None:
+    """Any database can hold it."""
+    for value in (getattr(record, name) for name in record.__struct_fields__):
+        for part in [*value, *value.values()] if isinstance(value, dict) else [value]:
+            assert not isinstance(part, str) or (part.encode() is not None and "\0" not in part)
+            assert not isinstance(part, int) or -(2**63) <= part < 2**63
+            assert not isinstance(part, float) or part - part == 0
+    assert record.time is None or -(2**63) <= record.time < 2**63
+
+
+def good(results: Iterable[Record | Reject]) -> list[Record]:
+    """The records among the results."""
+    return [result for result in results if isinstance(result, Record)]
+
+
+def same(one: list[Record | Reject], other: list[Record | Reject]) -> None:
+    """Two items that say the same have the same records and are refused for the same reasons."""
+    assert [plainly(x) for x in one] == [plainly(x) for x in other], f"{one} is not {other}"
+
+
+def plainly(result: Record | Reject) -> object:
+    """A record, or the reason of a reject wherever in its item it is."""
+    return re.sub(r"\(byte \d+\)", "", result.reason) if isinstance(result, Reject) else result
+
+
+def parse_or_none(item: bytes) -> bool:
+    """Whether an item is a kept message, if a broken one."""
+    try:
+        return parse(item) is not None
+    except Invalid:
+        return True
+
+
+def is_object(item: bytes) -> bool:
+    """Whether an item is one JSON object beyond doubt."""
+    try:
+        return isinstance(json.loads(item.decode()), dict)
+    except (ValueError, RecursionError):
+        return False

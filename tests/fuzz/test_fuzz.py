@@ -1,0 +1,32 @@
+"""What `bin/fuzz` saved, replayed: the bytes that reach every branch that it ever reached."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from sluice.drill.harness import ROOT
+
+CORPUS = ROOT / "tests/fuzz/corpus"
+TARGETS = sorted(folder.name for folder in CORPUS.iterdir())
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "tests/fuzz/run.py"), *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_saved_bytes_bring_no_crash_hang_disagreement_or_more_than_64_mib(target: str) -> None:
+    done = run("--replay", target)
+    assert done.returncode == 0, f"{done.stdout.splitlines()[-1:]} {done.stderr}"
+    assert len(done.stdout.splitlines()) == len(list((CORPUS / target).iterdir()))
+
+
+def test_every_target_has_saved_bytes_and_they_are_few() -> None:
+    assert run("nonsense").stderr == f"Usage: bin/fuzz [all|{'|'.join(TARGETS)} [SECONDS]]\n"
+    files = [file for file in CORPUS.rglob("*") if file.is_file()]
+    assert len(files) < 1000
+    assert sum(file.stat().st_size for file in files) < 1 << 20

@@ -1,0 +1,363 @@
+"""Who gets in: each way of saying so, switched on, in a real nginx, asked by a real client."""
+
+from __future__ import annotations
+
+import re
+import select
+import signal
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_nginx import front, problem
+
+from sluice.drill.harness import ROOT, Server, answer, connect, environment, free_port, installation, poll, post
+
+KEY, OTHER = "0123456789abcdef0123456789abcdef01234567", "Zm9vYmFyYmF6cXV4Zm9vYmFyYmF6cXV4Zm9vYmFyYmF6"
+NO_KEY = problem("Unauthorized", 401, "A key or a password is missing or wrong. Nothing was taken.")
+FAST = problem("Too Many Requests", 429, "Too many requests from this address. Nothing was taken. Send it again later.")
+
+
+def private(path: Path, text: str) -> Path:
+    """A file for its owner only."""
+    path.touch(0o600)
+    path.write_text(text)
+    return path
+
+
+def keys(tmp: Path) -> Path:
+    return private(tmp / "api-keys", f"# whose\n{KEY} telegraf;\n\n{OTHER}  jane.doe ;  # until May\n")
+
+
+def passwords(tmp: Path) -> Path:
+    made = subprocess.run(["openssl", "passwd", "-apr1", "s3cret"], capture_output=True, text=True, check=True)
+    return private(tmp / "passwords", f"jane:{made.stdout}")
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for localhost that is its own authority, and its key."""
+    tmp = tmp_path_factory.mktemp("tls")
+    files = tmp / "certificate.pem", tmp / "key.pem"
+    ask = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    subprocess.run(
+        ["openssl", *ask.split(), "-addext", "subjectAltName=DNS:localhost", "-out", files[0], "-keyout", files[1]],
+        capture_output=True, check=True,
+    )  # fmt: skip
+    return files
+
+
+def curl(*arguments: object) -> tuple[int, dict[str, list[str]], str]:
+    """Ask with the real curl: status (0: no answer), headers with names in lower case, body."""
+    done = subprocess.run(
+        ["curl", "-sS", "-i", "--http1.1", "--max-time", "20", *map(str, arguments)], capture_output=True, text=True
+    )
+    head, _, body = done.stdout.partition("\n\n")
+    if not head:
+        return 0, {}, done.stderr
+    first, *lines = head.splitlines()
+    headers: dict[str, list[str]] = {}
+    for name, value in (line.split(": ", 1) for line in lines):
+        headers.setdefault(name.lower(), []).append(value)
+    return int(first.split()[1]), headers, body
+
+
+def refused_unread(web: Server, *fields: str) -> int:
+    """The status of a request of whose announced body not one byte is sent, nor asked for."""
+    with connect(web.port) as connection:
+        lines = ["POST /votes HTTP/1.1", "Host: localhost", "Content-Length: 1000", "Expect: 100-continue", *fields]
+        connection.sendall("\r\n".join([*lines, "", ""]).encode())
+        return int(connection.recv(12, socket.MSG_WAITALL)[9:])  # 100 would be to ask for it
+
+
+@pytest.mark.parametrize(
+    "field", [f"X-API-Key: {KEY}", f"X-API-Key: {OTHER}", f"Authorization: Bearer {KEY}", f"Authorization: Token {KEY}"]
+)
+def test_a_client_with_a_key_gets_in_and_its_key_goes_no_further(field: str, tmp: Path) -> None:
+    with front(INGEST_API_KEYS=keys(tmp)) as (web, gateway):
+        assert curl("-d", "x", "-H", field, f"localhost:{web.port}/votes")[::2] == (200, '{"message":"OK"}')
+        assert field.split()[-1].encode() not in gateway.requests[0]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "X-Other: 1", "X-API-Key:", f"X-API-Key: {KEY[:-1]}", f"X-API-Key: {KEY}0", "X-API-Key: telegraf",
+        "X-API-Key: default", f"Authorization: {KEY}", f"Authorization: Bearer {KEY} x", f"Cookie: X-API-Key={KEY}",
+    ],
+)  # fmt: skip
+def test_a_client_without_a_key_is_refused_before_its_body_is_read(field: str, tmp: Path) -> None:
+    with front(INGEST_API_KEYS=keys(tmp)) as (web, gateway):
+        status, headers, body = curl("-d", "x", "-H", field, f"localhost:{web.port}/votes")
+        assert (status, body.encode()) == (401, NO_KEY)
+        assert headers["content-type"] == ["application/problem+json"]
+        assert headers["www-authenticate"] == ['Bearer realm="Sluice"']
+        assert refused_unread(web, field) == 401
+        assert gateway.requests == []
+
+
+def test_keys_are_changed_by_a_hup_and_passwords_at_once(tmp: Path) -> None:
+    files = keys(tmp), passwords(tmp)
+    with front(INGEST_API_KEYS=files[0], INGEST_PASSWORDS=files[1]) as (web, _):
+
+        def status(key: str, password: str) -> int:
+            who = ["-u", f"jane:{password}", "-H", f"X-API-Key: {key}"]
+            return curl("-d", "x", *who, f"localhost:{web.port}/votes")[0]
+
+        assert status(KEY, "s3cret") == 200
+        files[0].write_text(f"{KEY[::-1]} telegraf;\n")
+        files[1].write_text("jane:{PLAIN}n3w\n")
+        assert [status(KEY, "s3cret"), status(KEY, "n3w")] == [401, 200]
+        web.process.send_signal(signal.SIGHUP)
+        poll(lambda: status(KEY[::-1], "n3w") == 200)
+        poll(lambda: status(KEY, "n3w") == 401)
+
+
+def test_an_influxdb_client_brings_its_token_as_it_is(tmp: Path) -> None:
+    influxdb = pytest.importorskip("influxdb_client")
+    with front(INGEST_API_KEYS=keys(tmp)) as (web, gateway):
+        gateway.reply = b"HTTP/1.1 204 No Content\r\n\r\n"
+        for token, taken in (KEY, 1), ("wrong", 1):
+            with influxdb.InfluxDBClient(f"http://localhost:{web.port}", token, org="o", retries=False) as client:
+                writer = client.write_api(write_options=influxdb.client.write_api.SYNCHRONOUS)
+                try:
+                    writer.write("b", record="m v=1")
+                except influxdb.rest.ApiException as error:
+                    assert (token, error.status) == ("wrong", 401)
+            assert len(gateway.requests) == taken
+
+
+def test_a_client_with_a_password_gets_in_and_its_password_goes_no_further(tmp: Path) -> None:
+    with front(INGEST_PASSWORDS=passwords(tmp)) as (web, gateway):
+        url = f"localhost:{web.port}/votes"
+        assert curl("-d", "x", "-u", "jane:s3cret", url)[0] == 200
+        assert b"Authorization" not in gateway.requests.pop()
+        for more in ["-u", "jane:s3cre"], ["-u", "joe:s3cret"], ["-H", "Authorization: Basic x"], []:
+            status, headers, body = curl("-d", "x", *more, url)
+            assert (status, body.encode()) == (401, NO_KEY)
+            assert headers["www-authenticate"] == ['Basic realm="Sluice"']
+        assert refused_unread(web) == 401
+        assert gateway.requests == []
+
+
+def test_all_that_are_on_must_be_passed(tmp: Path) -> None:
+    with front(INGEST_PASSWORDS=passwords(tmp), INGEST_API_KEYS=keys(tmp)) as (web, gateway):
+        key, password = ["-H", f"X-API-Key: {KEY}"], ["-u", "jane:s3cret"]
+        answers = [curl("-d", "x", *more, f"localhost:{web.port}/votes")[0] for more in (key, password, key + password)]
+        assert answers == [401, 401, 200]
+
+
+def test_a_client_that_knows_the_certificate_gets_in(certificate: tuple[Path, Path]) -> None:
+    with front(INGEST_TLS_CERTIFICATE=certificate[0], INGEST_TLS_KEY=certificate[1]) as (web, gateway):
+        url = f"https://localhost:{web.port}/votes"
+        for version in "--tlsv1.2", "--tlsv1.3":
+            done = curl("-d", "x", "--cacert", certificate[0], version, "--tls-max", version[-3:], url)
+            assert done[::2] == (200, '{"message":"OK"}')
+        status, _, words = curl("-d", "x", url)
+        assert status == 0
+        assert "certificate" in words
+        status, headers, body = curl("-d", "x", url.replace("https", "http"))
+        assert (status, headers["content-type"]) == (400, ["application/problem+json"])
+        assert len(gateway.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        {"maximum_version": ssl.TLSVersion.TLSv1},
+        {"minimum_version": ssl.TLSVersion.TLSv1_1, "maximum_version": ssl.TLSVersion.TLSv1_1},
+        {"maximum_version": ssl.TLSVersion.TLSv1_2, "ciphers": "AES128-SHA:AES128-GCM-SHA256:ECDHE-ECDSA-AES128-SHA"},
+    ],
+    ids=["tls_1_0", "tls_1_1", "ciphers_without_forward_secrecy_or_authentication"],
+)
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
+def test_what_is_weaker_is_not_spoken(offer: dict[str, object], certificate: tuple[Path, Path]) -> None:
+    context = ssl.create_default_context(cafile=str(certificate[0]))
+    context.set_ciphers(str(offer.pop("ciphers", "ALL:@SECLEVEL=0")))  # the client would speak it
+    context.minimum_version = ssl.TLSVersion.TLSv1
+    for name, value in offer.items():
+        setattr(context, name, value)
+    with (
+        front(INGEST_TLS_CERTIFICATE=certificate[0], INGEST_TLS_KEY=certificate[1]) as (web, _),
+        connect(web.port) as plain,
+        pytest.raises(ssl.SSLError, match="(?i)alert"),
+    ):
+        context.wrap_socket(plain, server_hostname="localhost")
+
+
+def test_only_who_is_on_the_list_gets_in() -> None:
+    with front(INGEST_ALLOW="127.0.0.2, 127.3.0.0/16 ::1") as (web, gateway):
+        url = f"127.0.0.1:{web.port}/votes"
+        asked = {"127.0.0.2": 200, "127.3.4.5": 200, "127.0.0.1": 403, "127.0.0.3": 403}
+        for address, status in asked.items():
+            done = curl("-d", "x", "--interface", address, "-H", "X-Forwarded-For: 127.0.0.2", url)
+            assert done[0] == status
+        assert done[1]["content-type"] == ["application/problem+json"]
+        assert done[2].startswith('{"type":"about:blank","title":"Forbidden","status":403,')
+        assert refused_unread(web) == 403
+        assert len(gateway.requests) == 2
+
+
+def test_one_client_may_send_so_many_requests_a_second_and_another_is_not_held_up_by_it() -> None:
+    with front(INGEST_CLIENT_RATE=1) as (web, gateway):
+        answers = [post(web.port, "/votes", b"x") for _ in range(20)]
+        # the burst is two; on a slow machine a second may pass meanwhile
+        assert [status for status, _, _ in answers[:3]] == [200, 200, 200]
+        late = [given for given in answers if given[0] != 200]
+        assert {(status, headers["content-type"], body) for status, headers, body in late} == {
+            (429, "application/problem+json", FAST)
+        }
+        assert int(late[0][1]["retry-after"]) > 0
+        assert curl("-d", "x", "--interface", "127.0.0.2", f"127.0.0.1:{web.port}/votes")[0] == 200
+        assert len(gateway.requests) == 21 - len(late)
+        poll(lambda: post(web.port, "/votes", b"x")[0] == 200)  # and who waits gets in
+
+
+def test_one_client_may_have_so_many_requests_under_way_and_another_is_not_held_up_by_it() -> None:
+    with front(INGEST_CLIENT_CONNECTIONS=2) as (web, gateway):
+        half = b"POST /votes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nx"
+        with connect(web.port) as one, connect(web.port) as two, connect(web.port) as three:
+            for connection in one, two, three:
+                connection.sendall(half)
+            (late,), _, _ = select.select([one, two, three], [], [], 10)
+            status, headers, body = answer(late)
+            assert (status, headers["content-type"], body) == (429, "application/problem+json", FAST)
+            assert int(headers["retry-after"]) > 0
+            assert post(web.port, "/votes", b"x")[0] == 429
+            assert curl("-d", "x", "--interface", "127.0.0.2", f"127.0.0.1:{web.port}/votes")[0] == 200
+            for connection in {one, two, three} - {late}:
+                connection.sendall(b"y")
+                assert answer(connection)[0] == 200
+        poll(lambda: post(web.port, "/votes", b"x")[0] == 200)
+        assert len(gateway.requests) == 4
+
+
+def preflight(web: Server, path: str, origin: str, *more: object) -> tuple[int, dict[str, list[str]], str]:
+    ask = ["-H", f"Origin: {origin}", "-H", "Access-Control-Request-Method: POST"]
+    return curl("-X", "OPTIONS", *ask, *more, f"localhost:{web.port}{path}")
+
+
+def cors(headers: dict[str, list[str]]) -> dict[str, list[str]]:
+    return {name: value for name, value in headers.items() if name.startswith("access-control-") or name == "vary"}
+
+
+def test_a_page_of_another_origin_may_post_where_it_is_said_and_nginx_answers_its_question(tmp: Path) -> None:
+    origin = "https://shop.example"
+    with front(INGEST_CORS=f"/votes /gps {origin} http://localhost:3000", INGEST_API_KEYS=keys(tmp)) as (web, gateway):
+        status, headers, body = preflight(web, "/votes?x=1", origin)
+        assert (status, body, gateway.requests) == (204, "", [])
+        assert cors(headers) == {
+            "access-control-allow-origin": [origin],
+            "access-control-allow-methods": ["POST"],
+            "access-control-allow-headers": ["*, Authorization"],
+            "access-control-max-age": ["7200"],
+            "access-control-expose-headers": ["Retry-After"],
+            "vary": ["Origin"],
+        }
+        assert preflight(web, "/gps", "http://localhost:3000")[0] == 204
+        for number, more in enumerate(([], ["-H", f"X-API-Key: {KEY}"])):
+            status, headers, _ = curl("-d", "x", "-H", f"Origin: {origin}", *more, f"localhost:{web.port}/votes")
+            assert (status, len(gateway.requests)) == ((401, 0), (200, 1))[number]
+            assert cors(headers) == {
+                "access-control-allow-origin": [origin],
+                "access-control-expose-headers": ["Retry-After"],
+                "vary": ["Origin"],
+            }
+
+
+@pytest.mark.parametrize(
+    "path, origin",
+    [
+        ("/metrics", "https://shop.example"), ("/votes/x", "https://shop.example"), ("/votes", "https://shopxexample"),
+        ("/votes", "https://shop.example.org"), ("/votes", "http://shop.example"), ("/votes", "https://a.shop.example"),
+        ("/x?/votes", "https://shop.example"), ("/votes", "null"), ("/votes", "https://shop.example /votes"),
+    ],
+)  # fmt: skip
+def test_where_it_is_not_said_a_page_of_another_origin_is_not_told_that_it_may(path: str, origin: str) -> None:
+    with front(INGEST_CORS="/votes,https://shop.example") as (web, gateway):
+        gateway.reply = b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\n\r\n"
+        status, headers, _ = preflight(web, path, origin)
+        assert (status, "access-control-allow-origin" in headers) == (405, False)  # the gateway's own
+        assert len(gateway.requests) == 1
+
+
+def test_without_an_origin_in_the_setting_any_may_post(tmp: Path) -> None:
+    with front(INGEST_CORS="/votes") as (web, _):
+        for origin in "https://any.example", "null":
+            assert cors(preflight(web, "/votes", origin)[1])["access-control-allow-origin"] == [origin]
+        # who is not a page is told nothing
+        assert "access-control-allow-origin" not in curl("-d", "x", f"localhost:{web.port}/votes")[1]
+
+
+def test_a_start_without_any_of_this_has_none_of_it_in_its_nginx() -> None:
+    with front() as (web, _):
+        text = (web.home / "etc/sluice.conf").read_text()
+        assert not re.search(r"\bif\b|auth_|limit_(req|conn)|ssl|Access-Control", re.sub(r"#.*", "", text))
+        off = re.compile(r"^ *#[a-z-]+# .*", re.M)
+        assert off.findall(text) == off.findall((ROOT / "nginx/sluice.conf").read_text())
+
+
+def test_bin_up_starts_with_all_of_it_on(tmp: Path, certificate: tuple[Path, Path]) -> None:
+    env = {
+        "INGEST_API_KEYS": keys(tmp), "INGEST_PASSWORDS": passwords(tmp), "INGEST_TLS_CERTIFICATE": certificate[0],
+        "INGEST_TLS_KEY": certificate[1], "INGEST_ALLOW": "127.0.0.0/8", "INGEST_CLIENT_RATE": 1000,
+        "INGEST_CLIENT_CONNECTIONS": 100, "INGEST_CORS": "/votes",
+    }  # fmt: skip
+    with installation(tmp / "home", env, ready=False) as up:
+        url = f"https://localhost:{up.port}"
+        ask = ["--cacert", certificate[0], "-u", "jane:s3cret", "-H", f"X-API-Key: {KEY}"]
+        poll(lambda: curl(*ask, f"{url}/readyz")[0] == 200, 60)
+        assert f" {url} " in up.said()
+        assert f"' {url}/votes\n" in up.said()
+        assert curl(*ask, "-d", '{"poll":"p","choice":"c"}', f"{url}/votes")[::2] == (200, '{"message":"OK"}')
+        assert curl("-k", f"{url}/readyz")[0] == 401
+
+
+def refused(env: dict[str, object], tmp: Path) -> tuple[int, str]:
+    """The status and the words of a bin/up that does not start."""
+    surroundings = environment(tmp / "home", {"INGEST_PORT": free_port()} | env)
+    done = subprocess.run([ROOT / "bin/up"], env=surroundings, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    "line, why",
+    [
+        ("default jane;", "not KEY NAME"), (f"{KEY} telegraf", "not KEY NAME"), ("abc jane;", "not KEY NAME"),
+        (f'"" jane; {KEY} x;', "not KEY NAME"), (f"{KEY[::-1]}{KEY} jane;", "not KEY NAME"),
+        (f"{KEY.upper()} joe;", "a key that is there already"),
+    ],
+)  # fmt: skip
+def test_a_file_of_keys_that_would_let_others_in_is_told_in_one_line_without_the_key(
+    line: str, why: str, tmp: Path
+) -> None:
+    path = private(tmp / "keys", f"{KEY} telegraf;\n{line}\n")
+    status, words = refused({"INGEST_API_KEYS": path}, tmp)
+    assert status == 2
+    assert f"INGEST_API_KEYS: line 2 of {path} is {why}" in words
+    assert KEY.lower() not in words.lower()
+
+
+@pytest.mark.parametrize("name", ["INGEST_API_KEYS", "INGEST_PASSWORDS", "INGEST_TLS_KEY"])
+def test_a_file_of_secrets_that_is_not_there_or_open_to_everybody_is_told_in_one_line(
+    name: str, tmp: Path, certificate: tuple[Path, Path]
+) -> None:
+    env = {"INGEST_TLS_CERTIFICATE": certificate[0]} if name == "INGEST_TLS_KEY" else {}
+    path = tmp / "secrets"
+    assert refused({**env, name: path}, tmp) == (
+        2, f"sluice: {name}='{path}' cannot be read: No such file or directory.\n"
+    )  # fmt: skip
+    private(path, f"{KEY} telegraf;\n").chmod(0o644)
+    assert refused({**env, name: path}, tmp) == (
+        2, f"sluice: {name}='{path}' is open to everybody on this machine: chmod 600 would do.\n"
+    )  # fmt: skip
+
+
+def test_a_certificate_that_nginx_does_not_take_is_told_in_one_line(tmp: Path, certificate: tuple[Path, Path]) -> None:
+    wrong = private(tmp / "wrong.pem", "no certificate")
+    status, words = refused({"INGEST_TLS_CERTIFICATE": wrong, "INGEST_TLS_KEY": certificate[1]}, tmp)
+    assert status == 1
+    assert words.startswith(f'sluice: nginx does not take its configuration: cannot load certificate "{wrong}"')

@@ -1,0 +1,441 @@
+"""Every row of the table of limits in PROTOCOL.md, in a running system; whatever one does, the others are served."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import re
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import redis as client
+
+from sluice.drill import harness
+from sluice.drill.harness import Server, connect, installation, nginx, post, request, short_tmp
+from sluice.streams import registry
+
+poll = partial(harness.poll, seconds=60)
+HEAD = b"Host: localhost\r\n"
+SETTINGS = {
+    "INGEST_DURABILITY": "no",  # a client alone would wait for an fsync each time
+    "INGEST_MAX_HEADER": 4000,
+    "INGEST_MAX_BODY": "4m",
+    "INGEST_MAX_BACKLOG": 2000,
+    "INGEST_MAX_BACKLOG_BYTES": "24m",
+    "INGEST_MAX_MEMORY": "64m",
+    "INGEST_MAX_INFLATED": "4m",
+    "INGEST_MAX_RECORDS": 20_000,
+    "INGEST_MAX_RECORD_BYTES": "512k",
+    "INGEST_MAX_FIELDS": 100,
+    "INGEST_MAX_CLAIM": 50,
+    "INGEST_MAX_CLAIM_BYTES": "2m",
+}
+TIGHT = {
+    "INGEST_MAX_CONNECTIONS": 64,
+    "INGEST_CLIENT_CONNECTIONS": 3,
+    "INGEST_CLIENT_TIMEOUT": 2,
+    "INGEST_CLIENT_IDLE": 1,
+}
+
+
+class Site:
+    """A running installation, and a second nginx before it that allows next to nothing."""
+
+    def __init__(self, server: Server, tight: Server) -> None:
+        self.port, self.tight, self.home = server.port, tight.port, server.home
+        self.server = server
+        self.neighbours = 0
+
+    def ask(self, sql: str, *values: object) -> list[tuple]:
+        return harness.ask(self.home, sql, *values)
+
+    def serves(self, port: int = 0) -> bool:
+        """See that another client's body on another stream is taken at once."""
+        body = b'{"device":"neighbour %d","lat":48.1,"lon":11.6}' % self.neighbours
+        assert post(port or self.port, "/gps", body)[0] == 200
+        self.neighbours += 1
+        return True
+
+    def stores(self) -> None:
+        """See that all those bodies are stored."""
+        many = (self.neighbours,)
+        poll(lambda: self.ask("SELECT count(*) FROM gps WHERE device LIKE 'neighbour%'")[0] == many)
+
+    def empty(self) -> bool:
+        """Whether the worker has stored all that waited."""
+        keys = [f"ingest:{{{name}}}{claims}" for name in registry.STREAMS for claims in ("", ":claims")]
+        with client.Redis(unix_socket_path=str(self.home / "run/redis.sock")) as db:
+            return not db.exists(*keys)
+
+    def buried(self, path: str, body: bytes) -> str:
+        """Post a body; the reason for which it is buried."""
+        (last,) = self.ask("SELECT coalesce(max(id), 0) FROM dead_letters")[0]
+        assert post(self.port, path, body)[0] in (200, 204)
+        self.serves()
+        ((reason,),) = poll(lambda: self.ask("SELECT reason FROM dead_letters WHERE id > ?", last))
+        return reason
+
+    @contextlib.contextmanager
+    def without_worker(self) -> Iterator[None]:
+        """The worker stands still."""
+        pids = self.server.pids("worker")
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with short_tmp() as tmp, short_tmp() as other, installation(tmp, SETTINGS) as server:
+        (other / "run").mkdir()
+        for path in server.sockets:
+            (other / "run" / path.name).symlink_to(path)
+        with nginx(other, TIGHT) as tight:
+            site = Site(server, tight)
+            site.serves()
+            site.stores()  # the tables are there
+            yield site
+
+
+def vote(size: int) -> bytes:
+    return json.dumps({"poll": "p", "choice": "x" * size}).encode()
+
+
+def status(answer: harness.Answer) -> int:
+    assert answer[1]["content-type"] == "application/problem+json"
+    return answer[0]
+
+
+def burst(port: int, target: str, count: int) -> list[tuple[int, int]]:
+    """Post many small bodies at once, on fifty connections: status and Retry-After (0: none) of each."""
+    one = f"POST {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx".encode()
+    found: list[tuple[int, int]] = []
+    with contextlib.ExitStack() as held:
+        shares = [len(range(n, count, 50)) for n in range(min(50, count))]
+        lines = [held.enter_context(connect(port, 30)) for _ in shares]
+        for line, share in zip(lines, shares, strict=True):
+            line.sendall(one * share)
+        for line, share in zip(lines, shares, strict=True):
+            data = b""
+            while data.count(b"HTTP/1.1 ") < share or not data.endswith(b"}"):
+                data += line.recv(1 << 20)
+            for head in data.split(b"HTTP/1.1 ")[1:]:
+                wait = re.search(rb"Retry-After: (\d+)", head)
+                found.append((int(head[:3]), int(wait[1]) if wait else 0))
+    return found
+
+
+def closed(connection: socket.socket, seconds: float) -> bool:
+    """Whether the other side has closed, or does so within so many seconds, without a word."""
+    if not select.select([connection], [], [], seconds)[0]:
+        return False
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def memory(site: Site, name: str, what: str) -> list[int]:
+    """What proc(5) says of the memory of some processes, in kB."""
+    texts = [Path(f"/proc/{pid}/status").read_text() for pid in site.server.pids(name)]
+    return [int(found[1]) for text in texts if (found := re.search(rf"{what}:\s+(\d+) kB", text))]
+
+
+# What is tried: the function says what it saw
+
+
+def a_body(site: Site) -> str:
+    with connect(site.port) as connection:  # not one byte of the body is sent, nor asked for
+        connection.sendall(b"POST /votes HTTP/1.1\r\n" + HEAD + b"Content-Length: %d\r\n\r\n" % ((4 << 20) + 1))
+        seen = status(harness.answer(connection))
+    assert seen == 413
+    assert post(site.port, "/votes", vote((4 << 20) - 27))[0] == 200
+    return "413; one byte less: 200"
+
+
+def a_request_line(site: Site) -> str:
+    seen = status(request(site.port, b"POST /votes?" + b"a" * 4000 + b" HTTP/1.1\r\n" + HEAD + b"\r\n"))
+    assert seen == 414
+    assert post(site.port, "/votes?" + "a" * 3900)[0] == 200
+    return "4,021 bytes: 414; 3,921: 200"
+
+
+def header_fields(site: Site) -> str:
+    one = b"POST /votes HTTP/1.1\r\n" + HEAD
+    assert status(request(site.port, one + b"X: " + b"a" * 4000 + b"\r\n\r\n")) == 431
+    assert status(request(site.port, one + (b"X: " + b"a" * 3500 + b"\r\n") * 5 + b"\r\n")) == 431
+    assert post(site.port, "/votes", vote(1), {"X": "a" * 3900})[0] == 200
+    return "4,003 bytes, or 5 of 3,500: 431; 3,903: 200"
+
+
+def a_backlog_in_bodies(site: Site) -> str:
+    def refused(count: int) -> list[int]:
+        return [wait for code, wait in burst(site.port, "/votes", count) if code == 503]
+
+    # the gateway sees a second in which nothing is taken, and then how fast it is: so fast on the whole
+    with site.without_worker():
+        poll(lambda: max(refused(200), default=0) > 1)
+    poll(lambda: post(site.port, "/votes", vote(1))[0] == 200 and site.empty())
+    with site.without_worker():
+        waits = poll(lambda: refused(5000))
+        assert min(waits) == 1
+        while max(waits) == 1:  # who comes later waits longer; how much later, hangs on how fast it is
+            assert len(waits) < 100_000
+            waits += refused(5000)
+        first = waits
+        site.serves()
+    rounds = 0
+    while waits:
+        start, again = time.monotonic(), []
+        for wait in sorted(set(waits)):
+            time.sleep(max(0, start + wait - time.monotonic()))  # as told
+            again += refused(waits.count(wait))
+        waits, rounds = again, rounds + 1
+    assert rounds <= 3  # one, but for a machine that is busy with something else
+    return f"503; {len(first)} waited {min(first)} to {max(first)} s as told: all got in, the last at try {rounds}"
+
+
+def a_backlog_in_bytes(site: Site) -> str:
+    with site.without_worker():
+        taken = 0
+        while (answer := post(site.port, "/votes", vote(900_000)))[0] == 200:
+            taken += 900_000
+            assert taken < 40 << 20
+        assert status(answer) == 503
+        for _ in range(3):
+            site.serves()
+    poll(site.empty)
+    poll(lambda: post(site.port, "/votes", vote(1))[0] == 200)
+    return f"503 after {taken >> 20} MiB; other streams: 200"
+
+
+def all_backlogs(site: Site) -> str:
+    with site.without_worker():
+        taken = 0
+        for target in "/votes", "/metrics", "/gps":
+            while (answer := post(site.port, target, vote(900_000)))[0] == 200:
+                taken += 900_000
+        assert b"Redis is full" in answer[2]
+        assert int(answer[1]["retry-after"]) > 0
+        with client.Redis(unix_socket_path=str(site.home / "run/redis.sock")) as db:
+            db.config_set("maxmemory", "32mb")  # beyond doubt
+    poll(site.empty)
+    with client.Redis(unix_socket_path=str(site.home / "run/redis.sock")) as db:
+        db.config_set("maxmemory", "64mb")
+    return f"503 after {taken >> 20} MiB; the worker empties it: 200"
+
+
+def connections(site: Site) -> str:
+    with contextlib.ExitStack() as held:
+        idle = [held.enter_context(connect(site.tight)) for _ in range(200)]
+        site.serves(site.tight)
+        gone = sum(closed(connection, 0) for connection in idle)
+        assert gone
+        for _ in range(200):  # none of these is idle
+            held.enter_context(connect(site.tight)).sendall(b"POST /votes HT")
+        site.serves()
+        start = time.monotonic()
+        poll(lambda: site.serves(site.tight))
+        waited = time.monotonic() - start
+    return f"{gone} of 200 idle ones closed for new ones; beside 200 begun requests a new one: 200 after {waited:.1f} s"
+
+
+def requests_under_way(site: Site) -> str:
+    def fourth() -> list[harness.Answer]:
+        with contextlib.ExitStack() as held:
+            for _ in range(3):
+                slow = held.enter_context(connect(site.tight))
+                slow.sendall(b"POST /votes HTTP/1.1\r\n" + HEAD + b"Content-Length: 10\r\n\r\nx")
+            return [answer for answer in [post(site.tight, "/votes", vote(1))] if answer[0] == 429]
+
+    (seen,) = poll(fourth)
+    assert int(seen[1]["retry-after"]) > 0
+    poll(lambda: post(site.tight, "/votes", vote(1))[0] == 200)
+    return "the fourth: 429; once they are gone: 200"
+
+
+def a_slow_head(site: Site) -> str:
+    with connect(site.tight) as connection:
+        start = time.monotonic()
+        for byte in b"POST /votes HTTP/1.1\r\nX: " + b"x" * 200:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.send(bytes([byte]))
+            if closed(connection, 0.1):
+                break
+        else:
+            raise AssertionError("not closed at the 224th byte")
+    site.serves(site.tight)
+    return f"2 s: closed after {time.monotonic() - start:.1f} s of a byte each 0.1 s"
+
+
+def a_slow_body(site: Site) -> str:
+    (before,) = site.ask("SELECT count(*) FROM votes WHERE poll = 'slow'")[0]
+    body = b"poll=slow&choice=" + b"x" * 8
+    head = b"POST /votes HTTP/1.1\r\n" + HEAD + b"Content-Length: %d\r\n\r\n" % len(body)
+    with connect(site.tight) as silent, connect(site.tight) as slow:
+        silent.sendall(head + body[:-1])
+        slow.sendall(head)
+        for byte in body:
+            slow.sendall(bytes([byte]))
+            select.select([slow], [], [], 0.1)
+        assert harness.answer(slow)[0] == 200
+        assert closed(silent, 20)
+    site.serves(site.tight)
+    poll(lambda: site.ask("SELECT count(*) FROM votes WHERE poll = 'slow'")[0] == (before + 1,))
+    first = memory(site, "nginx", "VmRSS")
+    with contextlib.ExitStack() as held:
+        for _ in range(100):
+            begun = held.enter_context(connect(site.port))
+            begun.sendall(b"POST /votes HTTP/1.1\r\n" + HEAD + b"Content-Length: 1000000\r\n\r\n" + b"x" * 900_000)
+        site.serves()
+        each = (sum(memory(site, "nginx", "VmRSS")) - sum(first)) // 100
+    assert each < 100
+    return f"2 s: silence closed, nothing queued; a byte each 0.1 s for 2.5 s: 200; {each} kB each of 100 begun ones"
+
+
+def an_idle_connection(site: Site) -> str:
+    with connect(site.tight) as connection:
+        poll(lambda: post(connection, "/votes", vote(1))[0] == 200)
+        start = time.monotonic()
+        assert closed(connection, 30)
+    return f"1 s: closed after {time.monotonic() - start:.1f} s"
+
+
+def an_inflation_bomb(site: Site) -> str:
+    bomb = gzip.compress(bytes(64 << 20), 9)
+    reason = site.buried("/votes", bomb)
+    assert reason == "gzip: inflates to more than 4194304 bytes"
+    return f"{len(bomb) >> 10} KiB to 64 MiB: {reason}"
+
+
+def records_in_a_body(site: Site) -> str:
+    reason = site.buried("/write", gzip.compress(b"limits value=1\n" * 21_000))
+    assert site.ask("SELECT count(*) FROM metrics WHERE name = 'limits'") == [(20_000,)]
+    return f"20,000 stored, 1,000: {reason}"
+
+
+def keys_in_an_object(site: Site) -> str:
+    keys = b",".join(b'"%d":""' % n for n in range(60_000))  # of all but a line less than what would do unless set
+    for body in b'{"name":"keys","fields":{%b}}', b'{"name":"keys","value":1,"tags":{%b}}':
+        reason = site.buried("/metrics", body % keys)
+        assert reason == "record larger than 524288 bytes"
+    line = site.buried("/write", b"keys,%b v=1" % keys[:200_000].replace(b":", b"="))
+    assert line == "line longer than 131072 bytes"
+    form = site.buried("/votes", b"poll=p&choice=" + b"x" * 600_000)
+    assert form == "form larger than 524288 bytes"
+    many = b",".join(b'"%d":1' % n for n in range(380_000))
+    post(site.port, "/gps", gzip.compress(b'{"device":"keys","lat":1,"lon":1,%b}' % many, 1))
+    poll(lambda: site.ask("SELECT 1 FROM gps WHERE device = 'keys'"))
+    return f"60,000 fields or tags: {reason}; {line}; {form}; 380,000 unknown ones: stored"
+
+
+def fields_of_a_form(site: Site) -> str:
+    reason = site.buried("/votes", b"&".join([b"a=1"] * 101))
+    assert reason == "form has more than 100 fields"
+    return f"101: {reason}"
+
+
+def nested_json(site: Site) -> str:
+    reason = site.buried("/votes", b'{"poll":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+    assert reason == "not JSON: nested too deeply"
+    return reason
+
+
+def a_number_of_10_000_digits(site: Site) -> str:
+    reason = site.buried("/metrics", b'{"name":"n","value":%b}' % (b"1" * 10_000))
+    assert "range" in reason
+    return reason
+
+
+def a_lone_surrogate(site: Site) -> str:
+    reason = site.buried("/votes", rb'{"poll":"p","choice":"\ud800"}')
+    assert reason.startswith("not JSON: ")
+    return reason
+
+
+def a_nul(site: Site) -> str:
+    reason = site.buried("/votes", rb'{"poll":"p","choice":"a\u0000b"}')
+    assert reason == "text with a NUL"
+    return reason
+
+
+def invalid_utf_8(site: Site) -> str:
+    reason = site.buried("/votes", b'{"poll":"p","choice":"\xff"}')
+    assert reason.startswith("not UTF-8: ")
+    return reason
+
+
+def claims(site: Site, bodies: list[bytes]) -> list[int]:
+    """Post bodies while the worker stands still; how many it then claims at once."""
+    with site.without_worker():
+        (before,) = site.ask("SELECT coalesce(max(id), 0) FROM batches")[0]
+        with connect(site.port) as connection:
+            for body in bodies:
+                assert post(connection, "/votes", body)[0] == 200
+    poll(site.empty)
+    found = [n for (n,) in site.ask("SELECT bodies FROM batches WHERE stream = 'votes' AND id > ?", before)]
+    assert sum(found) == len(bodies)
+    return found
+
+
+def bodies_in_a_claim(site: Site) -> str:
+    most = max(claims(site, [vote(1)] * 500))
+    assert most == 50
+    return f"500 bodies: {most} a claim"
+
+
+def bytes_in_a_claim(site: Site) -> str:
+    most = max(claims(site, [vote(1_000_000)] * 20))
+    assert most <= 3
+    peak = max(memory(site, "worker", "VmHWM")) // 1000
+    assert peak < 100
+    return f"20 bodies of 1 MB: at most {most} a claim; the worker's peak after all of the above: {peak} MB"
+
+
+LIMITS: list[Callable[[Site], str]] = [
+    *(a_body, a_request_line, header_fields, a_backlog_in_bodies, a_backlog_in_bytes, all_backlogs),
+    *(connections, requests_under_way, a_slow_head, a_slow_body, an_idle_connection),
+    *(an_inflation_bomb, records_in_a_body, keys_in_an_object, fields_of_a_form, nested_json),
+    *(a_number_of_10_000_digits, a_lone_surrogate, a_nul, invalid_utf_8, bodies_in_a_claim, bytes_in_a_claim),
+]
+ROWS = dict(
+    zip(
+        LIMITS,
+        re.findall(
+            r"^\| (.*?) \| (.*?) ?\| (.*?) \| (.*?) \|$",
+            (harness.ROOT / "docs/PROTOCOL.md").read_text().partition("\n### Limits\n")[2].partition("\n## ")[0],
+            re.M,
+        )[1:],
+        strict=True,
+    )
+)
+
+
+def test_the_table_has_these_rows_in_this_order() -> None:
+    names = [re.sub("[^a-z0-9]+", "_", row[0].lower()) for row in ROWS.values()]
+    assert names == [limit.__name__ for limit in LIMITS]
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.__name__)
+def test_a_limit_holds_and_the_neighbours_are_served(
+    limit: Callable[[Site], str], site: Site, record_property: Callable[[str, object], None]
+) -> None:
+    seen = limit(site)
+    site.serves()
+    site.stores()
+    name, setting, bound, answer = (cell.replace("`", "") for cell in ROWS[limit])
+    head = ("limit", "set by", "unless set", "beyond it", "seen")
+    cells = (name, setting, bound, answer.partition(";")[0], seen)
+    record_property("row", ("Limits", head, cells))

@@ -1,0 +1,318 @@
+"""A real nginx with the real configuration, in front of a gateway that only listens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import socketserver
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sluice import settings
+from sluice.drill.harness import ROOT, Server, answer, connect, free_port, get, nginx, poll, post, request, short_tmp
+
+HOST = b"Host: localhost\r\n"
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n" + b'{"message":"OK"}'
+
+
+class Gateway:
+    """Stands in for the gateway: notes what it is sent, and answers what it is told to."""
+
+    def __init__(self, home: Path) -> None:
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self.reply = OK
+        self.servers = [self.serve(path) for path in settings.load({"INGEST_HOME": str(home)}).gateway_sockets]
+
+    def serve(self, path: Path) -> socketserver.ThreadingUnixStreamServer:
+        gateway = self
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                gateway.connections += 1
+                while line := self.rfile.readline():
+                    head = line
+                    while not head.endswith(b"\r\n\r\n"):
+                        head += self.rfile.readline()
+                    length = [int(field[16:]) for field in head.split(b"\r\n") if field.startswith(b"Content-Length: ")]
+                    gateway.requests.append(head + self.rfile.read(length[0] if length else 0))
+                    if not gateway.reply:
+                        return
+                    self.wfile.write(gateway.reply)
+
+        path.parent.mkdir(exist_ok=True)
+        server = socketserver.ThreadingUnixStreamServer(str(path), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        return server
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.shutdown()
+            server.server_close()
+
+
+@contextlib.contextmanager
+def front(*change: tuple[str, str], **env: object) -> Iterator[tuple[Server, Gateway]]:
+    with short_tmp() as tmp, contextlib.closing(Gateway(tmp)) as gateway, nginx(tmp, env, change) as server:
+        yield server, gateway
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[tuple[Server, Gateway]]:
+    with front(INGEST_MAX_BODY="100k") as pair:
+        yield pair
+
+
+@pytest.fixture
+def web(both: tuple[Server, Gateway]) -> Server:
+    return both[0]
+
+
+@pytest.fixture
+def gateway(both: tuple[Server, Gateway]) -> Gateway:
+    both[1].requests.clear()
+    both[1].reply = OK
+    return both[1]
+
+
+def problem(title: str, status: int, detail: str) -> bytes:
+    """The bytes that PROTOCOL.md, section 3, promises."""
+    return b'{"type":"about:blank","title":"%b","status":%d,"detail":"%b"}' % (title.encode(), status, detail.encode())
+
+
+BAD = problem("Bad Request", 400, "This is not a well-formed HTTP request. Nothing was taken.")
+LARGE = problem(
+    "Content Too Large", 413, "The body is larger than is taken here. Nothing was taken. Send less at a time."
+)
+LONG = problem("URI Too Long", 414, "The request line is too long. Nothing was taken.")
+FIELDS = problem("Request Header Fields Too Large", 431, "The header fields are too long. Nothing was taken.")
+CODING = problem("Not Implemented", 501, "The only transfer coding that is understood is chunked. Nothing was taken.")
+GONE = problem(
+    "Bad Gateway", 502, "The gateway went away before it answered. It is not known whether the body was taken."
+)
+LATE = problem(
+    "Gateway Timeout", 504, "The gateway did not answer in time. It is not known whether the body was taken."
+)
+
+CHUNKED = b"POST / HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
+REFUSED = {
+    "no_http_at_all": (b"nonsense\r\n\r\n", 400, BAD),
+    "a_tls_greeting": (bytes.fromhex("1603010200010001fc0303"), 400, BAD),
+    "an_http2_preface": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, BAD),
+    "no_host": (b"POST / HTTP/1.1\r\n\r\n", 400, BAD),
+    "two_hosts": (b"POST / HTTP/1.1\r\n" + HOST + HOST + b"\r\n", 400, BAD),
+    "a_space_in_a_name": (b"POST / HTTP/1.1\r\n" + HOST + b"bad name: 1\r\n\r\n", 400, BAD),
+    "a_path_above_the_root": (b"POST /../../x HTTP/1.1\r\n" + HOST + b"\r\n", 400, BAD),
+    "a_length_that_is_no_number": (b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: x\r\n\r\n", 400, BAD),
+    "two_lengths": (b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", 400, BAD),
+    "a_length_and_chunks": (CHUNKED[:-2] + b"Content-Length: 3\r\n\r\n0\r\n\r\n", 400, BAD),
+    "a_chunk_without_a_size": (CHUNKED + b"zz\r\n\r\n", 400, BAD),
+    "the_method_connect": (b"CONNECT localhost:80 HTTP/1.1\r\n" + HOST + b"\r\n", 400, BAD),
+    "the_method_trace": (
+        b"TRACE / HTTP/1.1\r\n" + HOST + b"\r\n",
+        405,
+        problem("Method Not Allowed", 405, "Bodies are sent with POST."),
+    ),
+    "an_internal_place": (
+        b"GET /_sluice_problem HTTP/1.1\r\n" + HOST + b"\r\n",
+        404,
+        problem("Not Found", 404, "The request was not taken."),
+    ),
+    "a_body_over_the_limit": (b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 102401\r\n\r\n", 413, LARGE),
+    "chunks_over_the_limit": (CHUNKED + (b"8000\r\n" + b"x" * 0x8000 + b"\r\n") * 4, 413, LARGE),
+    "a_line_over_the_limit": (b"POST /" + b"a" * 8000 + b" HTTP/1.1\r\n" + HOST + b"\r\n", 414, LONG),
+    "a_field_over_the_limit": (b"POST / HTTP/1.1\r\n" + HOST + b"X: " + b"a" * 8000 + b"\r\n\r\n", 431, FIELDS),
+    "too_many_fields": (b"POST / HTTP/1.1\r\n" + HOST + (b"X: " + b"a" * 7000 + b"\r\n") * 5 + b"\r\n", 431, FIELDS),
+    "a_coding_besides_chunked": (
+        b"POST / HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: gzip, chunked\r\n\r\n",
+        501,
+        CODING,
+    ),
+    "a_version_to_come": (
+        b"POST / HTTP/2.0\r\n" + HOST + b"\r\n",
+        505,
+        problem("HTTP Version Not Supported", 505, "HTTP/1.1 is spoken here. Nothing was taken."),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_nginx_refuses_is_a_problem_and_never_reaches_the_gateway(
+    name: str, web: Server, gateway: Gateway
+) -> None:
+    data, status, body = REFUSED[name]
+    got, headers, text = request(web.port, data)
+    assert (got, headers["content-type"], text) == (status, "application/problem+json", body)
+    assert headers.get("allow") == ("POST" if status == 405 else None)
+    assert "retry-after" not in headers
+    assert headers["server"] == "nginx"  # and no version
+    assert json.loads(text)["status"] == status
+    assert gateway.requests == []
+
+
+def test_an_oversized_body_is_refused_before_it_is_read(web: Server, gateway: Gateway) -> None:
+    with connect(web.port) as connection:
+        # not one byte of the body is sent, nor asked for
+        head = b"POST /votes HTTP/1.1\r\n" + HOST + b"Expect: 100-continue\r\nContent-Length: 999999999\r\n\r\n"
+        connection.sendall(head)
+        assert connection.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 413"
+    assert gateway.requests == []
+
+
+def test_an_oversized_body_is_a_problem_also_to_a_client_that_has_hung_up_its_half(web: Server) -> None:
+    with connect(web.port) as connection:
+        connection.sendall(b"POST /votes HTTP/1.1\r\n" + HOST + b"Content-Length: 999999999\r\n\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        assert answer(connection)[::2] == (413, LARGE)
+
+
+def test_a_body_of_exactly_the_limit_is_taken(web: Server, gateway: Gateway) -> None:
+    assert post(web.port, "/votes", b"x" * 102400)[0] == 200
+    assert gateway.requests[0].endswith(b"\r\n\r\n" + b"x" * 102400)
+
+
+def test_the_gateways_own_errors_pass_untouched(web: Server, gateway: Gateway) -> None:
+    gateway.reply = (
+        b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: x/y\r\nRetry-After: 7\r\nContent-Length: 4\r\n\r\nfull"
+    )
+    status, headers, body = post(web.port, "/votes", b"x")
+    assert (status, headers["content-type"], headers["retry-after"], body) == (503, "x/y", "7", b"full")
+
+
+def test_unknown_paths_are_the_gateways_business(web: Server, gateway: Gateway) -> None:
+    gateway.reply = b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nmine"
+    assert get(web.port, "/nowhere")[::2] == (404, b"mine")
+
+
+def test_secrets_end_at_nginx(web: Server, gateway: Gateway) -> None:
+    post(web.port, "/write?u=x", b"m v=1", {"Authorization": "Token secret", "Cookie": "s=secret", "X-Limit-U": "jane"})
+    assert b"secret" not in gateway.requests[0]
+    assert b"\r\nX-Limit-U: jane\r\n" in gateway.requests[0]
+
+
+def test_the_clients_address_is_nginxs_word_not_the_clients(web: Server, gateway: Gateway) -> None:
+    post(web.port, "/votes", b"x", {"X-Real-IP": "6.6.6.6"})
+    assert b"X-Real-IP: 127.0.0.1\r\n" in gateway.requests[0]
+    assert b"6.6.6.6" not in gateway.requests[0]
+
+
+def test_a_chunked_body_reaches_the_gateway_whole_with_its_length(web: Server, gateway: Gateway) -> None:
+    assert request(web.port, CHUNKED + b"3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n")[0] == 200
+    head, _, body = gateway.requests[0].partition(b"\r\n\r\n")
+    assert (b"Content-Length: 7" in head, b"chunked" in head, body) == (True, False, b"abcdefg")
+
+
+def test_a_cut_off_body_never_reaches_the_gateway(web: Server, gateway: Gateway) -> None:
+    with connect(web.port) as connection:
+        connection.sendall(b"POST /votes HTTP/1.1\r\n" + HOST + b"Content-Length: 10\r\n\r\nhalf")
+    assert post(web.port, "/votes", b"whole")[0] == 200
+    assert [body[-5:] for body in gateway.requests] == [b"whole"]
+
+
+def test_connections_are_kept_on_both_sides(web: Server, gateway: Gateway) -> None:
+    with connect(web.port) as connection:
+        before = gateway.connections
+        for _ in range(40):
+            assert post(connection, "/votes", b"x")[0] == 200
+        assert gateway.connections - before <= 4  # one a socket
+    assert b"\r\nConnection:" not in gateway.requests[-1]  # the default is to close
+
+
+def test_pipelined_requests_are_answered_in_turn(web: Server, gateway: Gateway) -> None:
+    one = b"POST /votes HTTP/1.1\r\n" + HOST + b"Content-Length: 1\r\n\r\nx"
+    with connect(web.port) as connection:
+        connection.sendall(one * 5)
+        assert [answer(connection)[0] for _ in range(5)] == [200] * 5
+
+
+def test_a_post_that_was_sent_is_not_sent_again(web: Server, gateway: Gateway) -> None:
+    gateway.reply = b""  # it hangs up instead
+    status, headers, body = post(web.port, "/votes", b"once")
+    assert (status, headers["content-type"], body) == (502, "application/problem+json", GONE)
+    assert int(headers["retry-after"]) > 0
+    assert len(gateway.requests) == 1
+
+
+def test_a_socket_that_refuses_is_passed_over_for_the_next() -> None:
+    with front() as (web, gateway):
+        for server in gateway.servers[:3]:
+            server.shutdown()
+            server.server_close()
+        assert [post(web.port, "/votes", b"x")[0] for _ in range(12)] == [200] * 12
+
+
+def test_without_a_gateway_there_is_a_problem_with_a_time_to_come_back() -> None:
+    with short_tmp() as tmp, nginx(tmp) as web:
+        status, headers, body = post(web.port, "/votes", b"x")
+        assert (status, headers["content-type"], body) == (502, "application/problem+json", GONE)
+        assert int(headers["retry-after"]) > 0
+        assert web.said() == ""  # or a log would fill while the gateway is away
+
+
+def test_a_gateway_that_does_not_answer_is_given_up() -> None:
+    with front(("proxy_read_timeout 15s", "proxy_read_timeout 100ms")) as (web, gateway):
+        gateway.reply = b"HTTP/1.1 "  # and no more
+        status, headers, body = post(web.port, "/votes", b"x")
+        assert (status, headers["content-type"], body) == (504, "application/problem+json", LATE)
+        assert int(headers["retry-after"]) > 0
+        assert len(gateway.requests) == 1
+
+
+def test_a_client_that_stops_in_the_middle_is_hung_up_on() -> None:
+    change = (
+        ("client_header_timeout 30s", "client_header_timeout 100ms"),
+        ("client_body_timeout 30s", "client_body_timeout 100ms"),
+    )
+    with front(*change) as (web, gateway):
+        for start in b"POST /votes HT", b"POST /votes HTTP/1.1\r\n" + HOST + b"Content-Length: 10\r\n\r\nhalf":
+            with connect(web.port) as connection:
+                connection.sendall(start)
+                with contextlib.suppress(ConnectionResetError):
+                    assert connection.recv(1) == b""
+        assert gateway.requests == []
+
+
+def test_a_full_disk_is_a_problem_too() -> None:
+    with front() as (web, gateway):
+        (web.home / "tmp/body").rmdir()
+        (web.home / "tmp/body").write_text("not a directory")
+        status, headers, body = post(web.port, "/votes", b"x" * 200_000)
+        assert (status, headers["content-type"]) == (500, "application/problem+json")
+        assert body == problem("Internal Server Error", 500, "The request was not taken.")
+        assert gateway.requests == []
+
+
+def test_the_systems_nginx_takes_the_server_as_it_stands() -> None:
+    with short_tmp() as tmp:
+        server = (ROOT / "nginx/sluice.conf").read_text().replace("listen 8080 ", f"listen {free_port()} ")
+        (tmp / "sluice.conf").write_text(server)  # but for the port, which bin/up may have
+        (tmp / "nginx.conf").write_text(f"pid {tmp}/pid; events {{}} http {{ include {tmp}/sluice.conf; }}")
+        command = [shutil.which("nginx", path="/usr/sbin:" + os.environ["PATH"]), "-t", "-c", tmp / "nginx.conf"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert "test is successful" in done.stderr
+        assert "[warn]" not in done.stderr
+
+
+def test_graceful_stop_answers_what_it_has_taken() -> None:
+    with front() as (web, gateway), connect(web.port) as connection:
+        connection.sendall(b"POST /votes HTTP/1.1\r\n" + HOST + b"Content-Length: 10\r\n\r\nhalf ")
+        web.process.send_signal(3)
+        poll(lambda: not listens(web.port), what="nginx closes its door")
+        connection.sendall(b"other")
+        assert answer(connection)[0] == 200
+
+
+def listens(port: int) -> bool:
+    try:
+        connect(port, 1).close()
+    except OSError:
+        return False
+    return True

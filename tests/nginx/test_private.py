@@ -1,0 +1,146 @@
+"""What is nobody else's business: the sockets and files of an installation, and what its logs may not say."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sluice.drill.harness import Server, connect, installation, poll, post, request
+
+SECRET = "s3cr3t"
+OWN = """
+from sluice.streams.routes import OK, Route
+ROUTES = {"/own": Route("own", OK, keep_head=True)}
+
+from sluice.streams.record import Vote
+from sluice.streams.registry import Stream
+
+def decode(item, bounds):
+    raise ValueError(item)
+
+STREAMS = {"own": Stream("own", Vote, decode)}
+"""
+
+
+def processes(up: Server) -> dict[int, str]:
+    """All processes of an installation: number -> program."""
+    found = {up.process.pid: "up"}
+    for mark in (up.home / "run").glob("*.mark"):
+        found |= {pid: mark.stem for pid in up.pids(mark.stem)}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            _, parent = status.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        pid = status.parent.name
+        if int(parent) in found:
+            found.setdefault(int(pid), found[int(parent)])
+    return found
+
+
+def doors(up: Server) -> set[tuple[str, str, int]]:
+    """(program, protocol, port) of every socket of the installation that takes something from the network."""
+    sockets: dict[str, tuple[str, int]] = {}
+    for protocol in "tcp", "tcp6", "udp", "udp6", "raw", "raw6":
+        for line in Path(f"/proc/net/{protocol}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" or not protocol.startswith("tcp"):
+                sockets[inode] = protocol, int(local.rpartition(":")[2], 16)
+    found = set()
+    for pid, program in processes(up).items():
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                inode = os.readlink(f"/proc/{pid}/fd/{number}").removeprefix("socket:[").rstrip("]")
+            except FileNotFoundError:
+                continue
+            if inode in sockets:
+                found.add((program, *sockets[inode]))
+    return found
+
+
+def test_nothing_but_nginx_listens_on_the_network(tmp: Path) -> None:
+    with installation(tmp) as up:
+        assert set(processes(up).values()) >= {"up", "redis", "worker", "gateway", "nginx"}
+        assert doors(up) == {("nginx", "tcp", up.port)}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_another_user_gets_at_neither_sockets_nor_files(tmp: Path) -> None:
+    tmp.chmod(0o755)
+    home = tmp / "home"
+    home.mkdir()
+    home.chmod(0o755)  # somebody's own; what bin/up makes in it is private all the same
+    (tmp / "own").mkdir(0o755)
+    (tmp / "own").chmod(0o755)
+    with installation(home, {"INGEST_REDIS": tmp / "own/redis.sock"}) as up:
+        post(up.port, "/votes", b'{"poll":"p","choice":"c"}')
+        poll(lambda: (home / "ingest.db").exists())
+        sockets = [tmp / "own/redis.sock", *up.sockets]
+        files = [path for path in home.rglob("*") if path.is_file() and path.name != "up.out"]  # the test's own
+        assert len(files) > 15
+        code = (
+            "import os, socket, sys\n"
+            "def tell(path):\n"
+            "    try:\n"
+            "        socket.socket(socket.AF_UNIX).connect(path) if '.sock' in path else open(path)\n"
+            "    except (PermissionError, FileNotFoundError):\n"  # some come and go
+            "        return\n"
+            "    print(path)\n"
+            "for path in sys.argv[1:]: tell(path)\n"
+        )
+        ask = [sys.executable, "-I", "-c", code, *map(str, sockets + files)]
+        done = subprocess.run(ask, user=65534, group=65534, extra_groups=[], capture_output=True, text=True, cwd="/")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        again = subprocess.run(ask, capture_output=True, text=True)  # and it would have told
+        assert {str(path) for path in sockets + files if path.exists()} <= set(again.stdout.splitlines())
+
+
+def test_neither_bodies_nor_secrets_are_in_any_log(tmp: Path) -> None:
+    (tmp / "own.py").write_text(OWN)
+    (tmp / "keys").touch(0o600)
+    key = SECRET * 6
+    (tmp / "keys").write_text(f"{key} jane;\n")
+    env = {
+        "INGEST_ROUTES": tmp / "own.py", "INGEST_RECORDS": tmp / "own.py", "INGEST_API_KEYS": tmp / "keys",
+        "INGEST_MAX_BODY": "100k",
+    }  # fmt: skip
+    with installation(tmp, env, ready=False) as up:
+        right = {"X-API-Key": key, "Cookie": f"session={SECRET}", "X-Other": SECRET}
+        poll(lambda: post(up.port, "/votes", SECRET.encode(), right)[0] == 200, 60)
+        body = SECRET.encode()
+        answers = {
+            "taken": post(up.port, f"/own?password={SECRET}", body, right),  # and its decoder quotes it
+            "no stream": post(up.port, f"/{SECRET}?{SECRET}", body, right),
+            "no key": post(up.port, f"/votes?{SECRET}", body, {"X-API-Key": SECRET}),
+            "too large": post(up.port, "/votes", body * 20_000, right),
+            "no request line": request(up.port, f"POST /{SECRET}\x01 HTTP/1.1\r\nHost: a\r\n\r\n".encode()),
+            # past nginx, which would let none of these pass
+            "no target": request(up.socket, f"POST {SECRET} HTTP/1.1\r\nHost: a\r\n\r\n".encode()),
+            "no version": request(up.socket, f"POST /votes?{SECRET} HTTP/{SECRET}\r\nHost: a\r\n\r\n".encode()),
+            "no field": request(up.socket, f"POST / HTTP/1.1\r\nHost: a\r\n({SECRET}): x\r\n\r\n".encode()),
+        }
+        assert {what: given[0] for what, given in answers.items()} == {
+            "taken": 200, "no stream": 404, "no key": 401, "too large": 413, "no request line": 400, "no target": 400,
+            "no version": 400, "no field": 400,
+        }  # fmt: skip
+        for program in "worker", "gateway", "redis":
+            for pid in up.pids(program)[-1:]:
+                os.kill(pid, signal.SIGSEGV)  # Redis would write a report with the command at hand
+            poll(lambda: post(up.port, "/votes", SECRET.encode(), right)[0] == 200, 60)
+        with connect(up.port) as connection:  # a client that goes in the middle
+            connection.sendall(f"POST /x?{SECRET} HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n{SECRET}".encode())
+        poll(lambda: "own: 1 buried" in up.said())
+        up.process.terminate()
+        assert up.process.wait(10) == 0
+        logs = [*(up.home / "log").iterdir(), up.log]
+        assert len(logs) > 5
+        said = {path.name: path.read_text(errors="replace") for path in logs}
+        assert "the decoder failed" in said["worker.log"]
+        assert "ValueError" in said["worker.log"]
+        assert [line for text in said.values() for line in text.splitlines() if SECRET in line] == []
+        assert "REDIS BUG REPORT" not in said["redis.log"]

@@ -1,0 +1,55 @@
+"""Take the picture of `bin/sluice top` in docs/: half a minute of an installation of its own, with a worker that stops.
+
+.venv/bin/python tests/screenshot_top.py
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+from rich.console import Console
+
+from sluice.drill.harness import ROOT, environment, installation, post, settings, short_tmp  # isort: skip  # it finds the others
+
+from sluice.ledger import Observer
+from sluice.ops.top import CHART, View
+
+STOPPED = range(8, 14)  # looks during which the worker takes nothing: a backlog
+FONT_FACE = re.compile(r"@font-face \{.*?\}\s*", re.S)  # nothing is loaded from elsewhere
+
+
+def main() -> None:
+    with short_tmp() as tmp, installation(tmp) as up:
+        console = Console(record=True, width=80, height=18, force_terminal=True, file=open(os.devnull, "w"))  # noqa: SIM115
+        view = View(Observer(settings.load(environment(tmp))), console)
+        for body in b'{"poll":"cookies"', b'{"poll":"cookies","choice":7}', b'{"choice":"oreo"}':
+            post(up.port, "/votes", body)
+        post(up.port, "/gps", b'{"device":"bike","lat":481.3743,"lon":11.57549}')
+        for look in range(CHART):
+            for pid in up.pids("worker"):
+                os.kill(pid, signal.SIGSTOP if look in STOPPED else signal.SIGCONT)
+            until = time.monotonic() + 1
+            n = 0
+            while time.monotonic() < until:
+                n += 1
+                post(up.port, "/votes", b'{"poll":"cookies","choice":"oreo"}')
+                if n % 3 == 0:
+                    post(up.port, "/gps", b'{"device":"bike","lat":48.13743,"lon":11.57549,"speed":6.2}')
+                if n % 4 == 0:
+                    post(up.port, "/write?precision=s", b"room,floor=2 temperature=21.5,door=true")
+            picture = view.frame()
+            if look == STOPPED[-1]:
+                break
+        console.print(picture)
+        for pid in up.pids("worker"):
+            os.kill(pid, signal.SIGCONT)
+        svg = console.export_svg(title="bin/sluice top")
+        (ROOT / "docs").mkdir(exist_ok=True)
+        (ROOT / "docs/top.svg").write_text(FONT_FACE.sub("", svg))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""top, tail, peek, requeue, purge: they show what there is, and change nothing without being told to."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_sluice import client, drain, push, sluice, status, vote
+
+from sluice.drill.harness import ROOT, Server, environment, poll, redis_server, running
+from sluice.spool.inspector import Inspector
+from sluice.spool.outlet import Outlet
+
+
+@pytest.fixture
+def redis(tmp: Path) -> Iterator[Server]:
+    with redis_server(tmp, appendfsync="no") as server:
+        yield server
+
+
+def answering(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+
+
+def ready(server: Server, stream: str = "votes") -> list[bytes]:
+    with client.Redis(unix_socket_path=str(server.socket)) as db:
+        return db.lrange("ingest:{%s}" % stream, 0, -1)
+
+
+def test_peek_shows_the_oldest_bodies_and_takes_none(tmp: Path, redis: Server) -> None:
+    push(redis, *[b"body %d" % n for n in range(1, 21)], b"\x1b[31mred" + b"x" * 500)
+    Outlet(str(redis.socket)).claim("votes", most=3, lease=3600)
+    before = ready(redis)
+    code, out, complaints = sluice(tmp, "peek", "votes", "--limit", "5")
+    assert (code, complaints) == (0, "")
+    assert [line.split(maxsplit=2) for line in out.splitlines()] == [
+        [str(n), "claimed" if n <= 3 else "ready", f"body {n}"] for n in range(1, 6)
+    ]
+    code, out, _ = sluice(tmp, "peek", "votes", "--from", "20")
+    assert [line.split()[0] for line in out.splitlines()] == ["20", "21"]
+    assert "\x1b" not in out
+    assert max(map(len, out.splitlines())) == 80
+    assert sluice(tmp, "peek", "gps")[1] == "Nothing waits.\n"
+    assert ready(redis) == before
+
+
+def test_peek_shows_many_long_bodies_piece_by_piece(tmp: Path, redis: Server) -> None:
+    push(redis, *[b"%d " % n + b"x" * 900_000 for n in range(12)])
+    assert [line.split()[2] for line in sluice(tmp, "peek", "votes", "--limit", "12")[1].splitlines()] == [
+        str(n) for n in range(12)
+    ]
+
+
+@pytest.mark.parametrize("verb", ["tail", "peek", "requeue", "purge"])
+def test_a_stream_that_is_not_there_is_one_line_and_status_2(verb: str, tmp: Path, redis: Server) -> None:
+    assert sluice(tmp, verb, "vots") == (
+        2,
+        "",
+        "sluice: there is no stream 'vots'; there are gps, metrics, votes.\n",
+    )
+
+
+@pytest.mark.parametrize("verb", ["tail", "peek", "requeue", "purge"])
+def test_without_redis_there_is_a_line_and_status_1(verb: str, tmp: Path) -> None:
+    code, out, complaints = sluice(tmp, verb, "votes")
+    assert (code, out, complaints.count("\n")) == (1, "", 1)
+    assert complaints.startswith("sluice: Redis is away: ")
+
+
+def test_tail_shows_every_body_in_order_and_takes_none(tmp: Path, redis: Server) -> None:
+    push(redis, b"before")
+    command = [ROOT / "bin/sluice", "tail", "votes", "--count", "300"]
+    with running(command, tmp / "tail.out", environment(tmp)) as process:
+        poll(lambda: "from 2 on" in (tmp / "tail.out").read_text())
+        for n in range(300):
+            push(redis, b"body-%d" % n)
+        assert process.wait(30) == 0
+    lines = (tmp / "tail.out").read_text().splitlines()[1:]
+    assert [line.split() for line in lines] == [[str(n + 2), "ready", f"body-{n}"] for n in range(300)]
+    assert len(ready(redis)) == 301
+
+
+def test_tail_counts_what_came_and_went_while_a_worker_takes_it(tmp: Path, redis: Server) -> None:
+    drain(tmp)
+    with (
+        running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", environment(tmp)),
+        running([ROOT / "bin/sluice", "tail", "votes"], tmp / "tail.out", environment(tmp)) as process,
+    ):
+        poll(lambda: "from 1 on" in (tmp / "tail.out").read_text())
+        os.killpg(process.pid, signal.SIGSTOP)
+        push(redis, *map(vote, range(100)))
+        poll(lambda: status(tmp)[1]["votes"]["stored"] == 100, 30)
+        os.killpg(process.pid, signal.SIGCONT)
+        poll(lambda: "\n… 100 that came and went" in (tmp / "tail.out").read_text())
+        for n in range(400):
+            push(redis, vote(n))
+
+        def told() -> bool:
+            text = (tmp / "tail.out").read_text()
+            shown = len(re.findall(r"^\d+  (?:ready|claimed)", text, re.M))
+            gone = sum(map(int, re.findall(r"^… (\d+) that came and went", text, re.M)))
+            assert shown > 0
+            return shown + gone == 500
+
+        poll(told, 30)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+    drain(tmp)
+    assert status(tmp)[1]["votes"]["stored"] == 500
+
+
+def test_purge_asks_and_throws_away_what_was_ready_then(
+    tmp: Path, redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drain(tmp)
+    push(redis, *map(vote, range(10)))
+    claim = Outlet(str(redis.socket)).claim("votes", most=3, lease=3600)
+    assert claim
+    for answer in "", "n\n", "what?\n":
+        answering(answer, monkeypatch)
+        code, out, question = sluice(tmp, "purge", "votes")
+        assert (code, out) == (1, "")
+        assert question.startswith("votes: 7 accepted bodies wait to be stored. Throw them away for good? [y/N] ")
+        assert len(ready(redis)) == 7
+    answering("y\n", monkeypatch)
+    assert sluice(tmp, "purge", "votes")[:2] == (0, "votes: 7 bodies thrown away\n")
+    assert ready(redis) == []
+    code, ledger, trouble = status(tmp)
+    votes = ledger["votes"]
+    assert (code, trouble, votes["missing"], votes["purged"], votes["claimed"]) == (0, [], 0, 7, 3)
+    assert "votes: 7 accepted bodies were thrown away by `bin/sluice purge`." in sluice(tmp, "status")[1]
+    # no sequence number is given twice
+    push(redis, vote("after"))
+    assert sluice(tmp, "peek", "votes", "--from", "4")[1].split()[0] == "11"
+    Inspector(str(redis.socket)).requeue("votes")
+    drain(tmp)
+    votes = status(tmp)[1]["votes"]
+    assert (votes["accepted"], votes["stored"], votes["missing"]) == (11, 4, 0)
+    assert sluice(tmp, "purge", "votes", "--yes")[:2] == (0, "votes: no body is ready.\n")
+
+
+def test_what_arrives_while_purge_asks_stays(tmp: Path, redis: Server) -> None:
+    push(redis, b"old", b"old")
+    seen = Inspector(str(redis.socket)).snapshot("votes")
+    push(redis, b"new")
+    assert Inspector(str(redis.socket)).purge("votes", seen.claimed + seen.ready) == 2
+    assert ready(redis) == [b"new"]
+    assert Inspector(str(redis.socket)).purge("votes", seen.claimed + seen.ready) == 0
+
+
+def test_requeue_gives_claims_to_whoever_claims_next_with_their_ids(
+    tmp: Path, redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(redis, *map(vote, range(5)))
+    outlet = Outlet(str(redis.socket))
+    one = outlet.claim("votes", most=3, lease=3600)
+    assert one
+    outlet.report([one])
+    answering("no\n", monkeypatch)
+    code, _, question = sluice(tmp, "requeue", "votes")
+    assert code == 1
+    assert question == f"votes: 1 open claims with 3 bodies, held by worker {os.getpid()}. End their leases? [y/N] "
+    answering("yes\n", monkeypatch)
+    assert sluice(tmp, "requeue", "votes")[:2] == (0, "votes: 1 leases ended\n")
+    again = outlet.claim("votes")
+    assert again
+    assert (again.id, again.count) == (one.id, one.count)
+    assert sluice(tmp, "requeue", "gps", "--yes")[:2] == (0, "gps: no claim is open.\n")
+
+
+def test_top_shows_each_stream_its_workers_and_its_dead_letters_in_80_columns(tmp: Path, redis: Server) -> None:
+    push(redis, *[b"nonsense"] * 3, vote(""))
+    drain(tmp)
+    push(redis, *map(vote, range(12_345)))
+    outlet = Outlet(str(redis.socket))
+    claim = outlet.claim("votes", most=1000, lease=3600)
+    assert claim
+    outlet.report([claim])
+    code, out, complaints = sluice(tmp, "top", "--count", "2", "--every", "0.1", TERM="dumb")
+    assert (code, complaints) == (0, "")
+    assert "\x1b" not in out
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    (head, *_) = [line for line in lines if line.startswith("stream")]
+    assert head.split() == ["stream", "in/s", "out/s", "waiting", "bytes", "oldest", "dead", "missing"]
+    votes = [line for line in lines if line.startswith("votes")][-1]
+    assert "12,345" in votes
+    assert "██" in votes
+    assert votes.split()[-2:] == ["4", "0"]
+    assert re.search(rf"worker {os.getpid()} +holds votes: 1,000 bodies", out)
+    assert re.search(r"3 +votes +neither JSON nor a form", out)
+
+
+def test_top_says_what_is_away(tmp: Path) -> None:
+    code, out, _ = sluice(tmp, "top", "--count", "1", TERM="dumb")
+    assert code == 0
+    assert "! Redis is away: " in out
+    assert "! the database is away: " in out
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_top_on_a_terminal_ends_with_q_and_leaves_it_as_it_was(colour: bool, tmp: Path, redis: Server) -> None:
+    push(redis, *map(vote, range(10)))
+    env = environment(tmp) | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+    env |= {} if colour else {"NO_COLOR": "1"}
+    master, slave = pty.openpty()
+    process = subprocess.Popen([ROOT / "bin/sluice", "top"], stdin=slave, stdout=slave, stderr=slave, env=env)
+    os.close(slave)
+    seen: list[bytes] = []
+
+    def read() -> None:
+        try:
+            while data := os.read(master, 65536):
+                seen.append(data)
+        except OSError:  # the other side is closed
+            pass
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    poll(lambda: b"votes" in b"".join(seen), 20)
+    os.write(master, b"q")
+    assert process.wait(10) == 0
+    reader.join()
+    os.close(master)
+    out = b"".join(seen)
+    assert out.index(b"\x1b[?1049h") < out.index(b"votes") < out.index(b"\x1b[?1049l")  # the other screen, and back
+    assert out.rindex(b"\x1b[?25h") > out.rindex(b"\x1b[?25l")  # the cursor is shown again
+    assert bool(re.search(rb"\x1b\[[0-9;]*3[0-7]m", out)) == colour

@@ -1,0 +1,523 @@
+"""bin/sluice: the ledger is right at any moment, and a replay may be killed at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+import redis as client
+
+from sluice import settings
+from sluice.drill import harness
+from sluice.drill.harness import ROOT, Server, environment, redis_server, running
+from sluice.ops.__main__ import main
+from sluice.spool.inlet import Inlet
+from sluice.spool.outlet import Outlet
+
+poll = partial(harness.poll, seconds=60)
+# The next decoder: a number is a vote now, but for every seventh.
+MENDED = """
+import msgspec
+from sluice.streams.registry import STREAMS as OLD, Stream
+from sluice.streams.record import Reject, Vote
+
+def decode(body, bounds):
+    if not body.isdigit():
+        return [Reject(body, "not a number", True)]
+    return [Reject(body, "a seventh", True)] if int(body) % 7 == 0 else [Vote(poll="p", choice=body.decode())]
+
+STREAMS = {"votes": Stream("votes", Vote, decode)}
+"""
+
+
+DEADLY = "1=1)); DELETE FROM dead_letters; SELECT * FROM (SELECT * FROM dead_letters WHERE (1=1"
+
+
+@pytest.fixture
+def redis(tmp: Path) -> Iterator[Server]:
+    with redis_server(tmp, appendfsync="no") as server:
+        yield server
+
+
+def sluice(tmp: Path, *words: str, **env: object) -> tuple[int, str, str]:
+    """The exit status, what it prints, and what it complains of. In this process, for there are many of them."""
+    out, complaints = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "environ", environment(tmp, env) | {"COLUMNS": "80"})
+        patch.setattr(settings.load, "__defaults__", (os.environ,))
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(complaints):
+            try:
+                code = main(list(words))
+            except SystemExit as end:  # argparse
+                code = int(end.code or 0)
+    return code, out.getvalue(), complaints.getvalue()
+
+
+def status(tmp: Path, **env: object) -> tuple[int, dict[str, dict[str, Any]], list[str]]:
+    """The exit status, the ledger by stream, and the trouble."""
+    code, out, complaints = sluice(tmp, "status", "--json", **env)
+    found = json.loads(out)
+    assert complaints.splitlines() == [f"sluice: {line}" for line in found["trouble"]]
+    return code, {row["stream"]: row for row in found["streams"]}, found["trouble"]
+
+
+def push(server: Server, *bodies: bytes, stream: str = "votes") -> None:
+    with client.Redis(unix_socket_path=str(server.socket), socket_timeout=60) as db:
+        db.rpush("ingest:{%s}" % stream, *bodies)
+
+
+def vote(choice: object) -> bytes:
+    return json.dumps({"poll": "p", "choice": str(choice)}).encode()
+
+
+def drain(tmp: Path, **env: object) -> None:
+    subprocess.run(
+        [sys.executable, ROOT / "worker.py", "drain"], env=environment(tmp, env), stderr=subprocess.DEVNULL, timeout=120
+    )
+
+
+def ask(tmp: Path, sql: str) -> list[tuple]:
+    """What a query gives. Through apsw, as the sink: two copies of SQLite in one process undo each other's locks."""
+    with contextlib.closing(apsw.Connection(str(tmp / "ingest.db"))) as db:
+        db.set_busy_timeout(60_000)
+        return db.execute(sql).fetchall()
+
+
+def mended(tmp: Path) -> dict[str, object]:
+    (tmp / "mended.py").write_text(MENDED)
+    return {"INGEST_RECORDS": tmp / "mended.py"}
+
+
+def test_without_a_verb_it_lists_them_on_one_screen(tmp: Path) -> None:
+    for words in (), ("--help",), ("-h",):
+        done = subprocess.run([ROOT / "bin/sluice", *words], capture_output=True, text=True, timeout=60)
+        out = done.stdout
+        assert (done.returncode, done.stderr) == (0, "")
+        for verb in "status", "dead", "replay":
+            assert f"\n    {verb} " in out
+        assert out.count("\n") < 40
+    code, out, complaints = sluice(tmp, "sing")
+    assert (code, out) == (2, "")
+    assert "status" in complaints
+
+
+def test_every_verb_tells_its_exit_statuses(tmp: Path) -> None:
+    for verb in "status", "dead", "replay":
+        assert "exit status: 0" in sluice(tmp, verb, "--help")[1]
+
+
+@pytest.mark.parametrize("verb", ["status", "dead", "replay"])
+def test_a_wrong_setting_is_one_line_and_status_2(verb: str, tmp: Path) -> None:
+    for env in {"INGEST_SINK": "nowhere"}, {"INGEST_RECORDS": "no_such_module"}:
+        code, out, complaints = sluice(tmp, verb, **env)
+        assert (code, out, complaints.count("\n")) == (2, "", 1)
+        assert next(iter(env)) in complaints
+
+
+def test_it_finds_its_home_from_wherever_it_is_called(tmp: Path, redis: Server) -> None:
+    push(redis, vote("a"))
+    drain(tmp)
+    done = subprocess.run(
+        [ROOT / "bin/sluice", "status"],
+        env=environment(tmp) | {"INGEST_HOME": "."},
+        cwd=tmp,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# status
+
+
+def test_the_ledger_says_where_every_body_is(tmp: Path, redis: Server) -> None:
+    push(redis, vote("a"), vote("b"), b"nonsense", b"\n".join([vote("c"), vote(""), vote("")]))
+    drain(tmp)
+    push(redis, *map(vote, range(7)))
+    outlet = Outlet(str(redis.socket))
+    assert outlet.claim("votes", most=3, lease=3600)
+    code, ledger, trouble = status(tmp)
+    assert (code, trouble) == (0, [])
+    # a body of which anything is dead is counted once, as dead
+    assert {key: ledger["votes"][key] for key in ("accepted", "ready", "claimed", "stored", "dead", "missing")} == {
+        **{"accepted": 11, "ready": 4, "claimed": 3, "stored": 2, "dead": 2, "missing": 0}
+    }
+    assert set(ledger) == {"gps", "metrics", "votes"}
+    table = sluice(tmp, "status")[1].splitlines()
+    assert table[0].split() == ["stream", "accepted", "ready", "claimed", "stored", "dead", "missing", "oldest"]
+    assert ["votes", "11", "4", "3", "2", "2", "0"] in [line.split()[:7] for line in table]
+
+
+def test_it_says_how_long_the_oldest_body_has_waited(tmp: Path, redis: Server) -> None:
+    inlet = Inlet(str(redis.socket), 100)
+    inlet.commit(inlet.append("votes", vote("a")))
+    drain(tmp)
+    assert status(tmp)[1]["votes"]["oldest_seconds"] is None
+    with client.Redis(unix_socket_path=str(redis.socket)) as db:  # a mark of an hour ago
+        seconds, microseconds = db.time()
+        db.delete("ingest:{votes}:marks")
+        db.zadd("ingest:{votes}:marks", {f"2:{(seconds - 3600) * 10**6 + microseconds}": 2})
+    push(redis, vote("b"), vote("c"))
+    assert 3600 <= status(tmp)[1]["votes"]["oldest_seconds"] < 3700
+    assert Outlet(str(redis.socket)).claim("votes")
+    assert 3600 <= status(tmp)[1]["votes"]["oldest_seconds"] < 3700
+    assert "60 min" in sluice(tmp, "status")[1]
+
+
+def test_a_claim_that_is_stored_and_not_settled_counts_as_stored(tmp: Path, redis: Server) -> None:
+    push(redis, vote("a"))
+    drain(tmp)
+    push(redis, vote("b"), vote("c"))
+    claim = Outlet(str(redis.socket)).claim("votes", lease=3600)
+    assert claim
+    assert status(tmp)[1]["votes"]["claimed"] == 2
+    ask(tmp, f"INSERT INTO batches VALUES (2, '{claim.id}', 'votes', 2, 2, 2, 'now')")
+    ledger = status(tmp)[1]["votes"]
+    assert (ledger["claimed"], ledger["stored"], ledger["missing"]) == (0, 3, 0)
+
+
+def test_a_stream_without_a_decoder_is_shown(tmp: Path, redis: Server) -> None:
+    drain(tmp)
+    push(redis, b"a", b"b", stream="somebody's")
+    (tmp / "own.py").write_text("from sluice import OK, Route\nROUTES = {'/orders': Route('orders', OK)}\n")
+    env = {"INGEST_ROUTES": tmp / "own.py"}
+    code, ledger, _ = status(tmp, **env)
+    assert code == 0
+    assert (ledger["somebody's"]["ready"], ledger["somebody's"]["decoder"]) == (2, False)
+    assert (ledger["orders"]["accepted"], ledger["orders"]["decoder"]) == (0, False)
+    assert ledger["votes"]["decoder"] is True
+    assert sluice(tmp, "status", **env)[1].count("no decoder") == 2
+
+
+def test_without_redis_the_database_is_still_shown(tmp: Path) -> None:
+    with redis_server(tmp) as server:
+        push(server, vote("a"), b"nonsense")
+        drain(tmp)
+    code, ledger, (trouble,) = status(tmp)
+    assert code == 1
+    assert trouble.startswith("Redis is away: ")
+    votes = ledger["votes"]
+    assert (votes["accepted"], votes["stored"], votes["dead"], votes["missing"]) == (None, 1, 1, None)
+    assert ["votes", "?", "?", "?", "1", "1", "?"] in [line.split() for line in sluice(tmp, "status")[1].splitlines()]
+
+
+def test_without_a_database_the_lists_are_still_shown(tmp: Path, redis: Server) -> None:
+    push(redis, vote("a"))
+    code, ledger, (trouble,) = status(tmp)
+    assert code == 1
+    assert trouble == f"the database is away: {tmp}/ingest.db: there is no database yet"
+    assert (ledger["votes"]["ready"], ledger["votes"]["stored"]) == (1, None)
+    (tmp / "ingest.db").write_text("somebody's letters " * 100)
+    assert "not a database" in status(tmp)[2][0]
+
+
+def test_counters_that_went_back_are_told_in_a_sentence(tmp: Path, redis: Server) -> None:
+    push(redis, *map(vote, range(9)))
+    drain(tmp)
+    with client.Redis(unix_socket_path=str(redis.socket)) as db:
+        db.flushall()
+    push(redis, *map(vote, range(20)))
+    drain(tmp)
+    code, ledger, (trouble,) = status(tmp)
+    assert (code, ledger["votes"]["missing"]) == (1, -9)
+    assert trouble.startswith("votes: ")
+    assert "Redis's counters went back" in trouble
+
+
+def test_a_body_that_is_nowhere_is_missing(tmp: Path, redis: Server) -> None:
+    push(redis, *map(vote, range(9)))
+    drain(tmp)
+    push(redis, vote("a"), vote("b"))
+    outlet = Outlet(str(redis.socket))
+    claim = outlet.claim("votes")
+    assert claim
+    outlet.settle(claim)  # without having stored it
+    code, ledger, (trouble,) = status(tmp)
+    assert (code, ledger["votes"]["missing"]) == (1, 2)
+    assert trouble == "votes: 2 bodies that were accepted are neither in Redis nor in the database."
+
+
+def test_nothing_is_ever_missing_while_everything_runs_at_full_rate(tmp: Path) -> None:
+    over = threading.Event()
+    posted = [0, 0]
+
+    def post(server: Server, thread: int) -> None:
+        inlet = Inlet(str(server.socket), 10**9)
+        while not over.is_set():
+            for n in range(300):
+                batch = inlet.append("votes", b"nonsense" if n % 50 == 0 else vote(n))
+            inlet.commit(batch)
+            assert batch.refused is None
+            posted[thread] += 300
+            over.wait(0.002)  # the worker keeps up, just
+
+    command = [sys.executable, ROOT / "worker.py"]
+    with redis_server(tmp, appendfsync="no") as server, contextlib.ExitStack() as stack:
+        drain(tmp)  # the tables
+        for n in range(2):
+            stack.enter_context(running(command, tmp / f"{n}.out", environment(tmp)))
+        threads = [threading.Thread(target=post, args=(server, n)) for n in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            poll(lambda: status(tmp)[1]["votes"]["stored"])
+            seen = []
+            for _ in range(200):
+                code, ledger, trouble = status(tmp)
+                votes = ledger["votes"]
+                assert (code, trouble, votes["missing"]) == (0, [], 0)
+                parts = [votes[state] for state in ("ready", "claimed", "stored", "dead")]
+                assert sum(parts) == votes["accepted"]
+                seen.append(parts)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        assert any(claimed for _, claimed, _, _ in seen)
+        assert seen[-1][2] > seen[0][2]
+        poll(lambda: status(tmp)[1]["votes"]["stored"] + status(tmp)[1]["votes"]["dead"] == sum(posted))
+
+
+# dead
+
+
+def test_dead_letters_are_counted_by_reason_and_the_newest_are_shown(tmp: Path, redis: Server) -> None:
+    push(redis, *[b"first"] * 9, vote(""), vote(""), b"\x1b[31mred\n" + b"x" * 500, vote("fine"))
+    drain(tmp)
+    code, out, complaints = sluice(tmp, "dead", "--limit", "2")
+    assert (code, complaints) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].split() == ["letters", "stream", "reason"]
+    assert lines[1].split() == ["10", "votes", "neither", "JSON", "nor", "a", "form"]
+    assert lines[2].split()[:2] == ["2", "votes"]
+    assert "Z  votes 12  (509 bytes)" in lines[4]
+    assert lines[6].startswith("  \\x1b[31mred\\nxxx")
+    assert lines[6].endswith("…")
+    assert "Z  votes 11  " in lines[8]
+    assert len(lines) == 11
+    assert max(map(len, lines[4:])) == 80
+    assert "\x1b" not in sluice(tmp, "dead", "--full")[1]
+    assert "\\x1b[31mred\n" + "x" * 500 + "\n" in sluice(tmp, "dead", "--full", "--limit", "1")[1]
+
+
+def test_dead_letters_for_programs(tmp: Path, redis: Server) -> None:
+    push(redis, "ä".encode(), b"\xff\x00", vote("") + b"\n" + vote("a"))
+    drain(tmp)
+    code, out, _ = sluice(tmp, "dead", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert {"stream": "votes", "reason": "neither JSON nor a form", "letters": 2} in found["counts"]
+    part, binary, text = found["letters"]
+    assert (text["body"], text["seq"], text["whole"]) == ("ä", 1, True)
+    assert binary["body_base64"] == "/wA="
+    assert (part["body"], part["whole"], part["stream"]) == (vote("").decode(), False, "votes")
+    assert text["received_at"] == ask(tmp, "SELECT received_at FROM dead_letters WHERE seq = 1")[0][0]
+
+
+def test_dead_letters_are_chosen_by_stream_and_condition(tmp: Path, redis: Server) -> None:
+    push(redis, b"1", b"2", b"3")
+    push(redis, b"4", stream="gps")
+    drain(tmp)
+
+    def chosen(*words: str) -> list[str]:
+        return [x["body"] for x in json.loads(sluice(tmp, "dead", "--json", *words)[1])["letters"]]
+
+    assert sorted(chosen()) == ["1", "2", "3", "4"]
+    assert chosen("--stream", "gps") == ["4"]
+    assert chosen("--stream", "it's") == []
+    assert chosen("--where", "seq = 1 OR seq = 3", "--stream", "votes") == ["3", "1"]
+    assert chosen("--where", "seq > 1 -- not the first") == ["3", "2"]
+
+
+def test_large_letters_are_all_listed(tmp: Path, redis: Server) -> None:
+    push(redis, *[b"x" * 1_000_000] * 12)
+    drain(tmp)
+    assert sluice(tmp, "dead", "--limit", "11")[1].count("(1000000 bytes)") == 11
+
+
+@pytest.mark.parametrize("verb", ["dead", "replay"])
+def test_a_bad_condition_is_one_line_and_status_2_and_changes_nothing(verb: str, tmp: Path, redis: Server) -> None:
+    push(redis, b"1", b"2")
+    drain(tmp)
+    for where in ("", "nope", "seq =", "1; DELETE FROM dead_letters", DEADLY):
+        code, out, complaints = sluice(tmp, verb, "--where", where)
+        assert (code, out, complaints.count("\n")) == (2, "", 1)
+        assert complaints.startswith("sluice: --where: not a condition on dead letters: ")
+    assert ask(tmp, "SELECT count(*) FROM dead_letters") == [(2,)]
+
+
+@pytest.mark.parametrize("verb", ["dead", "replay"])
+def test_without_a_database_there_is_a_line_and_status_1(verb: str, tmp: Path) -> None:
+    code, out, complaints = sluice(tmp, verb)
+    assert (code, complaints) == (1, f"sluice: the database is away: {tmp}/ingest.db: there is no database yet\n")
+    assert not (tmp / "ingest.db").exists()
+
+
+@pytest.mark.parametrize("verb", ["dead", "replay"])
+def test_that_nothing_is_dead_is_said(verb: str, tmp: Path, redis: Server) -> None:
+    push(redis, vote("a"))
+    drain(tmp)
+    code, out, _ = sluice(tmp, verb)
+    assert (code, out.count("\n")) == (0, 1)
+    assert "no " in out
+
+
+# replay
+
+
+def test_a_replay_stores_what_passes_today_and_keeps_the_rest(tmp: Path, redis: Server) -> None:
+    push(redis, vote("a"), *[b"%d" % n for n in range(1, 15)], b"x")
+    drain(tmp)
+    env = mended(tmp)
+    before = ask(tmp, "SELECT * FROM dead_letters")
+    code, out, complaints = sluice(tmp, "replay", "--dry-run", **env)
+    assert (code, complaints) == (1, "")
+    assert out.splitlines()[0] == "15 letters: 12 would pass (12 records), 3 would stay dead"
+    assert ask(tmp, "SELECT * FROM dead_letters") == before
+
+    code, out, _ = sluice(tmp, "replay", "--where", "seq < 5", **env)
+    assert (code, out) == (0, "3 letters: 3 passed (3 records), 0 stay dead\n")
+    code, out, _ = sluice(tmp, "replay", **env)
+    assert code == 1
+    assert [line.split(maxsplit=1) for line in out.splitlines()] == [
+        ["12", "letters: 9 passed (9 records), 3 stay dead"],
+        ["letters", "reason"],
+        ["2", "a seventh"],
+        ["1", "not a number"],
+    ]
+    assert [row[0] for row in ask(tmp, "SELECT choice FROM votes ORDER BY seq")] == [
+        "a",
+        *(str(n) for n in range(1, 15) if n % 7),
+    ]
+    assert ask(tmp, "SELECT seq, reason FROM dead_letters ORDER BY seq") == [
+        (8, "a seventh"),
+        (15, "a seventh"),
+        (16, "not a number"),
+    ]
+    ledger = status(tmp)[1]["votes"]
+    assert (ledger["accepted"], ledger["stored"], ledger["dead"], ledger["missing"]) == (16, 13, 3, 0)
+
+
+def test_what_stays_dead_is_taken_once_in_a_run(tmp: Path, redis: Server) -> None:
+    push(redis, *[b"x%d" % n for n in range(1000)])
+    drain(tmp)
+    code, out, _ = sluice(tmp, "replay", **mended(tmp))
+    assert code == 1
+    assert out.splitlines()[0] == "1000 letters: 0 passed (0 records), 1000 stay dead"
+    assert ask(tmp, "SELECT count(*), count(DISTINCT body) FROM dead_letters") == [(1000, 1000)]
+
+
+def test_letters_of_a_stream_without_a_decoder_are_left_alone(tmp: Path, redis: Server) -> None:
+    (tmp / "own.py").write_text(MENDED.replace('"votes"', '"items"'))
+    push(redis, b"x", b"y", stream="items")
+    push(redis, b"z")
+    drain(tmp, INGEST_RECORDS=tmp / "own.py")
+    before = ask(tmp, "SELECT * FROM dead_letters WHERE stream = 'items'")
+    assert len(before) == 2
+    code, out, _ = sluice(tmp, "replay")
+    assert code == 1
+    assert "2 letters of the stream items left alone: it has no decoder.\n" in out
+    assert out.startswith("1 letter: ")
+    assert ask(tmp, "SELECT * FROM dead_letters WHERE stream = 'items'") == before
+    code, out, _ = sluice(tmp, "replay", "--stream", "items")
+    assert (code, out) == (1, "2 letters of the stream items left alone: it has no decoder.\n")
+
+
+def test_a_decoder_that_raises_keeps_its_letter(tmp: Path, redis: Server) -> None:
+    push(redis, b"1", b"2")
+    drain(tmp)
+    (tmp / "broken.py").write_text(MENDED.replace("    if not", "    if body == b'1': raise RuntimeError\n    if not"))
+    code, out, _ = sluice(tmp, "replay", INGEST_RECORDS=tmp / "broken.py")
+    assert code == 1
+    assert "the decoder failed: RuntimeError" in out
+    assert ask(tmp, "SELECT choice FROM votes") == [("2",)]
+    assert ask(tmp, "SELECT body FROM dead_letters") == [(b"1",)]
+
+
+def test_a_replay_that_is_killed_loses_and_doubles_nothing(tmp: Path, redis: Server) -> None:
+    for start in range(0, 6_000, 1_000):
+        push(redis, *[b"%d" % n for n in range(start, start + 1_000)])
+    drain(tmp)
+    env = environment(tmp, mended(tmp))
+    chance = random.Random(3)
+    kills = 0
+
+    def stored() -> int:
+        return ask(tmp, "SELECT count(*) FROM votes")[0][0]
+
+    for _ in range(100):
+        before = stored()
+        with running([ROOT / "bin/sluice", "replay"], tmp / "replay.out", env) as process:
+            poll(lambda before=before, process=process: stored() > before or process.poll() is not None)  # type: ignore[misc]
+            time.sleep(chance.random() / 30)
+            kills += process.poll() is None
+            process.kill()
+            process.wait()
+        found = ask(
+            tmp, "SELECT CAST(choice AS INTEGER) FROM votes UNION ALL SELECT CAST(body AS TEXT) FROM dead_letters"
+        )
+        assert sorted(int(n) for (n,) in found) == list(range(6_000))
+        if before == stored():
+            break
+    assert kills > 3
+    assert [n for (n,) in ask(tmp, "SELECT CAST(choice AS INTEGER) FROM votes ORDER BY 1")] == [
+        n for n in range(6_000) if n % 7
+    ]
+    assert status(tmp)[1]["votes"]["missing"] == 0
+
+
+def test_two_replays_at_once_double_nothing(tmp: Path, redis: Server) -> None:
+    push(redis, *[b"%d" % n for n in range(5_000)])
+    drain(tmp)
+    env = environment(tmp, mended(tmp))
+    both = [
+        subprocess.Popen([ROOT / "bin/sluice", "replay"], env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    said = [process.communicate(timeout=120)[0] for process in both]
+    assert sum(int(out.split("letters: ")[1].split()[0]) for out in said if "letters: " in out) == sum(
+        1 for n in range(5_000) if n % 7
+    )
+    found = ask(tmp, "SELECT CAST(choice AS INTEGER) FROM votes UNION ALL SELECT CAST(body AS TEXT) FROM dead_letters")
+    assert sorted(int(n) for (n,) in found) == list(range(5_000))
+
+
+def test_an_interrupted_replay_says_how_far_it_came(tmp: Path, redis: Server) -> None:
+    for start in range(0, 40_000, 5_000):
+        push(redis, *[b"%d" % n for n in range(start, start + 5_000)])
+    drain(tmp)
+    with running([ROOT / "bin/sluice", "replay"], tmp / "replay.out", environment(tmp, mended(tmp))) as process:
+        poll(lambda: ask(tmp, "SELECT count(*) FROM votes") > [(0,)])
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    said = (tmp / "replay.out").read_text()
+    assert "sluice: interrupted; the other letters are as they were\n" in said
+    passed = int(said.split("letters: ")[1].split()[0])
+    assert ask(tmp, "SELECT count(*) FROM votes") == [(passed,)]
+
+
+def test_a_replay_waits_for_a_locked_database_and_then_gives_up(tmp: Path, redis: Server) -> None:
+    push(redis, b"1")
+    drain(tmp)
+    with contextlib.closing(apsw.Connection(str(tmp / "ingest.db"))) as db:
+        db.execute("BEGIN IMMEDIATE")
+        code, out, complaints = sluice(tmp, "replay", **mended(tmp))
+        assert (code, complaints) == (1, f"sluice: the database is away: {tmp}/ingest.db: database is locked\n")
+        # those who only read do not wait
+        assert sluice(tmp, "dead")[0] == 0
+        assert status(tmp)[0] == 0
+    assert ask(tmp, "SELECT count(*) FROM dead_letters") == [(1,)]

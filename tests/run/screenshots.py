@@ -1,0 +1,56 @@
+"""Take the pictures in docs/ of the status page: three minutes of an installation of its own, with a worker that stops.
+
+.venv/bin/python tests/screenshots.py
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import time
+
+from playwright.sync_api import sync_playwright
+
+from sluice.drill.harness import ROOT, installation, post, short_tmp
+
+SECONDS = 200
+STOPPED = range(90, 125)  # the worker takes nothing meanwhile: a backlog
+REFUSED = (b'{"poll":"cookies"', b'{"poll":"cookies","choice":7}', b'{"choice":"oreo"}')
+SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
+
+
+def main() -> None:
+    with short_tmp() as tmp, installation(tmp) as up, sync_playwright() as playwright:
+        start = time.monotonic()
+        for second in range(SECONDS):
+            for pid in up.pids("worker"):
+                os.kill(pid, signal.SIGSTOP if second in STOPPED else signal.SIGCONT)
+            for n in range(int(40 + 25 * math.sin(second / 25) + 11 * (second * 7 % 5) / 5)):
+                post(up.port, "/votes", b'{"poll":"cookies","choice":"oreo"}')
+                if n % 3 == 0:
+                    post(up.port, "/gps", b'{"device":"bike","lat":48.13743,"lon":11.57549,"speed":6.2}')
+                if n % 4 == 0:
+                    post(up.port, "/write?precision=s", b"room,floor=2 temperature=21.5,door=true")
+            if second % 40 == 20:
+                post(up.port, "/votes", REFUSED[second // 40 % 3])
+                post(up.port, "/gps", b'{"device":"bike","lat":481.3743,"lon":11.57549}')
+            time.sleep(max(0, start + second + 1 - time.monotonic()))
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name, (width, height) in SIZES.items():
+            for scheme in "light", "dark":
+                page = browser.new_page(
+                    viewport={"width": width, "height": height},
+                    color_scheme=scheme,
+                    device_scale_factor=1.5 if name == "phone" else 1,
+                )
+                page.goto(f"http://localhost:{up.port}/status")
+                page.click("button")
+                page.wait_for_selector("#steps li:has-text('Stored')")
+                page.screenshot(path=ROOT / f"docs/status-{name}-{scheme}.png", full_page=True)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

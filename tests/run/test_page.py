@@ -1,0 +1,412 @@
+"""The status page, and pages of others, in a real Chromium against a whole installation."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
+
+from sluice import settings
+from sluice.drill.harness import ROOT, Server, answer, ask, environment, get, installation, nginx, poll, post, short_tmp
+from sluice.run import page as program
+
+FAILED = "Failed to load resource"  # Chromium notes every answer that is no 2xx
+PHONE, DESKTOP = (360, 740), (1280, 800)
+EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+
+expect.set_options(timeout=10_000)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        # no sandbox: root has none, and nothing but our own pages is shown
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def origin() -> Iterator[int]:
+    """The port of a server that is not ours, with a page on it: another origin."""
+
+    class Blank(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><title>a shop</title>")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Blank) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def up(origin: int) -> Iterator[Server]:
+    with short_tmp() as tmp, installation(tmp, {"INGEST_CORS": f"/gps http://localhost:{origin}"}) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def context(chromium: Browser, size: tuple[int, int] = DESKTOP, scheme: str = "light") -> Iterator[BrowserContext]:
+    """A fresh browser window."""
+    with contextlib.closing(
+        chromium.new_context(
+            viewport={"width": size[0], "height": size[1]},
+            color_scheme=scheme,  # type: ignore[arg-type]
+        )
+    ) as window:
+        window.set_default_timeout(10_000)
+        yield window
+
+
+def opened(window: BrowserContext, up: Server) -> Page:
+    """The status page, with its first figures."""
+    page = window.new_page()
+    page.goto(f"http://localhost:{up.port}/status")
+    expect(page.locator("#ledger tbody tr")).not_to_have_count(0)
+    return page
+
+
+@pytest.fixture
+def page(chromium: Browser, up: Server) -> Iterator[Page]:
+    """The status page. An error that it throws, a dialog, or a broken Content-Security-Policy fails the test."""
+    with context(chromium) as window:
+        errors: list[str] = []
+        window.on("weberror", lambda error: errors.append(str(error.error)))
+        window.on(
+            "console",
+            lambda line: errors.append(line.text) if line.type == "error" and FAILED not in line.text else None,
+        )
+        window.on("dialog", lambda dialog: errors.append(dialog.message))
+        yield opened(window, up)
+        assert errors == []
+
+
+def stored(up: Server, table: str, column: str) -> list[str]:
+    """A column of what is stored."""
+    return [value for (value,) in ask(up.home, f"SELECT {column} FROM {table}")]
+
+
+def row(page: Page, stream: str, column: int) -> str:
+    return page.locator("#ledger tr", has_text=stream).locator("td").nth(column).inner_text()
+
+
+# The first three tests use the installation while it is new: they stand in this order.
+
+
+def test_who_comes_first_is_told_that_nothing_has_come_and_what_to_try(page: Page) -> None:
+    expect(page.locator("#verdict")).to_contain_text("Nothing has come yet")
+    expect(page.locator("#verdict")).to_contain_text("Send a test event")
+    expect(page.locator("#letters-note")).to_contain_text("Nothing was refused")
+    assert page.title() == "✓ Sluice"
+
+
+def test_a_test_event_is_sent_by_keyboard_alone_and_is_seen_to_arrive(page: Page, up: Server) -> None:
+    page.route("**/status.json", unknown)  # as before there is a table
+    expect(page.locator("#dead .figure")).to_have_text("?")
+    seen = set()
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        seen.add(focused := page.evaluate("document.activeElement.name || document.activeElement.className"))
+        if focused == "body":
+            break
+    assert seen == {"skip", "plot", "path", "body"}
+    page.keyboard.press("Tab")
+    page.unroute_all()
+    page.keyboard.press("Enter")
+    expect(page.locator("#steps li").nth(0)).to_contain_text("Accepted: 200 after")
+    expect(page.locator("#steps li").nth(1)).to_contain_text("Stored in the table votes")
+    assert stored(up, "votes", "choice") == ["it works"]
+    expect(page.locator("#stored .figure")).to_have_text("1")
+    expect(page.locator("#verdict")).to_have_attribute("data-state", "good")
+
+
+def test_what_is_refused_is_shown_with_its_reason_and_is_never_more_than_text(page: Page, up: Server) -> None:
+    page.select_option("[name=path]", "/gps")
+    page.fill("[name=body]", body := json.dumps({"device": EVIL, "lat": 99, "lon": 1}))
+    page.click("button")
+    expect(page.locator("#steps li").nth(1)).to_contain_text("Refused when it was to be stored: latitude out of range")
+    letter = page.locator("#letters li").first
+    expect(letter).to_contain_text("latitude out of range: 99")
+    expect(letter.locator(".body")).to_have_text(body)
+    post(up.port, "/votes", f'{{"poll":"{EVIL}","choice":"x","voter":{EVIL!r}}}'.encode())
+    post(up.port, f"/write?db=x&u=jane&p=secret&{EVIL.replace(' ', '+')}", f"{EVIL} no lines".encode())
+    expect(page.locator("#dead .figure")).to_have_text("3")
+    expect(page.locator("#letters li")).to_have_count(3)
+    assert "secret" not in page.content()  # nor the rest of a kept head
+    assert page.locator("main img, main script, #letters *:not(li, span, time)").count() == 0
+    assert (row(page, "gps", 4), row(page, "gps", 5)) == ("1", "0")
+
+
+def test_an_event_that_is_not_taken_is_said_so_with_the_reason(page: Page) -> None:
+    page.route("**/votes", lambda route: route.continue_(method="PUT"))
+    page.click("button")
+    expect(page.locator("#steps li")).to_contain_text("Not taken: 405 Method Not Allowed. Data is sent here with POST.")
+
+
+def test_the_charts_are_read_by_mouse_and_by_keyboard(page: Page, up: Server) -> None:
+    poll(lambda: len(json.loads((up.home / "run/status.json").read_text())["hour"]), 15)
+    expect(page.locator("#rate path.in")).not_to_have_count(0)
+    chart = page.get_by_role("slider", name="Bodies a second")
+    expect(page.locator("#rate .readout")).to_contain_text("now")
+    chart.focus()
+    page.keyboard.press("Home")
+    assert chart.get_attribute("aria-valuenow") == "0"
+    assert "accepted" in (chart.get_attribute("aria-valuetext") or "")
+    expect(page.locator("#rate .readout")).not_to_contain_text("now")
+    expect(page.locator("#rate .cursor")).to_have_count(1)
+    page.keyboard.press("Escape")
+    expect(page.locator("#rate .cursor")).to_have_count(0)
+    page.get_by_role("slider", name="Bodies that wait").hover()
+    expect(page.locator("#backlog .cursor")).to_have_count(1)
+
+
+BEYOND = """() => [...document.querySelectorAll("main *")]
+    .filter((e) => e.checkVisibility() && !e.closest(".hidden, thead, svg"))
+    .filter((e) => e.getBoundingClientRect().right > innerWidth)
+    .map((e) => e.outerHTML)"""
+CONTRAST = """() => {
+  const light = (colour) => {
+    const channels = colour.map((c) => ((c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * channels[0] + 0.7152 * channels[1] + 0.0722 * channels[2];
+  };
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const pixel = (...colours) => {  // one painted over the other
+    for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !element.checkVisibility()) continue;
+    if (element.closest(".hidden, .skip, noscript, script")) continue;
+    const grounds = [];
+    for (let at = element; at; at = at.parentElement) grounds.unshift(getComputedStyle(at).backgroundColor);
+    const style = getComputedStyle(element);
+    const text = element instanceof SVGElement ? style.fill : style.color;
+    const [a, b] = [light(pixel(...grounds)), light(pixel(...grounds, text))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) found.push([walker.currentNode.data.trim(), text, ratio]);
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_all_of_it_can_be_read_in_light_and_dark_on_a_phone_and_a_desk(
+    size: tuple[int, int], scheme: str, chromium: Browser, up: Server, tmp_path: Path
+) -> None:
+    with context(chromium, size, scheme) as window:
+        page = opened(window, up)
+        expect(page.locator("#letters li")).not_to_have_count(0)
+        # nothing is wider than the window, and nothing is cut off
+        assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+        assert page.evaluate(BEYOND) == []
+        assert page.evaluate(CONTRAST) == []  # WCAG 2, AA
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number)")
+        assert (sum(ground) < 3 * 128) == (scheme == "dark")
+        # a finger finds what it can press
+        for control in page.locator("button, select, textarea").all():
+            box = control.bounding_box()
+            assert box and box["height"] >= 44
+        shot = page.screenshot(path=tmp_path / "page.png", full_page=True)
+        assert len(shot) > 20_000  # an empty page has less
+
+
+def test_a_page_that_is_left_has_its_beacon_and_its_last_fetch_in_the_database(up: Server, chromium: Browser) -> None:
+    with context(chromium) as window:
+        page = window.new_page()
+        page.goto(f"http://localhost:{up.port}/status")
+        page.evaluate("""() => addEventListener("pagehide", () => {
+            navigator.sendBeacon("/votes", '{"poll":"beacon","choice":"text"}');
+            navigator.sendBeacon("/votes", new URLSearchParams({ poll: "beacon", choice: "form" }));
+            fetch("/votes", { method: "POST", keepalive: true, body: '{"poll":"beacon","choice":"keepalive"}' });
+        })""")
+        page.goto("about:blank")
+        poll(lambda: {"text", "form", "keepalive"} <= set(stored(up, "votes", "choice")))
+
+
+def test_the_example_of_a_beacon_says_how_long_it_was_looked_at(up: Server, chromium: Browser) -> None:
+    with context(chromium) as window:
+        page = window.new_page()
+        page.goto(f"{(ROOT / 'examples/beacon.html').as_uri()}?sluice=http://localhost:{up.port}")
+        page.goto("about:blank")
+        poll(lambda: "looked" in stored(up, "metrics", "name"))
+
+
+def test_a_page_of_another_origin_posts_where_it_may_and_not_elsewhere(
+    up: Server, chromium: Browser, origin: int
+) -> None:
+    ask = """async ([port, path]) => {
+        const answer = await fetch(`http://localhost:${port}${path}`, {
+            method: "POST", headers: { "Content-Type": "application/json" }, keepalive: true,
+            body: '{"device":"elsewhere","lat":1,"lon":2}',
+        }).catch(() => null);
+        return answer && [answer.status, await answer.json()];
+    }"""
+    with context(chromium) as window:
+        page = window.new_page()
+        page.goto(f"http://localhost:{origin}/")
+        assert page.evaluate(ask, [up.port, "/gps"]) == [200, {"message": "OK"}]
+        assert page.evaluate(ask, [up.port, "/metrics"]) is None  # the preflight was not answered with a yes
+        # a beacon with a text asks nobody; that it was sent is all that its page may know
+        beacon = f"""navigator.sendBeacon("http://localhost:{up.port}/votes", '{{"poll":"b","choice":"afar"}}')"""
+        assert page.evaluate(beacon) is True
+        assert page.evaluate(f"fetch('http://localhost:{up.port}/status/status.json').catch(() => 'no')") == "no"
+        poll(lambda: "elsewhere" in stored(up, "gps", "device") and "afar" in stored(up, "votes", "choice"))
+
+
+# The next tests stop and kill things; they come last.
+
+
+def test_a_backlog_that_nobody_stores_and_a_gateway_that_is_away_are_named(page: Page, up: Server) -> None:
+    (worker,) = up.pids("worker")[:1]
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        for _ in range(20):
+            assert post(up.port, "/votes", b'{"poll":"p","choice":"late"}')[0] == 200
+        expect(page.locator("#ready .figure")).to_have_text("20")
+        expect(page.locator("#ready .detail")).to_contain_text("the oldest for")
+        # the page calls it so after LATE seconds: as many as there are here
+        page.route("**/status.json", partial(later, waited=60))
+        expect(page.locator("#verdict h2")).to_have_text("Nothing is being stored")
+        expect(page.locator("#verdict p")).to_contain_text("20 bodies wait")
+        page.unroute_all()
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    expect(page.locator("#verdict")).to_have_attribute("data-state", "good")
+    gateway = up.pids("gateway")
+    for pid in gateway:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        expect(page.locator("#verdict h2")).to_have_text("The gateway is away: nothing is taken")
+    finally:
+        for pid in gateway:
+            os.kill(pid, signal.SIGCONT)
+    expect(page.locator("#verdict")).to_have_attribute("data-state", "good")
+
+
+def unknown(route: Route) -> None:
+    """Pass status.json on as if nobody knew how many bodies are dead."""
+    answer = route.fetch()
+    shown = answer.json()
+    for stream in shown["streams"]:
+        stream["dead"] = None
+    route.fulfill(response=answer, json=shown)
+
+
+def later(route: Route, waited: float = 0, old: float = 0) -> None:
+    """Pass status.json on as if bodies had waited so many seconds longer, or it were itself so many seconds old."""
+    answer = route.fetch()
+    shown = answer.json()
+    shown["time"] -= old
+    for stream in shown["streams"]:
+        if stream["oldest_seconds"] is not None:
+            stream["oldest_seconds"] += waited
+    route.fulfill(response=answer, json=shown)
+
+
+def test_without_redis_the_page_says_that_nothing_is_taken(page: Page, up: Server) -> None:
+    (redis,) = up.pids("redis")[:1]
+    os.kill(redis, signal.SIGSTOP)
+    try:
+        expect(page.locator("#verdict h2")).to_have_text("Redis is away: nothing is taken")
+        expect(page.locator("#accepted .figure")).to_have_text("?")
+    finally:
+        os.kill(redis, signal.SIGCONT)
+    expect(page.locator("#verdict")).to_have_attribute("data-state", "good")
+
+
+def test_old_figures_are_called_old_and_a_killed_writer_goes_on_with_its_hour(page: Page, up: Server) -> None:
+    path = up.home / "run/status.json"
+    before = json.loads(path.read_text())["hour"]
+    assert before
+    (writer,) = up.pids("page")
+    os.kill(writer, signal.SIGKILL)
+    written = path.stat().st_mtime_ns
+    page.route("**/status.json", partial(later, old=60))  # the page calls it old after fewer
+    expect(page.locator("#verdict h2")).to_contain_text("These figures are")
+    page.unroute_all()
+    expect(page.locator("#verdict")).to_have_attribute("data-state", "good")
+    poll(lambda: path.stat().st_mtime_ns > written)
+    assert json.loads(path.read_text())["hour"][: len(before)] == before
+
+
+def test_nobody_but_this_machine_may_look_unless_it_is_said() -> None:
+    def look(port: int, source: str, target: str) -> int:
+        with socket.create_connection(("127.0.0.1", port), 10, (source, 0)) as connection:
+            connection.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            return answer(connection)[0]
+
+    for allow, one, other in ("", 200, 403), ("127.0.0.2, 10.0.0.0/8", 403, 200), ("none", 403, 403):
+        env = {"INGEST_STATUS_ALLOW": allow}
+        with short_tmp() as tmp, nginx(tmp, env) as web:
+            (tmp / "run/status.json").write_text("{}")
+            for target in "/status", "/status/", "/status/page.js", "/status/status.json":
+                assert look(web.port, "127.0.0.1", target) == one
+                assert look(web.port, "127.0.0.2", target) == other
+            status, headers, body = post(web.port, "/status/", b"x")
+            assert (status, headers.get("allow")) == ((405, "GET, HEAD") if one == 200 else (403, None))
+            assert json.loads(body)["status"] == status
+    with pytest.raises(settings.SettingError, match="INGEST_STATUS_ALLOW='everybody' makes no sense"):
+        settings.load({"INGEST_STATUS_ALLOW": "everybody"})
+
+
+def test_the_page_loads_runs_and_tells_nothing_elsewhere(up: Server) -> None:
+    for target, kind in ("/status", "text/html"), ("/status/page.js", "text/javascript"):
+        status, headers, body = get(up.port, target)
+        assert (status, headers["content-type"]) == (200, f"{kind}; charset=utf-8")
+        assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
+        assert headers["x-content-type-options"] == "nosniff"
+        assert b"http://www.w3.org" in body or b"http" not in body
+
+
+def test_the_hour_stays_an_hour_and_tells_what_it_does_not_know() -> None:
+    hour = program.Hour([])
+
+    def look(second: int, accepted: int | None, ready: int | None) -> None:
+        claimed = None if ready is None else 0
+        hour.add(second, [{"accepted": accepted, "ready": ready, "claimed": claimed, "oldest_seconds": None}])
+
+    for second in range(5000):
+        known = second // 10 != 400
+        look(second, 3 * second if known else None, second if known else None)
+    assert len(hour.rows) == 360
+    assert hour.rows[-1] == [4990, 3.0, 2.0, 4990, 0]
+    assert [row[0] for row in hour.rows if row[1:3] == [None, None]] == [4000, 4010]
+    look(10, 0, 0)  # the clock was set back, and Redis was emptied
+    look(20, 10, 0)
+    assert list(hour.rows) == [[10, None, None, 4999, 0], [20, 1.0, 1.0, 0, 0]]
+
+
+def test_a_wrong_setting_is_one_line(tmp_path: Path) -> None:
+    env = environment(tmp_path, {"INGEST_RECORDS": "no_such_module"})
+    done = subprocess.run(
+        [sys.executable, "-m", "sluice.run.page"],
+        env=env,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)

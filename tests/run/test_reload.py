@@ -1,0 +1,323 @@
+"""Reloads under load: gunicorn's HUP, its upgrade (USR2), nginx's HUP. No request fails, nothing is lost or doubled.
+
+`bin/test tests/test_reload.py --reloads 100 -o faulthandler_timeout=0` does each a hundred times, at a low and at a
+high rate; it takes some twenty minutes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import redis as client
+
+from sluice.drill import harness
+from sluice.drill.harness import (
+    ROOT,
+    Answer,
+    answer,
+    connect,
+    environment,
+    gateway,
+    installation,
+    nginx,
+    poll,
+    post,
+    redis_server,
+)
+from sluice.run import launch, reload
+from sluice.streams.routes import ROUTES
+from test_fastlane import RUNTIMES
+
+
+class Sent(NamedTuple):
+    """A request: what was posted, when it was sent and ended (seconds, monotonic), and what was wrong with the end."""
+
+    body: str
+    sent: float
+    ended: float
+    wrong: object = None
+
+
+class Load:
+    """Clients in threads, each of which posts its own numbered votes.
+
+    kept: so many keep their connection, and do with it what HTTP asks of clients (RFC 9112, 9.3 and 9.5): they take
+    another one when it was closed meanwhile; and when it is closed under a request, without a byte of an answer, they
+    send that `again`, once, on a new one. fresh: so many come with a new connection each time, and send nothing twice.
+    pause: seconds between two requests of a client at most.
+    """
+
+    def __init__(self, port: int, kept: int, fresh: int, pause: float) -> None:
+        self.port = port
+        self.pause = pause
+        self.stop = threading.Event()
+        self.acknowledged: list[str] = []
+        self.failed: list[Sent] = []
+        self.again: list[Sent] = []
+        self.threads = [threading.Thread(target=self.post, args=(n, n < kept)) for n in range(kept + fresh)]
+
+    def __enter__(self) -> Load:
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        for thread in self.threads:
+            thread.join()
+
+    def post(self, number: int, keep: bool) -> None:
+        """One client."""
+        connection: socket.socket | None = None
+        chance = random.Random(number)
+        count = 0
+        while not self.stop.wait(chance.uniform(0, self.pause)):
+            count += 1
+            name = f"{number}-{count}"
+            body = b'{"poll":"p","choice":"%b"}' % name.encode()
+            more = b"" if keep else b"Connection: close\r\n"
+            data = b"POST /votes HTTP/1.1\r\nHost: a\r\n%bContent-Length: %d\r\n\r\n%b" % (more, len(body), body)
+            sent = time.monotonic()
+            if connection is not None and select.select([connection], [], [], 0)[0]:
+                connection.close()
+                connection = None
+            if connection is not None:
+                said = ask(connection, data)
+                if not said:
+                    self.again.append(Sent(name, sent, time.monotonic()))
+                    connection.close()
+                    connection = None
+            if connection is None:
+                connection = connect(self.port, 60)
+                said = ask(connection, data)
+            if said.startswith(b"HTTP/1.1 200 "):
+                self.acknowledged.append(name)
+            else:
+                self.failed.append(Sent(name, sent, time.monotonic(), said))
+            if not keep or b"\r\nConnection: close\r\n" in said or not said:
+                connection.close()
+                connection = None
+        if connection is not None:
+            connection.close()
+
+
+def ask(connection: socket.socket, data: bytes) -> bytes:
+    """Send a request, and read what there is of an answer: it has ended with a brace, or the connection has."""
+    said = b""
+    with contextlib.suppress(OSError):
+        connection.sendall(data)
+        while not said.endswith(b"}") and (part := connection.recv(65536)):
+            said += part
+    return said
+
+
+def hup_gateway(home: Path) -> None:
+    """gunicorn's reload: another process instead of each."""
+    master = reload.master(home, "gateway")
+    old = reload.family(home, "gateway").keys() - {master}
+    os.kill(master, signal.SIGHUP)
+    poll(lambda: not old & reload.family(home, "gateway").keys(), 60, f"the end of {old}")
+
+
+def upgrade_gateway(home: Path) -> None:
+    """gunicorn's upgrade: another master and its processes instead of all."""
+    reload.upgrade_gateway(home, reload.master(home, "gateway"))
+
+
+def hup_nginx(home: Path) -> None:
+    """nginx's reload, until its old processes are gone."""
+    master = reload.master(home, "nginx")
+    old = reload.family(home, "nginx").keys() - {master}
+    reload.reload_nginx(home, master)
+    poll(lambda: not old & reload.family(home, "nginx").keys(), 60, f"the end of {old}")
+
+
+STEPS: dict[str, Callable[[Path], None]] = {
+    "gunicorn HUP": hup_gateway,
+    "gunicorn USR2": upgrade_gateway,
+    "nginx HUP": hup_nginx,
+}
+
+
+def stored(home: Path) -> list[str]:
+    return [choice for (choice,) in harness.ask(home, "SELECT choice FROM votes")]
+
+
+@pytest.mark.parametrize("rate, kept, fresh, pause", [("low", 12, 4, 2.0), ("high", 12, 4, 0.0)])
+def test_a_reload_under_load_fails_no_request(
+    tmp: Path,
+    request: pytest.FixtureRequest,
+    record_property: Callable[[str, object], None],
+    rate: str,
+    kept: int,
+    fresh: int,
+    pause: float,
+) -> None:
+    times = request.config.getoption("--reloads")
+    spans: dict[str, list[tuple[float, float]]] = {name: [] for name in STEPS}
+    answered = dict.fromkeys(STEPS, 0)
+    with installation(tmp) as up:
+        with Load(up.port, kept, fresh, pause) as load:
+            for _ in range(times):
+                for name, step in STEPS.items():
+                    start, before = time.monotonic(), len(load.acknowledged)
+                    step(tmp.resolve())
+                    spans[name].append((start, time.monotonic()))
+                    answered[name] += len(load.acknowledged) - before
+        wanted = sorted(load.acknowledged)
+        with contextlib.suppress(AssertionError):  # the next line says what is wrong
+            poll(lambda: len(stored(tmp)) >= len(wanted), 30)
+        assert sorted(stored(tmp)) == wanted
+
+        def during(these: list[Sent], name: str) -> int:
+            return sum(any(one.sent <= end and one.ended >= start for start, end in spans[name]) for one in these)
+
+        head = ("reload", "times", "answered", "failed", "sent again")
+        for name in STEPS:
+            counts = len(spans[name]), answered[name], during(load.failed, name), during(load.again, name)
+            record_property("row", ("Reloads under load", head, (f"{name}, {rate} rate", *map(str, counts))))
+        assert load.failed == load.again == []
+        said = up.said()
+        assert "Traceback" not in said and "hung up on" not in said
+
+
+def test_while_nginx_is_about_to_reload_a_good_answer_is_the_same_and_the_last_on_its_connection(tmp: Path) -> None:
+    own = tmp / "own.py"
+    own.write_text(
+        "from sluice import Route, reply\n"
+        "ROUTES = {f'/{n}': Route('own', each) for n, each in enumerate([\n"
+        "    reply('201 Created', b'# \"$uri\";', 'text/plain; charset=utf-8'),\n"
+        "    reply('202 Accepted', b'', 'text/plain'),\n"
+        "    reply('200 OK', b'{}', 'application/json', ('Location', '/')),\n"
+        "    reply('200 OK', b'two\\nlines'),\n"
+        "    reply('203 Non-Authoritative Information', b'{}'),\n"
+        "])}\n"
+    )
+    keys = tmp / "keys"
+    keys.write_text(f"{'k' * 32} me;\n")
+    keys.chmod(0o600)
+    paths = [*ROUTES, "/%76otes?a=%20", "/0", "/1"]
+    stay = ["/2", "/3", "/4"]  # nginx cannot say these for the gateway
+    headers = {"Origin": "https://a.example", "X-API-Key": "k" * 32}
+    env = {"INGEST_CORS": " ".join([*ROUTES, headers["Origin"]]), "INGEST_API_KEYS": keys}
+    closing = tmp / "run/closing"
+    posted = 0
+
+    with (
+        redis_server(tmp, appendonly="no") as redis,
+        gateway(tmp, redis, env={"INGEST_ROUTES": own}),
+        nginx(tmp, env) as web,
+        contextlib.ExitStack() as stack,
+    ):
+        connections = {path: stack.enter_context(connect(web.port)) for path in paths + stay}
+
+        def answers() -> dict[str, Answer]:
+            """Of all paths, each on its connection; without what says when, and how long that stays."""
+            nonlocal posted
+            posted += len(connections)
+            given = {path: post(connections[path], path, b"b" * 100_000, headers) for path in connections}
+            for _, fields, _ in given.values():
+                del fields["date"]
+            return given
+
+        def last() -> bool:
+            nonlocal posted
+            posted += 1
+            return post(web.port, "/votes", b"{}", headers)[1]["connection"] == "close"
+
+        before = answers()
+        assert {fields.pop("connection") for _, fields, _ in before.values()} == {"keep-alive"}
+        closing.touch()
+        poll(last)
+        after = answers()
+        assert {path for path in after if after[path][1].pop("connection") == "close"} == set(paths)
+        assert after == before
+        assert after["/0"][2] == b'# "$uri";' and after["/write"][0] == 204
+        assert all(connections[path].recv(1) == b"" for path in paths)
+        assert post(web.port, "/votes", b"{}")[0] == 401
+        closing.unlink()
+        poll(lambda: not last())
+        with client.Redis(unix_socket_path=str(redis.socket)) as db:
+            assert sum(db.llen(f"ingest:{{{stream}}}") for stream in ("metrics", "gps", "votes", "own")) == posted
+
+
+def test_nginx_hangs_up_before_a_gateway_that_is_told_to_stop_would(tmp: Path) -> None:
+    with redis_server(tmp, appendonly="no") as redis, gateway(tmp, redis) as behind, nginx(tmp) as web:
+        for _ in range(20):
+            assert post(web.port, "/votes", b"{}")[0] == 200  # each of nginx's processes keeps a connection now
+        behind.process.terminate()
+        assert behind.process.wait(20) == 0
+        assert "hung up on" not in behind.said()
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_reload_replaces_all_but_redis_and_bin_up_looks_after_what_has_replaced_it(tmp: Path, runtime: str) -> None:
+    with installation(tmp, {"INGEST_RUNTIME": runtime}) as up:
+        (redis,) = up.pids("redis")
+        before = {name: set(up.pids(name)) for name in ("gateway", "worker", "nginx")}
+        for more in [], ["--nginx", "--notice=0"]:
+            command = [str(ROOT / "bin/sluice"), "reload", *more]
+            done = subprocess.run(command, env=environment(tmp), capture_output=True, text=True, timeout=120)
+            assert (done.returncode, done.stderr) == (0, "")
+            replaced = [line.split(":")[0] for line in done.stdout.splitlines()]
+            assert replaced == ["gateway", "metrics", "page", "worker", *(["nginx"] if more else [])]
+            assert (before["nginx"] == set(up.pids("nginx"))) == (not more)
+        poll(lambda: up.said().count("up       | upgraded: gateway") == 2)
+        assert "ended what an earlier one had left" not in up.said()
+        assert not before["gateway"] & set(up.pids("gateway"))
+        assert not before["worker"] & set(up.pids("worker"))
+        poll(lambda: len(before["nginx"] & set(up.pids("nginx"))) == 1, what="the end of nginx's old processes")
+        assert up.pids("redis") == [redis]
+        heir = reload.master(tmp.resolve(), "gateway")
+        os.kill(heir, signal.SIGKILL)
+        poll(lambda: any(launch.leads(pid) for pid in up.pids("gateway") if pid != heir), what="another gateway")
+        poll(lambda: post(up.port, "/votes", b'{"poll":"p","choice":"a"}')[0] == 200, what="a write")
+        up.process.terminate()
+        assert up.process.wait(10) == 0
+        assert up.pids("gateway") == []
+
+
+def test_an_upload_that_takes_longer_than_two_reloads_is_answered(tmp: Path) -> None:
+    with installation(tmp) as up, connect(up.port) as slow:
+        slow.sendall(b"POST /votes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 25\r\n\r\n")
+        slow.sendall(b'{"poll":"p",')
+        for _ in range(2):
+            command = [str(ROOT / "bin/sluice"), "reload", "--nginx", "--notice=0"]
+            subprocess.run(command, env=environment(tmp), check=True, timeout=120)
+        slow.sendall(b'"choice":"a"}')
+        assert answer(slow)[0] == 200
+        poll(lambda: stored(tmp) == ["a"])
+
+
+def test_a_gateway_that_cannot_start_does_not_replace_the_one_that_runs(tmp: Path) -> None:
+    module = tmp / "mine.py"
+    module.write_text("ROUTES = {}")
+    command = [str(ROOT / "bin/sluice"), "reload"]
+    with installation(tmp, {"INGEST_ROUTES": module}) as up:
+        before = set(up.pids("gateway"))
+        module.write_text("import os\nROUTES = {}\nassert 'GUNICORN_PID' not in os.environ")  # only in a new gateway
+        done = subprocess.run(command, env=environment(tmp), capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert "the new gateway does not start, the old one goes on" in done.stderr
+        module.write_text("ROUTES = 1")
+        done = subprocess.run(command, env=environment(tmp), capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stderr) == (2, f"sluice: INGEST_ROUTES='{module}' has no dictionary ROUTES.\n")
+        assert set(up.pids("gateway")) == before
+        assert post(up.port, "/votes", b"{}")[0] == 200
+
+
+def test_a_reload_where_nothing_runs_says_so_in_one_line(tmp: Path) -> None:
+    done = subprocess.run([ROOT / "bin/sluice", "reload"], env=environment(tmp), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, f"sluice: no gateway runs in {tmp}; does bin/up?\n")

@@ -1,0 +1,375 @@
+"""Sluice under systemd: the units as systemd reads them, and what gateway and worker do with what it gives them.
+
+A systemd of its own boots in tests/bare.py (bin/test --bare); here its part is played by the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from sluice import settings
+from sluice.drill.harness import (
+    PYTHON,
+    ROOT,
+    answer,
+    connect,
+    environment,
+    gateway,
+    get,
+    nginx,
+    poll,
+    post,
+    redis_server,
+    running,
+)
+from sluice.run import services
+
+UNITS = (
+    "sluice-gateway.service", "sluice-worker@1.service", "nginx.service", "redis-server@sluice.service",
+    "sluice-metrics.service", "sluice-page.service",
+)  # fmt: skip
+EXPOSED = 2.0  # of 10: what `systemd-analyze security` may say at most; it calls this OK
+EVERY = {"INGEST_RUNTIME": "pypy", "INGEST_SINK": "postgresql://host/database"}
+
+
+def installed(tmp: Path, env: dict[str, str]) -> Path:
+    """The units of an installation with these settings, and the system's own that they complete."""
+    folder = tmp / "units"
+    for path, text in services.files(settings.load(services.given("", env)), ROOT).items():
+        if services.UNITS in path.parents:
+            place = folder / path.relative_to(services.UNITS)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text)
+    return folder
+
+
+def analyze(units: Path, *words: str) -> subprocess.CompletedProcess:
+    env = os.environ | {"SYSTEMD_UNIT_PATH": f"{units}:/lib/systemd/system", "SYSTEMD_COLORS": "0"}
+    return subprocess.run(["systemd-analyze", *words], capture_output=True, text=True, env=env, timeout=60)
+
+
+@pytest.mark.parametrize("env", [{}, EVERY], ids=["as it comes", "pypy and postgresql"])
+def test_systemd_finds_nothing_wrong_with_the_units(env: dict[str, str], tmp: Path) -> None:
+    done = analyze(installed(tmp, env), "verify", "--man=no", "sluice.target", "sluice-gateway.socket", *UNITS)
+    assert (done.returncode, done.stderr + done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("env", [{}, EVERY], ids=["as it comes", "pypy and postgresql"])
+@pytest.mark.parametrize("unit", UNITS)
+def test_systemd_calls_the_sandbox_of_each_unit_ok_or_better(unit: str, env: dict[str, str], tmp: Path) -> None:
+    done = analyze(installed(tmp, env), "security", "--offline=true", f"--threshold={EXPOSED * 10:.0f}", unit)
+    print(done.stdout.splitlines()[-1])
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("runtime", PYTHON)
+def test_the_gateway_may_write_code_on_pypy_only(runtime: str, tmp: Path) -> None:
+    units = installed(tmp, {"INGEST_RUNTIME": runtime})
+    done = analyze(units, "security", "--offline=true", "--json=short", "sluice-gateway.service")
+    denied = {row["json_field"]: row["set"] for row in json.loads(done.stdout)}["MemoryDenyWriteExecute"]
+    assert denied == (runtime != "pypy")
+
+
+def test_the_units_do_what_the_settings_say(tmp: Path) -> None:
+    plain, every = (services.files(settings.load(services.given("", env)), Path("/srv/sluice")) for env in ({}, EVERY))
+    more = {"sluice-gateway.service.d/zz-pypy.conf", "sluice-worker@.service.d/network.conf"}
+    more |= {f"{unit}.d/network.conf" for unit in services.READERS}
+    assert {str(path.relative_to(services.UNITS)) for path in every.keys() - plain.keys()} == more
+    unit = plain[services.UNITS / "sluice-gateway.service"]
+    assert "ExecStart=/srv/sluice/.venv/bin/python" in unit
+    assert "/opt/sluice" not in "".join(every.values())
+
+
+def test_every_program_of_bin_up_has_a_unit() -> None:
+    programs = set(re.findall(r"^\[program:(\w+)\]", (ROOT / "deploy/supervisord.conf").read_text(), re.M))
+    names = {re.sub(r"^sluice-|-server|@.*|\.service.*", "", path.name) for path in (ROOT / "systemd").iterdir()}
+    assert programs - names <= {"more", "scale"}  # INGEST_WORKERS=auto is for bin/up
+
+
+def test_every_limit_of_the_kernel_that_is_set_is_one() -> None:
+    lines = re.findall(r"^([\w.]+) = ", (ROOT / "deploy/systemd/sysctl.conf").read_text(), re.M)
+    assert len(lines) == 5
+    assert [name for name in lines if not Path("/proc/sys", name.replace(".", "/")).exists()] == []
+
+
+def test_settings_of_the_environment_are_written_over_those_of_the_file() -> None:
+    file = services.defaults(services.given("", {"INGEST_PORT": "80", "INGEST_SINK": "postgresql:///x?a='b'&c=d e"}))
+    found = services.given(file, {"INGEST_PORT": "81", "HOME": "/root"})
+    assert found == {
+        "INGEST_HOME": "/var/lib/sluice",
+        "INGEST_PORT": "81",
+        "INGEST_SINK": "postgresql:///x?a='b'&c=d e",
+    }
+    assert services.given(services.defaults(found), {}) == found
+
+
+@pytest.mark.parametrize(
+    "env, status, words",
+    [
+        ({"INGEST_HOME": "/srv"}, 2, "INGEST_HOME and INGEST_REDIS are not for services"),
+        ({"INGEST_PORT": "http"}, 2, "INGEST_PORT='http' makes no sense here"),
+        ({"INGEST_SINK": "sqlite:////srv/x.db"}, 2, "the services write in /var/lib/sluice only"),
+        ({}, 1, "a service would not see" if os.geteuid() == 0 else "services are root's to set up"),
+    ],
+)
+def test_what_services_cannot_have_is_told_in_one_line(env: dict[str, str], status: int, words: str, tmp: Path) -> None:
+    script = f"import sys; from pathlib import Path; from ops import services; services.DEFAULTS = Path('{tmp}/none')\n"
+    script += "services.ROOT = Path('/home/ann/sluice')\nsys.exit(services.main([]))"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("INGEST_")} | env
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (status, "", 1)
+    assert words in done.stderr
+
+
+# --- what systemd gives a program, and what it gets back -------------------------------------------------------------
+
+
+class Manager:
+    """Plays systemd's part towards one program: hears what it is notified of, holds its sockets."""
+
+    def __init__(self, tmp: Path) -> None:
+        self.path = tmp / "notify"
+        self.inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.inbox.bind(str(self.path))
+        self.inbox.setblocking(False)
+
+    def heard(self) -> list[str]:
+        """All that came since the last time."""
+        lines: list[str] = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                lines += self.inbox.recv(4096).decode().splitlines()
+        return lines
+
+    def env(self, seconds: float = 0.3) -> dict[str, str]:
+        """What a unit with such a WatchdogSec= has in its environment, its lines going to the journal."""
+        return {
+            "NOTIFY_SOCKET": str(self.path),
+            "WATCHDOG_USEC": f"{seconds * 1e6:.0f}",
+            "JOURNAL_STREAM": "8:1",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+
+@pytest.fixture
+def manager(tmp: Path) -> Iterator[Manager]:
+    found = Manager(tmp)
+    yield found
+    found.inbox.close()
+
+
+def alive(manager: Manager) -> None:
+    poll(lambda: "WATCHDOG=1" in manager.heard(), what="a sign of life")
+
+
+def test_the_worker_says_that_it_is_ready_and_goes_on_to_show_that_it_lives(tmp: Path, manager: Manager) -> None:
+    with redis_server(tmp, appendfsync="no") as redis:
+        env = environment(tmp, manager.env() | {"INGEST_REDIS": str(redis.socket)})
+        with running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", env) as worker:
+            poll(lambda: "READY=1" in manager.heard())
+            alive(manager)
+            alive(manager)
+            os.kill(redis.pid, signal.SIGKILL)  # waiting for Redis it lives all the same
+            poll(lambda: "Redis is away" in (tmp / "worker.out").read_text())
+            manager.heard()
+            alive(manager)
+            os.kill(worker.pid, signal.SIGSTOP)
+            state = Path(f"/proc/{worker.pid}/stat")
+            poll(lambda: state.read_text().split()[2] == "T")
+            manager.heard()
+            assert not select.select([manager.inbox], [], [], 1.0)[0]
+            os.kill(worker.pid, signal.SIGCONT)
+            alive(manager)
+
+
+@pytest.mark.parametrize("runtime", PYTHON)
+def test_the_gateway_says_that_it_is_ready_and_shows_that_its_loop_turns(
+    runtime: str, tmp: Path, manager: Manager
+) -> None:
+    with redis_server(tmp, appendfsync="no") as redis, gateway(tmp, redis, runtime, env=manager.env()) as server:
+        assert "READY=1" in manager.heard()
+        alive(manager)
+        alive(manager)
+        # the commit waits for Redis, and the whole loop with it: longer than that, and systemd would start it anew
+        os.kill(redis.pid, signal.SIGSTOP)
+        with connect(server.socket) as client:
+            client.sendall(b"POST /votes HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+            manager.heard()
+            assert answer(client)[0] == 503  # after spool.TIMEOUT
+            assert len(manager.heard()) <= 2
+        os.kill(redis.pid, signal.SIGCONT)
+        alive(manager)
+
+
+@contextlib.contextmanager
+def activated(tmp: Path, sockets: list[socket.socket], env: dict[str, str], runtime: str) -> Iterator[subprocess.Popen]:
+    """The gateway with listening sockets that it inherits, as from sluice-gateway.socket."""
+    words = " ".join(f"{at}<&{sock.fileno()}" for at, sock in enumerate(sockets, 3))
+    command = f'exec {words}; LISTEN_PID=$$ LISTEN_FDS={len(sockets)} exec "$0" -m gunicorn'
+    with open(tmp / "gateway.out", "ab") as out:
+        process = subprocess.Popen(
+            ["bash", "-c", command, PYTHON[runtime]], cwd=ROOT, env=env, stdout=out, stderr=out,
+            pass_fds=[sock.fileno() for sock in sockets], start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        process.wait(15)
+
+
+class Load(threading.Thread):
+    """Posts without a pause through one connection, or a fresh one each time; counts what failed."""
+
+    def __init__(self, port: int, fresh: bool) -> None:
+        super().__init__(daemon=True)
+        self.port, self.fresh = port, fresh
+        self.taken, self.ended = 0, threading.Event()
+        self.failed: list[str] = []
+
+    def run(self) -> None:
+        connection = connect(self.port, 30)
+        while not self.ended.is_set():
+            try:
+                if self.fresh:
+                    connection.close()
+                    connection = connect(self.port, 30)
+                status = post(connection, "/votes", b'{"poll":"p","choice":"a"}')[0]
+                self.taken += status == 200
+                self.failed += [str(status)] if status != 200 else []
+            except (OSError, EOFError) as error:
+                self.failed.append(repr(error))
+                connection = connect(self.port, 30)
+        connection.close()
+
+
+def went_on(load: Load, taken: int) -> bool:
+    return load.taken > taken or bool(load.failed)
+
+
+@pytest.mark.parametrize("runtime", PYTHON)
+def test_restarted_again_and_again_behind_sockets_that_stay_it_fails_no_request(runtime: str, tmp: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        redis = stack.enter_context(redis_server(tmp, appendfsync="no"))
+        front = stack.enter_context(nginx(tmp))
+        env = environment(tmp, {"INGEST_REDIS": redis.socket})
+        sockets = []
+        for path in settings.load(env).gateway_sockets:
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+            sock.bind(str(path))
+            sock.listen(4096)
+            sockets.append(sock)
+        loads = [Load(front.port, fresh) for fresh in (False, True, True)]
+        for _ in range(4):
+            with activated(tmp, sockets, env, runtime):
+                poll(lambda: get(front.port, "/readyz")[0] == 200)
+                for load in loads:
+                    if not load.ident:
+                        load.start()
+                    poll(partial(went_on, load, load.taken + 5))
+            # nothing listens now; what comes waits
+        with activated(tmp, sockets, env, runtime):
+            for load in loads:
+                load.ended.set()
+                load.join()
+        assert [load.failed for load in loads] == [[], [], []]
+        with connect(redis.socket) as connection:
+            connection.sendall(b"LLEN ingest:{votes}\r\n")
+            assert int(connection.recv(64)[1:]) == sum(load.taken for load in loads)
+
+
+def test_clients_hear_of_a_reload_of_nginx_before_it(tmp: Path) -> None:
+    def connection() -> str:
+        return post(front.port, "/votes", b"{}")[1]["connection"]
+
+    unit = (ROOT / "deploy/systemd/nginx.service.d/sluice.conf").read_text()
+    with redis_server(tmp, appendonly="no") as redis, gateway(tmp, redis), nginx(tmp) as front:
+        places = {"/var/lib/sluice": tmp, "/run/sluice": tmp / "run", "$MAINPID": front.pid}
+        for line in re.findall(r"^ExecReload=(.+)$", unit, re.M):
+            if "-HUP" in line:
+                assert connection() == "close"
+            for place, here in places.items():
+                line = line.replace(place, str(here))
+            subprocess.run(line.split(), check=True, timeout=60)
+        poll(lambda: connection() == "keep-alive")
+
+
+def test_lines_go_to_the_journal_with_their_priority(tmp: Path, manager: Manager) -> None:
+    with redis_server(tmp, appendfsync="no") as redis:
+        env = manager.env() | {"INGEST_REDIS": str(redis.socket)}
+        with gateway(tmp, redis, env=env) as server:
+            pass
+        with running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", environment(tmp, env)):
+            os.kill(redis.pid, signal.SIGKILL)
+            poll(lambda: "Redis is away" in (tmp / "worker.out").read_text())
+    lines = server.said().splitlines() + (tmp / "worker.out").read_text().splitlines()
+    assert [line for line in lines if not re.match(r"<[0-7]>[\w.]+: ", line)] == []
+    assert any(line.startswith("<4>sluice.worker: redis: Redis is away") for line in lines)
+    assert any(line.startswith("<6>gunicorn.error: Starting gunicorn") for line in lines)
+
+
+@pytest.mark.parametrize("runtime", PYTHON)
+def test_lines_are_json_on_request(runtime: str, tmp: Path) -> None:
+    env = {"INGEST_LOG": "json"}
+    with redis_server(tmp, appendfsync="no") as redis:
+        with gateway(tmp, redis, runtime, env=env) as server:
+            pass
+        with running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", environment(tmp, env)):
+            os.kill(redis.pid, signal.SIGKILL)
+            poll(lambda: "Redis is away" in (tmp / "worker.out").read_text())
+    lines = [json.loads(line) for line in (server.said() + (tmp / "worker.out").read_text()).splitlines()]
+    assert {tuple(line) for line in lines} == {("time", "level", "logger", "process", "message")}
+    assert {line["level"] for line in lines} == {"info", "warning"}
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"]) for line in lines)
+
+
+def test_an_error_is_one_line_of_json_with_its_traceback() -> None:
+    script = "import logging, service; h = logging.StreamHandler(); h.setFormatter(service.formatter('json'))\n"
+    script += "logging.getLogger().addHandler(h)\ntry: 1 / 0\nexcept Exception: logging.exception('it \\'broke\\'')"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    line = json.loads(done.stderr)
+    assert (line["level"], line["message"]) == ("error", "it 'broke'")
+    assert "ZeroDivisionError" in line["traceback"]
+
+
+# --- Vagrant ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_path_and_port_in_the_vagrantfile_is_there() -> None:
+    text = (ROOT / "Vagrantfile").read_text()
+    code = "".join(line.partition("#")[0] for line in text.splitlines(keepends=True))
+    paths = re.findall(r"/opt/sluice/([\w./-]+)", code)
+    assert "bin/provision" in paths and "bench" in paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    assert re.findall(r"guest: (\d+), host: (\d+)", code) == [("8080", "8080")]
+    assert settings.load({}).port == 8080
+    excluded = re.findall(r'"([\w./-]+)/"', code)
+    assert {".venv", ".venv-pypy", "bench/.venv", "var"} <= set(excluded)
+    usage = subprocess.run([ROOT / "bin/provision", "?"], capture_output=True, text=True).stderr
+    assert all(f"|{target}|" in usage for target in re.findall(r"bin/provision (\w+)", code))
+
+
+def test_the_siege_may_be_started_from_anywhere_by_a_link(tmp: Path) -> None:
+    (tmp / "bench").symlink_to(ROOT / "bench")
+    for name in "siege", "wrk":  # so that there is nothing to install
+        (tmp / name).write_text("#!/bin/sh\n")
+        (tmp / name).chmod(0o755)
+    env = environment(tmp, {"INGEST_PORT": "1", "PATH": f"{tmp}:{os.environ['PATH']}"})
+    done = subprocess.run(["bench/siege.sh"], cwd=tmp, env=env, capture_output=True, text=True, timeout=30)
+    assert "nothing listens on port 1" in done.stderr

@@ -1,0 +1,374 @@
+"""bin/up: what a newcomer sees, what a restart keeps, and what happens when any of its processes is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import subprocess
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from sluice.drill.harness import (
+    ROOT,
+    Server,
+    answer,
+    ask,
+    connect,
+    environment,
+    free_port,
+    get,
+    installation,
+    poll,
+    post,
+    running,
+)
+
+PROGRAMS = ("redis", "worker", "gateway", "nginx")
+
+
+def vote(up: Server, choice: str) -> int:
+    return post(up.port, "/votes", b'{"poll":"p","choice":"%b"}' % choice.encode())[0]
+
+
+def choices(up: Server) -> list[str]:
+    """What is stored, in the order of arrival."""
+    return [choice for (choice,) in ask(up.home, "SELECT choice FROM votes ORDER BY rowid")]
+
+
+def stop(up: Server, number: int = signal.SIGTERM) -> int:
+    """Ask it to stop; its status. The ten seconds are a promise."""
+    up.process.send_signal(number)
+    return up.process.wait(10)
+
+
+def refused(env: dict[str, object], tmp: Path) -> tuple[int, str]:
+    """The status and the words of a bin/up that does not start."""
+    done = subprocess.run([ROOT / "bin/up"], env=environment(tmp, env), capture_output=True, text=True, timeout=60)
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+def test_a_vote_is_answered_and_stored_at_once(tmp: Path) -> None:
+    with installation(tmp) as up:
+        assert post(up.port, "/votes", b'{"poll":"p","choice":"oreo"}')[::2] == (200, b'{"message":"OK"}')
+        poll(lambda: choices(up) == ["oreo"], 3)
+
+
+def test_the_first_screen_says_where_it_is_and_what_to_try(tmp: Path) -> None:
+    with installation(tmp) as up:
+        screen = up.said()
+        assert f"http://localhost:{up.port}" in screen
+        assert f"""curl -d '{{"poll":"cookies","choice":"oreo"}}' localhost:{up.port}/votes""" in screen
+        assert f"{tmp}/ingest.db" in screen
+        assert "Ctrl-C" in screen
+
+
+def test_every_line_of_the_log_names_its_program(tmp: Path) -> None:
+    with installation(tmp) as up:
+        os.kill(up.pids("worker")[0], signal.SIGKILL)
+        poll(lambda: "up       | exited: worker" in up.said())
+        assert stop(up) == 0
+        lines = up.said().split("\n\n")[-1].splitlines()
+        assert {line[:11] for line in lines} >= {"up       | ", "gateway  | ", "redis    | "}
+        assert [line for line in lines if not re.match(r"(up|redis|worker|gateway|nginx) +\| ", line)] == []
+        # and the same without the name in files
+        assert "Listening at" in (tmp / "log/gateway.log").read_text()
+
+
+def test_everything_it_writes_is_private(tmp: Path) -> None:
+    home = tmp / "home"
+    with installation(home) as up:
+        vote(up, "a")
+        poll(lambda: choices(up))
+        paths = [path for path in home.rglob("*") if path != home / "up.out"]  # which the test writes
+        assert len(paths) > 20
+        assert [path for path in paths if path.lstat().st_mode & 0o077] == []
+
+
+def test_a_second_start_installs_nothing_and_takes_less_than_three_seconds(tmp: Path) -> None:
+    with installation(tmp):
+        pass
+    (tmp / "up.out").unlink()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with installation(tmp) as up:
+        assert "install" not in up.said()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # of CPU, with the stop: what the clock says depends on what else the machine does
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_stops_it_in_order_and_what_was_taken_waits_for_the_next_start(number: int, tmp: Path) -> None:
+    with installation(tmp, {"INGEST_WORKERS": 0}) as up:
+        assert up.pids("worker") == []
+        assert [vote(up, str(n)) for n in range(100)] == [200] * 100
+        assert stop(up, number) == 0
+        assert [up.pids(name) for name in PROGRAMS] == [[], [], [], []]
+        order = ["gateway  | .*Shutting down: Master", "redis    | .*ready to exit"]
+        assert re.search(".*".join(order), up.said(), re.DOTALL)
+        assert "SIGKILL" not in up.said()
+    with installation(tmp) as up:
+        poll(lambda: choices(up) == [str(n) for n in range(100)])
+
+
+def test_a_request_under_way_is_answered_and_kept_while_it_stops(tmp: Path) -> None:
+    with installation(tmp) as up, connect(up.port) as connection:
+        connection.sendall(b"POST /votes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 25\r\n\r\n")
+        connection.sendall(b'{"poll":"p",')
+        poll(lambda: get(up.port, "/healthz")[0] == 200)  # nginx has read the beginning by now
+        up.process.terminate()
+        poll(lambda: not listens(up.port))
+        connection.sendall(b'"choice":"a"}')
+        assert answer(connection)[0] == 200
+        assert up.process.wait(10) == 0
+    with installation(tmp) as up:
+        poll(lambda: choices(up) == ["a"])
+
+
+def test_a_client_that_never_ends_its_request_does_not_hold_up_the_stop(tmp: Path) -> None:
+    with installation(tmp) as up, connect(up.port) as connection:
+        connection.sendall(b"POST /votes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 25\r\n\r\nhalf")
+        poll(lambda: get(up.port, "/healthz")[0] == 200)  # nginx has read the beginning by now
+        assert stop(up) == 0
+
+
+def listens(port: int) -> bool:
+    try:
+        connect(port, 1).close()
+    except OSError:
+        return False
+    return True
+
+
+class Poster:
+    """Posts one vote after the other from a thread, and notes those that got their 2xx."""
+
+    def __init__(self, up: Server) -> None:
+        self.up, self.ended = up, False
+        self.taken: list[str] = []
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self) -> None:
+        number = 0
+        while not self.ended:
+            try:
+                with connect(self.up.port, 5) as connection:
+                    while not self.ended:
+                        number += 1
+                        body = b'{"poll":"p","choice":"%d"}' % number
+                        if post(connection, "/votes", body)[0] == 200:
+                            self.taken.append(str(number))
+            except (OSError, EOFError):  # no answer: not known, and not repeated
+                pass
+
+    def __enter__(self) -> Poster:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended = True
+        self.thread.join()
+
+    def more(self) -> None:
+        """Wait until another vote is taken."""
+        count = len(self.taken)
+        poll(lambda: len(self.taken) > count, 20, "another vote to be taken")
+
+
+def back_after(up: Server, name: str, before: list[int]) -> float:
+    """Wait until a program has a process that it did not have before; the seconds that it took."""
+    start = time.monotonic()
+    poll(lambda: set(up.pids(name)) - set(before), 20, f"another {name}")
+    return time.monotonic() - start
+
+
+def gone(up: Server, name: str, before: list[int]) -> bool:
+    return not set(before) & set(up.pids(name))
+
+
+VICTIMS = {
+    "redis": ("redis", 0),
+    "worker": ("worker", 0),
+    "gunicorns_master": ("gateway", 0),
+    "gunicorns_worker": ("gateway", 1),
+    "nginxs_master": ("nginx", 0),
+}
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_ten_times_killed_it_comes_back_at_once_and_nothing_taken_is_lost_or_doubled(victim: str, tmp: Path) -> None:
+    name, index = VICTIMS[victim]
+    with installation(tmp) as up, Poster(up) as poster:
+        others = {other: up.pids(other) for other in PROGRAMS if other != name}
+        seconds = []
+        for _ in range(10):
+            poster.more()
+            before = up.pids(name)
+            os.kill(before[index], signal.SIGKILL)
+            seconds.append(back_after(up, name, before))
+            poster.more()
+            if index == 0:
+                poll(partial(gone, up, name, before), 20, "the end of what was left of it")
+        poster.ended = True
+        poster.thread.join()
+        # the rest went on
+        assert {other: up.pids(other) for other in others} == others
+        poll(lambda: set(poster.taken) <= set(choices(up)), 15)
+        stored = choices(up)
+        assert len(stored) == len(set(stored))
+        print(f"{victim}: {len(poster.taken)} taken, back after {sorted(seconds)} s")
+        assert sorted(seconds)[4] < 1  # the promise; a machine that is busy otherwise may break it now and then
+
+
+def test_killed_ten_times_in_a_burst_it_is_still_started_again(tmp: Path) -> None:
+    with installation(tmp) as up:
+        for name in PROGRAMS:
+            for _ in range(10):
+                pid = poll(partial(up.pids, name))[0]
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        poll(lambda: vote(up, "after") == 200)
+        poll(lambda: choices(up) == ["after"])
+
+
+def test_what_a_killed_supervisor_left_is_ended_and_taken_over(tmp: Path) -> None:
+    with installation(tmp) as up:
+        assert vote(up, "a") == 200
+        up.process.kill()
+        up.process.wait()
+        os.kill(up.pids("worker")[0], signal.SIGSTOP)  # it has to be waited for
+        assert vote(up, "b") == 200  # the rest runs on without it
+        left = [pid for name in PROGRAMS for pid in up.pids(name)]
+        closing = tmp / "run/closing"
+        closing.touch()  # a reload was killed too
+        with installation(tmp, {"INGEST_PORT": up.port}) as again:
+            poll(lambda: choices(again) == ["a", "b"])
+            assert not closing.exists()
+            ended = re.findall(r"An earlier bin/up was killed; ended the (\w+) that it left", again.said())
+            assert ended[-4:] == ["worker", "nginx", "gateway", "redis"]  # writes are taken until the worker has ended
+            assert set(left).isdisjoint(pid for name in PROGRAMS for pid in again.pids(name))
+
+
+def test_it_goes_on_when_nobody_reads_its_lines_any_more(tmp: Path) -> None:
+    port = free_port()
+    env = environment(tmp, {"INGEST_PORT": port})
+    process = subprocess.Popen([ROOT / "bin/up"], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        assert process.stdout
+        process.stdout.readline()
+        process.stdout.close()
+        poll(lambda: get(port, "/readyz")[0] == 200, 30)
+        up = Server(process, tmp / "none", tmp, port)
+        os.kill(up.pids("worker")[0], signal.SIGKILL)  # something to tell
+        vote(up, "a")
+        poll(lambda: choices(up) == ["a"])
+        assert stop(up) == 0
+    finally:
+        process.kill()
+
+
+def test_a_second_one_in_the_same_home_says_so(tmp: Path) -> None:
+    with installation(tmp) as up:
+        status, words = refused({"INGEST_PORT": free_port()}, tmp)
+        assert (status, words.count("\n")) == (1, 1)
+        assert f"bin/up is running in {tmp} already" in words
+        assert vote(up, "a") == 200
+
+
+def test_a_port_in_use_is_told_in_one_line(tmp: Path) -> None:
+    with installation(tmp) as up:
+        status, words = refused({"INGEST_PORT": up.port}, tmp / "other")
+        assert (status, words) == (1, f"sluice: port {up.port} is in use; INGEST_PORT may name another.\n")
+
+
+def test_a_socket_in_use_is_told_in_one_line(tmp: Path) -> None:
+    with installation(tmp):
+        socket = tmp / "run/redis.sock"
+        status, words = refused({"INGEST_PORT": free_port(), "INGEST_REDIS": socket}, tmp / "other")
+        assert (status, words) == (
+            1,
+            f"sluice: a server answers on {socket} already; bin/up starts its own Redis there.\n",
+        )
+
+
+def test_a_home_that_cannot_be_written_is_told_in_one_line(tmp: Path) -> None:
+    (tmp / "file").write_text("")
+    status, words = refused({}, tmp / "file")
+    assert (status, words.count("\n")) == (1, 1)
+    assert f"{tmp}/file cannot be used" in words
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("INGEST_PORT", "http"), ("INGEST_WORKERS", "-1"), ("INGEST_RUNTIME", "jython"), ("INGEST_MAX_BODY", "much")],
+)
+def test_a_setting_that_makes_no_sense_stops_the_start_with_one_line(name: str, value: str, tmp: Path) -> None:
+    home = tmp / "home"
+    status, words = refused({name: value}, home)
+    assert (status, words.count("\n")) == (2, 1)
+    assert words.startswith(f"sluice: {name}='{value}' makes no sense here")
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("name", ["INGEST_ROUTES", "INGEST_RECORDS"])
+def test_a_module_that_cannot_be_imported_stops_the_start_with_one_line(name: str, tmp: Path) -> None:
+    (tmp / "mine.py").write_text("raise RuntimeError('half done')")
+    home = tmp / "home"
+    status, words = refused({name: tmp / "mine.py"}, home)
+    assert (status, words.count("\n")) == (2, 1)
+    assert "half done" in words
+    assert not home.exists()
+
+
+def test_several_gateways_and_workers_run_side_by_side(tmp: Path) -> None:
+    with installation(tmp, {"INGEST_GATEWAYS": 2, "INGEST_WORKERS": 2}) as up:
+        poll(lambda: len(up.pids("gateway")) == 3)  # and the master
+        poll(lambda: up.pids("worker-0") and up.pids("worker-1"))
+        for n in range(50):
+            vote(up, str(n))
+        poll(lambda: sorted(choices(up), key=int) == [str(n) for n in range(50)])
+        assert stop(up) == 0
+
+
+def test_the_gateway_runs_on_pypy_by_the_same_command(tmp: Path) -> None:
+    with installation(tmp, {"INGEST_RUNTIME": "pypy"}) as up:
+        assert "pypy" in os.readlink(f"/proc/{up.pids('gateway')[0]}/exe")
+        assert vote(up, "a") == 200
+        poll(lambda: choices(up) == ["a"])
+        assert stop(up) == 0
+
+
+def test_a_relative_home_is_the_callers(tmp: Path) -> None:
+    port = free_port()
+    env = environment(tmp, {"INGEST_PORT": port, "INGEST_HOME": "a home"})
+    with running(["sh", "-c", f'cd {tmp} && exec "{ROOT}/bin/up"'], tmp / "out", env) as process:
+        poll(lambda: get(port, "/readyz")[0] == 200, 30)
+        assert (tmp / "a home/run/redis.sock").is_socket()
+        process.terminate()
+        assert process.wait(10) == 0
+
+
+def test_durability_and_memory_reach_redis(tmp: Path) -> None:
+    with installation(tmp, {"INGEST_DURABILITY": "everysec", "INGEST_MAX_MEMORY": "64m"}) as up:
+        import redis
+
+        client = redis.Redis(unix_socket_path=str(up.home / "run/redis.sock"), decode_responses=True)
+        wanted = {
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "no-appendfsync-on-rewrite": "no",
+            "aof-use-rdb-preamble": "yes",
+            "maxmemory": str(64 << 20),
+            "maxmemory-policy": "noeviction",
+            "save": "",
+            "port": "0",
+            "unixsocketperm": "700",
+        }
+        assert {name: client.config_get(name)[name] for name in wanted} == wanted

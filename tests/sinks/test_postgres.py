@@ -1,0 +1,654 @@
+"""The PostgreSQL sink against a real server: what only PostgreSQL does. What all sinks do is in test_sinks.py."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+import pytest
+from test_sinks import SinkTests
+
+from postgres import Postgres, postgres_server
+from sluice import settings, sinks
+from sluice.drill import harness
+from sluice.sinks.postgres import ABOUT_ITSELF, BEGIN
+from sluice.spool.contract import Claim
+from sluice.spool.inspector import Inspector
+from sluice.spool.outlet import Lost, Outlet
+from sluice.streams import registry
+from sluice.streams.record import Gps, Record, Reject
+from sluice.streams.registry import Stream
+
+MOST = registry.limits(settings.load({}))
+SECRET = "s3cr3t/with@all:of?it%#"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with postgres_server() as running:
+        yield running
+
+
+@pytest.fixture
+def pg(server: Postgres) -> Postgres:
+    """The server, with an empty database."""
+    server.ask("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    return server
+
+
+def claim(stream: str = "gps", count: int = 1, name: str = "run:1:1") -> Claim:
+    return Claim(stream, name, 1, count, 100, [(1, 0)])
+
+
+def gps(count: int, **bad: Gps) -> Callable[[], Iterator[sinks.Entry]]:
+    """Entries of that many positions; `b3=…` takes the place of the fourth."""
+
+    def entries() -> Iterator[sinks.Entry]:
+        for n in range(count):
+            record = bad.get(f"b{n}", Gps(time=10**18, device=f"d{n}", lat=n / 10, lon=1.5))
+            yield n + 1, 1_700_000_000_000_000 + n, b"body %d" % n, record
+
+    return entries
+
+
+def decoded(stream: str, *bodies: bytes) -> Callable[[], Iterator[sinks.Entry]]:
+    return lambda: (
+        (seq, 1_700_000_000_000_000, body, thing)
+        for seq, body in enumerate(bodies, 1)
+        for thing in registry.STREAMS[stream].decode(body, MOST)
+    )
+
+
+def connect(pg: Postgres, **streams: Stream) -> sinks.Sink:
+    return sinks.connect(pg.url, streams or registry.STREAMS)
+
+
+class PostgresStore:
+    """The server, as the tests of all sinks want it."""
+
+    def __init__(self, pg: Postgres) -> None:
+        self.pg = pg
+        self.url = pg.url
+
+    def ask(self, sql: str) -> list[tuple]:
+        return [tuple(map(simple, row)) for row in self.pg.ask(sql)]
+
+    def refuse(self, table: str, column: str, value: str) -> None:
+        self.pg.ask(f"ALTER TABLE {table} ADD CHECK ({column} <> '{value}')")
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        with self.pg.connect() as db, db.transaction():
+            db.execute("LOCK TABLE batches")
+            yield
+
+
+def simple(value: Any) -> Any:
+    """A value as SQLite would hold it."""
+    if isinstance(value, datetime.datetime):
+        return value.astimezone(datetime.timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if isinstance(value, (dict, list)):
+        return json.dumps(value)
+    if isinstance(value, Decimal):
+        return int(value) if value == int(value) else float(value)
+    return int(value) if isinstance(value, bool) else value
+
+
+class TestPostgres(SinkTests):
+    @pytest.fixture
+    def store(self, pg: Postgres, monkeypatch: pytest.MonkeyPatch) -> PostgresStore:
+        monkeypatch.setattr("sinks.postgres.BEGIN", BEGIN.replace("'5s'", "'200ms'"))
+        return PostgresStore(pg)
+
+
+# --- what is stored ---------------------------------------------------------------------------------------------------
+
+
+def test_a_metric_keeps_its_nanoseconds_its_digits_and_its_type(pg: Postgres):
+    line = b'm,a=b f=0.1,i=9007199254740993i,u=18446744073709551615u,s="21.5",t=t,e=1e308,z=5e-324 1766600000123456789'
+    outcome = connect(pg).persist(claim("metrics"), decoded("metrics", line))
+    assert outcome == (7, 0, False)
+    time = "(time AT TIME ZONE 'UTC')::text"
+    rows = pg.ask(f"SELECT field, value::text, text, type, tags::text, {time}, nanoseconds FROM metrics")
+    assert {row[4:] for row in rows} == {('{"a": "b"}', "2025-12-24 18:13:20.123456", 789)}
+    values = {row[0]: row[1:4] for row in rows}
+    assert float(values.pop("e")[0]) == 1e308 and float(values.pop("z")[0]) == 5e-324
+    assert values == {
+        "f": ("0.1", None, "float"),
+        "i": ("9007199254740993", None, "integer"),
+        "u": ("18446744073709551615", None, "unsigned"),
+        "s": (None, "21.5", "string"),
+        "t": ("1", None, "boolean"),
+    }
+
+
+def test_a_time_is_the_same_on_both_sides_of_2000_and_of_1970(pg: Postgres):
+    times = [-(2**63), -1, 0, 946_684_799_999_999_999, 946_684_800_000_000_000, 2**63 - 1]
+    lines = b"\n".join(b"m,n=%d f=1 %d" % (n, time) for n, time in enumerate(times))
+    connect(pg).persist(claim("metrics"), decoded("metrics", lines))
+    found = pg.ask("SELECT extract(epoch FROM time) * 1000000000 + nanoseconds FROM metrics ORDER BY tags->>'n'")
+    assert [int(row[0]) for row in found] == times
+
+
+def test_a_record_without_a_time_has_that_of_its_arrival(pg: Postgres):
+    connect(pg).persist(claim(), decoded("gps", b'{"device":"a","lat":1,"lon":2}'))
+    assert pg.ask("SELECT received_at = time, received_at = to_timestamp(1700000000) FROM gps") == [(True, True)]
+
+
+class Order(Record):
+    sku: str
+    count: int = 1
+    paid: bool = False
+    price: float | None = None
+    note: int | str | None = None
+    lines: list[dict[str, int]] = []
+
+
+def test_a_stream_of_ones_own_has_a_column_a_field(pg: Postgres):
+    orders = registry.stream("order", Order)  # a word of SQL, too
+    body = b'{"sku":"a","price":2,"note":"7","lines":[{"x":1}]}'
+    entries = ((1, 0, body, thing) for thing in orders.decode(body, MOST))
+    assert connect(pg, order=orders).persist(claim("order"), lambda: entries).records == 1
+    assert pg.ask('SELECT sku, count, paid, price, note, lines, batch, seq FROM "order"') == [
+        ("a", 1, False, 2.0, "7", [{"x": 1}], 1, 1)
+    ]
+
+
+def test_a_new_field_is_a_new_column(pg: Postgres):
+    class Old(Record, kw_only=True):
+        sku: str
+
+    connect(pg, shop=registry.stream("shop", Old)).persist(claim("shop"), lambda: [(1, 0, b"", Old(sku="old"))])
+    new = registry.stream("shop", Order)
+    connect(pg, shop=new).persist(claim("shop", name="2"), lambda: [(1, 0, b"", new.record(sku="new", count=3))])  # type: ignore[call-arg]
+    assert pg.ask("SELECT sku, count, lines FROM shop ORDER BY batch") == [("old", None, None), ("new", 3, [])]
+
+
+def test_many_workers_may_make_the_tables_at_once(pg: Postgres):
+    with ThreadPoolExecutor(8) as pool:
+        opened = list(pool.map(lambda _: connect(pg), range(8)))
+    assert len(opened) == 8
+    assert {row[0] for row in pg.ask("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")} == {
+        *("batches", "dead_letters", "gps", "metrics", "votes")
+    }
+
+
+def test_tables_are_used_without_the_right_to_make_them(pg: Postgres):
+    connect(pg).close()
+    pg.ask(
+        "DROP ROLE IF EXISTS writer; CREATE ROLE writer LOGIN; REVOKE CREATE ON SCHEMA public FROM public;"
+        "GRANT USAGE ON SCHEMA public TO writer;"
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO writer"
+    )
+    try:
+        sink = sinks.connect(pg.url.replace("//sluice@", "//writer@"), registry.STREAMS)
+        assert sink.persist(claim(), gps(3)).records == 3
+        sink.close()
+    finally:
+        pg.ask("DROP OWNED BY writer; DROP ROLE writer")
+
+
+def test_a_column_of_another_type_is_named_and_holds_up_its_stream_alone(pg: Postgres):
+    pg.ask("CREATE TABLE gps (received_at timestamptz, lat real)")
+    sink = connect(pg)
+    with pytest.raises(sinks.Unavailable, match="column lat of table gps is real, where double precision is needed"):
+        sink.persist(claim(), gps(3))
+    assert sink.persist(claim("votes"), decoded("votes", b'{"poll":"a","choice":"b"}')).records == 1
+    assert pg.ask("SELECT count(*) FROM dead_letters") == [(0,)]
+
+
+def test_a_column_that_changes_its_type_under_way_buries_nothing(pg: Postgres):
+    sink = connect(pg)
+    sink.persist(claim(), gps(3))
+    pg.ask("ALTER TABLE gps ALTER lat TYPE real")
+    for said in "incorrect binary data format", "column lat of table gps is real":  # to the row; to the look afterwards
+        with pytest.raises(sinks.Unavailable, match=said):
+            sink.persist(claim(name="2"), gps(3))
+    pg.ask("ALTER TABLE gps ALTER lat TYPE double precision")
+    assert sink.persist(claim(name="2"), gps(3)) == (3, 0, False)
+
+
+# --- poison -----------------------------------------------------------------------------------------------------------
+
+RAISE = """CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  IF new.device = 'bad' THEN RAISE EXCEPTION 'not this one' USING ERRCODE = '%s'; END IF; RETURN new; END $$;
+CREATE TRIGGER refuse %s ON gps FOR EACH ROW EXECUTE FUNCTION refuse()"""
+FIRST = "INSERT INTO gps (received_at, time, device, batch, seq) VALUES (now(), now(), 'bad', 0, 0)"
+BAD = Gps(time=0, device="bad", lat=-1.0, lon=2.0)
+POISON = {
+    "a NUL": ("", Gps(device="a\0", lat=1.0, lon=2.0), "invalid byte sequence"),
+    "a surrogate": ("", Gps(device="\ud800", lat=1.0, lon=2.0), "surrogates not allowed"),
+    "a text for a number": ("", Gps(device="a", lat="north", lon=2.0), "must be real number"),  # type: ignore[arg-type]
+    "a time beyond all time": ("", Gps(time=2**90, device="a", lat=1.0, lon=2.0), "out of range|too large|too big"),
+    "a check": ("ALTER TABLE gps ADD CHECK (lat >= 0)", BAD, "violates check constraint"),
+    "a key": (f"ALTER TABLE gps ADD UNIQUE (device); {FIRST}", BAD, "duplicate key"),
+    "a deferred key": (
+        f"ALTER TABLE gps ADD UNIQUE (device) DEFERRABLE INITIALLY DEFERRED; {FIRST}",
+        *(BAD, "duplicate key"),
+    ),
+    "a trigger": (RAISE % ("P0001", "BEFORE INSERT"), BAD, "not this one"),
+    "a trigger behind": (RAISE % ("P0001", "AFTER INSERT"), BAD, "not this one"),
+    "a trigger with a code of its own": (RAISE % ("GPS01", "BEFORE INSERT"), BAD, "not this one"),
+    "an index that has no room": (
+        "CREATE INDEX ON gps (device)",
+        Gps(device="".join(random.Random(1).choices("abcdefghijklmnop", k=20_000)), lat=1.0, lon=2.0),
+        "index row",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POISON)
+def test_poison_is_buried_and_the_rest_stored(pg: Postgres, name: str):
+    statement, bad, reason = POISON[name]
+    sink = connect(pg)
+    pg.ask(statement)
+    assert sink.persist(claim(count=100), gps(100, b3=bad, b98=bad)) == (98, 2, False)
+    assert pg.ask("SELECT count(*), count(DISTINCT seq) FROM gps WHERE batch > 0") == [(98, 98)]
+    letters = sink.letters("true", 0, 1 << 62, 10, False)
+    assert [(letter.seq, letter.body, letter.whole) for letter in letters] == [
+        (4, b"body 3", True),
+        (99, b"body 98", True),
+    ]
+    assert all(letter.reason.startswith("refused by the database: ") for letter in letters)
+    assert all(re.search(reason, letter.reason) for letter in letters)
+    assert pg.ask("SELECT bodies, records FROM batches") == [(100, 98)]
+
+
+def test_a_number_that_a_column_has_no_room_for_is_poison(pg: Postgres):
+    sink = connect(pg)
+    pg.ask("ALTER TABLE metrics ALTER value TYPE numeric(6, 2)")
+    bodies = b'{"name":"a","value":1}', b'{"name":"a","value":123456789}'
+    assert sink.persist(claim("metrics"), decoded("metrics", *bodies)) == (1, 1, False)
+    assert sink.reasons("true") == [("metrics", "refused by the database: numeric field overflow", 1)]
+
+
+def test_a_reason_never_quotes_a_row(pg: Postgres):
+    sink = connect(pg)
+    pg.ask("ALTER TABLE gps ADD CHECK (device <> 'hush-hush')")
+    sink.persist(claim(), gps(1, b0=Gps(device="hush-hush", lat=1.0, lon=2.0)))
+    assert "hush" not in sink.letters("true", 0, 9, 1, False)[0].reason
+
+
+def test_rejects_among_the_rows_are_buried_in_pieces_and_in_order(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sinks.postgres.LETTERS_SIZE", 1000)
+    reject = Reject(b"x" * 300, "a reason with a \0 and a \ud800", True)
+
+    def entries() -> Iterator[sinks.Entry]:
+        for seq in range(1, 101):
+            yield seq, 0, b"x" * 300, reject if seq % 2 else Gps(device="a", lat=1.0, lon=2.0)
+
+    sink = connect(pg)
+    assert sink.persist(claim(count=100), entries) == (50, 50, False)
+    assert [row[0] for row in pg.ask("SELECT seq FROM dead_letters ORDER BY id")] == list(range(1, 101, 2))
+    assert pg.ask("SELECT DISTINCT reason FROM dead_letters") == [("a reason with a \\0 and a \\ud800",)]
+    assert pg.ask("SELECT count(*) FROM gps") == [(50,)]
+
+
+# --- the same claim twice ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first_one_fails", [False, True])
+def test_of_two_with_one_claim_the_second_waits_for_the_first(pg: Postgres, first_one_fails: bool):
+    first, second = connect(pg), connect(pg)
+
+    def waiting() -> bool:
+        return bool(pg.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
+
+    def entries() -> Iterator[sinks.Entry]:
+        yield from gps(10)()
+        harness.poll(waiting, 10, "the second waits for the first")
+        if first_one_fails:
+            raise Lost("gone")
+
+    with ThreadPoolExecutor(1) as pool:
+        begun = threading.Event()
+
+        def early() -> Iterator[sinks.Entry]:
+            begun.set()
+            yield from entries()
+
+        one = pool.submit(first.persist, claim(count=10), early)
+        assert begun.wait(10)
+        outcome = second.persist(claim(count=10), gps(10))
+        if first_one_fails:
+            assert isinstance(one.exception(10), Lost)
+            assert outcome == (10, 0, False)
+        else:
+            assert one.result(10) == (10, 0, False)
+            assert outcome == (0, 0, True)
+    assert pg.ask("SELECT count(*), count(DISTINCT seq) FROM gps") == [(10, 10)]
+
+
+def test_of_two_replays_at_once_the_second_passes_over_what_the_first_took(pg: Postgres):
+    body = b'{"device":"a","lat":1,"lon":2}'
+    sink, other = connect(pg), connect(pg)
+    sink.persist(claim(), lambda: [(1, 0, body, Reject(body, "once", True))])
+    letters = sink.letters("true", 0, 9, 9, False)
+
+    def waiting() -> bool:
+        return bool(pg.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
+
+    with ThreadPoolExecutor(1) as pool:
+        later: list[Any] = []
+
+        def decode(letter: sinks.DeadLetter) -> list[Record | Reject]:
+            if not later:
+                later.append(pool.submit(other.replay, letters, decode, False))
+                harness.poll(waiting)
+            return [Gps(device="a", lat=1.0, lon=2.0)]
+
+        assert sink.replay(letters, decode, False)[:3] == (1, 1, 0)
+        assert later[0].result(10)[:3] == (0, 0, 0)
+    assert pg.ask("SELECT count(*) FROM gps") == [(1,)]
+    assert pg.ask("SELECT records FROM batches") == [(1,)]
+
+
+# --- the server is away -----------------------------------------------------------------------------------------------
+
+AWAY = {
+    "a full disk": RAISE % ("53100", "BEFORE INSERT"),
+    "a deadlock": RAISE % ("40P01", "BEFORE INSERT"),
+    "a serialization failure": RAISE % ("40001", "BEFORE INSERT"),
+    "a time limit": RAISE % ("57014", "BEFORE INSERT"),
+    "a trigger that is broken": RAISE.replace("RETURN ", "PERFORM nobody(); RETURN ") % ("P0001", "BEFORE INSERT"),
+}
+
+
+@pytest.mark.parametrize("name", AWAY)
+def test_what_the_server_says_of_itself_buries_nothing(pg: Postgres, name: str):
+    sink = connect(pg)
+    pg.ask(AWAY[name])
+    with pytest.raises(sinks.Unavailable):
+        sink.persist(claim(count=10), gps(10, b4=BAD))
+    pg.ask("DROP TRIGGER refuse ON gps")
+    assert pg.ask("SELECT (SELECT count(*) FROM batches), (SELECT count(*) FROM dead_letters)") == [(0, 0)]
+    assert sink.persist(claim(count=10), gps(10, b4=BAD)) == (10, 0, False)
+
+
+def test_a_server_that_is_read_only_is_away(pg: Postgres):
+    sink = connect(pg)
+    pg.configure(default_transaction_read_only="on")
+    harness.poll(lambda: pg.ask("SHOW default_transaction_read_only") == [("on",)])
+    try:
+        sink.close()
+        with pytest.raises(sinks.Unavailable, match="read-only"):
+            sink.persist(claim(count=10), gps(10))
+    finally:
+        with pg.connect() as db:
+            db.execute("SET default_transaction_read_only = off")
+            db.execute("ALTER SYSTEM RESET default_transaction_read_only")
+            db.execute("SELECT pg_reload_conf()")
+        harness.poll(lambda: pg.ask("SHOW default_transaction_read_only") == [("off",)])
+    assert sink.persist(claim(count=10), gps(10)).records == 10
+
+
+def test_what_is_about_the_server_is_documented():
+    listed = re.search(r"the classes (.*?)\.\n", (harness.ROOT / "docs/PROTOCOL.md").read_text())
+    assert listed and set(re.findall(r"[0-9A-Z]{2,5}", listed[1])) == set(ABOUT_ITSELF.pattern.split("|"))
+
+
+def test_a_table_that_somebody_else_locks_is_not_waited_for_for_ever(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sinks.postgres.BEGIN", BEGIN.replace("'5s'", "'50ms'"))
+    sink = connect(pg)
+    with pg.connect() as db, db.transaction():
+        db.execute("LOCK TABLE gps")
+        with pytest.raises(sinks.Unavailable, match="lock timeout"):
+            sink.persist(claim(count=10), gps(10))
+    assert sink.persist(claim(count=10), gps(10)).records == 10
+
+
+def test_a_lost_backend_and_a_server_that_starts_again_cost_one_try_each(pg: Postgres):
+    sink = connect(pg)
+    pg.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'sluice'")
+    with pytest.raises(sinks.Unavailable):
+        sink.persist(claim(count=10), gps(10))
+    assert sink.persist(claim(count=10), gps(10)).records == 10
+    pg.stop()
+    try:
+        for _ in "twice":
+            with pytest.raises(sinks.Unavailable):
+                sink.persist(claim(count=10, name="2"), gps(10))
+    finally:
+        pg.start()
+    assert sink.persist(claim(count=10, name="2"), gps(10)).records == 10
+
+
+def test_a_backend_that_dies_among_the_rows_leaves_none(pg: Postgres):
+    sink = connect(pg)
+
+    def entries() -> Iterator[sinks.Entry]:
+        yield from gps(5)()
+        pg.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'sluice'")
+        yield from gps(5)()
+
+    with pytest.raises(sinks.Unavailable):
+        sink.persist(claim(count=10), entries)
+    assert pg.ask("SELECT (SELECT count(*) FROM batches), (SELECT count(*) FROM gps)") == [(0, 0)]
+    assert sink.persist(claim(count=10), gps(10)).records == 10
+
+
+def test_what_the_entries_raise_passes_and_nothing_is_stored(pg: Postgres):
+    sink = connect(pg)
+
+    def entries() -> Iterator[sinks.Entry]:
+        yield from gps(5)()
+        raise ValueError("of the decoder's, not of the row's")
+
+    with pytest.raises(ValueError, match="of the decoder's"):
+        sink.persist(claim(count=10), entries)
+    assert sink.persist(claim(count=10), gps(10)).records == 10
+
+
+def test_a_commit_is_on_disk_even_where_the_server_does_not_wait_for_it(pg: Postgres):
+    sink = connect(pg)
+    pg.ask(
+        "CREATE TABLE seen AS SELECT ''::text AS how WHERE false;"
+        "CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        "  INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN new; END $$;"
+        "CREATE TRIGGER look BEFORE INSERT ON gps FOR EACH ROW EXECUTE FUNCTION look()"
+    )
+    for n, how in enumerate(("off", "local", "remote_apply")):
+        pg.ask(f"ALTER DATABASE sluice SET synchronous_commit = '{how}'")
+        sink.close()
+        sink.persist(claim(name=str(n)), gps(1))
+    pg.ask("ALTER DATABASE sluice RESET synchronous_commit")
+    assert pg.ask("SELECT how FROM seen") == [("on",), ("local",), ("remote_apply",)]
+
+
+# --- the operator's questions -----------------------------------------------------------------------------------------
+
+
+def test_a_condition_may_have_a_percent_sign_and_end_with_a_comment(pg: Postgres):
+    sink = connect(pg)
+    sink.persist(claim(), lambda: [(1, 5, b"x", Reject(b"x", "100 %s bad", True))])
+    assert [x.received for x in sink.letters("reason LIKE '100 %s%' -- that one", 0, 9, 9, False)] == [5]
+    assert sink.reasons("reason LIKE '%s bad'") == [("gps", "100 %s bad", 1)]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        *("nobody = 1", "1", "true) AS held; DROP TABLE gps; --", "reason = 'a\0b'", "id / 0 = 1", "%s"),
+        "id IN (SELECT nextval('dead_letters_id_seq'))",
+    ],
+)
+def test_what_is_no_condition_is_said_and_changes_nothing(pg: Postgres, where: str):
+    sink = connect(pg)
+    sink.persist(claim(), lambda: [(1, 0, b"x", Reject(b"x", "y", True))])
+    for question in (lambda: sink.letters(where, 0, 9, 9, False), lambda: sink.reasons(where)):
+        with pytest.raises(ValueError, match="not a condition"):
+            question()
+    assert pg.ask("SELECT count(*) FROM gps") == [(0,)]
+    assert len(sink.letters("true", 0, 9, 9, False)) == 1
+
+
+def test_large_letters_are_read_a_few_at_a_time(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
+    sink = connect(pg)
+    sink.persist(claim(), lambda: [(seq, 0, b"x", Reject(b"x" * 400, "y", True)) for seq in range(50)])
+    monkeypatch.setattr("sinks.postgres.LETTERS_SIZE", 1000)
+    assert [letter.seq for letter in sink.letters("true", 0, 99, 50, False)] == [0, 1, 2]
+    assert [letter.seq for letter in sink.letters("true", 0, 99, 50, True)] == [49, 48, 47]
+
+
+def test_an_operator_does_not_make_the_tables(pg: Postgres):
+    with pytest.raises(sinks.Unavailable, match="there are no tables yet"):
+        sinks.connect(pg.url, registry.STREAMS, make=False)
+    assert pg.ask("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(0,)]
+    connect(pg).persist(claim(), gps(3))
+    assert sinks.connect(pg.url, registry.STREAMS, make=False).ledger("gps", 9, ["run:1:1", "x"]) == (1, 0, {"run:1:1"})
+
+
+# --- secrets ----------------------------------------------------------------------------------------------------------
+
+
+QUOTED = "".join(f"%{byte:02X}" for byte in SECRET.encode())
+URLS = {
+    "wrong": f"postgresql://sluice:{QUOTED}@127.0.0.1:PORT/sluice",
+    "as a parameter": f"postgresql://sluice@127.0.0.1:PORT/sluice?password={QUOTED}",
+    "with nobody there": f"postgresql://sluice:{QUOTED}@127.0.0.1:1/sluice",
+    "with no such host": f"postgresql://sluice:{QUOTED}@nowhere.invalid/sluice",
+    "not quoted": f"postgresql://sluice:{SECRET}@127.0.0.1:PORT/sluice",
+    "with a slash": "postgresql://sluice:s3cr3t/with@127.0.0.1:PORT/sluice",
+    "with an at": "postgresql://sluice:s3cr3t@with@127.0.0.1:PORT/sluice",
+    "with a hash": "postgresql://sluice:s3cr3t#with@127.0.0.1:PORT/sluice",
+    "with a percent sign": "postgresql://sluice:s3cr3t%with@127.0.0.1:PORT/sluice",
+    "with a question mark": "postgresql://sluice:s3cr3t?with@127.0.0.1:PORT/sluice",
+    "with a colon and a slash": "postgresql://sluice:s3cr3t:with/@127.0.0.1:PORT/sluice",
+    "beside a misspelt parameter": f"postgresql://sluice:{QUOTED}@127.0.0.1:PORT/sluice?pasword=s3cr3t",
+}
+
+
+@pytest.mark.parametrize("name", URLS)
+def test_no_error_tells_a_password(pg: Postgres, name: str, caplog: pytest.LogCaptureFixture):
+    pg.ask("ALTER ROLE sluice PASSWORD 'another'")
+    with pytest.raises(sinks.Unavailable) as caught:
+        sinks.connect(URLS[name].replace("PORT", str(pg.port)), registry.STREAMS)
+    said = (
+        "".join(traceback.format_exception(caught.value, chain=True)).rpartition("\nsinks.Unavailable: ")[2]
+        + caplog.text
+    )
+    assert said.startswith("PostgreSQL")
+    assert not [part for part in ("s3cr3t", "with", "all", "it%") if part in said]
+
+
+def test_the_workers_log_tells_neither_password_nor_rows(pg: Postgres):
+    pg.ask("ALTER ROLE sluice PASSWORD 'another'")
+    with harness.short_tmp() as tmp, harness.redis_server(tmp) as redis:
+        Outlet(str(redis.socket)).redis.rpush("ingest:{gps}", b'{"device":"hush","lat":1,"lon":2}')
+        env = harness.environment(tmp, {"INGEST_SINK": URLS["wrong"].replace("PORT", str(pg.port))})
+        with harness.running([sys.executable, "worker.py"], tmp / "worker.out", env):
+            harness.poll(lambda: "password authentication failed" in (tmp / "worker.out").read_text())
+        said = (tmp / "worker.out").read_text()
+    assert "s3cr3t" not in said and "%73" not in said and "hush" not in said
+
+
+def test_tls_and_a_password_by_the_usual_connection_string():
+    with harness.short_tmp() as tmp, postgres_server() as pg:
+        certificate = tmp / "server.crt"
+        make = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+        command: list[Any] = [*make.split(), "-out", certificate, "-keyout", tmp / "server.key"]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        for name in "server.crt", "server.key":
+            mine = pg.home / "data" / name
+            mine.write_bytes((tmp / name).read_bytes())
+            mine.chmod(0o600)
+            shutil.chown(mine, mine.parent.owner())
+        (pg.home / "hba.conf").write_text("local all all trust\nhostssl all all 127.0.0.1/32 scram-sha-256\n")
+        pg.configure(ssl="on")
+        pg.ask("ALTER ROLE sluice PASSWORD 'right/one'")
+        url = f"postgresql://sluice:right%2Fone@localhost:{pg.port}/sluice?hostaddr=127.0.0.1"
+
+        def tls() -> sinks.Sink:
+            return sinks.connect(f"{url}&sslmode=verify-full&sslrootcert={certificate}", registry.STREAMS)
+
+        sink = harness.poll(tls)  # the new setting is on its way
+        assert sink.persist(claim(), gps(3)).records == 3
+        backends = "pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name = 'sluice'"
+        assert pg.ask(f"SELECT ssl FROM {backends}") == [(True,)]
+        with pytest.raises(sinks.Unavailable, match="no encryption"):
+            sinks.connect(f"{url}&sslmode=disable", registry.STREAMS)
+        with pytest.raises(sinks.Unavailable, match="certificate"):
+            sinks.connect(f"{url}&sslmode=verify-full", registry.STREAMS)
+
+
+# --- many at once, and killed -----------------------------------------------------------------------------------------
+
+
+def test_every_body_is_stored_once_whoever_is_killed():
+    with (
+        harness.short_tmp() as tmp,
+        harness.redis_server(tmp) as redis,
+        postgres_server() as pg,
+        contextlib.ExitStack() as ends,
+    ):
+        outlet = Outlet(str(redis.socket))
+        env = harness.environment(tmp, {"INGEST_SINK": pg.url})
+        workers: list[subprocess.Popen] = []
+        pushed = 0
+
+        def start() -> None:
+            command = [sys.executable, "worker.py"]
+            workers.append(ends.enter_context(harness.running(command, tmp / "worker.out", env)))
+
+        def feed(bodies: int) -> None:
+            nonlocal pushed
+            items = [
+                b'{"device":"%d","lat":%d,"lon":2}' % (n, 91 if n % 1000 == 7 else 1)
+                for n in range(pushed, pushed + bodies)
+            ]
+            outlet.redis.rpush("ingest:{gps}", *items)
+            pushed += bodies
+
+        def stored() -> int:
+            return pg.ask("SELECT coalesce(sum(bodies), 0)::bigint FROM batches")[0][0]
+
+        def a_worker() -> None:
+            random.choice([worker for worker in workers if worker.poll() is None]).kill()
+            start()
+
+        def backends() -> list[int]:
+            return [pid for (pid,) in pg.ask("SELECT pid FROM pg_stat_activity WHERE application_name = 'sluice'")]
+
+        def a_backend() -> None:
+            pg.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'sluice'")
+
+        def a_backend_hard() -> None:  # the server ends all the others then, and recovers
+            os.kill(random.choice(backends()), signal.SIGKILL)
+
+        def the_server() -> None:
+            pg.stop()
+            pg.start()
+
+        def the_server_hard() -> None:
+            pg.kill()
+            pg.start()
+
+        for _ in range(3):
+            start()
+        for kill in [a_worker, a_backend, a_backend_hard, the_server, the_server_hard, a_worker, a_worker]:
+            feed(50_000)
+            before = harness.poll(lambda: (stored(),), 30)[0]
+            more = partial(lambda before: stored() > before and backends(), before)
+            harness.poll(more, 30, "bodies are stored")
+            kill()
+        harness.poll(lambda: Inspector(str(redis.socket)).snapshot("gps")[:3] == (pushed, 0, {}), 60, "all is settled")
+        assert pg.ask("SELECT count(*), count(DISTINCT device) FROM gps") == [(pushed - pushed // 1000,) * 2]
+        assert pg.ask("SELECT count(*), count(DISTINCT seq) FROM dead_letters") == [(pushed // 1000,) * 2]
+        assert pg.ask("SELECT sum(bodies), sum(records) FROM batches") == [(pushed, pushed - pushed // 1000)]
+        said = (tmp / "worker.out").read_text()
+        assert "the sink is away" in said and "Traceback" not in said and "psycopg" not in said

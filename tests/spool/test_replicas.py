@@ -1,0 +1,147 @@
+"""INGEST_REPLICAS against a real pair of Redis: what is safe, what is not, and what a failover finds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import redis as client
+
+from sluice import settings
+from sluice.drill.harness import Server, free_port, gateway, poll, post, redis_server, short_tmp
+from sluice.spool.contract import Keys
+from sluice.spool.inlet import Inlet
+from sluice.spool.outlet import Outlet
+from sluice.streams import registry
+from worker import Worker
+
+VOTES = Keys.of("votes")
+MOST = registry.limits(settings.load({}))
+VOTE = b'{"poll":"p","choice":"%d"}'
+
+
+class Pair(NamedTuple):
+    """A master and its replica, with a connection to look behind the scenes of each."""
+
+    master: Server
+    replica: Server
+    at_master: Any
+    at_replica: Any
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """The replica is stopped: what is written meanwhile it does not have."""
+        os.kill(self.replica.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.replica.pid, signal.SIGCONT)
+
+    def cut_off(self) -> None:
+        """The replica has lost its master, and has what it has."""
+        self.at_replica.replicaof("127.0.0.1", "1")  # where nobody listens
+
+    def fail_over(self) -> None:
+        """kill -9 of the master; the replica takes its place with what it has."""
+        self.master.process.kill()
+        self.master.process.wait()
+        self.at_replica.replicaof("NO", "ONE")
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    port = free_port()
+    with (
+        short_tmp() as one, short_tmp() as two,
+        redis_server(one, port=port, bind="127.0.0.1", repl_diskless_sync_delay=0) as master,
+        redis_server(two) as replica,
+    ):  # fmt: skip
+        at = [client.Redis(unix_socket_path=str(server.socket), socket_timeout=30) for server in (master, replica)]
+        at[1].replicaof("127.0.0.1", str(port))
+        # and has begun a log of its own, without which it would not end when it is asked to
+        poll(lambda: (info := at[1].info())["master_link_status"] == "up" and not info["aof_rewrite_in_progress"], 30)
+        yield Pair(master, replica, *at)
+
+
+def push(inlet: Inlet, body: bytes) -> bool:
+    """Commit a body; whether it is safe."""
+    batch = inlet.append("votes", body)
+    inlet.commit(batch)
+    return batch.refused is None
+
+
+def test_a_body_that_too_few_replicas_have_gets_503_and_trying_again_does_not_pile_it_up(pair: Pair) -> None:
+    with short_tmp() as tmp, gateway(tmp, pair.master, env={"INGEST_REPLICAS": 1}) as gate:
+        assert post(gate.socket, "/votes", VOTE % 1)[0] == 200
+        assert pair.at_replica.llen(VOTES.ready) == 1
+        with pair.standing_still():
+            answers = [post(gate.socket, "/votes", VOTE % 2) for _ in range(10)]
+            assert {status for status, _, _ in answers} == {503}
+            assert {headers["retry-after"] for _, headers, _ in answers} == {"1"}
+            assert b"Fewer than 1 replicas of Redis keep up." in answers[0][2]
+            assert pair.at_master.llen(VOTES.ready) == 2  # the first of the ten is there: its client does not know
+            assert gate.said().count("refusing") == 1
+        poll(lambda: post(gate.socket, "/votes", VOTE % 3)[0] == 200)
+        assert pair.at_replica.lrange(VOTES.ready, 0, -1) == [VOTE % 1, VOTE % 2, VOTE % 3]
+        assert gate.said().count("taken again") == 1
+
+
+def test_a_failover_to_a_replica_that_fell_behind_under_load_loses_nothing_that_was_acknowledged(pair: Pair) -> None:
+    inlet = Inlet(str(pair.master.socket), 10**9, replicas=1)
+    safe: list[bytes] = []
+
+    over = threading.Event()
+
+    def hammer() -> None:
+        while not over.is_set() and push(inlet, b"%d" % len(safe)):
+            safe.append(b"%d" % len(safe))
+
+    thread = threading.Thread(target=hammer)
+    thread.start()
+    poll(lambda: len(safe) > 200, 60)
+    pair.cut_off()
+    count = len(safe)
+    poll(lambda: not thread.is_alive() or len(safe) > count + 3, 60)  # the latter should not be
+    over.set()
+    thread.join()
+    pair.fail_over()
+    assert pair.at_replica.lrange(VOTES.ready, 0, -1)[: len(safe)] == safe
+
+
+def test_without_waiting_a_replica_that_lags_has_less_than_was_acknowledged(pair: Pair) -> None:
+    inlet = Inlet(str(pair.master.socket), 10**9)
+    pair.cut_off()
+    assert push(inlet, b"lost")
+    pair.fail_over()
+    assert pair.at_replica.llen(VOTES.ready) == 0
+
+
+@pytest.mark.parametrize("replicas, stored", [(1, 1), (0, 2)])
+def test_a_claim_that_the_replica_does_not_know_is_stored_twice_unless_it_was_waited_for(
+    pair: Pair, tmp_path: Path, replicas: int, stored: int
+) -> None:
+    def work(server: Server, replicas: int = 0) -> Any:
+        worker = Worker(Outlet(str(server.socket), replicas=replicas), url, registry.STREAMS, MOST)
+        lane = next(lane for lane in worker.states if lane.stream.name == "votes")
+        worker.step(lane)
+        assert worker.sink
+        ledger = worker.sink.ledger("votes", 1 << 62)
+        worker.sink.close()
+        return ledger.bodies
+
+    url = f"sqlite:///{tmp_path}/ingest.db"
+    assert push(Inlet(str(pair.master.socket), 10**9, replicas=1), VOTE % 1)
+    pair.cut_off()
+    if replicas:
+        with pytest.raises(client.RedisError, match="fewer than 1 replicas know of a claim"):
+            work(pair.master, replicas)
+    else:
+        assert work(pair.master) == 1
+    pair.fail_over()
+    assert work(pair.replica) == stored

@@ -1,0 +1,421 @@
+"""Positions, as the real clients send them, and what becomes of values that cannot be."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+from sluice import settings
+from sluice.streams import registry
+from sluice.streams.record import Gps, Reject
+from sluice.streams.registry import STREAMS
+
+MOST = registry.limits(settings.load({}))
+SECOND = 10**9
+WRONG = "wrong type or range: Expected "
+decoder = STREAMS["gps"].decode
+
+
+def decode(item: bytes) -> list:
+    return list(decoder(item, MOST))
+
+
+def refused(item: bytes) -> str:
+    """The reason for which a whole item is refused."""
+    (reject,) = decode(item)
+    assert reject == Reject(item, reject.reason, True)
+    return reject.reason
+
+
+def kept(body: bytes, target: str = "/owntracks", *fields: str) -> bytes:
+    return "\r\n".join([f"POST {target} HTTP/1.1", *fields, "", ""]).encode() + body
+
+
+# --- plain JSON and forms
+
+
+def test_a_plain_position():
+    body = (
+        b'{"device":"a1","lat":48.13743,"lon":11.57549,"altitude":519,"speed":12.5,"accuracy":4,"bearing":359.5,'
+        b'"battery":80,"time":1766600000}'
+    )
+    wanted = Gps(
+        time=1766600000 * SECOND,
+        device="a1",
+        lat=48.13743,
+        lon=11.57549,
+        altitude=519.0,
+        speed=12.5,
+        accuracy=4.0,
+        bearing=359.5,
+        battery=80.0,
+    )
+    assert decoder(body, MOST) == (wanted,)
+    names = ("time", "device", "lat", "lon", "altitude", "speed", "accuracy", "bearing", "battery")
+    assert Gps.__struct_fields__ == names
+    assert all(type(getattr(wanted, name)) is float for name in names[2:])
+    form = b"device=a1&lat=48.13743&lon=11.57549&altitude=519&speed=12.5&accuracy=4&bearing=359.5&battery=80"
+    assert decode(form + b"&time=1766600000") == [wanted]  # metres a second, not knots
+    assert decode(form + b"&timestamp=2025-12-24T19:13:20%2B01:00") == [wanted]
+
+
+@pytest.mark.parametrize("written", ["90", "-90", "0", "-0.0", "89.999999999", '"48.1"', '" 48.1 "', "1e1", '"1E1"'])
+def test_latitudes_within_range_are_stored(written):
+    (gps,) = decode(f'{{"device":"a","lat":{written},"lon":180}}'.encode())
+    assert (gps.lat, gps.lon) == (float(written.strip('"')), 180.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"device":"a","lat":91,"lon":1}', "latitude out of range: 91.0"),
+        (b'{"device":"a","lat":-90.000001,"lon":1}', "latitude out of range: -90.000001"),
+        (b'{"device":"a","lat":1,"lon":180.5}', "longitude out of range: 180.5"),
+        (b'{"device":"a","lat":1,"lon":-181}', "longitude out of range: -181.0"),
+        (b'{"device":"a","lat":"nan","lon":1}', "latitude out of range: nan"),
+        (b'{"device":"a","lat":1,"lon":"inf"}', "longitude out of range: inf"),
+        (b'{"device":"a","lat":"48,1","lon":1}', "latitude is not a number: '48,1'"),
+        (b'{"device":"a","lat":"1_0","lon":1}', "latitude is not a number: '1_0'"),
+        (b'{"device":"a","lat":"\\u0661","lon":1}', "latitude is not a number: '\u0661'"),
+        (b'{"device":"a","lon":1}', "missing: latitude"),
+        (b'{"device":"a","lat":1}', "missing: longitude"),
+        (b'{"device":"a","lat":"","lon":1}', "missing: latitude"),
+        (b'{"device":"a","lat":null,"lon":1}', "missing: latitude"),
+        (b'{"lat":1,"lon":1}', "missing: device"),
+        (b'{"device":"","lat":1,"lon":1}', "missing: device"),
+        (b'{"device":null,"lat":1,"lon":1}', "missing: device"),
+        (b'{"device":"a","lat":true,"lon":1}', WRONG + "`float | str | null`, got `bool` - at `$.lat`"),
+        (b'{"device":["a"],"lat":1,"lon":1}', WRONG + "`int | str | null`, got `array` - at `$.device`"),
+        (b'{"device":"a","lat":1,"lon":1,"speed":"fast"}', "speed is not a number: 'fast'"),
+        (b'{"device":"a","lat":1,"lon":1,"time":0}', "time out of range: 0"),
+        (b"device=a&lat=91&lon=1", "latitude out of range: 91.0"),
+        (b"lat=1&lon=1", "missing: device"),
+        (b"device=a&lat=1", "missing: longitude"),
+        (b"device=a&lat=1&lon=1&battery=full", "battery is not a number: 'full'"),
+    ],
+)  # fmt: skip
+def test_a_position_that_makes_no_sense_is_refused(body, reason):
+    assert refused(body) == reason
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("speed", "-1"), ("speed", '"-0.1"'), ("accuracy", "-1"), ("bearing", "-1"), ("bearing", "360.1"),
+        ("battery", "-1"), ("battery", "100.5"), ("battery", "255"), ("speed", '"nan"'), ("altitude", '"-Infinity"'),
+        ("altitude", '"1e999"'), ("speed", '""'), ("speed", "null"),
+    ],
+)  # fmt: skip
+def test_an_optional_value_out_of_range_is_unknown_and_the_position_is_stored(name, written):
+    assert decode(f'{{"device":"a","lat":1,"lon":2,"{name}":{written}}}'.encode()) == [
+        Gps(device="a", lat=1.0, lon=2.0)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("speed", "0"),
+        ("bearing", "0"),
+        ("bearing", "360"),
+        ("battery", "0"),
+        ("battery", "100"),
+        ("altitude", "-430.5"),
+    ],
+)
+def test_optional_values_at_the_ends_of_their_range_are_stored(name, written):
+    for text in (written, f'"{written}"'):
+        (gps,) = decode(f'{{"device":"a","lat":1,"lon":2,"{name}":{text}}}'.encode())
+        assert getattr(gps, name) == float(written)
+
+
+def test_a_device_may_be_a_number():
+    assert decode(b'{"device":17,"lat":1,"lon":2}') == [Gps(device="17", lat=1.0, lon=2.0)]
+
+
+# --- OwnTracks
+
+OWNTRACKS = (
+    b'{"_type":"location","BSSID":"c0:ff:ee","SSID":"home","acc":35,"alt":154,"batt":85,"bs":1,"cog":270,"conn":"w",'
+    b'"created_at":1766600001,"inregions":["Home"],"lat":51.5033640,"lon":-0.1276250,"m":2,"p":101.3,"t":"u","tid":"ne",'
+    b'"topic":"owntracks/jane/phone","tst":1766600000,"vac":10,"vel":54}'
+)
+
+
+def owntracks(device: str) -> Gps:
+    return Gps(
+        time=1766600000 * SECOND,
+        device=device,
+        lat=51.503364,
+        lon=-0.127625,
+        altitude=154.0,
+        speed=15.0,
+        accuracy=35.0,
+        bearing=270.0,
+        battery=85.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "target", "body", "device"),
+    [
+        (["X-Limit-U: jane", "X-Limit-D: mobile"], "/owntracks", OWNTRACKS, "jane/mobile"),
+        (["x-limit-d: mobile", "x-limit-u: jane"], "/owntracks?u=x&d=y", OWNTRACKS, "jane/mobile"),
+        (["X-Limit-U: jane"], "/owntracks", OWNTRACKS, "jane"),
+        (["X-Limit-D: mobile"], "/owntracks", OWNTRACKS, "mobile"),
+        ([], "/owntracks?u=jane&d=my%20phone", OWNTRACKS, "jane/my phone"),
+        (["X-Limit-U:", "X-Limit-D: "], "/owntracks", OWNTRACKS, "jane/phone"),
+        ([], "/owntracks", OWNTRACKS, "jane/phone"),
+        ([], "/owntracks", OWNTRACKS.replace(b"owntracks/", b"other/"), "other/jane/phone"),
+        ([], "/owntracks", OWNTRACKS.replace(b'"topic":"owntracks/jane/phone",', b""), "ne"),
+    ],
+)
+def test_owntracks(fields, target, body, device):
+    assert decode(kept(body, target, "User-Agent: OwnTracks", *fields)) == [owntracks(device)]
+
+
+def test_owntracks_without_its_head_goes_by_its_topic():
+    assert decode(OWNTRACKS) == [owntracks("jane/phone")]
+    assert decode(b"[" + OWNTRACKS + b"," + OWNTRACKS + b"]") == [owntracks("jane/phone")] * 2
+
+
+def test_owntracks_of_the_least_fields_is_a_position():
+    body = b'{"_type":"location","tid":"ne","lat":1,"lon":2,"tst":1766600000}'
+    assert decode(kept(body)) == [Gps(time=1766600000 * SECOND, device="ne", lat=1.0, lon=2.0)]
+    assert decode(kept(body.replace(b'"tid"', b'"vel":-1,"cog":-1,"batt":-1,"alt":null,"tid"'))) == decode(kept(body))
+    assert refused(kept(body.replace(b'"tid":"ne",', b""))) == "missing: device"
+    assert refused(kept(body.replace(b'"lat":1', b'"lat":91'))) == "latitude out of range: 91.0"
+
+
+@pytest.mark.parametrize("kind", ["transition", "waypoint", "lwt", "status", "encrypted", "card"])
+def test_owntracks_of_another_type_is_no_position(kind):
+    body = OWNTRACKS.replace(b'"_type":"location"', b'"_type":"%s"' % kind.encode())
+    assert refused(kept(body, "/owntracks", "X-Limit-U: jane")) == f"not a position: _type '{kind}'"
+
+
+def test_owntracks_types_that_are_not_texts_are_refused():
+    assert refused(kept(b'{"_type":5}')).startswith("wrong type or range: ")
+    assert refused(kept(b'{"_type":"%s"}' % (b"x" * 1000))) == "not a position: _type '" + "x" * 39
+
+
+def test_owntracks_of_no_length_is_refused():
+    assert refused(kept(b"")) == "empty"
+    assert refused(kept(b"", "/owntracks?u=jane&d=phone")) == "missing: device"
+
+
+def test_the_bad_one_of_several_owntracks_payloads_keeps_its_head():
+    bad = OWNTRACKS.replace(b"location", b"lwt")
+    good, reject = decode(kept(OWNTRACKS + b"\n" + bad, "/owntracks", "X-Limit-U: jane", "Content-Length: 999"))
+    assert good == owntracks("jane")
+    assert reject == Reject(kept(bad, "/owntracks", "X-Limit-U: jane"), "not a position: _type 'lwt'", False)
+    assert refused(reject.part) == reject.reason
+
+
+# --- Overland
+
+FEATURE = b"""{
+      "type": "Feature",
+      "geometry": {
+        "type": "Point",
+        "coordinates": [
+          -122.030581, \n          37.331800
+        ]
+      },
+      "properties": {
+        "timestamp": "2015-10-01T08:00:00-0700",
+        "altitude": 0,
+        "speed": 4,
+        "horizontal_accuracy": 30,
+        "vertical_accuracy": -1,
+        "motion": ["driving","stationary"],
+        "pauses": false,
+        "activity": "other_navigation",
+        "desired_accuracy": 100,
+        "deferred": 1000,
+        "significant_change": "disabled",
+        "locations_in_payload": 1,
+        "battery_state": "charging",
+        "battery_level": 0.89,
+        "device_id": "phone",
+        "wifi": ""
+      }
+    }"""
+OVERLAND = (
+    b'{\n  "locations": [\n    ' + FEATURE + b'\n  ],\n  "current": {"type":"Feature"},\n  "trip": {"mode":"bike"}\n}'
+)
+POSITION = Gps(
+    time=1443711600 * SECOND,
+    device="phone",
+    lat=37.3318,
+    lon=-122.030581,
+    altitude=0.0,
+    speed=4.0,
+    accuracy=30.0,
+    battery=89.0,
+)
+
+
+def test_overland():
+    assert decode(OVERLAND) == [POSITION]
+    assert decode(gzip.compress(OVERLAND)) == [POSITION]
+    assert decode(b'{"locations":[' + b",".join([FEATURE] * 1000) + b"]}") == [POSITION] * 1000
+    assert decode(kept(OVERLAND, "/overland", "Authorization: Bearer x")) == [POSITION]
+
+
+def test_overland_below_zero_is_unknown():
+    body = OVERLAND.replace(b'"speed": 4', b'"speed": -1, "course": -1').replace(b'"altitude": 0', b'"altitude": null')
+    body = body.replace(b'"horizontal_accuracy": 30', b'"horizontal_accuracy": -1').replace(b"0.89", b"-1")
+    assert decode(body) == [Gps(time=POSITION.time, device="phone", lat=37.3318, lon=-122.030581)]
+    (gps,) = decode(OVERLAND.replace(b'"speed": 4', b'"course": 90.5'))
+    assert (gps.speed, gps.bearing) == (None, 90.5)
+
+
+def test_overlands_device_may_stand_beside_the_locations():
+    # as Colota sends it
+    body = OVERLAND.replace(b'"device_id": "phone"', b'"device_id": ""')
+    assert refused(body) == "missing: device"
+    assert decode(body[:-1] + b',"device_id":"phone"}') == [POSITION]
+    assert decode(OVERLAND[:-1] + b',"device_id":"other"}') == [POSITION]
+
+
+def test_a_bad_feature_of_overland_is_refused_alone_and_keeps_the_device():
+    bad = [
+        (FEATURE.replace(b"37.331800", b"97"), "latitude out of range: 97.0"),
+        (FEATURE.replace(b'"Point"', b'"LineString"'), "not a position: geometry 'LineString'"),
+        (FEATURE.replace(b"-122.030581, ", b""), "missing: latitude"),
+        (b'{"type":"Feature","geometry":{"type":"Point","coordinates":[]},"properties":{}}', "missing: latitude"),
+        (b'{"type":"Feature","geometry":null,"properties":{}}', None),
+        (b'{"type":"Feature","properties":{}}', "missing: geometry"),
+        (b'{"geometry":{"type":"Point"},"properties":{"device_id":"\\u0000"}}', "text with a NUL"),
+        (b'{"geometry":{"type":"Point","coordinates":[%s1]},"properties":{}}' % (b"1," * 300), "coordinates too long"),
+        (b"5", None),
+        (b"[]", None),
+    ]
+    body = b'{"device_id":"a\\"b","locations":[' + b" ,\n".join([FEATURE, *(x for x, _ in bad), FEATURE]) + b"]}"
+    first, *rejects, last = decode(body)
+    assert (first, last) == (POSITION, POSITION)
+    for reject, (part, reason) in zip(rejects, bad):
+        assert reject.part == b'{"device_id":"a\\"b","locations":[' + part + b"]}"
+        assert not reject.whole and reason in (None, reject.reason)
+        assert refused(reject.part) == reject.reason
+
+
+def test_overland_without_locations_is_refused():
+    assert refused(b'{"locations":[]}') == "no record in it"
+    assert refused(b'{"locations":5}') == "locations is not an array"
+    assert refused(b'{"locations":{"a":[]}}') == "locations is not an array"
+
+
+# --- Traccar
+
+
+def test_traccar_client_to_8_sends_a_query_string_with_an_empty_body():
+    item = (
+        b"id=123456&timestamp=1766600000&lat=48.13743&lon=11.57549&speed=10.0&bearing=90.0&altitude=519.0&accuracy=4.5"
+        b"&batt=80.0"
+    )
+    wanted = Gps(
+        time=1766600000 * SECOND,
+        device="123456",
+        lat=48.13743,
+        lon=11.57549,
+        altitude=519.0,
+        speed=18520 / 3600,
+        accuracy=4.5,
+        bearing=90.0,
+        battery=80.0,
+    )
+    assert decode(item) == [wanted]
+    assert decode(kept(b"", "/traccar?" + item.decode())) == [wanted]
+    assert decode(item.replace(b"id=", b"deviceid=").replace(b"bearing=", b"heading=")) == [wanted]
+    assert decode(item.replace(b"lat=48.13743&lon=11.57549", b"location=48.13743,11.57549")) == [wanted]
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["1766600000", "1766600000000", "2025-12-24T18:13:20Z", "2025-12-24T18:13:20.000%2B0000", "2025-12-24+18:13:20",
+     "2025-12-24%2018:13:20", "2025-12-24T19:13:20+01:00"],
+)  # fmt: skip
+def test_osmand_times(written):
+    (gps,) = decode(f"id=1&lat=1&lon=2&timestamp={written}".encode())
+    assert gps.time == 1766600000 * SECOND
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        (b"id=&lat=1&lon=2", "missing: device"),
+        (b"id=1&lat=1", "missing: longitude"),
+        (b"id=1&lat=&lon=2", "missing: latitude"),
+        (b"id=1&location=5", "missing: longitude"),
+        (b"id=1&location=a,5", "latitude is not a number: 'a'"),
+        (b"id=1&lat=100&lon=2", "latitude out of range: 100.0"),
+        (b"id=1&lat=1&lon=2&timestamp=0", "time out of range: '0'"),
+        (b"id=1&lat=1&lon=2&speed=x", "speed is not a number: 'x'"),
+        (b"id=%00&lat=1&lon=2", "text with a NUL"),
+    ],
+)
+def test_a_traccar_form_that_makes_no_sense_is_refused(item, reason):
+    assert refused(item) == reason
+
+
+TRACCAR9 = (
+    b'{"location":{"timestamp":"2025-12-24T18:13:20.123Z","coords":{"latitude":48.13743,"longitude":11.57549,"accuracy":4.5,'
+    b'"speed":12.5,"heading":90,"altitude":519},"is_moving":true,"odometer":1234.5,"event":"motionchange",'
+    b'"battery":{"level":0.8,"is_charging":false},"activity":{"type":"still"},"extras":{}},"device_id":"48241179"}'
+)
+
+
+def test_traccar_client_9_sends_json():
+    wanted = Gps(
+        time=1766600000123 * 10**6,
+        device="48241179",
+        lat=48.13743,
+        lon=11.57549,
+        altitude=519.0,
+        speed=12.5,
+        accuracy=4.5,
+        bearing=90.0,
+        battery=80.0,
+    )
+    assert decode(TRACCAR9) == [wanted]
+    assert decode(TRACCAR9.replace(b'"48241179"', b"48241179")) == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (b'"48241179"', b'""', "missing: device"),
+        (b'"coords"', b'"chords"', "missing: location.coords"),
+        (b"48.13743", b"98", "latitude out of range: 98.0"),
+        (b'"longitude":11.57549,', b"", "missing: longitude"),
+        (b"2025-12-24T18:13:20.123Z", b"today", "time not understood: 'today'"),
+        (
+            b"0.8,",
+            b"[],",
+            WRONG + "`float | str | null`, got `array` - at `$.location.battery.level`",
+        ),
+    ],
+)
+def test_traccars_json_that_makes_no_sense_is_refused(old, new, reason):
+    assert refused(TRACCAR9.replace(old, new)) == reason
+
+
+def test_traccars_json_below_zero_is_unknown():
+    body = TRACCAR9.replace(b"0.8,", b"-1,").replace(b"12.5", b"-1").replace(b"90", b"-1")
+    (gps,) = decode(body)
+    assert (gps.speed, gps.bearing, gps.battery) == (None, None, None)
+    (gps,) = decode(TRACCAR9.replace(b'"battery":{"level":0.8,"is_charging":false},', b""))
+    assert gps.battery is None
+
+
+# --- all together
+
+
+def test_formats_may_be_mixed_in_one_body_and_are_told_apart_one_by_one():
+    plain = b'{"device":"a1","lat":1,"lon":2}'
+    parts = [plain, OWNTRACKS, TRACCAR9, b'{"locations":[' + FEATURE.replace(b"\n", b"") + b"]}"]
+    devices = ["a1", "jane/phone", "48241179", "phone"]
+    assert [x.device for x in decode(b"[" + b",".join(parts) + b"]")] == devices
+    assert [x.device for x in decode(b"\n".join([*parts, b"id=7&lat=1&lon=2"]))] == [*devices, "7"]

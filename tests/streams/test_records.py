@@ -1,0 +1,756 @@
+"""Every decoder, whatever its format: its promises for any bytes, bodies taken apart, streams of one's own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import settings as profiles
+from hypothesis import strategies as st
+
+from sluice import settings
+from sluice.streams import registry
+from sluice.streams.body import Budget, elements
+from sluice.streams.message import parse
+from sluice.streams.record import Gps, Limits, Metric, Record, Reject, Vote
+from sluice.streams.registry import STREAMS, Stream, stream
+
+profiles.register_profile("formats", deadline=None)  # a busy machine is no failure
+profiles.load_profile("formats")
+MOST = registry.limits(settings.load({}))
+GOOD = {
+    "metrics": b'{"name":"room","value":21.5}',
+    "gps": b'{"device":"a1","lat":48.1,"lon":11.6}',
+    "votes": b'{"poll":"cookies","choice":"oreo"}',
+}
+BAD = {
+    "metrics": b'{"name":"room"}',
+    "gps": b'{"device":"a1","lat":91,"lon":11.6}',
+    "votes": b'{"poll":"cookies"}',
+}
+FORMS = {
+    "metrics": b"name=room&value=21.5",
+    "gps": b"device=a1&lat=48.1&lon=11.6",
+    "votes": b"poll=cookies&choice=oreo",
+}
+RECORDS = {
+    "metrics": Metric(name="room", tags={}, field="value", value=21.5, type="float"),
+    "gps": Gps(device="a1", lat=48.1, lon=11.6),
+    "votes": Vote(poll="cookies", choice="oreo"),
+}
+HEAD = b"POST /anything?x=1 HTTP/1.1\r\nHost: a\r\n"
+every_stream = pytest.mark.parametrize("name", list(STREAMS))
+
+
+def decode(name: str, item: bytes, most: Limits = MOST) -> list:
+    return list(STREAMS[name].decode(item, most))
+
+
+def kept(body: bytes, target: str = "/owntracks", *fields: str) -> bytes:
+    return "\r\n".join([f"POST {target} HTTP/1.1", *fields, "", ""]).encode() + body
+
+
+def refused(name: str, item: bytes) -> str:
+    """The reason for which a whole item is refused."""
+    (reject,) = decode(name, item)
+    assert reject == Reject(item, reject.reason, True)
+    return reject.reason
+
+
+# --- one body of each kind
+
+
+@every_stream
+def test_a_plain_object_is_one_record_without_a_generator(name):
+    assert STREAMS[name].decode(GOOD[name], MOST) == (RECORDS[name],)
+
+
+@every_stream
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x: b"[" + x + b"]",
+        lambda x: b" \r\n\t" + x + b"\n",
+        lambda x: b"\xef\xbb\xbf" + x,
+        lambda x: x.replace(b",", b",\n  "),
+        lambda x: gzip.compress(x),
+        lambda x: HEAD + b"\r\n" + x,
+        lambda x: HEAD + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(b"[" + x + b"]"),
+        lambda x: x[:-1] + b',"unknown":{"time":[1,{"name":"\xff"}],"lat":null}}',
+    ],
+)
+def test_an_object_is_the_same_record_however_it_is_wrapped(name, wrap):
+    assert decode(name, wrap(GOOD[name])) == [RECORDS[name]]
+
+
+@every_stream
+def test_an_array_ndjson_and_a_form_are_records(name):
+    good, record = GOOD[name], RECORDS[name]
+    assert decode(name, b"[" + good + b" ,\n" + good + b"]") == [record, record]
+    assert decode(name, good + b"\r\n\n" + good + b"\n") == [record, record]
+    assert decode(name, good + b"\n" + good) == [record, record]
+    assert decode(name, FORMS[name]) == [record]
+    assert decode(name, gzip.compress(FORMS[name])) == [record]
+    for nothing in (b"", b"\r\n", gzip.compress(b"")):
+        assert decode(name, kept(nothing, "/any?" + FORMS[name].decode())) == [record]
+    # the query string stands for the whole body, never for a line of it
+    assert len(decode(name, kept(good + b"\n\xef\xbb\xbf\n" + good, "/any?" + FORMS[name].decode()))) == 3
+
+
+@every_stream
+@pytest.mark.parametrize(
+    "item", [b"", b" \n", b"[]", b"[ ]", b"{}", b"null", b"5", b'"a"', b"hello", b"=", b"&", b"a=b"]
+)
+def test_a_body_with_nothing_in_it_is_refused_whole(name, item):
+    assert refused(name, item)
+
+
+@every_stream
+def test_the_records_have_time_first(name):
+    assert STREAMS[name].record.__struct_fields__[0] == "time"
+    assert issubclass(STREAMS[name].record, Record)
+
+
+# --- one bad record does not spoil the others
+
+
+@every_stream
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_one_bad_element_of_an_array_is_refused_alone(name, at):
+    parts = [GOOD[name], GOOD[name]]
+    parts.insert(at, BAD[name])
+    results = decode(name, b"[" + b", ".join(parts) + b"]")
+    reject = results.pop(at)
+    assert results == [RECORDS[name]] * 2
+    assert reject.part == BAD[name] and not reject.whole
+    assert refused(name, reject.part) == reject.reason
+
+
+@every_stream
+@pytest.mark.parametrize("bad", [b"{", b'{"a":1]', b"\xff\xfe", b"[1]", b"null", b'{"a":"\xff', b"\x1f\x8b\x08"])
+def test_one_bad_line_of_ndjson_is_refused_alone(name, bad):
+    results = decode(name, GOOD[name] + b"\n" + bad + b"\n" + GOOD[name])
+    assert [results[0], results[2]] == [RECORDS[name]] * 2
+    assert not results[1].whole
+    assert refused(name, results[1].part) == results[1].reason
+
+
+@pytest.mark.parametrize("name", ["gps", "votes"])
+def test_a_bad_first_line_does_not_spoil_the_others(name):
+    for bad in (b"{", b"hello", b'"a":1}'):
+        reject, record = decode(name, bad + b"\n" + GOOD[name])
+        assert (reject.part, reject.whole, record) == (bad, False, RECORDS[name])
+
+
+@every_stream
+@pytest.mark.parametrize("element", [b"5", b"null", b'"a,]\\""', b"[1,[2]]", b"true", b"-1.5e3"])
+def test_an_element_that_is_no_object_is_refused_as_an_array_of_it(name, element):
+    record, reject = decode(name, b"[" + GOOD[name] + b" , " + element + b"\n]")
+    assert record == RECORDS[name]
+    assert reject == Reject(b"[" + element + b"]", "not a JSON object", False)
+    assert refused(name, reject.part) == reject.reason
+
+
+@every_stream
+def test_a_body_of_only_bad_records_is_one_reject_of_the_whole(name):
+    for item in (b"[" + BAD[name] + b"," + BAD[name] + b"]", BAD[name] + b"\n" + BAD[name]):
+        assert refused(name, item) == refused(name, BAD[name])
+
+
+@every_stream
+def test_an_array_cut_short_is_refused_whole(name):
+    for item in (b"[" + GOOD[name] + b"," + GOOD[name], b"[" + GOOD[name] + b",\n" + GOOD[name]):
+        assert refused(name, item).startswith("not JSON: ")
+
+
+@every_stream
+def test_a_large_array_and_many_lines_are_taken_apart_piece_by_piece(name):
+    many = 60_000
+    for item in (b"[" + b",\n".join([GOOD[name]] * many) + b"]", b"\n".join([GOOD[name]] * many)):
+        results = STREAMS[name].decode(item, MOST)
+        assert next(iter(results)) == RECORDS[name]
+        assert sum(1 for _ in results) == many - 1
+
+
+@every_stream
+def test_a_part_of_a_kept_message_has_its_head_again_without_the_encoding(name):
+    head = HEAD + b"content-encoding: gzip\r\nContent-Length: 9\r\nX-Limit-U: u\r\n\r\n"
+    record, reject = decode(name, head + gzip.compress(b"[" + GOOD[name] + b"," + BAD[name] + b"]"))
+    assert record == RECORDS[name]
+    assert reject.part == HEAD + b"X-Limit-U: u\r\n\r\n" + BAD[name]
+    assert refused(name, reject.part) == reject.reason
+
+
+@every_stream
+def test_many_bad_records_of_one_body_become_few_letters_that_hold_them_all(name):
+    body = GOOD[name] + b"\n" + b"\n".join(BAD[name][:-1] + b',"n":%d}' % n for n in range(5_000))
+    record, *rejects = decode(name, gzip.compress(body))
+    assert record == RECORDS[name]
+    assert 100 < len(rejects) < 110
+    assert all(len(reject.part) < 70_000 for reject in rejects)
+    assert all(not reject.whole for reject in rejects)
+    assert b"\n".join(reject.part for reject in rejects) == body.partition(b"\n")[2]
+    assert refused(name, rejects[-1].part) == rejects[-1].reason
+
+
+def test_bad_lines_that_are_buried_together_do_not_look_like_a_message():
+    late = b"POST /write HTTP/1.1\r\nx"
+    rejects = decode("metrics", b"a v=1\n" + b"x\n" * 100 + late)[1:]
+    assert (len(rejects), rejects[-1].part.strip()) == (101, late)
+    assert refused("metrics", rejects[-1].part) == rejects[-1].reason
+
+
+MANY = 3_000
+FEATURE = b'{"geometry":{"type":"Point","coordinates":[11.6,48.1]},"properties":{}}'
+HOLDING_MANY = {
+    "lines": ("votes", b"\n".join([GOOD["votes"]] * MANY)),
+    "an array": ("votes", b"[" + b",\n".join([GOOD["votes"]] * MANY) + b"]"),
+    "forms": ("votes", b"\n".join([FORMS["votes"]] * MANY)),
+    "line protocol": ("metrics", kept(b"\n".join([b"room value=21.5"] * MANY), "/write?precision=s")),
+    "Telegraf's JSON": (
+        "metrics",
+        b'{"metrics":[' + b",".join([b'{"name":"room","fields":{"value":21.5}}'] * MANY) + b"]}",
+    ),
+    "Overland's JSON": ("gps", b'{"device_id":"a1","locations":[' + b",".join([FEATURE] * MANY) + b"]}"),
+}
+
+
+@pytest.mark.parametrize("kind", HOLDING_MANY)
+def test_what_a_body_holds_beyond_its_bound_is_buried_unread_and_can_be_decoded_on(kind):
+    name, body = HOLDING_MANY[kind]
+    found = []
+    while body:
+        *some, last = decode(name, body, MOST._replace(records=1_000))
+        assert len(some) <= 1_000
+        body = b""
+        if isinstance(last, Reject):
+            body, reason, whole = last
+            assert (reason, whole) == ("more than one body may hold: this was not looked at", False)
+        else:
+            some.append(last)
+        found += some
+    assert len(found) == MANY
+    assert all(record == RECORDS[name] for record in found)
+
+
+@pytest.mark.parametrize(
+    "name, row",
+    [
+        ("votes", b"x"),
+        ("votes", b"{}"),
+        ("metrics", b"x"),
+        ("metrics", b"#"),
+        ("gps", b"["),
+        ("gps", b"\r"),
+        ("gps", b"[" + b"[]," * 200 + b"[]]"),
+    ],
+)
+def test_of_lines_that_hold_nothing_only_the_first_are_looked_at(name, row):
+    """8 KB of gzip may be four million of them, and each takes time that others wait for."""
+    rows = (row + b"\n") * ((8 << 20) // len(row + b"\n") - 100)
+    first, *rejects = decode(name, gzip.compress(GOOD[name] + b"\n" + rows + GOOD[name], 1))
+    assert first == RECORDS[name]
+    assert len(rejects) < 250
+    assert rejects[-1].reason == "more than one body may hold: this was not looked at"
+    # what is left alone is most of it, as it was
+    assert (GOOD[name] + b"\n" + rows + GOOD[name]).endswith(rejects[-1].part)
+    assert len(rejects[-1].part) > len(rows) // 2
+
+
+def test_the_reason_of_a_broken_object_is_its_own():
+    assert refused("votes", b'{"poll":') == "not JSON: Input data was truncated"
+    assert refused("votes", b'{"poll":}') == "not JSON: invalid character (byte 8)"
+
+
+def test_elements_are_found_between_brackets_quotes_and_escapes():
+    parts = [b'{"a":"]}\\"["}', b'"x,\\\\"', b"[[],{}]", b'{"a":{"b":["}"]}}', b"1", b"null", b"{}", b'""', b"[]"]
+    assert list(elements(b"[ " + b" ,\n".join(parts) + b"\t]", Budget(MOST))) == parts
+    assert list(elements(b"[" + b",".join(parts) + b"]", Budget(MOST))) == parts
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
+def test_elements_are_those_of_the_json_module(value):
+    text = json.dumps([value, value], indent=1).encode()
+    assert [json.loads(x) for x in elements(text, Budget(MOST))] == [value, value]
+
+
+# --- gzip
+
+
+def test_gzip_of_several_members_and_zeros_behind_it_is_one_body():
+    good = GOOD["votes"]
+    assert decode("votes", gzip.compress(good[:9]) + gzip.compress(good[9:])) == [RECORDS["votes"]]
+    assert decode("votes", gzip.compress(good) + b"\0" * 100) == [RECORDS["votes"]]
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        (gzip.compress(GOOD["votes"])[:-1], "gzip: cut short"),
+        (gzip.compress(GOOD["votes"])[:12], "gzip: cut short"),
+        (b"\x1f\x8b", "gzip: cut short"),
+        (gzip.compress(GOOD["votes"]) + b"x", "gzip: something else behind it"),
+        (gzip.compress(GOOD["votes"]) + GOOD["votes"], "gzip: something else behind it"),
+        (gzip.compress(b""), "empty"),
+        (gzip.compress(gzip.compress(GOOD["votes"])), "neither JSON nor a form"),
+        (b"\x28\xb5\x2f\xfd\x00", "zstd: only gzip is understood"),
+    ],
+)
+def test_gzip_that_is_not_whole_or_not_alone_is_refused(item, reason):
+    assert refused("votes", item) == reason
+
+
+def test_damaged_gzip_is_refused():
+    item = bytearray(gzip.compress(GOOD["votes"] * 9))
+    item[-6] ^= 1  # its checksum
+    assert refused("votes", bytes(item)).startswith("gzip: ")
+    assert refused("votes", b"\x1f\x8b\x07" + bytes(20)).startswith("gzip: ")
+
+
+def test_inflated_bytes_are_bounded_to_the_byte():
+    good = GOOD["votes"]
+    assert decode("votes", gzip.compress(good), MOST._replace(inflated=len(good))) == [RECORDS["votes"]]
+    assert (
+        refused_at("votes", gzip.compress(good), len(good) - 1) == f"gzip: inflates to more than {len(good) - 1} bytes"
+    )
+    bomb = gzip.compress(bytes(50 << 20))
+    assert refused_at("votes", bomb, MOST.inflated) == f"gzip: inflates to more than {MOST.inflated} bytes"
+    assert refused_at("votes", gzip.compress(good) * 1000, 2000) == "gzip: inflates to more than 2000 bytes"
+
+
+def refused_at(name: str, item: bytes, most: int) -> str:
+    (reject,) = decode(name, item, MOST._replace(inflated=most))
+    assert reject.whole and reject.part == item
+    return reject.reason
+
+
+def test_a_zlib_stream_is_no_gzip():
+    assert refused("votes", zlib.compress(GOOD["votes"])) == "neither JSON nor a form"
+
+
+# --- kept messages
+
+
+def test_a_kept_message_is_told_from_a_body_by_its_request_line():
+    assert parse(b"POST / HTTP/1.1\r\n\r\n").body == b""
+    assert parse(b"POST /a?b=c HTTP/1.0\r\nA: 1\r\n\r\nbody\r\n\r\n").body == b"body\r\n\r\n"
+    for item in (
+        b"POST a HTTP/1.1\r\n\r\n",
+        b"POST /a b HTTP/1.1\r\n\r\n",
+        b" POST / HTTP/1.1\r\n\r\n",
+        b"POST /a=1",
+        b"",
+    ):
+        assert parse(item) is None
+    assert refused("votes", b"POST / HTTP/1.1\r\nA: 1\r\n") == "kept message: its head has no end"
+
+
+def test_a_kept_message_gives_its_fields_and_parameters():
+    message = parse(kept(b"", "/a/b?u=a%20b&d=&d=x&u=c", "X-Limit-U:  Jos\u00e9 ", "x-limit-u: b", "Odd"))
+    assert (message.path, message.field("x-LIMIT-u"), message.field("nothing")) == ("/a/b", "Jos\u00e9", "")
+    assert (message.parameter("u"), message.parameter("d"), message.parameter("e")) == ("a b", "x", "")
+
+
+# --- times
+
+
+@pytest.mark.parametrize(
+    ("written", "nanoseconds"),
+    [
+        ("1766600000", 1766600000_000000000),
+        ("1766600000123", 1766600000_123000000),
+        ("1766600000123456", 1766600000_123456000),
+        ("1766600000123456789", 1766600000_123456789),
+        ("1766600000.123", 1766600000_123000000),
+        ("1766600000.000001", 1766600000_000001000),
+        ("1766600000123.5", 1766600000_123500000),
+        ("1766600000123456.5", 1766600000_123456000),
+        ("1", 1_000000000),
+        ("100000000001", 100000000_001000000),
+        ("7258118399", 7258118399_000000000),
+        ("1.7666e9", 1766600000_000000000),
+        ('"1766600000"', 1766600000_000000000),
+        ('" 1766600000.123 "', 1766600000_123000000),
+        ('"1766600000123456789"', 1766600000_123456789),
+        ('"2025-12-24T18:13:20Z"', 1766600000_000000000),
+        ('"2025-12-24t18:13:20z"', 1766600000_000000000),
+        ('"2025-12-24 18:13:20"', 1766600000_000000000),
+        ('"2025-12-24T18:13:20.123456789Z"', 1766600000_123456789),
+        ('"2025-12-24T18:13:20,5+00:00"', 1766600000_500000000),
+        ('"2025-12-24T20:13:20+02:00"', 1766600000_000000000),
+        ('"2025-12-24T20:13:20+0200"', 1766600000_000000000),
+        ('"2025-12-24T20:13:20+02"', 1766600000_000000000),
+        ('"2025-12-24T20:13:20 02:00"', 1766600000_000000000),
+        ('"2025-12-24T11:13:20-0700"', 1766600000_000000000),
+        ('"20251224T181320Z"', 1766600000_000000000),
+        ('"2025-12-24T18:13Z"', 1766599980_000000000),
+        ('"2025-12-24"', 1766534400_000000000),
+        ('"1970-01-01T00:00:01Z"', 1_000000000),
+        ("null", None),
+        ('""', None),
+    ],
+)
+@pytest.mark.parametrize("key", ["time", "ts", "timestamp"])
+@every_stream
+def test_a_time_may_be_written_in_many_ways(name, key, written, nanoseconds):
+    (record,) = decode(name, GOOD[name][:-1] + f',"{key}":{written}}}'.encode())
+    assert record.time == nanoseconds
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ("0", "time out of range: 0"),
+        ("-1", "time out of range: -1"),
+        ("7258118400", "time out of range: 7258118400"),
+        ("99999999999", "time out of range: 99999999999"),
+        ("99999999999999", "time out of range: 99999999999999"),
+        ("99999999999999999999", "time out of range: 99999999999999999999"),
+        ("1e300", "time out of range: 1e+300"),
+        ('"0"', "time out of range: '0'"),
+        ('"2200-01-01"', "time out of range: '2200-01-01'"),
+        ('"1969-12-31T23:59:59Z"', "time out of range: '1969-12-31T23:59:59Z'"),
+        ('"1970-01-01T00:00:01+00:01"', "time out of range: '1970-01-01T00:00:01+00:01'"),
+        ('"0001-01-01T00:00:00+14:00"', "time out of range: '0001-01-01T00:00:00+14:00'"),
+        ('"2025-13-01"', "time not understood: '2025-13-01'"),
+        ('"2025-12-24T25:00:00Z"', "time not understood: '2025-12-24T25:00:00Z'"),
+        ('"now"', "time not understood: 'now'"),
+        ('"nan"', "time not understood: 'nan'"),
+        ('"\u0661\u0662"', "time not understood: '\u0661\u0662'"),
+        ('"1_000_000_000"', "time not understood: '1_000_000_000'"),
+        ("true", "wrong type or range: Expected `int | float | str | null`, got `bool` - at `$.time`"),
+        ("[]", "wrong type or range: Expected `int | float | str | null`, got `array` - at `$.time`"),
+    ],
+)
+@every_stream
+def test_a_time_that_makes_no_sense_makes_the_record_bad(name, written, reason):
+    assert refused(name, GOOD[name][:-1] + f',"time":{written}}}'.encode()) == reason
+
+
+def test_of_several_times_the_first_name_counts():
+    body = b'{"poll":"a","choice":"b","timestamp":3,"ts":2,"time":1}'
+    assert decode("votes", body)[0].time == 1_000000000
+    assert decode("votes", body.replace(b'"time":1', b'"time":null'))[0].time == 2_000000000
+
+
+@given(st.integers(1, 7258118399), st.integers(0, 999999999))
+def test_integers_of_every_unit_are_exact(seconds, fraction):
+    for digits in (0, 3, 6, 9):
+        number = seconds * 10**digits + fraction // 10 ** (9 - digits)
+        if digits == 0 or seconds > 100_000_000:
+            (vote,) = decode("votes", b'{"poll":"a","choice":"b","time":%d}' % number)
+            assert vote.time == number * 10 ** (9 - digits)
+
+
+@given(st.floats(946684800, 7258118399))
+def test_floats_are_good_to_a_microsecond(seconds):
+    (vote,) = decode("votes", b'{"poll":"a","choice":"b","time":%s}' % repr(seconds).encode())
+    assert abs(vote.time - int(seconds) * 10**9 - (seconds % 1) * 1e9) < 1500
+
+
+# --- texts and numbers that no database would take
+
+
+@every_stream
+@pytest.mark.parametrize(
+    "text", [rb"a\u0000b", rb"\ud800", rb"\udc00\ud800", b"\xff", b"\xed\xa0\x80", b"a\0b", b"\xc0\x80", b"\t", rb"\x"]
+)
+def test_a_text_that_cannot_be_stored_is_refused(name, text):
+    for key in (b"oreo", b"room", b"a1"):
+        if key in GOOD[name]:
+            assert refused(name, GOOD[name].replace(key, text))
+            record, reject = decode(name, GOOD[name] + b"\n" + GOOD[name].replace(key, text))
+            assert record == RECORDS[name] and not reject.whole
+            assert refused(name, reject.part) == reject.reason
+
+
+def test_a_backslash_before_u0000_is_no_nul():
+    (vote,) = decode("votes", rb'{"poll":"a\\u0000","choice":"\\\\u0000"}')
+    assert (vote.poll, vote.choice) == (r"a\u0000", r"\\u0000")
+    assert refused("votes", rb'{"poll":"a\\\u0000","choice":"b"}') == "text with a NUL"
+    assert decode("votes", rb'{"poll":"a","choice":"b","unknown":"\u0000"}') == [Vote(poll="a", choice="b")]
+    assert refused("votes", b"poll=a&choice=%00") == "text with a NUL"
+    assert refused("metrics", rb'{"name":"a","value":1,"tags":{"b\u0000":"c"}}') == "text with a NUL"
+    assert refused("metrics", rb'{"name":"a","fields":{"b":"\u0000"}}') == "text with a NUL"
+    assert refused("gps", b"device=%00&lat=1&lon=1") == "text with a NUL"
+
+
+@every_stream
+@pytest.mark.parametrize(
+    "value",
+    [b"1" * 10_000, b"-" + b"1" * 10_000, b"1." + b"1" * 10_000, b"1e10000", b"[" * 100_000, b'{"a":' * 100_000],
+)
+def test_monstrous_values_are_one_reject_or_passed_over(name, value):
+    for key in (b"lat", b"value", b"poll", b"time", b"unknown"):
+        for body in (
+            GOOD[name][:-1] + b',"%s":%s}' % (key, value),
+            b"[" + GOOD[name][:-1] + b',"%s":%s}]' % (key, value),
+        ):
+            (result,) = decode(name, body)
+            assert isinstance(result, Record) or (result.whole and len(result.reason) <= 200)
+
+
+@every_stream
+def test_one_line_nested_too_deeply_does_not_spoil_the_others(name):
+    deep = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    reject, record = decode(name, deep + b"\n" + GOOD[name])
+    assert (reject.reason, record) == ("not JSON: nested too deeply", RECORDS[name])
+
+
+def test_forms_are_bounded_and_utf8():
+    assert refused("votes", b"a=1&" * 1001) == "form has more than 1000 fields"
+    assert refused("votes", b"a=" + b"1" * (1 << 20)) == "form larger than 1048576 bytes"
+    assert refused("votes", b"poll=%ff&choice=b").startswith("not UTF-8: ")
+    assert refused("votes", b"poll=\xff&choice=b").startswith("not UTF-8: ")
+    assert decode("votes", b"poll=a+b%20%c3%a9&choice=\xc3\xa9&voter=") == [Vote(poll="a b \u00e9", choice="\u00e9")]
+    assert decode("votes", b"poll=a&choice=b&choice=c&time=1766600000") == [
+        Vote(time=1766600000_000000000, poll="a", choice="c")
+    ]
+
+
+def test_a_reason_is_one_short_line():
+    long = b'{"device":"a","lat":1,"lon":1,"time":"' + "\u2028\u00e9".encode() * 500 + b'"}'
+    reason = refused("gps", long)
+    assert len(reason) <= 200 and reason.isprintable()
+
+
+# --- votes
+
+
+def test_votes():
+    assert decode("votes", b'{"poll":"cookies","choice":"oreo","voter":"me","time":1766600000}') == [
+        Vote(time=1766600000_000000000, poll="cookies", choice="oreo", voter="me")
+    ]
+    assert Vote.__struct_fields__ == ("time", "poll", "choice", "voter")
+    assert refused("votes", b'{"poll":"cookies"}') == "missing: choice"
+    assert refused("votes", b"poll=cookies&choice=") == "missing: choice"
+    assert refused("votes", b'{"poll":"","choice":"a"}').startswith(
+        "wrong type or range: Expected `str` of length >= 1"
+    )
+    assert refused("votes", b'{"poll":"a","choice":3}') == (
+        "wrong type or range: Expected `str`, got `int` - at `$.choice`"
+    )
+
+
+# --- any bytes
+
+shapes = st.sampled_from(
+    [
+        *GOOD.values(),
+        *BAD.values(),
+        *FORMS.values(),
+        b'cpu,a=b v=1,w="x" 5\n',
+        b'{"locations":[',
+        b'{"_type":"location",',
+        b'{"metrics":[',
+        b'"fields":{"a":1}',
+        b"POST /write?precision=s HTTP/1.1\r\n\r\n",
+        b"POST /owntracks HTTP/1.1\r\n",
+        b"\r\n\r\n",
+        b"\\u0000",
+        b"\x1f\x8b",
+        *(bytes([x]) for x in b'\n,[]{}"\\=& \xff\0'),
+    ]
+)
+anything = st.binary(max_size=200) | st.lists(shapes | st.binary(max_size=3), max_size=12).map(b"".join)
+
+
+@every_stream
+@given(anything, st.booleans(), st.sampled_from([10, 100, MOST.inflated]))
+@example(b"\xef\xbb\xbf", False, MOST.inflated)
+@example(b'{"locations":5}', False, MOST.inflated)
+@example(b'{"metrics":{}}', False, MOST.inflated)
+def test_for_any_bytes_there_are_records_or_rejects_and_never_an_exception(name, item, pack, most):
+    item = gzip.compress(item, 1) if pack else item
+    results = decode(name, item, MOST._replace(inflated=most))
+    assert results
+    rejects = [x for x in results if isinstance(x, Reject)]
+    assert all(type(x) is STREAMS[name].record for x in results if x not in rejects)
+    for reject in rejects:
+        assert reject.reason and len(reject.reason) <= 200 and reject.reason.isprintable()
+        reject.reason.encode()
+        assert type(reject.part) is bytes
+        assert reject.whole == (len(rejects) == len(results) == 1)
+        assert not reject.whole or reject.part == item
+    json.dumps([x.__class__.__name__ for x in results])
+    for record in results:
+        if not isinstance(record, Reject):
+            storable(record)
+
+
+def storable(record: Record) -> None:
+    for value in [getattr(record, x) for x in record.__struct_fields__]:
+        for text in [*value, *value.values()] if isinstance(value, dict) else [value]:
+            assert not isinstance(text, str) or (text.encode() is not None and "\0" not in text)
+            assert not isinstance(text, int) or -(2**63) <= text < 2**63
+            assert not isinstance(text, float) or text - text == 0
+
+
+@pytest.mark.parametrize("name", ["gps", "votes"])
+@given(anything)
+@example(GOOD["gps"] + b"\n\x1f\x8b\n" + GOOD["votes"] + b"\n\x28\xb5\x2f\xfd")
+@example(b"[" + GOOD["gps"] + b",5," + GOOD["votes"] + b',[{}],{"poll":[\n]},"a=b"]')
+def test_a_part_can_be_decoded_again_and_is_refused_for_the_same_reason(name, item):
+    for reject in decode(name, item):
+        if isinstance(reject, Reject):
+            assert refused(name, reject.part) == reject.reason
+
+
+lines_of_all_kinds = st.sampled_from(
+    [b"cpu v=1", b"cpu", b"cpu v=x", b"{a", b"[a] b", b"name=a&value=1x", b"a=b", b"\x1f\x8b v", b"cpu,a v=1"]
+    + [b'cpu v="x', b'{"name":1}', b"\xff v=1", b"# x", b"  x", b"a v=1 5 6", b"\0"]
+)
+
+
+@given(st.lists(lines_of_all_kinds, max_size=6), st.sampled_from([b"", kept(b"", "/write?precision=ms", "A: b")]))
+def test_a_line_can_be_decoded_again_and_is_refused_for_the_same_reason(lines, head):
+    for reject in decode("metrics", head + b"a v=1\n" + b"\n".join(lines)):
+        if isinstance(reject, Reject):
+            assert refused("metrics", reject.part) == reject.reason
+
+
+# --- streams of one's own
+
+
+class Order(Record):
+    """An order."""
+
+    sku: str
+    count: int = 1
+
+    def twice(self) -> int:
+        return self.count * 2
+
+
+def test_a_stream_of_ones_own_is_nothing_but_a_record_type():
+    orders = stream("orders", Order)
+    assert isinstance(orders, Stream) and orders.name == "orders"
+    assert orders.record.__struct_fields__ == ("time", "sku", "count")
+    assert (orders.record.__name__, orders.record.__doc__) == ("Order", "An order.")
+    (one,) = orders.decode(b'{"sku":"a","ts":1766600000}', MOST)
+    assert (one.time, one.sku, one.count, one.twice()) == (1766600000_000000000, "a", 1, 2)
+    assert type(one) is orders.record and isinstance(one, Record)
+    bodies = [b'{"sku":"a","count":2}', b'[{"sku":"a","count":2}]', b"sku=a&count=2", gzip.compress(b"count=2&sku=a")]
+    for body in [*bodies, *(HEAD + b"\r\n" + x for x in bodies)]:
+        assert [(x.time, x.sku, x.count) for x in orders.decode(body, MOST)] == [(None, "a", 2)]
+    results = list(orders.decode(b'{"sku":"a"}\n{"sku":5}\n{}\nsku=b&count=', MOST))
+    assert [x if isinstance(x, Reject) else (x.sku, x.count) for x in results] == [
+        ("a", 1),
+        Reject(b'{"sku":5}', "wrong type or range: Expected `str`, got `int` - at `$.sku`", False),
+        Reject(b"{}", "missing: sku", False),
+        ("b", 1),
+    ]
+
+
+def test_a_keyword_only_record_type_is_taken_as_it_is():
+    class Log(Record, kw_only=True):
+        text: str
+
+    logs = stream("logs", Log)
+    assert logs.record is Log
+    assert logs.decode(b'{"text":"a"}', MOST) == (Log(text="a"),)
+
+
+class Odd(Record):
+    ts: str
+    big: int = 0
+    real: float = 0.0
+    many: list[int] = []
+    sub: dict[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.ts == "raise":
+            raise KeyError(self.ts)
+
+
+def test_a_stream_of_ones_own_never_raises_and_gives_nothing_that_cannot_be_stored():
+    decode = stream("odd", Odd).decode
+    (odd,) = decode(b'{"ts":"x","timestamp":5,"many":[1]}', MOST)
+    assert (odd.time, odd.ts, odd.many, odd.sub) == (5_000000000, "x", [1], None)
+    for body, reason in [
+        (b'{"ts":"x","big":9223372036854775808}', "number out of range: 9223372036854775808"),
+        (b"ts=x&real=nan", "number out of range: nan"),
+        (b"ts=x&real=inf", "number out of range: inf"),
+        (b'{"ts":"raise"}', "KeyError: 'raise'"),
+        (rb'{"ts":"x","sub":{"a":"\u0000"}}', "text with a NUL"),
+    ]:
+        assert list(decode(body, MOST)) == [Reject(body, reason, True)]
+
+
+@given(anything)
+def test_for_any_bytes_a_stream_of_ones_own_gives_records_or_rejects(item):
+    for made in (Order, Odd):
+        results = list(stream("own", made).decode(item, MOST))
+        assert results and all(isinstance(x, Record | Reject) for x in results)
+
+
+def test_a_stream_is_made_of_records_only():
+    with pytest.raises(TypeError, match="not a subclass of Record"):
+        stream("bad", dict)
+
+
+def test_the_streams_of_a_users_module_are_added_and_may_replace(tmp_path: Path):
+    module = tmp_path / "mine.py"
+    module.write_text(
+        "from sluice import Record, stream\n\n\nclass Order(Record):\n    sku: str\n    count: int = 1\n\n\n"
+        'STREAMS = {"orders": stream("orders", Order), "votes": stream("votes", Order)}\n'
+    )
+    found = registry.load(settings.load({"INGEST_RECORDS": str(module)}))
+    assert list(found) == ["metrics", "gps", "votes", "orders"]
+    assert found["orders"].decode(b'{"sku":"a"}', MOST)[0].sku == "a"
+    assert found["votes"] is sys.modules["mine"].STREAMS["votes"]
+    assert registry.load(settings.load({})) == STREAMS
+
+
+@pytest.mark.parametrize("text", ["", "STREAMS = 5", "STREAMS = {'a': dict}", "import nothing_of_that_name"])
+def test_a_users_module_that_makes_no_sense_stops_the_start_with_one_line(tmp_path: Path, text):
+    module = tmp_path / "mine_bad.py"
+    module.write_text(text)
+    with pytest.raises(settings.SettingError, match="INGEST_RECORDS=.*mine_bad"):
+        registry.load(settings.load({"INGEST_RECORDS": str(module)}))
+
+
+LAST_LINES = [
+    ("STREAMS = {'a': stream('b', O)}", "the stream 'b' stands in STREAMS as 'a'"),
+    ("STREAMS = {'a-b': stream('a-b', O)}", "a stream's name is an identifier of up to 63 bytes, which 'a-b' is not"),
+    ("STREAMS = {'': stream('', O)}", "which '' is not"),
+    ("x = 'x' * 64; STREAMS = {x: stream(x, O)}", "which 'xxxxxx"),
+    ("x = 'é' * 32; STREAMS = {x: stream(x, O)}", "which 'éééééé"),
+    ("STREAMS = {'batches': stream('batches', O)}", "a stream cannot be named 'batches', for the database has tables"),
+    ("STREAMS = {'Dead_Letters': stream('Dead_Letters', O)}", "a stream cannot be named 'Dead_Letters'"),
+    ("n = 'dead_letters_by_body'; STREAMS = {n: stream(n, O)}", "a stream cannot be named 'dead_letters_by_body'"),
+    ("STREAMS = {'sqlite_x': stream('sqlite_x', O)}", "a stream cannot be named 'sqlite_x'"),
+    ("STREAMS = {'GPS': stream('GPS', O)}", "'gps' and 'GPS' are one name to a database"),
+    ("STREAMS = {'o': stream('o', O), 'O': stream('O', O)}", "'o' and 'O' are one name to a database"),
+    ("STREAMS = {'o': Stream('o', dict, None)}", "the record type of the stream 'o' is not a subclass of Record"),
+    ("STREAMS = {'o': Stream('o', O, None)}", "the record type of the stream 'o' needs kw_only=True"),
+    ("STREAMS = {'o': with_field('batch')}", "a field of the stream 'o' cannot be named 'batch', for every table"),
+    ("STREAMS = {'o': with_field('seq')}", "a field of the stream 'o' cannot be named 'seq'"),
+    ("STREAMS = {'o': with_field('received_at')}", "a field of the stream 'o' cannot be named 'received_at'"),
+    ("STREAMS = {'o': with_field('Received_At')}", "a field of the stream 'o' cannot be named 'Received_At'"),
+    ("STREAMS = {'o': with_field('xmin')}", "a field of the stream 'o' cannot be named 'xmin'"),
+    ("STREAMS = {'o': with_field('x' * 64)}", "a field's name is an identifier of up to 63 bytes, which 'xxxxxx"),
+    ("STREAMS = {'o': with_field('SKU')}", "'sku' and 'SKU' are one name to a database"),
+    ("STREAMS = {'o': with_field('Time')}", "'time' and 'Time' are one name to a database"),
+]
+
+
+@pytest.mark.parametrize("last, why", LAST_LINES, ids=[line for line, _ in LAST_LINES])
+def test_a_stream_that_no_database_could_hold_stops_the_start_with_one_line(tmp_path: Path, last, why):
+    module = tmp_path / "mine_unfit.py"
+    module.write_text(
+        "import msgspec\nfrom sluice import Record, Stream, stream\n\n\nclass O(Record):\n    sku: str = ''\n\n\n"
+        "def with_field(name):\n    fields = [('sku', str), (name, str)]\n"
+        "    return stream('o', msgspec.defstruct('P', fields, bases=(Record,)))\n\n\n"
+        f"{last}\n"
+    )
+    with pytest.raises(settings.SettingError) as caught:
+        registry.load(settings.load({"INGEST_RECORDS": str(module)}))
+    text = str(caught.value)
+    assert why in text
+    assert text.startswith(f"INGEST_RECORDS='{module}' makes no sense here: ") and "\n" not in text

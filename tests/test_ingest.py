@@ -1,0 +1,433 @@
+"""`ingest.app` on every server that it is meant to run on: PROTOCOL.md's table "What a request gets", row by row.
+
+The servers are wsgiref's, alone and with wsgiref.validate in between, and gunicorn with four workers; on CPython and on
+PyPy. The items are read from the list of a private Redis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis as redis_client
+
+from sluice.drill import harness
+from sluice.drill.harness import (
+    Server,
+    answer,
+    connect,
+    environment,
+    free_port,
+    gateway,
+    get,
+    listening,
+    poll,
+    post,
+    redis_server,
+)
+from sluice.drill.harness import request as send
+from sluice.streams.routes import ROUTES
+
+MAX_BODY = 100_000
+MAX_BACKLOG = 1_000
+SIMPLE = """
+import sys
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+from wsgiref.validate import validator
+import ingest
+app = validator(ingest.app) if sys.argv[1] == "validated" else ingest.app
+make_server("127.0.0.1", int(sys.argv[2]), app).serve_forever()
+"""
+GUNICORN = {
+    "sync": "sync",
+    "gthread": "gthread",
+    "gevent": "gevent",
+    "fastlane": "sluice.fastlane.loop.FastLane",
+}
+SERVERS = [
+    pytest.param(
+        name,
+        runtime,
+        id=f"{runtime}-{name}",
+        marks=pytest.mark.skipif(
+            not Path(harness.PYTHON[runtime]).exists(), reason="no .venv-pypy here; bin/test makes it"
+        ),
+    )
+    for runtime in ("cpython", "pypy")
+    for name in ("validated", "wsgiref", *GUNICORN)
+]
+
+
+@dataclass
+class Site:
+    """The application on one server, with its Redis."""
+
+    name: str
+    runtime: str
+    where: int | Path
+    server: Server
+    redis: Server
+    client: redis_client.Redis
+
+    @property
+    def is_gunicorn(self) -> bool:
+        return self.name in GUNICORN
+
+    def items(self, stream: str = "votes") -> list[bytes]:
+        items: Any = self.client.lrange(f"ingest:{{{stream}}}", 0, -1)
+        return items
+
+    @contextlib.contextmanager
+    def without_redis(self) -> Iterator[None]:
+        """Nobody can reach Redis; only this test's own connection stays."""
+        path = self.redis.socket
+        away = path.with_suffix(".away")
+        path.rename(away)
+        self.client.client_kill_filter(_type="normal", skipme=True)
+        try:
+            yield
+        finally:
+            away.rename(path)
+
+    @contextlib.contextmanager
+    def with_config(self, name: str, value: str) -> Iterator[None]:
+        before = str(self.client.config_get(name)[name])
+        self.client.config_set(name, value)
+        try:
+            yield
+        finally:
+            self.client.config_set(name, before)
+
+
+@contextlib.contextmanager
+def simple_server(name: str, runtime: str, tmp: Path, env: Mapping[str, object]) -> Iterator[Server]:
+    port = free_port()
+    command = [harness.PYTHON[runtime], "-c", SIMPLE, name, port]
+    with harness.running(command, tmp / "simple.out", environment(tmp, env)) as process:
+        server = Server(process, tmp / "simple.out", tmp, port)
+        poll(listening(server, port), 30)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def private_redis() -> Iterator[Server]:
+    with harness.short_tmp() as tmp, redis_server(tmp, appendonly="no", save="") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def every(private_redis: Server, request: pytest.FixtureRequest) -> Iterator[Site]:
+    name, runtime = request.param
+    env = {"INGEST_REDIS": private_redis.socket, "INGEST_MAX_BODY": MAX_BODY, "INGEST_MAX_BACKLOG": MAX_BACKLOG}
+    client = redis_client.Redis(unix_socket_path=str(private_redis.socket), single_connection_client=True)
+    with harness.short_tmp() as tmp:
+        if name in GUNICORN:
+            args = ("--threads", 4) if name == "gthread" else ()
+            with gateway(tmp, private_redis, runtime, GUNICORN[name], env, args) as server:
+                yield Site(name, runtime, server.socket, server, private_redis, client)
+        else:
+            with simple_server(name, runtime, tmp, env) as server:
+                yield Site(name, runtime, server.port, server, private_redis, client)
+    client.close()
+
+
+@pytest.fixture
+def site(every: Site) -> Site:
+    every.client.flushall()
+    return every
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "every" in metafunc.fixturenames:
+        pairs = [pytest.param(tuple(mark.values), id=mark.id, marks=mark.marks) for mark in SERVERS]
+        metafunc.parametrize("every", pairs, indirect=True, scope="module")
+
+
+def is_problem(given: tuple[int, dict[str, str], bytes], status: int) -> dict[str, str]:
+    """Check that an answer is an error as RFC 9457 and PROTOCOL.md have it; returns its headers."""
+    code, headers, body = given
+    assert code == status, body
+    assert headers["content-type"] == "application/problem+json"
+    problem = json.loads(body)
+    assert set(problem) == {"type", "title", "status", "detail"}
+    assert (problem["type"], problem["status"]) == ("about:blank", status)
+    assert problem["title"] and problem["detail"].endswith(".")
+    return headers
+
+
+# --- on the list: the route's answer ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_body_on_the_list_gets_the_routes_answer(site: Site, path: str) -> None:
+    route = ROUTES[path]
+    status, headers, body = post(site.where, path, b'{"a":1}\xff\x00', {"Content-Type": "application/json"})
+    assert (f"{status} "[:4], body) == (route.reply.status[:4], b"".join(route.reply.chunks))
+    for name, value in route.reply.headers:
+        assert headers[name.lower()] == value
+    (item,) = site.items(route.stream)
+    if route.keep_head:
+        assert item.startswith(f"POST {path} HTTP/1.1\r\n".encode()) and item.endswith(b'\r\n\r\n{"a":1}\xff\x00')
+    else:
+        assert item == b'{"a":1}\xff\x00'
+
+
+def test_where_the_body_is_empty_the_query_string_is_the_body(site: Site) -> None:
+    query = "id=1&timestamp=1766600000&lat=48.1&lon=11.6&speed=3%2e5&note=%C3%A9+%"
+    assert post(site.where, f"/traccar?{query}")[0] == 200
+    assert post(site.where, f"/traccar?{query}", b"body")[0] == 200
+    assert send(site.where, f"POST /traccar?{query} HTTP/1.1\r\nHost: x\r\n\r\n".encode())[0] == 200
+    assert site.items("gps") == [query.encode(), b"body", query.encode()]
+
+
+def test_a_route_that_keeps_the_head_queues_the_whole_message(site: Site) -> None:
+    body = b"cpu value=1\r\n\r\ncpu value=2"
+    data = (
+        b"POST /api/v2/write?bucket=b%%20c&precision=s HTTP/1.1\r\nHost: localhost:8086\r\nX-Limit-U: phil\r\n"
+        b"x-latin: \xe9\r\nContent-Encoding: identity\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n%b"
+    ) % (len(body), body)
+    assert send(site.where, data)[0] == 204
+    (item,) = site.items("metrics")
+    if site.name == "fastlane":
+        assert item == data
+    # elsewhere it is put together again: the same target, the same fields, the same body
+    head, _, rest = item.partition(b"\r\n\r\n")
+    assert rest == body
+    line, *fields = head.decode("latin-1").split("\r\n")
+    assert line == "POST /api/v2/write?bucket=b%20c&precision=s HTTP/1.1"
+    found = {name.lower(): value for name, value in (field.split(": ", 1) for field in fields)}
+    wanted = {"host": "localhost:8086", "x-limit-u": "phil", "x-latin": "\xe9", "content-encoding": "identity"}
+    assert wanted.items() <= found.items()
+    assert found["content-length"] == str(len(body)) and found["content-type"] == "text/plain"
+
+
+def test_a_message_without_a_body_that_is_kept_whole_has_its_query_in_the_head(site: Site) -> None:
+    assert post(site.where, "/owntracks?u=phil&d=phone")[2] == b"[]"
+    (item,) = site.items("gps")
+    assert item.startswith(b"POST /owntracks?u=phil&d=phone HTTP/1.1\r\n") and item.endswith(b"\r\n\r\n")
+
+
+def test_a_body_as_long_as_the_limit_is_taken(site: Site) -> None:
+    body = os.urandom(MAX_BODY)
+    assert post(site.where, "/votes", body)[0] == 200
+    assert site.items() == [body]
+
+
+def test_many_clients_at_once_are_all_on_the_list_once(site: Site) -> None:
+    acknowledged: list[bytes] = []
+
+    def client(number: int) -> None:
+        for count in range(20):
+            body = b"%d-%d" % (number, count)
+            assert post(site.where, "/votes", body)[0] == 200
+            acknowledged.append(body)
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(acknowledged) == 80
+    assert sorted(site.items()) == sorted(acknowledged)
+
+
+CHUNKED = b"POST /votes?a=b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_a_body_in_chunks_is_taken_where_the_server_can_tell_its_end(site: Site) -> None:
+    given = send(site.where, CHUNKED + b"3\r\nabc\r\n1;x=y\r\nd\r\n0\r\n\r\n")
+    if site.is_gunicorn:
+        assert given[0] == 200
+        assert send(site.where, CHUNKED + b"0\r\n\r\n")[0] == 200
+        assert site.items() == [b"abcd", b"a=b"]
+    else:
+        is_problem(given, 400)
+        assert site.items() == []
+
+
+def test_a_client_that_waits_for_100_continue_gets_it(site: Site) -> None:
+    if not site.is_gunicorn:
+        pytest.skip("wsgiref does not know of Expect")
+    with connect(site.where) as connection:
+        connection.sendall(b"POST /votes HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n")
+        assert connection.recv(25, socket.MSG_WAITALL) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(b"abc")
+        assert answer(connection)[0] == 200
+    assert site.items() == [b"abc"]
+
+
+# --- 400 -------------------------------------------------------------------------------------------------------------
+
+
+def test_neither_body_nor_query_string_is_a_400(site: Site) -> None:
+    is_problem(post(site.where, "/votes"), 400)
+    is_problem(post(site.where, "/votes?"), 400)
+    is_problem(post(site.where, "/write"), 400)
+    is_problem(send(site.where, b"POST /votes HTTP/1.1\r\nHost: x\r\n\r\n"), 400)
+    assert not site.client.keys("ingest:{*")
+
+
+@pytest.mark.parametrize("size", [0, 1, 5_000])
+def test_a_body_shorter_than_announced_is_a_400_and_nothing_is_queued(site: Site, size: int) -> None:
+    with connect(site.where) as connection:
+        connection.sendall(b"POST /votes HTTP/1.1\r\nHost: x\r\nContent-Length: 5001\r\n\r\n" + b"x" * size)
+        connection.shutdown(socket.SHUT_WR)
+        is_problem(answer(connection), 400)
+    assert not site.client.keys("ingest:{*")
+
+
+@pytest.mark.parametrize("length", ["+5", "-5", "5_0", "0x5", "5, 5", "5.0", "\xb2", "five", "9" * 20, "9" * 5000])
+def test_a_length_that_is_no_number_is_a_400_and_one_beyond_all_numbers_too_large(site: Site, length: str) -> None:
+    if site.name == "validated" and (len(length) > 4300 or not set(length) <= set("0123456789+_")):
+        pytest.skip("wsgiref.validate lets nothing through that int() refuses")
+    head = f"POST /votes?a=b HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n"
+    status, _, _ = send(site.where, head.encode("latin-1") + b"12345")
+    # gunicorn's own refusals come before the application's
+    assert status in ((400, 413) if site.is_gunicorn else (413 if length.startswith("9") else 400,))
+    assert not site.client.keys("ingest:{*")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"nonsense\r\n\r\n",
+        b"POST /votes?a=b HTTP/1.1\r\nHost: x\r\nHost : y\r\nContent-Length: 0\r\n\r\n",
+        b"POST /votes?a=b HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        CHUNKED + b"x\r\nabc\r\n0\r\n\r\n",
+        CHUNKED + b"3\r\nabcd\r\n0\r\n\r\n",
+        CHUNKED[:-2] + b"Content-Length: 3\r\n\r\n0\r\n\r\n",
+    ],
+)
+def test_malformed_http_is_a_400_and_nothing_is_queued(site: Site, data: bytes) -> None:
+    if not site.is_gunicorn:
+        pytest.skip("wsgiref takes what it gets")
+    try:
+        assert send(site.where, data)[0] == 400
+    except EOFError:  # gunicorn 23 takes wrong chunks for a broken connection
+        assert site.runtime == "pypy" and data.startswith(CHUNKED)
+    assert not site.client.keys("ingest:{*")
+
+
+# --- 404, 405, 413 ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/", "/vote", "/votes/", "/VOTES", "/metrics/x", "/healthz/", "/v%6ftes%00"])
+def test_an_unknown_path_is_a_404_whatever_the_method(site: Site, path: str) -> None:
+    is_problem(post(site.where, path, b"x"), 404)
+    is_problem(get(site.where, path), 404)
+    assert not site.client.keys("ingest:{*")
+
+
+def test_a_path_with_escapes_is_the_path_it_means(site: Site) -> None:
+    assert post(site.where, "/v%6ftes", b"x")[0] == 200
+    assert site.items() == [b"x"]
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS", "PATCH"])
+def test_another_method_is_a_405_that_says_which_one_it_takes(site: Site, method: str) -> None:
+    for path, allowed in ("/votes", "POST"), ("/write", "POST"):
+        given = send(site.where, f"{method} {path}?a=b HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx".encode())
+        assert is_problem(given, 405)["allow"] == allowed
+    if method != "GET":
+        given = send(site.where, f"{method} /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx".encode())
+        assert is_problem(given, 405)["allow"] == "GET, HEAD"
+    assert not site.client.keys("ingest:{*")
+
+
+def test_a_body_beyond_the_limit_is_a_413_before_it_is_read(site: Site) -> None:
+    with connect(site.where) as connection:
+        head = f"POST /votes HTTP/1.1\r\nHost: x\r\nContent-Length: {MAX_BODY + 1}\r\n\r\n"
+        is_problem(send(connection, head.encode()), 413)  # not a byte of it was sent
+    assert not site.client.keys("ingest:{*")
+
+
+def test_chunks_beyond_the_limit_are_a_413(site: Site) -> None:
+    if not site.is_gunicorn:
+        pytest.skip("wsgiref knows nothing of chunks")
+    chunk = b"2710\r\n" + bytes(10_000) + b"\r\n"
+    assert send(site.where, CHUNKED + chunk * (MAX_BODY // 10_000) + b"0\r\n\r\n")[0] == 200
+    is_problem(send(site.where, CHUNKED + chunk * (MAX_BODY // 10_000) + b"1\r\nx\r\n0\r\n\r\n"), 413)
+    assert [len(item) for item in site.items()] == [MAX_BODY]
+
+
+# --- 503 -------------------------------------------------------------------------------------------------------------
+
+
+def is_unavailable(given: tuple[int, dict[str, str], bytes]) -> bool:
+    headers = is_problem(given, 503)
+    assert headers["retry-after"].isdecimal() and 1 <= int(headers["retry-after"]) <= 60
+    return True
+
+
+def test_while_redis_is_away_a_request_gets_a_503_and_the_next_one_afterwards_is_taken(site: Site) -> None:
+    assert post(site.where, "/votes", b"before")[0] == 200
+    with site.without_redis():
+        for path in "/votes", "/write":
+            assert is_unavailable(post(site.where, path, b"lost"))
+        assert is_unavailable(get(site.where, "/readyz"))
+        assert get(site.where, "/healthz")[0] == 200
+    assert post(site.where, "/votes", b"after")[0] == 200
+    assert get(site.where, "/readyz")[0] == 200
+    assert site.items() == [b"before", b"after"]
+
+
+def test_while_redis_is_full_a_request_gets_a_503(site: Site) -> None:
+    with site.with_config("maxmemory", "1"):
+        assert is_unavailable(post(site.where, "/votes", b"lost"))
+        assert is_unavailable(get(site.where, "/readyz"))
+    assert post(site.where, "/votes", b"after")[0] == 200
+    assert site.items() == [b"after"]
+
+
+def test_a_backlog_over_its_bound_is_a_503_until_there_is_room(site: Site) -> None:
+    key = "ingest:{votes}"
+    site.client.rpush(key, *[b"old"] * (MAX_BACKLOG - 1))
+    assert post(site.where, "/votes", b"the last")[0] == 200
+    # the process that answers may not have looked yet
+    poll(lambda: post(site.where, "/votes", b"?")[0] == 503)
+    assert is_unavailable(post(site.where, "/votes", b"lost"))
+    assert post(site.where, "/gps", b"another stream")[0] == 200
+    site.client.delete(key)
+    poll(lambda: post(site.where, "/votes", b"room")[0] == 200)
+    assert site.items() == [b"room"]
+
+
+# --- the probes ------------------------------------------------------------------------------------------------------
+
+
+def test_the_probes_answer(site: Site) -> None:
+    for path in "/healthz", "/readyz":
+        status, headers, body = get(site.where, path)
+        assert (status, headers["content-type"], body) == (200, "application/json", b'{"message":"OK"}')
+    assert get(site.where, "/ping")[0] == 204
+    assert site.items() == []
+
+
+def test_an_answer_to_head_has_no_body_so_the_next_one_begins_where_it_should(site: Site) -> None:
+    for path, status in ("/healthz", 200), ("/readyz", 200), ("/ping", 204), ("/votes", 405), ("/nowhere", 404):
+        with connect(site.where) as connection:
+            head = f"HEAD {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+            assert send(connection, head)[0] == status
+            if site.name in ("sync", "wsgiref", "validated"):  # these close
+                assert connection.recv(1) == b""
+            else:
+                assert get(connection, "/healthz")[0] == 200
+
+
+# --- the whole -------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_all_this_was_an_error_of_the_application(site: Site) -> None:
+    said = site.server.said()
+    # AssertionError is how wsgiref.validate complains; gunicorn 23 logs wrong chunks
+    ends = re.findall(r"^Traceback .*?\n(\w[^\n]*)", said, re.MULTILINE | re.DOTALL)
+    assert all(end.startswith("gunicorn.http.errors.") for end in ends), said
