@@ -128,7 +128,7 @@ def anchors(path: Path) -> set[str]:
 def test_every_file_that_a_document_names_exists():
     for name in DOCUMENTS:
         text = (harness.ROOT / name).read_text()
-        named = set(re.findall(r"`((?:bin|bench|ops|sinks|tests|nginx|redis|formats)/[\w./-]*)`", text))
+        named = set(re.findall(r"`((?:bin|bench|sluice|deploy|docs|tests|nginx)/[\w./-]*)`", text))
         named |= set(re.findall(r"`(\w+\.py)`", text))
         missing = {path for path in named if not (harness.ROOT / path).exists()}
         assert not missing - {"my_routes.py", "my_records.py"}, name
@@ -220,7 +220,7 @@ def test_the_fields_of_the_status_file_are_documented(running):
 
 def requirements() -> list[Path]:
     """The lists of what is asked for; beside each is what it came to."""
-    return sorted((harness.ROOT / "requirements").glob("*.in"))
+    return sorted((harness.ROOT / "deploy/requirements").glob("*.in"))
 
 
 def asked(path: Path) -> set[str]:
@@ -239,7 +239,10 @@ def test_every_dependency_is_pinned_with_hashes(path):
 
 def test_everything_that_installs_asks_for_the_hashes():
     scripts = [
-        path for folder in ("bin", "bench", "ops") for path in (harness.ROOT / folder).iterdir() if path.is_file()
+        path
+        for folder in ("bin", "bench", "sluice/run")
+        for path in (harness.ROOT / folder).iterdir()
+        if path.is_file()
     ]
     calls = [call for path in scripts for call in re.findall(r"pip install(?:.*\\\n)*.*", path.read_text())]
     assert calls

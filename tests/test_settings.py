@@ -114,7 +114,7 @@ def test_a_place_too_long_for_a_socket_is_refused(name: str) -> None:
 
 
 def test_a_program_ends_with_status_2_and_one_line(tmp_path: Path) -> None:
-    code = "import settings; settings.load_or_exit()"
+    code = "from sluice import settings; settings.load_or_exit()"
     env = environment(tmp_path, {"INGEST_PORT": "none"})
     done = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2

@@ -147,7 +147,10 @@ def test_what_the_command_line_or_a_setting_has_wrong_is_one_line_and_status_2(t
     assert refused("sing") == "usage: worker.py [run | drain]\n"
     assert "INGEST_SINK" in refused(INGEST_SINK="mysql://")
     assert "INGEST_RECORDS" in refused(INGEST_RECORDS="no_such_module")
-    (tmp / "unfit.py").write_text("import records\nSTREAMS = {'batches': registry.stream('batches', Vote)}")
+    (tmp / "unfit.py").write_text(
+        "from sluice import stream\nfrom sluice.streams.record import Vote\n"
+        "STREAMS = {'batches': stream('batches', Vote)}"
+    )
     assert "cannot be named 'batches'" in refused(INGEST_RECORDS=tmp / "unfit.py")
 
 

@@ -24,7 +24,7 @@ def ordered(record: type[Record]) -> type[Record]:
     Raises: TypeError if it is not a type of records.
     """
     if not (isinstance(record, type) and issubclass(record, Record)):
-        raise TypeError(f"{record!r} is not a subclass of records.Record")
+        raise TypeError(f"{record!r} is not a subclass of sluice.Record")
     if record.__struct_fields__[0] == "time":
         return record
     fields = [field for field in msgspec.structs.fields(record) if field.name != "time"]

@@ -289,6 +289,7 @@ class Recorder(FastLane):
 
     def __init__(self, cfg: Any) -> None:
         self.cfg = cfg
+        self.log: Any = None
         self.max_requests = sys.maxsize
         self.wsgi = lambda environ, start: (b"",)
         self.prepare()

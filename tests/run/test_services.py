@@ -96,7 +96,7 @@ def test_the_units_do_what_the_settings_say(tmp: Path) -> None:
 
 def test_every_program_of_bin_up_has_a_unit() -> None:
     programs = set(re.findall(r"^\[program:(\w+)\]", (ROOT / "deploy/supervisord.conf").read_text(), re.M))
-    names = {re.sub(r"^sluice-|-server|@.*|\.service.*", "", path.name) for path in (ROOT / "systemd").iterdir()}
+    names = {re.sub(r"^sluice-|-server|@.*|\.service.*", "", path.name) for path in (ROOT / "deploy/systemd").iterdir()}
     assert programs - names <= {"more", "scale"}  # INGEST_WORKERS=auto is for bin/up
 
 
@@ -127,7 +127,8 @@ def test_settings_of_the_environment_are_written_over_those_of_the_file() -> Non
     ],
 )
 def test_what_services_cannot_have_is_told_in_one_line(env: dict[str, str], status: int, words: str, tmp: Path) -> None:
-    script = f"import sys; from pathlib import Path; from ops import services; services.DEFAULTS = Path('{tmp}/none')\n"
+    script = "import sys; from pathlib import Path; from sluice.run import services\n"
+    script += f"services.DEFAULTS = Path('{tmp}/none')\n"
     script += "services.ROOT = Path('/home/ann/sluice')\nsys.exit(services.main([]))"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("INGEST_")} | env
     command = [sys.executable, "-c", script]
@@ -340,7 +341,8 @@ def test_lines_are_json_on_request(runtime: str, tmp: Path) -> None:
 
 
 def test_an_error_is_one_line_of_json_with_its_traceback() -> None:
-    script = "import logging, service; h = logging.StreamHandler(); h.setFormatter(service.formatter('json'))\n"
+    script = "import logging; from sluice import daemon\n"
+    script += "h = logging.StreamHandler(); h.setFormatter(daemon.formatter('json'))\n"
     script += "logging.getLogger().addHandler(h)\ntry: 1 / 0\nexcept Exception: logging.exception('it \\'broke\\'')"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     line = json.loads(done.stderr)

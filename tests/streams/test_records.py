@@ -14,6 +14,7 @@ from hypothesis import settings as profiles
 from hypothesis import strategies as st
 
 from sluice import settings
+from sluice.sinks.schema import load_streams
 from sluice.streams import registry
 from sluice.streams.body import Budget, elements
 from sluice.streams.message import parse
@@ -700,11 +701,11 @@ def test_the_streams_of_a_users_module_are_added_and_may_replace(tmp_path: Path)
         "from sluice import Record, stream\n\n\nclass Order(Record):\n    sku: str\n    count: int = 1\n\n\n"
         'STREAMS = {"orders": stream("orders", Order), "votes": stream("votes", Order)}\n'
     )
-    found = registry.load(settings.load({"INGEST_RECORDS": str(module)}))
+    found = load_streams(settings.load({"INGEST_RECORDS": str(module)}))
     assert list(found) == ["metrics", "gps", "votes", "orders"]
     assert found["orders"].decode(b'{"sku":"a"}', MOST)[0].sku == "a"
     assert found["votes"] is sys.modules["mine"].STREAMS["votes"]
-    assert registry.load(settings.load({})) == STREAMS
+    assert load_streams(settings.load({})) == STREAMS
 
 
 @pytest.mark.parametrize("text", ["", "STREAMS = 5", "STREAMS = {'a': dict}", "import nothing_of_that_name"])
@@ -712,7 +713,7 @@ def test_a_users_module_that_makes_no_sense_stops_the_start_with_one_line(tmp_pa
     module = tmp_path / "mine_bad.py"
     module.write_text(text)
     with pytest.raises(settings.SettingError, match="INGEST_RECORDS=.*mine_bad"):
-        registry.load(settings.load({"INGEST_RECORDS": str(module)}))
+        load_streams(settings.load({"INGEST_RECORDS": str(module)}))
 
 
 LAST_LINES = [
@@ -750,7 +751,7 @@ def test_a_stream_that_no_database_could_hold_stops_the_start_with_one_line(tmp_
         f"{last}\n"
     )
     with pytest.raises(settings.SettingError) as caught:
-        registry.load(settings.load({"INGEST_RECORDS": str(module)}))
+        load_streams(settings.load({"INGEST_RECORDS": str(module)}))
     text = str(caught.value)
     assert why in text
     assert text.startswith(f"INGEST_RECORDS='{module}' makes no sense here: ") and "\n" not in text

@@ -182,7 +182,7 @@ def test_a_secret_that_makes_no_sense_stops_the_start_with_one_line(
         secret.touch(0o600)
         secret.write_text(text)
     (tmp_path / "own.py").write_text(
-        "from sluice import *\nfrom sluice import signed, stream\n"
+        "from sluice import signed, stream\nfrom sluice.streams.record import Vote\n"
         f"STREAMS = {{'x': signed(stream('x', Vote), {str(secret)!r}, {scheme!r})}}"
     )
     env = environment(tmp_path, {"INGEST_RECORDS": tmp_path / "own.py"})
