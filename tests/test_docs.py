@@ -24,7 +24,9 @@ from sluice.streams import registry, routes, signature
 PROTOCOL = (harness.ROOT / "docs/PROTOCOL.md").read_text()
 README = (harness.ROOT / "README.md").read_text()
 DOCUMENTS = sorted(
-    str(path.relative_to(harness.ROOT)) for folder in ("", "bench", "docs") for path in (harness.ROOT / folder).glob("*.md")
+    str(path.relative_to(harness.ROOT))
+    for folder in ("", "bench", "docs")
+    for path in (harness.ROOT / folder).glob("*.md")
 )
 
 
