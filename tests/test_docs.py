@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 import ingest
+import sluice
 from sluice import settings
 from sluice.drill import harness
 from sluice.sinks.sqlite import TABLES, Table
 from sluice.spool import contract
-from sluice.spool.contract import Keys
 from sluice.streams import registry, routes, signature
 
 PROTOCOL = (harness.ROOT / "docs/PROTOCOL.md").read_text()
@@ -75,10 +75,8 @@ def test_the_health_checks_are_documented():
 
 
 def test_the_redis_keys_are_those_of_the_contract():
-    keys = Keys.of("s")
-    documented = {name.replace("<id>", "") for name in rows(section(4)) if name.startswith("ingest:{s}")}
-    assert documented == set(keys)
-    assert "ingest:ready" in rows(section(4))
+    documented = {name.replace("<id>", "") for name in table(4, "key")}
+    assert documented == {*contract.Keys.of("s"), contract.COUNTS, contract.PROBE}
 
 
 def test_the_verbs_of_the_contract_are_append_commit_and_the_scripts():
@@ -125,6 +123,12 @@ def anchors(path: Path) -> set[str]:
     """The anchors of a document's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)", path.read_text(), re.M)
     return {re.sub(r"[^\w -]", "", text).strip().lower().replace(" ", "-") for text in headings}
+
+
+def test_every_name_that_a_document_imports_from_the_package_is_exported():
+    for name in DOCUMENTS:
+        for names in re.findall(r"from sluice import ([\w, ]+)", (harness.ROOT / name).read_text()):
+            assert set(names.split(", ")) <= set(sluice.__all__), name
 
 
 def test_every_file_that_a_document_names_exists():

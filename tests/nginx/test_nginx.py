@@ -84,7 +84,7 @@ def gateway(both: tuple[Server, Gateway]) -> Gateway:
 
 
 def problem(title: str, status: int, detail: str) -> bytes:
-    """The bytes that PROTOCOL.md, section 3, promises."""
+    """The bytes that PROTOCOL.md, section 2, promises."""
     return b'{"type":"about:blank","title":"%b","status":%d,"detail":"%b"}' % (title.encode(), status, detail.encode())
 
 
