@@ -134,8 +134,9 @@ def test_every_name_that_a_document_imports_from_the_package_is_exported():
 def test_every_file_that_a_document_names_exists():
     for name in DOCUMENTS:
         text = (harness.ROOT / name).read_text()
-        named = set(re.findall(r"`((?:bin|bench|sluice|deploy|docs|tests|nginx)/[\w./-]*)`", text))
-        named |= set(re.findall(r"`(\w+\.py)`", text))
+        words = " ".join(re.findall(r"`(.*?)`", re.sub(r"```.*?```", "", text, flags=re.S))).split()
+        known = re.compile(r"(bin|bench|sluice|deploy|docs|tests|nginx|examples)/[\w./-]*|\w+\.py")
+        named = {word for word in words if known.fullmatch(word)}
         missing = {path for path in named if not (harness.ROOT / path).exists()}
         assert not missing - {"my_routes.py", "my_records.py"}, name
 
