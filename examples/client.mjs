@@ -1,24 +1,24 @@
-// A reference client for browsers and Node 18 or newer: what to do with each answer.
+// A reference client for browsers and Node 18 or newer. It handles every answer that Sluice gives.
 //
 //     import { post } from "./client.mjs";
 //     await post("http://localhost:8080/votes", { poll: "cookies", choice: "oreo" });
 
-/** The body was not taken and never will be as it stands. */
+/** The body was rejected, and would be rejected again. */
 export class Refused extends Error {}
 
-/** Nobody knows whether the body was taken. Send it again if twice is better than never. */
+/** Unknown whether the body was accepted. Send it again only if a duplicate is better than a loss. */
 export class Unknown extends Error {}
 
 const pause = (seconds) => new Promise((done) => setTimeout(done, seconds * 1000));
 
-/** Post a record, or an array of them. patience: seconds that it is tried for while it is put off. */
+/** Post a record, or an array of them. patience: seconds to retry after a 429 or 503. */
 export async function post(url, record, patience = 600) {
   const body = JSON.stringify(record);
   const deadline = Date.now() + patience * 1000;
   for (;;) {
     let answer;
     try {
-      // text/plain: a browser asks nobody before it sends it; Sluice does not read the type
+      // text/plain needs no CORS preflight; Sluice does not read the type
       answer = await fetch(url, { method: "POST", body, headers: { "Content-Type": "text/plain" }, keepalive: body.length < 60000 });
     } catch (error) {
       throw new Unknown(`no answer: ${error.cause ?? error}`);
@@ -29,7 +29,7 @@ export async function post(url, record, patience = 600) {
       throw new (answer.status >= 500 ? Unknown : Refused)(`${answer.status}: ${text}`);
     }
     const wait = Number(answer.headers.get("Retry-After") ?? 1);
-    if (Date.now() + wait * 1000 > deadline) throw new Error(`put off for ${patience} s: ${text}`);
+    if (Date.now() + wait * 1000 > deadline) throw new Error(`gave up after ${patience} s: ${text}`);
     await pause(wait);
   }
 }

@@ -1,9 +1,9 @@
-"""A reference client, standard library only: one kept connection, and what to do with each answer.
+"""A reference client, standard library only. It keeps one connection, and handles every answer that Sluice gives.
 
     client = Client("http://localhost:8080")
     client.post("/votes", {"poll": "cookies", "choice": "oreo"})
 
-A client is for one thread.
+A client may be used by one thread.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from urllib.parse import urlsplit
 
 
 class Refused(Exception):
-    """The body was not taken and never will be as it stands; the text says why."""
+    """The body was rejected, and would be rejected again; the text has the reason."""
 
 
 class Unknown(Exception):
-    """Nobody knows whether the body was taken. Send it again if twice is better than never."""
+    """Unknown whether the body was accepted. Send it again only if a duplicate is better than a loss."""
 
 
 class Client:
-    """Posts to one Sluice, and waits when it is told to."""
+    """Posts to one Sluice, and waits as long as Retry-After says."""
 
     def __init__(self, url: str, patience: float = 600) -> None:
-        """url: http(s)://host:port. patience: seconds that a body is tried for while it is put off."""
+        """url: http(s)://host:port. patience: seconds to retry a body after a 429 or 503."""
         self.patience = patience
         parts = urlsplit(url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self.connection = kind(parts.netloc, timeout=30)
 
     def post(self, path: str, record: object) -> None:
-        """Post a record, or a list of them. Raises: Refused, Unknown, TimeoutError when patience ends."""
+        """Post a record, or a list of them. Raises: Refused, Unknown; TimeoutError after `patience` seconds."""
         body = json.dumps(record).encode()
         deadline = time.monotonic() + self.patience
         while True:
@@ -43,11 +43,11 @@ class Client:
             if status not in (429, 503):
                 raise (Unknown if status >= 500 else Refused)(f"{status}: {text}")
             if time.monotonic() + wait > deadline:
-                raise TimeoutError(f"put off for {self.patience:g} s: {text}")
+                raise TimeoutError(f"gave up after {self.patience:g} s: {text}")
             time.sleep(wait)
 
     def once(self, path: str, body: bytes) -> tuple[int, float, str]:
-        """Status, seconds to wait, and the text of one answer. Raises: Unknown if there is none."""
+        """Status, seconds to wait, and the text of one answer. Raises: Unknown if there is no answer."""
         sent = False
         try:
             self.connection.connect() if self.connection.sock is None else None

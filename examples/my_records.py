@@ -1,4 +1,4 @@
-"""A stream of one's own, the worker's half: INGEST_RECORDS=$PWD/examples/my_records.py"""
+"""A stream of your own, the worker's half: INGEST_RECORDS=$PWD/examples/my_records.py"""
 
 from sluice import Record, stream
 

@@ -1,4 +1,4 @@
-"""A stream of one's own, the gateway's half: INGEST_ROUTES=$PWD/examples/my_routes.py"""
+"""A stream of your own, the gateway's half: INGEST_ROUTES=$PWD/examples/my_routes.py"""
 
 from sluice import OK, Route
 

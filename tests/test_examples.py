@@ -78,7 +78,7 @@ def test_the_python_client_waits_as_it_is_told_and_knows_what_is_refused_for_goo
     with pytest.raises(module["Refused"], match="404"):
         client.post("/nowhere", {})
     client.patience = 0
-    with pytest.raises(TimeoutError, match="put off"):
+    with pytest.raises(TimeoutError, match="gave up"):
         for _ in range(9):
             client.post("/votes", {})
 
