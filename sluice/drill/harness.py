@@ -54,7 +54,7 @@ class Server:
 
     def pids(self, name: str) -> list[int]:
         """Of an installation: the processes of redis, gateway, nginx or worker, the parent first."""
-        return sorted(launch.holders((self.home / "run").resolve() / f"{name}.mark"))
+        return sorted(launch.holders((self.home / "run").resolve() / f"{name}.tag"))
 
 
 class Died(Exception):
@@ -107,8 +107,8 @@ def short_tmp() -> Iterator[Path]:
     try:
         yield tmp
     finally:
-        for mark in tmp.rglob("*.mark"):  # what a bin/up may have left
-            launch.end(mark.resolve(), signal.SIGKILL, 1)
+        for tag in tmp.rglob("*.tag"):  # what a bin/up may have left
+            launch.end(tag.resolve(), signal.SIGKILL, 1)
         shutil.rmtree(tmp, ignore_errors=True)
 
 

@@ -108,8 +108,8 @@ class Site:
             if self.process.poll() is None:
                 self.process.kill()
                 self.process.wait()
-            for mark in (self.home / "run").resolve().glob("*.mark"):
-                launch.end(mark, signal.SIGKILL, 1)
+            for tag in (self.home / "run").resolve().glob("*.tag"):
+                launch.end(tag, signal.SIGKILL, 1)
             self.process = None
 
     def ready(self) -> bool:
@@ -142,8 +142,8 @@ class Site:
     def pids(self, name: str) -> list[int]:
         """The processes of redis, gateway, nginx or worker (of all workers)."""
         found: list[int] = []
-        for mark in (self.home / "run").resolve().glob(f"{name}*.mark"):
-            found += launch.holders(mark)
+        for tag in (self.home / "run").resolve().glob(f"{name}*.tag"):
+            found += launch.holders(tag)
         return found
 
     def parents(self, name: str) -> list[int]:

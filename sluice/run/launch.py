@@ -1,6 +1,6 @@
 """Start one program of bin/up: end what an earlier one left, give its lines their name, become it.
 
-Every program and all its children carry $INGEST_HOME/run/NAME.mark open as descriptor MARK. That is how their remains
+Every program and all its children carry $INGEST_HOME/run/NAME.tag open as descriptor TAG. That is how their remains
 are known after a kill -9 (nginx's workers outlive their master and keep its port), and it cannot be mistaken for
 anything else: numbers of processes are used again, and nginx erases its environment.
 """
@@ -13,16 +13,16 @@ import sys
 import time
 from pathlib import Path
 
-MARK = 99
+TAG = 99
 PAUSE = 0.5  # seconds from start to start, so that all are back within one
 
 
-def holders(mark: Path) -> list[int]:
-    """The processes that carry this mark, but for the caller."""
+def holders(tag: Path) -> list[int]:
+    """The processes that carry this tag, but for the caller."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if os.readlink(f"/proc/{pid}/fd/{MARK}") == str(mark) and int(pid) != os.getpid():
+            if os.readlink(f"/proc/{pid}/fd/{TAG}") == str(tag) and int(pid) != os.getpid():
                 found.append(int(pid))
         except OSError:  # gone meanwhile, somebody else's, or without such a descriptor
             pass
@@ -45,12 +45,12 @@ def leads(pid: int) -> bool:
         return False
 
 
-def end(mark: Path, ask: int, patience: float) -> bool:
-    """End all processes that carry this mark: ask, wait that many seconds, kill, and see them gone.
+def end(tag: Path, ask: int, patience: float) -> bool:
+    """End all processes that carry this tag: ask, wait that many seconds, kill, and see them gone.
 
     Returns: whether there were any.
     """
-    found = holders(mark)
+    found = holders(tag)
     for number, seconds in (ask, patience), (signal.SIGKILL, 5.0):
         for pid in found:
             try:
@@ -58,9 +58,9 @@ def end(mark: Path, ask: int, patience: float) -> bool:
             except ProcessLookupError:
                 pass
         deadline = time.monotonic() + seconds
-        while holders(mark) and time.monotonic() < deadline:
+        while holders(tag) and time.monotonic() < deadline:
             time.sleep(0.01)
-        if not holders(mark):
+        if not holders(tag):
             break
     return bool(found)
 
@@ -79,14 +79,14 @@ def name_lines(name: str) -> None:
 
 
 def main(name: str, ask: str, *command: str) -> None:
-    mark = Path(os.environ["INGEST_HOME"]).resolve() / "run" / f"{name}.mark"
+    tag = Path(os.environ["INGEST_HOME"]).resolve() / "run" / f"{name}.tag"
     name_lines(name)
-    if end(mark, signal.Signals[f"SIG{ask}"], patience=0.4):
+    if end(tag, signal.Signals[f"SIG{ask}"], patience=0.4):
         print("ended what an earlier one had left", flush=True)
-    if mark.exists():  # one that cannot run must not take a whole core to try
-        time.sleep(max(0.0, min(PAUSE, mark.stat().st_mtime + PAUSE - time.time())))
-    os.dup2(os.open(mark, os.O_RDONLY | os.O_CREAT, 0o600), MARK, inheritable=True)
-    os.utime(mark)
+    if tag.exists():  # one that cannot run must not take a whole core to try
+        time.sleep(max(0.0, min(PAUSE, tag.stat().st_mtime + PAUSE - time.time())))
+    os.dup2(os.open(tag, os.O_RDONLY | os.O_CREAT, 0o600), TAG, inheritable=True)
+    os.utime(tag)
     os.execv(command[0], command)
 
 

@@ -65,8 +65,8 @@ class Options(ServerOptions):
 
 def find_heir(name: str) -> int | None:
     """Of a program that has ended: its process that leads a group and has become a child of ours."""
-    mark = Path(os.environ["INGEST_HOME"]).resolve() / "run" / f"{name}.mark"
-    ours = (pid for pid in launch.holders(mark) if launch.parent_of(pid) == os.getpid())
+    tag = Path(os.environ["INGEST_HOME"]).resolve() / "run" / f"{name}.tag"
+    ours = (pid for pid in launch.holders(tag) if launch.parent_of(pid) == os.getpid())
     return next(filter(launch.leads, ours), None)
 
 

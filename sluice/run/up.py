@@ -201,9 +201,9 @@ def claim_home(s: settings.Settings) -> None:
     except BlockingIOError:
         raise CannotStart(f"bin/up is running in {s.home} already; INGEST_HOME may name another place.") from None
     # the worker may have a batch to finish; until it has, the others take writes
-    for mark in sorted((s.home / "run").resolve().glob("*.mark"), key=lambda path: "wngr".find(path.name[0])):
-        if launch.end(mark, signal.SIGTERM, patience=3.0):
-            say(f"An earlier bin/up was killed; ended the {mark.stem} that it left.")
+    for tag in sorted((s.home / "run").resolve().glob("*.tag"), key=lambda path: "wngr".find(path.name[0])):
+        if launch.end(tag, signal.SIGTERM, patience=3.0):
+            say(f"An earlier bin/up was killed; ended the {tag.stem} that it left.")
     (s.home / "run/closing").unlink(missing_ok=True)  # of a bin/sluice reload that was killed
 
 

@@ -30,8 +30,8 @@ STREAMS = {"own": Stream("own", Vote, decode)}
 def processes(up: Server) -> dict[int, str]:
     """All processes of an installation: number -> program."""
     found = {up.process.pid: "up"}
-    for mark in (up.home / "run").glob("*.mark"):
-        found |= {pid: mark.stem for pid in up.pids(mark.stem)}
+    for tag in (up.home / "run").glob("*.tag"):
+        found |= {pid: tag.stem for pid in up.pids(tag.stem)}
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
             _, parent = status.read_text().rpartition(")")[2].split()[:2]
