@@ -112,7 +112,7 @@ def simple(value: Any) -> Any:
 class TestPostgres(SinkTests):
     @pytest.fixture
     def store(self, pg: Postgres, monkeypatch: pytest.MonkeyPatch) -> PostgresStore:
-        monkeypatch.setattr("sinks.postgres.BEGIN", BEGIN.replace("'5s'", "'200ms'"))
+        monkeypatch.setattr("sluice.sinks.postgres.BEGIN", BEGIN.replace("'5s'", "'200ms'"))
         return PostgresStore(pg)
 
 
@@ -285,7 +285,7 @@ def test_a_reason_never_quotes_a_row(pg: Postgres):
 
 
 def test_rejects_among_the_rows_are_buried_in_pieces_and_in_order(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sinks.postgres.LETTERS_SIZE", 1000)
+    monkeypatch.setattr("sluice.sinks.postgres.LETTERS_SIZE", 1000)
     reject = Reject(b"x" * 300, "a reason with a \0 and a \ud800", True)
 
     def entries() -> Iterator[sinks.Entry]:
@@ -403,7 +403,7 @@ def test_what_is_about_the_server_is_documented():
 
 
 def test_a_table_that_somebody_else_locks_is_not_waited_for_for_ever(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sinks.postgres.BEGIN", BEGIN.replace("'5s'", "'50ms'"))
+    monkeypatch.setattr("sluice.sinks.postgres.BEGIN", BEGIN.replace("'5s'", "'50ms'"))
     sink = connect(pg)
     with pg.connect() as db, db.transaction():
         db.execute("LOCK TABLE gps")
@@ -500,7 +500,7 @@ def test_what_is_no_condition_is_said_and_changes_nothing(pg: Postgres, where: s
 def test_large_letters_are_read_a_few_at_a_time(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
     sink = connect(pg)
     sink.persist(claim(), lambda: [(seq, 0, b"x", Reject(b"x" * 400, "y", True)) for seq in range(50)])
-    monkeypatch.setattr("sinks.postgres.LETTERS_SIZE", 1000)
+    monkeypatch.setattr("sluice.sinks.postgres.LETTERS_SIZE", 1000)
     assert [letter.seq for letter in sink.letters("true", 0, 99, 50, False)] == [0, 1, 2]
     assert [letter.seq for letter in sink.letters("true", 0, 99, 50, True)] == [49, 48, 47]
 
@@ -539,7 +539,7 @@ def test_no_error_tells_a_password(pg: Postgres, name: str, caplog: pytest.LogCa
     with pytest.raises(sinks.Unavailable) as caught:
         sinks.connect(URLS[name].replace("PORT", str(pg.port)), registry.STREAMS)
     said = (
-        "".join(traceback.format_exception(caught.value, chain=True)).rpartition("\nsinks.Unavailable: ")[2]
+        "".join(traceback.format_exception(caught.value, chain=True)).rpartition("\nsluice.sinks.Unavailable: ")[2]
         + caplog.text
     )
     assert said.startswith("PostgreSQL")

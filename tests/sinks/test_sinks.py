@@ -297,14 +297,14 @@ class SinkTests:
     def test_a_kill_in_the_middle_of_a_transaction_stores_nothing_or_everything(self, store: Store, sink: Sink) -> None:
         program = (
             "import sys; sys.path[:0] = sys.argv[2:]\n"
-            "import sinks, test_sinks\n"
+            "import test_sinks\nfrom sluice import sinks\n"
             "sink = sinks.connect(sys.argv[1], test_sinks.STREAMS)\n"
             "print(flush=True)\n"
             "for first in range(1, 10**9, 500):\n"
             "    sink.persist(*test_sinks.votes(*range(first, first + 500), first=first))\n"
         )
         for round in range(8):
-            command = [sys.executable, "-c", program, store.url, str(ROOT), str(ROOT / "tests")]
+            command = [sys.executable, "-c", program, store.url, str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/sinks")]
             with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
                 assert process.stdout
                 process.stdout.readline()
@@ -475,7 +475,7 @@ class SqliteStore:
     @contextlib.contextmanager
     def away(self) -> Iterator[None]:
         with contextlib.closing(apsw.Connection(str(self.path))) as db, pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sinks.sqlite.BUSY", 0.1)
+            patch.setattr("sluice.sinks.sqlite.BUSY", 0.1)
             db.execute("BEGIN IMMEDIATE")
             yield
 

@@ -691,7 +691,7 @@ def test_for_any_bytes_a_stream_of_ones_own_gives_records_or_rejects(item):
 
 
 def test_a_stream_is_made_of_records_only():
-    with pytest.raises(TypeError, match="not a subclass of Record"):
+    with pytest.raises(TypeError, match="not a subclass of sluice.Record"):
         stream("bad", dict)
 
 
