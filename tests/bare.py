@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_services import Load
 
+from posting import Load
 from sluice.drill.harness import ROOT, connect, free_port, poll, post, running
 
 PACKAGES = "ca-certificates,curl,git,systemd-sysv,udev,linux-image-cloud-amd64,initramfs-tools,iproute2,procps,dbus"

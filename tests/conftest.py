@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,19 @@ def tmp() -> Iterator[Path]:
     """A home of a test's own."""
     with harness.short_tmp() as path:
         yield path
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate for localhost, and its key."""
+    tmp = tmp_path_factory.mktemp("tls")
+    files = tmp / "certificate.pem", tmp / "key.pem"
+    ask = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    subprocess.run(
+        ["openssl", *ask.split(), "-addext", "subjectAltName=DNS:localhost", "-out", files[0], "-keyout", files[1]],
+        capture_output=True, check=True,
+    )  # fmt: skip
+    return files
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

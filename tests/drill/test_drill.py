@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_access
-from test_access import KEY, curl, keys
 
+from access import KEY, curl, keys
 from postgres import Postgres, postgres_server
 from sluice.drill.compare import Findings, compare
 from sluice.drill.conduct import KINDS, chosen
@@ -26,7 +25,6 @@ from sluice.drill.harness import ROOT, environment, get, installation, poll, pos
 from sluice.drill.load import CUT, HALF, SPAN, UNANSWERED, Book
 from sluice.drill.site import Trouble
 
-certificate = test_access.certificate  # a fixture
 PROMISES = ("missing", "doubled", "torn", "disorder", "misdated")
 FIVE = ("nginx", "master", "gateway", "worker", "redis")
 

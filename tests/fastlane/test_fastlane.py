@@ -26,19 +26,11 @@ from typing import Any, BinaryIO
 import pytest
 import redis as redis_client
 
+from runtimes import RUNTIMES
 from sluice.drill import harness
 from sluice.drill.harness import ROOT, Server, connect, free_port, gateway, poll, post, redis_server, short_tmp
 
 Where = int | Path
-RUNTIMES = [
-    "cpython",
-    pytest.param(
-        "pypy",
-        marks=pytest.mark.skipif(
-            not Path(harness.PYTHON["pypy"]).exists(), reason="no .venv-pypy here; bin/test makes it"
-        ),
-    ),
-]
 
 
 # --- the servers -----------------------------------------------------------------------------------------------------

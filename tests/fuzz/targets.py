@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests/fastlane")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import wire  # noqa: E402
 from sluice import settings  # noqa: E402

@@ -11,57 +11,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from test_nginx import front, problem
 
+from access import KEY, OTHER, curl, keys, passwords, private
 from sluice.drill.harness import ROOT, Server, answer, connect, environment, free_port, installation, poll, post
+from stand_in import front, problem
 
-KEY, OTHER = "0123456789abcdef0123456789abcdef01234567", "Zm9vYmFyYmF6cXV4Zm9vYmFyYmF6cXV4Zm9vYmFyYmF6"
 NO_KEY = problem("Unauthorized", 401, "A key or a password is missing or wrong. Nothing was taken.")
 FAST = problem("Too Many Requests", 429, "Too many requests from this address. Nothing was taken. Send it again later.")
-
-
-def private(path: Path, text: str) -> Path:
-    """A file for its owner only."""
-    path.touch(0o600)
-    path.write_text(text)
-    return path
-
-
-def keys(tmp: Path) -> Path:
-    return private(tmp / "api-keys", f"# whose\n{KEY} telegraf;\n\n{OTHER}  jane.doe ;  # until May\n")
-
-
-def passwords(tmp: Path) -> Path:
-    made = subprocess.run(["openssl", "passwd", "-apr1", "s3cret"], capture_output=True, text=True, check=True)
-    return private(tmp / "passwords", f"jane:{made.stdout}")
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for localhost that is its own authority, and its key."""
-    tmp = tmp_path_factory.mktemp("tls")
-    files = tmp / "certificate.pem", tmp / "key.pem"
-    ask = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-    subprocess.run(
-        ["openssl", *ask.split(), "-addext", "subjectAltName=DNS:localhost", "-out", files[0], "-keyout", files[1]],
-        capture_output=True, check=True,
-    )  # fmt: skip
-    return files
-
-
-def curl(*arguments: object) -> tuple[int, dict[str, list[str]], str]:
-    """Ask with the real curl: status (0: no answer), headers with names in lower case, body."""
-    done = subprocess.run(
-        ["curl", "-sS", "-i", "--http1.1", "--max-time", "20", *map(str, arguments)], capture_output=True, text=True
-    )
-    head, _, body = done.stdout.partition("\n\n")
-    if not head:
-        return 0, {}, done.stderr
-    first, *lines = head.splitlines()
-    headers: dict[str, list[str]] = {}
-    for name, value in (line.split(": ", 1) for line in lines):
-        headers.setdefault(name.lower(), []).append(value)
-    return int(first.split()[1]), headers, body
 
 
 def refused_unread(web: Server, *fields: str) -> int:

@@ -18,15 +18,14 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as profiles
 from hypothesis import strategies as st
 
-import test_grammar
 import wire
+from grammar_cases import BODY, CHUNKED, CHUNKS, DECLINED, FIVE, SMUGGLED, TAKEN, post
 from sluice.drill import harness
 from sluice.drill.harness import connect, gateway, nginx, redis_server, short_tmp
 from sluice.spool.contract import Keys
 from sluice.streams import routes
 from sluice.streams.message import parse
 from sluice.streams.record import Invalid
-from test_grammar import BODY, CHUNKED, CHUNKS, FIVE, SMUGGLED, post
 
 STREAMS = sorted({route.stream for route in routes.ROUTES.values()})
 EXAMPLES = 100  # of each kind, on each runtime
@@ -169,7 +168,7 @@ REST = {
     "an_upgrade_with_a_body": post(b"Connection: Upgrade", b"Upgrade: websocket", FIVE, body=BODY),
     "a_length_in_hidden_fields": post(b"X: " + b"y" * 7000, b"Z: " + b"y" * 7000, FIVE, body=BODY),
 }
-CASES = test_grammar.DECLINED | {name: data for name, (data, _) in test_grammar.TAKEN.items()} | REST
+CASES = DECLINED | {name: data for name, (data, _) in TAKEN.items()} | REST
 
 
 @pytest.mark.parametrize("name", CASES)

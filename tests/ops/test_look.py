@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_sluice import client, drain, push, sluice, status, vote
+import redis as client
 
 from sluice.drill.harness import ROOT, Server, environment, poll, redis_server, running
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
+from verbs import drain, push, sluice, status, vote
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import os
 import random
 import signal
 import subprocess
@@ -15,18 +13,16 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import apsw
 import pytest
 import redis as client
 
-from sluice import settings
 from sluice.drill import harness
 from sluice.drill.harness import ROOT, Server, environment, redis_server, running
-from sluice.ops.__main__ import main
 from sluice.spool.inlet import Inlet
 from sluice.spool.outlet import Outlet
+from verbs import drain, push, sluice, status, vote
 
 poll = partial(harness.poll, seconds=60)
 # The next decoder: a number is a vote now, but for every seventh.
@@ -51,43 +47,6 @@ DEADLY = "1=1)); DELETE FROM dead_letters; SELECT * FROM (SELECT * FROM dead_let
 def redis(tmp: Path) -> Iterator[Server]:
     with redis_server(tmp, appendfsync="no") as server:
         yield server
-
-
-def sluice(tmp: Path, *words: str, **env: object) -> tuple[int, str, str]:
-    """The exit status, what it prints, and what it complains of. In this process, for there are many of them."""
-    out, complaints = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "environ", environment(tmp, env) | {"COLUMNS": "80"})
-        patch.setattr(settings.load, "__defaults__", (os.environ,))
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(complaints):
-            try:
-                code = main(list(words))
-            except SystemExit as end:  # argparse
-                code = int(end.code or 0)
-    return code, out.getvalue(), complaints.getvalue()
-
-
-def status(tmp: Path, **env: object) -> tuple[int, dict[str, dict[str, Any]], list[str]]:
-    """The exit status, the ledger by stream, and the trouble."""
-    code, out, complaints = sluice(tmp, "status", "--json", **env)
-    found = json.loads(out)
-    assert complaints.splitlines() == [f"sluice: {line}" for line in found["trouble"]]
-    return code, {row["stream"]: row for row in found["streams"]}, found["trouble"]
-
-
-def push(server: Server, *bodies: bytes, stream: str = "votes") -> None:
-    with client.Redis(unix_socket_path=str(server.socket), socket_timeout=60) as db:
-        db.rpush("ingest:{%s}" % stream, *bodies)
-
-
-def vote(choice: object) -> bytes:
-    return json.dumps({"poll": "p", "choice": str(choice)}).encode()
-
-
-def drain(tmp: Path, **env: object) -> None:
-    subprocess.run(
-        [sys.executable, ROOT / "worker.py", "drain"], env=environment(tmp, env), stderr=subprocess.DEVNULL, timeout=120
-    )
 
 
 def ask(tmp: Path, sql: str) -> list[tuple]:

@@ -13,8 +13,8 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+import redis as client
 from prometheus_client.parser import text_string_to_metric_families
-from test_sluice import client, drain, push, sluice, vote
 
 from sluice import settings
 from sluice.drill import harness
@@ -23,6 +23,7 @@ from sluice.ledger import Observer
 from sluice.spool.contract import COUNTS
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
+from verbs import drain, push, sluice, vote
 
 PROMETHEUS = ROOT / "deploy/prometheus"
 NAME = re.compile(r"\bsluice_[a-z_]+")

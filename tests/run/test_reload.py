@@ -22,6 +22,7 @@ from typing import NamedTuple
 import pytest
 import redis as client
 
+from runtimes import RUNTIMES
 from sluice.drill import harness
 from sluice.drill.harness import (
     ROOT,
@@ -38,7 +39,6 @@ from sluice.drill.harness import (
 )
 from sluice.run import launch, reload
 from sluice.streams.routes import ROUTES
-from test_fastlane import RUNTIMES
 
 
 class Sent(NamedTuple):

@@ -14,13 +14,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from posting import Load
 from sluice import settings
 from sluice.drill.harness import (
     PYTHON,
@@ -233,31 +233,6 @@ def activated(tmp: Path, sockets: list[socket.socket], env: dict[str, str], runt
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         process.wait(15)
-
-
-class Load(threading.Thread):
-    """Posts without a pause through one connection, or a fresh one each time; counts what failed."""
-
-    def __init__(self, port: int, fresh: bool) -> None:
-        super().__init__(daemon=True)
-        self.port, self.fresh = port, fresh
-        self.taken, self.ended = 0, threading.Event()
-        self.failed: list[str] = []
-
-    def run(self) -> None:
-        connection = connect(self.port, 30)
-        while not self.ended.is_set():
-            try:
-                if self.fresh:
-                    connection.close()
-                    connection = connect(self.port, 30)
-                status = post(connection, "/votes", b'{"poll":"p","choice":"a"}')[0]
-                self.taken += status == 200
-                self.failed += [str(status)] if status != 200 else []
-            except (OSError, EOFError) as error:
-                self.failed.append(repr(error))
-                connection = connect(self.port, 30)
-        connection.close()
 
 
 def went_on(load: Load, taken: int) -> bool:

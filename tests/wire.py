@@ -1,8 +1,8 @@
 """Bytes as clients send them, and the two parsers that read them: the fast lane's and gunicorn's own.
 
-A request is made from a string of choices, one byte each: no choices make the plainest request there is, so whatever
-fails is cut down to it. In `tests/test_grammar.py` Hypothesis chooses. On PyPy, which has no Hypothesis here, this file
-is a program that chooses at random: wire.py EXAMPLES SEED.
+A request is made from a string of choices, one byte each. No choices make the plainest request, so Hypothesis shrinks a
+failure towards it. `tests/fastlane/test_grammar.py` lets Hypothesis choose. On PyPy, which has no Hypothesis here, this
+file is a program that chooses at random: wire.py EXAMPLES SEED.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gunicorn.config import Config  # noqa: E402
 from gunicorn.http.parser import RequestParser  # noqa: E402

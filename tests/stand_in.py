@@ -1,0 +1,63 @@
+"""nginx with the real configuration, in front of a stand-in for the gateway that records what it is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import socketserver
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from sluice import settings
+from sluice.drill.harness import Server, nginx, short_tmp
+
+HOST = b"Host: localhost\r\n"
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n" + b'{"message":"OK"}'
+
+
+class Gateway:
+    """Stands in for the gateway: notes what it is sent, and answers what it is told to."""
+
+    def __init__(self, home: Path) -> None:
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self.reply = OK
+        self.servers = [self.serve(path) for path in settings.load({"INGEST_HOME": str(home)}).gateway_sockets]
+
+    def serve(self, path: Path) -> socketserver.ThreadingUnixStreamServer:
+        gateway = self
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                gateway.connections += 1
+                while line := self.rfile.readline():
+                    head = line
+                    while not head.endswith(b"\r\n\r\n"):
+                        head += self.rfile.readline()
+                    length = [int(field[16:]) for field in head.split(b"\r\n") if field.startswith(b"Content-Length: ")]
+                    gateway.requests.append(head + self.rfile.read(length[0] if length else 0))
+                    if not gateway.reply:
+                        return
+                    self.wfile.write(gateway.reply)
+
+        path.parent.mkdir(exist_ok=True)
+        server = socketserver.ThreadingUnixStreamServer(str(path), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        return server
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.shutdown()
+            server.server_close()
+
+
+@contextlib.contextmanager
+def front(*change: tuple[str, str], **env: object) -> Iterator[tuple[Server, Gateway]]:
+    with short_tmp() as tmp, contextlib.closing(Gateway(tmp)) as gateway, nginx(tmp, env, change) as server:
+        yield server, gateway
+
+
+def problem(title: str, status: int, detail: str) -> bytes:
+    """The bytes that PROTOCOL.md, section 2, promises."""
+    return b'{"type":"about:blank","title":"%b","status":%d,"detail":"%b"}' % (title.encode(), status, detail.encode())
