@@ -17,7 +17,7 @@ from sluice.streams.routes import NO_CONTENT, OK, ROUTES, Reply, Route, reply
 SETTINGS = settings.load_or_exit()
 if SETTINGS.routes:
     ROUTES.update(settings.extension("INGEST_ROUTES", SETTINGS.routes).ROUTES)
-INLET = Inlet(str(SETTINGS.redis), SETTINGS.max_backlog, SETTINGS.replicas, SETTINGS.max_backlog_bytes)
+INLET = Inlet(str(SETTINGS.redis), replicas=SETTINGS.replicas, max_bytes=SETTINGS.max_backlog_bytes)
 MAX_BODY = SETTINGS.max_body
 append, commit, counts = INLET.append, INLET.commit, INLET.counts
 # While it is there, nginx is about to hang up on idle clients, and good answers are the last on their connection

@@ -249,7 +249,7 @@ def main(arguments: list[str]) -> int:
         streams = load_streams(config)
     except settings.SettingError as error:
         return settings.complain(error)
-    spool = Outlet(str(config.redis), replicas=config.replicas, most=config.max_claim, size=config.max_claim_bytes)
+    spool = Outlet(str(config.redis), replicas=config.replicas)
     worker = Worker(spool, config.sink, streams, registry.limits(config))
 
     def stop(number: int, frame: Any) -> None:

@@ -272,8 +272,8 @@ class Stand:
     ) -> Candidate:
         """Our gateway exactly as bin/up runs it, behind nginx. worker_class: one of gunicorn's own instead of ours."""
         home = self.home()
-        # nobody drains: without a bound, or long bodies would be refused, which is quick
-        bounds = {"INGEST_MAX_BACKLOG": 10**9, "INGEST_MAX_BACKLOG_BYTES": "1024g"}
+        # nobody drains: without this, long bodies would be refused, which is quick
+        bounds = {"INGEST_MAX_BACKLOG_BYTES": "1024g"}
         env = {"INGEST_GATEWAYS": gateways} | bounds | env
         server = self.enter(harness.gateway(home, self.redis, runtime, worker_class, env))
         return self.front(

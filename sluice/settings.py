@@ -1,7 +1,11 @@
-"""Every setting, read once from the environment; the table in PROTOCOL.md says what each is for."""
+"""Every setting: one row each in the class Settings, read once from the environment.
+
+`python -m sluice.settings FILE` writes the table of settings into a document, between its markers.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import ipaddress
@@ -12,105 +16,64 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, TypeVar
 
+T = TypeVar("T")
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-NETWORKS = "networks such as 10.1.0.0/16 and 192.0.2.7"
+NETWORKS = "addresses and networks such as 192.0.2.7, 10.1.0.0/16 and 2001:db8::/32"
 GATEWAY_SOCKETS = 4  # one Unix socket refuses (502) when its backlog is full; see DECISIONS.md
+SOCKET_PATH = 107  # bytes: sun_path in unix(7), without its NUL
 
 
 class SettingError(ValueError):
-    """A setting that makes no sense. Its text is one line for a person: which, what was found, what would do."""
+    """An invalid setting. The text is one line: the setting, its value, the values that are valid."""
 
 
 class Span(NamedTuple):
-    """From the least to the most; the same where a number is fixed."""
+    """A range of numbers; both ends are equal for a fixed number."""
 
-    least: int
-    most: int
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings of one installation; sizes are bytes."""
-
-    port: int
-    home: Path
-    runtime: str
-    gateways: int
-    workers: Span
-    durability: str
-    replicas: int
-    max_header: int
-    max_body: int
-    max_inflated: int
-    max_records: int
-    max_record_bytes: int
-    max_fields: int
-    max_memory: int
-    max_backlog: int
-    max_backlog_bytes: int
-    max_claim: int
-    max_claim_bytes: int
-    sink: str
-    redis: Path
-    routes: str
-    records: str
-    api_keys: Path | None
-    passwords: Path | None
-    tls_certificate: Path | None
-    tls_key: Path | None
-    allow: tuple[str, ...]
-    client_rate: int
-    client_connections: int
-    client_timeout: int
-    client_idle: int
-    max_connections: int
-    cors: tuple[str, ...]
-    log: str
-    status_allow: tuple[str, ...]
-
-    @property
-    def gateway_sockets(self) -> list[Path]:
-        """The Unix sockets between nginx and the gateway."""
-        return [self.home / "run" / f"gateway-{n}.sock" for n in range(GATEWAY_SOCKETS)]
+    min: int
+    max: int
 
 
-def whole(least: int, most: int) -> Callable[[str], int]:
-    """A parser of whole numbers within bounds."""
+# Parsers. Each raises ValueError with the values that it accepts.
+
+
+def integer(low: int, high: int) -> Callable[[str], int]:
+    """A parser of integers within a range."""
 
     def parse(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,12}", text) or not least <= int(text) <= most:
-            raise ValueError(f"a whole number from {least} to {most}")
+        if not re.fullmatch(r"[0-9]{1,12}", text) or not low <= int(text) <= high:
+            raise ValueError(f"an integer from {low} to {high}")
         return int(text)
 
     return parse
 
 
-def size(least: int) -> Callable[[str], int]:
-    """A parser of sizes in bytes, with k, m or g behind the number for KiB, MiB or GiB."""
+def size(low: int) -> Callable[[str], int]:
+    """A parser of sizes in bytes; the suffix k, m or g stands for KiB, MiB or GiB."""
 
     def parse(text: str) -> int:
         match = re.fullmatch(r"([0-9]{1,12})([kmg]?)(?:i?b)?", text.lower())
-        if not match or int(match[1]) * UNITS[match[2]] < least:
-            raise ValueError(f"a size of at least {least} bytes, such as {max(least, 1 << 20)} or 512k, 1m, 2g")
+        if not match or int(match[1]) * UNITS[match[2]] < low:
+            raise ValueError(f"a size of at least {low} bytes, such as {max(low, 1 << 20)}, 512k, 1m or 2g")
         return int(match[1]) * UNITS[match[2]]
 
     return parse
 
 
-def span(text: str) -> Span:
-    """The least and the most worker processes: a number, or auto for what the backlog needs."""
+def processes(text: str) -> Span:
+    """The parser of INGEST_WORKERS."""
     match = re.fullmatch(r"(auto)(?::([0-9]{1,3})-([0-9]{1,3}))?|([0-9]{1,3})", text)
     if match:
-        least, most = (int(match[2] or 1), int(match[3] or 4)) if match[1] else (int(match[4]), int(match[4]))
-        if least <= most <= 256 and (least or not match[1]):
-            return Span(least, most)
-    raise ValueError("a whole number from 0 to 256, or auto, or auto:LEAST-MOST, such as auto:1-4")
+        low, high = (int(match[2] or 1), int(match[3] or 4)) if match[1] else (int(match[4]), int(match[4]))
+        if low <= high <= 256 and (low or not match[1]):
+            return Span(low, high)
+    raise ValueError("an integer from 0 to 256, auto, or auto:MIN-MAX such as auto:1-4")
 
 
 def choice(*names: str) -> Callable[[str], str]:
-    """A parser that takes one of some words."""
+    """A parser of one of some words."""
 
     def parse(text: str) -> str:
         if text not in names:
@@ -120,116 +83,248 @@ def choice(*names: str) -> Callable[[str], str]:
     return parse
 
 
-def words(known: Callable[[str], object], what: str) -> Callable[[str], tuple[str, ...]]:
-    """A parser of words with commas or white space between them. `known` refuses one by None, False or ValueError."""
+def words(valid: Callable[[str], object], expected: str) -> Callable[[str], tuple[str, ...]]:
+    """A parser of words separated by commas or white space. `valid` rejects a word by None, False or ValueError."""
 
     def parse(text: str) -> tuple[str, ...]:
         found = tuple(filter(None, re.split(r"[,\s]+", text)))
         try:
-            if text and not (found and all(map(known, found))):
+            if text and not (found and all(map(valid, found))):
                 raise ValueError
         except ValueError:
-            raise ValueError(what) from None
+            raise ValueError(expected) from None
         return found
 
     return parse
 
 
-def cors(text: str) -> tuple[str, ...]:
-    """The parser of paths and of origins as browsers send them (RFC 6454); nothing that nginx takes for a pattern."""
-    what = "paths such as /votes and, unless any will do, origins such as https://a.example"
-    known = re.compile(r"/[\w/.~-]*|https?://[a-z0-9_.-]+(:[0-9]{1,5})?", re.ASCII).fullmatch
-    found = words(known, what)(text)
+def viewers(text: str) -> tuple[str, ...]:
+    """The parser of INGEST_STATUS_ALLOW."""
+    return () if text == "none" else words(ipaddress.ip_network, f"{NETWORKS}; or none")(text)
+
+
+def origins(text: str) -> tuple[str, ...]:
+    """The parser of INGEST_CORS: paths, and origins as browsers send them (RFC 6454)."""
+    expected = "paths such as /votes and optionally origins such as https://a.example"
+    valid = re.compile(r"/[\w/.~-]*|https?://[a-z0-9_.-]+(:[0-9]{1,5})?", re.ASCII).fullmatch
+    found = words(valid, expected)(text)
     if found and not any(word.startswith("/") for word in found):
-        raise ValueError(what)
+        raise ValueError(expected)
     return found
 
 
-def load(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read all settings.
+def database(text: str) -> str:
+    """The parser of INGEST_SINK."""
+    if not re.match(r"sqlite:///.|postgres(ql)?://.", text):
+        raise ValueError("sqlite:///PATH or postgresql://USER@HOST/DATABASE")
+    return text
 
-    Raises: SettingError for the first value that makes no sense.
+
+def module(text: str) -> str:
+    """The parser of a Python module; empty means none."""
+    if text and not re.fullmatch(r"/.*\.py|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", text):
+        raise ValueError("the name of a module (mine.routes) or the absolute path of a .py file")
+    return text
+
+
+def path(text: str) -> Path:
+    """The parser of a path; a relative one is relative to the current directory."""
+    return Path(text).absolute()
+
+
+def file(text: str) -> Path | None:
+    """The parser of the path of a file; empty means none."""
+    return path(text) if text else None
+
+
+def setting(
+    parse: Callable[[str], T], default: str, about: str, of: Callable[[dict[str, Any]], str] | None = None
+) -> T:
+    """One row of the table.
+
+    default: a text for `parse`, in which $INGEST_HOME stands for that setting; with `of`, a description of what it
+        returns.
+    about: what the setting is, who changes it and when (Markdown).
+    of: computes the default's text from the settings above this one.
     """
+    metadata = {"parse": parse, "default": default, "about": about, "of": of}
+    return dataclasses.field(metadata=metadata)
 
-    def read(name: str, default: str, parse: Callable):
-        text = environ.get(name, "").strip() or default
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise SettingError(f"{name}={without_password(text)!r} makes no sense here: it takes {error}.") from None
 
-    def sink(text: str) -> str:
-        if not re.match(r"sqlite:///.|postgres(ql)?://.", text):
-            raise ValueError("sqlite:///PATH or postgresql://USER@HOST/DATABASE")
-        return text
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one installation, each from the variable INGEST_ and its name. Sizes are in bytes."""
 
-    def lookers(text: str) -> tuple[str, ...]:
-        return () if text == "none" else words(ipaddress.ip_network, f"{NETWORKS}; or none")(text)
-
-    def module(text: str) -> str:
-        if text and not re.fullmatch(r"/.*\.py|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", text):
-            raise ValueError("a module's name (mine.routes) or the absolute path of a .py file")
-        return text
-
-    def file(text: str) -> Path | None:
-        return Path(text).absolute() if text else None
-
-    home = read("INGEST_HOME", "var", lambda text: Path(text).absolute())
-    redis = read("INGEST_REDIS", str(home / "run" / "redis.sock"), lambda text: Path(text).absolute())
-    for name, path in ("INGEST_HOME", home / "run" / "gateway-0.sock"), ("INGEST_REDIS", redis):
-        if len(os.fsencode(path)) > 107:  # sun_path in unix(7)
-            raise SettingError(f"{name} is too long: the socket {path} may have 107 bytes at most.")
-    certificate, key = read("INGEST_TLS_CERTIFICATE", "", file), read("INGEST_TLS_KEY", "", file)
-    if (certificate is None) != (key is None):
-        raise SettingError("INGEST_TLS_CERTIFICATE and INGEST_TLS_KEY make sense together only: one of them is empty.")
-    max_memory = read("INGEST_MAX_MEMORY", "1g", size(8 << 20))
-    max_inflated = read("INGEST_MAX_INFLATED", "8m", size(1))
-    return Settings(
-        port=read("INGEST_PORT", "8080", whole(1, 65535)),
-        home=home,
-        runtime=read("INGEST_RUNTIME", "cpython", choice("cpython", "pypy")),
-        gateways=read("INGEST_GATEWAYS", "1", whole(1, 256)),
-        workers=read("INGEST_WORKERS", "1", span),
-        durability=read("INGEST_DURABILITY", "always", choice("always", "everysec", "no")),
-        replicas=read("INGEST_REPLICAS", "0", whole(0, 16)),
-        max_header=read("INGEST_MAX_HEADER", "8000", whole(1024, 8000)),  # more is too much for gunicorn
-        max_body=read("INGEST_MAX_BODY", "1m", size(1)),
-        max_inflated=max_inflated,
-        max_records=read("INGEST_MAX_RECORDS", str(max(100_000, max_inflated // 32)), whole(1, 10**9)),
-        max_record_bytes=read("INGEST_MAX_RECORD_BYTES", "1m", size(1024)),
-        max_fields=read("INGEST_MAX_FIELDS", "1000", whole(1, 10**6)),
-        max_memory=max_memory,
-        max_backlog=read("INGEST_MAX_BACKLOG", "10000000", whole(1, 10**11)),
-        max_backlog_bytes=read("INGEST_MAX_BACKLOG_BYTES", str(max_memory // 2), size(1)),
-        max_claim=read("INGEST_MAX_CLAIM", "5000", whole(1, 10**5)),
-        max_claim_bytes=read("INGEST_MAX_CLAIM_BYTES", "4m", size(1)),
-        sink=read("INGEST_SINK", f"sqlite:///{home / 'ingest.db'}", sink),
-        redis=redis,
-        routes=read("INGEST_ROUTES", "", module),
-        records=read("INGEST_RECORDS", "", module),
-        api_keys=read("INGEST_API_KEYS", "", file),
-        passwords=read("INGEST_PASSWORDS", "", file),
-        tls_certificate=certificate,
-        tls_key=key,
-        allow=read("INGEST_ALLOW", "", words(ipaddress.ip_network, NETWORKS)),
-        client_rate=read("INGEST_CLIENT_RATE", "0", whole(0, 10**6)),
-        client_connections=read("INGEST_CLIENT_CONNECTIONS", "0", whole(0, 65535)),
-        client_timeout=read("INGEST_CLIENT_TIMEOUT", "30", whole(1, 3600)),
-        client_idle=read("INGEST_CLIENT_IDLE", "75", whole(1, 3600)),
-        max_connections=read("INGEST_MAX_CONNECTIONS", "65535", whole(64, 65535)),
-        cors=read("INGEST_CORS", "", cors),
-        log=read("INGEST_LOG", "text", choice("text", "json")),
-        status_allow=read("INGEST_STATUS_ALLOW", "127.0.0.1 ::1", lookers),
+    # fmt: off
+    port: int = setting(
+        integer(1, 65535), "8080",
+        "TCP port of nginx, on IPv4 and, if the machine has it, on IPv6. Change it if another program uses the port, "
+        "or to 443 for TLS",
     )
+    home: Path = setting(
+        path, "var",
+        "Directory for sockets, logs, Redis's files and `ingest.db`. Change it to keep the data on another disk, or to "
+        "run a second installation",
+    )
+    runtime: str = setting(
+        choice("cpython", "pypy"), "cpython",
+        "Python of the gateway: `cpython` or `pypy`. Change it when the gateway is the bottleneck: PyPy takes less CPU "
+        "per request and more memory",
+    )
+    gateways: int = setting(
+        integer(1, 256), "1",
+        "Gateway processes. Raise it on a machine with more than two cores when one gateway uses a whole core",
+    )
+    workers: Span = setting(
+        processes, "1",
+        "Worker processes; `0`: none, bodies wait in Redis; `auto` or `auto:MIN-MAX`: as many as the backlog needs, "
+        "1 to 4 unless given (`bin/up` only; as services, MIN are started). Raise it when the backlog grows although "
+        "the database has time",
+    )
+    durability: str = setting(
+        choice("always", "everysec", "no"), "always",
+        "Redis's `appendfsync`: `always`, `everysec` or `no`. Change it when throughput is worth the bodies that a "
+        "power failure may lose (section 1)",
+    )
+    replicas: int = setting(
+        integer(0, 16), "0",
+        "Replicas of Redis that must confirm a body before its 2xx, and a claim before its worker. Set it when Redis "
+        "may fail over to a replica (section 4)",
+    )
+    max_body: int = setting(
+        size(1), "1m", "Bytes in one body; a larger one gets 413. Raise it when clients send larger batches"
+    )
+    max_inflated: int = setting(
+        size(1), "8m",
+        "Bytes that a compressed body may inflate to; a body may hold one record for each 32 of them, and at least "
+        "100,000. Raise it together with `INGEST_MAX_BODY`",
+    )
+    max_memory: int = setting(
+        size(8 << 20), "1g",
+        "Redis's `maxmemory`. When it is used up, posts get 503; nothing is evicted. Set it to the memory that bodies "
+        "may take while the database is unavailable",
+    )
+    max_backlog_bytes: int = setting(
+        size(1), "half of `INGEST_MAX_MEMORY`",
+        "Redis's memory for the READY bodies of one stream; beyond it, posts to that stream get 503. Raise it when "
+        "there is only one stream, lower it when there are many: no stream should fill Redis for the others",
+        of=lambda known: str(known["max_memory"] // 2),
+    )
+    sink: str = setting(
+        database, "sqlite:///$INGEST_HOME/ingest.db",
+        "Database. Change it to `postgresql://USER:PASSWORD@HOST/DATABASE?sslmode=verify-full` (libpq's URI; each "
+        "`@ : / ? # %` of the password is written `%40` …) when other programs or machines read the rows",
+    )
+    redis: Path = setting(
+        path, "$INGEST_HOME/run/redis.sock",
+        "Redis's Unix socket. Change it when the path in `INGEST_HOME` is too long for a socket, or when gateway and "
+        "workers use a Redis that `bin/up` does not start",
+    )
+    routes: str = setting(
+        module, "",
+        "Module with `ROUTES`: its name, or the absolute path of a `.py` file. Set it to add paths, for streams of "
+        "your own",
+    )
+    records: str = setting(
+        module, "", "Module with `STREAMS`, named likewise. Set it to add streams, or to replace built-in ones"
+    )
+    api_keys: Path | None = setting(
+        file, "",
+        "File of API keys; a client without one gets 401. Set it when the port is open to strangers (section 8)",
+    )
+    passwords: Path | None = setting(
+        file, "",
+        "File of names and passwords, as `htpasswd` writes it, for basic authentication. Set it for clients that "
+        "cannot send an API key",
+    )
+    tls_certificate: Path | None = setting(
+        file, "",
+        "Certificate with its chain (PEM). Set it when clients come over a network that others can read: "
+        "`INGEST_PORT` then speaks only TLS 1.2 and 1.3, with HTTP/1.1 and HTTP/2",
+    )
+    tls_key: Path | None = setting(file, "", "Key of the certificate (PEM). Set both or neither")
+    allow: tuple[str, ...] = setting(
+        words(ipaddress.ip_network, NETWORKS), "",
+        "Addresses and networks that may send, IPv4 and IPv6, separated by commas or spaces; others get 403. Set it "
+        "when the clients' networks are known",
+    )
+    client_rate: int = setting(
+        integer(0, 10**6), "0",
+        "Requests per second from one client, an IPv4 address or an IPv6 network /64, and twice as many in a burst; "
+        "beyond it, 429. `0`: no limit. Set it on a public port, above the rate of the busiest client",
+    )
+    client_connections: int = setting(
+        integer(0, 65535), "0",
+        "Concurrent requests of one client, as above; beyond it, 429. `0`: no limit. Set it on a public port, against "
+        "clients that hold connections open",
+    )
+    client_timeout: int = setting(
+        integer(1, 3600), "30",
+        "Seconds for the whole head of a request, and between two reads of its body. Raise it for clients on slow "
+        "networks",
+    )
+    cors: tuple[str, ...] = setting(
+        origins, "",
+        "Paths to which browsers may post from pages of other origins, and those origins (unless given, any). Set it "
+        "when a web page on another host sends data",
+    )
+    log: str = setting(
+        choice("text", "json"), "text",
+        "Format of the logs of gateway and workers. Change it to `json` for a log collector: one object per line with "
+        "`time`, `level`, `logger`, `process`, `message`, and `traceback` after an error",
+    )
+    status_allow: tuple[str, ...] = setting(
+        viewers, "127.0.0.1 ::1",
+        "Addresses and networks that may read the status page and the metrics, as in `INGEST_ALLOW`; `none`: nobody. "
+        "Set it to read them from another machine; `0.0.0.0/0 ::/0` means everybody",
+    )
+    # fmt: on
+
+    @property
+    def gateway_sockets(self) -> list[Path]:
+        """The Unix sockets between nginx and the gateway."""
+        return [self.home / "run" / f"gateway-{n}.sock" for n in range(GATEWAY_SOCKETS)]
+
+
+def variable(row: dataclasses.Field[Any]) -> str:
+    """The environment variable of a row."""
+    return f"INGEST_{row.name.upper()}"
+
+
+NAMES = tuple(map(variable, dataclasses.fields(Settings)))
+
+
+def load(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read all settings. An empty variable counts as not set.
+
+    Raises: SettingError for the first invalid value.
+    """
+    values: dict[str, Any] = {}
+    for row in dataclasses.fields(Settings):
+        name, of = variable(row), row.metadata["of"]
+        text = environ.get(name, "").strip()
+        if not text:
+            text = of(values) if of else row.metadata["default"].replace("$INGEST_HOME", str(values.get("home")))
+        try:
+            values[row.name] = row.metadata["parse"](text)
+        except ValueError as error:
+            raise SettingError(f"{name}={without_password(text)!r} is invalid: expected {error}.") from None
+    found = Settings(**values)
+    for name, socket in ("INGEST_HOME", found.gateway_sockets[0]), ("INGEST_REDIS", found.redis):
+        if len(os.fsencode(socket)) > SOCKET_PATH:
+            raise SettingError(f"{name} is too long: the path of the socket {socket} may have {SOCKET_PATH} bytes.")
+    if (found.tls_certificate is None) != (found.tls_key is None):
+        raise SettingError("INGEST_TLS_CERTIFICATE and INGEST_TLS_KEY must be set together: one of them is empty.")
+    return found
 
 
 def without_password(url: str) -> str:
-    """A connection string as it may be shown."""
+    """A connection string for display, with … in place of the password."""
     return re.sub(r"(?<=[^/:@]:)[^/].*(?=@)|(?<=password=)[^&\s]*", "…", url)
 
 
 def load_or_exit() -> Settings:
-    """`load` for programs: one line on standard error and status 2 instead of a traceback."""
+    """`load` for programs: an error is one line on standard error and exit status 2."""
     try:
         return load()
     except SettingError as error:
@@ -237,28 +332,28 @@ def load_or_exit() -> Settings:
 
 
 def complain(error: Exception) -> int:
-    """Print an error as one line for a person; returns the exit status for a wrong setting."""
+    """Print an error as one line; returns the exit status for an invalid setting."""
     print(f"sluice: {error}", file=sys.stderr)
     return 2
 
 
 def secret(name: str, path: str | Path) -> str:
-    """The text of a file of secrets, which `name` says to be there.
+    """The text of a file of secrets, which the setting `name` names.
 
-    Raises: SettingError if it cannot be read, or can be by everybody.
+    Raises: SettingError if the file cannot be read, or if every user of the machine can read it.
     """
     try:
         with open(path, encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_mode & 0o007:
-                raise SettingError(f"{name}={str(path)!r} is open to everybody on this machine: chmod 600 would do.")
+                raise SettingError(f"{name}={str(path)!r} is accessible to every user of this machine: chmod 600 it.")
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not a text"
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise SettingError(f"{name}={str(path)!r} cannot be read: {why}.") from None
 
 
 def extension(name: str, value: str) -> ModuleType:
-    """Import a user's own module, named by a setting: a module's name or the path of a file.
+    """Import a user's module, given by its name or by the path of its file in the setting `name`.
 
     Raises: SettingError if it cannot be imported.
     """
@@ -268,8 +363,31 @@ def extension(name: str, value: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(Path(value).stem, value)
         assert spec and spec.loader
         found = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = found  # msgspec looks a record's annotations up there
+        sys.modules[spec.name] = found  # msgspec resolves the annotations of a record there
         spec.loader.exec_module(found)
         return found
-    except Exception as error:  # whatever a user's module raises, the answer is the same line
+    except Exception as error:  # a user's module may raise anything
         raise SettingError(f"{name}={value!r} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def table() -> str:
+    """The table of settings in Markdown."""
+    lines = ["| variable | default | what it is, and when to change it |", "|---|---|---|"]
+    for row in dataclasses.fields(Settings):
+        default = row.metadata["default"]
+        shown = default if row.metadata["of"] else f"`{default}`" if default else ""
+        lines.append(f"| `{variable(row)}` | {shown} | {row.metadata['about']} |")
+    return "\n".join(lines) + "\n"
+
+
+def documented(text: str) -> str:
+    """A document with the present table between its markers."""
+    before, _, rest = text.partition("<!-- settings -->\n")
+    _, end, after = rest.partition("<!-- /settings -->")
+    assert end, "the document has no markers <!-- settings --> and <!-- /settings -->"
+    return f"{before}<!-- settings -->\n{table()}{end}{after}"
+
+
+if __name__ == "__main__":
+    document = Path(sys.argv[1])
+    document.write_text(documented(document.read_text()))

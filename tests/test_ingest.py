@@ -38,7 +38,7 @@ from sluice.drill.harness import request as send
 from sluice.streams.routes import ROUTES
 
 MAX_BODY = 100_000
-MAX_BACKLOG = 1_000
+MAX_BACKLOG_BYTES = 1_000_000
 SIMPLE = """
 import sys
 from wsgiref.simple_server import WSGIRequestHandler, make_server
@@ -127,7 +127,11 @@ def private_redis() -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def every(private_redis: Server, request: pytest.FixtureRequest) -> Iterator[Site]:
     name, runtime = request.param
-    env = {"INGEST_REDIS": private_redis.socket, "INGEST_MAX_BODY": MAX_BODY, "INGEST_MAX_BACKLOG": MAX_BACKLOG}
+    env = {
+        "INGEST_REDIS": private_redis.socket,
+        "INGEST_MAX_BODY": MAX_BODY,
+        "INGEST_MAX_BACKLOG_BYTES": MAX_BACKLOG_BYTES,
+    }
     client = redis_client.Redis(unix_socket_path=str(private_redis.socket), single_connection_client=True)
     with harness.short_tmp() as tmp:
         if name in GUNICORN:
@@ -390,8 +394,9 @@ def test_while_redis_is_full_a_request_gets_a_503(site: Site) -> None:
 
 def test_a_backlog_over_its_bound_is_a_503_until_there_is_room(site: Site) -> None:
     key = "ingest:{votes}"
-    site.client.rpush(key, *[b"old"] * (MAX_BACKLOG - 1))
-    assert post(site.where, "/votes", b"the last")[0] == 200
+    site.client.rpush(key, *[bytes(1000)] * 900)
+    assert post(site.where, "/votes", b"below the bound")[0] == 200
+    site.client.rpush(key, *[bytes(1000)] * 100)
     # the process that answers may not have looked yet
     poll(lambda: post(site.where, "/votes", b"?")[0] == 503)
     assert is_unavailable(post(site.where, "/votes", b"lost"))

@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--notice", type=int, default=NOTICE, metavar="S",
         help="seconds for clients to hear that nginx is about to hang up on idle ones (%(default)s); a request of "
-        "one that sends less often may cross that. Five seconds more than INGEST_CLIENT_IDLE are enough for all",
+        "one that sends less often may cross that. 80 seconds are enough for all clients",
     )  # fmt: skip
     parser.epilog = (
         "exit status: 0; 1 if bin/up does not run here, or something does not start anew (the old one goes on then); "

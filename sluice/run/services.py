@@ -173,9 +173,9 @@ def install(found: Mapping[str, str], s: settings.Settings) -> bool:
     run("systemd-tmpfiles", "--create", "/etc/tmpfiles.d/sluice.conf")
     changed |= prepare(found)
 
-    if s.workers.most > s.workers.least:
-        print(f"sluice: services do not scale: {s.workers.least} worker(s) start; sluice-worker@N is one more")
-    workers = [f"sluice-worker@{n}.service" for n in range(1, s.workers.least + 1)]
+    if s.workers.max > s.workers.min:
+        print(f"sluice: services do not scale: {s.workers.min} worker(s) start; sluice-worker@N is one more")
+    workers = [f"sluice-worker@{n}.service" for n in range(1, s.workers.min + 1)]
     enabled = {path.name for path in WANTED.iterdir()} if WANTED.is_dir() else set()
     if surplus := enabled - set(workers):
         run("systemctl", "disable", "--quiet", "--now", *sorted(surplus))

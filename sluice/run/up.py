@@ -114,7 +114,7 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
         # two at least: where files are few, one alone could not hold 15,000 clients and their connections inward
         ("worker_processes auto", f"worker_processes {max(2, len(os.sched_getaffinity(0)))}"),
         ("worker_rlimit_nofile 20000", f"worker_rlimit_nofile {files}"),
-        ("worker_connections 20000", f"worker_connections {min(files, s.max_connections)}"),
+        ("worker_connections 20000", f"worker_connections {files}"),
         *(
             (f"/var/lib/sluice/{kind}", f'"{s.home}/tmp/{kind}"')  # noqa: S108  # our own
             for kind in ("body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -128,11 +128,9 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
         ("/usr/share/sluice/status/", f'"{ROOT}/nginx/status/"'),
         ("/run/sluice/status.json", f'"{s.home}/run/status.json"'),
         ("allow 127.0.0.1; allow ::1;", " ".join(f"allow {network};" for network in s.status_allow)),
-        ("large_client_header_buffers 4 8000", f"large_client_header_buffers 4 {s.max_header}"),
         ("client_max_body_size 1m", f"client_max_body_size {s.max_body}"),
         ("client_header_timeout 30s", f"client_header_timeout {s.client_timeout}s"),
         ("client_body_timeout 30s", f"client_body_timeout {s.client_timeout}s"),
-        ("keepalive_timeout 75s", f"keepalive_timeout {s.client_idle}s"),
     )
     for name, on, values in access(s):
         if on:

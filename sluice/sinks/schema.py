@@ -31,7 +31,7 @@ def load_streams(config: settings.Settings) -> dict[str, Stream]:
     own = {name: each for name, each in streams.items() if registry.STREAMS.get(name) is not each}
     why = next(filter(None, (unfit(name, each) for name, each in own.items())), "") or same(streams)
     if why:
-        raise settings.SettingError(f"INGEST_RECORDS={config.records!r} makes no sense here: {why}.")
+        raise settings.SettingError(f"INGEST_RECORDS={config.records!r} is invalid: {why}.")
     return streams
 
 

@@ -19,6 +19,7 @@ from sluice.spool.counters import EVERY, SECONDS, SIZES, Counter, Counts
 
 log = logging.getLogger("sluice.spool")
 MARK_EVERY = 0.1  # seconds between two marks of one process and stream: the precision of received_at
+MAX_BACKLOG = 10_000_000  # READY bodies per stream; of 54 bytes or more, INGEST_MAX_BACKLOG_BYTES (512m) acts first
 RETRY_MOST = 60  # seconds: the longest Retry-After
 SMOOTH = 10.0  # seconds over which the drain rate is taken, once so many were seen
 
@@ -90,7 +91,9 @@ class Backlog:
 class Inlet:
     """The gateway's side, one a process: many requests, one round trip. Safe with threads and greenlets."""
 
-    def __init__(self, socket: str, max_backlog: int, replicas: int = 0, max_bytes: int = 1 << 62) -> None:
+    def __init__(
+        self, socket: str, max_backlog: int = MAX_BACKLOG, replicas: int = 0, max_bytes: int = 1 << 62
+    ) -> None:
         """socket: the path of Redis's Unix socket.
 
         max_backlog, max_bytes: READY bodies of a stream, and bytes of them, beyond which it refuses.

@@ -69,7 +69,7 @@ class Reject(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What one body may cost the worker; each is a setting (PROTOCOL.md, section 6).
+    """What one body may cost the worker; see `limits` in registry.py.
 
     inflated: bytes that it may inflate to.
     records: how many of them; a bad one counts as 50.

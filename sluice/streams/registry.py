@@ -11,6 +11,12 @@ from sluice.streams import custom, gps, metrics, votes
 from sluice.streams.decoder import Decoder
 from sluice.streams.record import Gps, Limits, Metric, Record, Reject, Vote
 
+# The limits of a body that are no settings (DECISIONS.md)
+BYTES_PER_RECORD = 32  # gzip packs four million short lines into 8 KB, and rejecting one takes 3 µs
+MIN_RECORDS = 100_000
+RECORD_BYTES = 1 << 20  # a worker decodes one record at a time, and needs about 25 times its size in memory
+FORM_FIELDS = 1_000  # the forms of the supported clients have far fewer
+
 
 class Stream(NamedTuple):
     """A stream: its name, its records, and how an item becomes records.
@@ -59,11 +65,12 @@ def load(config: Settings) -> dict[str, Stream]:
         return dict(STREAMS)
     own = getattr(settings.extension("INGEST_RECORDS", config.records), "STREAMS", None)
     if not isinstance(own, dict) or not all(isinstance(x, Stream) for x in own.values()):
-        why = "it takes a module with STREAMS, a dict of the streams that sluice.stream makes"
-        raise settings.SettingError(f"INGEST_RECORDS={config.records!r} makes no sense here: {why}.")
+        expected = "a module with STREAMS, a dict of streams that sluice.stream returns"
+        raise settings.SettingError(f"INGEST_RECORDS={config.records!r} is invalid: expected {expected}.")
     return STREAMS | own
 
 
 def limits(config: Settings) -> Limits:
     """What one body may cost."""
-    return Limits(config.max_inflated, config.max_records, config.max_record_bytes, config.max_fields)
+    records = max(MIN_RECORDS, config.max_inflated // BYTES_PER_RECORD)
+    return Limits(config.max_inflated, records, RECORD_BYTES, FORM_FIELDS)

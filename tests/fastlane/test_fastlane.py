@@ -926,8 +926,8 @@ def test_requests_that_come_while_redis_is_busy_share_the_next_commit(ingest: Si
 
 
 def test_the_refusal_of_one_stream_is_not_that_of_another_in_the_same_commit(redis: Redis) -> None:
-    redis.client.rpush("ingest:{votes}", *range(11))
-    with short_tmp() as tmp, gateway(tmp, redis.server, env={"INGEST_MAX_BACKLOG": 10}) as server:
+    redis.client.rpush("ingest:{votes}", bytes(10_000))
+    with short_tmp() as tmp, gateway(tmp, redis.server, env={"INGEST_MAX_BACKLOG_BYTES": 10_000}) as server:
         poll(lambda: post(server.socket, "/votes", b"x")[0] == 503)
         before = redis.pushes()
         with Client(server.socket) as client:

@@ -121,7 +121,7 @@ def test_settings_of_the_environment_are_written_over_those_of_the_file() -> Non
     "env, status, words",
     [
         ({"INGEST_HOME": "/srv"}, 2, "INGEST_HOME and INGEST_REDIS are not for services"),
-        ({"INGEST_PORT": "http"}, 2, "INGEST_PORT='http' makes no sense here"),
+        ({"INGEST_PORT": "http"}, 2, "INGEST_PORT='http' is invalid"),
         ({"INGEST_SINK": "sqlite:////srv/x.db"}, 2, "the services write in /var/lib/sluice only"),
         ({}, 1, "a service would not see" if os.geteuid() == 0 else "services are root's to set up"),
     ],

@@ -313,7 +313,7 @@ def test_a_setting_that_makes_no_sense_stops_the_start_with_one_line(name: str, 
     home = tmp / "home"
     status, words = refused({name: value}, home)
     assert (status, words.count("\n")) == (2, 1)
-    assert words.startswith(f"sluice: {name}='{value}' makes no sense here")
+    assert words.startswith(f"sluice: {name}='{value}' is invalid")
     assert not home.exists()
 
 

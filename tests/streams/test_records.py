@@ -754,4 +754,4 @@ def test_a_stream_that_no_database_could_hold_stops_the_start_with_one_line(tmp_
         load_streams(settings.load({"INGEST_RECORDS": str(module)}))
     text = str(caught.value)
     assert why in text
-    assert text.startswith(f"INGEST_RECORDS='{module}' makes no sense here: ") and "\n" not in text
+    assert text.startswith(f"INGEST_RECORDS='{module}' is invalid: ") and "\n" not in text
