@@ -1,4 +1,4 @@
-"""The drill's comparison: what the clients were told, held against what lies in the database."""
+"""Compares the responses that the clients of a drill got with the rows in the database."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from sluice.drill.load import CUT, HALF, SPAN, UNANSWERED, Book
 
 SLACK = 0.1  # seconds: the precision of received_at (PROTOCOL.md, section 4)
-CLOCK = 0.002  # and of the milliseconds in the database
-LISTED = 10_000  # numbers of each kind that a report lists
+CLOCK = 0.002  # seconds: rounding of the milliseconds in the database, on both sides
+LISTED = 10_000  # event numbers of each kind in the JSON report
 
 
 @dataclass
 class Findings:
-    """What a drill found. Numbers of events are listed up to `LISTED` of a kind; counts are whole."""
+    """The result of a comparison. The lists hold at most `LISTED` event numbers each; `counts` is complete."""
 
     posted: int = 0
     acknowledged: int = 0
@@ -23,16 +23,16 @@ class Findings:
     stored: int = 0
     missing: list[int] = field(default_factory=list)  # acknowledged, not stored
     doubled: list[int] = field(default_factory=list)  # stored more than once
-    unknown: list[int] = field(default_factory=list)  # stored, never acknowledged: allowed
-    torn: list[int] = field(default_factory=list)  # stored, though it was never sent whole, or never at all
-    disorder: list[int] = field(default_factory=list)  # listed behind one that was posted after its answer
-    misdated: list[int] = field(default_factory=list)  # received_at outside request and answer, beyond SLACK
-    early: float = 0.0  # seconds by which received_at was outside at most
-    late: float = 0.0
-    counts: Counter[str] = field(default_factory=Counter)  # how many of each list there are
+    unknown: list[int] = field(default_factory=list)  # stored, not acknowledged: allowed
+    torn: list[int] = field(default_factory=list)  # stored, but never sent completely
+    disorder: list[int] = field(default_factory=list)  # stored behind an event that was posted after its response
+    misdated: list[int] = field(default_factory=list)  # received_at outside request and response by over SLACK
+    early: float = 0.0  # largest number of seconds by which received_at precedes the request
+    late: float = 0.0  # … or follows the response
+    counts: Counter[str] = field(default_factory=Counter)  # the number of events of each kind
 
     def note(self, kind: str, number: int) -> None:
-        """Count one, and list it while there is room."""
+        """Count an event, and list it unless the list is full."""
         self.counts[kind] += 1
         listed: list[int] = getattr(self, kind)
         if len(listed) < LISTED:
@@ -44,20 +44,19 @@ class Findings:
         return not any(self.counts[kind] for kind in ("missing", "doubled", "torn", "disorder", "misdated"))
 
 
-def told(status: int) -> str:
-    """What a client knows, in words."""
-    return {UNANSWERED: "no answer", CUT: "hung up behind the last byte", HALF: "hung up before it"}.get(
-        status, str(status)
-    )
+def outcome(status: int) -> str:
+    """The result of an event, for the report."""
+    names = {UNANSWERED: "no response", CUT: "closed after the last byte", HALF: "closed before the last byte"}
+    return names.get(status, str(status))
 
 
 def compare(books: list[Book], rows: Iterable[tuple[int, float]]) -> Findings:
-    """Hold the clients' books against the stored rows.
+    """Compare the books of processes 0, 1, … with the stored rows.
 
-    books: of process 0, 1, … rows: (number of the event, received_at in seconds since 1970), in the order of the list.
+    rows: (event number, received_at in seconds since 1970), in the order of the list.
 
-    Order: the list takes an event between its request and its answer. So of two events of which the first was answered
-    before the second was posted the first lies before the second, whoever posted them, and whichever gateway took them.
+    Order: an event is appended to the list between its request and its response. If the response to one event precedes
+    the request of another, the first is before the second on the list, for any two clients and gateways.
     """
     found = Findings()
     seen = [bytearray(len(book.status)) for book in books]
@@ -86,7 +85,7 @@ def compare(books: list[Book], rows: Iterable[tuple[int, float]]) -> Findings:
         posted_last = max(posted_last, sent)
     for process, book in enumerate(books):
         found.posted += len(book.status)
-        found.answers.update(map(told, book.status))
+        found.answers.update(map(outcome, book.status))
         for n, status in enumerate(book.status):
             if 200 <= status < 300:
                 found.acknowledged += 1

@@ -1,11 +1,4 @@
-"""The loss test: is anything lost or doubled while things fail?
-
-Posts numbered events through nginx, injects faults meanwhile, and holds what the clients were told against what lies
-in the database. Status 0: nothing acknowledged is missing, and nothing is stored twice.
-
-Against a private installation, which it starts itself with the settings of the environment, or with `--home` against
-one that runs already: that one will hold the drill's events afterwards, as metrics called `drill`.
-"""
+"""One drill from start to report: post events, inject faults, wait until everything is stored, compare."""
 
 from __future__ import annotations
 
@@ -33,15 +26,15 @@ from sluice.drill.site import STREAM, Site, Trouble, private, running, wait
 from sluice.run.up import ROOT
 from sluice.settings import Settings
 
-PROCESSES = 2  # of clients
-PAUSE = (0.0, 1.5)  # seconds between two faults: sometimes the next one finds things not yet healed
-LAST = 8.0  # seconds before the end after which none is begun: most take no longer
-SHOWN = 100  # numbers of a kind that the report for people lists
+PROCESSES = 2  # client processes
+PAUSE = (0.0, 1.5)  # seconds between two faults; short enough that some begin before the last is healed
+LAST = 8.0  # no fault begins in the last seconds; most last no longer than this
+SHOWN = 100  # event numbers of each kind in the Markdown report
 COUNTS = ("sent", "acknowledged", "refused", "unanswered", "cut")
 
 
 class Load:
-    """The client processes, and what they have counted so far."""
+    """The client processes and their counts."""
 
     def __init__(self, site: Site, clients: int, rate: float, run: str, folder: Path) -> None:
         self.books = [folder / f"book-{n}" for n in range(PROCESSES)]
@@ -54,7 +47,7 @@ class Load:
                 + [str(x) for x in (port, n, each, rate / PROCESSES, run, book, tls)],
                 env={**os.environ, "SLUICE_DRILL_HEADER": site.header},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-                start_new_session=True,  # Ctrl-C is for the drill, which wants to hear how it ended
+                start_new_session=True,  # Ctrl-C must not reach the clients: the drill still needs their books
             )
             for n, book in enumerate(self.books)
         ]  # fmt: skip
@@ -69,26 +62,26 @@ class Load:
             self.counts[n] = json.loads(line)
 
     def count(self, what: str) -> int:
-        """What all processes have counted so far."""
+        """The sum of a count over all processes."""
         return sum(counts[what] for counts in self.counts)
 
-    def tell(self, words: str) -> None:
+    def send(self, command: str) -> None:
         for process in self.processes:
             assert process.stdin
             with contextlib.suppress(OSError):
-                process.stdin.write(words + "\n")
+                process.stdin.write(command + "\n")
                 process.stdin.flush()
 
     def cut(self, clients: int) -> None:
-        """Let so many clients cut off in the middle."""
-        self.tell(f"cut {clients // PROCESSES}")
+        """Make that many additional clients close their connection early."""
+        self.send(f"cut {clients // PROCESSES}")
 
     def stop(self) -> list[Book]:
-        """No more events; wait for the answers that are due; the books. Raises: Trouble if a process failed."""
-        self.tell("stop")
+        """Stop posting and wait for the responses. Returns: the books. Raises: Trouble if a process failed."""
+        self.send("stop")
         for process in self.processes:
             if process.wait(PATIENCE + 30):
-                raise Trouble("a client process failed; its own words are above")
+                raise Trouble("a client process failed; its messages are above")
         return [Book.load(path) for path in self.books]
 
     def close(self) -> None:
@@ -129,20 +122,20 @@ class Drill:
             before = acknowledged
 
     def order(self, names: list[str]) -> Iterator[str]:
-        """The faults, in rounds, each round in another order."""
+        """All faults in random order, round after round."""
         count = 0
         while names and (self.options.rounds is None or count < self.options.rounds):
             yield from self.random.sample(names, len(names))
             count += 1
 
     def flows(self, seconds: float) -> float:
-        """Wait until events that are posted from now on are taken; the seconds that it took."""
+        """Wait until new events are acknowledged. Returns: the seconds that took. Raises: Trouble."""
         begun, before = time.monotonic(), self.load.count("acknowledged")
-        wait(lambda: self.load.count("acknowledged") > before + PROCESSES, seconds, "events are taken again")
+        wait(lambda: self.load.count("acknowledged") > before + PROCESSES, seconds, "events are acknowledged")
         return time.monotonic() - begun
 
     def inject(self, name: str) -> None:
-        """One fault, and then see that events are taken again."""
+        """Inject a fault, then wait until events are acknowledged again."""
         entry: dict[str, Any] = {"fault": name, "at": round(self.elapsed(), 3)}
         self.now = name
         entry["what"] = FAULTS[name].inject(Scene(self.site, self.random, self.load.cut))
@@ -150,16 +143,16 @@ class Drill:
         entry["back_after"] = round(self.flows(60), 3)
         self.now = ""
         self.faults.append(entry)
-        self.say(f"{name}: {entry['what'] or 'done'}; taken again after {entry['back_after']:.1f} s")
+        self.say(f"{name}: {entry['what'] or 'done'}; acknowledged again after {entry['back_after']:.1f} s")
 
     def go(self) -> dict[str, Any]:
-        """Post, inject, heal, drain, compare; the report."""
+        """Run the drill. Returns: the report."""
         speaker = threading.Thread(target=self.progress)
         speaker.start()
         trouble = ""
         try:
             self.flows(60)
-            wait(lambda: self.site.store.bodies(STREAM), 60, "the first events are stored")  # in tables that are there
+            wait(lambda: self.site.store.bodies(STREAM), 60, "the first events are stored")  # so the tables exist
             for name in self.order(self.options.faults):
                 time.sleep(self.random.uniform(*PAUSE))
                 if self.elapsed() > max(self.options.duration - LAST, self.options.duration / 2):
@@ -175,11 +168,11 @@ class Drill:
         posting = self.elapsed()
         self.over.set()
         speaker.join()
-        self.say("faults and posts have ended; waiting until all is drained")
+        self.say("posting has ended; waiting until the backlog is drained")
         fresh: float | None = None
         begun = time.monotonic()
         try:
-            wait(lambda: not self.site.waiting(), 120, "everything is drained")
+            wait(lambda: not self.site.waiting(), 120, "the backlog is drained")
             drained = time.monotonic() - begun
             fresh = self.fresh()
         except Trouble as error:
@@ -189,11 +182,11 @@ class Drill:
         return self.report(found, trouble, posting, drained, fresh)
 
     def fresh(self) -> float:
-        """Post one more event; the seconds until it is stored."""
+        """Post a new event. Returns: the seconds until it is stored. Raises: Trouble."""
         name, begun = self.run + "-fresh", time.monotonic()
         load = Load(self.site, 1, 5, name, self.load.books[0].parent)
         try:
-            wait(lambda: any(True for _ in self.site.store.rows(name)), 60, "a fresh event is stored")
+            wait(lambda: any(True for _ in self.site.store.rows(name)), 60, "a new event is stored")
             return time.monotonic() - begun
         finally:
             load.stop()
@@ -202,11 +195,11 @@ class Drill:
     def report(
         self, found: Findings, trouble: str, posting: float, drained: float, fresh: float | None
     ) -> dict[str, Any]:
-        """All there is to know, for programs."""
+        """The report as JSON."""
         dead = self.site.store.dead(STREAM, self.run)
         ledger = self.site.ledger()
         passed = found.sound and not dead and not trouble and fresh is not None
-        if self.site.private:  # another one's Redis may have been begun anew beside an older database
+        if self.site.private:  # the Redis of a running installation may be younger than its database
             passed = passed and ledger["missing"] == 0
         s = self.site.settings
         return {
@@ -240,17 +233,17 @@ class Drill:
 
 
 KINDS = {
-    "missing": "acknowledged and missing",
+    "missing": "acknowledged, not stored",
     "doubled": "stored twice",
-    "torn": "stored, but never sent whole",
-    "disorder": "behind one that was posted after its answer",
-    "misdated": "received_at outside request and answer by more than 100 ms (and 2 for rounding)",
-    "unknown": "stored, never acknowledged (allowed)",
+    "torn": "stored, but never sent completely",
+    "disorder": "stored behind an event that was posted after its response",
+    "misdated": "received_at more than 100 ms before the request or after the response (plus 2 ms for rounding)",
+    "unknown": "stored, not acknowledged (allowed)",
 }
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """The report for people."""
+    """The report as Markdown."""
     s = report["settings"]
     lines = [
         f"# Drill {report['run']}: {'passed' if report['passed'] else 'FAILED'}",
@@ -266,46 +259,46 @@ def markdown(report: dict[str, Any]) -> str:
         f"| posted | {report['posted']:,} ({report['posted'] / max(report['seconds'], 1):,.0f}/s) |",
         f"| acknowledged | {report['acknowledged']:,} ({report['acknowledged'] / max(report['seconds'], 1):,.0f}/s) |",
         f"| stored | {report['stored']:,} |",
-        f"| in dead letters | {report['dead']:,} |",
+        f"| in dead_letters | {report['dead']:,} |",
         *(f"| {words} | {report['counts'][kind]:,} |" for kind, words in KINDS.items()),
-        f"| missing by the ledger | {report['ledger']['missing']:,} |",
+        f"| missing according to the ledger | {report['ledger']['missing']:,} |",
         "",
-        f"Answers: {', '.join(f'{words}: {count:,}' for words, count in report['answers'].items())}. "
-        f"received_at lay up to {report['received_at']['early'] * 1000:.0f} ms before the request and "
-        f"{report['received_at']['late'] * 1000:.0f} ms behind the answer. Drained {report['drained_after']} s after "
-        f"the last answer; a fresh event was then stored "
-        + (f"within {report['fresh_after']} s." if report["fresh_after"] else "never."),
+        f"Responses: {', '.join(f'{name}: {count:,}' for name, count in report['answers'].items())}. "
+        f"received_at was at most {report['received_at']['early'] * 1000:.0f} ms before the request and "
+        f"{report['received_at']['late'] * 1000:.0f} ms after the response. The backlog was drained "
+        f"{report['drained_after']} s after the last response; a new event was "
+        + (f"then stored within {report['fresh_after']} s." if report["fresh_after"] else "not stored."),
         "",
-        "| at s | fault | what happened | lasted s | events taken again after s |",
+        "| at s | fault | details | duration s | acknowledged again after s |",
         "|---|---|---|---|---|",
         *(f"| {x['at']:.1f} | {x['fault']} | {x['what']} | {x['lasted']:.1f} | {x['back_after']:.1f} |"
           for x in report["faults"]),
     ]  # fmt: skip
     for kind, words in KINDS.items():
         if numbers := report["numbers"][kind]:
-            more = " … (the JSON has more)" if report["counts"][kind] > SHOWN else ""
-            lines += ["", f"Numbers of those {words}: {', '.join(map(str, numbers[:SHOWN]))}{more}"]
+            more = " … (more in the JSON report)" if report["counts"][kind] > SHOWN else ""
+            lines += ["", f"Event numbers, {words}: {', '.join(map(str, numbers[:SHOWN]))}{more}"]
     return "\n".join(lines) + "\n"
 
 
 def chosen(words: str, private: bool) -> list[str]:
-    """The faults that are meant by names with commas between, `none`, `all`, and -NAME for all but one.
+    """The faults selected by --faults: a comma-separated list of names, `none`, `all`, and -NAME to exclude one.
 
-    Raises: Trouble for a name that is none, or not against somebody's own installation.
+    Raises: Trouble for an unknown name, and for a private fault if the installation is not private.
     """
     possible = [name for name, fault in FAULTS.items() if private or not fault.private]
     given = [name for name in words.split(",") if name and name != "none"]
     without = [name[1:] for name in given if name.startswith("-")]
     named = [name for name in given if not name.startswith("-") and name != "all"]
     if wrong := [name for name in named + without if name not in possible]:
-        raise Trouble(f"no such fault here: {', '.join(wrong)}; --help lists them")
+        raise Trouble(f"unknown fault: {', '.join(wrong)}; --help lists them")
     if "all" in given or without:
         named += [name for name in possible if not FAULTS[name].proof and name not in without + named]
     return named
 
 
 def run(options: argparse.Namespace, settings: Settings) -> int:
-    """Hold a drill; the exit status."""
+    """Run a drill. Returns: the exit status."""
     try:
         options.faults = chosen(options.faults, not options.home)
     except Trouble as error:

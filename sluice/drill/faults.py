@@ -1,4 +1,4 @@
-"""The faults that a drill injects: each is made, lasts as long as it does, and is healed whatever happens."""
+"""The faults that a drill injects. Each function causes a fault, lets it last, and always repairs it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from typing import Any, NamedTuple
 
 import redis
 
-from sluice.drill.site import KEYS, Site, Trouble, connect, free_port, wait
+from sluice.drill import harness
+from sluice.drill.site import KEYS, Site, Trouble, redis_client, wait
 from sluice.drill.store import Postgres
 from sluice.run.up import ROOT
 from sluice.spool.contract import LEASE
 
 
 class Scene(NamedTuple):
-    """What a fault may use. cut: let so many clients cut off in the middle."""
+    """What a fault acts on. cut: make that many clients close their connection early."""
 
     site: Site
     random: random.Random
@@ -32,10 +33,10 @@ class Scene(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A fault: what it does, in words, and the function, which returns what happened in particular.
+    """A fault: its description, and the function that injects it and returns details for the report.
 
-    private: only against an installation of the drill's own. proof: breaks a promise on purpose, to see that the
-    drill sees it; only when it is named.
+    private: for private installations only. proof: breaks a promise, to prove that the drill detects it; injected only
+    if named.
     """
 
     words: str
@@ -48,7 +49,7 @@ FAULTS: dict[str, Fault] = {}
 
 
 def fault(name: str, words: str, private: bool = False, proof: bool = False) -> Callable:
-    """Enter a function into the table."""
+    """Register a function in FAULTS."""
 
     def enter(inject: Callable[[Scene], str]) -> Callable[[Scene], str]:
         FAULTS[name] = Fault(words, inject, private, proof)
@@ -61,14 +62,14 @@ PROCESSES: dict[str, tuple[str, Callable[[Site], list[int]]]] = {
     "gateway": ("a gateway process", lambda site: site.children("gateway")),
     "master": ("gunicorn's master", lambda site: site.parents("gateway")),
     "nginx": ("nginx's master", lambda site: site.parents("nginx")),
-    "nginx-worker": ("a worker of nginx", lambda site: site.children("nginx")),
+    "nginx-worker": ("an nginx worker", lambda site: site.children("nginx")),
     "worker": ("a worker", lambda site: site.parents("worker")),
     "redis": ("Redis", lambda site: site.parents("redis")),
 }
 
 
 def strike(pid: int, number: int) -> None:
-    """Send a signal, unless its addressee is gone."""
+    """Send a signal to a process, if it still exists."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
@@ -84,15 +85,15 @@ def gone(pid: int) -> bool:
 
 for _name, (_words, _find) in PROCESSES.items():
 
-    @fault(f"kill-{_name}", f"kill -9 of {_words}")
+    @fault(f"kill-{_name}", f"SIGKILL to {_words}")
     def _kill(scene: Scene, find: Callable[[Site], list[int]] = _find) -> str:
         pid = scene.random.choice(find(scene.site))
         strike(pid, signal.SIGKILL)
         wait(lambda: gone(pid), 60, f"the end of process {pid}")
-        wait(lambda: find(scene.site), 60, "another one")
+        wait(lambda: find(scene.site), 60, "a new process")
         return f"process {pid}"
 
-    @fault(f"stop-{_name}", f"SIGSTOP of {_words} for seconds")
+    @fault(f"stop-{_name}", f"SIGSTOP to {_words} for 0.5 to 5 s")
     def _stop(scene: Scene, find: Callable[[Site], list[int]] = _find) -> str:
         pid, seconds = scene.random.choice(find(scene.site)), scene.random.uniform(0.5, 5)
         with stopped(pid):
@@ -102,7 +103,7 @@ for _name, (_words, _find) in PROCESSES.items():
 
 @contextlib.contextmanager
 def stopped(*pids: int) -> Iterator[None]:
-    """Processes that stand still."""
+    """Stop processes by SIGSTOP; continue them at the end."""
     try:
         for pid in pids:
             strike(pid, signal.SIGSTOP)
@@ -112,36 +113,41 @@ def stopped(*pids: int) -> Iterator[None]:
             strike(pid, signal.SIGCONT)
 
 
-@fault("reload-gateway", "HUP: gunicorn starts its gateway processes anew")
+@fault("reload-gateway", "SIGHUP: gunicorn replaces its gateway processes")
 def reload_gateway(scene: Scene) -> str:
     before = scene.site.children("gateway")
     strike(scene.site.parents("gateway")[0], signal.SIGHUP)
-    wait(lambda: set(scene.site.children("gateway")) - set(before), 60, "another gateway process")
+    wait(lambda: set(scene.site.children("gateway")) - set(before), 60, "a new gateway process")
     return ""
 
 
-@fault("reload-nginx", "HUP: nginx reads its configuration anew")
+@fault("reload-nginx", "SIGHUP: nginx reads its configuration again")
 def reload_nginx(scene: Scene) -> str:
     before = scene.site.children("nginx")
     strike(scene.site.parents("nginx")[0], signal.SIGHUP)
-    wait(lambda: set(scene.site.children("nginx")) - set(before), 60, "another worker of nginx")
+    wait(lambda: set(scene.site.children("nginx")) - set(before), 60, "a new nginx worker")
     return ""
 
 
-@fault("restart", "everything is stopped and started again")
+@fault("restart", "stop and start every program")
 def restart(scene: Scene) -> str:
     if scene.site.private:
         scene.site.stop()
         scene.site.start()
         return "bin/up"
-    for name in "nginx", "gateway", "worker", "redis":  # in the order of bin/up; its supervisor starts them again
+    for name in (
+        "nginx",
+        "gateway",
+        "worker",
+        "redis",
+    ):  # the order in which bin/up stops them
         for pid in scene.site.parents(name):
-            strike(pid, signal.SIGTERM)
+            strike(pid, signal.SIGTERM)  # the supervisor starts it again
     scene.site.wait_ready()
     return "each program"
 
 
-@fault("kill-up", "kill -9 of bin/up; another one takes over what it left", private=True)
+@fault("kill-up", "SIGKILL to bin/up; a new one takes over", private=True)
 def kill_up(scene: Scene) -> str:
     assert scene.site.process
     scene.site.process.kill()
@@ -150,7 +156,7 @@ def kill_up(scene: Scene) -> str:
     return ""
 
 
-@fault("redis-full", "Redis has no more memory for bodies")
+@fault("redis-full", "Redis is at maxmemory")
 def redis_full(scene: Scene) -> str:
     client, seconds = scene.site.redis, scene.random.uniform(0.5, 3)
     before = str(client.config_get("maxmemory")["maxmemory"])
@@ -158,11 +164,11 @@ def redis_full(scene: Scene) -> str:
         client.config_set("maxmemory", 1 << 20)
         time.sleep(seconds)
     finally:
-        wait(lambda: client.config_set("maxmemory", before), 10, "Redis has its memory back")
+        wait(lambda: client.config_set("maxmemory", before), 10, "Redis accepts its former maxmemory")
     return f"{seconds:.1f} s"
 
 
-@fault("redis-slow", "a script keeps Redis busy; beyond 5 s it answers BUSY to everybody")
+@fault("redis-slow", "a script blocks Redis for 0.5 to 6 s; after 5 s Redis answers BUSY")
 def redis_slow(scene: Scene) -> str:
     script = "local x = 0 for i = 1, ARGV[1] do x = x + i end return x"
     begun = time.monotonic()
@@ -174,61 +180,67 @@ def redis_slow(scene: Scene) -> str:
     return f"{time.monotonic() - begun:.1f} s"
 
 
-@fault("script-flush", "Redis forgets all scripts")
+@fault("script-flush", "SCRIPT FLUSH: Redis forgets the scripts")
 def script_flush(scene: Scene) -> str:
     scene.site.redis.script_flush()
     return ""
 
 
-@fault("redis-disk", "Redis's log may not grow any more, as on a full disk; Redis ends, and is started again")
+@fault("redis-disk", "the append-only file reaches a size limit, as on a full disk; Redis exits and is restarted")
 def redis_disk(scene: Scene) -> str:
     pid = scene.site.parents("redis")[0]
     log = max((scene.site.home / "redis/appendonlydir").glob("*.incr.aof"), key=lambda path: path.stat().st_mtime)
-    most = log.stat().st_size + scene.random.randrange(1, 20_000)
-    # a limit of the process, not of the file system: no other one notices
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]))
+    limit = log.stat().st_size + scene.random.randrange(1, 20_000)
+    # a limit of this process only
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]))
     try:
-        wait(lambda: gone(pid), 20, "Redis's log is full")
+        wait(lambda: gone(pid), 20, "Redis exits at the size limit")
     finally:
         if not gone(pid):
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.prlimit(pid, resource.RLIMIT_FSIZE)[1],) * 2)
-    wait(lambda: [other for other in scene.site.parents("redis") if other != pid], 60, "another Redis")
-    return f"its log ended at {most} bytes"
+    wait(lambda: [other for other in scene.site.parents("redis") if other != pid], 60, "a new Redis")
+    return f"the append-only file ended at {limit} bytes"
 
 
-@fault("replica", "a replica that has caught up is put in the place of Redis", private=True)
+@fault("replica", "failover: a replica takes the place of Redis", private=True)
 def replica(scene: Scene) -> str:
-    site, port = scene.site, free_port()
+    site, port = scene.site, harness.free_port()
     home, sock = site.home / "replica", site.home / "run/replica.sock"
     assert site.process
+
+    def give_up() -> None:
+        if home.exists():  # the failover was not completed
+            shutil.rmtree(home)
+            with contextlib.suppress(redis.RedisError):
+                site.redis.client_unpause()
+                site.redis.config_set("port", 0)
+
     home.mkdir()
     site.redis.config_set("bind", "127.0.0.1")
     site.redis.config_set("port", port)
     site.redis.config_set("repl-diskless-sync-delay", 0)
     durability = "everysec" if site.settings.durability == "no" else site.settings.durability
-    process = subprocess.Popen(
-        [
-            "redis-server", "--port", "0", "--unixsocket", str(sock), "--unixsocketperm", "700", "--dir", str(home),
-            "--save", "", "--appendonly", "yes", "--appendfsync", durability, "--replicaof", "127.0.0.1", str(port),
-            "--loglevel", "warning",
-        ],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        follower = connect(sock)
+    command = [
+        "redis-server", "--port", 0, "--unixsocket", sock, "--unixsocketperm", 700, "--dir", home, "--save", "",
+        "--appendonly", "yes", "--appendfsync", durability, "--replicaof", "127.0.0.1", port, "--loglevel", "warning",
+    ]  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        stack.callback(give_up)
+        process = stack.enter_context(harness.running(command, site.home / "log/replica.log", site.environ))
+        follower = redis_client(sock)
 
         def caught_up() -> bool:
-            told = follower.info()
+            info = follower.info()
             return (
-                told["master_link_status"] == "up"
-                and not told["aof_rewrite_in_progress"]
-                and not told["aof_rewrite_scheduled"]
+                info["master_link_status"] == "up"
+                and not info["aof_rewrite_in_progress"]
+                and not info["aof_rewrite_scheduled"]
                 and bool(list(home.glob("appendonlydir/*.manifest")))
                 and bool(list(home.glob("appendonlydir/*.base.*")))
             )
 
         begun = time.monotonic()
-        wait(caught_up, 30, "the replica has all")
+        wait(caught_up, 30, "the replica is in sync")
         took = time.monotonic() - begun
         site.redis.client_pause(20_000, all=False)
         begun = time.monotonic()
@@ -240,7 +252,7 @@ def replica(scene: Scene) -> str:
             10,
             "the replica has the last write",
         )
-        with stopped(site.process.pid):  # bin/up must not start the old one again
+        with stopped(site.process.pid):  # so that bin/up does not restart the old Redis
             follower.replicaof("NO", "ONE")
             old = site.parents("redis")[0]
             strike(old, signal.SIGKILL)
@@ -251,27 +263,18 @@ def replica(scene: Scene) -> str:
             (site.home / "redis").rename(site.home / "redis.old")
             home.rename(site.home / "redis")
         shutil.rmtree(site.home / "redis.old")
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        if home.exists():  # it did not come to that
-            shutil.rmtree(home)
-            with contextlib.suppress(redis.RedisError):
-                site.redis.client_unpause()
-                site.redis.config_set("port", 0)
-    return f"caught up in {took:.1f} s, in its place in {time.monotonic() - begun:.1f} s"
+    return f"in sync after {took:.1f} s, failover in {time.monotonic() - begun:.1f} s"
 
 
-@fault("sink-locked", "somebody else holds the database's lock")
+@fault("sink-locked", "another client holds the lock of the database")
 def sink_locked(scene: Scene) -> str:
-    seconds = scene.random.choice((0.5, 2, 6))  # a worker waits 5 s for it
+    seconds = scene.random.choice((0.5, 2, 6))  # a worker waits 5 s for the lock
     with scene.site.store.locked():
         time.sleep(seconds)
     return f"{seconds:.1f} s"
 
 
-@fault("sink-away", "the database is not where it was; the worker that had it open is killed", private=True)
+@fault("sink-away", "the database is moved away; the workers that have it open are killed", private=True)
 def sink_away(scene: Scene) -> str:
     seconds = scene.random.uniform(1, 4)
     with scene.site.store.away(scene.site.parents("worker")):
@@ -279,17 +282,17 @@ def sink_away(scene: Scene) -> str:
     return f"{seconds:.1f} s"
 
 
-@fault("sink-full", "the database's files may not grow, as on a full disk")
+@fault("sink-full", "the files of the database reach a size limit, as on a full disk")
 def sink_full(scene: Scene) -> str:
     if not scene.site.private and isinstance(scene.site.store, Postgres):
-        return "not done: the tables are somebody else's"
+        return "not done: the drill does not own the tables"
     seconds = scene.random.uniform(1, 4)
     with scene.site.store.full(scene.site.parents("worker")):
         time.sleep(seconds)
     return f"{seconds:.1f} s"
 
 
-@fault("kill-commit", "kill -9 of a worker while it persists, three times")
+@fault("kill-commit", "SIGKILL to the workers while they persist, three times")
 def kill_commit(scene: Scene) -> str:
     site, committed = scene.site, 0
     for _ in range(3):
@@ -298,14 +301,14 @@ def kill_commit(scene: Scene) -> str:
         time.sleep(scene.random.uniform(0, 0.01))
         for pid in pids:
             strike(pid, signal.SIGKILL)
-        wait(lambda pids=pids: all(map(gone, pids)), 60, "the worker's end")  # type: ignore[misc]
+        wait(lambda pids=pids: all(map(gone, pids)), 60, "the end of the workers")  # type: ignore[misc]
         still = set(site.claims())
         committed += any(site.store.persisted(claim) for claim in claims if claim in still)
-        wait(lambda: site.pids("worker"), 60, "another worker")
+        wait(lambda: site.pids("worker"), 60, "a new worker")
     return f"{committed} of 3 between commit and settle"
 
 
-@fault("kill-settle", "kill -9 of the workers and Redis between commit and settle")
+@fault("kill-settle", "SIGKILL to the workers and Redis between commit and settle")
 def kill_settle(scene: Scene) -> str:
     site, begun, tries = scene.site, time.monotonic(), 0
     server = site.parents("redis")[0]
@@ -313,23 +316,23 @@ def kill_settle(scene: Scene) -> str:
         tries += 1
         pids = site.parents("worker")
         claims = wait(lambda: [claim for claim in site.claims() if not site.store.persisted(claim)], 60, "a claim")
-        # a worker that has read the claim's bodies commits; its settle ends in the socket of a Redis that stands still
+        # a worker that has read the bodies of its claim commits, then waits for the stopped Redis to settle
         with stopped(server), contextlib.suppress(Trouble):
             if any(map(site.store.persisted, claims)):
-                continue  # too late: it may be settled already
+                continue  # too late: the claim may be settled already
             wait(lambda claims=claims: any(map(site.store.persisted, claims)), 0.3, "a commit")  # type: ignore[misc]
             for pid in [*pids, server]:
                 strike(pid, signal.SIGKILL)
-            wait(lambda pids=pids: all(map(gone, [*pids, server])), 60, "their end")  # type: ignore[misc]
+            wait(lambda pids=pids: all(map(gone, [*pids, server])), 60, "the end of the workers and Redis")  # type: ignore[misc]
             break
     else:
-        return "not met"
-    wait(lambda: site.redis.ping(), 60, "another Redis")
+        return "did not occur within 10 s"
+    wait(lambda: site.redis.ping(), 60, "a new Redis")
     still = set(claims) & set(site.claims())
-    return f"{sum(map(site.store.persisted, still))} claims committed and not settled, at try {tries}"
+    return f"{sum(map(site.store.persisted, still))} claims committed and not settled, at attempt {tries}"
 
 
-@fault("lease", "the workers stand still with a claim until another one has taken it, and go on")
+@fault("lease", "SIGSTOP to the workers until another worker has taken over their claims")
 def lease(scene: Scene) -> str:
     site, begun = scene.site, time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -340,39 +343,28 @@ def lease(scene: Scene) -> str:
             with stopped(*pids):
                 held = set(site.claims())
                 if not held:
-                    continue  # settled meanwhile
+                    continue  # settled before the stop
                 stack.enter_context(second_worker(site))
                 deadline = time.monotonic() + LEASE + 3
-                # one that stands still in its transaction has the database's lock too: then it is the other who waits
+                # a worker stopped within a transaction holds the lock of the database, for which the other one waits
                 while held & set(site.claims()) and time.monotonic() < deadline:
                     time.sleep(0.05)
                 taken = len(held - set(site.claims()))
-            time.sleep(0.5)  # both run
+            time.sleep(0.5)  # all workers run
             return f"{len(held)} held, {taken} settled by another"
-    return "not met"
+    return "did not occur within 10 s"
 
 
 @contextlib.contextmanager
 def second_worker(site: Site, **environ: str) -> Iterator[int]:
-    """Another worker beside those of the installation."""
-    with open(site.home / "log/second.log", "ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, str(ROOT / "worker.py")], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            env={**site.environ, **environ},
-        )  # fmt: skip
-    try:
+    """An additional worker."""
+    command = [sys.executable, ROOT / "worker.py"]
+    with harness.running(command, site.home / "log/second.log", {**site.environ, **environ}) as process:
         yield process.pid
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
-# The time of day moved by as many seconds as a file says, and nothing else: libfaketime (0.9.10) moves sleeps on the
-# monotonic clock too, which fail then, and does not get on with Redis's malloc.
+# Shifts the wall clock by the seconds in a file. libfaketime (0.9.10) does not serve: it also shifts sleeps on the
+# monotonic clock, which then fail, and it crashes with the malloc of Redis.
 CLOCK = r"""
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -412,15 +404,15 @@ time_t time(time_t *now) {
 """
 
 
-@fault("clock", "the clock of gateways and workers jumps hours ahead and back; needs a C compiler", private=True)
+@fault("clock", "the wall clock of gateways and workers jumps by hours; needs a C compiler", private=True)
 def clock(scene: Scene) -> str:
     site = scene.site
     step, real, library = site.home / "clock", site.home / "real", site.home / "clock.so"
     if not shutil.which("cc"):
-        return "not done: there is no C compiler"
+        return "not done: no C compiler found"
     build = ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), "-x", "c", "-"]
     subprocess.run(build, input=CLOCK, text=True, check=True)
-    # not Redis's: received_at is by it, and the drill compares that with its own. nginx has no use for the time of day
+    # Redis keeps its clock: it gives received_at, which the drill compares with its own clock. nginx needs none.
     real.mkdir(exist_ok=True)
     for name in "redis-server", "nginx":
         found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
@@ -438,7 +430,7 @@ def clock(scene: Scene) -> str:
         site.stop()
         site.start()
         for seconds in steps:
-            with open(step, "r+b") as file:  # in its place: it is mapped
+            with open(step, "r+b") as file:  # in place: the file is mapped
                 file.write(struct.pack("q", seconds))
             time.sleep(scene.random.uniform(0.5, 1.5))
     finally:
@@ -448,29 +440,29 @@ def clock(scene: Scene) -> str:
     return "by " + ", ".join(f"{seconds:+d} s" for seconds in steps)
 
 
-@fault("cut", "clients hang up before and behind the last byte of their request")
+@fault("cut", "clients close the connection just before or after the last byte of their request")
 def cut(scene: Scene) -> str:
     scene.cut(100)
     return "100 clients"
 
 
-@fault("late", "puts the oldest body of the list behind the newest: the drill must see it", proof=True)
+@fault("late", "moves the oldest body on the list behind the newest: the drill must report it", proof=True)
 def late(scene: Scene) -> str:
     ready, redis_ = KEYS.ready, scene.site.redis
     with stopped(*scene.site.parents("worker")):
-        wait(lambda: int(redis_.llen(ready)) > 200, 10, "bodies to be late behind")  # more than there are clients
+        wait(lambda: int(redis_.llen(ready)) > 200, 10, "a backlog")  # more bodies than clients
         redis_.lmove(ready, ready, "LEFT", "RIGHT")
     return ""
 
 
-@fault("lose", "takes a body off the list: the drill must see it", proof=True)
+@fault("lose", "removes a body from the list: the drill must report it", proof=True)
 def lose(scene: Scene) -> str:
     with stopped(*scene.site.parents("worker")):
         wait(lambda: scene.site.redis.lpop(KEYS.ready), 10, "a body to lose")
     return ""
 
 
-@fault("double", "puts a body on the list once more: the drill must see it", proof=True)
+@fault("double", "appends a body of the list again: the drill must report it", proof=True)
 def double(scene: Scene) -> str:
     with stopped(*scene.site.parents("worker")):
         body: Any = wait(lambda: scene.site.redis.lindex(KEYS.ready, 0), 10, "a body to double")

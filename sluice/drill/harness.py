@@ -1,8 +1,8 @@
-"""The real things, privately: a redis-server, a gateway, an nginx, a whole bin/up, and raw HTTP to talk to them.
+"""The harness of tests, bench and drill: private servers (redis-server, gateway, nginx, bin/up), and raw HTTP to them.
 
-Every server takes a directory `tmp` as its INGEST_HOME (sockets may have 107 bytes: use `short_tmp`), waits until it
-answers, and is gone with its children when its `with` block ends. Two servers in one `tmp` find each other as they do
-in an installation.
+Each server is a context manager: it takes a directory `tmp` as its INGEST_HOME, waits until the server answers, and
+ends the server and its children. Servers in the same `tmp` connect to each other as in an installation. The path of a
+socket is limited to 107 bytes: use `short_tmp`. A private PostgreSQL is in `postgres.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PYTHON = {"cpython": sys.executable, "pypy": str(ROOT / ".venv-pypy/bin/python")
 
 @dataclass
 class Server:
-    """A running server: where it is reached, and its process."""
+    """A running server: its addresses and its process."""
 
     process: subprocess.Popen
     log: Path
@@ -49,22 +49,28 @@ class Server:
         return self.sockets[0]
 
     def said(self) -> str:
-        """All it has written to its log."""
+        """The contents of its log."""
         return self.log.read_text(errors="replace")
 
     def pids(self, name: str) -> list[int]:
-        """Of an installation: the processes of redis, gateway, nginx or worker, the parent first."""
+        """The processes of a program of an installation (redis, gateway, nginx, worker), in the order of their ids."""
         return sorted(launch.holders((self.home / "run").resolve() / f"{name}.tag"))
 
 
 class Died(Exception):
-    """A server ended that should run; with its log. No use in waiting any longer."""
+    """A server ended unexpectedly; the message is its log. `poll` does not retry."""
 
 
-def poll(until: Callable[[], T], seconds: float = 10, what: str = "") -> T:
-    """Ask until the answer is true, and return it.
+def poll(
+    until: Callable[[], T],
+    seconds: float = 10,
+    what: str = "",
+    interval: float = 0.01,
+    retried: tuple[type[Exception], ...] = (Exception,),
+) -> T:
+    """Call `until` until it returns something true, and return that. retried: exceptions that count as false.
 
-    Raises: AssertionError when that takes longer than `seconds`; exceptions of the last try are part of it.
+    Raises: AssertionError after `seconds`, from the last exception.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -74,17 +80,18 @@ def poll(until: Callable[[], T], seconds: float = 10, what: str = "") -> T:
                 return answer
         except Died:
             raise
-        except Exception as caught:
+        except retried as caught:
             error = caught
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s: {what or until}") from error
-        time.sleep(0.01)
+            raise AssertionError(f"not within {seconds:g} s: {what or until}") from error
+        time.sleep(interval)
 
 
 def ask(home: Path, sql: str, *values: object) -> list[tuple]:
-    """What the worker's database says; nothing while there is no database or table.
+    """The rows of a query to the worker's SQLite database; none while the database or the table does not exist.
 
-    Not in a process that has the database open as the sink does: two copies of SQLite undo each other's locks.
+    Do not use it in a process that also opens the database with apsw, as the sink does: a process that has two copies
+    of SQLite breaks their POSIX locks (sqlite.org/howtocorrupt.html, 2.2.1).
     """
     try:
         with contextlib.closing(sqlite3.connect(f"file:{home}/ingest.db?mode=ro", uri=True)) as database:
@@ -94,7 +101,7 @@ def ask(home: Path, sql: str, *values: object) -> list[tuple]:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on."""
+    """An unused TCP port."""
     with socket.socket() as probe:
         probe.bind(("0.0.0.0", 0))  # noqa: S104
         return probe.getsockname()[1]
@@ -102,18 +109,18 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def short_tmp() -> Iterator[Path]:
-    """A private directory with a name short enough for sockets in it."""
+    """A private directory whose name is short enough for sockets."""
     tmp = Path(tempfile.mkdtemp(prefix="sl-", dir="/tmp"))
     try:
         yield tmp
     finally:
-        for tag in tmp.rglob("*.tag"):  # what a bin/up may have left
+        for tag in tmp.rglob("*.tag"):  # of programs that a killed bin/up left
             launch.end(tag.resolve(), signal.SIGKILL, 1)
         shutil.rmtree(tmp, ignore_errors=True)
 
 
 def environment(tmp: Path, env: Mapping[str, object] | None = None) -> dict[str, str]:
-    """This process's environment without its own INGEST_ settings, with `tmp` as home and what is given."""
+    """The environment of this process without its INGEST_ variables, plus `tmp` as INGEST_HOME and `env`."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("INGEST_")}
     return clean | {"INGEST_HOME": str(tmp)} | {name: str(value) for name, value in (env or {}).items()}
 
@@ -122,7 +129,9 @@ def environment(tmp: Path, env: Mapping[str, object] | None = None) -> dict[str,
 def running(
     command: Sequence[object], log: Path, env: Mapping[str, str], stop: int = signal.SIGTERM
 ) -> Iterator[subprocess.Popen]:
-    """Run a program in a process group of its own; ask it to stop, and after ten seconds see it and its group gone."""
+    """Run a program in its own process group, from the root of the checkout. At the end send `stop`, wait at most 15
+    seconds, then kill the group.
+    """
     with open(log, "ab") as out:
         process = subprocess.Popen(
             [str(part) for part in command],
@@ -138,14 +147,14 @@ def running(
     finally:
         process.send_signal(stop)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
+            process.wait(15)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
 def listening(server: Server, where: int | Path) -> Callable[[], bool]:
-    """A question for `poll`: does somebody listen there? A server that has ended is an error with its log."""
+    """For `poll`: whether the server accepts connections there. It raises Died if the server has ended."""
 
     def ask() -> bool:
         if server.process.poll() is not None:
@@ -158,7 +167,7 @@ def listening(server: Server, where: int | Path) -> Callable[[], bool]:
 
 @contextlib.contextmanager
 def redis_server(tmp: Path, **config: object) -> Iterator[Server]:
-    """Redis as deploy/redis/redis.conf has it, on `tmp`/run/redis.sock.
+    """redis-server with deploy/redis/redis.conf, on `tmp`/run/redis.sock.
 
     config: directives with _ for -, such as appendfsync="no".
     """
@@ -167,7 +176,7 @@ def redis_server(tmp: Path, **config: object) -> Iterator[Server]:
     more = [part for name, value in config.items() for part in ("--" + name.replace("_", "-"), value)]
     with running(["redis-server", tmp / "etc/redis.conf", *more], tmp / "redis.out", environment(tmp)) as process:
         server = Server(process, tmp / "redis.out", tmp, sockets=[s.redis])
-        # loading its log it answers LOADING, which is not yet what a test wants
+        # while it loads its log, it answers LOADING
         poll(
             lambda: listening(server, s.redis)() and exchange(s.redis, b"PING\r\n", 5) == b"+PONG", what="redis-server"
         )
@@ -183,7 +192,7 @@ def gateway(
     env: Mapping[str, object] | None = None,
     args: tuple[object, ...] = (),
 ) -> Iterator[Server]:
-    """The gateway as gunicorn.conf.py has it, on `tmp`/run/gateway-*.sock; `args` go to gunicorn."""
+    """gunicorn with gunicorn.conf.py, on `tmp`/run/gateway-*.sock. args: options of gunicorn."""
     where = redis.socket if isinstance(redis, Server) else redis
     surroundings = environment(tmp, ({"INGEST_REDIS": where} if where else {}) | dict(env or {}))
     s = settings.load(surroundings)
@@ -193,7 +202,7 @@ def gateway(
         command + (["-k", worker_class] if worker_class else []), tmp / "gateway.out", surroundings
     ) as process:
         server = Server(process, tmp / "gateway.out", tmp, sockets=s.gateway_sockets)
-        # the master listens before its first worker runs; /healthz is answered by the worker
+        # the master listens before its first worker runs; the worker answers /healthz
         poll(lambda: listening(server, server.socket)() and get(server.socket, "/healthz")[0], 30, "gateway")
         yield server
 
@@ -202,9 +211,9 @@ def gateway(
 def nginx(
     tmp: Path, env: Mapping[str, object] | None = None, change: tuple[tuple[str, str], ...] = ()
 ) -> Iterator[Server]:
-    """nginx as nginx/ has it, in front of whatever listens on `tmp`/run/gateway-*.sock.
+    """nginx with the configuration in nginx/, in front of `tmp`/run/gateway-*.sock.
 
-    change: pairs of what stands in the configuration and what shall stand there, for instance to switch limits on.
+    change: pairs of a text in the configuration and its replacement, for example to shorten a timeout.
     """
     port = free_port()
     s = settings.load(environment(tmp, {"INGEST_PORT": port} | dict(env or {})))
@@ -223,20 +232,20 @@ def nginx(
 
 @contextlib.contextmanager
 def installation(tmp: Path, env: Mapping[str, object] | None = None, ready: bool = True) -> Iterator[Server]:
-    """bin/up with its own home and a free port. ready: wait until it takes writes."""
+    """bin/up on a free port. ready: wait until /readyz answers 200."""
     surroundings = environment(tmp, {"INGEST_PORT": free_port()} | dict(env or {}))
     port = int(surroundings["INGEST_PORT"])
     (tmp / "run").mkdir(parents=True, exist_ok=True)
     with running([ROOT / "bin/up"], tmp / "up.out", surroundings) as process:
         server = Server(process, tmp / "up.out", tmp, port, settings.load(surroundings).gateway_sockets)
         if ready:
-            # the first start may have to set up
+            # 300 s: the first start may install packages
             poll(lambda: listening(server, port)() and get(port, "/readyz")[0] == 200, 300, "bin/up")
         yield server
 
 
 def connect(where: int | Path, seconds: float = 10) -> socket.socket:
-    """A connection to a port of this machine or to a Unix socket."""
+    """A connection to a local TCP port or a Unix socket."""
     if isinstance(where, int):
         return socket.create_connection(("127.0.0.1", where), seconds)
     connection = socket.socket(socket.AF_UNIX)
@@ -250,7 +259,7 @@ def connect(where: int | Path, seconds: float = 10) -> socket.socket:
 
 
 def exchange(where: int | Path, data: bytes, size: int) -> bytes:
-    """Send bytes, read that many."""
+    """Send bytes, then read `size` bytes."""
     with connect(where) as connection:
         connection.sendall(data)
         return connection.recv(size, socket.MSG_WAITALL)
@@ -260,12 +269,14 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 def request(where: int | Path | socket.socket, data: bytes, seconds: float = 10) -> Answer:
-    """Send bytes as they are and read one answer: status, headers with names in lower case, body.
+    """Send bytes unchanged and read one response: status, headers with lower-case names, body.
 
-    where: a port, a Unix socket, or an open connection, which stays open.
+    where: a port, a Unix socket, or a connection, which stays open.
     """
     if isinstance(where, socket.socket):
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused early; the answer is still there
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # the response to an early rejection is readable
             where.sendall(data)
         return answer(where, head=data.startswith(b"HEAD "))
     with connect(where, seconds) as connection:
@@ -273,9 +284,9 @@ def request(where: int | Path | socket.socket, data: bytes, seconds: float = 10)
 
 
 def answer(connection: socket.socket, head: bool = False) -> Answer:
-    """Read one answer, and not a byte more.
+    """Read exactly one response. head: it answers a HEAD request, so it has no body.
 
-    Raises: EOFError if the connection ends before it does.
+    Raises: EOFError if the connection ends first.
     """
     lines = b""
     while not lines.endswith(b"\r\n\r\n"):
@@ -310,7 +321,7 @@ def get(where: int | Path | socket.socket, target: str) -> Answer:
 def post(
     where: int | Path | socket.socket, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> Answer:
-    """POST a body with its length."""
+    """POST a body with Content-Length."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
     head = f"POST {target} HTTP/1.1\r\nHost: localhost\r\n{lines}Content-Length: {len(body)}\r\n\r\n"
     return request(where, head.encode() + body)

@@ -1,7 +1,7 @@
-"""One of the drill's client processes: posts numbered events through nginx at a set rate and notes every answer.
+"""A client process of the drill: posts numbered events through nginx at a set rate and records each response.
 
-Standard input takes `cut N` (that many clients cut off in the middle) and `stop`; standard output gets one JSON line of
-counts every tenth of a second. At the end the book is written to a file: what became of each event, by its number.
+Standard input takes `cut N` (N more clients close their connection early) and `stop`. Standard output gets a JSON line
+of counts every 0.1 s. At the end the process writes its book, the result of each event, to a file.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from array import array
 from collections import deque
 from pathlib import Path
 
-# what became of an event, where it is not the status of its answer
-UNANSWERED, CUT, HALF = 0, 1, 2  # no answer came; hung up after the last byte; hung up before the last byte
-PATIENCE = 20.0  # seconds for an answer; more than nginx's for the gateway
-REST = 0.1  # seconds before a client that was refused or hung up on tries again
-FRESH = 50  # every so many posts a client comes with a connection of its own
+# Results of an event that are not the status of a response:
+UNANSWERED, CUT, HALF = 0, 1, 2  # no response; closed after the last byte; closed before it
+PATIENCE = 20.0  # seconds to wait for a response; longer than nginx waits for the gateway
+REST = 0.1  # seconds before a client without a 2xx posts again
+FRESH = 50  # a client takes a new connection after that many requests
 SPAN = 1_000_000_000  # event n of process p has the number p * SPAN + n
 
 
 class Book:
-    """What one client process knows of each event it posted, by n: times are time.time(), 0 where no answer came."""
+    """The result of each event of one process, by n. Times are time.time(); 0 if no response came."""
 
     def __init__(self) -> None:
         self.status = array("H")
@@ -37,14 +37,14 @@ class Book:
         self.answered = array("d")
 
     def post(self, now: float) -> int:
-        """Enter another event; its n."""
+        """Add an event. Returns: its n."""
         self.status.append(UNANSWERED)
         self.sent.append(now)
         self.answered.append(0.0)
         return len(self.status) - 1
 
     def save(self, path: Path) -> None:
-        """Write it to a file."""
+        """Write the book to a file."""
         with open(path, "wb") as file:
             file.write(struct.pack("<Q", len(self.status)))
             for column in self.status, self.sent, self.answered:
@@ -52,7 +52,7 @@ class Book:
 
     @classmethod
     def load(cls, path: Path) -> Book:
-        """Read it from a file."""
+        """Read a book from a file."""
         book = cls()
         with open(path, "rb") as file:
             (count,) = struct.unpack("<Q", file.read(8))
@@ -62,26 +62,26 @@ class Book:
 
 
 def request(run: str, number: int, more: bytes) -> bytes:
-    """The POST of an event: a metric called drill, whose field is the drill's own name. more: header lines."""
+    """The POST of an event: a metric `drill` whose field is the name of the run. more: header lines."""
     body = b'{"name":"drill","field":"%b","value":%d}' % (run.encode(), number)
     return b"POST /metrics HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: %d\r\n\r\n%b" % (more, len(body), body)
 
 
-def untrusting() -> ssl.SSLContext:
-    """TLS to this machine, whose certificate is made out to another name."""
+def unverified() -> ssl.SSLContext:
+    """TLS without verification: the certificate names the host, and the drill connects to 127.0.0.1."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
 class Client:
-    """One client: at most one request under way."""
+    """A client with at most one open request."""
 
     __slots__ = ("buffer", "n", "posts", "ready", "sock")
 
     def __init__(self) -> None:
         self.sock: socket.socket | None = None
-        self.n = -1  # the event under way
+        self.n = -1  # the event of the open request; -1: none
         self.buffer = b""
         self.posts = 0
         self.ready = 0.0
@@ -91,9 +91,9 @@ class Crowd:
     """All clients of this process."""
 
     def __init__(self, port: int, number: int, clients: int, run: str, tls: bool = False, header: str = "") -> None:
-        """tls: the port speaks it. header: a line to send with each request, such as a key, or none."""
+        """tls: the port speaks TLS. header: a header line for each request, such as an API key, or ""."""
         self.port, self.base, self.run = port, number * SPAN, run
-        self.tls = untrusting() if tls else None
+        self.tls = unverified() if tls else None
         self.header = f"{header}\r\n".encode("latin-1") if header else b""
         self.book = Book()
         self.poller = select.epoll()
@@ -104,7 +104,7 @@ class Crowd:
         self.random = random.Random(number)
 
     def connect(self) -> socket.socket | None:
-        """A new connection, or None if nobody takes it."""
+        """A new connection; None if it fails."""
         sock = socket.socket()
         sock.settimeout(1.0)
         try:
@@ -119,7 +119,7 @@ class Crowd:
         return sock
 
     def post(self, client: Client, now: float) -> bool:
-        """Send the next event; False if nobody listens, and nothing was sent."""
+        """Send the next event. Returns: False if the connection failed and nothing was sent."""
         if client.sock is None:
             client.sock = self.connect()
             if client.sock is None:
@@ -139,7 +139,7 @@ class Crowd:
         return True
 
     def read(self, client: Client, now: float) -> None:
-        """Read what came; note the answer once it is whole."""
+        """Read what has arrived; record a complete response."""
         assert client.sock
         try:
             data = client.sock.recv(65536)
@@ -165,7 +165,7 @@ class Crowd:
         self.book.answered[client.n] = time.time()
         client.n = -1
         if b"\r\nconnection: close" in fields:
-            self.hang_up(client)
+            self.disconnect(client)
         if status < 300:
             self.acknowledged += 1
             self.idle.append(client)
@@ -174,16 +174,16 @@ class Crowd:
             self.rest(client, now)
 
     def lose(self, client: Client, now: float) -> None:
-        """The connection ended; if a request was under way, nobody knows what became of it."""
-        if client.n < 0:  # an idle connection: its client is in a queue already
-            self.hang_up(client)
+        """The connection has ended; the result of an open request is unknown."""
+        if client.n < 0:  # an idle connection; the client is in a queue already
+            self.disconnect(client)
             return
         self.unanswered += 1
         client.n = -1
-        self.hang_up(client)
+        self.disconnect(client)
         self.rest(client, now)
 
-    def hang_up(self, client: Client) -> None:
+    def disconnect(self, client: Client) -> None:
         if client.sock is not None:
             del self.by_fd[client.sock.fileno()]
             self.poller.unregister(client.sock.fileno())
@@ -195,7 +195,7 @@ class Crowd:
         self.resting.append(client)
 
     def cut(self) -> None:
-        """One more client, who hangs up before or right behind the last byte, politely or not."""
+        """An additional client closes its connection before or just after the last byte, by FIN or by RST."""
         sock = self.connect()
         if sock is None:
             return
@@ -206,7 +206,7 @@ class Crowd:
         self.cuts += 1
         try:
             if self.random.random() < 0.5:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # RST
             sock.send(data if kind == CUT else data[: self.random.randrange(1, len(data))])
         except OSError:
             pass
@@ -224,12 +224,12 @@ class Crowd:
         )
 
     def run_until_stopped(self, rate: float) -> None:
-        """Post until told to stop; then post what was due by then, and wait for the answers."""
+        """Post until `stop` arrives; then post what was due until then, and wait for the responses."""
         os.set_blocking(0, False)
         self.poller.register(0, select.EPOLLIN)
-        posted, behind, said = 0, False, 0.0
+        posted, behind, reported = 0, False, 0.0
         now = begun = time.monotonic()
-        end = math.inf  # when it was told to stop
+        end = math.inf  # when `stop` arrived
         while now < end or behind or any(client.n >= 0 for client in self.by_fd.values()):
             events = self.poller.poll(0.004)
             now = time.monotonic()
@@ -248,13 +248,13 @@ class Crowd:
                         self.poller.unregister(0)
             while self.resting and self.resting[0].ready <= now:
                 self.idle.append(self.resting.popleft())
-            # an outage is no excuse: what was due meanwhile is posted as soon as clients are free, all at once
+            # what was due during an outage is posted afterwards, as fast as clients become free
             due = (min(now, end) - begun) * rate
             while posted < due and self.idle and now < end + PATIENCE:
                 posted += self.post(self.idle.popleft(), now)
             behind = posted < due and now < end + PATIENCE
-            if now - said > 0.1:
-                said = now
+            if now - reported > 0.1:
+                reported = now
                 for client in [client for client in self.by_fd.values() if client.n >= 0 and client.ready <= now]:
                     self.lose(client, now)
                 print(self.counts(), flush=True)
@@ -262,7 +262,7 @@ class Crowd:
 
 
 def main(port: str, number: str, clients: str, rate: str, run: str, path: str, tls: str = "") -> None:
-    """Post as process `number`; the book goes to `path`. The environment has what others must not see: a key."""
+    """Post as process `number`; write the book to `path`. The header is in the environment: it may hold a key."""
     crowd = Crowd(int(port), int(number), int(clients), run, bool(tls), os.environ.get("SLUICE_DRILL_HEADER", ""))
     crowd.run_until_stopped(float(rate))
     crowd.book.save(Path(path))

@@ -1,4 +1,4 @@
-"""The database that a drill reads and does harm to: what was stored in it, and how it fails."""
+"""The database of an installation: what the drill reads from it, and how the drill makes it fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Rows = Iterator[tuple[int, float]]  # number of an event, received_at in seconds
 
 
 class Sqlite:
-    """A file. What is done to it is done to the file, or to what the workers may do with it."""
+    """A file. Faults change the file or the limits of the workers."""
 
     name = "SQLite"
 
@@ -30,36 +30,36 @@ class Sqlite:
         self.path = Path(url.removeprefix("sqlite:///"))
 
     @contextlib.contextmanager
-    def ask(self, question: str, *bindings: object) -> Iterator[Iterator[Any]]:
-        """The rows of a question. Raises: Unavailable."""
+    def ask(self, query: str, *bindings: object) -> Iterator[Iterator[Any]]:
+        """The rows of a query. Raises: Unavailable."""
         try:
             with contextlib.closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=30)) as db:
-                yield db.execute(question, bindings)
+                yield db.execute(query, bindings)
         except sqlite3.Error as error:
             raise Unavailable(f"{self.path}: {error}") from None
 
-    def number(self, question: str, *bindings: object) -> int:
-        """The number that a question asks for. Raises: Unavailable."""
-        with self.ask(question, *bindings) as rows:
+    def number(self, query: str, *bindings: object) -> int:
+        """The number that a query returns. Raises: Unavailable."""
+        with self.ask(query, *bindings) as rows:
             found: int = next(rows)[0]
             return found
 
     def persisted(self, claim: str) -> bool:
-        """Whether a claim is there."""
+        """Whether the bodies of a claim are committed."""
         return self.number("SELECT count(*) FROM batches WHERE claim = ?", claim) > 0
 
     def bodies(self, stream: str) -> int:
-        """How many bodies of a stream are there."""
+        """The number of stored bodies of a stream."""
         return self.number("SELECT coalesce(sum(bodies), 0) FROM batches WHERE stream = ?", stream)
 
     def dead(self, stream: str, run: str) -> int:
-        """How many of a drill's bodies lie in dead_letters."""
+        """The number of bodies of a drill in dead_letters."""
         return self.number(
             "SELECT count(*) FROM dead_letters WHERE stream = ? AND instr(CAST(body AS TEXT), ?)", stream, run
         )
 
     def rows(self, run: str) -> Rows:
-        """A drill's stored events, in the order of the list."""
+        """The stored events of a drill, in the order of the list."""
         with self.ask(
             "SELECT value, (julianday(received_at) - 2440587.5) * 86400 FROM metrics "
             "WHERE name = 'drill' AND field = ? ORDER BY seq",
@@ -69,7 +69,7 @@ class Sqlite:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Somebody else holds its lock."""
+        """Hold the lock of the database."""
         with contextlib.closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as db:
             db.execute("BEGIN IMMEDIATE")
             yield
@@ -77,7 +77,7 @@ class Sqlite:
 
     @contextlib.contextmanager
     def away(self, workers: list[int]) -> Iterator[None]:
-        """It is not where it was; the workers, which have it open, are killed."""
+        """Move the file away, and kill the workers, which have it open."""
         away = self.path.with_name(self.path.name + ".away")
         self.path.rename(away)
         self.path.mkdir()
@@ -92,7 +92,7 @@ class Sqlite:
 
     @contextlib.contextmanager
     def full(self, workers: list[int]) -> Iterator[None]:
-        """Its files may not grow."""
+        """Forbid the workers to let a file grow beyond 4 KiB."""
 
         def limit(size: int) -> None:
             for pid in workers:
@@ -107,18 +107,18 @@ class Sqlite:
 
 
 class Postgres:
-    """A server that may be anybody's: a private drill has a schema of its own in it, and leaves nothing."""
+    """A server. A private installation has a schema of its own in it, which the drill drops at the end."""
 
     name = "PostgreSQL"
 
     def __init__(self, url: str) -> None:
-        """url: INGEST_SINK; of a private drill what `within` made of it."""
+        """url: INGEST_SINK; for a private installation, the result of `within`."""
         self.url = url
         self.schema = conninfo_to_dict(url).get("application_name", "")
 
     @staticmethod
     def within(url: str, schema: str) -> str:
-        """The URL for a schema. Its sessions can be told by their name, which is the schema's."""
+        """A URL whose sessions use the schema, and have its name as their application_name."""
         options = f"{conninfo_to_dict(url).get('options') or ''} -c search_path={schema}".strip()
         return f"{url}{'&' if '?' in url else '?'}application_name={schema}&options={quote(options)}"
 
@@ -132,43 +132,43 @@ class Postgres:
             raise Unavailable(f"PostgreSQL: {error.diag.message_primary or type(error).__name__}") from None
 
     def do(self, *statements: str) -> None:
-        """Change something. Raises: Unavailable."""
+        """Execute statements. Raises: Unavailable."""
         with self.session() as db:
             for statement in statements:
                 db.execute(statement.encode())
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
-        """Its schema, while the drill lasts."""
+        """Create the schema; drop it at the end."""
         self.do(f"CREATE SCHEMA {self.schema}")
         try:
             yield
         finally:
             self.do(f"DROP SCHEMA {self.schema} CASCADE")
 
-    def number(self, question: str, **bindings: object) -> int:
-        """The number that a question asks for. Raises: Unavailable."""
+    def number(self, query: str, **bindings: object) -> int:
+        """The number that a query returns. Raises: Unavailable."""
         with self.session() as db:
-            row: Any = db.execute(question.encode(), bindings).fetchone()
+            row: Any = db.execute(query.encode(), bindings).fetchone()
             return int(row[0])
 
     def persisted(self, claim: str) -> bool:
-        """Whether a claim is there."""
+        """Whether the bodies of a claim are committed."""
         return self.number("SELECT count(*) FROM batches WHERE claim = %(c)s", c=claim) > 0
 
     def bodies(self, stream: str) -> int:
-        """How many bodies of a stream are there."""
+        """The number of stored bodies of a stream."""
         return self.number("SELECT coalesce(sum(bodies), 0) FROM batches WHERE stream = %(s)s", s=stream)
 
     def dead(self, stream: str, run: str) -> int:
-        """How many of a drill's bodies lie in dead_letters."""
+        """The number of bodies of a drill in dead_letters."""
         return self.number(
             "SELECT count(*) FROM dead_letters WHERE stream = %(s)s AND position(%(r)s::bytea IN body) > 0",
             s=stream, r=run.encode(),
         )  # fmt: skip
 
     def rows(self, run: str) -> Rows:
-        """A drill's stored events, in the order of the list."""
+        """The stored events of a drill, in the order of the list."""
         with self.session() as db, db.transaction(), db.cursor("rows", binary=True) as cursor:
             cursor.itersize = 10_000
             yield from cursor.execute(
@@ -179,14 +179,14 @@ class Postgres:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Somebody else holds the lock of a table."""
+        """Hold the lock of a table."""
         with self.session() as db, db.transaction():
             db.execute("LOCK TABLE batches")
             yield
 
     @contextlib.contextmanager
     def away(self, workers: list[int]) -> Iterator[None]:
-        """Nothing is where it was, and the workers' sessions are ended by the server."""
+        """Rename the schema, and terminate the sessions of the workers."""
         self.do(f"ALTER SCHEMA {self.schema} RENAME TO {self.schema}_away")
         try:
             self.number(
@@ -199,7 +199,7 @@ class Postgres:
 
     @contextlib.contextmanager
     def full(self, workers: list[int]) -> Iterator[None]:
-        """Its server says of every row that the disk is full."""
+        """Make each INSERT fail with disk_full."""
         self.do(
             "CREATE OR REPLACE FUNCTION drill_full() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION "
             "'could not extend file: No space left on device' USING ERRCODE = 'disk_full'; END $$",

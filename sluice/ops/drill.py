@@ -1,10 +1,11 @@
-"""The loss test: is anything lost or doubled while things fail?
+"""Post numbered events, inject faults, and check that every acknowledged event is stored exactly once.
 
-Posts numbered events through nginx, injects faults meanwhile, and holds what the clients were told against what lies
-in the database. Status 0: nothing acknowledged is missing, and nothing is stored twice.
+The drill posts through nginx and compares the responses with the rows in the database. It starts a private
+installation with the settings of the environment. With --home it uses a running installation, whose database then keeps
+the events, as metrics named `drill`.
 
-Against a private installation, which it starts itself with the settings of the environment, or with `--home` against
-one that runs already: that one will hold the drill's events afterwards, as metrics called `drill`.
+exit status: 0 if no acknowledged event is missing or stored twice, and the other promises were kept; 1 if not, or if
+the drill could not finish; 2 for wrong arguments
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         f"\n  {name:<17} {fault.words}{' (private only)' * fault.private}{' (only if named)' * fault.proof}"
         for name, fault in FAULTS.items()
     )
-    parser.epilog = f"faults:{listed}"
+    parser.epilog = f"faults (private only: not with --home):{listed}"
     add = parser.add_argument
-    add("--home", type=Path, help="INGEST_HOME of an installation that runs (else a private one is started)")
-    add("--header", default="", metavar="LINE", help="to send with each request there, such as `X-API-Key: …`")
-    add("--duration", type=float, default=60, metavar="SECONDS", help="of posts and faults (60)")
-    add("--rounds", type=int, help="inject each fault so many times instead, however long that takes")
-    add("--rate", type=int, default=5000, help="events/s; what is due in an outage is posted afterwards (5000)")
+    add("--home", type=Path, help="INGEST_HOME of a running installation (default: start a private one)")
+    add("--header", default="", metavar="LINE", help="header line for each request to it, such as `X-API-Key: KEY`")
+    add("--duration", type=float, default=60, metavar="SECONDS", help="time of posting and faults (60)")
+    add("--rounds", type=int, help="inject each fault that many times, instead of --duration")
+    add("--rate", type=int, default=5000, help="events/s; events due during an outage are posted after it (5000)")
     add("--clients", type=int, default=64, help="connections (64)")
-    add("--faults", default="all", help="names with commas between, `none`, `all` (default); -NAME: not this one")
-    add("--seed", type=int, help="the order of the faults and what chance decides; printed")
-    add("--report", type=Path, metavar="DIR", help="where the report goes (INGEST_HOME/drill)")
-    add("--keep", action="store_true", help="keep the private installation's files")
+    add("--faults", default="all", help="comma-separated names, `none` or `all` (default); -NAME excludes one")
+    add("--seed", type=int, help="of the random choices; the drill prints it")
+    add("--report", type=Path, metavar="DIR", help="directory of the report (INGEST_HOME/drill)")
+    add("--keep", action="store_true", help="keep the files of the private installation")

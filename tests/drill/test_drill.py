@@ -1,4 +1,4 @@
-"""bin/sluice drill: that it finds nothing where all is well, and whatever is wrong where it is not."""
+"""bin/sluice drill: it reports every broken promise, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from access import KEY, curl, keys
-from postgres import Postgres, postgres_server
 from sluice.drill.compare import Findings, compare
 from sluice.drill.conduct import KINDS, chosen
 from sluice.drill.faults import FAULTS
 from sluice.drill.harness import ROOT, environment, get, installation, poll, post
 from sluice.drill.load import CUT, HALF, SPAN, UNANSWERED, Book
+from sluice.drill.postgres import Postgres, postgres_server
 from sluice.drill.site import Trouble
 
 PROMISES = ("missing", "doubled", "torn", "disorder", "misdated")
@@ -30,63 +30,63 @@ FIVE = ("nginx", "master", "gateway", "worker", "redis")
 
 
 def drill(tmp: Path, *options: object, env: Mapping[str, object] | None = None) -> tuple[int, dict[str, Any], str]:
-    """Hold a drill; its status, its report, and what it said."""
+    """Run a drill. Returns: its exit status, its report, its standard output."""
     command = [ROOT / "bin/sluice", "drill", "--report", tmp, *options]
-    # the drill's own installation has a place of its own; INGEST_HOME is not it
+    # the private installation ignores INGEST_HOME
     done = subprocess.run(
         list(map(str, command)), cwd=ROOT, env=environment(tmp, env), capture_output=True, text=True, timeout=300
     )
-    print(done.stdout[done.stdout.find("\n# ") :], done.stderr)  # the report stands beside the test that failed
+    print(done.stdout[done.stdout.find("\n# ") :], done.stderr)  # pytest shows the report with a failure
     reports = list(tmp.glob("*.json"))
     assert len(reports) == 1, done.stdout + done.stderr
     return done.returncode, json.loads(reports[0].read_text()), done.stdout
 
 
-def kept(report: dict[str, Any]) -> dict[str, int]:
-    """How often each promise was broken."""
+def broken(report: dict[str, Any]) -> dict[str, int]:
+    """The number of times each promise was broken."""
     return {kind: report["counts"][kind] for kind in PROMISES}
 
 
 NONE = dict.fromkeys(PROMISES, 0)
 
 
-def test_each_of_the_five_killed_ten_times_and_every_acknowledged_event_is_stored_exactly_once(tmp: Path) -> None:
+def test_ten_kills_of_each_program_lose_and_double_no_acknowledged_event(tmp: Path) -> None:
     names = [f"kill-{name}" for name in FIVE]
     status, report, _ = drill(tmp, "--rounds", 10, "--rate", 1500, "--seed", 2, "--faults", ",".join(names))
     killed = [entry["fault"] for entry in report["faults"]]
     assert {name: killed.count(name) for name in names} == dict.fromkeys(names, 10)
-    assert (kept(report), report["dead"], report["trouble"]) == (NONE, 0, "")
+    assert (broken(report), report["dead"], report["trouble"]) == (NONE, 0, "")
     assert report["stored"] == report["acknowledged"] + report["counts"]["unknown"] > 5000
     assert status == 0
 
 
-def test_a_minute_of_all_faults_loses_doubles_disorders_and_misdates_nothing(tmp: Path) -> None:
+def test_a_minute_of_all_faults_breaks_no_promise(tmp: Path) -> None:
     status, report, _ = drill(tmp, "--duration", 60, "--rate", 1500)
-    assert (kept(report), report["dead"], report["ledger"]["missing"], report["trouble"]) == (NONE, 0, 0, "")
+    assert (broken(report), report["dead"], report["ledger"]["missing"], report["trouble"]) == (NONE, 0, 0, "")
     assert len(report["faults"]) >= 10
     assert status == 0
 
 
-def test_two_gateways_and_two_workers_keep_the_promises_too(tmp: Path) -> None:
+def test_faults_with_two_gateways_and_two_workers_break_no_promise(tmp: Path) -> None:
     env = {"INGEST_GATEWAYS": 2, "INGEST_WORKERS": 2}
     faults = "kill-gateway,kill-worker,kill-redis,kill-settle,lease,reload-gateway"
     status, report, _ = drill(tmp, "--rounds", 1, "--rate", 1500, "--faults", faults, env=env)
     assert (report["settings"]["gateways"], report["settings"]["workers"]) == (2, 2)
-    assert (status, kept(report)) == (0, NONE)
+    assert (status, broken(report)) == (0, NONE)
 
 
-def test_each_broken_promise_is_found_and_costs_the_status(tmp: Path) -> None:
+def test_a_broken_promise_is_reported_and_gives_status_1(tmp: Path) -> None:
     status, report, said = drill(tmp, "--rounds", 1, "--rate", 500, "--faults", "lose,double,late")
     assert (status, report["passed"]) == (1, False)
-    found = kept(report)
-    assert found.pop("misdated") >= 1  # the late one, and others that lie where others lay before
+    found = broken(report)
+    assert found.pop("misdated") >= 1  # the late event, and events that now have the position of another
     assert found == {"missing": 1, "doubled": 1, "disorder": 1, "torn": 0}
     for kind in "missing", "doubled", "disorder":
         assert f"| {KINDS[kind]} | 1 |" in said
-        assert f"Numbers of those {KINDS[kind]}: {report['numbers'][kind][0]}\n" in said
+        assert f"Event numbers, {KINDS[kind]}: {report['numbers'][kind][0]}\n" in said
 
 
-def test_it_can_be_held_against_an_installation_that_runs_with_its_keys_and_tls_and_goes_on(
+def test_a_drill_of_a_running_installation_with_api_keys_and_tls_leaves_it_running(
     tmp: Path, certificate: tuple[Path, Path]
 ) -> None:
     home = tmp / "home"
@@ -98,19 +98,19 @@ def test_it_can_be_held_against_an_installation_that_runs_with_its_keys_and_tls_
         command = [ROOT / "bin/sluice", "drill", "--home", home]
         done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment(tmp), capture_output=True, text=True)
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-        assert "takes nothing from here; does it want a key (--header)?" in done.stderr
+        assert "is not ready for requests from here; does it need an API key (--header)?" in done.stderr
         names = "kill-worker,script-flush,cut"
         status, report, _ = drill(
             tmp, "--home", home, "--header", header, "--rounds", 1, "--rate", 500, "--faults", names
         )
-        assert (status, kept(report), report["installation"]) == (0, NONE, "running")
-        assert report["counts"]["unknown"] > 0  # who hung up behind the last byte got in with the key, too
+        assert (status, broken(report), report["installation"]) == (0, NONE, "running")
+        assert report["counts"]["unknown"] > 0  # clients that closed after the last byte sent the key too
         assert curl("--cacert", certificate[0], "-H", header, url)[0] == 200
         assert not (home / "drill-books").exists()
 
 
-class Taken(BaseHTTPRequestHandler):
-    """Answers every POST."""
+class Accepting(BaseHTTPRequestHandler):
+    """Answers every POST with 204."""
 
     protocol_version = "HTTP/1.1"
 
@@ -122,17 +122,17 @@ class Taken(BaseHTTPRequestHandler):
         pass
 
 
-def test_what_was_due_while_nobody_listened_is_posted_afterwards(tmp: Path) -> None:
-    door = ThreadingHTTPServer(("127.0.0.1", 0), Taken, bind_and_activate=False)
+def test_events_due_while_the_port_is_closed_are_posted_afterwards(tmp: Path) -> None:
+    door = ThreadingHTTPServer(("127.0.0.1", 0), Accepting, bind_and_activate=False)
     with door, contextlib.ExitStack() as stack:
-        door.server_bind()  # and nobody listens yet
+        door.server_bind()  # not listening yet
         arguments = map(str, (door.server_port, 0, 4, 100, "run", tmp / "book"))
         command = [sys.executable, "-m", "sluice.drill.load", *arguments]
         load = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         stack.callback(load.communicate)
         stack.callback(load.kill)
         assert load.stdin and load.stdout
-        sent = (json.loads(line)["sent"] for line in load.stdout)  # the first at once, then one in a tenth of a second
+        sent = (json.loads(line)["sent"] for line in load.stdout)  # the first at once, then one every 0.1 s
         assert [next(sent) for _ in range(16)] == [0] * 16
         load.stdin.write("stop\n")
         load.stdin.flush()
@@ -143,7 +143,7 @@ def test_what_was_due_while_nobody_listened_is_posted_afterwards(tmp: Path) -> N
         assert len(Book.load(tmp / "book").status) >= 150
 
 
-def test_the_target_for_the_night_is_a_drill_that_fails_where_the_drill_does(tmp: Path) -> None:
+def test_bin_test_drill_has_the_options_and_the_status_of_the_drill(tmp: Path) -> None:
     more = ["--duration", "2", "--rate", "200", "--faults", "lose", "--rounds", "1", "--report", str(tmp)]
     done = subprocess.run([ROOT / "bin/test", "--drill", *more], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -158,41 +158,41 @@ def server() -> Iterator[Postgres]:
         yield running
 
 
-def test_it_can_be_held_against_postgresql_and_leaves_nothing_there(tmp: Path, server: Postgres) -> None:
+def test_a_drill_into_postgresql_breaks_no_promise_and_drops_its_schema(tmp: Path, server: Postgres) -> None:
     faults = "sink-locked,sink-away,sink-full,kill-settle"
     status, report, _ = drill(
         tmp, "--rounds", 1, "--rate", 1500, "--seed", 149, "--faults", faults, env={"INGEST_SINK": server.url}
-    )  # the seed has short faults
-    assert (status, kept(report), report["ledger"]["missing"]) == (0, NONE, 0)
+    )  # a seed with short faults
+    assert (status, broken(report), report["ledger"]["missing"]) == (0, NONE, 0)
     assert (report["settings"]["sink"], len(report["faults"])) == ("PostgreSQL", 4)
     assert server.ask("SELECT nspname FROM pg_namespace WHERE nspname ~ 'drill'") == []
 
 
-def test_a_home_where_nothing_runs_is_told_in_one_line(tmp: Path) -> None:
+def test_a_home_without_an_installation_is_an_error_of_one_line(tmp: Path) -> None:
     command = [ROOT / "bin/sluice", "drill", "--home", tmp / "none"]
     done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment(tmp), capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert f"no bin/up has run in {tmp}/none" in done.stderr
+    assert f"no installation in {tmp}/none" in done.stderr
 
 
-def test_faults_are_chosen_left_out_and_refused_by_name() -> None:
+def test_faults_are_selected_and_excluded_by_name() -> None:
     every = chosen("all", private=True)
     assert set(every) == {name for name, fault in FAULTS.items() if not fault.proof}
     assert chosen("cut,lose", private=True) == ["cut", "lose"]
     assert chosen("none", private=True) == []
     assert set(every) - set(chosen("-replica,-cut", private=True)) == {"replica", "cut"}
     assert set(chosen("all,lose", private=True)) == {*every, "lose"}
-    assert "replica" not in chosen("all", private=False)  # it would move another one's files
+    assert "replica" not in chosen("all", private=False)  # it moves files
     for wrong, private in ("kill-everybody", True), ("-kill-everybody", True), ("replica", False):
-        with pytest.raises(Trouble, match="no such fault here: .*kill-everybody|replica"):
+        with pytest.raises(Trouble, match="unknown fault: .*kill-everybody|replica"):
             chosen(wrong, private)
 
 
-def test_a_fault_that_is_none_is_told_in_one_line(tmp: Path) -> None:
+def test_an_unknown_fault_is_an_error_of_one_line(tmp: Path) -> None:
     command = [ROOT / "bin/sluice", "drill", "--faults", "kill-everybody"]
     done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment(tmp), capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "sluice: no such fault here: kill-everybody; --help lists them\n"
+    assert done.stderr == "sluice: unknown fault: kill-everybody; --help lists them\n"
 
 
 @pytest.fixture
@@ -202,14 +202,14 @@ def small_disk(tmp: Path) -> Iterator[Path]:
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "none", str(disk)]
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("only root may mount a small file system, and not everywhere")
+        pytest.skip("cannot mount a small file system here; it needs root")
     try:
         yield disk
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_what_is_taken_while_the_disk_is_full_is_stored_once_there_is_room(tmp: Path, small_disk: Path) -> None:
+def test_bodies_accepted_while_the_disk_is_full_are_stored_once_there_is_space(tmp: Path, small_disk: Path) -> None:
     database = small_disk / "ingest.db"
 
     def stored() -> list[str]:
@@ -236,11 +236,11 @@ def test_what_is_taken_while_the_disk_is_full_is_stored_once_there_is_room(tmp: 
         assert stored() == ["before", *choices]
 
 
-# --- the comparison, by itself ---
+# --- the comparison ---
 
 
 def book(*events: tuple[int, float, float]) -> Book:
-    """A book with (status, sent, answered)."""
+    """A book of (status, sent, answered)."""
     made = Book()
     for status, sent, answered in events:
         n = made.post(sent)
@@ -252,7 +252,7 @@ def counts(found: Findings) -> dict[str, int]:
     return {kind: count for kind, count in found.counts.items() if count}
 
 
-def test_what_is_as_it_should_be_is_found_sound() -> None:
+def test_complete_rows_in_order_are_sound() -> None:
     books = [book((200, 1.0, 1.1), (204, 2.0, 2.1)), book((200, 1.0, 1.3), (503, 5.0, 5.1), (HALF, 6.0, 0.0))]
     found = compare(books, [(0, 1.0), (SPAN, 1.2), (1, 2.1)])
     assert (found.sound, found.acknowledged, found.posted, found.stored, counts(found)) == (True, 3, 5, 3, {})
@@ -263,40 +263,40 @@ def test_an_acknowledged_event_that_is_not_stored_is_missing() -> None:
     assert (found.sound, found.missing, counts(found)) == (False, [0], {"missing": 1})
 
 
-def test_an_event_that_is_stored_twice_is_doubled_acknowledged_or_not() -> None:
+def test_an_event_stored_twice_is_doubled_whether_acknowledged_or_not() -> None:
     found = compare([book((200, 1.0, 1.1), (UNANSWERED, 2.0, 0.0))], [(0, 1.0), (0, 1.0), (1, 2.0), (1, 2.0)])
     assert (found.sound, found.doubled, counts(found)) == (False, [0, 1], {"doubled": 2, "unknown": 1})
 
 
 @pytest.mark.parametrize("status", [UNANSWERED, CUT, 502, 503, 504])
-def test_an_event_that_is_stored_and_was_never_acknowledged_is_listed_and_allowed(status: int) -> None:
+def test_an_event_stored_without_an_acknowledgement_is_listed_and_allowed(status: int) -> None:
     found = compare([book((status, 1.0, 0.0))], [(0, 1.0)])
     assert (found.sound, found.unknown) == (True, [0])
 
 
 @pytest.mark.parametrize("number", [0, 1, SPAN, -1])
-def test_an_event_that_was_never_sent_whole_may_not_be_stored(number: int) -> None:
+def test_a_stored_event_that_was_never_sent_completely_is_torn(number: int) -> None:
     found = compare([book((HALF, 1.0, 0.0))], [(number, 1.0)])
     assert (found.sound, found.torn) == (False, [number])
 
 
-def test_an_event_behind_one_that_was_posted_after_its_answer_is_out_of_order() -> None:
+def test_an_event_behind_one_posted_after_its_response_is_out_of_order() -> None:
     first, second = (200, 1.0, 1.1), (200, 1.2, 1.3)
     assert compare([book(first, second)], [(0, 1.0), (1, 1.2)]).sound
     assert compare([book(first, second)], [(1, 1.2), (0, 1.0)]).disorder == [0]
-    # of two processes, and by way of one whose answer never came
+    # also between processes, and if the later event got no response
     assert compare([book(first), book((UNANSWERED, 1.2, 0.0))], [(SPAN, 1.2), (0, 1.0)]).disorder == [0]
-    # at the same time either may come first
+    # two events that overlap may have either order
     assert compare([book((200, 1.0, 1.3), second)], [(1, 1.2), (0, 1.0)]).sound
 
 
 @pytest.mark.parametrize("received, right", [(0.9, True), (0.89, False), (1.1, True), (1.2, True), (1.21, False)])
-def test_received_at_lies_between_request_and_answer_to_a_tenth_of_a_second(received: float, right: bool) -> None:
+def test_received_at_is_between_request_and_response_within_100_ms(received: float, right: bool) -> None:
     found = compare([book((200, 1.0, 1.1))], [(0, received)])
     assert (found.sound, found.misdated) == (right, [] if right else [0])
 
 
-def test_a_book_is_read_as_it_was_written(tmp: Path) -> None:
+def test_a_book_survives_a_round_trip_through_its_file(tmp: Path) -> None:
     written = book((200, 1.0, 1.1), (HALF, 2.5, 0.0))
     written.save(tmp / "book")
     read = Book.load(tmp / "book")

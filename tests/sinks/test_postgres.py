@@ -23,9 +23,9 @@ from typing import Any
 import pytest
 from test_sinks import SinkTests
 
-from postgres import Postgres, postgres_server
 from sluice import settings, sinks
 from sluice.drill import harness
+from sluice.drill.postgres import Postgres, postgres_server
 from sluice.sinks.postgres import ABOUT_ITSELF, BEGIN
 from sluice.spool.contract import Claim
 from sluice.spool.inspector import Inspector

@@ -21,9 +21,9 @@ import apsw
 import msgspec
 import pytest
 
-from postgres import Postgres, postgres_server
 from sluice import settings, sinks
 from sluice.drill.harness import ROOT, poll, short_tmp
+from sluice.drill.postgres import Postgres, postgres_server
 from sluice.sinks import DeadLetter, Entry, Outcome, Sink, Unavailable
 from sluice.spool.contract import Claim
 from sluice.streams import registry
@@ -304,7 +304,15 @@ class SinkTests:
             "    sink.persist(*test_sinks.votes(*range(first, first + 500), first=first))\n"
         )
         for round in range(8):
-            command = [sys.executable, "-c", program, store.url, str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/sinks")]
+            command = [
+                sys.executable,
+                "-c",
+                program,
+                store.url,
+                str(ROOT),
+                str(ROOT / "tests"),
+                str(ROOT / "tests/sinks"),
+            ]
             with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
                 assert process.stdout
                 process.stdout.readline()

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server of one's own: made, started, killed and gone when its `with` block ends."""
+"""A private PostgreSQL server for tests and bench, removed when its `with` block ends."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ import psycopg
 
 from sluice.drill import harness
 
-USER = "nobody"  # who runs it where the tests are root's: PostgreSQL will not run as root
+USER = "nobody"  # runs the server if the caller is root: PostgreSQL refuses to run as root
 
 
 def programs() -> Path:
-    """Where the server's programs are; Debian does not put them on the path."""
+    """The directory of the server's programs, which Debian leaves off PATH."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
     on_path = shutil.which("postgres")
-    assert found or on_path, "no PostgreSQL server here: bin/provision test installs it"
+    assert found or on_path, "no PostgreSQL server found; bin/provision test installs it"
     return (found[-1] if found else Path(str(on_path))).parent
 
 
 class Postgres:
-    """A server: role `sluice` owns its database `sluice`, by the Unix socket without a password."""
+    """A server whose role `sluice` owns the database `sluice` and needs no password on the Unix socket."""
 
     def __init__(self, home: Path, config: dict[str, object]) -> None:
         self.home = home
@@ -46,14 +46,14 @@ class Postgres:
 
     @property
     def url(self) -> str:
-        """By the Unix socket."""
+        """Of the Unix socket."""
         return f"postgresql://sluice@/sluice?host={self.home}&port={self.port}"
 
     def start(self) -> None:
-        """Start the server and wait until it takes queries, however long it takes to recover."""
+        """Start the server and wait until it answers queries, which includes any recovery."""
         options = [f"--{name}={value}" for name, value in self.config.items()]
         command = [*unprivileged(), programs() / "postgres", "-D", self.home / "data", *options]
-        # SIGINT is PostgreSQL's fast stop: what runs is rolled back
+        # SIGINT is PostgreSQL's fast shutdown: open transactions are rolled back
         running = harness.running(command, self.home / "postgres.out", harness.environment(self.home), signal.SIGINT)
         self.process = self.running.enter_context(running)
 
@@ -66,11 +66,11 @@ class Postgres:
         harness.poll(ready, 60, "postgres")
 
     def stop(self) -> None:
-        """Stop the server; what runs in it is rolled back."""
+        """Stop the server; open transactions are rolled back."""
         self.running.close()
 
     def kill(self) -> None:
-        """SIGKILL the server with all its backends."""
+        """Send SIGKILL to the server and its backends."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.stop()
@@ -79,25 +79,25 @@ class Postgres:
         """A connection in autocommit."""
         return psycopg.connect(self.url, dbname=dbname, autocommit=True, connect_timeout=5)
 
-    def ask(self, question: str) -> list[tuple]:
-        """All rows of a question, or none for a command."""
+    def ask(self, query: str) -> list[tuple]:
+        """All rows of a query; none for a command."""
         with self.connect() as db:
-            cursor = db.execute(question)
+            cursor = db.execute(query)
             return cursor.fetchall() if cursor.description else []
 
     def said(self) -> str:
-        """All it has written to its log."""
+        """The contents of its log."""
         return (self.home / "postgres.out").read_text(errors="replace")
 
     def configure(self, **lines: str) -> None:
-        """Change settings of the running server."""
+        """Change settings of the running server; ALTER SYSTEM with reload."""
         for name, value in lines.items():
             self.ask(f"ALTER SYSTEM SET {name} = '{value}'")
         self.ask("SELECT pg_reload_conf()")
 
 
 def unprivileged() -> list[str]:
-    """What runs a command as somebody who may run PostgreSQL."""
+    """A command prefix that drops root."""
     if os.geteuid():
         return []
     return ["setpriv", f"--reuid={USER}", f"--regid={pwd.getpwnam(USER).pw_gid}", "--clear-groups", "--"]
@@ -105,7 +105,7 @@ def unprivileged() -> list[str]:
 
 @contextlib.contextmanager
 def postgres_server(**config: object) -> Iterator[Postgres]:
-    """A new server, with settings beyond the usual ones."""
+    """A new server. config: settings for postgresql.conf."""
     home = Path(tempfile.mkdtemp(prefix="sl-pg-", dir="/tmp"))
     try:
         (home / "hba.conf").write_text("local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n")
