@@ -78,6 +78,15 @@ for place in /run /etc/libvirt /var/cache/libvirt /var/lib/libvirt /var/log/libv
 done
 mkdir -p "$1/images" /var/lib/libvirt/images
 mount --bind "$1/images" /var/lib/libvirt/images
+# libvirtd looks up the user and group of its build before it reads qemu.conf; only libvirt-daemon-system makes them
+for file in passwd group; do
+    cp /etc/$file "$1/$file"
+    grep -q ^libvirt-qemu: "$1/$file" || case $file in
+        passwd) echo libvirt-qemu:x:64055:64055::/:/usr/sbin/nologin ;;
+        group) echo libvirt-qemu:x:64055: ;;
+    esac >>"$1/$file"
+    mount --bind "$1/$file" /etc/$file
+done
 echo 'user = "root"
 group = "root"
 security_driver = "none"
@@ -86,6 +95,7 @@ namespaces = []
 stdio_handler = "file"' >/etc/libvirt/qemu.conf
 libvirtd --daemon
 """
+NGINX_WAITS = 15  # seconds: proxy_read_timeout in nginx/sluice.conf
 PATIENCE = 240  # seconds: what is played in software is slow, and slower beside other work
 APART = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "bash", "-c"]
 JOURNAL = (
@@ -235,7 +245,7 @@ def test_bin_up_on_a_fresh_clone_takes_a_vote_and_stores_it(layers: Any) -> None
 
 
 def test_bin_test_sets_itself_up_on_a_fresh_clone(layers: Any) -> None:
-    said = layers("/root/sluice").run("/root/sluice/bin/test tests/test_settings.py tests/test_services.py")
+    said = layers("/root/sluice").run("/root/sluice/bin/test tests/test_settings.py tests/run/test_services.py")
     assert "All checks passed!" in said
     assert "Success: no issues found" in said
     assert re.search(r"=+ \d+ passed.* in ", said)
@@ -342,17 +352,23 @@ def test_a_machine_boots_with_sluice_running_and_keeps_its_promises(machine: Mac
     loads = [Load(machine.port, fresh) for fresh in (False, True)]
     for load in loads:
         load.start()
+    restart = "(time.monotonic(), sh('systemctl', 'restart', 'sluice-gateway'), time.monotonic())"
+    slowest = 0.0
     for _ in range(3):
-        assert machine.ask("sh('systemctl', 'restart', 'sluice-gateway')") == ""
+        start, error, end = machine.ask(restart)
+        assert error == ""
+        slowest = max(slowest, end - start)
     for load in loads:
         load.ended.set()
         load.join()
     taken = sum(load.taken for load in loads)
     failed = [status for load in loads for status in load.failed]
-    said(f"the gateway restarted three times, {taken} votes meanwhile, refused {failed}")
-    # played in software, a gateway may take longer to start than nginx waits (15 s): that vote may be stored, or not.
-    # tests/test_services.py has the same where time is real, and no failure
-    assert set(failed) <= {"504"} and taken
+    said(f"the gateway restarted three times, each within {slowest:.1f} s; {taken} votes meanwhile, failed {failed}")
+    # systemd holds the sockets, so a request waits for the next gateway; nginx gives up after proxy_read_timeout and
+    # answers 504. A gateway starts within 2 s where time is real (tests/run/test_services.py: no failure); emulated,
+    # PyPy may need longer than nginx waits. Only then may a request fail, and only so: its body may be stored or not.
+    assert taken
+    assert failed == [] if slowest < NGINX_WAITS else set(failed) <= {"504"}
 
     siege = machine.ask("sh('env', '-C', '/root', 'HOME=/root', 'bench/siege.sh', '--concurrent=8', '--reps=50')")
     table = {name: float(value) for name, value in re.findall(r"^(\w+ \w+):\s+([\d.]+)", siege, re.M)}
