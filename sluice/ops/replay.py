@@ -54,12 +54,12 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         progress = Progress(sum(count for _, _, count in counts) - alone.total())
         for done in chunks(sink, f"{among([*streams])} AND {where}", decoder(streams, registry.limits(s)), dry):
             total = Replayed(
-                total.passed + done.passed,
+                total.stored + done.stored,
                 total.records + done.records,
-                total.stay + done.stay,
+                total.dead + done.dead,
                 total.reasons + done.reasons,
             )
-            progress.at(total.passed + total.stay)
+            progress.at(total.stored + total.dead)
         sink.close()
     except (sinks.Unavailable, ImportError) as error:
         screen.complain(f"the database is away: {error}")
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         screen.complain("interrupted; the other letters are as they were")
         status = 130
     report(total, alone, dry)
-    return status or int(total.stay > 0 or alone.total() > 0)
+    return status or int(total.dead > 0 or alone.total() > 0)
 
 
 def chunks(
@@ -121,10 +121,10 @@ class Progress:
 
 def report(total: Replayed, alone: Counter[str], dry: bool) -> None:
     """Say what became of the letters."""
-    if total.passed + total.stay:
+    if total.stored + total.dead:
         passed, stay = ("would pass", "would stay dead") if dry else ("passed", "stay dead")
         print(
-            f"{some(total.passed + total.stay)}: {total.passed} {passed} ({total.records} records), {total.stay} {stay}"
+            f"{some(total.stored + total.dead)}: {total.stored} {passed} ({total.records} records), {total.dead} {stay}"
         )
         if total.reasons:
             rows = ((count, shown(reason)) for reason, count in total.reasons.most_common())

@@ -230,9 +230,9 @@ def check_modules(s: settings.Settings) -> None:
     if s.routes and not isinstance(getattr(settings.extension("INGEST_ROUTES", s.routes), "ROUTES", None), dict):
         raise settings.SettingError(f"INGEST_ROUTES={s.routes!r} has no dictionary ROUTES.")
     if s.records:
-        from sluice.streams import registry
+        from sluice.sinks.schema import load_streams
 
-        registry.load(s)
+        load_streams(s)
 
 
 def check_access(s: settings.Settings) -> None:

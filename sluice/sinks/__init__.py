@@ -1,12 +1,14 @@
-"""Where bodies end: one transaction a claimed batch, with the claim's id in it, so that a claim is stored once."""
+"""Databases: one transaction stores a claim with its id, so that each claim is stored once."""
 
 from __future__ import annotations
 
+import contextlib
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
-from functools import lru_cache
-from typing import NamedTuple, Protocol
+from functools import lru_cache, partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -14,10 +16,11 @@ from sluice.spool.contract import Claim
 from sluice.streams.record import Record, Reject
 from sluice.streams.registry import Stream
 
-# (sequence number, received: microseconds since 1970, the body, what the decoder made of it)
+# (sequence number, received: microseconds since 1970, the body, a record or reject of it)
 Entry = tuple[int, int, bytes, "Record | Reject"]
 
-PIECE = (1_000, 4 << 20)  # entries, and bytes of their bodies, that are held at once while poison is looked for
+CHUNK = (1_000, 4 << 20)  # entries, and bytes of their bodies, held in memory while a rejected record is searched for
+LETTER_BYTES = 4 << 20  # bytes of dead letters held in memory at once
 
 
 class Unavailable(Exception):
@@ -25,11 +28,11 @@ class Unavailable(Exception):
 
 
 class RowsRejected(Unavailable):
-    """The database refuses a value among the entries. None of them was stored; `fill` finds out which it is."""
+    """The database rejects a value among the entries. None of them was stored; `fill` finds the rejected one."""
 
 
 class DryRun(Exception):
-    """Ends a transaction that was only to be tried."""
+    """Rolls back the transaction of a dry run."""
 
 
 class DeadLetter(NamedTuple):
@@ -46,7 +49,7 @@ class DeadLetter(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a claim. again: it was in the sink already, and nothing was done."""
+    """The result of a claim: records stored, letters buried. again: the sink already has the claim; nothing changed."""
 
     records: int
     letters: int
@@ -54,19 +57,24 @@ class Outcome(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """What became of letters. passed, stay: letters. reasons: of what was buried for those that stay."""
+    """The result of a replay.
 
-    passed: int
+    stored, dead: letters that are stored now, and letters that stay dead.
+    records: stored from them.
+    reasons: of the letters that were buried again, with their number.
+    """
+
+    stored: int
     records: int
-    stay: int
+    dead: int
     reasons: Counter[str]
 
 
 class Ledger(NamedTuple):
-    """What the sink has of a stream.
+    """A stream's counts in the sink.
 
-    bodies: all that were persisted. dead: those of them of which anything is in dead_letters.
-    persisted: the claims that were asked for and are there.
+    bodies: all persisted bodies. dead: those with at least one dead letter.
+    persisted: those of the given claims that the sink has.
     """
 
     bodies: int
@@ -75,45 +83,151 @@ class Ledger(NamedTuple):
 
 
 Decode = Callable[[DeadLetter], Iterable["Record | Reject"]]
+Db = TypeVar("Db")
 
 
-class Sink(Protocol):
-    """What a worker and the operator's command ask of a database."""
+class Sink(ABC, Generic[Db]):
+    """One connection to a database, as the worker and the operator's commands use it; not thread-safe.
+
+    A subclass has the SQL of its database: Db is its driver's connection, and a table is an object of its own.
+    """
+
+    def __init__(self, tables: dict[str, Any]) -> None:
+        """tables: the table of each stream."""
+        self.tables = tables
+        self.checked: set[str] = set()  # streams whose table this connection has created or checked
+        self.db: Any = None
 
     def persist(self, claim: Claim, entries: Callable[[], Iterable[Entry]]) -> Outcome:
         """Store a claim's records and bury its rejects in one transaction; `entries` may be called several times.
 
-        Raises: Unavailable; and whatever `entries` raises, with nothing stored.
+        Raises: Unavailable; and any exception of `entries`, with nothing stored.
         """
+        with self.transaction() as db:
+            batch = self.add_batch(db, claim)
+            if batch is None:
+                return Outcome(0, 0, again=True)
+            outcome = fill(partial(self.insert, db, self.table(db, claim.stream), batch, True), entries)
+            self.add_records(db, batch, outcome.records)
+        return outcome
 
     def replay(self, letters: list[DeadLetter], decode: Decode, dry: bool = False) -> Replayed:
-        """Take letters out of dead_letters and put what the decoder now makes of them in their place: one transaction.
+        """Replace dead letters by what the decoder now makes of them, in one transaction.
 
-        A letter that is no longer there is passed over. What is buried again has a new, higher id.
-        dry: only say what would become of them.
+        A letter that another replay has taken is skipped. A letter that is buried again has a new, higher id.
+        dry: change nothing; only report the result.
         """
+        stored = records = dead = 0
+        reasons: Counter[str] = Counter()
+        with contextlib.suppress(DryRun), self.transaction() as db:
+            last = self.last_letter(db)
+            for letter in letters:
+                if not self.delete_letter(db, letter.id):
+                    continue
+
+                def entries(letter: DeadLetter = letter) -> Iterator[Entry]:
+                    for result in decode(letter):
+                        yield letter.seq, letter.received, letter.body, result
+
+                table = self.table(db, letter.stream)
+                outcome = fill(partial(self.insert, db, table, letter.batch, letter.whole), entries)
+                self.add_records(db, letter.batch, outcome.records)
+                records += outcome.records
+                stored, dead = stored + (not outcome.letters), dead + bool(outcome.letters)
+            reasons.update(self.buried(db, last, {letter.batch for letter in letters}))
+            if dry:
+                raise DryRun
+        return Replayed(stored, records, dead, reasons)
 
     def letters(
-        self, where: str = "true", above: int = 0, below: int = 1 << 62, most: int = 200, newest: bool = False
+        self, where: str = "true", above: int = 0, below: int = 1 << 62, limit: int = 200, newest: bool = False
     ) -> list[DeadLetter]:
-        """Dead letters with an id between those two for which an SQL condition holds, oldest (or newest) first.
+        """Dead letters with above < id < below for which the SQL condition `where` holds, oldest (or newest) first.
 
-        They are fewer than `most` where there are no more or they are large; none only if there are none.
-        Raises: ValueError if the condition is none.
+        There are fewer than `limit` if no more exist, or if they are large; the list is empty only if none exists.
+        Raises: ValueError if `where` is not valid SQL.
         """
+        found: list[DeadLetter] = []
+        size = 0
+        for letter in self.select_letters(where, above, below, limit, newest):
+            found.append(letter)
+            size += len(letter.body)
+            if size >= LETTER_BYTES:
+                break
+        return found
 
     def reasons(self, where: str = "true") -> list[tuple[str, str, int]]:
-        """(stream, reason, letters) of those for which a condition holds, most frequent first. Raises: ValueError."""
+        """(stream, reason, number of dead letters) for which `where` holds, most frequent first. Raises: ValueError."""
+        return list(self.ask(where, "SELECT stream, reason, count(*) FROM {} GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2", ()))
 
-    def ledger(self, stream: str, last: int, claims: Iterable[str] = ()) -> Ledger:
-        """What was claimed with a sequence number up to `last`, and which of some claims are there; of one moment."""
+    def table(self, db: Db, stream: str) -> Any:
+        """A stream's table, created or checked on first use."""
+        table = self.tables[stream]
+        if stream not in self.checked:
+            self.create(db, table)
+            self.checked.add(stream)
+        return table
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the connection. The next transaction opens it again."""
+        db, self.db = self.db, None
+        if db is not None:
+            db.close()
+
+    @abstractmethod
+    def ledger(self, stream: str, last: int, claims: Iterable[str] = ()) -> Ledger:
+        """The counts of a stream up to the sequence number `last`, and which of `claims` are stored: one snapshot."""
+
+    @abstractmethod
+    def transaction(self) -> contextlib.AbstractContextManager[Db]:
+        """A transaction, on a connection that is opened if there is none. Raises: Unavailable."""
+
+    @abstractmethod
+    def create(self, db: Db, table: Any) -> None:
+        """Create a table, or add the columns that it lacks."""
+
+    @abstractmethod
+    def add_batch(self, db: Db, claim: Claim) -> int | None:
+        """Insert a claim into `batches`; its id there, or None if it is there already."""
+
+    @abstractmethod
+    def add_records(self, db: Db, batch: int, records: int) -> None:
+        """Add to the number of records of a batch."""
+
+    @abstractmethod
+    def insert(self, db: Db, table: Any, batch: int, whole: bool, entries: Iterable[Entry]) -> Outcome:
+        """Store the records among the entries and bury the rejects. Raises: RowsRejected, with nothing done.
+
+        whole: False if the entries come from a partial dead letter.
+        """
+
+    @abstractmethod
+    def last_letter(self, db: Db) -> int:
+        """The highest id that a dead letter has, or had."""
+
+    @abstractmethod
+    def delete_letter(self, db: Db, id: int) -> bool:
+        """Delete a dead letter; False if it is not there."""
+
+    @abstractmethod
+    def buried(self, db: Db, above: int, batches: set[int]) -> dict[str, int]:
+        """The reasons of the dead letters of these batches with an id above this one, and their number."""
+
+    @abstractmethod
+    def select_letters(self, where: str, above: int, below: int, limit: int, newest: bool) -> Iterator[DeadLetter]:
+        """`letters` without the limit in bytes."""
+
+    @abstractmethod
+    def ask(self, where: str, question: str, bindings: tuple[int, ...]) -> Iterator[Any]:
+        """The rows of a query on the dead letters for which `where` holds, in a read-only transaction.
+
+        question: SQL, with {} where the table stands.
+        Raises: ValueError if `where` is not valid SQL.
+        """
 
 
 def connect(url: str, streams: dict[str, Stream], make: bool = True) -> Sink:
-    """The sink of a URL. make: its database and tables are made or brought up to date.
+    """The sink of a URL. make: create the database and its tables, or add missing columns.
 
     Raises: Unavailable if the database cannot be reached; ImportError if its driver is not installed.
     """
@@ -127,7 +241,7 @@ def connect(url: str, streams: dict[str, Stream], make: bool = True) -> Sink:
 
 
 def fill(insert: Callable[[Iterable[Entry]], Outcome], entries: Callable[[], Iterable[Entry]]) -> Outcome:
-    """Insert the records among the entries, bury the rest. A record that is refused is found by halving.
+    """Insert the records among the entries and bury the rest. Bisection finds the records that the database rejects.
 
     insert: stores records and buries rejects, all or nothing. Raises: RowsRejected.
     """
@@ -135,51 +249,51 @@ def fill(insert: Callable[[Iterable[Entry]], Outcome], entries: Callable[[], Ite
         return insert(entries())
     except RowsRejected:
         pass
-    holds = Counter(seq for seq, _, _, _ in entries())
+    counts = Counter(seq for seq, _, _, _ in entries())
     records = letters = 0
-    for piece in pieces(entries()):
-        outcome = halve(insert, piece, holds)
+    for chunk in chunks(entries()):
+        outcome = bisect(insert, chunk, counts)
         records, letters = records + outcome.records, letters + outcome.letters
     return Outcome(records, letters)
 
 
-def halve(insert: Callable[[Iterable[Entry]], Outcome], entries: list[Entry], holds: Counter[int]) -> Outcome:
-    """`fill` for entries with poison among them. holds: sequence number -> records in that body."""
+def bisect(insert: Callable[[Iterable[Entry]], Outcome], entries: list[Entry], counts: Counter[int]) -> Outcome:
+    """`fill` for a chunk that may contain rejected records. counts: sequence number -> entries of that body."""
     try:
         return insert(entries)
     except RowsRejected as error:
         if len(entries) == 1:
             seq, received, body, record = entries[0]
-            alone = holds[seq] == 1
-            reason = " ".join(f"refused by the database: {error}".split())[:200]
-            return insert([(seq, received, body, Reject(body if alone else part(record), reason, alone))])
+            whole = counts[seq] == 1
+            reason = " ".join(f"rejected by the database: {error}".split())[:200]
+            return insert([(seq, received, body, Reject(body if whole else encode(record), reason, whole))])
     middle = len(entries) // 2
-    first = halve(insert, entries[:middle], holds)
-    second = halve(insert, entries[middle:], holds)
+    first = bisect(insert, entries[:middle], counts)
+    second = bisect(insert, entries[middle:], counts)
     return Outcome(first.records + second.records, first.letters + second.letters)
 
 
-def part(record: Record | Reject) -> bytes:
+def encode(record: Record | Reject) -> bytes:
     """A body that holds this record alone."""
     try:
         return msgspec.json.encode(record)
-    except Exception:  # so it cannot be replayed, but it can be read
+    except Exception:  # this text can be read, but not replayed
         return repr(record).encode("utf-8", "backslashreplace")
 
 
-def pieces(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+def chunks(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
     """The entries in lists that fit into memory together with their bodies."""
-    piece: list[Entry] = []
+    chunk: list[Entry] = []
     size, last = 0, None
     for entry in entries:
-        piece.append(entry)
+        chunk.append(entry)
         if entry[0] != last:
             size, last = size + len(entry[2]), entry[0]
-        if len(piece) >= PIECE[0] or size >= PIECE[1]:
-            yield piece
-            piece, size = [], 0
-    if piece:
-        yield piece
+        if len(chunk) >= CHUNK[0] or size >= CHUNK[1]:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 @lru_cache(maxsize=4096)

@@ -1,6 +1,6 @@
-"""PostgreSQL: rows stream in by binary COPY, many workers at once; what is settled is as safe as the server makes it.
+"""PostgreSQL: binary COPY, from many workers at once; a settled claim is as durable as the server makes a commit.
 
-Binary, because neither side then spells numbers and times out as text: a row costs this process 0.8 µs, as text 2.0.
+With binary COPY neither side converts numbers and times to text: a row costs this process 0.8 µs, as text 2.0.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ import contextlib
 import logging
 import re
 import typing
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,16 +18,16 @@ import psycopg
 from msgspec.structs import astuple
 from psycopg.conninfo import conninfo_to_dict
 
-from sluice.sinks import DeadLetter, Decode, DryRun, Entry, Ledger, Outcome, Replayed, RowsRejected, Unavailable, fill
-from sluice.sinks.schema import kinds
+from sluice.sinks import LETTER_BYTES, DeadLetter, Entry, Ledger, Outcome, RowsRejected, Sink, Unavailable
+from sluice.sinks.schema import field_types
 from sluice.spool.contract import Claim
 from sluice.streams.record import Metric, Reject
 from sluice.streams.registry import Stream
 
 STAMP = "timestamp with time zone"
-PLAIN = {float: "double precision", int: "bigint", bool: "boolean", str: "text"}  # anything else is jsonb
-# What a column is sent as: the same bytes, from the Python type at hand. A timestamp is microseconds since 2000, and
-# jsonb is a version byte and JSON.
+PLAIN = {float: "double precision", int: "bigint", bool: "boolean", str: "text"}  # all other types are jsonb
+# The type as which a column is sent: the same bytes, but made from another Python type. A timestamp is microseconds
+# since 2000; jsonb is a version byte and JSON.
 SENT = {
     **{STAMP: "int8", "bigint": "int8", "smallint": "int2", "double precision": "float8", "boolean": "bool"},
     **{"text": "text", "numeric": "numeric", "jsonb": "bytea"},
@@ -57,42 +55,42 @@ LETTERS = {
 INDEX = "CREATE INDEX dead_letters_by_body ON dead_letters (stream, batch, seq)"
 BURY = "COPY dead_letters (received_at, stream, body, reason, whole, batch, seq) FROM STDIN (FORMAT BINARY)"
 BURIED = ("int8", "text", "bytea", "bytea", "bool", "int8", "int8")
-LETTERS_SIZE = 4 << 20  # bytes of letters that are held at once
-LOCK = 0x736C75696365  # "sluice", the advisory lock under which tables are made
+LOCK = 0x736C75696365  # "sluice": the advisory lock that is held while tables are created
 
-# For each transaction, so that it also holds behind a pooler. Another worker with the same claim is waited for, but not
-# for ever. What is settled must be on disk. A constraint must speak up at its row, not at the commit.
+# Set for each transaction, so that it also works behind a connection pooler. lock_timeout limits the wait for another
+# worker with the same claim. A settled claim must be on disk. A deferred constraint must fail at its row, not at the
+# commit.
 BEGIN = """SET LOCAL lock_timeout = '5s'; SET CONSTRAINTS ALL IMMEDIATE;
 SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"""
-# A server that is gone without a word is noticed within half a minute.
+# Detects within half a minute that the server vanished without closing the connection.
 CONNECTION: dict[str, Any] = {
     **{"connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3},
     **{"tcp_user_timeout": 25_000, "fallback_application_name": "sluice", "client_encoding": "UTF8"},
 }
 
-# Classes of SQLSTATE with which the server speaks of itself, its users or its tables. Everything else, also what a
-# trigger makes up, is about a value. 22P03 is a column that is not of the type that was sent.
-ABOUT_ITSELF = re.compile("08|0A|25|26|28|3D|3F|40|42|53|55|57|58|72|F0|XX|22P03")
-UNFIT = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, msgspec.MsgspecError)
+# SQLSTATE classes of errors of the server, its roles or its tables. All other codes, also those that a trigger raises,
+# blame a value. 22P03: a column does not have the type that was sent.
+SERVER_ERRORS = re.compile("08|0A|25|26|28|3D|3F|40|42|53|55|57|58|72|F0|XX|22P03")
+VALUE_ERRORS = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, msgspec.MsgspecError)
 Row = tuple[Any, ...]
 
-logging.getLogger("psycopg").setLevel(logging.ERROR)  # its warnings are of what Unavailable says anyway
+logging.getLogger("psycopg").setLevel(logging.ERROR)  # its warnings repeat the text of Unavailable
 
 
 class Table:
-    """A stream's table: its columns are the fields of the stream's records, between arrival and origin.
+    """A stream's table: the columns are the arrival time, the fields of the record type, and batch and seq.
 
-    A metric's time keeps its nanoseconds, which a timestamp has no room for, in a column of their own, and its value
-    is either a number, exactly, or a text.
+    Metrics have three more: a timestamp has microseconds only, so `nanoseconds` has the last three digits; `value` is
+    an exact number or null, `text` a string or null.
     """
 
     def __init__(self, stream: Stream) -> None:
         self.name = stream.name
         self.metric = stream.record is Metric
         self.columns = {"received_at": f"{STAMP} NOT NULL", "time": f"{STAMP} NOT NULL"}
-        self.encoded: list[int] = []  # positions of values that go in as jsonb
-        for at, (name, some) in enumerate(kinds(stream.record).items(), 2):
-            self.columns[name] = PLAIN.get(some.pop(), "jsonb") if len(some) == 1 else "jsonb"
+        self.encoded: list[int] = []  # positions of values that are sent as jsonb
+        for at, (name, kinds) in enumerate(field_types(stream.record).items(), 2):
+            self.columns[name] = PLAIN.get(kinds.pop(), "jsonb") if len(kinds) == 1 else "jsonb"
             if self.columns[name] == "jsonb":
                 self.encoded.append(at)
         if self.metric:
@@ -103,7 +101,7 @@ class Table:
         self.copy = f'COPY "{self.name}" ({names}) FROM STDIN (FORMAT BINARY)'
 
     def row(self, batch: int, seq: int, received: int, record: Any) -> Row:
-        """A record as COPY takes it."""
+        """A record as a row for COPY."""
         arrived, time = received - Y2000, record.time
         at = arrived if time is None else time // 1000 - Y2000
         if self.metric:
@@ -123,25 +121,23 @@ class Table:
         return tuple(values)
 
 
-class Postgres:
-    """See `sinks.Sink`. One connection; not for several threads."""
+class Postgres(Sink[psycopg.Connection]):
+    """See `sinks.Sink`."""
 
     def __init__(self, url: str, streams: dict[str, Stream], make: bool = True) -> None:
-        """url: a connection string of libpq. make: make the tables if they are missing."""
+        """url: a connection string of libpq. make: create the tables if they are missing."""
+        super().__init__({name: Table(stream) for name, stream in streams.items()})
         self.url = url
         self.make = make
-        self.tables = {name: Table(stream) for name, stream in streams.items()}
-        self.made: set[str] = set()  # the tables that are as they should be
-        self.db: psycopg.Connection | None = None
         try:
             given = conninfo_to_dict(url)
-            # an @ or / in a password that is not written as %40 or %2F puts pieces of it into other places
+            # with an unquoted @ or / in a password, libpq takes parts of the password for the host or the database
             clear = url.count("@") <= 1 and ("@" in url) <= ("user" in given)
         except psycopg.Error:
             clear = False
-        if not clear:  # what libpq would say could quote it
+        if not clear:  # libpq's own error could quote the password
             raise Unavailable(
-                "PostgreSQL: this is not a connection string; is each @ : / % in the password written as %40 …?"
+                "PostgreSQL: not a valid connection string; in the password, write each @ : / % as %40 %3A %2F %25"
             )
         self.name = f"PostgreSQL {given.get('host', '')}/{given.get('dbname', '')}"
         self.defaults = {name: value for name, value in CONNECTION.items() if name not in given}
@@ -149,9 +145,9 @@ class Postgres:
             pass
 
     def open(self) -> psycopg.Connection:
-        """The connection, opened again if it was closed."""
+        """The connection, opened if it is closed."""
         if self.db is None:
-            self.made.clear()
+            self.checked.clear()
             db = psycopg.connect(self.url, autocommit=True, prepare_threshold=None, **self.defaults)
             try:
                 with db.transaction():
@@ -165,30 +161,16 @@ class Postgres:
                     for name in self.tables:
                         with contextlib.suppress(psycopg.Error, Unavailable), db.transaction():
                             db.execute(BEGIN)
-                            self.table(db, name)  # one that cannot be made holds up nobody else
+                            self.table(db, name)  # a table that cannot be created stops its stream only
             except BaseException:
                 db.close()
                 raise
             self.db = db
         return self.db
 
-    def table(self, db: psycopg.Connection, stream: str) -> Table:
-        """A stream's table, made if it was not there."""
-        table = self.tables[stream]
-        if stream not in self.made:
-            ensure(db, table.name, table.columns)
-            self.made.add(stream)
-        return table
-
-    def close(self) -> None:
-        """Let go of the connection."""
-        db, self.db = self.db, None
-        if db is not None:
-            db.close()
-
     @contextlib.contextmanager
     def transaction(self) -> Iterator[psycopg.Connection]:
-        """All or nothing. Raises: Unavailable for what the server says of itself."""
+        """See `sinks.Sink`. Unavailable: an error of the server, not of a value."""
         try:
             db = self.open()
             with db.transaction():
@@ -196,39 +178,37 @@ class Postgres:
                 yield db
         except (psycopg.Error, Unavailable) as error:
             self.close()
-            # not the rest of what the server says, nor a traceback: they quote rows
-            raise error if isinstance(error, Unavailable) else Unavailable(f"{self.name}: {said(error)}") from None
+            # neither the details of the server's error nor a traceback: they quote rows
+            raise error if isinstance(error, Unavailable) else Unavailable(f"{self.name}: {message(error)}") from None
 
-    def persist(self, claim: Claim, entries: Callable[[], Iterable[Entry]]) -> Outcome:
+    def create(self, db: psycopg.Connection, table: Table) -> None:
         """See `sinks.Sink`."""
-        with self.transaction() as db:
-            # waits for the end of another transaction that has this claim
-            new = db.execute(
-                "INSERT INTO batches (claim, stream, first, bodies, records) VALUES (%s, %s, %s, %s, 0) "
-                "ON CONFLICT (claim) DO NOTHING RETURNING id",
-                (claim.id, claim.stream, claim.first, claim.count),
-            ).fetchone()
-            if new is None:
-                return Outcome(0, 0, again=True)
-            table = self.table(db, claim.stream)
-            outcome = fill(partial(self.insert, db, table, new[0], True), entries)
-            db.execute("UPDATE batches SET records = %s WHERE id = %s", (outcome.records, new[0]))
-        return outcome
+        ensure(db, table.name, table.columns)
+
+    def add_batch(self, db: psycopg.Connection, claim: Claim) -> int | None:
+        """See `sinks.Sink`. Waits for the end of another transaction with this claim."""
+        row = db.execute(
+            "INSERT INTO batches (claim, stream, first, bodies, records) VALUES (%s, %s, %s, %s, 0) "
+            "ON CONFLICT (claim) DO NOTHING RETURNING id",
+            (claim.id, claim.stream, claim.first, claim.count),
+        ).fetchone()
+        return row[0] if row else None
+
+    def add_records(self, db: psycopg.Connection, batch: int, records: int) -> None:
+        """See `sinks.Sink`."""
+        db.execute("UPDATE batches SET records = records + %s WHERE id = %s", (records, batch))
 
     def insert(
         self, db: psycopg.Connection, table: Table, batch: int, whole: bool, entries: Iterable[Entry]
     ) -> Outcome:
-        """Store the records among the entries and bury the rejects. Raises: RowsRejected, with nothing done.
-
-        whole: False if the entries are of a letter that is a part of a body.
-        """
+        """See `sinks.Sink`."""
         records = letters = 0
-        left = iter(entries)
+        remaining = iter(entries)
         try:
             with db.transaction():  # a savepoint
                 while True:
                     rejects: list[Row] = []
-                    count, more = self.copy(db, table, batch, whole, left, rejects)
+                    count, more = self.copy(db, table, batch, whole, remaining, rejects)
                     records, letters = records + count, letters + len(rejects)
                     if rejects:
                         with db.cursor() as cursor, cursor.copy(BURY) as copy:
@@ -238,9 +218,9 @@ class Postgres:
                     if not more:
                         return Outcome(records, letters)
         except psycopg.Error as error:
-            if about_itself(error):
+            if is_server_error(error):
                 raise
-            raise RowsRejected(said(error)) from None
+            raise RowsRejected(message(error)) from None
 
     def copy(
         self,
@@ -251,9 +231,9 @@ class Postgres:
         entries: Iterator[Entry],
         rejects: list[Row],
     ) -> tuple[int, bool]:
-        """Stream rows into the table until there are no more entries, or so many rejects that they are to be buried.
+        """Stream rows into the table until the entries end, or until `rejects` has LETTER_BYTES and must be buried.
 
-        Returns how many, and whether there may be more entries. Raises: RowsRejected.
+        Returns the number of rows, and whether there may be more entries. Raises: RowsRejected.
         """
         records = size = 0
         with db.cursor() as cursor, cursor.copy(table.copy) as copy:
@@ -267,89 +247,61 @@ class Postgres:
                         (received - Y2000, table.name, thing.part, reason, thing.whole and whole, batch, seq)
                     )
                     size += len(thing.part)
-                    if size >= LETTERS_SIZE:
+                    if size >= LETTER_BYTES:
                         return records, True
                     continue
                 try:
                     write(row(batch, seq, received, thing))
-                except UNFIT as error:
+                except VALUE_ERRORS as error:
                     raise RowsRejected(str(error)) from None
                 records += 1
         return records, False
 
-    def replay(self, letters: list[DeadLetter], decode: Decode, dry: bool = False) -> Replayed:
+    def last_letter(self, db: psycopg.Connection) -> int:
         """See `sinks.Sink`."""
-        passed = records = stay = 0
-        reasons: Counter[str] = Counter()
-        with contextlib.suppress(DryRun), self.transaction() as db:
-            (last,) = one(db.execute("SELECT coalesce(max(id), 0) FROM dead_letters"))
-            for letter in letters:
-                # of two replays at once the second waits here, and passes it over
-                if not db.execute("DELETE FROM dead_letters WHERE id = %s", (letter.id,)).rowcount:
-                    continue
+        return one(db.execute("SELECT coalesce(max(id), 0) FROM dead_letters"))[0]
 
-                def entries(letter: DeadLetter = letter) -> Iterator[Entry]:
-                    for thing in decode(letter):
-                        yield letter.seq, letter.received, letter.body, thing
+    def delete_letter(self, db: psycopg.Connection, id: int) -> bool:
+        """See `sinks.Sink`. Waits for the end of another replay that has deleted it."""
+        return bool(db.execute("DELETE FROM dead_letters WHERE id = %s", (id,)).rowcount)
 
-                table = self.table(db, letter.stream)
-                outcome = fill(partial(self.insert, db, table, letter.batch, letter.whole), entries)
-                db.execute("UPDATE batches SET records = records + %s WHERE id = %s", (outcome.records, letter.batch))
-                records += outcome.records
-                passed, stay = passed + (not outcome.letters), stay + bool(outcome.letters)
-            found = db.execute(
-                "SELECT reason, count(*) FROM dead_letters WHERE id > %s AND batch = ANY(%s) GROUP BY 1",
-                (last, [letter.batch for letter in letters]),
-            )
-            reasons.update(dict(found.fetchall()))
-            if dry:
-                raise DryRun
-        return Replayed(passed, records, stay, reasons)
-
-    def letters(
-        self, where: str = "true", above: int = 0, below: int = 1 << 62, most: int = 200, newest: bool = False
-    ) -> list[DeadLetter]:
+    def buried(self, db: psycopg.Connection, above: int, batches: set[int]) -> dict[str, int]:
         """See `sinks.Sink`."""
-        found: list[DeadLetter] = []
-        size = 0
+        found = db.execute(
+            "SELECT reason, count(*) FROM dead_letters WHERE id > %s AND batch = ANY(%s) GROUP BY 1",
+            (above, list(batches)),
+        )
+        return dict(found.fetchall())
+
+    def select_letters(self, where: str, above: int, below: int, limit: int, newest: bool) -> Iterator[DeadLetter]:
+        """See `sinks.Sink`."""
         for row in self.ask(
             where,
             "SELECT id, stream, (extract(epoch FROM received_at) * 1000000)::bigint, body, reason, whole, batch, seq "  # noqa: S608  # DESC or nothing
             f"FROM {{}} WHERE id > %s AND id < %s ORDER BY id {'DESC' if newest else ''} LIMIT %s",
-            (above, below, most),
+            (above, below, limit),
         ):
-            found.append(DeadLetter(*row))
-            size += len(row[3])
-            if size >= LETTERS_SIZE:
-                break
-        return found
-
-    def reasons(self, where: str = "true") -> list[tuple[str, str, int]]:
-        """See `sinks.Sink`."""
-        return list(self.ask(where, "SELECT stream, reason, count(*) FROM {} GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2", ()))
+            yield DeadLetter(*row)
 
     def ask(self, where: str, question: str, bindings: tuple[int, ...]) -> Iterator[Any]:
-        """Ask about the dead letters for which the operator's own condition holds. It can change nothing.
-
-        Raises: ValueError if it is not a condition.
-        """
+        """See `sinks.Sink`."""
         with self.transaction() as db:
             db.execute("SET TRANSACTION READ ONLY")
             try:
                 with db.cursor("letters", binary=True) as cursor:
-                    cursor.itersize = 10  # a letter may be large
-                    # on a line of its own, for it may end with a comment; a % in it is no placeholder
-                    held = f"(SELECT * FROM dead_letters WHERE ({where.replace('%', '%%')}\n)) AS held"  # noqa: S608  # so it is meant
-                    yield from cursor.execute(typing.cast("Any", question.format(held)), bindings)
+                    cursor.itersize = 10  # a dead letter may be large
+                    # the newline ends a comment at the end of the condition; a % in it is not a placeholder
+                    table = f"(SELECT * FROM dead_letters WHERE ({where.replace('%', '%%')}\n)) AS found"  # noqa: S608  # the operator's own SQL
+                    yield from cursor.execute(typing.cast("Any", question.format(table)), bindings)
             except psycopg.Error as error:
-                if about_itself(error) and not (error.sqlstate or "").startswith(("42", "25006", "0A")):
+                if is_server_error(error) and not (error.sqlstate or "").startswith(("42", "25006", "0A")):
                     raise
-                raise ValueError(f"this is not a condition on dead letters: {where}: {said(error)}") from None
+                raise ValueError(f"not a condition on dead letters: {message(error)}") from None
 
     def ledger(self, stream: str, last: int, claims: Iterable[str] = ()) -> Ledger:
         """See `sinks.Sink`."""
         with self.transaction() as db:
-            found = db.execute(  # one statement sees one moment
+            found = db.execute(  # one statement sees one snapshot
                 "SELECT (SELECT coalesce(sum(bodies), 0)::bigint FROM batches "
                 "        WHERE stream = %(s)s AND first <= %(n)s), "
                 "       (SELECT count(DISTINCT (batch, seq)) FROM dead_letters "
@@ -357,14 +309,14 @@ class Postgres:
                 "       ARRAY(SELECT claim FROM batches WHERE claim = ANY(%(c)s))",
                 {"s": stream, "n": last, "c": list(claims)},
             )
-            bodies, dead, there = one(found)
-        return Ledger(bodies, dead, set(there))
+            bodies, dead, persisted = one(found)
+        return Ledger(bodies, dead, set(persisted))
 
 
 def ensure(db: psycopg.Connection, name: str, columns: dict[str, str], index: str = "") -> None:
-    """Make a table, or add the columns that it lacks. Raises: Unavailable if it has others than it should.
+    """Create a table, or add the columns that it lacks. Raises: Unavailable if a column has another type.
 
-    It looks before it makes, so that a worker without the right to make tables can use those that are there.
+    A table that is complete needs no statement that changes it, so a role without CREATE can use it.
     """
     db.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
     found = db.execute(
@@ -385,27 +337,27 @@ def ensure(db: psycopg.Connection, name: str, columns: dict[str, str], index: st
             execute(db, f'ALTER TABLE "{name}" ADD COLUMN "{column}" {plain}')
         elif present[column].replace("character varying", "text") != plain:
             raise Unavailable(
-                f"PostgreSQL: column {column} of table {name} is {present[column]}, where {plain} is needed"
+                f"PostgreSQL: column {column} of table {name} has the type {present[column]}, expected {plain}"
             )
 
 
 def execute(db: psycopg.Connection, statement: str) -> None:
-    """Run a statement that was put together."""
+    """Run a statement that is not a literal."""
     db.execute(typing.cast("Any", statement))
 
 
 def one(cursor: psycopg.Cursor) -> Any:
-    """The row of a question that always has one."""
+    """The row of a query that always has one."""
     return cursor.fetchone()
 
 
-def about_itself(error: psycopg.Error) -> bool:
-    """Whether an error is about the server and not about a value."""
-    if error.sqlstate is None:  # the driver speaks, or the connection is gone
+def is_server_error(error: psycopg.Error) -> bool:
+    """Whether an error blames the server, not a value."""
+    if error.sqlstate is None:  # an error of the driver, or a lost connection
         return not isinstance(error, psycopg.DataError)
-    return bool(ABOUT_ITSELF.match(error.sqlstate))
+    return bool(SERVER_ERRORS.match(error.sqlstate))
 
 
-def said(error: psycopg.Error) -> str:
-    """The one line of an error that quotes neither rows nor the statement."""
+def message(error: psycopg.Error) -> str:
+    """The primary message of an error, on one line. It quotes neither rows nor the statement."""
     return " ".join((error.diag.message_primary or str(error)).split())

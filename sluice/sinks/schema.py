@@ -15,63 +15,69 @@ from sluice.streams import registry
 from sluice.streams.record import Record
 from sluice.streams.registry import Stream
 
-LONGEST_NAME = 63  # bytes: PostgreSQL cuts longer names off
-# the sink's own tables, their indexes, and what SQLite keeps for itself
+MAX_NAME = 63  # bytes: PostgreSQL truncates longer names
+# the sink's own tables, their indexes, and the names that SQLite reserves
 RESERVED_TABLES = re.compile(r"(batches|dead_letters)(_.*)?|sqlite_.*", re.IGNORECASE)
-# the sink's own columns, and those that PostgreSQL gives every table
+# the sink's own columns, and the system columns of every table in PostgreSQL
 RESERVED_COLUMNS = {"received_at", "batch", "seq", "tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}
 
 
 def load_streams(config: settings.Settings) -> dict[str, Stream]:
-    """All streams: the built-in ones and those of the user's module, which may replace them.
+    """The built-in streams and those of the user's module, which may replace them.
 
-    Raises: SettingError if the module cannot be imported, has no STREAMS, or one that no database could hold.
+    Raises: SettingError if the module cannot be imported, has no STREAMS, or has a stream that no database can hold.
     """
-    streams = registry.load(config)
-    own = {name: each for name, each in streams.items() if registry.STREAMS.get(name) is not each}
-    why = next(filter(None, (unfit(name, each) for name, each in own.items())), "") or same(streams)
-    if why:
-        raise settings.SettingError(f"INGEST_RECORDS={config.records!r} is invalid: {why}.")
-    return streams
+    if not config.records:
+        return dict(registry.STREAMS)
+    own = getattr(settings.extension("INGEST_RECORDS", config.records), "STREAMS", None)
+    if not isinstance(own, dict) or not all(isinstance(stream, Stream) for stream in own.values()):
+        problem = "expected a module with STREAMS, a dict of sluice.Stream"
+    else:
+        streams = registry.STREAMS | own
+        problems = (stream_problem(name, stream) for name, stream in own.items())
+        problem = next(filter(None, problems), "") or case_conflict(streams)
+        if not problem:
+            return streams
+    raise settings.SettingError(f"INGEST_RECORDS={config.records!r} is invalid: {problem}.")
 
 
-def unfit(name: object, one: Stream) -> str:
-    """Why a stream under this name of STREAMS cannot have a table, or ""."""
-    if name != one.name:
-        return f"the stream {one.name!r} stands in STREAMS as {name!r}"
-    if not fit(one.name):
-        return f"a stream's name is an identifier of up to {LONGEST_NAME} bytes, which {one.name!r:.80} is not"
-    if RESERVED_TABLES.fullmatch(one.name):
-        return f"a stream cannot be named {one.name!r}, for the database has tables of such names already"
-    if not (isinstance(one.record, type) and issubclass(one.record, Record)):
-        return f"the record type of the stream {one.name!r} is not a subclass of Record"
-    names = one.record.__struct_fields__
+def stream_problem(name: object, stream: Stream) -> str:
+    """Why a stream, registered in STREAMS under this name, cannot have a table; or ""."""
+    if name != stream.name:
+        return f"STREAMS has the stream {stream.name!r} under the name {name!r}"
+    if not valid_name(stream.name):
+        return f"the name of a stream must be an identifier of up to {MAX_NAME} bytes, not {stream.name!r:.80}"
+    if RESERVED_TABLES.fullmatch(stream.name):
+        return f"the stream name {stream.name!r} is reserved for the database's own tables"
+    if not (isinstance(stream.record, type) and issubclass(stream.record, Record)):
+        return f"the record type of the stream {stream.name!r} is not a subclass of sluice.Record"
+    names = stream.record.__struct_fields__
     if names[0] != "time":
-        return f"the record type of the stream {one.name!r} needs kw_only=True, for `time` comes first"
+        return f"the record type of the stream {stream.name!r} needs kw_only=True: its first field must be time"
     for field in names:
-        if not fit(field):
-            return f"a field's name is an identifier of up to {LONGEST_NAME} bytes, which {field!r:.80} is not"
+        if not valid_name(field):
+            return f"the name of a field must be an identifier of up to {MAX_NAME} bytes, not {field!r:.80}"
         if field.lower() in RESERVED_COLUMNS:
-            return f"a field of the stream {one.name!r} cannot be named {field!r}, for every table has such a column"
-    return same(names)
+            return f"the field name {field!r} of the stream {stream.name!r} is reserved: every table has such a column"
+    return case_conflict(names)
 
 
-def fit(name: str) -> bool:
+def valid_name(name: str) -> bool:
     """Whether every database can have a table or column of this name."""
-    return name.isidentifier() and len(name.encode()) <= LONGEST_NAME
+    return name.isidentifier() and len(name.encode()) <= MAX_NAME
 
 
-def same(names: Iterable[str]) -> str:
-    """Which two of these names are one to a database that does not tell A from a; or ""."""
+def case_conflict(names: Iterable[str]) -> str:
+    """Which two of these names differ by case only, which a database ignores; or ""."""
     known: dict[str, str] = {}
     for name in names:
         if (other := known.setdefault(name.lower(), name)) != name:
-            return f"{other!r} and {name!r} are one name to a database"
+            return f"the names {other!r} and {name!r} differ by case only"
     return ""
 
 
-def kinds(record: type[Record]) -> dict[str, set[Any]]:
-    """A record's fields without `time`: the types that a value may have, other than None."""
+def field_types(record: type[Record]) -> dict[str, set[Any]]:
+    """The fields of a record type without `time`, each with the types that its values may have, except None."""
     found = {}
     for name, hint in typing.get_type_hints(record).items():
         union = typing.get_origin(hint) in (typing.Union, types.UnionType)

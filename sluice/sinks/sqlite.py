@@ -1,6 +1,6 @@
-"""SQLite, the embedded default: WAL and synchronous=FULL, so that what is settled is on disk.
+"""SQLite, the embedded default: WAL and synchronous=FULL, so that a settled claim is on disk.
 
-Through apsw, which binds a row in a third of the time of the standard library's module: DECISIONS.md has the figures.
+The driver is apsw: it binds a row in a third of the time that the standard library takes (DECISIONS.md, Sinks).
 """
 
 from __future__ import annotations
@@ -9,43 +9,29 @@ import contextlib
 import os
 import time
 import typing
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import apsw
 import msgspec
 from msgspec.structs import astuple
 
-from sluice.sinks import (
-    DeadLetter,
-    Decode,
-    DryRun,
-    Entry,
-    Ledger,
-    Outcome,
-    Replayed,
-    RowsRejected,
-    Unavailable,
-    fill,
-    second,
-)
-from sluice.sinks.schema import kinds
+from sluice.sinks import DeadLetter, Entry, Ledger, Outcome, RowsRejected, Sink, Unavailable, second
+from sluice.sinks.schema import field_types
 from sluice.spool.contract import Claim
 from sluice.streams.record import Metric, Reject
 from sluice.streams.registry import Stream
 
 BUSY = 5.0  # seconds to wait for another writer
 PLAIN = {float: "REAL", int: "INTEGER", bool: "INTEGER", str: "TEXT"}
-# What the database, its driver or the making of a row says of a value. Anything else is about the database, and passes.
-POISON = (
+# Errors that blame a value; all others make the sink unavailable.
+VALUE_ERRORS = (
     *(apsw.ConstraintError, apsw.TooBigError, apsw.MismatchError),
     *(TypeError, ValueError, OverflowError, AttributeError, LookupError, msgspec.MsgspecError),
 )
-LETTERS = 4 << 20  # bytes of letters that are read at once
-# AUTOINCREMENT: of two replays at once the slower one must not take a new letter for the old one of that id
+# AUTOINCREMENT: no id is reused, so of two simultaneous replays neither takes a new letter for an old one
 TABLES = """
 CREATE TABLE IF NOT EXISTS batches (
   id INTEGER PRIMARY KEY, claim TEXT NOT NULL UNIQUE, stream TEXT NOT NULL, first INTEGER NOT NULL,
@@ -60,26 +46,26 @@ BURY = "INSERT INTO dead_letters (received_at, stream, body, reason, whole, batc
 
 
 class Table:
-    """A stream's table: its columns are the fields of the stream's records, between arrival and origin."""
+    """A stream's table: the columns are the arrival time, the fields of the record type, and batch and seq."""
 
     def __init__(self, stream: Stream) -> None:
         self.name = stream.name
         self.columns = {"received_at": "TEXT NOT NULL", "time": "TEXT NOT NULL"}
-        self.encoded: list[int] = []  # positions of values that `plain` has to look at
-        for at, (name, some) in enumerate(kinds(stream.record).items(), 1):
-            if not some <= PLAIN.keys():
+        self.encoded: list[int] = []  # positions of values that may need `plain`
+        for at, (name, kinds) in enumerate(field_types(stream.record).items(), 1):
+            if not kinds <= PLAIN.keys():
                 self.encoded.append(at)
-            kind = some.pop() if len(some) == 1 else object
+            kind = kinds.pop() if len(kinds) == 1 else object
             self.columns[name] = PLAIN.get(kind, "TEXT" if typing.get_origin(kind) else "")  # dict[…] is JSON
         self.columns |= {"batch": "INTEGER NOT NULL REFERENCES batches", "seq": "INTEGER NOT NULL"}
         self.nanoseconds = stream.record is Metric
-        # A row is bound as it is made: the record, whose own time is not used, and these
+        # A row is bound as msgspec gives it: the record, whose own `time` is not used, then these four values
         bound = [*self.columns][2:-2] + ["received_at", "time", "batch", "seq"]
         self.slots = {name: f"?{at}" for at, name in enumerate(bound, 2)}
         self.insert = ""
 
     def create(self, db: apsw.Connection) -> None:
-        """Make the table, or add the columns that the record type has gained, and see how rows get into it."""
+        """Create the table, or add the columns that it lacks, and prepare the INSERT statement."""
         columns = ", ".join(f'"{name}" {kind}'.rstrip() for name, kind in self.columns.items())
         with db:
             db.execute(f'CREATE TABLE IF NOT EXISTS "{self.name}" ({columns})')
@@ -88,7 +74,7 @@ class Table:
                 if name not in present:
                     db.execute(f'ALTER TABLE "{self.name}" ADD COLUMN "{name}" {kind.partition(" ")[0]}')
                     present.append(name)
-        # apsw reads the text once a row, so the names are left out unless there are more columns than ours
+        # apsw hashes the text for each row, so the column names are omitted unless the table has other columns too
         ours = [name for name in present if name in self.slots]
         names = "" if ours == present else "(" + ",".join(f'"{name}"' for name in ours) + ")"
         self.insert = f'INSERT INTO "{self.name}"{names} VALUES({",".join(self.slots[name] for name in ours)})'  # noqa: S608
@@ -96,10 +82,10 @@ class Table:
     def rows(
         self, db: apsw.Connection, batch: int, entries: Iterable[Entry], whole: bool, count: list[int]
     ) -> Iterator[Row]:
-        """The rows of the records among the entries. The rejects are buried in passing; `count`: rows, letters.
+        """The rows of the records among the entries, one at a time: a batch is never in memory as a whole.
 
-        Everything passes one by one, so that a batch never lies in memory whole.
-        whole: False if the entries are of a letter that is a part of a body.
+        Buries each reject when it comes. count: set to the number of rows and of letters.
+        whole: False if the entries come from a partial dead letter.
         """
         encoded, nanoseconds = self.encoded, self.nanoseconds
         last, arrived, number = -1, "", 0
@@ -126,7 +112,7 @@ class Table:
         count[0] = number
 
     def encode(self, row: Row) -> Row:
-        """A row with its compound values as the database can hold them."""
+        """A row with its compound values as JSON."""
         values = list(row)
         for at in self.encoded:
             if values[at] is not None:
@@ -134,23 +120,21 @@ class Table:
         return tuple(values)
 
 
-class Sqlite:
-    """See `sinks.Sink`. One connection; not for several threads."""
+class Sqlite(Sink[apsw.Connection]):
+    """See `sinks.Sink`."""
 
     def __init__(self, path: str, streams: dict[str, Stream], make: bool = True) -> None:
-        """path: of the database file. make: make it, its folder and its tables if they are missing."""
+        """path: of the database file. make: create it, its directory and its tables if they are missing."""
+        super().__init__({name: Table(stream) for name, stream in streams.items()})
         self.path = path
         self.make = make
-        self.tables = {name: Table(stream) for name, stream in streams.items()}
-        self.made: set[str] = set()  # the tables that are as they should be
-        self.db: apsw.Connection | None = None
         with self.transaction("BEGIN"):
             pass
 
     def open(self) -> apsw.Connection:
-        """The connection, opened again if it was closed."""
+        """The connection, opened if it is closed."""
         if self.db is None:
-            self.made.clear()
+            self.checked.clear()
             flags = apsw.SQLITE_OPEN_READWRITE
             if self.make:
                 os.makedirs(os.path.dirname(os.path.abspath(self.path)), mode=0o700, exist_ok=True)
@@ -159,14 +143,14 @@ class Sqlite:
                 raise Unavailable(f"{self.path}: there is no database yet")
             db = apsw.Connection(self.path, flags)
             try:
-                db.set_busy_handler(patience())
+                db.set_busy_handler(busy_handler())
                 db.execute("PRAGMA synchronous=FULL")
                 if self.make:
                     db.execute("PRAGMA journal_mode=WAL")
                     with db:
                         db.execute(TABLES)
                     for name in self.tables:
-                        with contextlib.suppress(apsw.SQLError):  # one that cannot be made holds up nobody else
+                        with contextlib.suppress(apsw.SQLError):  # a table that cannot be created stops its stream only
                             self.table(db, name)
             except BaseException:
                 db.close()
@@ -174,23 +158,9 @@ class Sqlite:
             self.db = db
         return self.db
 
-    def table(self, db: apsw.Connection, stream: str) -> Table:
-        """A stream's table, made if it was not there."""
-        table = self.tables[stream]
-        if stream not in self.made:
-            table.create(db)
-            self.made.add(stream)
-        return table
-
-    def close(self) -> None:
-        """Close the file."""
-        db, self.db = self.db, None
-        if db is not None:
-            db.close()
-
     @contextlib.contextmanager
     def transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[apsw.Connection]:
-        """All or nothing. Raises: Unavailable for what the database says of itself: locked, full, read-only, broken."""
+        """See `sinks.Sink`. Unavailable: the database is locked, full, read-only or corrupt."""
         try:
             db = self.open()
             db.execute(begin)
@@ -206,93 +176,65 @@ class Sqlite:
                 self.close()
             raise Unavailable(f"{self.path}: {error}") from error
 
-    def persist(self, claim: Claim, entries: Callable[[], Iterable[Entry]]) -> Outcome:
+    def create(self, db: apsw.Connection, table: Table) -> None:
         """See `sinks.Sink`."""
-        with self.transaction() as db:
-            db.execute(
-                "INSERT OR IGNORE INTO batches (claim, stream, first, bodies, records, persisted_at) "
-                "VALUES (?,?,?,?,0,?)",
-                (claim.id, claim.stream, claim.first, claim.count, now()),
-            )
-            if not db.changes():
-                return Outcome(0, 0, again=True)
-            batch = db.last_insert_rowid()
-            outcome = fill(partial(self.insert, db, self.table(db, claim.stream), batch, True), entries)
-            db.execute("UPDATE batches SET records = ? WHERE id = ?", (outcome.records, batch))
-        return outcome
+        table.create(db)
+
+    def add_batch(self, db: apsw.Connection, claim: Claim) -> int | None:
+        """See `sinks.Sink`."""
+        db.execute(
+            "INSERT OR IGNORE INTO batches (claim, stream, first, bodies, records, persisted_at) VALUES (?,?,?,?,0,?)",
+            (claim.id, claim.stream, claim.first, claim.count, now()),
+        )
+        return db.last_insert_rowid() if db.changes() else None
+
+    def add_records(self, db: apsw.Connection, batch: int, records: int) -> None:
+        """See `sinks.Sink`."""
+        db.execute("UPDATE batches SET records = records + ? WHERE id = ?", (records, batch))
 
     def insert(self, db: apsw.Connection, table: Table, batch: int, whole: bool, entries: Iterable[Entry]) -> Outcome:
-        """Insert the records among the entries and bury the rejects. Raises: RowsRejected, with nothing done."""
+        """See `sinks.Sink`."""
         count = [0, 0]
         try:
             with savepoint(db):
                 db.executemany(table.insert, table.rows(db, batch, entries, whole, count))
-        except POISON as error:
+        except VALUE_ERRORS as error:
             if not db.in_transaction:  # a trigger's RAISE(ROLLBACK)
                 raise
             raise RowsRejected(str(error)) from error
         return Outcome(count[0], count[1])
 
-    def replay(self, letters: list[DeadLetter], decode: Decode, dry: bool = False) -> Replayed:
+    def last_letter(self, db: apsw.Connection) -> int:
         """See `sinks.Sink`."""
-        passed = records = stay = 0
-        reasons: Counter[str] = Counter()
-        with contextlib.suppress(DryRun), self.transaction() as db:
-            last = db.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'dead_letters'").get or 0
-            for letter in letters:
-                db.execute("DELETE FROM dead_letters WHERE id = ?", (letter.id,))
-                if not db.changes():
-                    continue  # somebody else has replayed it since it was read
+        return db.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'dead_letters'").get or 0
 
-                def entries(letter: DeadLetter = letter) -> Iterator[Entry]:
-                    for thing in decode(letter):
-                        yield letter.seq, letter.received, letter.body, thing
-
-                table = self.table(db, letter.stream)
-                outcome = fill(partial(self.insert, db, table, letter.batch, letter.whole), entries)
-                db.execute("UPDATE batches SET records = records + ? WHERE id = ?", (outcome.records, letter.batch))
-                records += outcome.records
-                passed, stay = passed + (not outcome.letters), stay + bool(outcome.letters)
-            reasons.update(
-                dict(db.execute("SELECT reason, count(*) FROM dead_letters WHERE id > ? GROUP BY 1", (last,)))
-            )
-            if dry:
-                raise DryRun
-        return Replayed(passed, records, stay, reasons)
-
-    def letters(
-        self, where: str = "true", above: int = 0, below: int = 1 << 62, most: int = 200, newest: bool = False
-    ) -> list[DeadLetter]:
+    def delete_letter(self, db: apsw.Connection, id: int) -> bool:
         """See `sinks.Sink`."""
-        found: list[DeadLetter] = []
-        size = 0
+        db.execute("DELETE FROM dead_letters WHERE id = ?", (id,))
+        return bool(db.changes())
+
+    def buried(self, db: apsw.Connection, above: int, batches: set[int]) -> dict[str, int]:
+        """See `sinks.Sink`. No other connection writes during this transaction, so `batches` is not needed."""
+        return dict(db.execute("SELECT reason, count(*) FROM dead_letters WHERE id > ? GROUP BY 1", (above,)))
+
+    def select_letters(self, where: str, above: int, below: int, limit: int, newest: bool) -> Iterator[DeadLetter]:
+        """See `sinks.Sink`."""
         for row in self.ask(
             where,
             "SELECT id, stream, received_at, body, reason, whole, batch, seq FROM {} "  # noqa: S608  # DESC or nothing
             f"WHERE id > ? AND id < ? ORDER BY id {'DESC' if newest else ''} LIMIT ?",
-            (above, below, most),
+            (above, below, limit),
         ):
-            found.append(DeadLetter(row[0], row[1], microseconds(row[2]), row[3], row[4], bool(row[5]), row[6], row[7]))
-            size += len(row[3])
-            if size >= LETTERS:
-                break
-        return found
-
-    def reasons(self, where: str = "true") -> list[tuple[str, str, int]]:
-        """See `sinks.Sink`."""
-        return list(self.ask(where, "SELECT stream, reason, count(*) FROM {} GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2", ()))
+            yield DeadLetter(row[0], row[1], microseconds(row[2]), row[3], row[4], bool(row[5]), row[6], row[7])
 
     def ask(self, where: str, question: str, bindings: tuple[int, ...]) -> Iterator[Row]:
-        """Ask about the dead letters for which the operator's own condition holds. It can change nothing.
-
-        Raises: ValueError if it is not a condition.
-        """
+        """See `sinks.Sink`."""
         with self.transaction("BEGIN") as db:
             db.execute("PRAGMA query_only=1")
             try:
-                # on a line of its own, for it may end with a comment
-                held = f"(SELECT * FROM dead_letters WHERE ({where}\n))"  # noqa: S608  # so it is meant
-                yield from db.execute(question.format(held), bindings)
+                # the newline ends a comment at the end of the condition
+                table = f"(SELECT * FROM dead_letters WHERE ({where}\n))"  # noqa: S608  # the operator's own SQL
+                yield from db.execute(question.format(table), bindings)
             except (apsw.SQLError, apsw.BindingsError, apsw.ReadOnlyError, ValueError) as error:
                 raise ValueError(f"not a condition on dead letters: {error}") from None
             finally:
@@ -308,12 +250,12 @@ class Sqlite:
                 "SELECT count(*) FROM (SELECT DISTINCT batch, seq FROM dead_letters WHERE stream = ? AND seq <= ?)",
                 (stream, last),
             ).get
-            there = {c for c in claims if db.execute("SELECT 1 FROM batches WHERE claim = ?", (c,)).fetchone()}
-        return Ledger(bodies, dead, there)
+            found = {c for c in claims if db.execute("SELECT 1 FROM batches WHERE claim = ?", (c,)).fetchone()}
+        return Ledger(bodies, dead, found)
 
 
-def patience() -> Callable[[int], bool]:
-    """What waits for another writer. SQLite's own waiting would keep a signal waiting too."""
+def busy_handler() -> Callable[[int], bool]:
+    """A busy handler that waits for another writer. SQLite's own would delay signals until it returns."""
     start = 0.0
 
     def wait(times: int) -> bool:
@@ -328,7 +270,7 @@ def patience() -> Callable[[int], bool]:
 
 @contextlib.contextmanager
 def savepoint(db: apsw.Connection) -> Iterator[None]:
-    """All or nothing within a transaction. `with db` would hide the error if it has ended the whole transaction."""
+    """A savepoint. apsw's own `with db` hides an error that has already rolled back the whole transaction."""
     db.execute("SAVEPOINT entries")
     try:
         yield
@@ -341,7 +283,7 @@ def savepoint(db: apsw.Connection) -> Iterator[None]:
 
 
 def plain(value: Any) -> Any:
-    """A compound value as the database can hold it: an object or a list as JSON, all else as its text or number."""
+    """A value as a type of SQLite: an object or a list becomes JSON, any other value a text or a number."""
     if not isinstance(value, (dict, list)):
         value = msgspec.to_builtins(value, builtin_types=(bytes,))
     return msgspec.json.encode(value).decode() if isinstance(value, (dict, list)) else value
@@ -354,10 +296,10 @@ def instant(microseconds: int) -> str:
 
 
 def microseconds(text: str) -> int:
-    """What `instant` was made of."""
+    """The inverse of `instant`."""
     return int(datetime.fromisoformat(text).timestamp() * 1000 + 0.5) * 1000
 
 
 def now() -> str:
-    """This moment, as `instant` writes it."""
+    """The current time, as `instant` writes it."""
     return instant(int(datetime.now(timezone.utc).timestamp() * 1e6))

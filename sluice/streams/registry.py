@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from sluice import settings
 from sluice.settings import Settings
 from sluice.streams import custom, gps, metrics, votes
 from sluice.streams.decoder import Decoder
@@ -54,20 +53,6 @@ STREAMS: dict[str, Stream] = {
     "gps": Stream("gps", Gps, gps.GpsDecoder(gps.Plain, gps.build).decode),
     "votes": Stream("votes", Vote, Decoder(votes.Plain, votes.build).decode),
 }
-
-
-def load(config: Settings) -> dict[str, Stream]:
-    """The built-in streams and those of the user's module, which may replace them.
-
-    Raises: SettingError if the module cannot be imported or has no STREAMS.
-    """
-    if not config.records:
-        return dict(STREAMS)
-    own = getattr(settings.extension("INGEST_RECORDS", config.records), "STREAMS", None)
-    if not isinstance(own, dict) or not all(isinstance(x, Stream) for x in own.values()):
-        expected = "a module with STREAMS, a dict of streams that sluice.stream returns"
-        raise settings.SettingError(f"INGEST_RECORDS={config.records!r} is invalid: expected {expected}.")
-    return STREAMS | own
 
 
 def limits(config: Settings) -> Limits:

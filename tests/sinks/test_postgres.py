@@ -26,7 +26,7 @@ from test_sinks import SinkTests
 from sluice import settings, sinks
 from sluice.drill import harness
 from sluice.drill.postgres import Postgres, postgres_server
-from sluice.sinks.postgres import ABOUT_ITSELF, BEGIN
+from sluice.sinks.postgres import BEGIN, SERVER_ERRORS
 from sluice.spool.contract import Claim
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Lost, Outlet
@@ -206,7 +206,7 @@ def test_tables_are_used_without_the_right_to_make_them(pg: Postgres):
 def test_a_column_of_another_type_is_named_and_holds_up_its_stream_alone(pg: Postgres):
     pg.ask("CREATE TABLE gps (received_at timestamptz, lat real)")
     sink = connect(pg)
-    with pytest.raises(sinks.Unavailable, match="column lat of table gps is real, where double precision is needed"):
+    with pytest.raises(sinks.Unavailable, match="column lat of table gps has the type real, expected double precision"):
         sink.persist(claim(), gps(3))
     assert sink.persist(claim("votes"), decoded("votes", b'{"poll":"a","choice":"b"}')).records == 1
     assert pg.ask("SELECT count(*) FROM dead_letters") == [(0,)]
@@ -216,7 +216,10 @@ def test_a_column_that_changes_its_type_under_way_buries_nothing(pg: Postgres):
     sink = connect(pg)
     sink.persist(claim(), gps(3))
     pg.ask("ALTER TABLE gps ALTER lat TYPE real")
-    for said in "incorrect binary data format", "column lat of table gps is real":  # to the row; to the look afterwards
+    for said in (
+        "incorrect binary data format",
+        "column lat of table gps has the type real",
+    ):  # to the row; to the look afterwards
         with pytest.raises(sinks.Unavailable, match=said):
             sink.persist(claim(name="2"), gps(3))
     pg.ask("ALTER TABLE gps ALTER lat TYPE double precision")
@@ -264,7 +267,7 @@ def test_poison_is_buried_and_the_rest_stored(pg: Postgres, name: str):
         (4, b"body 3", True),
         (99, b"body 98", True),
     ]
-    assert all(letter.reason.startswith("refused by the database: ") for letter in letters)
+    assert all(letter.reason.startswith("rejected by the database: ") for letter in letters)
     assert all(re.search(reason, letter.reason) for letter in letters)
     assert pg.ask("SELECT bodies, records FROM batches") == [(100, 98)]
 
@@ -274,7 +277,7 @@ def test_a_number_that_a_column_has_no_room_for_is_poison(pg: Postgres):
     pg.ask("ALTER TABLE metrics ALTER value TYPE numeric(6, 2)")
     bodies = b'{"name":"a","value":1}', b'{"name":"a","value":123456789}'
     assert sink.persist(claim("metrics"), decoded("metrics", *bodies)) == (1, 1, False)
-    assert sink.reasons("true") == [("metrics", "refused by the database: numeric field overflow", 1)]
+    assert sink.reasons("true") == [("metrics", "rejected by the database: numeric field overflow", 1)]
 
 
 def test_a_reason_never_quotes_a_row(pg: Postgres):
@@ -285,7 +288,7 @@ def test_a_reason_never_quotes_a_row(pg: Postgres):
 
 
 def test_rejects_among_the_rows_are_buried_in_pieces_and_in_order(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sluice.sinks.postgres.LETTERS_SIZE", 1000)
+    monkeypatch.setattr("sluice.sinks.postgres.LETTER_BYTES", 1000)
     reject = Reject(b"x" * 300, "a reason with a \0 and a \ud800", True)
 
     def entries() -> Iterator[sinks.Entry]:
@@ -399,7 +402,7 @@ def test_a_server_that_is_read_only_is_away(pg: Postgres):
 
 def test_what_is_about_the_server_is_documented():
     listed = re.search(r"the classes (.*?)\.\n", (harness.ROOT / "docs/PROTOCOL.md").read_text())
-    assert listed and set(re.findall(r"[0-9A-Z]{2,5}", listed[1])) == set(ABOUT_ITSELF.pattern.split("|"))
+    assert listed and set(re.findall(r"[0-9A-Z]{2,5}", listed[1])) == set(SERVER_ERRORS.pattern.split("|"))
 
 
 def test_a_table_that_somebody_else_locks_is_not_waited_for_for_ever(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
@@ -500,7 +503,7 @@ def test_what_is_no_condition_is_said_and_changes_nothing(pg: Postgres, where: s
 def test_large_letters_are_read_a_few_at_a_time(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
     sink = connect(pg)
     sink.persist(claim(), lambda: [(seq, 0, b"x", Reject(b"x" * 400, "y", True)) for seq in range(50)])
-    monkeypatch.setattr("sluice.sinks.postgres.LETTERS_SIZE", 1000)
+    monkeypatch.setattr("sluice.sinks.LETTER_BYTES", 1000)
     assert [letter.seq for letter in sink.letters("true", 0, 99, 50, False)] == [0, 1, 2]
     assert [letter.seq for letter in sink.letters("true", 0, 99, 50, True)] == [49, 48, 47]
 

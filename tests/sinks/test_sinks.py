@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import decimal
 import enum
 import json
 import os
@@ -23,7 +22,6 @@ import pytest
 
 from sluice import settings, sinks
 from sluice.drill.harness import ROOT, poll, short_tmp
-from sluice.drill.postgres import Postgres, postgres_server
 from sluice.sinks import DeadLetter, Entry, Outcome, Sink, Unavailable
 from sluice.spool.contract import Claim
 from sluice.streams import registry
@@ -199,7 +197,7 @@ class SinkTests:
         assert self.choices(store) == [str(n) for n in range(count) if n not in bad]
         letters = sink.letters()
         assert [(x.seq, x.body, x.whole) for x in letters] == [(n + 1, vote("poison"), True) for n in sorted(bad)]
-        assert {x.reason.startswith("refused by the database: ") for x in letters} == {True}
+        assert {x.reason.startswith("rejected by the database: ") for x in letters} == {True}
         assert sink.ledger("votes", count, ())[:2] == (count, len(bad))
 
     def test_of_a_body_of_many_only_the_refused_record_is_buried_and_rejects_once(
@@ -269,6 +267,36 @@ class SinkTests:
         # and with the old type again, as during an upgrade
         sink = sinks.connect(store.url, {"orders": old})
         assert sink.persist(claim("orders", 1, first=3), decoded(old, [b'{"sku":"c"}'], 3)) == Outcome(1, 0)
+        sink.close()
+
+    def test_a_record_type_that_replaces_metrics_is_stored_like_any_other(self, store: Store) -> None:
+        class Reading(Record):
+            name: str
+            value: str
+
+        own = stream("metrics", Reading)
+        sink = sinks.connect(store.url, {"metrics": own})
+        body = b'{"name":"a","value":"1","time":1766600000123456789}\n{"name":"b","value":"2"}'
+        assert sink.persist(claim("metrics", 1), decoded(own, [body])) == Outcome(2, 0)
+        assert store.ask("SELECT * FROM metrics ORDER BY name") == [
+            ("2026-01-01T12:00:00.000Z", "2025-12-24T18:13:20.123Z", "a", "1", 1, 1),
+            ("2026-01-01T12:00:00.000Z", "2026-01-01T12:00:00.000Z", "b", "2", 1, 1),
+        ]
+        sink.close()
+
+    def test_metrics_under_another_name_are_stored_as_metrics(self, store: Store) -> None:
+        own = STREAMS["metrics"]._replace(name="readings")
+        sink = sinks.connect(store.url, {"metrics": STREAMS["metrics"], "readings": own})
+        line = b"m f=0.1,n=18446744073709551615u 1766600000123456789"
+        for name in "metrics", "readings":
+            assert sink.persist(claim(name, 1), decoded(own, [line])) == Outcome(2, 0)
+        columns = store.ask("SELECT * FROM metrics ORDER BY field")
+        renamed = store.ask("SELECT * FROM readings ORDER BY field")
+        assert [row[:-2] for row in columns] == [row[:-2] for row in renamed]  # all but batch and seq
+        assert store.ask("SELECT name, field, type FROM readings ORDER BY field") == [
+            ("m", "f", "float"),
+            ("m", "n", "unsigned"),
+        ]
         sink.close()
 
     def test_a_table_that_cannot_be_written_holds_up_its_own_stream_only(self, store: Store, sink: Sink) -> None:
@@ -358,9 +386,9 @@ class SinkTests:
     def test_a_letter_is_never_taken_for_another_one(self, store: Store, sink: Sink) -> None:
         sink.persist(*votes(""))
         read = sink.letters()
-        assert sink.replay(read, lambda letter: [Vote(poll="p", choice="a")], False).passed == 1
+        assert sink.replay(read, lambda letter: [Vote(poll="p", choice="a")], False).stored == 1
         sink.persist(*votes("", first=2))
-        assert sink.replay(read, lambda letter: [Vote(poll="p", choice="b")], False).passed == 0
+        assert sink.replay(read, lambda letter: [Vote(poll="p", choice="b")], False).stored == 0
         assert [x.seq for x in sink.letters()] == [2]
         assert self.choices(store) == ["a"]
 
@@ -375,12 +403,12 @@ class SinkTests:
 
     def test_two_replays_at_once_double_nothing(self, store: Store, sink: Sink) -> None:
         sink.persist(claim("votes", 300), decoded(STREAMS["votes"], [b"%d" % n for n in range(300)]))
-        assert len(sink.letters(most=1000)) == 300
+        assert len(sink.letters(limit=1000)) == 300
 
         def replay() -> None:
             own = sinks.connect(store.url, STREAMS, make=False)
             above = 0
-            while letters := own.letters(above=above, most=7):
+            while letters := own.letters(above=above, limit=7):
                 above = letters[-1].id
                 own.replay(letters, lambda letter: [Vote(poll="p", choice=letter.body.decode())], False)
             own.close()
@@ -399,7 +427,7 @@ class SinkTests:
         assert [x.seq for x in sink.letters("seq > 1 -- the later ones")] == [2, 4]
         assert [x.seq for x in sink.letters("seq = 1 OR seq = 4")] == [1, 4]
         assert [x.id for x in sink.letters(above=ids[0], below=ids[2])] == [ids[1]]
-        assert [x.seq for x in sink.letters(most=2, newest=True)] == [4, 2]
+        assert [x.seq for x in sink.letters(limit=2, newest=True)] == [4, 2]
         assert sink.reasons("seq > 1")[0][2] == 2
         deadly = "1=1)); DELETE FROM dead_letters; SELECT * FROM (SELECT * FROM dead_letters WHERE (1=1"
         for where in ("", "nope", "seq =", "1=1; DELETE FROM dead_letters", deadly):
@@ -592,45 +620,3 @@ class TestSqlite(SinkTests):
         with pytest.raises(Unavailable, match="no database yet"):
             sinks.connect(store.url, STREAMS, make=False)
         assert not store.path.exists()
-
-
-class PostgresStore:
-    """A server of one's own, with an empty database."""
-
-    def __init__(self, server: Postgres) -> None:
-        self.server = server
-        self.url = server.url
-        server.ask("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-
-    def ask(self, sql: str) -> list[tuple]:
-        return [tuple(map(self.plain, row)) for row in self.server.ask(sql)]
-
-    @staticmethod
-    def plain(value: Any) -> Any:
-        """A value as SQLite holds it."""
-        if isinstance(value, datetime.datetime):
-            return value.astimezone(datetime.timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        if isinstance(value, decimal.Decimal):
-            return int(value) if value == int(value) else float(value)
-        return json.dumps(value) if isinstance(value, (dict, list)) else value
-
-    def refuse(self, table: str, column: str, value: str) -> None:
-        self.server.ask(f"ALTER TABLE {table} ADD CHECK ({column} <> '{value}')")
-
-    @contextlib.contextmanager
-    def away(self) -> Iterator[None]:
-        self.server.stop()
-        yield
-        self.server.start()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    with postgres_server() as server:
-        yield server
-
-
-class TestPostgres(SinkTests):
-    @pytest.fixture
-    def store(self, server: Postgres) -> PostgresStore:
-        return PostgresStore(server)
