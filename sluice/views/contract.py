@@ -1,0 +1,240 @@
+"""The contract of the views' Redis (docs/PROTOCOL.md, section 9): keys, values, scripts.
+
+The follower writes, the reader reads; both spell keys only here. Standard library only: the reader runs on PyPy.
+
+How to read a value of a view. Generations change while the view is served, so:
+
+1. send the read with the last known generation, and *behind it, in the same round trip*, `GET state(path)`;
+2. if the state is that generation, the value is valid: at the time of the read its keys were complete;
+3. if it is another generation, read again with that one. If it is FULL or absent, the answer is 503.
+
+A generation's keys are deleted only after the state has changed, which is why the state is read last.
+"""
+
+from __future__ import annotations
+
+SOCKET = "run/views.sock"  # of the views' Redis, below INGEST_HOME
+KEY_BYTES = 512  # a record whose key is longer is in no view
+MAX_CAP = 1000  # items of a feed: one script call handles one feed
+ORDER = 40  # bytes before the JSON in a value of `latest`: time (20 digits, ns) and sequence number (20 digits)
+HASH = 8  # bytes before the JSON in a member of a feed with `member`
+LEASE = 3.0  # seconds after which another follower may take over from one that is stopped
+FULL = b"full"  # the state of a view whose data did not fit into maxmemory
+
+HOLDER = "lease"  # string: the follower's token
+REBUILD = "rebuild"  # set: paths to be rebuilt; the follower takes them out
+ASKED = "asked"  # list of `asked(path, key)`: tallies without a kept value that a client waits for
+
+
+def state(path: str) -> str:
+    """String: the generation that is served, or FULL. Absent: the view is not built yet."""
+    return f"s:{path}"
+
+
+def building(path: str) -> str:
+    """String: the generation that is being built. Absent: none is."""
+    return f"n:{path}"
+
+
+def info(path: str, generation: str) -> str:
+    """Hash of a generation.
+
+    spec: the declaration and the fields. position: of the follower. rows: applied. keys: of the view.
+    synced: milliseconds since 1970; all rows that were committed before that time are applied.
+    """
+    return f"g:{path}:{generation}"
+
+
+def prefix(path: str, generation: str) -> str:
+    """The beginning of all keys of a generation; the key's text follows.
+
+    latest: a string, ORDER bytes and JSON. With `each` a hash: JSON of the `each` values -> ORDER bytes and JSON.
+    feed: a sorted set, JSON (with `member`: HASH bytes and JSON) scored by the time in microseconds.
+    """
+    return f"v:{path}:{generation}:"
+
+
+def companion(path: str, generation: str) -> str:
+    """The beginning of the keys of the hashes beside feeds with `member`: HASH bytes -> the member."""
+    return f"i:{path}:{generation}:"
+
+
+def tally(path: str, key: str) -> str:
+    """String, with a lifetime: the JSON of a count. Empty: the database has no row with that key."""
+    return f"t:{path}:{key}"
+
+
+def wanted(path: str) -> str:
+    """Sorted set: key -> when a client last asked for its tally, in milliseconds since 1970.
+
+    The reader adds the key when it is asked for, at most once a second for each key. The refresher removes it when
+    nobody has asked for a lifetime, which is twice the period.
+    """
+    return f"w:{path}"
+
+
+def asked(path: str, key: str) -> str:
+    """An entry of ASKED. A path contains no space."""
+    return f"{path} {key}"
+
+
+def lock(key: str) -> str:
+    """String, with a lifetime: the token of the process that computes the value of `key`."""
+    return f"l:{key}"
+
+
+# Every script checks the lease: a follower that was stopped and continues after another has taken over changes
+# nothing, and an emptied Redis has no lease, so no position is ever stored in a Redis that lacks the rows before it.
+HELD = f"""
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return redis.error_reply('LOST the lease') end
+redis.call('PEXPIRE', KEYS[1], {int(LEASE * 1000)})
+"""
+
+# Lua compares strings by the locale; the order of two values with equal time and sequence number is that of bytes.
+BELOW = """
+local function below(a, b)
+  for at = 1, math.min(#a, #b) do
+    local x, y = string.byte(a, at), string.byte(b, at)
+    if x ~= y then return x < y end
+  end
+  return #a < #b
+end
+"""
+
+# None of the next three scripts runs when Redis is full, not even its first command: without allow-oom Redis refuses a
+# script before it starts. KEYS: lease, info, and the keys of the view. ARGV: token, and the values.
+LATEST = f"""#!lua
+{HELD}{BELOW}
+local made = 0
+for at = 3, #KEYS do
+  local new = ARGV[at - 1]
+  local old = redis.call('GETRANGE', KEYS[at], 0, {ORDER - 1})
+  local order = string.sub(new, 1, {ORDER})
+  if old == '' then made = made + 1 end
+  if old < order or (old == order and below(redis.call('GET', KEYS[at]), new)) then
+    redis.call('SET', KEYS[at], new)
+  end
+end
+if made > 0 then redis.call('HINCRBY', KEYS[2], 'keys', made) end
+return made
+"""
+
+# ARGV of each key: how many fields, and field, value …
+EACH = f"""#!lua
+{HELD}{BELOW}
+local made, arg = 0, 2
+for at = 3, #KEYS do
+  made = made + 1 - redis.call('EXISTS', KEYS[at])
+  local last = arg + 2 * tonumber(ARGV[arg])
+  for field = arg + 1, last, 2 do
+    local new = ARGV[field + 1]
+    local old = redis.call('HGET', KEYS[at], ARGV[field])
+    local before, order = old and string.sub(old, 1, {ORDER}), string.sub(new, 1, {ORDER})
+    if not old or before < order or (before == order and below(old, new)) then
+      redis.call('HSET', KEYS[at], ARGV[field], new)
+    end
+  end
+  arg = last + 1
+end
+if made > 0 then redis.call('HINCRBY', KEYS[2], 'keys', made) end
+return made
+"""
+
+# ARGV: token, cap, and of each key: how many items, and score, member …
+FEED = f"""#!lua
+{HELD}
+local made, arg, cap = 0, 3, tonumber(ARGV[2])
+for at = 3, #KEYS do
+  made = made + 1 - redis.call('EXISTS', KEYS[at])
+  local last = arg + 2 * tonumber(ARGV[arg])
+  redis.call('ZADD', KEYS[at], unpack(ARGV, arg + 1, last))
+  redis.call('ZREMRANGEBYRANK', KEYS[at], 0, -cap - 1)
+  arg = last + 1
+end
+if made > 0 then redis.call('HINCRBY', KEYS[2], 'keys', made) end
+return made
+"""
+
+# The same for feeds with `member`. KEYS: lease, info, and of each key the feed and its companion.
+MEMBERS = f"""#!lua
+{HELD}{BELOW}
+local made, arg, cap = 0, 3, tonumber(ARGV[2])
+for at = 3, #KEYS, 2 do
+  local feed, index = KEYS[at], KEYS[at + 1]
+  made = made + 1 - redis.call('EXISTS', feed)
+  local last = arg + 2 * tonumber(ARGV[arg])
+  for item = arg + 1, last, 2 do
+    local score, new = tonumber(ARGV[item]), ARGV[item + 1]
+    local hash = string.sub(new, 1, {HASH})
+    local old = redis.call('HGET', index, hash)
+    local before = old and tonumber(redis.call('ZSCORE', feed, old))
+    if not old or before < score or (before == score and below(old, new)) then
+      if old then redis.call('ZREM', feed, old) end
+      redis.call('ZADD', feed, ARGV[item], new)
+      redis.call('HSET', index, hash, new)
+    end
+  end
+  local above = redis.call('ZCARD', feed) - cap
+  if above > 0 then
+    local gone = redis.call('ZPOPMIN', feed, above)
+    for item = 1, #gone, 2 do redis.call('HDEL', index, string.sub(gone[item], 1, {HASH})) end
+  end
+  arg = last + 1
+end
+if made > 0 then redis.call('HINCRBY', KEYS[2], 'keys', made) end
+return made
+"""
+
+# After the rows up to a position are applied. KEYS: lease, info … ARGV: token, position, rows, milliseconds (0: the
+# view is behind).
+PLACE = f"""#!lua flags=allow-oom
+{HELD}
+for at = 2, #KEYS do
+  redis.call('HSET', KEYS[at], 'position', ARGV[2])
+  redis.call('HINCRBY', KEYS[at], 'rows', ARGV[3])
+  if ARGV[4] ~= '0' then redis.call('HSET', KEYS[at], 'synced', ARGV[4]) end
+end
+return 1
+"""
+
+# KEYS: lease, building, info. ARGV: token, generation, spec, position.
+BEGIN = f"""#!lua flags=allow-oom
+{HELD}
+redis.call('SET', KEYS[2], ARGV[2])
+redis.call('HSET', KEYS[3], 'spec', ARGV[3], 'position', ARGV[4], 'keys', 0, 'rows', 0)
+return 1
+"""
+
+# The generation that was built is served from now on. KEYS: lease, building, state. ARGV: token, generation.
+SWITCH = f"""#!lua flags=allow-oom
+{HELD}
+redis.call('SET', KEYS[3], ARGV[2])
+redis.call('DEL', KEYS[2])
+return 1
+"""
+
+# KEYS: lease, building, state. ARGV: token.
+MARK_FULL = f"""#!lua flags=allow-oom
+{HELD}
+redis.call('SET', KEYS[3], '{FULL.decode()}')
+redis.call('DEL', KEYS[2])
+return 1
+"""
+
+# Keys that no generation in use has, or of a view that is no longer declared. KEYS: lease, and the keys. ARGV: token.
+DROP = f"""#!lua flags=allow-oom
+{HELD}
+return redis.call('UNLINK', unpack(KEYS, 2))
+"""
+
+# Deletes KEYS[1] if it has this token: a lease of a follower that is gone, a lock of a computation that has ended.
+RELEASE = """#!lua flags=allow-oom
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""
+
+# Moves the end of a lease or lock. ARGV: token, milliseconds.
+EXTEND = """#!lua flags=allow-oom
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+return 0
+"""
