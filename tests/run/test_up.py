@@ -61,6 +61,16 @@ def test_a_vote_is_answered_and_stored_at_once(tmp: Path) -> None:
         poll(lambda: choices(up) == ["oreo"], 3)
 
 
+def test_a_stream_that_no_database_can_hold_stops_the_start(tmp: Path) -> None:
+    (tmp / "mine.py").write_text(
+        "from sluice import Record, stream\n\n\nclass Batch(Record):\n    n: int = 0\n\n\n"
+        "STREAMS = {'batches': stream('batches', Batch)}\n"
+    )
+    status, words = refused({"INGEST_RECORDS": tmp / "mine.py", "INGEST_PORT": free_port()}, tmp)
+    assert (status, words.count("\n")) == (2, 1)
+    assert "cannot be named 'batches'" in words
+
+
 def test_the_first_screen_says_where_it_is_and_what_to_try(tmp: Path) -> None:
     with installation(tmp) as up:
         screen = up.said()
