@@ -1,14 +1,14 @@
-"""The ledger and all other figures of an installation at one moment, as plain data for every view of them.
+"""The ledger and all other figures of an installation, as plain data for every view of them.
 
-What lies in Redis, what lies in the database, what the processes have counted. Every way to show it reads this and
-nothing else.
+A figure comes from Redis, from the database, or from the counters that the processes keep in Redis. `sluice status`,
+`top` and `metrics`, the status page and /status/metrics show what is read here.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
@@ -17,61 +17,77 @@ from sluice.settings import Settings
 from sluice.sinks import DeadLetter, Sink, second
 from sluice.sinks.schema import load_streams
 from sluice.spool.counters import SECONDS, SIZES
-from sluice.spool.inspector import Inspector, Process, Snapshot
+from sluice.spool.inspector import Inspector, Snapshot
 from sluice.streams import routes
+from sluice.streams.registry import Stream
 
-PATIENCE = 3.0  # seconds that Redis may take; somebody waits for it
-ALL = 1 << 62  # beyond every sequence number
+T = TypeVar("T")
+TIMEOUT = 3.0  # seconds to wait for a reply of Redis; an operator is waiting too
+ALL = 1 << 62  # above every sequence number and every id
 STATES = ("accepted", "ready", "claimed", "stored", "dead", "missing")
 BACK = (
-    "{}: more bodies are in the database than were ever accepted: Redis's counters went back. It was emptied, or lost "
-    "its last writes with the power; some bodies may be stored twice, and this stream's `missing` says nothing."
+    "{}: the database has more bodies than were ever accepted: Redis's counters went back. Redis was emptied, or lost "
+    "its last writes in a power failure. Some bodies may be stored twice, and `missing` of this stream is meaningless."
 )
 GONE = "{}: {} bodies that were accepted are neither in Redis nor in the database."
-SHARE = 20  # counting in the database may take a twentieth of the time: with millions of batches it takes a while
+SHARE = 20  # counting in the database, slow with millions of batches, takes at most 1/20 of the time
 Figures = dict[str, Any]
 
 
 class Observer:
-    """Looks at an installation as often as it is asked. Keeps its connections; not for several threads."""
+    """Reads the figures of an installation, any number of times. Keeps its connections; not thread-safe."""
 
     def __init__(self, s: Settings) -> None:
-        """Raises: SettingError if a module of the user's cannot be imported."""
+        """Raises: SettingError if a user's module cannot be imported."""
         self.streams = load_streams(s)
-        self.names = {*self.streams, *(route.stream for route in fed(s).values())}
+        self.names = {*self.streams, *(route.stream for route in all_routes(s).values())}
         self.url = s.sink
-        self.spool = Inspector(str(s.redis), PATIENCE)
-        self.sink: sinks.Sink | None = None
-        self.counted: Figures = {}  # what the database last said, and when (monotonic)
+        self.spool = Inspector(str(s.redis), TIMEOUT)
+        self.sink: Sink | None = None
+        self.counted: Figures = {}  # the database's last answer, and when it came (monotonic)
         self.due = 0.0
 
-    def look(self) -> Figures:
-        """The figures of this moment; what is not known is None, and `trouble` says why.
+    def ledger(self) -> Figures:
+        """The ledger alone, without the figures that cost more queries.
 
-        time: seconds since 1970. trouble: a line each, for a person.
+        streams: by name; see `row`. trouble: one line per problem.
+        """
+        trouble: list[str] = []
+        snapshots = self.ask_redis(self.snapshots, trouble) or {}
+        names = self.sorted_names(snapshots)
+        ledgers = self.ask_sink(lambda sink: self.ledgers(sink, names, snapshots), trouble) or {}
+        rows = {name: self.row(name, snapshots.get(name), ledgers.get(name)) for name in names}
+        return {"streams": rows, "trouble": trouble + discrepancies(rows)}
+
+    def look(self) -> Figures:
+        """All figures of this moment; an unknown one is None, and `trouble` has the reason.
+
+        time: seconds since 1970. trouble: one line per problem.
         streams: by name
-            accepted, ready, claimed, stored, dead, missing, purged: bodies, as in the ledger
-            drained: bodies ever claimed; through: everything up to this sequence number is in the database
-            backlog_bytes: of memory, that ready and claimed bodies take, roughly
-            oldest_seconds: how long the oldest body has waited that is not stored; None too if there is none
-            open_claims; received_bytes, of all bodies taken; sink_errors; decoder: whether there is one
+            what `row` returns
+            drained: bodies ever claimed; through: all bodies up to this sequence number are in the database
+            backlog_bytes: memory of the READY and CLAIMED bodies, approximately
+            open_claims; received_bytes, of all bodies taken; sink_errors
             persist, decode: histograms of seconds: a claim, a body (one in 16)
         dead_letters: a list of stream, reason, letters, the most frequent first
-        ledger_seconds: how old stored, dead, missing and dead_letters are, for counting them takes its time
+        ledger_seconds: the age of stored, dead, missing and dead_letters, which take long to count
         answered: a list of route ("" for unknown paths), status, count
         refused: a list of stream, reason, bodies
-        batch: a histogram of bodies a commit. commit: one of seconds a commit
-        processes: a list of role, pid, and of a worker its claims: stream, first (sequence number), bodies, seconds
-        memory: the bytes of Redis, used and most (0: no bound)
+        batch: a histogram of bodies per commit. commit: one of seconds per commit
+        processes: a list of role, pid, and for a worker its claims: stream, first (sequence number), bodies, seconds
+        memory: bytes of Redis: used, and most (maxmemory; 0: no limit)
 
-        A histogram has bounds (upper, the last is None), buckets (not added up), count and sum.
+        A histogram has bounds (upper; the last is None), buckets (not cumulative), count and sum.
         """
         found: Figures = {"time": time.time(), "trouble": []}
-        snapshots, processes, memory, counted = self.in_redis(found["trouble"])
-        names = sorted({*self.names, *snapshots})
-        ledgers = self.in_sink(names, snapshots, found["trouble"])
+        snapshots, processes, memory, counted = self.ask_redis(
+            lambda: (self.snapshots(), self.spool.processes(), self.spool.memory(), self.spool.counted()),
+            found["trouble"],
+        ) or ({}, None, None, None)
+        names = self.sorted_names(snapshots)
+        ledgers = self.count(names, snapshots, found["trouble"])
         found["streams"] = {name: self.stream(name, snapshots.get(name), ledgers.get(name), counted) for name in names}
-        found["trouble"] += filter(None, (astray(name, one["missing"]) for name, one in found["streams"].items()))
+        found["trouble"] += discrepancies(found["streams"])
         found["dead_letters"] = self.counted.get("reasons")
         found["ledger_seconds"] = time.monotonic() - self.counted["at"] if self.counted else None
         split = [(*field.partition(" ")[::2], n) for field, n in (counted or {}).items()]
@@ -92,69 +108,112 @@ class Observer:
         found["memory"] = memory and {"used": memory[0], "most": memory[1]}
         return found
 
-    def in_redis(
-        self, trouble: list[str]
-    ) -> tuple[dict[str, Snapshot], list[Process] | None, tuple[int, int] | None, dict[str, int] | None]:
-        """What Redis knows: the streams that there are, the processes, its memory, the counts."""
-        try:
-            snapshots = {name: self.spool.snapshot(name) for name in self.names | self.spool.streams()}
-            return snapshots, self.spool.processes(), self.spool.memory(), self.spool.counted()
-        except RedisError as error:
-            trouble.append(f"Redis is away: {error}")
-            return {}, None, None, None
+    def sorted_names(self, snapshots: dict[str, Snapshot]) -> list[str]:
+        """The streams that have a decoder or a route, and those found in Redis."""
+        return sorted(self.names | snapshots.keys())
 
-    def in_sink(self, names: list[str], snapshots: dict[str, Snapshot], trouble: list[str]) -> dict[str, sinks.Ledger]:
-        """What the database has of what was claimed up to the snapshots; nothing, while it is too early to ask."""
+    def snapshots(self) -> dict[str, Snapshot]:
+        """The state of every stream in Redis. Raises: RedisError."""
+        return {name: self.spool.snapshot(name) for name in self.names | self.spool.streams()}
+
+    def ask_redis(self, question: Callable[[], T], trouble: list[str]) -> T | None:
+        """The answer of Redis; None, with a line in `trouble`, if it is unavailable."""
+        try:
+            return question()
+        except RedisError as error:
+            trouble.append(f"Redis is unavailable: {error}")
+            return None
+
+    def ask_sink(self, question: Callable[[Sink], T], trouble: list[str]) -> T | None:
+        """The answer of the database; None, with a line in `trouble`, if it is unavailable."""
+        try:
+            self.sink = self.sink or connect(self.url, self.streams)
+            return question(self.sink)
+        except sinks.Unavailable as error:
+            trouble.append(f"the database is unavailable: {error}")
+            self.sink = None
+            return None
+
+    def ledgers(self, sink: Sink, names: list[str], snapshots: dict[str, Snapshot]) -> dict[str, sinks.Ledger]:
+        """What the database has of the bodies that were claimed up to the snapshots.
+
+        Redis is read first: a body that moves on meanwhile is found in the database, and later ones are not counted.
+        """
+        return {
+            name: sink.ledger(name, *((one.claimed, one.claims) if (one := snapshots.get(name)) else (ALL,)))
+            for name in names
+        }
+
+    def count(self, names: list[str], snapshots: dict[str, Snapshot], trouble: list[str]) -> dict[str, sinks.Ledger]:
+        """`ledgers`, and the dead letters by reason in `counted`; empty while the next count is not yet due."""
         began = time.monotonic()
         if began < self.due:
             return {}
-        found = {}
-        try:
-            self.sink = self.sink or sinks.connect(self.url, self.streams, make=False)
-            for name in names:
-                one = snapshots.get(name)
-                found[name] = self.sink.ledger(name, one.claimed if one else ALL, one.claims if one else ())
-            letters = [{"stream": stream, "reason": reason, "letters": n} for stream, reason, n in self.sink.reasons()]
-        except (sinks.Unavailable, ImportError) as error:
-            trouble.append(f"the database is away: {error}")
-            self.counted, self.sink = {}, None
+        answer = self.ask_sink(lambda sink: (self.ledgers(sink, names, snapshots), sink.reasons()), trouble)
+        if answer is None:
+            self.counted = {}
             return {}
+        ledgers, reasons = answer
+        letters = [{"stream": stream, "reason": reason, "letters": n} for stream, reason, n in reasons]
         now = time.monotonic()
         self.counted = {"at": now, "reasons": letters, "streams": {}}
         self.due = now + SHARE * (now - began)
-        return found
+        return ledgers
+
+    def row(self, name: str, snapshot: Snapshot | None, ledger: sinks.Ledger | None) -> Figures:
+        """A stream's ledger; an unknown figure is None.
+
+        accepted, ready, claimed, stored, dead, missing, purged: bodies
+        oldest_seconds: age of the oldest body that is not in the database; None too if there is none
+        decoder: whether the stream has one
+        """
+        row: Figures = dict.fromkeys((*STATES, "purged", "oldest_seconds"))
+        if snapshot:
+            stored = ledger.persisted if ledger else set()  # claims that are stored but not yet settled
+            row["accepted"] = snapshot.claimed + snapshot.ready
+            row["purged"] = snapshot.purged
+            row["ready"] = snapshot.ready
+            row["claimed"] = sum(bodies for claim, bodies in snapshot.claims.items() if claim not in stored)
+            row["oldest_seconds"] = max((age for at, age in snapshot.waiting.items() if at not in stored), default=None)
+        if ledger:
+            row["stored"] = ledger.bodies - ledger.dead
+            row["dead"] = ledger.dead
+        if snapshot and ledger:
+            row["missing"] = snapshot.claimed - snapshot.purged - row["claimed"] - ledger.bodies
+        return row | {"decoder": name in self.streams}
 
     def stream(
         self, name: str, snapshot: Snapshot | None, ledger: sinks.Ledger | None, counted: dict[str, int] | None
     ) -> Figures:
-        """One stream's figures."""
-        found = row(name, snapshot, ledger)
-        del found["stream"]
-        told = self.counted.get("streams", {})
+        """All figures of one stream. Without a `ledger`, those of the last count are used again."""
+        found = self.row(name, snapshot, ledger)
+        last = self.counted.get("streams", {})
         if ledger:
-            told[name] = {state: found[state] for state in ("stored", "dead", "missing")}
-            told[name]["through"] = through(snapshot, ledger) if snapshot else None
-        found |= told.get(name, {"through": None})
-        return found | {
-            "drained": snapshot and snapshot.claimed,
-            "backlog_bytes": snapshot and snapshot.size,
-            "open_claims": snapshot and len(snapshot.claims),
-            "received_bytes": None if counted is None else counted.get(f"bytes {name}", 0),
-            "sink_errors": None if counted is None else counted.get(f"sink_errors {name}", 0),
-            "decoder": name in self.streams,
-            "persist": histogram(counted, f"persist_seconds {name}", SECONDS),
-            "decode": histogram(counted, f"decode_seconds {name}", SECONDS),
-        }
+            last[name] = {state: found[state] for state in ("stored", "dead", "missing")}
+            last[name]["through"] = through(snapshot, ledger) if snapshot else None
+        return (
+            found
+            | last.get(name, {"through": None})
+            | {
+                "drained": snapshot and snapshot.claimed,
+                "backlog_bytes": snapshot and snapshot.size,
+                "open_claims": snapshot and len(snapshot.claims),
+                "received_bytes": None if counted is None else counted.get(f"bytes {name}", 0),
+                "sink_errors": None if counted is None else counted.get(f"sink_errors {name}", 0),
+                "persist": histogram(counted, f"persist_seconds {name}", SECONDS),
+                "decode": histogram(counted, f"decode_seconds {name}", SECONDS),
+            }
+        )
 
 
 def through(snapshot: Snapshot, ledger: sinks.Ledger) -> int:
-    """Up to which sequence number everything that was claimed is in the database."""
+    """The sequence number up to which every claimed body is in the database."""
     held = [int(claim.split(":")[1]) for claim in snapshot.claims if claim not in ledger.persisted]
     return min(held, default=snapshot.claimed + 1) - 1
 
 
 def histogram(counted: dict[str, int] | None, field: str, bounds: Sequence[float]) -> Figures | None:
-    """A histogram as the counts have it."""
+    """A histogram from its counters in Redis."""
     if counted is None:
         return None
     buckets = [counted.get(f"{field} {bound}", 0) for bound in (*bounds, "+Inf")]
@@ -163,71 +222,71 @@ def histogram(counted: dict[str, int] | None, field: str, bounds: Sequence[float
 
 
 def held(snapshots: dict[str, Snapshot], stream: str, first: int) -> Figures:
-    """A claim that a worker holds, as it last said; of one that is settled by now nothing else is known."""
+    """A claim that a worker reported; bodies and seconds are None if it is settled by now."""
     one = snapshots.get(stream)
     claim = next((claim for claim in one.claims if f":{first}:" in claim), "") if one else ""
     bodies, seconds = (one.claims[claim], one.waiting.get(claim)) if one and claim else (None, None)
     return {"stream": stream, "first": first, "bodies": bodies, "seconds": seconds}
 
 
-def astray(stream: str, missing: int | None) -> str:
-    """What is to be said of a stream's `missing`; nothing if it is 0."""
-    return BACK.format(stream) if (missing or 0) < 0 else GONE.format(stream, missing) if missing else ""
+def discrepancies(rows: dict[str, Figures]) -> list[str]:
+    """One line per stream whose `missing` is known and not 0."""
+    missing = {name: row["missing"] for name, row in rows.items() if row["missing"]}
+    return [BACK.format(name) if n < 0 else GONE.format(name, n) for name, n in missing.items()]
 
 
-def known(name: str, s: Settings, inspector: Inspector) -> str:
-    """The name, if there is such a stream. Raises: SettingError if not; RedisError."""
-    names = {*load_streams(s), *(route.stream for route in fed(s).values())}
-    if name not in names and name not in (names := names | inspector.streams()):
-        raise settings.SettingError(f"there is no stream {name!r}; there are {', '.join(sorted(names))}.")
-    return name
+def inspector(stream: str, s: Settings) -> Inspector:
+    """Access to the spool, for a stream that exists. Raises: SettingError if it does not; RedisError."""
+    found = Inspector(str(s.redis), TIMEOUT)
+    names = {*load_streams(s), *(route.stream for route in all_routes(s).values())}
+    if stream not in names and stream not in (names := names | found.streams()):
+        raise settings.SettingError(f"there is no stream {stream!r}; there are {', '.join(sorted(names))}.")
+    return found
 
 
-def fed(s: Settings) -> dict[str, routes.Route]:
-    """All routes: the built-in ones and those of the user's module. Raises: SettingError."""
+def all_routes(s: Settings) -> dict[str, routes.Route]:
+    """The built-in routes and those of the user's module. Raises: SettingError."""
     own = getattr(settings.extension("INGEST_ROUTES", s.routes), "ROUTES", {}) if s.routes else {}
     return {**routes.ROUTES, **own}
 
 
-def row(name: str, snapshot: Snapshot | None, ledger: sinks.Ledger | None) -> dict[str, Any]:
-    """One stream's line; None where it is not known."""
-    entry: dict[str, Any] = {"stream": name} | dict.fromkeys((*STATES, "purged", "oldest_seconds"))
-    if snapshot:
-        stored = ledger.persisted if ledger else set()  # their claims are not settled yet
-        entry["accepted"] = snapshot.claimed + snapshot.ready
-        entry["purged"] = snapshot.purged
-        entry["ready"] = snapshot.ready
-        entry["claimed"] = sum(bodies for claim, bodies in snapshot.claims.items() if claim not in stored)
-        entry["oldest_seconds"] = max((age for at, age in snapshot.waiting.items() if at not in stored), default=None)
-    if ledger:
-        entry["stored"] = ledger.bodies - ledger.dead
-        entry["dead"] = ledger.dead
-    if snapshot and ledger:
-        entry["missing"] = snapshot.claimed - snapshot.purged - entry["claimed"] - ledger.bodies
-    return entry
+def connect(url: str, streams: dict[str, Stream]) -> Sink:
+    """The database as it is: nothing is created. Raises: Unavailable, also if the driver is not installed."""
+    try:
+        return sinks.connect(url, streams, make=False)
+    except ImportError as error:
+        raise sinks.Unavailable(error) from error
+
+
+def reasons(sink: Sink, where: str) -> list[tuple[str, str, int]]:
+    """(stream, reason, letters) of the dead letters that match. Raises: SettingError if `where` is not valid SQL."""
+    try:
+        return sink.reasons(where)
+    except ValueError as error:
+        raise settings.SettingError(f"--where: {error}") from None
 
 
 def condition(where: str | None, stream: str | None) -> str:
-    """The SQL condition on dead letters of both, where given."""
+    """An SQL condition on dead letters that combines both, where given."""
     parts = []
     if stream is not None:
         parts.append(among([stream]))
     if where is not None:
-        parts.append(f"({where}\n)")
+        parts.append(f"({where}\n)")  # a comment at its end must not hide the parenthesis
     return " AND ".join(parts) or "true"
 
 
 def among(streams: list[str]) -> str:
-    """The SQL condition that a letter is of one of these streams."""
+    """The SQL condition that a dead letter belongs to one of these streams."""
     return "stream IN ({})".format(",".join("'{}'".format(name.replace("'", "''")) for name in streams))
 
 
-def newest(sink: Sink, where: str, most: int) -> list[DeadLetter]:
-    """The newest letters, newest first; the sink gives them in pieces that fit into memory."""
+def newest(sink: Sink, where: str, limit: int) -> list[DeadLetter]:
+    """The newest dead letters, newest first. The sink returns them in parts that fit into memory."""
     found: list[DeadLetter] = []
-    below = 1 << 62
-    while len(found) < most:
-        more = sink.letters(where, 0, below, most - len(found), newest=True)
+    below = ALL
+    while len(found) < limit:
+        more = sink.letters(where, 0, below, limit - len(found), newest=True)
         if not more:
             break
         found += more
@@ -235,6 +294,6 @@ def newest(sink: Sink, where: str, most: int) -> list[DeadLetter]:
     return found
 
 
-def moment(letter: DeadLetter) -> str:
-    """When it was received, as in the database."""
+def received_at(letter: DeadLetter) -> str:
+    """When the body arrived, as the database writes it."""
     return f"{second(letter.received // 1_000_000)}.{letter.received // 1000 % 1000:03d}Z"

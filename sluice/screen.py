@@ -1,14 +1,19 @@
-"""What all verbs print with: tables, lines of trouble, bodies that cannot harm a terminal."""
+"""Output for a terminal: tables, error lines, questions, and bodies with control characters escaped."""
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+# as the operator calls it: the installed command, or the one of a checkout
+PROGRAM = "sluice" if Path(sys.argv[0]).name == "sluice" else "bin/sluice"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1) -> str:
-    """Rows under a head, aligned; the first `left` columns to the left, the others to the right."""
+    """Rows under a head; the first `left` columns are left-aligned, the others right-aligned."""
     lines = [[str(cell) for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join(
@@ -21,21 +26,33 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1) 
 
 
 def complain(trouble: object) -> None:
-    """A line for a person on standard error."""
+    """Print one line on standard error."""
     print(f"sluice: {' '.join(str(trouble).split())}", file=sys.stderr)
 
 
 def printable(body: bytes, lines: bool = False) -> str:
-    """A body as text in which nothing can harm a terminal: what cannot be shown is written as \\x1b.
+    """A body as text; bytes that could control the terminal are written as \\x1b.
 
-    lines: newlines stay.
+    lines: keep newlines.
     """
     text = body.decode("utf-8", "backslashreplace")
     return "".join(x if x.isprintable() or (lines and x == "\n") else x.encode("unicode_escape").decode() for x in text)
 
 
-def agreed(question: str) -> bool:
-    """Ask, and whether the answer is yes. Who does not answer does not agree."""
+def confirmed_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of a verb that changes a stream and asks first."""
+    parser.add_argument("stream", metavar="STREAM")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.epilog = (
+        "exit status: 0; 1 if the answer is no or Redis is unavailable; 2 if a setting is invalid or there is no such "
+        "stream"
+    )
+
+
+def confirmed(arguments: argparse.Namespace, question: str) -> bool:
+    """Whether --yes was given or the answer is yes. No answer means no."""
+    if arguments.yes:
+        return True
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()
     if not answer.endswith("\n"):
@@ -44,12 +61,12 @@ def agreed(question: str) -> bool:
 
 
 def cut(text: str, width: int) -> str:
-    """The text, cut to a width."""
+    """The text, cut to a width, with … for the rest."""
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
 
 
 def ago(seconds: float) -> str:
-    """A span of time in its two leading digits or so."""
+    """Seconds as text with about two significant digits."""
     if seconds < 100:
         return f"{seconds:.1f} s"
     for size, name in (60, "min"), (3600, "h"):
@@ -59,12 +76,12 @@ def ago(seconds: float) -> str:
 
 
 def shown(text: str | bytes) -> str:
-    """Printable, on one line."""
+    """Text made printable, on one line."""
     return printable(text if isinstance(text, bytes) else text.encode())
 
 
 def body_line(seq: int, state: str, body: bytes, full: bool) -> str:
-    """A body for a person: its sequence number and state, and as much of it as the line holds."""
+    """A body with its sequence number and state, cut to the terminal's width unless `full`."""
     about = f"{seq}  {state:<7}  "
     if full:
         return f"{about}({len(body)} bytes)\n{printable(body, lines=True)}"

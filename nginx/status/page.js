@@ -48,7 +48,7 @@ function judge() {
   if (!shown.gateway)
     return ["bad", "The gateway is away: nothing is taken", "Posts get 502; the gateway's log may say why."];
   const ready = sum("ready");
-  const base = shown.trouble.find((line) => line.startsWith("the database is away"));
+  const base = shown.trouble.find((line) => line.startsWith("the database is unavailable"));
   if (base && (sum("accepted") || !base.includes("no database yet")))
     return ["bad", "The database is away", `What is posted is taken and waits: ${bodies(ready)} now. ${base}`];
   const missing = shown.streams.filter((stream) => stream.missing);

@@ -1,1 +1,1 @@
-"""What the operator runs, one file a verb; nothing else imports it."""
+"""The operator's verbs, one file each. Nothing imports them but `__main__`, which imports the chosen one only."""

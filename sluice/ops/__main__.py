@@ -1,66 +1,77 @@
-"""bin/sluice, the operator's command: finds the verb and runs it.
+"""The operator's command, `bin/sluice` or the installed `sluice`: runs one verb.
 
-A verb is a module with a first line that says what it does, `arguments(parser)`, and `run(arguments, settings)`, which
-returns the exit status.
+A verb is a module: the first line of its docstring is its help, `arguments(parser)` defines its command line, and
+`run(arguments, settings)` returns the exit status.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import importlib
 import signal
 import sys
+from pathlib import Path
 
-from sluice import settings
-from sluice.ops import dead, drill, metrics, peek, purge, reload, replay, requeue, status, tail, top
+from sluice import screen, settings
 
-VERBS = (status, top, tail, peek, dead, replay, requeue, purge, metrics, reload, drill)
+VERBS = ("status", "top", "tail", "peek", "dead", "replay", "requeue", "purge", "metrics", "reload", "drill")
 STATUSES = """\
-exit status: 0 all is well; 1 there is something to look at: Redis or the database is away, a body is missing
-(status), letters stay dead (replay); 2 a wrong command line, condition or setting.
-Settings come from the environment, as for bin/up: PROTOCOL.md, section 6."""
+exit status: 0 all is well; 1 something needs attention: Redis or the database is unavailable, a body is missing
+(status), letters stay dead (replay); 2 the command line, a condition or a setting is invalid.
+Settings come from the environment, as for bin/up: docs/PROTOCOL.md, section 6."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line of all verbs."""
-    every = argparse.ArgumentParser(
-        prog="bin/sluice",
+def parser(verb: str) -> argparse.ArgumentParser:
+    """The command line of one verb; for anything else, the list of all, whose modules are read but not imported."""
+    whole = argparse.ArgumentParser(
+        prog=screen.PROGRAM,
         description="Look after a running Sluice.",
         epilog=STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    verbs = every.add_subparsers(metavar="VERB", title="verbs")
-    for verb in VERBS:
-        about = (verb.__doc__ or "").strip()
+    verbs = whole.add_subparsers(metavar="VERB", title="verbs")
+    if verb in VERBS:
+        module = importlib.import_module(f"sluice.ops.{verb}")
+        one = verbs.add_parser(verb, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        module.arguments(one)
+        one.set_defaults(run=module.run)
+        return whole
+    for name in VERBS:
+        about = ast.get_docstring(ast.parse(Path(__file__).with_name(f"{name}.py").read_text())) or ""
         first = about.partition("\n")[0].rstrip(".")
-        one = verbs.add_parser(
-            verb.__name__.rpartition(".")[2],
-            help=first[0].lower() + first[1:],
-            description=about,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        verb.arguments(one)
-        one.set_defaults(run=verb.run)
-    return every
+        verbs.add_parser(name, help=first[:1].lower() + first[1:])
+    return whole
 
 
 def main(words: list[str]) -> int:
-    """Run a verb; the exit status."""
-    every = parser()
-    arguments = every.parse_args(words)
+    """Run a verb; returns the exit status. The errors that every verb may raise are handled here."""
+    whole = parser(words[0] if words else "")
+    arguments = whole.parse_args(words)
     if not hasattr(arguments, "run"):
-        every.print_help()
+        whole.print_help()
         return 0
+
+    from redis.exceptions import RedisError  # only now: --help needs neither
+
+    from sluice.sinks import Unavailable
+
     try:
         return arguments.run(arguments, settings.load())
     except settings.SettingError as error:
         return settings.complain(error)
+    except RedisError as error:
+        screen.complain(f"Redis is unavailable: {error}")
+    except Unavailable as error:
+        screen.complain(f"the database is unavailable: {error}")
     except KeyboardInterrupt:
         return 130
+    return 1
 
 
 def command() -> None:
     """The installed command `sluice`."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # bin/sluice dead | head
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # sluice dead | head
     sys.exit(main(sys.argv[1:]))
 
 

@@ -1,6 +1,6 @@
-"""List the dead letters: how many for which reason, then the newest few.
+"""List the dead letters: how many for each reason, then the newest ones.
 
-CONDITION is SQL on id, received_at, stream, body, reason, whole, batch, seq; for instance: reason LIKE 'missing%'
+CONDITION is SQL on id, received_at, stream, body, reason, whole, batch, seq; for example: reason LIKE 'missing%'
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import json
 import shutil
 from typing import Any
 
-from sluice import screen, sinks
-from sluice.ledger import condition, moment, newest
+from sluice import ledger, screen
 from sluice.screen import shown
 from sluice.settings import Settings
 from sluice.sinks import DeadLetter
@@ -21,28 +20,21 @@ from sluice.sinks.schema import load_streams
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of this verb."""
-    parser.add_argument("--where", metavar="CONDITION", help="only those for which this holds")
-    parser.add_argument("--stream", metavar="NAME", help="only those of this stream")
-    parser.add_argument("--limit", metavar="N", type=int, default=10, help="how many of the newest (10)")
-    parser.add_argument("--full", action="store_true", help="with the whole body")
-    parser.add_argument("--json", action="store_true", help="for programs")
-    parser.epilog = "exit status: 0; 1 if the database is away; 2 for a wrong setting or condition"
+    parser.add_argument("--where", metavar="CONDITION", help="only letters that match this condition")
+    parser.add_argument("--stream", metavar="NAME", help="only letters of this stream")
+    parser.add_argument("--limit", metavar="N", type=int, default=10, help="number of newest letters to show (10)")
+    parser.add_argument("--full", action="store_true", help="show whole bodies")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.epilog = "exit status: 0; 1 if the database is unavailable; 2 if a setting or the condition is invalid"
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Print the counts and the newest letters; the exit status."""
-    where = condition(arguments.where, arguments.stream)
-    try:
-        sink = sinks.connect(s.sink, load_streams(s), make=False)
-        counts = sink.reasons(where)
-        letters = newest(sink, where, arguments.limit)
-        sink.close()
-    except (sinks.Unavailable, ImportError) as error:
-        screen.complain(f"the database is away: {error}")
-        return 1
-    except ValueError as error:
-        screen.complain(f"--where: {error}")
-        return 2
+    """Print the counts and the newest letters; returns the exit status."""
+    where = ledger.condition(arguments.where, arguments.stream)
+    sink = ledger.connect(s.sink, load_streams(s))
+    counts = ledger.reasons(sink, where)
+    letters = ledger.newest(sink, where, arguments.limit)
+    sink.close()
     if arguments.json:
         table = [{"stream": stream, "reason": reason, "letters": count} for stream, reason, count in counts]
         print(json.dumps({"counts": table, "letters": [plain(letter) for letter in letters]}, indent=2))
@@ -52,13 +44,13 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         for letter in letters:
             print("\n" + describe(letter, arguments.full))
     else:
-        print("There are no dead letters" + (" for which this holds." if where != "true" else "."))
+        print("There are no dead letters" + (" that match." if where != "true" else "."))
     return 0
 
 
 def plain(letter: DeadLetter) -> dict[str, Any]:
-    """A letter for programs; its body as text if it is UTF-8, else as base64."""
-    about = letter._asdict() | {"received_at": moment(letter)}
+    """A letter for JSON: its body as text if it is UTF-8, else as base64."""
+    about = letter._asdict() | {"received_at": ledger.received_at(letter)}
     del about["received"], about["body"]
     try:
         return about | {"body": letter.body.decode()}
@@ -67,11 +59,11 @@ def plain(letter: DeadLetter) -> dict[str, Any]:
 
 
 def describe(letter: DeadLetter, full: bool) -> str:
-    """A letter for a person: a line about it, its reason, and its body, cut to the terminal's width."""
+    """A letter for the terminal: its origin, its reason, and its body, cut to the width unless `full`."""
     part = "" if letter.whole else ", part of a body"
-    about = f"{moment(letter)}  {shown(letter.stream)} {letter.seq}  ({len(letter.body)} bytes{part})"
+    about = f"{ledger.received_at(letter)}  {shown(letter.stream)} {letter.seq}  ({len(letter.body)} bytes{part})"
     if full:
         return f"{about}\n  {shown(letter.reason)}\n{screen.printable(letter.body, lines=True)}"
     width = shutil.get_terminal_size().columns - 2
-    # a byte is shown with up to four characters, and not all of a large body needs to be made printable
+    # a byte takes at most four columns (\x1b), so the rest of a large body need not be made printable
     return "\n  ".join(screen.cut(x, width) for x in (about, shown(letter.reason), shown(letter.body[: width * 4])))

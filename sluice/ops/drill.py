@@ -13,10 +13,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sluice.drill.conduct import run
+from sluice.drill import conduct
 from sluice.drill.faults import FAULTS
-
-__all__ = ["arguments", "run"]
+from sluice.run.up import require_checkout
+from sluice.settings import Settings
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,3 +37,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, help="of the random choices; the drill prints it")
     add("--report", type=Path, metavar="DIR", help="directory of the report (INGEST_HOME/drill)")
     add("--keep", action="store_true", help="keep the files of the private installation")
+
+
+def run(arguments: argparse.Namespace, s: Settings) -> int:
+    """Hold the drill; returns the exit status."""
+    if not arguments.home:
+        require_checkout("a private drill")
+    return conduct.run(arguments, s)

@@ -1,6 +1,6 @@
-"""Show all figures as Prometheus reads them; nginx serves the same at /status/metrics.
+"""Print all figures in Prometheus's text format; nginx serves the same at /status/metrics.
 
-Rates are for Prometheus to take: the drain rate is rate(sluice_drained_bodies_total[1m]).
+Prometheus computes the rates: the drain rate is rate(sluice_drained_bodies_total[1m]).
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from sluice.settings import Settings
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of this verb."""
-    parser.epilog = "exit status: 0; 1 if Redis or the database is away or a body is missing; 2 for a wrong setting"
+    parser.epilog = (
+        "exit status: 0; 1 if Redis or the database is unavailable, or a body is missing; 2 if a setting is invalid"
+    )
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Print the metrics; the exit status."""
+    """Print the metrics; returns the exit status."""
     figures = Observer(s).look()
     sys.stdout.write(text(figures).decode())
     for line in figures["trouble"]:

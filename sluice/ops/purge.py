@@ -1,41 +1,29 @@
-"""Throw away the bodies of a stream that are ready. There is no way back; `status` says how many there were.
+"""Discard the READY bodies of a stream. This cannot be undone; `status` shows how many were purged.
 
-Only those that were there when the question was asked. What a worker has claimed stays.
+Bodies that arrive while the question is on the screen stay, and so do claimed bodies.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from redis.exceptions import RedisError
-
-from sluice import screen
-from sluice.ledger import PATIENCE, known
+from sluice import ledger, screen
 from sluice.settings import Settings
-from sluice.spool.inspector import Inspector
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of this verb."""
-    parser.add_argument("stream", metavar="STREAM")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.epilog = "exit status: 0; 1 if the answer is no or Redis is away; 2 for a wrong setting or no such stream"
+    screen.confirmed_arguments(parser)
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Ask, and purge; the exit status."""
-    try:
-        inspector = Inspector(str(s.redis), PATIENCE)
-        name = known(arguments.stream, s, inspector)
-        seen = inspector.snapshot(name)
-        if not seen.ready:
-            print(f"{name}: no body is ready.")
-            return 0
-        question = f"{name}: {seen.ready} accepted bodies wait to be stored. Throw them away for good?"
-        if not arguments.yes and not screen.agreed(question):
-            return 1
-        print(f"{name}: {inspector.purge(name, seen.claimed + seen.ready)} bodies thrown away")
-    except RedisError as error:
-        screen.complain(f"Redis is away: {error}")
+    """Ask, and purge; returns the exit status."""
+    name, inspector = arguments.stream, ledger.inspector(arguments.stream, s)
+    seen = inspector.snapshot(name)
+    if not seen.ready:
+        print(f"{name}: no body is ready.")
+        return 0
+    if not screen.confirmed(arguments, f"{name}: discard {seen.ready} accepted bodies that are not yet stored?"):
         return 1
+    print(f"{name}: {inspector.purge(name, seen.claimed + seen.ready)} bodies discarded")
     return 0

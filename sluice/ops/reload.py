@@ -1,8 +1,8 @@
-"""Let the gateway, the workers and the rest of a running bin/up go on with the code that is there now.
+"""Replace the gateway, the workers, metrics and page of a running bin/up by the code that is there now.
 
-No request fails meanwhile. The gateway is upgraded (USR2): a second one starts beside it on the same sockets, and only
-once that serves is the first one told to stop. Each worker finishes its batch and starts again, and so do
-metrics and page. Redis and nginx are left alone, and so are the settings: they are bin/up's, from its start.
+No request fails. A second gateway starts beside the first, on the same sockets (USR2); the first one stops once the
+second one serves. Each worker finishes its batch and restarts; metrics and page restart. Redis and nginx keep running,
+and the settings stay those with which bin/up was started.
 """
 
 from __future__ import annotations
@@ -11,24 +11,28 @@ import argparse
 
 from sluice.run import reload
 from sluice.run.reload import NOTICE
+from sluice.run.up import require_checkout
 from sluice.settings import Settings
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of this verb."""
-    # not always: each client needs a new connection for it
-    parser.add_argument("--nginx", action="store_true", help="nginx too: certificates and keys that have changed")
+    parser.add_argument(
+        "--nginx", action="store_true",
+        help="reload nginx too, for changed certificates and keys; every client then needs a new connection",
+    )  # fmt: skip
     parser.add_argument(
         "--notice", type=int, default=NOTICE, metavar="S",
-        help="seconds for clients to hear that nginx is about to hang up on idle ones (%(default)s); a request of "
-        "one that sends less often may cross that. 80 seconds are enough for all clients",
+        help="seconds of notice to clients before nginx closes idle connections (%(default)s). A client that sends "
+        "less often may lose a request; with 80 none does",
     )  # fmt: skip
     parser.epilog = (
-        "exit status: 0; 1 if bin/up does not run here, or something does not start anew (the old one goes on then); "
-        "2 for a wrong setting"
+        "exit status: 0; 1 if bin/up does not run here, or a new process does not start (the old one then continues); "
+        "2 if a setting is invalid"
     )
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Replace all that can be replaced; the exit status."""
+    """Replace the programs; returns the exit status."""
+    require_checkout("reload")
     return reload.run(s, arguments.notice if arguments.nginx else None)

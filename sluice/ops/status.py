@@ -1,52 +1,50 @@
-"""Show the ledger: of every stream what was accepted, and where all of it is.
+"""Show the ledger: for each stream, how many bodies were accepted, and where they are.
 
-accepted = ready + claimed + stored + dead + missing, counted in bodies, and missing is 0, at any load.
-oldest is how long the oldest body has waited that is not yet in the database.
+accepted = ready + claimed + stored + dead + missing, counted in bodies. missing is 0, under any load.
+oldest is the age of the oldest body that is not yet in the database.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
 
 from sluice import screen
-from sluice.ledger import STATES, Observer
+from sluice.ledger import STATES, Figures, Observer
 from sluice.settings import Settings
 
-PURGED = "{}: {} accepted bodies were thrown away by `bin/sluice purge`."
-NO_DECODER = "{}: no decoder: what is posted to it waits on the list; INGEST_RECORDS names the module that has one."
-KEYS = (*STATES, "purged", "oldest_seconds", "decoder")
+PURGED = "{}: {} accepted bodies were discarded by `{} purge`."
+NO_DECODER = "{}: no decoder, so its bodies stay on the list; INGEST_RECORDS names the module that has one."
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of this verb."""
-    parser.add_argument("--json", action="store_true", help="for programs")
-    parser.epilog = "exit status: 0; 1 if Redis or the database is away or missing is not 0; 2 for a wrong setting"
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.epilog = (
+        "exit status: 0; 1 if Redis or the database is unavailable, or missing is not 0; 2 if a setting is invalid"
+    )
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Print the ledger; the exit status."""
-    figures = Observer(s).look()
-    rows = [{"stream": name} | {key: one[key] for key in KEYS} for name, one in figures["streams"].items()]
-    trouble = figures["trouble"]
+    """Print the ledger; returns the exit status."""
+    found = Observer(s).ledger()
     if arguments.json:
-        print(json.dumps({"streams": rows, "trouble": trouble}, indent=2))
+        rows = [{"stream": name} | row for name, row in found["streams"].items()]
+        print(json.dumps({"streams": rows, "trouble": found["trouble"]}, indent=2))
     else:
-        print(screen.table(("stream", *STATES, "oldest"), map(cells, rows)))
-        for row in rows:
+        print(screen.table(("stream", *STATES, "oldest"), (cells(*item) for item in found["streams"].items())))
+        for name, row in found["streams"].items():
             if not row["decoder"]:
-                print(NO_DECODER.format(row["stream"]))
-        for row in rows:
+                print(NO_DECODER.format(name))
             if row["purged"]:
-                print(PURGED.format(row["stream"], row["purged"]))
-    for line in trouble:
+                print(PURGED.format(name, row["purged"], screen.PROGRAM))
+    for line in found["trouble"]:
         screen.complain(line)
-    return 1 if trouble else 0
+    return 1 if found["trouble"] else 0
 
 
-def cells(entry: dict[str, Any]) -> list[str]:
-    """A line of the table."""
-    known = ["?" if entry[state] is None else str(entry[state]) for state in STATES]
-    oldest = entry["oldest_seconds"]
-    return [screen.printable(entry["stream"].encode()), *known, "" if oldest is None else screen.ago(oldest)]
+def cells(name: str, row: Figures) -> list[str]:
+    """A line of the table; ? for an unknown figure."""
+    known = ["?" if row[state] is None else str(row[state]) for state in STATES]
+    oldest = row["oldest_seconds"]
+    return [screen.shown(name), *known, "" if oldest is None else screen.ago(oldest)]

@@ -1,8 +1,8 @@
-"""Watch the streams live: rates, what waits and for how long, who holds what, what is dead. q or Ctrl-C ends it.
+"""Watch the streams live: rates, backlogs, ages, claims of workers, dead letters. q or Ctrl-C ends it.
 
-in/s and out/s are bodies accepted and bodies that workers took off the list, over the last five seconds. The small
-chart is what waits, at most a look a column, the newest to the right; its top is the most that it shows.
-Without a terminal it prints one picture after the other. NO_COLOR=1 switches colours off; no meaning is in them alone.
+in/s is bodies accepted per second, out/s bodies that workers took off the list, over the last five seconds. The chart
+shows the bodies that wait, one reading per column, the newest at the right, scaled to its maximum.
+Without a terminal, one screen is printed after another. NO_COLOR=1 switches colours off; they carry no information.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from sluice import screen
 from sluice.ledger import Figures, Observer
 from sluice.settings import Settings
 
-SPAN = 5.0  # seconds that a rate is taken over
+SPAN = 5.0  # seconds over which a rate is taken
 CHART = 18  # columns
 RAMPS = {"utf-8": " ▁▂▃▄▅▆▇█", "ascii": " .:-=+*#@"}
 LETTERS = 5  # reasons
-OLD = 60.0  # seconds: a body that waits longer is worth a colour
+OLD = 60.0  # seconds: the age of a body that has waited longer is coloured
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of this verb."""
-    parser.add_argument("--every", metavar="S", type=float, default=1.0, help="seconds between two looks (1)")
-    parser.add_argument("--count", metavar="N", type=int, default=0, help="end after so many looks")
-    parser.epilog = "exit status: 0; 2 for a wrong setting"
+    parser.add_argument("--every", metavar="S", type=float, default=1.0, help="seconds between two readings (1)")
+    parser.add_argument("--count", metavar="N", type=int, default=0, help="stop after N readings")
+    parser.epilog = "exit status: 0; 2 if a setting is invalid"
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Look and show until told to stop; the exit status."""
+    """Read and draw until stopped; returns the exit status."""
     view = View(Observer(s), Console(highlight=False))
     looks = 0
-    with contextlib.suppress(KeyboardInterrupt), shown(view.console) as show, keys() as pressed:
+    with contextlib.suppress(KeyboardInterrupt), display(view.console) as show, keys() as pressed:
         while True:
             show(view.frame())
             looks += 1
@@ -54,18 +54,18 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
 
 
 @contextlib.contextmanager
-def shown(console: Console) -> Iterator:
-    """What shows a picture: in place of the one before on a terminal, after it elsewhere."""
+def display(console: Console) -> Iterator:
+    """A function that shows a frame: on a terminal it replaces the last one, elsewhere it follows it."""
     if not console.is_terminal:
-        yield lambda picture: console.print(picture, "")
+        yield lambda frame: console.print(frame, "")
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        yield lambda picture: live.update(picture, refresh=True)
+        yield lambda frame: live.update(frame, refresh=True)
 
 
 @contextlib.contextmanager
 def keys() -> Iterator:
-    """What waits so many seconds for a q, and says whether it came."""
+    """A function that waits for up to so many seconds; True if q was pressed."""
     if not sys.stdin.isatty():
         yield lambda seconds: time.sleep(seconds)
         return
@@ -86,7 +86,7 @@ def keys() -> Iterator:
 
 
 class View:
-    """What is known from look to look, and its picture."""
+    """The recent readings, and the frame drawn from them."""
 
     def __init__(self, observer: Observer, console: Console) -> None:
         self.observer = observer
@@ -96,7 +96,7 @@ class View:
         self.charts: dict[str, deque[int]] = {}
 
     def frame(self) -> RenderableType:
-        """Look, and draw."""
+        """Take a reading and draw it."""
         now = self.observer.look()
         while len(self.seen) > 1 and now["time"] - self.seen[1]["time"] >= SPAN:
             self.seen.popleft()
@@ -110,14 +110,14 @@ class View:
         return Group(*parts)
 
     def head(self, now: Figures) -> Text:
-        """The line above: when, who is there, what Redis takes, what a commit costs."""
+        """The first line: time, processes, memory of Redis, cost of a commit."""
         parts = [time.strftime("%H:%M:%S", time.localtime(now["time"]))]
         if now["processes"] is not None:
             for role in "gateway", "worker":
                 parts.append(f"{role}s {sum(one['role'] == role for one in now['processes'])}")
         if now["memory"]:
-            most = now["memory"]["most"]
-            parts.append(f"Redis {size(now['memory']['used'])}" + (f"/{size(most)}" if most else ""))
+            limit = now["memory"]["most"]
+            parts.append(f"Redis {size(now['memory']['used'])}" + (f"/{size(limit)}" if limit else ""))
         before = self.seen[0]["commit"], self.seen[0]["batch"]
         if all(before) and now["commit"] and (commits := now["commit"]["count"] - before[0]["count"]) > 0:
             bodies = (now["batch"]["sum"] - before[1]["sum"]) / commits
@@ -126,7 +126,7 @@ class View:
         return Text("  ".join(parts), "bold", overflow="ellipsis", no_wrap=True)
 
     def streams(self, now: Figures) -> Table:
-        """A row a stream."""
+        """One row per stream."""
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
         table.add_column("stream", max_width=14, no_wrap=True)
         for name in "in/s", "out/s", "waiting", "bytes":
@@ -153,7 +153,7 @@ class View:
         return table
 
     def rate(self, stream: str, figure: str) -> str:
-        """Bodies a second, by the looks that are remembered."""
+        """Bodies per second over the recent readings; ? if unknown."""
         old, new = self.seen[0], self.seen[-1]
         before = old["streams"].get(stream, {}).get(figure)
         after = new["streams"][stream][figure]
@@ -163,7 +163,7 @@ class View:
         return f"{rate:.1f}" if 0 < rate < 10 else f"{rate:,.0f}"
 
     def workers(self, now: Figures) -> Table | None:
-        """Who holds what."""
+        """The workers and their claims."""
         workers = [one for one in now["processes"] or () if one["role"] == "worker"]
         if not workers:
             return None
@@ -188,12 +188,12 @@ class View:
             texts = [screen.printable(one[name].encode()) for name in ("stream", "reason")]
             table.add_row(number(one["letters"]), *map(Text, texts))
         if (more := len(now["dead_letters"]) - LETTERS) > 0:
-            table.add_row("", "", f"and {more} other reasons: bin/sluice dead")
+            table.add_row("", "", f"and {more} other reasons: {screen.PROGRAM} dead")
         return table
 
 
 def number(n: int | None) -> str:
-    """A number that is read at a glance; a question mark where it is not known."""
+    """A number with separators, large ones in millions; ? if unknown."""
     return "?" if n is None else f"{n:,}" if abs(n) < 10_000_000 else f"{n / 1e6:,.0f}M"
 
 
@@ -207,7 +207,7 @@ def size(n: float) -> str:
 
 
 def drawn(values: deque[int], ramp: str) -> str:
-    """A line of bars; what is above 0 is seen."""
-    most = max(values, default=0) or 1
+    """A line of bars; a value above 0 has at least the smallest bar."""
+    top = max(values, default=0) or 1
     last = len(ramp) - 1
-    return "".join(ramp[0 if not value else max(1, round(value / most * last))] for value in values).rjust(CHART)
+    return "".join(ramp[0 if not value else max(1, round(value / top * last))] for value in values).rjust(CHART)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice import screen, settings, sinks
-from sluice.ledger import STATES, Observer, fed, moment, newest
+from sluice.ledger import STATES, Observer, all_routes, newest, received_at
 from sluice.settings import Settings
 from sluice.sinks import DeadLetter
 
@@ -66,7 +66,7 @@ class Page:
         self.gateway_sockets = s.gateway_sockets
         self.observer = Observer(s)
         self.paths: dict[str, list[str]] = {}
-        for path, route in fed(s).items():
+        for path, route in all_routes(s).items():
             self.paths.setdefault(route.stream, []).append(path)
         self.looks = 0
         self.gateway = False
@@ -123,7 +123,7 @@ class Page:
 
 def shown(letter: DeadLetter) -> dict[str, Any]:
     """A dead letter as the page has it."""
-    about = {"time": moment(letter), "stream": letter.stream, "seq": letter.seq, "reason": letter.reason}
+    about = {"time": received_at(letter), "stream": letter.stream, "seq": letter.seq, "reason": letter.reason}
     return about | {"bytes": len(letter.body), "excerpt": excerpt(letter.body)}
 
 

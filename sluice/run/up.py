@@ -40,7 +40,13 @@ stderr_logfile_backups=2"""
 
 
 class CannotStart(Exception):
-    """Why not, in one line for a person."""
+    """One line with the reason."""
+
+
+def require_checkout(what: str) -> None:
+    """Raises: SettingError if this is an installed package, which lacks bin/up and what it starts."""
+    if not (ROOT / "bin/up").exists():
+        raise settings.SettingError(f"{what} needs a checkout of Sluice: run its bin/sluice instead.")
 
 
 def say(text: str) -> None:

@@ -50,7 +50,7 @@ def test_peek_shows_the_oldest_bodies_and_takes_none(tmp: Path, redis: Server) -
     assert [line.split()[0] for line in out.splitlines()] == ["20", "21"]
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) == 80
-    assert sluice(tmp, "peek", "gps")[1] == "Nothing waits.\n"
+    assert sluice(tmp, "peek", "gps")[1] == "No body is ready or claimed.\n"
     assert ready(redis) == before
 
 
@@ -74,14 +74,14 @@ def test_a_stream_that_is_not_there_is_one_line_and_status_2(verb: str, tmp: Pat
 def test_without_redis_there_is_a_line_and_status_1(verb: str, tmp: Path) -> None:
     code, out, complaints = sluice(tmp, verb, "votes")
     assert (code, out, complaints.count("\n")) == (1, "", 1)
-    assert complaints.startswith("sluice: Redis is away: ")
+    assert complaints.startswith("sluice: Redis is unavailable: ")
 
 
 def test_tail_shows_every_body_in_order_and_takes_none(tmp: Path, redis: Server) -> None:
     push(redis, b"before")
     command = [ROOT / "bin/sluice", "tail", "votes", "--count", "300"]
     with running(command, tmp / "tail.out", environment(tmp)) as process:
-        poll(lambda: "from 2 on" in (tmp / "tail.out").read_text())
+        poll(lambda: "from sequence number 2\n" in (tmp / "tail.out").read_text())
         for n in range(300):
             push(redis, b"body-%d" % n)
         assert process.wait(30) == 0
@@ -96,19 +96,19 @@ def test_tail_counts_what_came_and_went_while_a_worker_takes_it(tmp: Path, redis
         running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", environment(tmp)),
         running([ROOT / "bin/sluice", "tail", "votes"], tmp / "tail.out", environment(tmp)) as process,
     ):
-        poll(lambda: "from 1 on" in (tmp / "tail.out").read_text())
+        poll(lambda: "from sequence number 1\n" in (tmp / "tail.out").read_text())
         os.killpg(process.pid, signal.SIGSTOP)
         push(redis, *map(vote, range(100)))
         poll(lambda: status(tmp)[1]["votes"]["stored"] == 100, 30)
         os.killpg(process.pid, signal.SIGCONT)
-        poll(lambda: "\n… 100 that came and went" in (tmp / "tail.out").read_text())
+        poll(lambda: "\n… 100 came and went" in (tmp / "tail.out").read_text())
         for n in range(400):
             push(redis, vote(n))
 
         def told() -> bool:
             text = (tmp / "tail.out").read_text()
             shown = len(re.findall(r"^\d+  (?:ready|claimed)", text, re.M))
-            gone = sum(map(int, re.findall(r"^… (\d+) that came and went", text, re.M)))
+            gone = sum(map(int, re.findall(r"^… (\d+) came and went", text, re.M)))
             assert shown > 0
             return shown + gone == 500
 
@@ -130,15 +130,15 @@ def test_purge_asks_and_throws_away_what_was_ready_then(
         answering(answer, monkeypatch)
         code, out, question = sluice(tmp, "purge", "votes")
         assert (code, out) == (1, "")
-        assert question.startswith("votes: 7 accepted bodies wait to be stored. Throw them away for good? [y/N] ")
+        assert question.startswith("votes: discard 7 accepted bodies that are not yet stored? [y/N] ")
         assert len(ready(redis)) == 7
     answering("y\n", monkeypatch)
-    assert sluice(tmp, "purge", "votes")[:2] == (0, "votes: 7 bodies thrown away\n")
+    assert sluice(tmp, "purge", "votes")[:2] == (0, "votes: 7 bodies discarded\n")
     assert ready(redis) == []
     code, ledger, trouble = status(tmp)
     votes = ledger["votes"]
     assert (code, trouble, votes["missing"], votes["purged"], votes["claimed"]) == (0, [], 0, 7, 3)
-    assert "votes: 7 accepted bodies were thrown away by `bin/sluice purge`." in sluice(tmp, "status")[1]
+    assert "votes: 7 accepted bodies were discarded by `bin/sluice purge`." in sluice(tmp, "status")[1]
     # no sequence number is given twice
     push(redis, vote("after"))
     assert sluice(tmp, "peek", "votes", "--from", "4")[1].split()[0] == "11"
@@ -169,7 +169,7 @@ def test_requeue_gives_claims_to_whoever_claims_next_with_their_ids(
     answering("no\n", monkeypatch)
     code, _, question = sluice(tmp, "requeue", "votes")
     assert code == 1
-    assert question == f"votes: 1 open claims with 3 bodies, held by worker {os.getpid()}. End their leases? [y/N] "
+    assert question == f"votes: end the leases of 1 open claims with 3 bodies, held by worker {os.getpid()}? [y/N] "
     answering("yes\n", monkeypatch)
     assert sluice(tmp, "requeue", "votes")[:2] == (0, "votes: 1 leases ended\n")
     again = outlet.claim("votes")
@@ -204,8 +204,8 @@ def test_top_shows_each_stream_its_workers_and_its_dead_letters_in_80_columns(tm
 def test_top_says_what_is_away(tmp: Path) -> None:
     code, out, _ = sluice(tmp, "top", "--count", "1", TERM="dumb")
     assert code == 0
-    assert "! Redis is away: " in out
-    assert "! the database is away: " in out
+    assert "! Redis is unavailable: " in out
+    assert "! the database is unavailable: " in out
 
 
 @pytest.mark.parametrize("colour", [True, False])

@@ -1,0 +1,82 @@
+"""The command itself: it imports the chosen verb only, and knows how it was called and whether it is in a checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sluice.drill.harness import ROOT, environment
+from sluice.ledger import STATES
+from sluice.ops.__main__ import VERBS
+from verbs import sluice
+
+IMPORTED = "import sys\nfrom sluice.ops.__main__ import main\nmain(sys.argv[1:])\nprint(*sys.modules, file=sys.stderr)"
+
+
+def imported(tmp: Path, *words: str) -> tuple[str, set[str]]:
+    """What a call prints, and the modules that it imports."""
+    command = [sys.executable, "-c", IMPORTED, *words]
+    done = subprocess.run(command, cwd=ROOT, env=environment(tmp), capture_output=True, text=True, timeout=60)
+    return done.stdout, set(done.stderr.splitlines()[-1].split())
+
+
+def verbs(modules: set[str]) -> set[str]:
+    return {name.rpartition(".")[2] for name in modules if name.startswith("sluice.ops.")} - {"__main__"}
+
+
+def test_status_imports_no_other_verb_and_nothing_that_only_other_verbs_need(tmp: Path) -> None:
+    _, modules = imported(tmp, "status")
+    assert verbs(modules) == {"status"}
+    assert not modules & {"rich", "prometheus_client", "supervisor", "sluice.run", "sluice.drill"}
+
+
+def test_the_help_lists_every_verb_with_a_line_and_imports_none(tmp: Path) -> None:
+    out, modules = imported(tmp)
+    lines = [line.split() for line in out.splitlines()]
+    assert [line[0] for line in lines if len(line) > 2 and line[0] in VERBS] == list(VERBS)
+    assert verbs(modules) == set()
+    assert not modules & {"redis", "apsw", "sluice.ledger"}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_imports_no_other_verb(verb: str) -> None:
+    text = (ROOT / f"sluice/ops/{verb}.py").read_text()
+    assert "sluice.ops" not in text and "from sluice import ops" not in text
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_verb_ends_with_its_exit_statuses(verb: str, tmp: Path) -> None:
+    code, out, _ = sluice(tmp, verb, "--help")
+    assert code == 0
+    assert "exit status: 0" in out
+
+
+def test_the_json_of_status_has_the_documented_keys(tmp: Path) -> None:
+    found = json.loads(sluice(tmp, "status", "--json")[1])
+    assert list(found) == ["streams", "trouble"]
+    keys = ["stream", *STATES, "purged", "oldest_seconds", "decoder"]
+    assert STATES == ("accepted", "ready", "claimed", "stored", "dead", "missing")
+    assert [list(row) for row in found["streams"]] == [keys] * 3
+
+
+@pytest.mark.parametrize("called, name", [("/usr/local/bin/sluice", "sluice"), ("-m", "bin/sluice")])
+def test_it_calls_itself_as_it_was_called(called: str, name: str) -> None:
+    program = f"import sys; sys.argv = [{called!r}, '--help']; from sluice.ops.__main__ import command; command()"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith(f"usage: {name} ")
+
+
+@pytest.mark.parametrize("verb, what", [("reload", "reload"), ("drill", "a private drill")])
+def test_outside_a_checkout_a_verb_that_needs_one_says_so_in_one_line(verb: str, what: str, tmp: Path) -> None:
+    shutil.copytree(ROOT / "sluice", tmp / "sluice", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "sluice.ops", verb]
+    env = environment(tmp) | {"PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]}
+    done = subprocess.run(command, cwd=tmp, env=env, capture_output=True, text=True, timeout=60)
+    line = f"sluice: {what} needs a checkout of Sluice: run its bin/sluice instead.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
