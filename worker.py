@@ -1,7 +1,7 @@
-"""The daemon between the list and the database: claim -> decode -> persist -> settle, and bury what makes no sense.
+"""The daemon between the list and the database: claim, decode, persist, settle; bury what cannot be stored.
 
-worker.py [run]   until SIGTERM or SIGINT: this batch is finished; a second signal stops at once, and nothing is lost
-worker.py drain   until the lists are empty; status 1 if anything went to the dead letters
+worker.py [run]   until SIGTERM or SIGINT: finishes the present batch; a second signal exits at once and loses nothing
+worker.py drain   until the lists are empty; status 1 if anything was buried in dead_letters
 """
 
 from __future__ import annotations
@@ -23,221 +23,243 @@ from sluice import daemon, settings, sinks
 from sluice.sinks.schema import load_streams
 from sluice.spool import counters
 from sluice.spool.contract import LEASE, Claim
-from sluice.spool.outlet import Lost, Outlet
+from sluice.spool.outlet import MAX_BODIES, MAX_BYTES, Lost, Outlet
 from sluice.streams import registry
 from sluice.streams.record import Limits, Record, Reject
 from sluice.streams.registry import Stream
 
 log = logging.getLogger("sluice.worker")
 
-IDLE = 0.03  # seconds between two looks at short lists: a lone body waits less than 100 ms, idle is under 1 % of a core
-# Streams take turns. A claim holds as many bodies as should take this long by what the last one took, and after few
-# bodies not many: then neither bodies that are slow to decode nor a burst of them keep the other streams waiting.
+# Seconds between two polls while no claim is full: a lone body waits less than 100 ms, and an idle worker takes less
+# than 1 % of a core. Bodies collect meanwhile: few large transactions instead of many small ones.
+IDLE = 0.03
+# Streams take turns. A claim holds as many bodies as should take TURN at the rate of the last claim, but at most
+# FIRST_BODIES or twice as many as the last one: a burst of expensive bodies must not delay the other streams either.
 TURN = 1.0  # seconds of CPU
-FEW = 64  # bodies
-SAMPLE = 16  # of so many bodies the decoding of one is timed: looking at the clock takes a thirtieth of storing a body
-BACKOFF = (0.1, 10.0)  # seconds between two tries while the sink or Redis is away: the first, and the longest
+FIRST_BODIES = 64
+SAMPLE = 16  # time one decode in 16: reading the clock takes a thirtieth of the time of storing a body
+BACKOFF = (0.1, 10.0)  # seconds between two attempts while the sink or Redis is unavailable: first, maximum
 
 
 class StreamState:
-    """One stream's way through this worker: the claim at hand, and where many wait, the next one on its way."""
+    """One stream in this worker: the claim in progress, the prefetched one, and the size of the one after."""
 
-    def __init__(self, stream: Stream, spool: Outlet) -> None:
+    def __init__(self, stream: Stream, outlet: Outlet) -> None:
         self.stream = stream
-        counted = spool.counts
-        self.decoded = counted.histogram(f"decode_seconds {stream.name}", counters.SECONDS)
-        self.persisted = counted.histogram(f"persist_seconds {stream.name}", counters.SECONDS)
-        self.errors = counted.counter(f"sink_errors {stream.name}")
+        counts = outlet.counts
+        self.decoded = counts.histogram(f"decode_seconds {stream.name}", counters.SECONDS)
+        self.persisted = counts.histogram(f"persist_seconds {stream.name}", counters.SECONDS)
+        self.errors = counts.counter(f"sink_errors {stream.name}")
         self.claim: Claim | None = None
-        self.coming: Callable[[], Claim | None] | None = None  # the next claim, for who waits for it
-        self.most = min(FEW, spool.most)  # bodies of the next claim
-        self.wait = 0.0  # seconds before the next try while the sink is away
-        self.due = 0.0  # when (monotonic) that is
+        self.prefetched: Callable[[], Claim | None] | None = None  # reads the reply to the request for the next claim
+        self.max_bodies = FIRST_BODIES  # of the next claim
+        self.backoff = 0.0  # seconds between two attempts to persist the claim
+        self.retry_at = 0.0  # monotonic
+
+    def postpone(self) -> None:
+        """Keep the claim for a later attempt. Its lease stays alive, and the other streams go on."""
+        self.backoff = min(max(self.backoff * 2, BACKOFF[0]), BACKOFF[1])
+        self.retry_at = time.monotonic() + self.backoff
+
+    def size_next_claim(self, claim: Claim, seconds: float) -> None:
+        """Set the size of the next claim from the CPU seconds that this one took."""
+        fit = int(claim.count * TURN / max(seconds, 1e-6))
+        self.max_bodies = max(1, min(fit, max(FIRST_BODIES, 2 * claim.count), MAX_BODIES))
 
 
 class PartialDecode(Exception):
-    """A decoder failed after it gave some records of a body: they must not be stored, for the whole body is buried."""
+    """A decoder failed after it had yielded records. They must not be stored, because the whole body is buried."""
 
 
 class Worker:
     """Claims, persists and settles, one stream after the other."""
 
-    def __init__(self, spool: Outlet, url: str, streams: dict[str, Stream], bounds: Limits) -> None:
-        """url: of the sink. bounds: what one body may cost."""
-        self.spool = spool
+    def __init__(self, outlet: Outlet, url: str, streams: dict[str, Stream], limits: Limits) -> None:
+        """url: of the sink. limits: of one body."""
+        self.outlet = outlet
         self.url = url
         self.streams = streams
-        self.bounds = bounds
+        self.limits = limits
         self.sink: sinks.Sink | None = None
-        self.states = [StreamState(stream, spool) for stream in streams.values()]
-        self.letters = 0
+        self.states = [StreamState(stream, outlet) for stream in streams.values()]
+        self.buried = 0
         self.stopping = False
-        # held until `stop`: unlike an Event it may be let go of by a signal that comes at any point of a wait for it
+        # A lock used as an event: unlike Event.set(), release() is safe in a signal handler. Held until `stop`.
         self.wake = threading.Lock()
         self.wake.acquire()
-        self.said: dict[str, str | None] = {}
+        self.logged: dict[str, str | None] = {}
 
     def run(self, drain: bool = False) -> None:
-        """Work until told to stop; with `drain` until there is nothing left."""
-        with contextlib.suppress(sinks.Unavailable):  # it is said when there is something to store
+        """Work until `stop`; with `drain`, until the lists are empty."""
+        with contextlib.suppress(sinks.Unavailable):  # logged when there is something to store
             self.sink = self.sink or sinks.connect(self.url, self.streams)
-        renewing = threading.Thread(target=self.renew, name="renew", daemon=True)
-        renewing.start()
+        threading.Thread(target=self.renew, name="renew", daemon=True).start()
         backoff = BACKOFF[0]
         watchdog = daemon.Watchdog()
         while not self.stopping:
             watchdog.turn()
             try:
-                held = [state for state in self.states if state.claim]
-                waiting = self.spool.waiting([state.stream.name for state in self.states])
+                held = any(state.claim for state in self.states)
+                work = self.outlet.has_work([state.stream.name for state in self.states])
                 busy = False
-                for state, some in zip(self.states, waiting, strict=True):
+                for state, some in zip(self.states, work, strict=True):
                     if (some or state.claim) and not self.stopping:
                         busy |= self.step(state)
-                self.say("redis", None)
+                self.log_change("redis", None)
                 backoff = BACKOFF[0]
             except RedisError as error:
-                self.say("redis", f"Redis is away: {error}")
+                self.log_change("redis", f"Redis is unavailable: {error}")
                 self.wake.acquire(timeout=backoff)
                 backoff = min(backoff * 2, BACKOFF[1])
                 continue
-            if drain and not held and not any(waiting):
+            if drain and not held and not any(work):
                 break
             if not busy:
                 self.wake.acquire(timeout=IDLE)
         for state in self.states:
-            if state.coming and not state.claim:
+            if state.prefetched and not state.claim:
                 with contextlib.suppress(RedisError):
                     self.step(state)
         self.release()
 
     def stop(self) -> None:
-        """Stop after the batch at hand. To be called once."""
+        """Stop after the present batch. Call it once."""
         self.stopping = True
         self.wake.release()
 
     def step(self, state: StreamState) -> bool:
-        """Carry one batch of a stream as far as it goes; whether to go on at once."""
-        if state.claim is None:
-            coming = state.coming or self.spool.claiming(state.stream.name, state.most)
-            state.coming = None
-            state.claim = coming()
-            if state.claim is None:
-                return False
-        elif time.monotonic() < state.due:
-            return False
+        """Claim, persist and settle one batch of a stream; whether the stream should get its next step at once."""
         claim = state.claim
-        start, began = time.thread_time(), time.monotonic()
+        if claim is None:
+            read_reply = state.prefetched or self.outlet.request_claim(state.stream.name, state.max_bodies)
+            state.prefetched = None
+            claim = state.claim = read_reply()
+            if claim is None:
+                return False
+        elif time.monotonic() < state.retry_at:
+            return False
+        cpu, began = time.thread_time(), time.monotonic()
+        outcome = self.persist(state, claim)
+        if outcome is None:
+            return state.claim is None
+        state.persisted.add(time.monotonic() - began)
+        self.log_change(state.stream.name, None)
+        self.buried += outcome.letters
+        if outcome.letters:
+            log.warning("%s: %d buried; `bin/sluice dead` lists them", state.stream.name, outcome.letters)
+        self.outlet.settle(claim)
+        full = claim.count >= state.max_bodies or claim.size >= MAX_BYTES
+        state.size_next_claim(claim, time.thread_time() - cpu)
+        state.claim, state.backoff = None, 0.0
+        return full
+
+    def persist(self, state: StreamState, claim: Claim) -> sinks.Outcome | None:
+        """Store a claim. None if it was not stored: it is kept for a later attempt, or given up if it is lost.
+
+        Raises: RedisError.
+        """
         try:
             if self.sink is None:
                 self.sink = sinks.connect(self.url, self.streams)
             try:
-                outcome = self.sink.persist(claim, lambda: self.decode(state, claim))
+                return self.sink.persist(claim, lambda: self.entries(state, claim))
             except PartialDecode:
-                outcome = self.sink.persist(claim, lambda: self.decode(state, claim, whole=True))
+                return self.sink.persist(claim, lambda: self.entries(state, claim, whole=True))
         except sinks.Unavailable as error:
             state.errors.n += 1
-            self.say(state.stream.name, f"the sink is away: {error}")
-            return self.postpone(state)
+            self.log_change(state.stream.name, f"the sink is unavailable: {error}")
         except Lost as error:
             log.warning("%s", error)
             state.claim = None
-            return True
+            return None
         except RedisError:
             raise
         except Exception as error:
-            log.error("%s: this was not foreseen; it will be tried again\n%s", state.stream.name, trace(error))
-            return self.postpone(state)
-        state.persisted.add(time.monotonic() - began)
-        self.say(state.stream.name, None)
-        self.letters += outcome.letters
-        if outcome.letters:
-            log.warning("%s: %d buried; `bin/sluice dead` lists them", state.stream.name, outcome.letters)
-        self.spool.settle(claim)
-        full = claim.count >= state.most or claim.size >= self.spool.size
-        fit = int(claim.count * TURN / max(time.thread_time() - start, 1e-6))
-        state.most = max(1, min(fit, max(FEW, 2 * claim.count), self.spool.most))
-        state.claim, state.wait = None, 0.0
-        # what was less than a claim is left to grow for a moment: few large transactions instead of many small ones
-        return full
+            log.error("%s: unexpected error; will retry\n%s", state.stream.name, trace(error))
+        state.postpone()
+        return None
 
-    def postpone(self, state: StreamState) -> bool:
-        """Try this claim again later. It is kept, and its lease alive; the other streams go on."""
-        state.wait = min(max(state.wait * 2, BACKOFF[0]), BACKOFF[1])
-        state.due = time.monotonic() + state.wait
-        return False
+    def entries(self, state: StreamState, claim: Claim, whole: bool = False) -> Iterator[sinks.Entry]:
+        """Read the bodies of a claim, prefetch the next claim, and return the entries of this one; see `decode`.
 
-    def decode(self, state: StreamState, claim: Claim, whole: bool = False) -> Iterator[sinks.Entry]:
+        The sink calls this within its transaction. Redis then executes the next claim while these bodies are stored;
+        if it were requested earlier, the bodies would have to wait for it.
+        """
+        bodies = self.outlet.bodies(claim)
+        # A claim below the maximum has emptied the list, or the size of the next one depends on the time of this one.
+        if claim.count == MAX_BODIES and claim.size <= MAX_BYTES and not state.prefetched and not self.stopping:
+            state.prefetched = self.outlet.request_claim(claim.stream, state.max_bodies)
+        return self.decode(state, claim, bodies, whole)
+
+    def decode(
+        self, state: StreamState, claim: Claim, bodies: Iterable[bytes], whole: bool = False
+    ) -> Iterator[sinks.Entry]:
         """The entries of a claim. A decoder that fails costs its body, not the batch.
 
-        whole: nothing of a body is given away before all of it is decoded.
-        Raises: PartialDecode, if not `whole`; Lost.
+        whole: decode each body completely before its first entry.
+        Raises: PartialDecode, if not `whole`; whatever `bodies` raises.
         """
-        stream = state.stream
-        decode, bounds, seq, until = stream.decode, self.bounds, claim.first, 0
-        for body in self.spool.bodies(claim):
+        name, decode, limits, seq, until = state.stream.name, state.stream.decode, self.limits, claim.first, 0
+        for body in bodies:
             if seq >= until:
                 received, until = claim.received(seq)
-                # Redis moves the next ones while these, which it has given away, are stored
-                if claim.count == self.spool.most and state.coming is None and not self.stopping:
-                    state.coming = self.spool.claiming(stream.name, state.most)
-            given = False
+            yielded = False
             try:
-                things = decode(body, bounds) if seq % SAMPLE else timed(decode, body, bounds, state.decoded)
-                for thing in list(things) if whole else things:
-                    given = True
-                    yield seq, received, body, thing
+                results = decode(body, limits) if seq % SAMPLE else timed(decode, body, limits, state.decoded)
+                for result in list(results) if whole else results:
+                    yielded = True
+                    yield seq, received, body, result
             except Exception as error:
-                if given:
+                if yielded:
                     raise PartialDecode from error
-                log.error("%s: the decoder failed\n%s", stream.name, trace(error))
+                log.error("%s: the decoder failed\n%s", name, trace(error))
                 yield seq, received, body, Reject(body, f"the decoder failed: {type(error).__name__}", True)
             seq += 1
 
     def renew(self) -> None:
-        """Keep the leases of held claims alive, however long the sink takes, and tell Redis how this worker is."""
+        """Keep the leases of held claims alive, however long the sink takes, and report to Redis. Runs in a thread."""
         while not self.stopping:
             held = [claim for state in self.states if (claim := state.claim)]
-            with contextlib.suppress(RedisError):  # the main loop says so; whoever comes takes up a lost lease
+            with contextlib.suppress(RedisError):  # the main loop logs it; after a lost lease another worker claims
                 for claim in held:
-                    self.spool.renew(claim)
-                self.spool.report(held)
+                    self.outlet.renew(claim)
+                self.outlet.report(held)
             time.sleep(LEASE / 4)
 
     def release(self) -> None:
-        """Give back what is claimed and not stored, so that it need not wait for the end of its lease."""
+        """End the leases of claims that are not stored, so that other workers need not wait for them."""
         with contextlib.suppress(RedisError):
             for state in self.states:
-                for claim in filter(None, (state.claim, state.coming and state.coming())):
-                    self.spool.renew(claim, 0)
-            self.spool.report()
+                for claim in filter(None, (state.claim, state.prefetched and state.prefetched())):
+                    self.outlet.renew(claim, 0)
+            self.outlet.report()
 
-    def say(self, what: str, trouble: str | None) -> None:
-        """One log line when trouble starts or changes, one when it ends."""
-        if trouble != self.said.get(what):
-            self.said[what] = trouble
-            log.warning("%s: %s", what, trouble) if trouble else log.info("%s: on its way again", what)
+    def log_change(self, subject: str, trouble: str | None) -> None:
+        """Log one line when trouble starts or changes, and one when it ends. subject: a stream, or "redis"."""
+        if trouble != self.logged.get(subject):
+            self.logged[subject] = trouble
+            log.warning("%s: %s", subject, trouble) if trouble else log.info("%s: recovered", subject)
 
 
 def trace(error: Exception) -> str:
-    """Where an error came from, and its kind; not its text, which may quote a body."""
+    """The traceback and the type of an error, without its text, which may quote a body."""
     return "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__
 
 
 def timed(
-    decode: Callable[[bytes, Limits], Iterable[Record | Reject]], body: bytes, bounds: Limits, times: counters.Histogram
+    decode: Callable[[bytes, Limits], Iterable[Record | Reject]], body: bytes, limits: Limits, times: counters.Histogram
 ) -> Iterator[Record | Reject]:
-    """What a decoder gives, and how long that took without what the sink did in between."""
+    """The results of a decoder. Adds its time to the histogram, without the time that the sink takes in between."""
     took, began = 0.0, time.perf_counter()
-    for thing in decode(body, bounds):
+    for result in decode(body, limits):
         took += time.perf_counter() - began
-        yield thing
+        yield result
         began = time.perf_counter()
     times.add(took + time.perf_counter() - began)
 
 
 def main(arguments: list[str]) -> int:
-    """Set up logging and signals, and work; the exit status."""
+    """Set up logging and signals, and work; returns the exit status."""
     if arguments not in ([], ["run"], ["drain"]):
         print("usage: worker.py [run | drain]", file=sys.stderr)
         return 2
@@ -249,8 +271,7 @@ def main(arguments: list[str]) -> int:
         streams = load_streams(config)
     except settings.SettingError as error:
         return settings.complain(error)
-    spool = Outlet(str(config.redis), replicas=config.replicas)
-    worker = Worker(spool, config.sink, streams, registry.limits(config))
+    worker = Worker(Outlet(str(config.redis), replicas=config.replicas), config.sink, streams, registry.limits(config))
 
     def stop(number: int, frame: Any) -> None:
         if worker.stopping:
@@ -261,7 +282,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, stop)
     daemon.notify("READY=1")
     worker.run(drain=arguments == ["drain"])
-    return 1 if worker.letters and arguments == ["drain"] else 0
+    return 1 if worker.buried and arguments == ["drain"] else 0
 
 
 if __name__ == "__main__":

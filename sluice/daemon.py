@@ -1,4 +1,4 @@
-"""What whoever runs these programs wants of them: log lines in one format, and a sign of life. Both halves use it."""
+"""Supervisor integration of gateway and worker: log formats, sd_notify, watchdog."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERR
 
 
 class Journal(logging.Formatter):
-    """`name: message` with its priority before each line, as sd-daemon(3) has it; the journal adds time and process."""
+    """`name: message`, each line prefixed with its priority (sd-daemon(3)); the journal adds time and process."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One record, for standard error."""
+        """The lines of one record."""
         prefix = f"<{PRIORITIES.get(record.levelno, 5)}>"
         return "\n".join(prefix + line for line in super().format(record).splitlines())
 
 
 class Json(logging.Formatter):
-    """A JSON object a line: time (UTC), level, logger, process, message, and traceback where there is one."""
+    """One JSON object per line: time (UTC), level, logger, process, message, and traceback if there is one."""
 
     converter = staticmethod(time.gmtime)
 
     def format(self, record: logging.LogRecord) -> str:
-        """One record as one line."""
+        """The line of one record."""
         line = {
             "time": f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
@@ -41,9 +41,9 @@ class Json(logging.Formatter):
 
 
 def formatter(style: str) -> logging.Formatter | None:
-    """The formatter for INGEST_LOG; None: the program's own.
+    """The formatter for INGEST_LOG; None: the program keeps its own.
 
-    style: json; or text, which is the journal's where systemd has connected standard error to it.
+    style: json; or text, which selects the journal's format if systemd has connected standard error to the journal.
     """
     if style == "json":
         return Json()
@@ -51,26 +51,26 @@ def formatter(style: str) -> logging.Formatter | None:
 
 
 def notify(state: str) -> None:
-    """Tell systemd something, such as READY=1 (sd_notify(3)); where nobody wants to know, nothing happens."""
+    """Send a state such as READY=1 to systemd (sd_notify(3)), if it started this process."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
             try:
                 sock.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
-            except OSError:  # nothing that we do hangs on it
+            except OSError:  # a lost notification must not stop the program
                 pass
 
 
 class Watchdog:
-    """Tells systemd that a loop still turns. Where the unit has no WatchdogSec= it tells nobody."""
+    """Notifies systemd that a loop is alive, if the unit sets WatchdogSec=."""
 
     def __init__(self) -> None:
-        # a third, for a turn may be a long one
+        # a third of WatchdogSec=, because one turn may take long
         self.every = int(os.environ.get("WATCHDOG_USEC") or 0) / 3e6  # seconds
         self.due = 0.0 if self.every else math.inf  # monotonic
 
     def turn(self) -> None:
-        """To be called once a turn."""
+        """Call this once per turn of the loop."""
         now = time.monotonic()
         if now >= self.due:
             self.due = now + self.every

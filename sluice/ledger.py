@@ -81,7 +81,7 @@ class Observer:
         """
         found: Figures = {"time": time.time(), "trouble": []}
         snapshots, processes, memory, counted = self.ask_redis(
-            lambda: (self.snapshots(), self.spool.processes(), self.spool.memory(), self.spool.counted()),
+            lambda: (self.snapshots(), self.spool.processes(), self.spool.memory(), self.spool.counters()),
             found["trouble"],
         ) or ({}, None, None, None)
         names = self.sorted_names(snapshots)
@@ -174,7 +174,7 @@ class Observer:
             row["purged"] = snapshot.purged
             row["ready"] = snapshot.ready
             row["claimed"] = sum(bodies for claim, bodies in snapshot.claims.items() if claim not in stored)
-            row["oldest_seconds"] = max((age for at, age in snapshot.waiting.items() if at not in stored), default=None)
+            row["oldest_seconds"] = max((age for at, age in snapshot.ages.items() if at not in stored), default=None)
         if ledger:
             row["stored"] = ledger.bodies - ledger.dead
             row["dead"] = ledger.dead
@@ -225,7 +225,7 @@ def held(snapshots: dict[str, Snapshot], stream: str, first: int) -> Figures:
     """A claim that a worker reported; bodies and seconds are None if it is settled by now."""
     one = snapshots.get(stream)
     claim = next((claim for claim in one.claims if f":{first}:" in claim), "") if one else ""
-    bodies, seconds = (one.claims[claim], one.waiting.get(claim)) if one and claim else (None, None)
+    bodies, seconds = (one.claims[claim], one.ages.get(claim)) if one and claim else (None, None)
     return {"stream": stream, "first": first, "bodies": bodies, "seconds": seconds}
 
 

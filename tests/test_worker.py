@@ -195,7 +195,7 @@ def test_a_stop_gives_back_what_the_sink_did_not_take(tmp: Path, redis: Server) 
     made(tmp)
     with locked(tmp), worker(tmp) as running:
         push(redis, "a")
-        poll(lambda: "the sink is away" in running.said())
+        poll(lambda: "the sink is unavailable" in running.said())
         running.process.terminate()
         assert running.process.wait(60) == 0
     assert Outlet(str(redis.socket)).claim("votes")  # before its lease ends
@@ -318,10 +318,10 @@ def test_claims_are_kept_alive_beyond_their_lease_while_the_sink_is_locked(tmp: 
             push(redis, "b")
         poll(lambda: choices(tmp) == ["a", "b"])
         assert ask(tmp, "SELECT claim FROM batches ORDER BY id")[0] == (name,)
-        poll(lambda: "on its way again" in running.said())
+        poll(lambda: "recovered" in running.said())
         assert [line.partition(": ")[2] for line in running.said().splitlines()] == [
-            f"votes: the sink is away: {tmp}/ingest.db: database is locked",
-            "votes: on its way again",
+            f"votes: the sink is unavailable: {tmp}/ingest.db: database is locked",
+            "votes: recovered",
         ]
 
 
@@ -330,10 +330,10 @@ def test_a_sink_that_cannot_be_opened_is_tried_again_until_it_can(tmp: Path, red
     env: dict[str, object] = {"INGEST_SINK": f"sqlite:///{tmp}/full/ingest.db"}
     with worker(tmp, env) as running:
         push(redis, "a")
-        poll(lambda: "the sink is away" in running.said())
+        poll(lambda: "the sink is unavailable" in running.said())
         (tmp / "full").unlink()
         poll(lambda: choices(tmp / "full") == ["a"])
-        assert running.said().count("is away") == 1
+        assert running.said().count("is unavailable") == 1
 
 
 def test_a_stream_whose_table_is_broken_holds_up_no_other(tmp: Path, redis: Server) -> None:
@@ -343,7 +343,7 @@ def test_a_stream_whose_table_is_broken_holds_up_no_other(tmp: Path, redis: Serv
         db.execute("CREATE VIEW votes AS SELECT 1 AS one")
     with worker(tmp) as running:
         push(redis, *range(10))
-        poll(lambda: "votes: the sink is away" in running.said())
+        poll(lambda: "votes: the sink is unavailable" in running.said())
         raw(redis).rpush("ingest:{gps}", b'{"device":"d","lat":1,"lon":2}')
         poll(lambda: ask(tmp, "SELECT device FROM gps") == [("d",)])
         assert claims(redis).values()
@@ -388,14 +388,16 @@ def test_redis_may_be_killed_and_started_again(tmp: Path) -> None:
             for start in range(0, 50_000, 10_000):
                 push(first, *range(start, start + 10_000))
             first.process.kill()
-        poll(lambda: "Redis is away" in running.said())
+        poll(lambda: "Redis is unavailable" in running.said())
         with redis_server(tmp) as second:
             push(second, "b")
             poll(lambda: "b" in choices(tmp))
             poll(lambda: not claims(second))
             assert choices(tmp) == ["a", *numbers(50_000), "b"]
-            poll(lambda: "redis: on its way again" in running.said())
-            assert running.said().count("Redis is away") <= 2  # the connection that broke, the socket that is gone
+            poll(lambda: "redis: recovered" in running.said())
+            assert (
+                running.said().count("Redis is unavailable") <= 2
+            )  # the connection that broke, the socket that is gone
             assert running.process.poll() is None
             running.process.terminate()
             assert running.process.wait(60) == 0
@@ -403,7 +405,7 @@ def test_redis_may_be_killed_and_started_again(tmp: Path) -> None:
 
 def test_a_redis_that_is_missing_at_the_start_is_waited_for(tmp: Path) -> None:
     with worker(tmp) as running:
-        poll(lambda: "Redis is away" in running.said())
+        poll(lambda: "Redis is unavailable" in running.said())
         with redis_server(tmp) as server:
             push(server, "a")
             poll(lambda: choices(tmp) == ["a"])

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     """Print the bodies; returns the exit status."""
     name, inspector = arguments.stream, ledger.inspector(arguments.stream, s)
     shown = 0
-    following = inspector.peek(name, most=0)[0] + 1
+    following = inspector.peek(name, limit=0)[0] + 1
     print(f"sluice: {name}: from sequence number {following}", file=sys.stderr, flush=True)
     while True:
         last, found = inspector.peek(name, following)

@@ -101,7 +101,7 @@ class Crew:
         used, now = {pid: seconds(pid) for pid in running}, time.monotonic()
         shares = [(used[pid] - self.used[pid]) / (now - self.looked) for pid in running if pid in self.used]
         self.used, self.looked = used, now
-        waits = [age for name in self.spool.streams() for age in self.spool.snapshot(name).waiting.values()]
+        waits = [age for name in self.spool.streams() for age in self.spool.snapshot(name).ages.values()]
         return Look(len(running), max(waits, default=0.0), sum(shares) / len(shares) if shares else 0.0)
 
     def change(self, by: int) -> None:

@@ -1,6 +1,11 @@
-"""The Redis contract (docs/PROTOCOL.md, section 4): keys, scripts, and what both sides of the list agree on.
+"""The Redis contract (docs/PROTOCOL.md, section 4): keys, scripts, and the constants that gateway and worker share.
 
-Bodies are opaque bytes here. `inlet` is the gateway's side, `outlet` the worker's, `inspector` the operator's.
+    READY ──claim──> CLAIMED ──persist, settle──> STORED, or DEAD if the sink cannot store it
+      ^                 │  ^
+    commit              └──┘ claimed again when the lease ends
+
+READY and CLAIMED bodies are in Redis, STORED and DEAD ones in the sink. Bodies are opaque bytes here. The gateway's
+side is `inlet`, the worker's `outlet`, the operator's `inspector`.
 """
 
 from __future__ import annotations
@@ -9,35 +14,57 @@ import re
 from bisect import bisect_right
 from typing import Any, NamedTuple
 
-TIMEOUT = 3.0  # seconds that Redis may take for one reply; longer than a bad fsync, shorter than a client's patience
-REPLICAS_MS = 1000  # that replicas may take, where they are waited for
-LEASE = 5.0  # seconds after which the claim of a dead worker is claimed again
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+TIMEOUT = 3.0  # seconds to wait for one reply: longer than a slow fsync, shorter than a client waits
+REPLICAS_MS = 1000  # milliseconds to wait for replicas
+LEASE = 5.0  # seconds until the claim of a dead worker is claimed again
+NAME = "sluice"  # prefix of connection names: sluice:gateway:PID, sluice:worker:PID:STREAM@FIRST:…
+
+
+class Keys(NamedTuple):
+    """The keys of one stream."""
+
+    ready: str
+    claimed: str
+    claims: str
+    marks: str
+    purged: str
+    claim: str  # a prefix: the claim's id follows
+
+    @classmethod
+    def of(cls, stream: str) -> Keys:
+        """The keys of a stream, all in one slot of a Redis Cluster."""
+        base = "ingest:{%s}" % stream
+        return cls(base, f"{base}:claimed", f"{base}:claims", f"{base}:marks", f"{base}:purged", f"{base}:claim:")
+
 
 COUNTS = "ingest:counts"  # of the whole installation
 PROBE = "ingest:ready"  # written by the gateway's readiness check
-PATTERN = "ingest:{*"  # matches every key of every stream
-NAME = "sluice"  # the names of connections begin so: sluice:gateway:PID, sluice:worker:PID:STREAM@FIRST:…
-STREAM = re.compile(rb"ingest:\{([^}]+)\}")
+PATTERN = "ingest:{*"  # glob: every key of every stream
+STREAM = re.compile(rb"ingest:\{([^}]+)\}")  # the stream of a key
 
-# Sent whole with every call (EVAL): Redis caches them by their hash, and a SCRIPT FLUSH does no harm.
+# Every call sends the whole script (EVAL). Redis caches it by its hash; SCRIPT FLUSH does no harm.
 MARK = """
 local t = redis.call('TIME')
 local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
 local ready = redis.call('LLEN', KEYS[1])
 local seq = string.format('%.0f', claimed + ready + 1)
 local us = t[1] .. string.format('%06d', t[2])
-redis.call('ZREMRANGEBYSCORE', KEYS[3], seq, seq) -- only the last counts, and while nothing is taken they would pile up
+redis.call('ZREMRANGEBYSCORE', KEYS[3], seq, seq) -- keep one mark per number, or a refused stream would collect them
 redis.call('ZADD', KEYS[3], seq, seq .. ':' .. us)
 return {claimed, ready, us, redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', 0) or 0}
 """
 
-# allow-oom: what empties a full Redis must run in it. A list that fits whole becomes the claim by its new name, which
-# copies nothing and writes no body to the append-only file again; of a longer one the head moves over in pieces.
+# allow-oom: a full Redis must still be drained. If the whole list fits into the claim, RENAME makes it the claim: no
+# body is copied or written to the append-only file again. Otherwise the head of the list moves in pieces.
 CLAIM = """#!lua flags=allow-oom
 local t = redis.call('TIME')
 local ms = t[1] * 1000 + math.floor(t[2] / 1000)
-local prefix, most, bytes, lease = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
--- with the marks that date its bodies: the last one at or before the first, and those within
+local prefix, max_bodies, max_bytes, lease = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+-- the reply includes the marks that date the bodies: the last one at or before the first body, and all within the claim
 local function give(id, n, size)
   local first = tonumber(string.match(id, ':(%d+):'))
   local low, last = string.format('%.0f', first), string.format('%.0f', first + n - 1)
@@ -57,23 +84,24 @@ local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
 local id = run .. ':' .. string.format('%.0f', claimed + 1) .. ':' .. t[1] .. string.format('%06d', t[2])
 local key = prefix .. id
 local n, size = 0, 0
-if ready <= most then size = redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', 0) end
-if ready <= most and size <= bytes then
+if ready <= max_bodies then size = redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', 0) end
+if ready <= max_bodies and size <= max_bytes then
   n = ready
   redis.call('RENAME', KEYS[1], key)
 else
   size = 0
   local step = 1
   repeat
-    local bodies = redis.call('LPOP', KEYS[1], math.min(step, most - n))
+    local bodies = redis.call('LPOP', KEYS[1], math.min(step, max_bodies - n))
     if not bodies then break end
     redis.call('RPUSH', key, unpack(bodies))
     n = n + #bodies
-    local before = size
-    for _, body in ipairs(bodies) do size = size + #body end
-    -- longer steps while they weigh little; the longest bounds what one step may take beyond `bytes`
-    if (size - before) * 8 > bytes then step = math.max(1, math.floor(step / 8)) else step = math.min(step * 2, 32) end
-  until n >= most or size >= bytes
+    local moved = 0
+    for _, body in ipairs(bodies) do moved = moved + #body end
+    size = size + moved
+    -- the step grows while bodies are small; its maximum limits by how much the last step can exceed max_bytes
+    if moved * 8 > max_bytes then step = math.max(1, math.floor(step / 8)) else step = math.min(step * 2, 32) end
+  until n >= max_bodies or size >= max_bytes
 end
 redis.call('SET', KEYS[2], string.format('%.0f', claimed + n))
 redis.call('ZADD', KEYS[3], ms + lease, id)
@@ -87,8 +115,8 @@ redis.call('ZADD', KEYS[1], t[1] * 1000 + math.floor(t[2] / 1000) + ARGV[2], ARG
 return 1
 """
 
-# The oldest body that may still be asked for is the first of an open claim, or else the head of the list; the mark
-# that dates it is kept, those before it go.
+# Also trims the marks. The oldest body that still needs a date is the first one of the open claims, or the head of the
+# list if there is none; the last mark at or before it is kept, all earlier ones are deleted.
 SETTLE = """#!lua flags=allow-oom
 redis.call('UNLINK', ARGV[1] .. ARGV[2])
 local settled = redis.call('ZREM', KEYS[2], ARGV[2])
@@ -101,9 +129,9 @@ if keep[2] then redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. keep[2]) 
 return settled
 """
 
-# Bodies from a sequence number on, claims first, in order; cut off where they are many or long.
+# The bodies from a sequence number on, in order, claims first, up to a number of bodies and bytes.
 PEEK = """
-local from, most, bytes = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local from, max_bodies, max_bytes = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
 local lists = {{claimed + 1, KEYS[1], 'ready'}}
 for _, id in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
@@ -114,8 +142,8 @@ local found, size = {}, 0
 for _, list in ipairs(lists) do
   local at = math.max(0, from - list[1])
   local length = redis.call('LLEN', list[2])
-  while at < length and #found < most and size < bytes do
-    for _, body in ipairs(redis.call('LRANGE', list[2], at, math.min(at + 7, at + most - #found - 1))) do
+  while at < length and #found < max_bodies and size < max_bytes do
+    for _, body in ipairs(redis.call('LRANGE', list[2], at, math.min(at + 7, at + max_bodies - #found - 1))) do
       found[#found + 1] = {list[1] + at, list[3], body}
       size, at = size + #body, at + 1
     end
@@ -124,7 +152,7 @@ end
 return {claimed + redis.call('LLEN', KEYS[1]), found}
 """
 
-# The sequence numbers of purged bodies are never given again, and the ledger knows how many there were.
+# Purged bodies count as claimed, so that their sequence numbers are not used again, and as purged, for the ledger.
 PURGE = """#!lua flags=allow-oom
 local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
 local n = math.min(tonumber(ARGV[1]) - claimed, redis.call('LLEN', KEYS[1]))
@@ -135,14 +163,14 @@ redis.call('INCRBY', KEYS[5], n)
 return n
 """
 
-# A full Redis still counts: the hash has a few dozen fields.
+# allow-oom: the hash has a few dozen fields.
 COUNT = """#!lua flags=allow-oom
 for at = 1, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[at], ARGV[at + 1]) end
 return 1
 """
 
-# Since when: the mark that dates the first body of a claim, and the head of the list. Bytes: Redis looks at some nodes
-# of a list and reckons the others alike.
+# Ages come from the marks that date the first body of each claim and the head of the list. MEMORY USAGE samples 16
+# nodes of a list and extrapolates.
 SNAPSHOT = """
 local function since(seq)
   local mark = redis.call('ZREVRANGEBYSCORE', KEYS[4], string.format('%.0f', seq), '-inf', 'LIMIT', 0, 1)[1]
@@ -161,33 +189,16 @@ return {t[1] .. string.format('%06d', t[2]), claimed, redis.call('LLEN', KEYS[1]
 """
 
 
-class Keys(NamedTuple):
-    """The names of one stream's keys; the only place where they are spelled."""
-
-    ready: str
-    claimed: str
-    claims: str
-    marks: str
-    purged: str
-    claim: str  # a prefix: the claim's id follows
-
-    @classmethod
-    def of(cls, stream: str) -> Keys:
-        """The keys of a stream, all in one slot of a Redis Cluster."""
-        base = "ingest:{%s}" % stream
-        return cls(base, f"{base}:claimed", f"{base}:claims", f"{base}:marks", f"{base}:purged", f"{base}:claim:")
-
-
-def count(delta: dict[str, int]) -> tuple[Any, ...]:
-    """The command that adds these up in Redis."""
+def count_command(delta: dict[str, int]) -> tuple[Any, ...]:
+    """The command that adds these counts to those in Redis."""
     return "EVAL", COUNT, 1, COUNTS, *(part for pair in delta.items() for part in pair)
 
 
 class Claim(NamedTuple):
     """One claimed batch: its bodies have the sequence numbers first, first + 1, …
 
-    size: bytes, roughly.
-    marks: (sequence number, microseconds since 1970), ascending, from the last at or before first.
+    size: approximate bytes.
+    marks: (sequence number, microseconds since 1970), ascending; the first one is the last mark at or before `first`.
     """
 
     stream: str
@@ -198,9 +209,26 @@ class Claim(NamedTuple):
     marks: list[tuple[int, int]]
 
     def received(self, seq: int) -> tuple[int, int]:
-        """When the body with this sequence number arrived (microseconds since 1970, up to 100 ms early), and the
-        sequence number from which on another mark holds.
+        """When the body with this sequence number arrived (microseconds since 1970, up to 100 ms early), and the first
+        sequence number to which the next mark applies.
         """
         at = bisect_right(self.marks, (seq, 1 << 62))
         until = self.marks[at][0] if at < len(self.marks) else self.first + self.count
         return self.marks[max(at - 1, 0)][1], until
+
+
+def connection(path: str, timeout: float, **options: Any) -> redis.UnixDomainSocketConnection:
+    """One connection, for a caller that packs its own commands. path: Redis's Unix socket. timeout: seconds per reply.
+
+    No retry: a push whose reply was lost may have been executed, and a second one would add the bodies again.
+    """
+    return redis.UnixDomainSocketConnection(  # type: ignore[abstract]
+        path=path, socket_timeout=timeout, socket_connect_timeout=TIMEOUT, retry=Retry(NoBackoff(), 0), **options
+    )
+
+
+def client(path: str, timeout: float) -> redis.Redis:
+    """A client with a pool of connections. Arguments, and no retry: see `connection`."""
+    return redis.Redis(
+        unix_socket_path=path, socket_timeout=timeout, socket_connect_timeout=TIMEOUT, retry=Retry(NoBackoff(), 0)
+    )

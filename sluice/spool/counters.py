@@ -1,19 +1,19 @@
-"""What a process counts, in plain numbers of its own; spool.py takes them to Redis with what is sent anyway."""
+"""Counters and histograms of one process, kept in its memory; `inlet` and `outlet` report them to Redis."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
 
-EVERY = 1.0  # seconds between two reports of one process: what a killed process takes with it
+REPORT_INTERVAL = 1.0  # seconds between two reports of a gateway; a killed process loses the counts of this time
 
-# upper bounds of the buckets; what is beyond the last counts under +Inf
+# Upper bounds of the buckets. Values above the last one are in +Inf.
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Counter:
-    """One count. Adding to an attribute is the cheapest there is: a quarter of adding to a dict's value."""
+    """One counter. Incrementing an attribute takes a quarter of the time of incrementing a dict's value."""
 
     __slots__ = ("n",)
 
@@ -22,7 +22,7 @@ class Counter:
 
 
 class Histogram:
-    """How many values fell into which bucket, and their sum (of times, in microseconds)."""
+    """The number of values in each bucket, and their sum. Sums of seconds are reported in microseconds."""
 
     __slots__ = ("bounds", "buckets", "scale", "sum")
 
@@ -39,32 +39,29 @@ class Histogram:
 
 
 class Counts:
-    """The counts of a process, by field of the hash that they are added up in (PROTOCOL.md, section 4).
-
-    They only grow. `delta` is what Redis has not confirmed yet, so that a report that failed is part of the next.
-    """
+    """All counts of a process. They only grow. The fields are those of the hash in Redis (PROTOCOL.md, section 4)."""
 
     def __init__(self) -> None:
         self.counters: dict[str, Counter] = {}
         self.histograms: dict[str, Histogram] = {}
         self.confirmed: dict[str, int] = {}
-        self.due = 0.0  # when (monotonic) the next report may be sent
+        self.due = 0.0  # monotonic: when the next report may be sent
 
     def counter(self, field: str) -> Counter:
-        """The count of this field."""
+        """The counter of a field."""
         if field not in self.counters:
             self.counters[field] = Counter()
         return self.counters[field]
 
     def histogram(self, field: str, bounds: Sequence[float]) -> Histogram:
-        """The histogram of this field."""
+        """The histogram of a field."""
         if field not in self.histograms:
             self.histograms[field] = Histogram(bounds)
         return self.histograms[field]
 
-    def now(self) -> dict[str, int]:
-        """All counts as they stand."""
-        found = {field: cell.n for field, cell in list(self.counters.items())}
+    def totals(self) -> dict[str, int]:
+        """The present value of every field."""
+        found = {field: counter.n for field, counter in list(self.counters.items())}
         for field, histogram in list(self.histograms.items()):
             for bound, n in zip((*histogram.bounds, "+Inf"), histogram.buckets):
                 found[f"{field} {bound}"] = n
@@ -72,14 +69,14 @@ class Counts:
         return found
 
     def delta(self) -> dict[str, int]:
-        """What has been counted since the last `confirm`."""
+        """The increments that Redis has not confirmed: a report that fails is part of the next one."""
         return {
             field: n - self.confirmed.get(field, 0)
-            for field, n in self.now().items()
+            for field, n in self.totals().items()
             if n != self.confirmed.get(field, 0)
         }
 
     def confirm(self, delta: dict[str, int]) -> None:
-        """Redis has these."""
+        """Redis has added these increments."""
         for field, n in delta.items():
             self.confirmed[field] = self.confirmed.get(field, 0) + n

@@ -1,4 +1,4 @@
-"""The gateway's side of the list: append, commit. Many requests share one round trip."""
+"""The gateway's side of the list: append, commit. One round trip to Redis commits the bodies of many requests."""
 
 from __future__ import annotations
 
@@ -9,34 +9,39 @@ import threading
 import time
 from typing import NamedTuple
 
-import redis
-from redis.backoff import NoBackoff
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
-from redis.retry import Retry
 
-from sluice.spool.contract import MARK, NAME, PROBE, REPLICAS_MS, TIMEOUT, Keys, count
-from sluice.spool.counters import EVERY, SECONDS, SIZES, Counter, Counts
+from sluice.spool.contract import MARK, NAME, PROBE, REPLICAS_MS, TIMEOUT, Keys, connection, count_command
+from sluice.spool.counters import REPORT_INTERVAL, SECONDS, SIZES, Counter, Counts
 
 log = logging.getLogger("sluice.spool")
-MARK_EVERY = 0.1  # seconds between two marks of one process and stream: the precision of received_at
+MARK_INTERVAL = 0.1  # seconds between two marks of one process and stream: the precision of received_at
 MAX_BACKLOG = 10_000_000  # READY bodies per stream; of 54 bytes or more, INGEST_MAX_BACKLOG_BYTES (512m) acts first
-RETRY_MOST = 60  # seconds: the longest Retry-After
-SMOOTH = 10.0  # seconds over which the drain rate is taken, once so many were seen
+MAX_RETRY_AFTER = 60  # seconds
+RATE_WINDOW = 10.0  # seconds over which the drain rate is averaged
+UNLIMITED = 1 << 62
+
+# Why a body gets 503: the detail of the answer. The counts use it without the period and what follows a colon.
+REDIS_DOWN = "Redis does not answer."
+REDIS_FULL = "Redis is full."
+REDIS_READ_ONLY = "Redis refuses to write: %s"
+BACKLOG_FULL = "The backlog is over its bound."
+REPLICAS_BEHIND = "Fewer than %d replicas of Redis keep up."
 
 
 class Refusal(NamedTuple):
-    """Why the bodies of one stream in one batch are not on the list, and when to try again (whole seconds)."""
+    """Why the bodies of one stream in one batch get 503. retry_after: seconds, whole."""
 
     detail: str
     retry_after: int
 
 
 class Batch:
-    """Bodies that share one commit.
+    """Bodies that are sent in one commit.
 
     bodies: stream -> its bodies in the order of arrival.
-    done: Redis has answered, or will not.
-    refused: stream -> why, for the streams whose bodies are not on the list; None if all are.
+    done: the outcome is known: Redis has answered, or failed to.
+    refused: stream -> why, for the streams whose bodies get 503; None if there are none.
     """
 
     __slots__ = ("bodies", "done", "refused")
@@ -48,82 +53,77 @@ class Batch:
 
 
 class Backlog:
-    """What a gateway process knows of one stream: its length at the last reply, and how fast it is drained."""
+    """What a gateway process knows of one stream's list: its length, its limit, and how fast the workers drain it."""
 
-    def __init__(self, stream: str, most: int = 1 << 62, most_bytes: int = 1 << 62) -> None:
-        """most, most_bytes: READY bodies, and bytes of them, beyond which nothing more is taken."""
+    def __init__(self, stream: str, max_bodies: int = UNLIMITED, max_bytes: int = UNLIMITED) -> None:
+        """max_bodies, max_bytes: READY bodies, and their bytes, beyond which new bodies are refused."""
         keys = Keys.of(stream)
-        self.most, self.most_bytes = most, most_bytes
-        self.bound = most  # bodies: as many of the present size as are within both
+        self.max_bodies, self.max_bytes = max_bodies, max_bytes
+        self.limit = max_bodies  # bodies: as many of the present average size as both limits allow
         key = keys.ready.encode()
-        self.bytes = Counter()  # of the bodies taken
+        self.bytes = Counter()  # of the accepted bodies
         self.push = b"$5\r\nRPUSH\r\n$%d\r\n%b\r\n" % (len(key), key)
         self.mark = ("EVAL", MARK, 3, keys.ready, keys.claimed, keys.marks)
-        self.mark_due = 0.0
-        self.backlog = 0
-        self.waiting = 0  # bodies sent away since the list was last found with room: they will be back
-        self.rate = 0.0  # bodies a second that workers can claim, as far as was seen
-        self.watched = 0.0  # seconds of a backlog that this was seen in, up to SMOOTH
-        self.sample: tuple[float, int, int] | None = None
+        self.mark_due = 0.0  # monotonic
+        self.length = 0  # at the last reply
+        self.refused_bodies = 0  # since the last accepted one; their clients will retry
+        self.rate = 0.0  # bodies per second that the workers can drain, estimated
+        self.observed = 0.0  # seconds of backlog that the estimate is based on, up to RATE_WINDOW
+        self.sample: tuple[float, int, int] | None = None  # the last mark: Redis's time (seconds), claimed, ready
 
-    def marked(self, claimed: int, ready: int, microseconds: bytes, size: int) -> None:
-        """Take a mark's reply into account: the backlog, its bound, and the drain rate. size: bytes READY."""
+    def update(self, claimed: int, ready: int, microseconds: bytes, size: int) -> None:
+        """Update length, limit and drain rate from a mark's reply. size: bytes of the READY bodies."""
         now = int(microseconds) / 1e6
         if self.sample and now > self.sample[0]:
             elapsed, drained = now - self.sample[0], max(0, claimed - self.sample[1])
-            behind = drained < self.sample[2]
-            if behind:
-                self.watched = min(self.watched + elapsed, SMOOTH)
-            # who took all there was could perhaps take more: that only ever raises the rate
-            if behind or drained > self.rate * elapsed:
-                self.rate += (drained / elapsed - self.rate) * elapsed / max(self.watched, elapsed)
+            backlogged = drained < self.sample[2]
+            if backlogged:
+                self.observed = min(self.observed + elapsed, RATE_WINDOW)
+            # An emptied list only bounds the rate from below: it may raise the estimate, never lower it.
+            if backlogged or drained > self.rate * elapsed:
+                self.rate += (drained / elapsed - self.rate) * elapsed / max(self.observed, elapsed)
         self.sample = now, claimed, ready
-        self.backlog = ready
-        self.bound = min(self.most, self.most_bytes * ready // size) if size else self.most
+        self.length = ready
+        self.limit = min(self.max_bodies, self.max_bytes * ready // size) if size else self.max_bodies
 
-    def full(self, excess: int, detail: str) -> Refusal:
-        """The refusal of a stream that has `excess` bodies too many."""
-        idle = self.watched if self.watched < SMOOTH else RETRY_MOST  # nobody was seen to take anything for so long
+    def refusal(self, excess: int, detail: str) -> Refusal:
+        """The refusal while `excess` bodies must leave the list first. If nothing drains, retry_after grows with the
+        time for which nothing has.
+        """
+        idle = self.observed if self.observed < RATE_WINDOW else MAX_RETRY_AFTER
         seconds = excess / self.rate if self.rate > 0 else idle
-        return Refusal(detail, min(max(math.ceil(seconds), 1), RETRY_MOST))
+        return Refusal(detail, min(max(math.ceil(seconds), 1), MAX_RETRY_AFTER))
 
 
 class Inlet:
-    """The gateway's side, one a process: many requests, one round trip. Safe with threads and greenlets."""
+    """The gateway's side of the list, one per process. Safe with threads and greenlets."""
 
     def __init__(
-        self, socket: str, max_backlog: int = MAX_BACKLOG, replicas: int = 0, max_bytes: int = 1 << 62
+        self, socket: str, max_backlog: int = MAX_BACKLOG, replicas: int = 0, max_bytes: int = UNLIMITED
     ) -> None:
         """socket: the path of Redis's Unix socket.
 
-        max_backlog, max_bytes: READY bodies of a stream, and bytes of them, beyond which it refuses.
-        replicas: of Redis that must have a body before it is safe.
+        max_backlog, max_bytes: READY bodies of a stream, and their bytes, beyond which new bodies are refused.
+        replicas: number of replicas of Redis that must confirm a commit.
         """
-        # No retry: a push that timed out may have happened, and a second one would double it.
-        self.redis = redis.UnixDomainSocketConnection(  # type: ignore[abstract]
-            path=socket,
-            socket_timeout=TIMEOUT,
-            socket_connect_timeout=TIMEOUT,
-            retry=Retry(NoBackoff(), 0),
-            client_name=f"{NAME}:gateway:{os.getpid()}",
-        )
+        self.redis = connection(socket, TIMEOUT, client_name=f"{NAME}:gateway:{os.getpid()}")
         self.counts = Counts()
         self.batches = self.counts.histogram("batch_bodies", SIZES)
         self.commits = self.counts.histogram("commit_seconds", SECONDS)
-        self.bounds = max_backlog, max_bytes
+        self.limits = max_backlog, max_bytes
         self.replicas = replicas
-        self.lacking = False  # at the last look too few replicas had what they should
+        self.behind = False  # too few replicas confirmed the last commit
         self.wait, self.probe = [
             self.redis.pack_command("WAIT", replicas, ms) if replicas else [] for ms in (REPLICAS_MS, 1)
         ]
         self.open = Batch()
-        self.lines: dict[str, Backlog] = {}
-        self.entry = threading.Lock()  # held for a moment: no body may slip into a batch that is being sent
-        self.turn = threading.Lock()  # held for a round trip: one leader at a time
-        self.said: dict[str, str | None] = {}
+        self.backlogs: dict[str, Backlog] = {}
+        self.entry = threading.Lock()  # held for a moment: no body may be added to a batch that is being sent
+        self.turn = threading.Lock()  # held for a round trip: one commit at a time
+        self.logged: dict[str, str | None] = {}
 
     def append(self, stream: str, body: bytes) -> Batch:
-        """Put a body into the open batch and return that batch. It is safe only once `commit` has said so."""
+        """Add a body to the open batch and return that batch. Nothing is safe before `commit` has returned."""
         with self.entry:
             batch = self.open
             try:
@@ -133,7 +133,7 @@ class Inlet:
             return batch
 
     def commit(self, batch: Batch) -> None:
-        """Send the batch unless somebody has; afterwards it is done, and `refused` says what is not on the list."""
+        """Send the batch, unless another thread has. On return it is done, and `refused` names what gets 503."""
         with self.turn:
             if batch.done:
                 return
@@ -144,7 +144,7 @@ class Inlet:
             except (RedisError, OSError) as error:
                 self.redis.disconnect()
                 self.refuse_all(batch, error)
-            except BaseException as error:  # a signal in mid-reply: nobody knows, so nobody is told "got it"
+            except BaseException as error:  # a signal before the reply: the outcome is unknown, so nothing gets 2xx
                 self.redis.disconnect()
                 self.refuse_all(batch, error)
                 raise
@@ -152,145 +152,149 @@ class Inlet:
                 batch.done = True
 
     def push(self, batch: Batch) -> None:
-        """One pipelined round trip: an RPUSH a stream, before it a mark where one is due."""
+        """One pipelined round trip: an RPUSH per stream, before it a mark if one is due."""
         now = time.monotonic()
         out: list[bytes] = []
-        asked = []
-        if self.lacking:  # what is refused should not be on the list all the same, each time that somebody tries again
+        sent = []
+        if self.behind:  # probe first: otherwise each retry adds another copy
             self.redis.send_packed_command(self.probe)
-            if self.lacks(batch):
+            if self.read_wait_reply(batch):
                 return
         for stream, bodies in batch.bodies.items():
-            line = self.lines.get(stream)
-            if line is None:
-                line = self.lines[stream] = Backlog(stream, *self.bounds)
-                self.counts.counters[f"bytes {stream}"] = line.bytes
-            if line.backlog >= line.bound and now >= line.mark_due:
-                self.look(line, now)
-            marking = now >= line.mark_due
-            if line.backlog >= line.bound:
-                line.waiting += len(bodies)
-                excess = line.backlog - line.bound + line.waiting
-                self.refuse(batch, stream, line.full(excess, "The backlog is over its bound."))
+            backlog = self.backlogs.get(stream)
+            if backlog is None:
+                backlog = self.backlogs[stream] = Backlog(stream, *self.limits)
+                self.counts.counters[f"bytes {stream}"] = backlog.bytes
+            if backlog.length >= backlog.limit and now >= backlog.mark_due:
+                self.refresh(backlog, now)
+            marking = now >= backlog.mark_due
+            if backlog.length >= backlog.limit:
+                backlog.refused_bodies += len(bodies)
+                excess = backlog.length - backlog.limit + backlog.refused_bodies
+                self.refuse(batch, stream, backlog.refusal(excess, BACKLOG_FULL))
                 continue
             if marking:
-                out += self.redis.pack_command(*line.mark)
-            # packed by hand: a third less than hiredis behind redis-py, and on PyPy less than half
-            out += (b"*%d\r\n" % (len(bodies) + 2), line.push)
+                out += self.redis.pack_command(*backlog.mark)
+            # Packed by hand: two thirds of the time of hiredis behind redis-py, on PyPy less than half.
+            out += (b"*%d\r\n" % (len(bodies) + 2), backlog.push)
             out += [b"$%d\r\n%b\r\n" % (len(body), body) for body in bodies]
-            asked.append((stream, bodies, line, marking))
-        if not asked:
+            sent.append((stream, bodies, backlog, marking))
+        if not sent:
             return
         out += self.wait
         delta = {}
         if now >= self.counts.due and (delta := self.counts.delta()):
-            out.insert(0, b"".join(self.redis.pack_command(*count(delta))))
+            out.insert(0, b"".join(self.redis.pack_command(*count_command(delta))))
         self.redis.send_packed_command((b"".join(out),))
         if delta:
-            self.counted(delta, now)
-        size = 0
-        for stream, bodies, line, marking in asked:
+            self.read_report_reply(delta, now)
+        accepted = 0
+        for stream, bodies, backlog, marking in sent:
             if marking:
-                self.read_mark(line, now)
+                self.read_mark_reply(backlog, now)
             try:
-                line.backlog = self.redis.read_response()
-                line.waiting = 0
-                size += len(bodies)
-                line.bytes.n += sum(map(len, bodies))
-                self.say(stream, None)
+                backlog.length = self.redis.read_response()
+                backlog.refused_bodies = 0
+                accepted += len(bodies)
+                backlog.bytes.n += sum(map(len, bodies))
+                self.log_change(stream, None)
             except ResponseError as error:
-                full = isinstance(error, OutOfMemoryError)
-                detail = "Redis is full." if full else f"Redis refuses to write: {error}"
-                self.refuse(batch, stream, line.full(line.backlog // 20 + 1, detail))
+                detail = REDIS_FULL if isinstance(error, OutOfMemoryError) else REDIS_READ_ONLY % error
+                self.refuse(batch, stream, backlog.refusal(backlog.length // 20 + 1, detail))
         if self.replicas:
-            self.lacks(batch)
-        self.batches.add(size)
+            self.read_wait_reply(batch)
+        self.batches.add(accepted)
         self.commits.add(time.monotonic() - now)
 
-    def lacks(self, batch: Batch) -> bool:
-        """Read what WAIT says of this connection's last write; if too few replicas have it, the batch is refused."""
-        self.lacking = self.redis.read_response() < self.replicas
-        why = f"Fewer than {self.replicas} replicas of Redis keep up." if self.lacking else None
-        if why:
+    def read_wait_reply(self, batch: Batch) -> bool:
+        """Read the reply of WAIT. If too few replicas confirmed this connection's last write, the batch is refused."""
+        self.behind = self.redis.read_response() < self.replicas
+        detail = REPLICAS_BEHIND % self.replicas if self.behind else None
+        if detail:
             for stream in batch.bodies.keys() - (batch.refused or {}).keys():
-                self.count_refused(batch, stream, why)
-            batch.refused = dict.fromkeys(batch.bodies, Refusal(why, 1)) | (batch.refused or {})
-        self.say("replicas", why)
-        return self.lacking
+                self.count_refused(batch, stream, detail)
+            batch.refused = dict.fromkeys(batch.bodies, Refusal(detail, 1)) | (batch.refused or {})
+        self.log_change("replicas", detail)
+        return self.behind
 
-    def counted(self, delta: dict[str, int], now: float) -> None:
-        """Read the reply to a report. Of one whose reply does not come nobody knows: it may count twice."""
-        self.counts.due = now + EVERY
+    def read_report_reply(self, delta: dict[str, int], now: float) -> None:
+        """Read the reply to a report of counts. If the reply is lost, the report may be counted twice."""
+        self.counts.due = now + REPORT_INTERVAL
         try:
             self.redis.read_response()
             self.counts.confirm(delta)
-        except ResponseError as error:  # it will be part of the next
-            log.debug("not counted: %s", error)
+        except ResponseError as error:  # the next report includes it
+            log.debug("counts not reported: %s", error)
 
     def report(self, last: bool = False) -> None:
-        """Tell Redis what was counted, if no commit has for a second, or if it is the last time."""
+        """Report the counts to Redis, if no commit has done so within REPORT_INTERVAL. last: in any case."""
         with self.turn:
             now = time.monotonic()
             if (now < self.counts.due and not last) or not (delta := self.counts.delta()):
                 return
             try:
-                self.redis.send_command(*count(delta))
-                self.counted(delta, now)
+                self.redis.send_command(*count_command(delta))
+                self.read_report_reply(delta, now)
             except (RedisError, OSError):
                 self.redis.disconnect()
 
-    def look(self, line: Backlog, now: float) -> None:
-        """See whether a full stream has room again: a client that waited as it was told must get in."""
-        self.redis.send_command(*line.mark)
-        self.read_mark(line, now)
+    def refresh(self, backlog: Backlog, now: float) -> None:
+        """Ask Redis whether a full backlog has room again: a client that waited for Retry-After must be accepted."""
+        self.redis.send_command(*backlog.mark)
+        self.read_mark_reply(backlog, now)
 
-    def read_mark(self, line: Backlog, now: float) -> None:
-        """Read a mark's reply. A full Redis takes no mark; the push that follows says so.
+    def read_mark_reply(self, backlog: Backlog, now: float) -> None:
+        """Read a mark's reply. A full Redis rejects the mark; it rejects the push that follows too.
 
-        now: before it was sent. The reply may have waited for an fsync, or longer, and so long was the mark true.
+        now: when the mark was sent. The next one is due from then, because the reply may have waited for an fsync.
         """
         try:
-            line.marked(*self.redis.read_response())
-            line.mark_due = now + MARK_EVERY
+            backlog.update(*self.redis.read_response())
+            backlog.mark_due = now + MARK_INTERVAL
         except ResponseError:
-            line.mark_due = 0.0
+            backlog.mark_due = 0.0
 
-    def refuse(self, batch: Batch, stream: str, refused: Refusal) -> None:
-        """Note that one stream's bodies are not on the list."""
+    def refuse(self, batch: Batch, stream: str, refusal: Refusal) -> None:
+        """Refuse the bodies of one stream."""
         if batch.refused is None:
             batch.refused = {}
-        batch.refused[stream] = refused
-        self.count_refused(batch, stream, refused.detail)
-        self.say(stream, refused.detail)
+        batch.refused[stream] = refusal
+        self.count_refused(batch, stream, refusal.detail)
+        self.log_change(stream, refusal.detail)
 
     def count_refused(self, batch: Batch, stream: str, detail: str) -> None:
-        """Count bodies that get 503, by the reason without Redis's own text, which stands behind a colon."""
+        """Count bodies that get 503 by reason. Redis's own text, after the colon, would give too many reasons."""
         reason = detail.partition(":")[0].rstrip(".")
         self.counts.counter(f"refused {stream} {reason}").n += len(batch.bodies[stream])
 
     def refuse_all(self, batch: Batch, error: BaseException) -> None:
-        """The answer of a batch whose reply did not come: it may or may not be on the list."""
-        for line in self.lines.values():
-            line.mark_due = 0.0
+        """Refuse a batch without a reply: its bodies may or may not be on the list."""
+        for backlog in self.backlogs.values():
+            backlog.mark_due = 0.0
         for stream in batch.bodies:
-            self.refuse(batch, stream, Refusal("Redis does not answer.", 1))
+            self.refuse(batch, stream, Refusal(REDIS_DOWN, 1))
         log.debug("no reply: %s: %s", type(error).__name__, error)
 
-    def say(self, stream: str, refusal: str | None) -> None:
-        """One log line when a stream is refused, one when it is taken again."""
-        if refusal != self.said.get(stream):
-            self.said[stream] = refusal
-            log.warning("%s: refusing: %s", stream, refusal) if refusal else log.warning("%s: taken again", stream)
+    def log_change(self, subject: str, detail: str | None) -> None:
+        """Log one line when refusals start or their reason changes, and one when they end. subject: a stream, or
+        "replicas".
+        """
+        if detail != self.logged.get(subject):
+            self.logged[subject] = detail
+            if detail:
+                log.warning("%s: refusing bodies: %s", subject, detail)
+            else:
+                log.warning("%s: accepting bodies again", subject)
 
     def ready(self) -> str | None:
-        """None if Redis answers and takes writes, else why not."""
+        """None if Redis accepts writes, else the reason why not."""
         with self.turn:
             try:
                 self.redis.send_command("SET", PROBE, "1", "EX", "60")
                 self.redis.read_response()
             except ResponseError as error:
-                return f"Redis refuses to write: {error}"
+                return REDIS_READ_ONLY % error
             except (RedisError, OSError):
                 self.redis.disconnect()
-                return "Redis does not answer."
+                return REDIS_DOWN
         return None

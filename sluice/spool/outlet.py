@@ -8,142 +8,146 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from urllib.parse import quote
 
-import redis
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
-from redis.retry import Retry
 
-from sluice.spool.contract import CLAIM, LEASE, NAME, RENEW, REPLICAS_MS, SETTLE, TIMEOUT, Claim, Keys, count
+from sluice.spool.contract import (
+    CLAIM,
+    LEASE,
+    NAME,
+    RENEW,
+    REPLICAS_MS,
+    SETTLE,
+    Claim,
+    Keys,
+    client,
+    connection,
+    count_command,
+)
 from sluice.spool.counters import Counts
 
-CLAIM_BODIES = 5_000  # stored in one transaction; SQLite takes 16 ms for it, so larger claims would save little
-CLAIM_BYTES = 4 << 20  # a worker holds one claim per stream and decodes it body by body: this keeps it below 100 MB
+# Limits of a claim
+MAX_BODIES = 5_000  # stored in one transaction; SQLite takes 16 ms for it, so larger claims would save little
+MAX_BYTES = 4 << 20  # a worker holds one claim per stream and decodes it body by body: this keeps it below 100 MB
+PIECE = 8  # bodies read at once from a claim above MAX_BYTES; they may have 1 MiB each
 
 
 class Lost(Exception):
-    """A claim's bodies are not what they were: somebody else settled it, or Redis lost it. Nothing may be stored."""
+    """The bodies of a claim are not all in Redis: another worker settled it, or Redis lost it. Nothing is stored."""
 
 
 class Outlet:
-    """The worker's side: claim, renew, settle. Safe with threads."""
+    """The worker's side of the list. Safe with threads, except where noted."""
 
-    def __init__(
-        self, socket: str, patience: float = 30, replicas: int = 0, most: int = CLAIM_BODIES, size: int = CLAIM_BYTES
-    ) -> None:
-        """socket: the path of Redis's Unix socket. patience: seconds that it may take for one reply.
+    def __init__(self, socket: str, timeout: float = 30, replicas: int = 0) -> None:
+        """socket: the path of Redis's Unix socket. timeout: seconds to wait for one reply.
 
-        replicas: of Redis that must know of a claim before it is given away.
-        most: bodies of a claim. size: bytes after which no more bodies are added.
+        replicas: number of replicas of Redis that must confirm a claim.
         """
-        self.most, self.size = most, size
-        # A claim whose reply was lost is claimed again when its lease ends, so no retry is needed here either.
-        self.redis = redis.Redis(
-            unix_socket_path=socket,
-            socket_timeout=patience,
-            socket_connect_timeout=TIMEOUT,
-            retry=Retry(NoBackoff(), 0),
-        )
-        # An idle worker looks often. Through the client a look costs four times the CPU.
         self.replicas = replicas
-        self.glance = redis.UnixDomainSocketConnection(  # type: ignore[abstract]
-            path=socket, socket_timeout=patience, socket_connect_timeout=TIMEOUT, retry=Retry(NoBackoff(), 0)
-        )
-        # What a worker says of itself, also while it stores. The name of a connection is gone with the process.
-        self.desk = redis.UnixDomainSocketConnection(  # type: ignore[abstract]
-            path=socket, socket_timeout=patience, socket_connect_timeout=TIMEOUT, retry=Retry(NoBackoff(), 0)
-        )
+        self.redis = client(socket, timeout)
+        # An idle worker polls often, and polling through the client takes four times the CPU.
+        self.polling = connection(socket, timeout)
+        # Its name shows what the worker holds, also while it stores; the name disappears with the process.
+        self.reporting = connection(socket, timeout)
+        self.report_lock = threading.Lock()
         self.counts = Counts()
-        self.telling = threading.Lock()
 
-    def claim(self, stream: str, most: int = 0, size: int = 0, lease: float = LEASE) -> Claim | None:
-        """Claim an expired batch or else the head of the list; None if there is nothing.
+    def claim(
+        self, stream: str, max_bodies: int = MAX_BODIES, max_bytes: int = MAX_BYTES, lease: float = LEASE
+    ) -> Claim | None:
+        """Claim an expired batch, or else the head of the list; None if there is neither. lease: seconds.
 
-        most, size: as above unless given. lease: seconds.
-        Raises: RedisError, also where too few replicas know of the claim: it comes again when its lease ends.
+        Raises: RedisError, also if too few replicas confirm the claim: it can be claimed again when its lease ends.
         """
-        return self.claiming(stream, most, size, lease)()
+        return self.request_claim(stream, max_bodies, max_bytes, lease)()
 
-    def claiming(self, stream: str, most: int = 0, size: int = 0, lease: float = LEASE) -> Callable[[], Claim | None]:
-        """Ask for a claim without waiting for it: what this returns waits, once. Arguments, errors: as `claim`."""
+    def request_claim(
+        self, stream: str, max_bodies: int = MAX_BODIES, max_bytes: int = MAX_BYTES, lease: float = LEASE
+    ) -> Callable[[], Claim | None]:
+        """Send the command of `claim`. Call the returned function exactly once: it reads the reply."""
         keys = Keys.of(stream)
-        most, size = most or self.most, size or self.size
-        asked: list[tuple[Any, ...]] = [("EVAL", CLAIM, 4, *keys[:4], keys.claim, most, size, int(lease * 1000))]
+        commands: list[tuple[Any, ...]] = [
+            ("EVAL", CLAIM, 4, *keys[:4], keys.claim, max_bodies, max_bytes, int(lease * 1000))
+        ]
         if self.replicas:
-            asked.append(("WAIT", self.replicas, REPLICAS_MS))  # of what its own connection wrote
+            commands.append(("WAIT", self.replicas, REPLICAS_MS))  # covers the writes of its own connection only
         pool = self.redis.connection_pool
-        connection = pool.get_connection()
+        link = pool.get_connection()
 
-        def wait() -> Claim | None:
+        def read_reply() -> Claim | None:
             try:
-                taken, *known = [connection.read_response() for _ in asked]
+                reply, *confirmed = [link.read_response() for _ in commands]
             except BaseException:
-                connection.disconnect()
+                link.disconnect()
                 raise
             finally:
-                pool.release(connection)
-            if taken is None:
+                pool.release(link)
+            if reply is None:
                 return None
-            if known and known[0] < self.replicas:
-                raise RedisError(f"fewer than {self.replicas} replicas know of a claim")
-            name, count, size, before, within = taken
+            if confirmed and confirmed[0] < self.replicas:
+                raise RedisError(f"fewer than {self.replicas} replicas confirmed a claim")
+            name, count, size, before, within = reply
             _, first, at = name.split(b":")
             marks = [(int(seq), int(us)) for seq, us in (mark.split(b":") for mark in before + within)]
             return Claim(stream, name.decode(), int(first), count, size, marks or [(int(first), int(at))])
 
         try:
-            connection.send_packed_command(connection.pack_commands(asked))
+            link.send_packed_command(link.pack_commands(commands))
         except BaseException:
-            pool.release(connection)
+            pool.release(link)
             raise
-        return wait
+        return read_reply
 
-    def bodies(self, claim: Claim) -> Iterator[bytes]:
-        """The bodies of a claim, in order, read in pieces that fit into memory.
+    def bodies(self, claim: Claim) -> Iterable[bytes]:
+        """The bodies of a claim, in order: read before this returns, or in pieces if the claim is larger than usual.
 
-        Raises: Lost if they are not all there.
+        Raises: Lost, if they are not all there.
         """
-        key = Keys.of(claim.stream).claim + claim.id
-        step = claim.count if claim.size <= self.size else 8
-        for start in range(0, claim.count, step):
-            bodies: list = self.redis.lrange(key, start, start + step - 1)
-            if len(bodies) != min(step, claim.count - start):
-                raise Lost(f"{claim.stream}: claim {claim.id} is gone from Redis")
-            yield from bodies
+        return self.read(claim, 0, claim.count) if claim.size <= MAX_BYTES else self.read_pieces(claim)
+
+    def read_pieces(self, claim: Claim) -> Iterator[bytes]:
+        """The bodies of a claim, a few in memory at a time. Raises: Lost."""
+        for start in range(0, claim.count, PIECE):
+            yield from self.read(claim, start, min(PIECE, claim.count - start))
+
+    def read(self, claim: Claim, start: int, count: int) -> list[bytes]:
+        """Some bodies of a claim. Raises: Lost."""
+        bodies: list = self.redis.lrange(Keys.of(claim.stream).claim + claim.id, start, start + count - 1)
+        if len(bodies) != count:
+            raise Lost(f"{claim.stream}: claim {claim.id} is gone from Redis")
+        return bodies
 
     def renew(self, claim: Claim, lease: float = LEASE) -> bool:
-        """Move the end of the lease; False if the claim is no longer there."""
+        """Make the lease end in `lease` seconds; False if the claim no longer exists."""
         keys = Keys.of(claim.stream)
         return bool(self.redis.eval(RENEW, 1, keys.claims, claim.id, int(lease * 1000)))
 
     def settle(self, claim: Claim) -> None:
-        """Forget a claim whose bodies are in the sink, and the marks that nothing needs any more."""
+        """Delete a claim whose bodies are in the sink, and the marks that are no longer needed."""
         keys = Keys.of(claim.stream)
         self.redis.eval(SETTLE, 3, keys.claimed, keys.claims, keys.marks, keys.claim, claim.id)
 
-    def waiting(self, streams: list[str]) -> list[bool]:
-        """For each stream whether there is anything to claim, or will be when a lease ends. For one thread."""
-        names = [(keys.ready, keys.claims) for keys in map(Keys.of, streams)]
+    def has_work(self, streams: list[str]) -> list[bool]:
+        """For each stream whether it has READY bodies or open claims. Not safe with threads."""
+        keys = [Keys.of(stream) for stream in streams]
         try:
-            self.glance.send_packed_command(self.glance.pack_commands([("EXISTS", *pair) for pair in names]))
-            return [bool(self.glance.read_response()) for _ in names]
+            self.polling.send_packed_command(self.polling.pack_commands([("EXISTS", k.ready, k.claims) for k in keys]))
+            return [bool(self.polling.read_response()) for _ in keys]
         except BaseException:
-            self.glance.disconnect()
+            self.polling.disconnect()
             raise
 
     def report(self, held: Iterable[Claim] = ()) -> None:
-        """Tell Redis that this worker lives, what it holds and what it has counted.
-
-        Raises: RedisError.
-        """
+        """Report to Redis that this worker is alive, which claims it holds, and its counts. Raises: RedisError."""
         name = ":".join([NAME, "worker", str(os.getpid()), *(f"{quote(claim.stream)}@{claim.first}" for claim in held)])
-        with self.telling:
+        with self.report_lock:
             delta = self.counts.delta()
-            commands = [("CLIENT", "SETNAME", name), *([count(delta)] if delta else [])]
+            commands = [("CLIENT", "SETNAME", name), *([count_command(delta)] if delta else [])]
             try:
-                self.desk.send_packed_command(self.desk.pack_commands(commands))
+                self.reporting.send_packed_command(self.reporting.pack_commands(commands))
                 for _ in commands:
-                    self.desk.read_response()
+                    self.reporting.read_response()
                 self.counts.confirm(delta)
             except BaseException:
-                self.desk.disconnect()
+                self.reporting.disconnect()
                 raise

@@ -39,7 +39,7 @@ def ready(server: Server, stream: str = "votes") -> list[bytes]:
 
 def test_peek_shows_the_oldest_bodies_and_takes_none(tmp: Path, redis: Server) -> None:
     push(redis, *[b"body %d" % n for n in range(1, 21)], b"\x1b[31mred" + b"x" * 500)
-    Outlet(str(redis.socket)).claim("votes", most=3, lease=3600)
+    Outlet(str(redis.socket)).claim("votes", max_bodies=3, lease=3600)
     before = ready(redis)
     code, out, complaints = sluice(tmp, "peek", "votes", "--limit", "5")
     assert (code, complaints) == (0, "")
@@ -124,7 +124,7 @@ def test_purge_asks_and_throws_away_what_was_ready_then(
 ) -> None:
     drain(tmp)
     push(redis, *map(vote, range(10)))
-    claim = Outlet(str(redis.socket)).claim("votes", most=3, lease=3600)
+    claim = Outlet(str(redis.socket)).claim("votes", max_bodies=3, lease=3600)
     assert claim
     for answer in "", "n\n", "what?\n":
         answering(answer, monkeypatch)
@@ -163,7 +163,7 @@ def test_requeue_gives_claims_to_whoever_claims_next_with_their_ids(
 ) -> None:
     push(redis, *map(vote, range(5)))
     outlet = Outlet(str(redis.socket))
-    one = outlet.claim("votes", most=3, lease=3600)
+    one = outlet.claim("votes", max_bodies=3, lease=3600)
     assert one
     outlet.report([one])
     answering("no\n", monkeypatch)
@@ -183,7 +183,7 @@ def test_top_shows_each_stream_its_workers_and_its_dead_letters_in_80_columns(tm
     drain(tmp)
     push(redis, *map(vote, range(12_345)))
     outlet = Outlet(str(redis.socket))
-    claim = outlet.claim("votes", most=1000, lease=3600)
+    claim = outlet.claim("votes", max_bodies=1000, lease=3600)
     assert claim
     outlet.report([claim])
     code, out, complaints = sluice(tmp, "top", "--count", "2", "--every", "0.1", TERM="dumb")

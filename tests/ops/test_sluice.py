@@ -104,7 +104,7 @@ def test_the_ledger_says_where_every_body_is(tmp: Path, redis: Server) -> None:
     drain(tmp)
     push(redis, *map(vote, range(7)))
     outlet = Outlet(str(redis.socket))
-    assert outlet.claim("votes", most=3, lease=3600)
+    assert outlet.claim("votes", max_bodies=3, lease=3600)
     code, ledger, trouble = status(tmp)
     assert (code, trouble) == (0, [])
     # a body of which anything is dead is counted once, as dead

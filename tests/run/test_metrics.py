@@ -199,7 +199,7 @@ def test_what_is_refused_is_counted_with_its_reason(tmp: Path) -> None:
         for n in range(5):
             inlet.commit(inlet.append("votes", vote(n)))
         inlet.report(last=True)
-        counted = Inspector(str(redis.socket)).counted()
+        counted = Inspector(str(redis.socket)).counters()
         assert counted["refused votes The backlog is over its bound"] == 3
         assert counted["bytes votes"] == 2 * len(vote(0))
 
@@ -214,7 +214,7 @@ def test_a_report_that_fails_is_part_of_the_next(tmp: Path) -> None:
             db.delete(COUNTS)
         inlet.report(last=True)
         inlet.report(last=True)
-        assert Inspector(str(redis.socket)).counted()["batch_bodies sum"] == 1
+        assert Inspector(str(redis.socket)).counters()["batch_bodies sum"] == 1
 
 
 def test_a_full_redis_still_counts(tmp: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_full_redis_still_counts(tmp: Path) -> None:
         inlet.commit(batch)
         assert batch.refused
         inlet.report(last=True)
-        assert Inspector(str(redis.socket)).counted()["refused votes Redis is full"] == 1
+        assert Inspector(str(redis.socket)).counters()["refused votes Redis is full"] == 1
 
 
 def test_a_sink_that_is_away_is_counted_and_the_worker_is_shown_with_what_it_holds(tmp: Path) -> None:

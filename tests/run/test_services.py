@@ -186,7 +186,7 @@ def test_the_worker_says_that_it_is_ready_and_goes_on_to_show_that_it_lives(tmp:
             alive(manager)
             alive(manager)
             os.kill(redis.pid, signal.SIGKILL)  # waiting for Redis it lives all the same
-            poll(lambda: "Redis is away" in (tmp / "worker.out").read_text())
+            poll(lambda: "Redis is unavailable" in (tmp / "worker.out").read_text())
             manager.heard()
             alive(manager)
             os.kill(worker.pid, signal.SIGSTOP)
@@ -293,10 +293,10 @@ def test_lines_go_to_the_journal_with_their_priority(tmp: Path, manager: Manager
             pass
         with running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", environment(tmp, env)):
             os.kill(redis.pid, signal.SIGKILL)
-            poll(lambda: "Redis is away" in (tmp / "worker.out").read_text())
+            poll(lambda: "Redis is unavailable" in (tmp / "worker.out").read_text())
     lines = server.said().splitlines() + (tmp / "worker.out").read_text().splitlines()
     assert [line for line in lines if not re.match(r"<[0-7]>[\w.]+: ", line)] == []
-    assert any(line.startswith("<4>sluice.worker: redis: Redis is away") for line in lines)
+    assert any(line.startswith("<4>sluice.worker: redis: Redis is unavailable") for line in lines)
     assert any(line.startswith("<6>gunicorn.error: Starting gunicorn") for line in lines)
 
 
@@ -308,7 +308,7 @@ def test_lines_are_json_on_request(runtime: str, tmp: Path) -> None:
             pass
         with running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", environment(tmp, env)):
             os.kill(redis.pid, signal.SIGKILL)
-            poll(lambda: "Redis is away" in (tmp / "worker.out").read_text())
+            poll(lambda: "Redis is unavailable" in (tmp / "worker.out").read_text())
     lines = [json.loads(line) for line in (server.said() + (tmp / "worker.out").read_text()).splitlines()]
     assert {tuple(line) for line in lines} == {("time", "level", "logger", "process", "message")}
     assert {line["level"] for line in lines} == {"info", "warning"}

@@ -654,4 +654,4 @@ def test_every_body_is_stored_once_whoever_is_killed():
         assert pg.ask("SELECT count(*), count(DISTINCT seq) FROM dead_letters") == [(pushed // 1000,) * 2]
         assert pg.ask("SELECT sum(bodies), sum(records) FROM batches") == [(pushed, pushed - pushed // 1000)]
         said = (tmp / "worker.out").read_text()
-        assert "the sink is away" in said and "Traceback" not in said and "psycopg" not in said
+        assert "the sink is unavailable" in said and "Traceback" not in said and "psycopg" not in said

@@ -293,7 +293,7 @@ def drain(redis: Server, home: Path) -> None:
 def step(redis: Server, sink: sinks.Sink, settle: bool) -> None:
     """One claim, which is stored, and settled or not. Its lease has ended at once."""
     outlet = Outlet(str(redis.socket))
-    claim = outlet.claim("votes", most=3, lease=0.001)
+    claim = outlet.claim("votes", max_bodies=3, lease=0.001)
     assert claim
 
     def entries() -> Iterator[sinks.Entry]:

@@ -1,4 +1,4 @@
-"""The Redis contract against real servers, alone and as a node of a cluster: PROTOCOL.md, section 4."""
+"""The Redis contract (PROTOCOL.md, section 4) against a standalone server and a node of a cluster."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ import redis as client
 from sluice import sinks
 from sluice.drill.harness import Server, environment, free_port, poll, redis_server, running, short_tmp
 from sluice.sinks import Outcome
+from sluice.spool import contract
 from sluice.spool import inlet as gateway_side
-from sluice.spool import outlet as worker_side
 from sluice.spool.contract import Claim, Keys
-from sluice.spool.inlet import Backlog, Inlet, Refusal
+from sluice.spool.inlet import Backlog, Batch, Inlet, Refusal
 from sluice.spool.inspector import Inspector
-from sluice.spool.outlet import Lost, Outlet
+from sluice.spool.outlet import MAX_BYTES, Lost, Outlet
 from sluice.streams.record import Vote
 from sluice.streams.registry import STREAMS
 
@@ -32,16 +32,16 @@ KEYS = Keys.of("s")
 
 
 def raw(server: Server) -> Any:
-    """A connection of one's own, to look behind the scenes."""
+    """A client for the test's own use."""
     return client.Redis(unix_socket_path=str(server.socket), socket_timeout=60)
 
 
 @contextlib.contextmanager
 def cluster_node(tmp: Path) -> Iterator[Server]:
-    """A cluster of one node that holds all slots."""
+    """A cluster of one node, which has all slots."""
     socket = tmp / "cluster.sock"
     command = ["redis-server", "--dir", tmp, "--unixsocket", socket, "--cluster-enabled", "yes", "--save", ""]
-    # the cluster's bus listens on the port plus 10000 unless told
+    # by default, the cluster bus listens on the port plus 10000
     ports = ["--port", free_port(), "--cluster-port", free_port(), "--bind", "127.0.0.1"]
     with running([*command, *ports], tmp / "cluster.out", environment(tmp)) as process:
         server = Server(process, tmp / "cluster.out", tmp, sockets=[socket])
@@ -59,7 +59,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 @pytest.fixture
 def server(node: Server) -> Iterator[Server]:
-    """A server with nothing in it."""
+    """An empty server."""
     with raw(node) as db:
         db.flushall()
         db.config_resetstat()
@@ -70,12 +70,12 @@ def server(node: Server) -> Iterator[Server]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy disk may take half a minute for one fsync."""
     monkeypatch.setattr(gateway_side, "TIMEOUT", 60.0)
-    monkeypatch.setattr(worker_side, "TIMEOUT", 60.0)
+    monkeypatch.setattr(contract, "TIMEOUT", 60.0)
 
 
 @pytest.fixture
 def own(tmp: Path) -> Iterator[Server]:
-    """A server to be killed and filled."""
+    """A server that the test may kill or fill."""
     with redis_server(tmp) as server:
         yield server
 
@@ -96,7 +96,7 @@ def inspector(server: Server) -> Inspector:
 
 
 def push(inlet: Inlet, *bodies: bytes, stream: str = "s") -> Refusal | None:
-    """Append bodies and commit them at once; why they are refused, if they are."""
+    """Append bodies and commit them in one batch; their refusal, if they are refused."""
     batch = inlet.open
     for body in bodies:
         assert inlet.append(stream, body) is batch
@@ -106,7 +106,7 @@ def push(inlet: Inlet, *bodies: bytes, stream: str = "s") -> Refusal | None:
 
 
 def calls(server: Server, command: str) -> int:
-    """How often a command was called, also within scripts."""
+    """The number of calls of a command, including those within scripts."""
     return raw(server).info("commandstats").get(f"cmdstat_{command}", {}).get("calls", 0)
 
 
@@ -115,18 +115,18 @@ def marks(server: Server) -> list[tuple[int, int]]:
     return [(int(seq), int(us)) for seq, us in (mark.split(b":") for mark in raw(server).zrange(KEYS.marks, 0, -1))]
 
 
-def claim(outlet: Outlet, stream: str = "s", **bounds: float) -> Claim:
-    """A claim where there is something to claim."""
-    found = outlet.claim(stream, **bounds)  # type: ignore[arg-type]
+def claim(outlet: Outlet, stream: str = "s", **limits: float) -> Claim:
+    """A claim of a stream that has something to claim."""
+    found = outlet.claim(stream, **limits)  # type: ignore[arg-type]
     assert found
     return found
 
 
-def drained(outlet: Outlet, stream: str = "s", **bounds: float) -> list[bytes]:
-    """All bodies in order, claimed and settled, with consecutive sequence numbers."""
+def drained(outlet: Outlet, stream: str = "s", **limits: float) -> list[bytes]:
+    """Claim and settle everything: all bodies in order. Checks that the sequence numbers are consecutive."""
     bodies: list[bytes] = []
     first = int(outlet.redis.get(Keys.of(stream).claimed) or 0) + 1
-    while taken := outlet.claim(stream, **bounds):  # type: ignore[arg-type]
+    while taken := outlet.claim(stream, **limits):  # type: ignore[arg-type]
         found = list(outlet.bodies(taken))
         assert (taken.first, taken.count) == (first + len(bodies), len(found))
         bodies += found
@@ -141,7 +141,7 @@ def numbers(count: int) -> list[bytes]:
 # append and commit
 
 
-def test_bodies_lie_on_the_list_in_the_order_of_arrival(server: Server, inlet: Inlet) -> None:
+def test_bodies_are_on_the_list_in_the_order_of_arrival(server: Server, inlet: Inlet) -> None:
     assert push(inlet, *numbers(5)) is None
     assert push(inlet, b"5") is None
     assert raw(server).lrange(KEYS.ready, 0, -1) == numbers(6)
@@ -153,13 +153,13 @@ def test_nothing_is_sent_before_the_commit(server: Server, inlet: Inlet) -> None
     assert raw(server).keys("*") == []
 
 
-def test_many_bodies_are_one_push(server: Server, inlet: Inlet) -> None:
+def test_the_bodies_of_a_batch_are_sent_in_one_push(server: Server, inlet: Inlet) -> None:
     push(inlet, *numbers(1000))
     assert calls(server, "rpush") == 1
     assert raw(server).llen(KEYS.ready) == 1000
 
 
-def test_a_batch_of_several_streams_is_one_push_each(server: Server, inlet: Inlet) -> None:
+def test_a_batch_of_several_streams_is_sent_in_one_push_per_stream(server: Server, inlet: Inlet) -> None:
     for stream in "stst":
         inlet.append(stream, stream.encode())
     inlet.commit(inlet.open)
@@ -175,7 +175,7 @@ def test_a_committed_batch_is_not_sent_again(server: Server, inlet: Inlet) -> No
     assert raw(server).llen(KEYS.ready) == 1
 
 
-def test_any_bytes_arrive_as_they_were(inlet: Inlet, outlet: Outlet) -> None:
+def test_a_body_may_contain_any_bytes(inlet: Inlet, outlet: Outlet) -> None:
     chance = random.Random(1)
     bodies = [b"", b"\r\n", b"$3\r\n", bytes(range(256)), b"x" * (1 << 20)]
     bodies += [chance.randbytes(chance.randrange(300)) for _ in range(500)]
@@ -190,7 +190,7 @@ def test_a_stream_may_have_any_name(inlet: Inlet, outlet: Outlet) -> None:
 
 
 @pytest.mark.parametrize("interval", [0.005, 1e-6])
-def test_of_eight_threads_every_acknowledged_body_is_on_the_list_once(
+def test_every_body_that_eight_threads_commit_is_on_the_list_once(
     interval: float, server: Server, inlet: Inlet
 ) -> None:
     acknowledged: list[bytes] = []
@@ -219,18 +219,17 @@ def test_of_eight_threads_every_acknowledged_body_is_on_the_list_once(
     assert sorted(found) == sorted(acknowledged)
     of_one = [body for body in found if body.startswith(b"3-")]
     assert of_one == [b"3-%d" % n for n in range(250)]
-    assert calls(server, "rpush") <= 2000
 
 
-def test_no_body_slips_into_a_batch_that_is_being_sent(server: Server, inlet: Inlet) -> None:
+def test_no_body_is_added_to_a_batch_that_is_being_sent(server: Server, inlet: Inlet) -> None:
     committing = threading.Thread(target=lambda: inlet.commit(batch))
 
     class Bodies(dict):
-        """Somebody commits at the very moment at which another body is appended."""
+        """Another thread starts to commit just when a body is appended."""
 
         def __getitem__(self, stream: str) -> list[bytes]:
             committing.start()
-            committing.join(0.3)  # it must wait, so this cannot end sooner
+            committing.join(0.3)  # the commit must wait for this append, so it cannot end within the timeout
             return super().__getitem__(stream)
 
     batch = inlet.append("s", b"a")
@@ -240,13 +239,46 @@ def test_no_body_slips_into_a_batch_that_is_being_sent(server: Server, inlet: In
     assert raw(server).lrange(KEYS.ready, 0, -1) == [b"a", b"b"]
 
 
+def test_a_request_of_a_batch_is_answered_only_after_redis_has_replied(server: Server, inlet: Inlet) -> None:
+    push(inlet, b"first")  # connects
+    on_the_list = []
+
+    def answer(batch: Batch) -> None:
+        """As ingest.py does. CLIENT PAUSE lets the test's own client read."""
+        if not batch.done:
+            inlet.commit(batch)
+        on_the_list.append(raw(server).llen(KEYS.ready))
+
+    def paused() -> bool:
+        """Whether Redis has the push and has not executed it; `b`: the client is blocked."""
+        return any("gateway" in each["name"] and "b" in each["flags"] for each in raw(server).client_list())
+
+    batch = inlet.append("s", b"a")
+    assert inlet.append("s", b"b") is batch
+    threads = [threading.Thread(target=answer, args=(batch,)) for _ in range(2)]
+    raw(server).client_pause(60_000, all=False)
+    try:
+        threads[0].start()
+        poll(paused)
+        assert not batch.done
+        threads[1].start()
+        assert raw(server).llen(KEYS.ready) == 1
+        assert on_the_list == []
+    finally:
+        raw(server).client_unpause()
+    for thread in threads:
+        thread.join()
+    assert on_the_list == [3, 3]
+    assert batch.refused is None
+
+
 # claim, renew, settle
 
 
 def test_a_claim_takes_the_head_of_the_list_under_consecutive_numbers(inlet: Inlet, outlet: Outlet) -> None:
     assert outlet.claim("s") is None
     push(inlet, *numbers(7))
-    one, two = claim(outlet, most=4), claim(outlet, most=4)
+    one, two = claim(outlet, max_bodies=4), claim(outlet, max_bodies=4)
     assert [(x.first, x.count) for x in (one, two)] == [(1, 4), (5, 3)]
     assert [*outlet.bodies(one), *outlet.bodies(two)] == numbers(7)
     assert outlet.claim("s") is None
@@ -254,7 +286,7 @@ def test_a_claim_takes_the_head_of_the_list_under_consecutive_numbers(inlet: Inl
 
 
 @pytest.mark.parametrize("length", [0, 1, 80, 3000])
-def test_a_list_that_is_renamed_and_one_that_moves_in_steps_give_the_same(
+def test_a_claim_by_rename_and_a_claim_in_pieces_have_the_same_bodies(
     length: int, server: Server, inlet: Inlet, outlet: Outlet, inspector: Inspector
 ) -> None:
     bodies = [b"%d" % n + b"x" * length for n in range(1000)]
@@ -262,39 +294,58 @@ def test_a_list_that_is_renamed_and_one_that_moves_in_steps_give_the_same(
     push(inlet, *bodies, stream="t")
     assert drained(outlet) == bodies
     assert (calls(server, "rename"), calls(server, "lpop")) == (1, 0)
-    assert drained(outlet, "t", most=997, size=100_000) == bodies
+    assert drained(outlet, "t", max_bodies=997, max_bytes=100_000) == bodies
     assert calls(server, "lpop") > 0
     assert inspector.snapshot("s") == inspector.snapshot("t") == (1000, 0, {}, {}, 0, 0)
 
 
-def test_a_claim_is_bounded_by_bodies_and_by_bytes(inlet: Inlet, outlet: Outlet) -> None:
+def test_a_claim_is_limited_in_bodies_and_in_bytes(inlet: Inlet, outlet: Outlet) -> None:
     push(inlet, *[b"x" * 1000] * 500)
-    assert claim(outlet, most=7).count == 7
-    some = claim(outlet, size=20_000)
+    assert claim(outlet, max_bodies=7).count == 7
+    some = claim(outlet, max_bytes=20_000)
     assert 20 <= some.count <= 20 + 32
-    assert claim(outlet, size=1).count == 1
+    assert claim(outlet, max_bytes=1).count == 1
     push(inlet, b"y" * 100_000, stream="t")
-    assert claim(outlet, "t", size=10).count == 1
+    assert claim(outlet, "t", max_bytes=10).count == 1
 
 
-def test_large_bodies_after_small_ones_do_not_all_come_in_one_step(inlet: Inlet, outlet: Outlet) -> None:
+def test_a_step_of_large_bodies_after_small_ones_exceeds_the_limit_by_little(inlet: Inlet, outlet: Outlet) -> None:
     push(inlet, *[b"x"] * 511, *[b"y" * 50_000] * 600)
-    taken = claim(outlet, size=1 << 20)
+    taken = claim(outlet, max_bytes=1 << 20)
     assert taken.size <= (1 << 20) + 32 * 50_000
 
 
-def test_a_large_claim_is_read_in_pieces(server: Server, inlet: Inlet) -> None:
-    outlet = Outlet(str(server.socket), size=1000)
-    bodies = [b"%03d" % n * 100 for n in range(21)]
+def test_a_large_claim_is_read_in_pieces(server: Server, inlet: Inlet, outlet: Outlet) -> None:
+    bodies = [b"%010d" % n * 10_000 for n in range(45)]
     push(inlet, *bodies)
-    taken = claim(outlet, size=10**6)
+    taken = claim(outlet, max_bytes=10**8)
+    assert taken.size > MAX_BYTES
     assert list(outlet.bodies(taken)) == bodies
-    assert calls(server, "lrange") == 3
+    assert calls(server, "lrange") == 6  # of eight bodies each
+
+
+@pytest.mark.parametrize("size", [1, 80, 1500, 40_000])
+def test_a_claim_that_takes_a_list_just_below_its_limit_counts_every_body_once(
+    size: int, server: Server, inlet: Inlet, outlet: Outlet, inspector: Inspector
+) -> None:
+    """The bodies are below the limit, the list with its overhead is above it: the last LPOP finds fewer than it asks
+    for.
+    """
+    limit = 600_000
+    bodies = [b"x" * size] * min((limit - 1) // size, 20_011)
+    push(inlet, *bodies)
+    limit = min(limit, raw(server).memory_usage(KEYS.ready, samples=0) - 1)
+    assert len(bodies) * size < limit
+    taken = claim(outlet, max_bodies=10**6, max_bytes=limit)
+    assert calls(server, "rename") == 0
+    assert raw(server).llen(KEYS.claim + taken.id) == taken.count == len(bodies)
+    assert inspector.snapshot("s").claimed == len(bodies)
+    assert list(outlet.bodies(taken)) == bodies
 
 
 def test_only_an_expired_claim_is_claimed_again_and_it_is_the_same(inlet: Inlet, outlet: Outlet) -> None:
     push(inlet, *numbers(10))
-    first = claim(outlet, most=6, lease=0.2)
+    first = claim(outlet, max_bodies=6, lease=0.2)
     assert claim(outlet, lease=60).first == 7
     assert outlet.claim("s") is None
     again = poll(lambda: claim(outlet, lease=60))
@@ -320,7 +371,7 @@ def test_a_renewed_claim_is_not_claimed_again_and_a_settled_one_cannot_be_renewe
     assert outlet.claim("s") is None
 
 
-def test_settling_leaves_nothing_but_the_counter_and_a_mark(
+def test_settle_leaves_only_the_counter_and_one_mark(
     server: Server, inlet: Inlet, outlet: Outlet, inspector: Inspector
 ) -> None:
     push(inlet, *numbers(10))
@@ -332,7 +383,7 @@ def test_settling_leaves_nothing_but_the_counter_and_a_mark(
     assert len(marks(server)) == 1
 
 
-def test_the_bodies_of_a_claim_that_is_gone_are_lost_not_fewer(inlet: Inlet, outlet: Outlet) -> None:
+def test_reading_a_claim_that_is_gone_raises_lost(inlet: Inlet, outlet: Outlet) -> None:
     push(inlet, *numbers(3))
     taken = claim(outlet)
     outlet.settle(taken)
@@ -340,11 +391,9 @@ def test_the_bodies_of_a_claim_that_is_gone_are_lost_not_fewer(inlet: Inlet, out
         list(outlet.bodies(taken))
 
 
-def test_scripts_that_redis_has_forgotten_are_sent_again(
-    server: Server, inlet: Inlet, outlet: Outlet, inspector: Inspector
-) -> None:
+def test_a_script_flush_does_no_harm(server: Server, inlet: Inlet, outlet: Outlet, inspector: Inspector) -> None:
     for _ in range(3):
-        inlet.lines.clear()  # so that a mark is due
+        inlet.backlogs.clear()  # so that a mark is due
         push(inlet, b"a")
         raw(server).script_flush()
         taken = claim(outlet)
@@ -359,7 +408,7 @@ def test_scripts_that_redis_has_forgotten_are_sent_again(
 def test_large_sequence_numbers_stay_exact(server: Server, inlet: Inlet, outlet: Outlet, inspector: Inspector) -> None:
     raw(server).set(KEYS.claimed, 10**15)
     push(inlet, *numbers(3))
-    taken = claim(outlet, most=2)
+    taken = claim(outlet, max_bodies=2)
     assert (taken.first, taken.id.split(":")[1]) == (10**15 + 1, str(10**15 + 1))
     assert claim(outlet).first == 10**15 + 3
     outlet.settle(taken)
@@ -367,33 +416,43 @@ def test_large_sequence_numbers_stay_exact(server: Server, inlet: Inlet, outlet:
     assert marks(server)[0][0] == 10**15 + 1
 
 
-def test_what_another_tool_pushes_is_claimed_too(server: Server, inlet: Inlet, outlet: Outlet) -> None:
+def test_a_body_that_another_tool_pushed_is_claimed_and_dated_by_the_claim(
+    server: Server, inlet: Inlet, outlet: Outlet
+) -> None:
     raw(server).rpush(KEYS.ready, b"a")
     before = time.time()
     taken = claim(outlet)
     assert list(outlet.bodies(taken)) == [b"a"]
-    # no mark dates it: the moment of the claim does
+    # there is no mark, so the time of the claim dates it
     assert before <= taken.received(1)[0] / 1e6 <= time.time()
 
 
-def test_a_snapshot_shows_what_lies_where(server: Server, inlet: Inlet, outlet: Outlet, inspector: Inspector) -> None:
+def test_a_snapshot_shows_the_state_of_a_stream(
+    server: Server, inlet: Inlet, outlet: Outlet, inspector: Inspector
+) -> None:
     assert inspector.snapshot("s") == (0, 0, {}, {}, 0, 0)
-    assert outlet.waiting(["s", "t"]) == [False, False]
+    assert outlet.has_work(["s", "t"]) == [False, False]
     before = time.time()
     push(inlet, *numbers(10))
-    one, two = claim(outlet, most=2), claim(outlet, most=3)
+    one, two = claim(outlet, max_bodies=2), claim(outlet, max_bodies=3)
     now = inspector.snapshot("s")
     assert now[:3] == (5, 5, {one.id: 2, two.id: 3})
-    assert now.waiting.keys() == {one.id, two.id, ""}
-    assert all(0 <= age <= time.time() - before for age in now.waiting.values())
-    assert outlet.waiting(["s", "t"]) == [True, False]
+    assert now.ages.keys() == {one.id, two.id, ""}
+    assert all(0 <= age <= time.time() - before for age in now.ages.values())
+    assert outlet.has_work(["s", "t"]) == [True, False]
     outlet.settle(one)
     assert inspector.snapshot("s")[:3] == (5, 5, {two.id: 3})
-    raw(server).rpush("ingest:{somebody's}", "a")
-    assert inspector.streams() == {"s", "somebody's"}
+    raw(server).rpush("ingest:{another}", "a")
+    assert inspector.streams() == {"s", "another"}
 
 
 # marks
+
+
+def test_a_mark_dates_the_bodies_from_its_own_sequence_number_up_to_the_next_mark() -> None:
+    taken = Claim("s", "run:11:0", 11, 10, 0, marks=[(8, 100), (14, 200), (17, 300)])
+    dates = {seq: taken.received(seq) for seq in (11, 13, 14, 16, 17, 20)}
+    assert dates == {11: (100, 14), 13: (100, 14), 14: (200, 17), 16: (200, 17), 17: (300, 21), 20: (300, 21)}
 
 
 def test_a_body_is_dated_within_a_tenth_of_a_second(inlet: Inlet, outlet: Outlet) -> None:
@@ -403,7 +462,7 @@ def test_a_body_is_dated_within_a_tenth_of_a_second(inlet: Inlet, outlet: Outlet
         before = time.time()
         push(inlet, b"x")
         times.append((before, time.time()))
-    taken = claim(outlet, most=10**6, size=10**9)
+    taken = claim(outlet, max_bodies=10**6, max_bytes=10**9)
     assert taken.count == len(times)
     until = 0
     for seq, (before, after) in enumerate(times, 1):
@@ -421,17 +480,17 @@ def test_a_process_writes_at_most_ten_marks_a_second(server: Server, inlet: Inle
     assert time.monotonic() - start >= 0.3
 
 
-def test_marks_that_date_nothing_any_more_are_trimmed(
+def test_settle_trims_marks_that_no_body_needs(
     server: Server, inlet: Inlet, outlet: Outlet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_side, "MARK_EVERY", 0.0)
+    monkeypatch.setattr(gateway_side, "MARK_INTERVAL", 0.0)
     for body in numbers(100):
         push(inlet, body)
     assert len(marks(server)) == 100
-    one, two = claim(outlet, most=30), claim(outlet, most=30)
+    one, two = claim(outlet, max_bodies=30), claim(outlet, max_bodies=30)
     dates = [one.received(seq) for seq in range(1, 31)]
     outlet.settle(two)
-    assert len(marks(server)) == 100  # the oldest claim is open
+    assert len(marks(server)) == 100  # the oldest claim is still open
     outlet.renew(one, 0)
     again = claim(outlet)
     assert (again.id, [again.received(seq) for seq in range(1, 31)]) == (one.id, dates)
@@ -440,10 +499,8 @@ def test_marks_that_date_nothing_any_more_are_trimmed(
     assert len(marks(server)) == 40
 
 
-def test_marks_do_not_pile_up_while_a_stream_is_refused(
-    server: Server, outlet: Outlet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gateway_side, "MARK_EVERY", 0.0)
+def test_a_refused_stream_collects_no_marks(server: Server, outlet: Outlet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_side, "MARK_INTERVAL", 0.0)
     inlet = Inlet(str(server.socket), 10)
     push(inlet, *numbers(10))
     for _ in range(50):
@@ -451,7 +508,7 @@ def test_marks_do_not_pile_up_while_a_stream_is_refused(
     assert len(marks(server)) == 2
 
 
-# a backlog over its bound
+# a full backlog
 
 
 def test_only_the_full_stream_is_refused(server: Server) -> None:
@@ -460,23 +517,23 @@ def test_only_the_full_stream_is_refused(server: Server) -> None:
     batch = inlet.append("s", b"too much")
     assert inlet.append("t", b"fine") is batch
     inlet.commit(batch)
-    assert batch.refused == {"s": Refusal("The backlog is over its bound.", 1)}  # how fast it goes is not known yet
+    assert batch.refused == {"s": Refusal("The backlog is over its bound.", 1)}  # the drain rate is unknown
     assert raw(server).lrange("ingest:{t}", 0, -1) == [b"fine"]
     assert raw(server).llen(KEYS.ready) == 10
 
 
-def test_a_backlog_is_bounded_by_bytes_too_and_only_that_stream_is_refused(
+def test_a_backlog_over_its_limit_in_bytes_is_refused_and_other_streams_are_not(
     server: Server, outlet: Outlet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_side, "MARK_EVERY", 0.0)
+    monkeypatch.setattr(gateway_side, "MARK_INTERVAL", 0.0)
     inlet = Inlet(str(server.socket), 10**9, max_bytes=1 << 20)
     pushed = 0
     while (refused := push(inlet, b"x" * 10_000)) is None and pushed < 1000:
         pushed += 1
     assert refused == Refusal("The backlog is over its bound.", 1)
-    assert 90 <= pushed <= 106  # a megabyte of them
+    assert 90 <= pushed <= 106  # 1 MiB of 10 kB bodies
     assert push(inlet, b"x" * 10_000, stream="t") is None
-    assert push(inlet, b"small")  # whatever its size
+    assert push(inlet, b"small")  # the size of the new body does not matter
     taken = claim(outlet)
     assert taken.count == pushed
     assert push(inlet, b"x" * 10_000) is None
@@ -484,67 +541,69 @@ def test_a_backlog_is_bounded_by_bytes_too_and_only_that_stream_is_refused(
 
 
 def test_retry_after_is_the_excess_divided_by_the_drain_rate() -> None:
-    line = Backlog("s")
+    backlog = Backlog("s")
     for second in range(60):
-        line.marked(100 * second, 1000, b"%d" % (second * 10**6), 100_000)
-    assert line.rate == pytest.approx(100, rel=0.01)
-    assert [line.full(excess, "").retry_after for excess in (1, 99, 250, 10**6)] == [1, 1, 3, 60]
+        backlog.update(100 * second, 1000, b"%d" % (second * 10**6), 100_000)
+    assert backlog.rate == pytest.approx(100, rel=0.01)
+    assert [backlog.refusal(excess, "").retry_after for excess in (1, 99, 250, 10**6)] == [1, 1, 3, 60]
 
 
-def watch(line: Backlog, *samples: tuple[float, int, int]) -> None:
+def watch(backlog: Backlog, *samples: tuple[float, int, int]) -> None:
     """Marks: (seconds, bodies claimed, bodies ready)."""
     for at, claimed, ready in samples:
-        line.marked(claimed, ready, b"%d" % (at * 1e6), 100 * ready)
+        backlog.update(claimed, ready, b"%d" % (at * 1e6), 100 * ready)
 
 
-def test_the_drain_rate_is_known_from_the_first_samples_and_follows_those_of_the_last_ten_seconds() -> None:
-    line = Backlog("s")
-    watch(line, *((n / 10, 500 * n, 10**6) for n in range(4)))
-    assert line.rate == pytest.approx(5000)
-    watch(line, *((0.3 + n / 10, 1500 + 50 * n, 10**6) for n in range(1, 401)))
-    assert line.rate == pytest.approx(500, rel=0.2)
+def test_the_drain_rate_is_known_after_two_samples_and_averages_the_last_ten_seconds() -> None:
+    backlog = Backlog("s")
+    watch(backlog, *((n / 10, 500 * n, 10**6) for n in range(4)))
+    assert backlog.rate == pytest.approx(5000)
+    watch(backlog, *((0.3 + n / 10, 1500 + 50 * n, 10**6) for n in range(1, 401)))
+    assert backlog.rate == pytest.approx(500, rel=0.2)
 
 
-def test_claims_that_take_everything_at_long_intervals_are_averaged() -> None:
-    line = Backlog("s")
-    for second in range(0, 20, 2):  # every two seconds all that lies there, 4,000 bodies
-        watch(line, *((second + n / 10, 2000 * second, 200 * n) for n in range(1, 20)))
-        watch(line, (second + 2, 2000 * (second + 2), 0))
-    assert line.rate == pytest.approx(2000, rel=0.2)
+def test_claims_of_the_whole_list_at_long_intervals_are_averaged() -> None:
+    backlog = Backlog("s")
+    for second in range(0, 20, 2):  # a claim of the whole list, 4,000 bodies, every two seconds
+        watch(backlog, *((second + n / 10, 2000 * second, 200 * n) for n in range(1, 20)))
+        watch(backlog, (second + 2, 2000 * (second + 2), 0))
+    assert backlog.rate == pytest.approx(2000, rel=0.2)
 
 
-def test_little_traffic_says_nothing_of_how_fast_a_backlog_would_go() -> None:
-    line = Backlog("s")
-    watch(line, *((60 * n, n, 0) for n in range(100)), (5941, 100, 10_000))
-    watch(line, *((5941 + n / 10, 100 + 500 * n, 10_000) for n in range(1, 11)))
-    assert line.rate == pytest.approx(5000)
+def test_light_traffic_does_not_lower_the_drain_rate() -> None:
+    backlog = Backlog("s")
+    watch(backlog, *((60 * n, n, 0) for n in range(100)), (5941, 100, 10_000))
+    watch(backlog, *((5941 + n / 10, 100 + 500 * n, 10_000) for n in range(1, 11)))
+    assert backlog.rate == pytest.approx(5000)
 
 
-def test_where_nobody_takes_anything_away_one_waits_the_longer_the_longer_that_is_so() -> None:
-    line = Backlog("s")
+def test_retry_after_grows_while_nothing_drains() -> None:
+    backlog = Backlog("s")
     told = []
     for second in range(14):
-        watch(line, (second, 0, 1000))
-        told.append(line.full(1, "").retry_after)
+        watch(backlog, (second, 0, 1000))
+        told.append(backlog.refusal(1, "").retry_after)
     assert told == [1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 60, 60, 60, 60]
 
 
-def test_who_waited_as_told_gets_in(server: Server, outlet: Outlet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_waits_for_retry_after_is_accepted(
+    server: Server, outlet: Outlet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inlet = Inlet(str(server.socket), 100)
     push(inlet, *numbers(250))
-    inlet.lines["s"].rate = 100.0
-    monkeypatch.setattr(Backlog, "marked", lambda line, claimed, ready, us, size: setattr(line, "backlog", ready))
+    inlet.backlogs["s"].rate = 100.0
+    monkeypatch.setattr(Backlog, "update", lambda backlog, claimed, ready, us, size: setattr(backlog, "length", ready))
     told = push(inlet, b"late")
     assert told == Refusal("The backlog is over its bound.", 2)  # (250 - 100 + 1) / 100
-    taken = claim(outlet, most=100 * told.retry_after)  # so much leaves meanwhile
+    taken = claim(outlet, max_bodies=100 * told.retry_after)  # as many as drain in that time
     outlet.settle(taken)
     assert poll(lambda: push(inlet, b"late") is None, 2)
 
 
-def test_who_is_refused_later_waits_longer(server: Server) -> None:
+def test_retry_after_grows_with_each_refusal(server: Server) -> None:
     inlet = Inlet(str(server.socket), 10)
     push(inlet, *numbers(10))
-    inlet.lines["s"].rate = 10.0
+    inlet.backlogs["s"].rate = 10.0
     waits = [(push(inlet, *numbers(25)) or Refusal("", 0)).retry_after for _ in range(4)]
     assert waits == [3, 5, 8, 10]
 
@@ -552,9 +611,10 @@ def test_who_is_refused_later_waits_longer(server: Server) -> None:
 # a full Redis
 
 
-def test_a_full_redis_refuses_pushes_and_can_still_be_emptied(tmp: Path, inspector: Inspector) -> None:
+def test_a_full_redis_refuses_pushes_and_can_still_be_drained(tmp: Path) -> None:
     with redis_server(tmp, maxmemory="8mb") as server:
         inlet, outlet = Inlet(str(server.socket), 10**9), Outlet(str(server.socket))
+        inspector = Inspector(str(server.socket))
         pushed = 0
         while (refused := push(inlet, *[b"x" * 1000] * 100)) is None:
             pushed += 100
@@ -564,7 +624,7 @@ def test_a_full_redis_refuses_pushes_and_can_still_be_emptied(tmp: Path, inspect
         assert push(inlet, b"y", stream="t")
         assert "maxmemory" in (inlet.ready() or "")
         taken = 0
-        while found := outlet.claim("s", most=500):
+        while found := outlet.claim("s", max_bodies=500):
             assert outlet.renew(found)
             assert all(body == b"x" * 1000 for body in outlet.bodies(found))
             assert inspector.snapshot("s").claims == {found.id: found.count}
@@ -576,22 +636,23 @@ def test_a_full_redis_refuses_pushes_and_can_still_be_emptied(tmp: Path, inspect
         assert inlet.ready() is None
 
 
-def test_a_full_redis_gives_a_claim_that_moves_in_steps_whole(tmp: Path, inspector: Inspector) -> None:
+def test_a_claim_in_pieces_is_complete_in_a_full_redis(tmp: Path) -> None:
     with redis_server(tmp, maxmemory="8mb") as server:
         inlet, outlet = Inlet(str(server.socket), 10**9), Outlet(str(server.socket))
+        inspector = Inspector(str(server.socket))
         while push(inlet, *[b"x" * 1000] * 100) is None:
             pass
         before = inspector.snapshot("s").ready
         assert before > 1000
-        taken = claim(outlet, most=900)
+        taken = claim(outlet, max_bodies=900)
         assert len(list(outlet.bodies(taken))) == taken.count == 900
         assert inspector.snapshot("s")[:2] == (900, before - 900)
 
 
-# a Redis that is away, killed, or emptied
+# a Redis that is stopped, killed or emptied
 
 
-def test_an_error_refuses_everybody_in_the_batch_and_nobody_after_it(own: Server, tmp: Path) -> None:
+def test_a_lost_connection_refuses_the_whole_batch_and_not_the_next_one(own: Server, tmp: Path) -> None:
     inlet = Inlet(str(own.socket), 10**9)
     push(inlet, b"a")
     own.process.kill()
@@ -606,23 +667,23 @@ def test_an_error_refuses_everybody_in_the_batch_and_nobody_after_it(own: Server
         assert raw(again).lrange(KEYS.ready, 0, -1) == [b"a", b"c"]
 
 
-def test_a_push_without_a_reply_is_not_sent_twice(own: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_whose_reply_is_late_is_not_sent_again(own: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_side, "TIMEOUT", 0.2)
     inlet = Inlet(str(own.socket), 10**9)
     push(inlet, b"a")
     own.process.send_signal(signal.SIGSTOP)
-    waking = threading.Timer(0.3, own.process.send_signal, [signal.SIGCONT])  # in time for whoever would try again
+    waking = threading.Timer(0.3, own.process.send_signal, [signal.SIGCONT])  # soon enough for a retry to succeed
     waking.start()
     refused = push(inlet, b"b")
     waking.join()
     assert refused == Refusal("Redis does not answer.", 1)
-    # it was sent, and is on the list: the client was told that nobody knew
+    # the push was executed after the timeout: a body that gets this 503 may be on the list
     assert push(inlet, b"c") is None
     assert push(inlet, b"d") is None
     assert raw(own).lrange(KEYS.ready, 0, -1) == [b"a", b"b", b"c", b"d"]
 
 
-def test_a_redis_that_takes_no_writes_is_quoted_with_its_reason(own: Server) -> None:
+def test_the_refusal_quotes_the_reason_of_a_redis_that_rejects_writes(own: Server) -> None:
     inlet = Inlet(str(own.socket), 10**9)
     push(inlet, b"a")
     raw(own).execute_command("CONFIG", "SET", "min-replicas-to-write", "1")
@@ -633,7 +694,7 @@ def test_a_redis_that_takes_no_writes_is_quoted_with_its_reason(own: Server) -> 
     assert push(inlet, b"c") is None
 
 
-def test_a_key_of_another_type_refuses_its_stream_only(server: Server, inlet: Inlet) -> None:
+def test_a_key_of_the_wrong_type_refuses_only_its_stream(server: Server, inlet: Inlet) -> None:
     raw(server).set(KEYS.ready, "not a list")
     batch = inlet.append("s", b"a")
     inlet.append("t", b"b")
@@ -644,7 +705,7 @@ def test_a_key_of_another_type_refuses_its_stream_only(server: Server, inlet: In
     assert push(inlet, b"c") is None
 
 
-def test_a_signal_in_the_middle_of_a_reply_refuses_the_batch(
+def test_a_signal_during_the_reply_refuses_the_batch(
     server: Server, inlet: Inlet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push(inlet, b"a")
@@ -659,13 +720,13 @@ def test_a_signal_in_the_middle_of_a_reply_refuses_the_batch(
             inlet.commit(batch)
     assert batch.done
     assert batch.refused
-    # the reply that nobody read is not taken for that of the next batch
+    # the next batch does not read the reply that was left unread
     raw(server).set(KEYS.ready + "x", "1")
     assert push(inlet, b"c") is None
     assert raw(server).lrange(KEYS.ready, 0, -1)[-1] == b"c"
 
 
-def test_refusals_are_logged_once_a_change(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_logged_when_it_starts_and_when_it_ends(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     inlet = Inlet(str(server.socket), 2)
     push(inlet, b"a", b"b")
     for _ in range(5):
@@ -673,12 +734,12 @@ def test_refusals_are_logged_once_a_change(server: Server, caplog: pytest.LogCap
     raw(server).delete(KEYS.ready)
     assert poll(lambda: push(inlet, b"d") is None)
     assert [record.getMessage() for record in caplog.records] == [
-        "s: refusing: The backlog is over its bound.",
-        "s: taken again",
+        "s: refusing bodies: The backlog is over its bound.",
+        "s: accepting bodies again",
     ]
 
 
-def test_what_was_acknowledged_survives_a_kill_of_redis_and_what_was_settled_stays_away(tmp: Path) -> None:
+def test_after_redis_is_killed_acknowledged_bodies_are_there_and_settled_ones_are_not(tmp: Path) -> None:
     acknowledged, settled, unknown = set[bytes](), set[bytes](), set[bytes]()
     for round in range(6):
         with redis_server(tmp, appendfsync="always") as server:
@@ -692,7 +753,7 @@ def test_what_was_acknowledged_survives_a_kill_of_redis_and_what_was_settled_sta
                 acknowledged.add(body)
                 with contextlib.suppress(client.RedisError):
                     if n % 10 == 9:
-                        taken = claim(outlet, most=8)
+                        taken = claim(outlet, max_bodies=8)
                         bodies = set(outlet.bodies(taken))
                         unknown |= bodies
                         outlet.settle(taken)
@@ -709,8 +770,8 @@ def test_what_was_acknowledged_survives_a_kill_of_redis_and_what_was_settled_sta
         assert now.ready + now.claimed >= len(acknowledged)
 
 
-@pytest.mark.parametrize("how", ["flushed", "restarted with nothing"])
-def test_ids_never_come_again_and_the_sink_takes_new_bodies_for_new(how: str, tmp: Path) -> None:
+@pytest.mark.parametrize("how", ["flushed", "restarted empty"])
+def test_claim_ids_are_never_used_again_so_the_sink_stores_new_bodies(how: str, tmp: Path) -> None:
     seen: list[str] = []
     sink = sinks.connect(f"sqlite:///{tmp}/ingest.db", STREAMS)
     for _ in range(4):
@@ -733,7 +794,7 @@ def test_ids_never_come_again_and_the_sink_takes_new_bodies_for_new(how: str, tm
     sink.close()
 
 
-def test_a_worker_of_a_flushed_redis_finds_its_claim_lost(own: Server) -> None:
+def test_a_claim_is_lost_when_redis_is_flushed(own: Server) -> None:
     inlet, outlet = Inlet(str(own.socket), 10**9), Outlet(str(own.socket))
     push(inlet, *numbers(5))
     taken = claim(outlet)
