@@ -151,7 +151,7 @@ def test_what_the_command_line_or_a_setting_has_wrong_is_one_line_and_status_2(t
         "from sluice import stream\nfrom sluice.streams.record import Vote\n"
         "STREAMS = {'batches': stream('batches', Vote)}"
     )
-    assert "cannot be named 'batches'" in refused(INGEST_RECORDS=tmp / "unfit.py")
+    assert "the stream name 'batches' is reserved" in refused(INGEST_RECORDS=tmp / "unfit.py")
 
 
 def test_a_signal_stops_it_after_the_batch_at_hand_and_leaves_nothing_claimed(tmp: Path, redis: Server) -> None:
