@@ -101,9 +101,9 @@ def ask(home: Path, sql: str, *values: object) -> list[tuple]:
 
 
 def free_port() -> int:
-    """An unused TCP port."""
-    with socket.socket() as probe:
-        probe.bind(("0.0.0.0", 0))  # noqa: S104
+    """A TCP port that is unused on IPv4 and on IPv6."""
+    dual = socket.has_dualstack_ipv6()
+    with socket.create_server(("", 0), family=(socket.AF_INET, socket.AF_INET6)[dual], dualstack_ipv6=dual) as probe:
         return probe.getsockname()[1]
 
 

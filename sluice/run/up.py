@@ -92,7 +92,8 @@ def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]
         (
             "tls", s.tls_key is not None,
             [
-                (f"listen {s.port} ", f"listen {s.port} ssl "),
+                (f"listen [::]:{s.port} ", f"listen [::]:{s.port} ssl http2 "),
+                (f"listen {s.port} ", f"listen {s.port} ssl http2 "),
                 ("/etc/sluice/certificate.pem", f'"{s.tls_certificate}"'),
                 ("/etc/sluice/key.pem", f'"{s.tls_key}"'),
             ],
@@ -105,6 +106,26 @@ def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]
         ),
         ("cors", bool(s.cors), [(r"^[^ ]+ /votes(\?|$)", rf"^({origins}) ({paths})(\?|$)")]),
     ]  # fmt: skip
+
+
+def bind(address: str, port: int) -> None:
+    """Bind a TCP socket as nginx does, and close it. Raises: OSError."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        if probe.family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((address, port))
+
+
+def has_ipv6() -> bool:
+    """Whether nginx can listen on IPv6. It cannot if the kernel has no IPv6 (ipv6.disable=1), or a sandbox forbids it;
+    with the sysctl disable_ipv6 it can, and no client arrives.
+    """
+    try:
+        bind("::", 0)
+    except OSError:
+        return False
+    return True
 
 
 def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
@@ -131,6 +152,7 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
         *((f"unix:/run/sluice/{path.name} ", f'"unix:{path}" ') for path in s.gateway_sockets),
         ("unix:/run/sluice/metrics.sock;", f'"unix:{s.home}/run/metrics.sock";'),
         ("listen 8080 ", f"listen {s.port} "),
+        ("listen [::]:8080 ", f"{'' if has_ipv6() else '#'}listen [::]:{s.port} "),
         ("/usr/share/sluice/status/", f'"{ROOT}/nginx/status/"'),
         ("/run/sluice/status.json", f'"{s.home}/run/status.json"'),
         ("allow 127.0.0.1; allow ::1;", " ".join(f"allow {network};" for network in s.status_allow)),
@@ -213,12 +235,11 @@ def claim_home(s: settings.Settings) -> None:
 
 def check_places(s: settings.Settings) -> None:
     """See that the port and Redis's socket are free: a start that must fail says so once, not for ever."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    for address in ("0.0.0.0", "::")[: 1 + has_ipv6()]:  # noqa: S104  # as nginx listens
         try:
-            probe.bind(("0.0.0.0", s.port))  # noqa: S104  # as nginx will
+            bind(address, s.port)
         except OSError as error:
-            why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had ({error.strerror})"
+            why = "is in use" if error.errno == errno.EADDRINUSE else f"is not available ({error.strerror})"
             raise CannotStart(f"port {s.port} {why}; INGEST_PORT may name another.") from None
     with socket.socket(socket.AF_UNIX) as probe:
         try:

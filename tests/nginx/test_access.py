@@ -1,4 +1,4 @@
-"""Who gets in: each way of saying so, switched on, in a real nginx, asked by a real client."""
+"""Access control: each check switched on in the real nginx, with real clients."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from access import KEY, OTHER, curl, keys, passwords, private
 from sluice.drill.harness import ROOT, Server, answer, connect, environment, free_port, installation, poll, post
 from stand_in import front, problem
 
-NO_KEY = problem("Unauthorized", 401, "A key or a password is missing or wrong. Nothing was taken.")
-FAST = problem("Too Many Requests", 429, "Too many requests from this address. Nothing was taken. Send it again later.")
+NO_KEY = problem("Unauthorized", 401, "The API key or the password is missing or wrong; nothing was queued.")
+FAST = problem("Too Many Requests", 429, "Too many requests from this client; nothing was queued. Send it again later.")
 
 
-def refused_unread(web: Server, *fields: str) -> int:
-    """The status of a request of whose announced body not one byte is sent, nor asked for."""
+def rejected_unread(web: Server, *fields: str) -> int:
+    """Announce a body and send no byte of it; returns the status."""
     with connect(web.port) as connection:
         lines = ["POST /votes HTTP/1.1", "Host: localhost", "Content-Length: 1000", "Expect: 100-continue", *fields]
         connection.sendall("\r\n".join([*lines, "", ""]).encode())
-        return int(connection.recv(12, socket.MSG_WAITALL)[9:])  # 100 would be to ask for it
+        return int(connection.recv(12, socket.MSG_WAITALL)[9:])  # 100 would ask for the body
 
 
 @pytest.mark.parametrize(
     "field", [f"X-API-Key: {KEY}", f"X-API-Key: {OTHER}", f"Authorization: Bearer {KEY}", f"Authorization: Token {KEY}"]
 )
-def test_a_client_with_a_key_gets_in_and_its_key_goes_no_further(field: str, tmp: Path) -> None:
+def test_a_client_with_a_key_is_accepted_and_the_gateway_does_not_see_the_key(field: str, tmp: Path) -> None:
     with front(INGEST_API_KEYS=keys(tmp)) as (web, gateway):
         assert curl("-d", "x", "-H", field, f"localhost:{web.port}/votes")[::2] == (200, '{"message":"OK"}')
         assert field.split()[-1].encode() not in gateway.requests[0]
@@ -44,17 +44,17 @@ def test_a_client_with_a_key_gets_in_and_its_key_goes_no_further(field: str, tmp
         "X-API-Key: default", f"Authorization: {KEY}", f"Authorization: Bearer {KEY} x", f"Cookie: X-API-Key={KEY}",
     ],
 )  # fmt: skip
-def test_a_client_without_a_key_is_refused_before_its_body_is_read(field: str, tmp: Path) -> None:
+def test_a_client_without_a_key_is_rejected_before_its_body_is_read(field: str, tmp: Path) -> None:
     with front(INGEST_API_KEYS=keys(tmp)) as (web, gateway):
         status, headers, body = curl("-d", "x", "-H", field, f"localhost:{web.port}/votes")
         assert (status, body.encode()) == (401, NO_KEY)
         assert headers["content-type"] == ["application/problem+json"]
         assert headers["www-authenticate"] == ['Bearer realm="Sluice"']
-        assert refused_unread(web, field) == 401
+        assert rejected_unread(web, field) == 401
         assert gateway.requests == []
 
 
-def test_keys_are_changed_by_a_hup_and_passwords_at_once(tmp: Path) -> None:
+def test_changed_keys_apply_after_a_hup_and_changed_passwords_at_once(tmp: Path) -> None:
     files = keys(tmp), passwords(tmp)
     with front(INGEST_API_KEYS=files[0], INGEST_PASSWORDS=files[1]) as (web, _):
 
@@ -71,7 +71,7 @@ def test_keys_are_changed_by_a_hup_and_passwords_at_once(tmp: Path) -> None:
         poll(lambda: status(KEY, "n3w") == 401)
 
 
-def test_an_influxdb_client_brings_its_token_as_it_is(tmp: Path) -> None:
+def test_an_influxdb_client_sends_its_token_as_a_key(tmp: Path) -> None:
     influxdb = pytest.importorskip("influxdb_client")
     with front(INGEST_API_KEYS=keys(tmp)) as (web, gateway):
         gateway.reply = b"HTTP/1.1 204 No Content\r\n\r\n"
@@ -85,7 +85,7 @@ def test_an_influxdb_client_brings_its_token_as_it_is(tmp: Path) -> None:
             assert len(gateway.requests) == taken
 
 
-def test_a_client_with_a_password_gets_in_and_its_password_goes_no_further(tmp: Path) -> None:
+def test_a_client_with_a_password_is_accepted_and_the_gateway_does_not_see_the_password(tmp: Path) -> None:
     with front(INGEST_PASSWORDS=passwords(tmp)) as (web, gateway):
         url = f"localhost:{web.port}/votes"
         assert curl("-d", "x", "-u", "jane:s3cret", url)[0] == 200
@@ -94,18 +94,18 @@ def test_a_client_with_a_password_gets_in_and_its_password_goes_no_further(tmp: 
             status, headers, body = curl("-d", "x", *more, url)
             assert (status, body.encode()) == (401, NO_KEY)
             assert headers["www-authenticate"] == ['Basic realm="Sluice"']
-        assert refused_unread(web) == 401
+        assert rejected_unread(web) == 401
         assert gateway.requests == []
 
 
-def test_all_that_are_on_must_be_passed(tmp: Path) -> None:
+def test_a_request_must_pass_every_check_that_is_on(tmp: Path) -> None:
     with front(INGEST_PASSWORDS=passwords(tmp), INGEST_API_KEYS=keys(tmp)) as (web, gateway):
         key, password = ["-H", f"X-API-Key: {KEY}"], ["-u", "jane:s3cret"]
         answers = [curl("-d", "x", *more, f"localhost:{web.port}/votes")[0] for more in (key, password, key + password)]
         assert answers == [401, 401, 200]
 
 
-def test_a_client_that_knows_the_certificate_gets_in(certificate: tuple[Path, Path]) -> None:
+def test_a_client_that_trusts_the_certificate_connects_with_tls_1_2_and_1_3(certificate: tuple[Path, Path]) -> None:
     with front(INGEST_TLS_CERTIFICATE=certificate[0], INGEST_TLS_KEY=certificate[1]) as (web, gateway):
         url = f"https://localhost:{web.port}/votes"
         for version in "--tlsv1.2", "--tlsv1.3":
@@ -129,9 +129,9 @@ def test_a_client_that_knows_the_certificate_gets_in(certificate: tuple[Path, Pa
     ids=["tls_1_0", "tls_1_1", "ciphers_without_forward_secrecy_or_authentication"],
 )
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
-def test_what_is_weaker_is_not_spoken(offer: dict[str, object], certificate: tuple[Path, Path]) -> None:
+def test_weaker_protocols_and_ciphers_are_rejected(offer: dict[str, object], certificate: tuple[Path, Path]) -> None:
     context = ssl.create_default_context(cafile=str(certificate[0]))
-    context.set_ciphers(str(offer.pop("ciphers", "ALL:@SECLEVEL=0")))  # the client would speak it
+    context.set_ciphers(str(offer.pop("ciphers", "ALL:@SECLEVEL=0")))  # the client accepts it
     context.minimum_version = ssl.TLSVersion.TLSv1
     for name, value in offer.items():
         setattr(context, name, value)
@@ -143,7 +143,7 @@ def test_what_is_weaker_is_not_spoken(offer: dict[str, object], certificate: tup
         context.wrap_socket(plain, server_hostname="localhost")
 
 
-def test_only_who_is_on_the_list_gets_in() -> None:
+def test_only_addresses_on_the_list_are_accepted() -> None:
     with front(INGEST_ALLOW="127.0.0.2, 127.3.0.0/16 ::1") as (web, gateway):
         url = f"127.0.0.1:{web.port}/votes"
         asked = {"127.0.0.2": 200, "127.3.4.5": 200, "127.0.0.1": 403, "127.0.0.3": 403}
@@ -152,14 +152,14 @@ def test_only_who_is_on_the_list_gets_in() -> None:
             assert done[0] == status
         assert done[1]["content-type"] == ["application/problem+json"]
         assert done[2].startswith('{"type":"about:blank","title":"Forbidden","status":403,')
-        assert refused_unread(web) == 403
+        assert rejected_unread(web) == 403
         assert len(gateway.requests) == 2
 
 
-def test_one_client_may_send_so_many_requests_a_second_and_another_is_not_held_up_by_it() -> None:
+def test_a_client_beyond_its_rate_gets_429_and_another_client_is_not_affected() -> None:
     with front(INGEST_CLIENT_RATE=1) as (web, gateway):
         answers = [post(web.port, "/votes", b"x") for _ in range(20)]
-        # the burst is two; on a slow machine a second may pass meanwhile
+        # the burst is two; on a slow machine a second may pass
         assert [status for status, _, _ in answers[:3]] == [200, 200, 200]
         late = [given for given in answers if given[0] != 200]
         assert {(status, headers["content-type"], body) for status, headers, body in late} == {
@@ -168,10 +168,10 @@ def test_one_client_may_send_so_many_requests_a_second_and_another_is_not_held_u
         assert int(late[0][1]["retry-after"]) > 0
         assert curl("-d", "x", "--interface", "127.0.0.2", f"127.0.0.1:{web.port}/votes")[0] == 200
         assert len(gateway.requests) == 21 - len(late)
-        poll(lambda: post(web.port, "/votes", b"x")[0] == 200)  # and who waits gets in
+        poll(lambda: post(web.port, "/votes", b"x")[0] == 200)
 
 
-def test_one_client_may_have_so_many_requests_under_way_and_another_is_not_held_up_by_it() -> None:
+def test_a_client_beyond_its_concurrent_requests_gets_429_and_another_client_is_not_affected() -> None:
     with front(INGEST_CLIENT_CONNECTIONS=2) as (web, gateway):
         half = b"POST /votes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nx"
         with connect(web.port) as one, connect(web.port) as two, connect(web.port) as three:
@@ -199,7 +199,7 @@ def cors(headers: dict[str, list[str]]) -> dict[str, list[str]]:
     return {name: value for name, value in headers.items() if name.startswith("access-control-") or name == "vary"}
 
 
-def test_a_page_of_another_origin_may_post_where_it_is_said_and_nginx_answers_its_question(tmp: Path) -> None:
+def test_a_page_of_a_listed_origin_may_post_to_a_listed_path_and_nginx_answers_the_preflight(tmp: Path) -> None:
     origin = "https://shop.example"
     with front(INGEST_CORS=f"/votes /gps {origin} http://localhost:3000", INGEST_API_KEYS=keys(tmp)) as (web, gateway):
         status, headers, body = preflight(web, "/votes?x=1", origin)
@@ -231,23 +231,23 @@ def test_a_page_of_another_origin_may_post_where_it_is_said_and_nginx_answers_it
         ("/x?/votes", "https://shop.example"), ("/votes", "null"), ("/votes", "https://shop.example /votes"),
     ],
 )  # fmt: skip
-def test_where_it_is_not_said_a_page_of_another_origin_is_not_told_that_it_may(path: str, origin: str) -> None:
+def test_other_origins_and_paths_get_no_cors_permission(path: str, origin: str) -> None:
     with front(INGEST_CORS="/votes,https://shop.example") as (web, gateway):
         gateway.reply = b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\n\r\n"
         status, headers, _ = preflight(web, path, origin)
-        assert (status, "access-control-allow-origin" in headers) == (405, False)  # the gateway's own
+        assert (status, "access-control-allow-origin" in headers) == (405, False)  # the gateway's answer
         assert len(gateway.requests) == 1
 
 
-def test_without_an_origin_in_the_setting_any_may_post(tmp: Path) -> None:
+def test_without_an_origin_in_the_setting_any_origin_may_post(tmp: Path) -> None:
     with front(INGEST_CORS="/votes") as (web, _):
         for origin in "https://any.example", "null":
             assert cors(preflight(web, "/votes", origin)[1])["access-control-allow-origin"] == [origin]
-        # who is not a page is told nothing
+        # a request without an Origin gets no CORS fields
         assert "access-control-allow-origin" not in curl("-d", "x", f"localhost:{web.port}/votes")[1]
 
 
-def test_a_start_without_any_of_this_has_none_of_it_in_its_nginx() -> None:
+def test_without_these_settings_nginx_has_none_of_their_directives() -> None:
     with front() as (web, _):
         text = (web.home / "etc/sluice.conf").read_text()
         assert not re.search(r"\bif\b|auth_|limit_(req|conn)|ssl|Access-Control", re.sub(r"#.*", "", text))
@@ -255,10 +255,10 @@ def test_a_start_without_any_of_this_has_none_of_it_in_its_nginx() -> None:
         assert off.findall(text) == off.findall((ROOT / "nginx/sluice.conf").read_text())
 
 
-def test_bin_up_starts_with_all_of_it_on(tmp: Path, certificate: tuple[Path, Path]) -> None:
+def test_bin_up_starts_with_all_checks_on(tmp: Path, certificate: tuple[Path, Path]) -> None:
     env = {
         "INGEST_API_KEYS": keys(tmp), "INGEST_PASSWORDS": passwords(tmp), "INGEST_TLS_CERTIFICATE": certificate[0],
-        "INGEST_TLS_KEY": certificate[1], "INGEST_ALLOW": "127.0.0.0/8", "INGEST_CLIENT_RATE": 1000,
+        "INGEST_TLS_KEY": certificate[1], "INGEST_ALLOW": "127.0.0.0/8 ::1", "INGEST_CLIENT_RATE": 1000,
         "INGEST_CLIENT_CONNECTIONS": 100, "INGEST_CORS": "/votes",
     }  # fmt: skip
     with installation(tmp / "home", env, ready=False) as up:
@@ -272,7 +272,7 @@ def test_bin_up_starts_with_all_of_it_on(tmp: Path, certificate: tuple[Path, Pat
 
 
 def refused(env: dict[str, object], tmp: Path) -> tuple[int, str]:
-    """The status and the words of a bin/up that does not start."""
+    """Run a bin/up that does not start; returns its status and standard error."""
     surroundings = environment(tmp / "home", {"INGEST_PORT": free_port()} | env)
     done = subprocess.run([ROOT / "bin/up"], env=surroundings, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)
@@ -287,9 +287,7 @@ def refused(env: dict[str, object], tmp: Path) -> tuple[int, str]:
         (f"{KEY.upper()} joe;", "a key that is there already"),
     ],
 )  # fmt: skip
-def test_a_file_of_keys_that_would_let_others_in_is_told_in_one_line_without_the_key(
-    line: str, why: str, tmp: Path
-) -> None:
+def test_an_invalid_line_in_the_file_of_keys_is_reported_without_the_key(line: str, why: str, tmp: Path) -> None:
     path = private(tmp / "keys", f"{KEY} telegraf;\n{line}\n")
     status, words = refused({"INGEST_API_KEYS": path}, tmp)
     assert status == 2
@@ -298,7 +296,7 @@ def test_a_file_of_keys_that_would_let_others_in_is_told_in_one_line_without_the
 
 
 @pytest.mark.parametrize("name", ["INGEST_API_KEYS", "INGEST_PASSWORDS", "INGEST_TLS_KEY"])
-def test_a_file_of_secrets_that_is_not_there_or_open_to_everybody_is_told_in_one_line(
+def test_a_file_of_secrets_that_is_missing_or_readable_by_everyone_is_reported_in_one_line(
     name: str, tmp: Path, certificate: tuple[Path, Path]
 ) -> None:
     env = {"INGEST_TLS_CERTIFICATE": certificate[0]} if name == "INGEST_TLS_KEY" else {}
@@ -308,11 +306,11 @@ def test_a_file_of_secrets_that_is_not_there_or_open_to_everybody_is_told_in_one
     )  # fmt: skip
     private(path, f"{KEY} telegraf;\n").chmod(0o644)
     assert refused({**env, name: path}, tmp) == (
-        2, f"sluice: {name}='{path}' is open to everybody on this machine: chmod 600 would do.\n"
+        2, f"sluice: {name}='{path}' is accessible to every user of this machine: chmod 600 it.\n"
     )  # fmt: skip
 
 
-def test_a_certificate_that_nginx_does_not_take_is_told_in_one_line(tmp: Path, certificate: tuple[Path, Path]) -> None:
+def test_a_certificate_that_nginx_rejects_is_reported_in_one_line(tmp: Path, certificate: tuple[Path, Path]) -> None:
     wrong = private(tmp / "wrong.pem", "no certificate")
     status, words = refused({"INGEST_TLS_CERTIFICATE": wrong, "INGEST_TLS_KEY": certificate[1]}, tmp)
     assert status == 1

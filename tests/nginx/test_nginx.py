@@ -1,4 +1,4 @@
-"""A real nginx with the real configuration, in front of a gateway that only listens."""
+"""The real nginx with the real configuration, in front of a stand-in for the gateway."""
 
 from __future__ import annotations
 
@@ -34,19 +34,17 @@ def gateway(both: tuple[Server, Gateway]) -> Gateway:
     return both[1]
 
 
-BAD = problem("Bad Request", 400, "This is not a well-formed HTTP request. Nothing was taken.")
-LARGE = problem(
-    "Content Too Large", 413, "The body is larger than is taken here. Nothing was taken. Send less at a time."
-)
-LONG = problem("URI Too Long", 414, "The request line is too long. Nothing was taken.")
-FIELDS = problem("Request Header Fields Too Large", 431, "The header fields are too long. Nothing was taken.")
-CODING = problem("Not Implemented", 501, "The only transfer coding that is understood is chunked. Nothing was taken.")
+BAD = problem("Bad Request", 400, "The request is not well-formed HTTP; nothing was queued.")
+LARGE = problem("Content Too Large", 413, "The body is too large; nothing was queued. Send smaller bodies.")
+LONG = problem("URI Too Long", 414, "The request line is too long; nothing was queued.")
+FIELDS = problem("Request Header Fields Too Large", 431, "The header fields are too long; nothing was queued.")
+CODING = problem("Not Implemented", 501, "The only supported transfer coding is chunked; nothing was queued.")
 GONE = problem(
-    "Bad Gateway", 502, "The gateway went away before it answered. It is not known whether the body was taken."
+    "Bad Gateway",
+    502,
+    "The gateway is down or closed the connection before it answered. The body may have been queued.",
 )
-LATE = problem(
-    "Gateway Timeout", 504, "The gateway did not answer in time. It is not known whether the body was taken."
-)
+LATE = problem("Gateway Timeout", 504, "The gateway did not answer in time. The body may have been queued.")
 
 CHUNKED = b"POST / HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
 REFUSED = {
@@ -65,12 +63,12 @@ REFUSED = {
     "the_method_trace": (
         b"TRACE / HTTP/1.1\r\n" + HOST + b"\r\n",
         405,
-        problem("Method Not Allowed", 405, "Bodies are sent with POST."),
+        problem("Method Not Allowed", 405, "This path does not accept the method."),
     ),
     "an_internal_place": (
         b"GET /_sluice_problem HTTP/1.1\r\n" + HOST + b"\r\n",
         404,
-        problem("Not Found", 404, "The request was not taken."),
+        problem("Not Found", 404, "The request failed; nothing was queued."),
     ),
     "a_body_over_the_limit": (b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 102401\r\n\r\n", 413, LARGE),
     "chunks_over_the_limit": (CHUNKED + (b"8000\r\n" + b"x" * 0x8000 + b"\r\n") * 4, 413, LARGE),
@@ -85,13 +83,13 @@ REFUSED = {
     "a_version_to_come": (
         b"POST / HTTP/2.0\r\n" + HOST + b"\r\n",
         505,
-        problem("HTTP Version Not Supported", 505, "HTTP/1.1 is spoken here. Nothing was taken."),
+        problem("HTTP Version Not Supported", 505, "The HTTP version is not supported; nothing was queued."),
     ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_nginx_refuses_is_a_problem_and_never_reaches_the_gateway(
+def test_a_request_that_nginx_rejects_gets_a_problem_and_never_reaches_the_gateway(
     name: str, web: Server, gateway: Gateway
 ) -> None:
     data, status, body = REFUSED[name]
@@ -104,28 +102,28 @@ def test_what_nginx_refuses_is_a_problem_and_never_reaches_the_gateway(
     assert gateway.requests == []
 
 
-def test_an_oversized_body_is_refused_before_it_is_read(web: Server, gateway: Gateway) -> None:
+def test_an_oversized_body_is_rejected_before_it_is_read(web: Server, gateway: Gateway) -> None:
     with connect(web.port) as connection:
-        # not one byte of the body is sent, nor asked for
+        # no byte of the body is sent, nor asked for
         head = b"POST /votes HTTP/1.1\r\n" + HOST + b"Expect: 100-continue\r\nContent-Length: 999999999\r\n\r\n"
         connection.sendall(head)
         assert connection.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 413"
     assert gateway.requests == []
 
 
-def test_an_oversized_body_is_a_problem_also_to_a_client_that_has_hung_up_its_half(web: Server) -> None:
+def test_a_half_closed_client_gets_a_problem_for_its_oversized_body_too(web: Server) -> None:
     with connect(web.port) as connection:
         connection.sendall(b"POST /votes HTTP/1.1\r\n" + HOST + b"Content-Length: 999999999\r\n\r\n")
         connection.shutdown(socket.SHUT_WR)
         assert answer(connection)[::2] == (413, LARGE)
 
 
-def test_a_body_of_exactly_the_limit_is_taken(web: Server, gateway: Gateway) -> None:
+def test_a_body_of_exactly_the_limit_is_accepted(web: Server, gateway: Gateway) -> None:
     assert post(web.port, "/votes", b"x" * 102400)[0] == 200
     assert gateway.requests[0].endswith(b"\r\n\r\n" + b"x" * 102400)
 
 
-def test_the_gateways_own_errors_pass_untouched(web: Server, gateway: Gateway) -> None:
+def test_the_gateways_own_errors_pass_unchanged(web: Server, gateway: Gateway) -> None:
     gateway.reply = (
         b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: x/y\r\nRetry-After: 7\r\nContent-Length: 4\r\n\r\nfull"
     )
@@ -133,24 +131,24 @@ def test_the_gateways_own_errors_pass_untouched(web: Server, gateway: Gateway) -
     assert (status, headers["content-type"], headers["retry-after"], body) == (503, "x/y", "7", b"full")
 
 
-def test_unknown_paths_are_the_gateways_business(web: Server, gateway: Gateway) -> None:
+def test_unknown_paths_are_left_to_the_gateway(web: Server, gateway: Gateway) -> None:
     gateway.reply = b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nmine"
     assert get(web.port, "/nowhere")[::2] == (404, b"mine")
 
 
-def test_secrets_end_at_nginx(web: Server, gateway: Gateway) -> None:
+def test_secrets_are_not_passed_to_the_gateway(web: Server, gateway: Gateway) -> None:
     post(web.port, "/write?u=x", b"m v=1", {"Authorization": "Token secret", "Cookie": "s=secret", "X-Limit-U": "jane"})
     assert b"secret" not in gateway.requests[0]
     assert b"\r\nX-Limit-U: jane\r\n" in gateway.requests[0]
 
 
-def test_the_clients_address_is_nginxs_word_not_the_clients(web: Server, gateway: Gateway) -> None:
+def test_the_clients_address_comes_from_nginx_not_from_the_client(web: Server, gateway: Gateway) -> None:
     post(web.port, "/votes", b"x", {"X-Real-IP": "6.6.6.6"})
     assert b"X-Real-IP: 127.0.0.1\r\n" in gateway.requests[0]
     assert b"6.6.6.6" not in gateway.requests[0]
 
 
-def test_a_chunked_body_reaches_the_gateway_whole_with_its_length(web: Server, gateway: Gateway) -> None:
+def test_a_chunked_body_reaches_the_gateway_whole_with_a_content_length(web: Server, gateway: Gateway) -> None:
     assert request(web.port, CHUNKED + b"3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n")[0] == 200
     head, _, body = gateway.requests[0].partition(b"\r\n\r\n")
     assert (b"Content-Length: 7" in head, b"chunked" in head, body) == (True, False, b"abcdefg")
@@ -163,7 +161,7 @@ def test_a_cut_off_body_never_reaches_the_gateway(web: Server, gateway: Gateway)
     assert [body[-5:] for body in gateway.requests] == [b"whole"]
 
 
-def test_connections_are_kept_on_both_sides(web: Server, gateway: Gateway) -> None:
+def test_connections_are_kept_alive_on_both_sides(web: Server, gateway: Gateway) -> None:
     with connect(web.port) as connection:
         before = gateway.connections
         for _ in range(40):
@@ -172,7 +170,7 @@ def test_connections_are_kept_on_both_sides(web: Server, gateway: Gateway) -> No
     assert b"\r\nConnection:" not in gateway.requests[-1]  # the default is to close
 
 
-def test_pipelined_requests_are_answered_in_turn(web: Server, gateway: Gateway) -> None:
+def test_pipelined_requests_are_answered_in_order(web: Server, gateway: Gateway) -> None:
     one = b"POST /votes HTTP/1.1\r\n" + HOST + b"Content-Length: 1\r\n\r\nx"
     with connect(web.port) as connection:
         connection.sendall(one * 5)
@@ -180,14 +178,14 @@ def test_pipelined_requests_are_answered_in_turn(web: Server, gateway: Gateway) 
 
 
 def test_a_post_that_was_sent_is_not_sent_again(web: Server, gateway: Gateway) -> None:
-    gateway.reply = b""  # it hangs up instead
+    gateway.reply = b""  # it closes the connection instead
     status, headers, body = post(web.port, "/votes", b"once")
     assert (status, headers["content-type"], body) == (502, "application/problem+json", GONE)
     assert int(headers["retry-after"]) > 0
     assert len(gateway.requests) == 1
 
 
-def test_a_socket_that_refuses_is_passed_over_for_the_next() -> None:
+def test_nginx_tries_the_next_socket_when_one_refuses() -> None:
     with front() as (web, gateway):
         for server in gateway.servers[:3]:
             server.shutdown()
@@ -195,15 +193,15 @@ def test_a_socket_that_refuses_is_passed_over_for_the_next() -> None:
         assert [post(web.port, "/votes", b"x")[0] for _ in range(12)] == [200] * 12
 
 
-def test_without_a_gateway_there_is_a_problem_with_a_time_to_come_back() -> None:
+def test_without_a_gateway_the_answer_is_a_502_with_retry_after() -> None:
     with short_tmp() as tmp, nginx(tmp) as web:
         status, headers, body = post(web.port, "/votes", b"x")
         assert (status, headers["content-type"], body) == (502, "application/problem+json", GONE)
         assert int(headers["retry-after"]) > 0
-        assert web.said() == ""  # or a log would fill while the gateway is away
+        assert web.said() == ""  # otherwise the log would fill while the gateway is down
 
 
-def test_a_gateway_that_does_not_answer_is_given_up() -> None:
+def test_a_gateway_that_does_not_answer_in_time_is_a_504() -> None:
     with front(("proxy_read_timeout 15s", "proxy_read_timeout 100ms")) as (web, gateway):
         gateway.reply = b"HTTP/1.1 "  # and no more
         status, headers, body = post(web.port, "/votes", b"x")
@@ -212,7 +210,7 @@ def test_a_gateway_that_does_not_answer_is_given_up() -> None:
         assert len(gateway.requests) == 1
 
 
-def test_a_client_that_stops_in_the_middle_is_hung_up_on() -> None:
+def test_the_connection_of_a_client_that_stops_sending_is_closed() -> None:
     change = (
         ("client_header_timeout 30s", "client_header_timeout 100ms"),
         ("client_body_timeout 30s", "client_body_timeout 100ms"),
@@ -226,20 +224,20 @@ def test_a_client_that_stops_in_the_middle_is_hung_up_on() -> None:
         assert gateway.requests == []
 
 
-def test_a_full_disk_is_a_problem_too() -> None:
+def test_an_unwritable_temporary_directory_is_a_500() -> None:
     with front() as (web, gateway):
         (web.home / "tmp/body").rmdir()
         (web.home / "tmp/body").write_text("not a directory")
         status, headers, body = post(web.port, "/votes", b"x" * 200_000)
         assert (status, headers["content-type"]) == (500, "application/problem+json")
-        assert body == problem("Internal Server Error", 500, "The request was not taken.")
+        assert body == problem("Internal Server Error", 500, "The request failed; nothing was queued.")
         assert gateway.requests == []
 
 
-def test_the_systems_nginx_takes_the_server_as_it_stands() -> None:
+def test_the_systems_nginx_accepts_sluice_conf_as_it_is() -> None:
     with short_tmp() as tmp:
-        server = (ROOT / "nginx/sluice.conf").read_text().replace("listen 8080 ", f"listen {free_port()} ")
-        (tmp / "sluice.conf").write_text(server)  # but for the port, which bin/up may have
+        server = (ROOT / "nginx/sluice.conf").read_text().replace("8080 ", f"{free_port()} ")
+        (tmp / "sluice.conf").write_text(server)  # except the port, which bin/up may be using
         (tmp / "nginx.conf").write_text(f"pid {tmp}/pid; events {{}} http {{ include {tmp}/sluice.conf; }}")
         command = [shutil.which("nginx", path="/usr/sbin:" + os.environ["PATH"]), "-t", "-c", tmp / "nginx.conf"]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -247,11 +245,11 @@ def test_the_systems_nginx_takes_the_server_as_it_stands() -> None:
         assert "[warn]" not in done.stderr
 
 
-def test_graceful_stop_answers_what_it_has_taken() -> None:
+def test_a_graceful_stop_answers_the_requests_in_progress() -> None:
     with front() as (web, gateway), connect(web.port) as connection:
         connection.sendall(b"POST /votes HTTP/1.1\r\n" + HOST + b"Content-Length: 10\r\n\r\nhalf ")
         web.process.send_signal(3)
-        poll(lambda: not listens(web.port), what="nginx closes its door")
+        poll(lambda: not listens(web.port), what="nginx stops listening")
         connection.sendall(b"other")
         assert answer(connection)[0] == 200
 

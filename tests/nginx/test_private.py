@@ -1,4 +1,4 @@
-"""What is nobody else's business: the sockets and files of an installation, and what its logs may not say."""
+"""The sockets and files of an installation are private, and its logs contain neither bodies nor secrets."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sluice.drill.harness import Server, connect, installation, poll, post, request
+from sluice.run.up import has_ipv6
 
 SECRET = "s3cr3t"
 OWN = """
@@ -44,7 +45,7 @@ def processes(up: Server) -> dict[int, str]:
 
 
 def doors(up: Server) -> set[tuple[str, str, int]]:
-    """(program, protocol, port) of every socket of the installation that takes something from the network."""
+    """(program, protocol, port) of every socket of the installation that listens on the network."""
     sockets: dict[str, tuple[str, int]] = {}
     for protocol in "tcp", "tcp6", "udp", "udp6", "raw", "raw6":
         for line in Path(f"/proc/net/{protocol}").read_text().splitlines()[1:]:
@@ -66,15 +67,15 @@ def doors(up: Server) -> set[tuple[str, str, int]]:
 def test_nothing_but_nginx_listens_on_the_network(tmp: Path) -> None:
     with installation(tmp) as up:
         assert set(processes(up).values()) >= {"up", "redis", "worker", "gateway", "nginx"}
-        assert doors(up) == {("nginx", "tcp", up.port)}
+        assert doors(up) == {("nginx", "tcp", up.port)} | ({("nginx", "tcp6", up.port)} if has_ipv6() else set())
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-def test_another_user_gets_at_neither_sockets_nor_files(tmp: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_can_open_neither_sockets_nor_files(tmp: Path) -> None:
     tmp.chmod(0o755)
     home = tmp / "home"
     home.mkdir()
-    home.chmod(0o755)  # somebody's own; what bin/up makes in it is private all the same
+    home.chmod(0o755)  # an existing directory of the user; bin/up makes private ones in it
     (tmp / "own").mkdir(0o755)
     (tmp / "own").chmod(0o755)
     with installation(home, {"INGEST_REDIS": tmp / "own/redis.sock"}) as up:
@@ -88,7 +89,7 @@ def test_another_user_gets_at_neither_sockets_nor_files(tmp: Path) -> None:
             "def tell(path):\n"
             "    try:\n"
             "        socket.socket(socket.AF_UNIX).connect(path) if '.sock' in path else open(path)\n"
-            "    except (PermissionError, FileNotFoundError):\n"  # some come and go
+            "    except (PermissionError, FileNotFoundError):\n"  # some are temporary
             "        return\n"
             "    print(path)\n"
             "for path in sys.argv[1:]: tell(path)\n"
@@ -96,7 +97,7 @@ def test_another_user_gets_at_neither_sockets_nor_files(tmp: Path) -> None:
         ask = [sys.executable, "-I", "-c", code, *map(str, sockets + files)]
         done = subprocess.run(ask, user=65534, group=65534, extra_groups=[], capture_output=True, text=True, cwd="/")
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        again = subprocess.run(ask, capture_output=True, text=True)  # and it would have told
+        again = subprocess.run(ask, capture_output=True, text=True)  # the program does report what it can open
         assert {str(path) for path in sockets + files if path.exists()} <= set(again.stdout.splitlines())
 
 
@@ -114,12 +115,14 @@ def test_neither_bodies_nor_secrets_are_in_any_log(tmp: Path) -> None:
         poll(lambda: post(up.port, "/votes", SECRET.encode(), right)[0] == 200, 60)
         body = SECRET.encode()
         answers = {
-            "taken": post(up.port, f"/own?password={SECRET}", body, right),  # and its decoder quotes it
+            "taken": post(
+                up.port, f"/own?password={SECRET}", body, right
+            ),  # the decoder raises an error that quotes it
             "no stream": post(up.port, f"/{SECRET}?{SECRET}", body, right),
             "no key": post(up.port, f"/votes?{SECRET}", body, {"X-API-Key": SECRET}),
             "too large": post(up.port, "/votes", body * 20_000, right),
             "no request line": request(up.port, f"POST /{SECRET}\x01 HTTP/1.1\r\nHost: a\r\n\r\n".encode()),
-            # past nginx, which would let none of these pass
+            # sent to the gateway directly, because nginx rejects them
             "no target": request(up.socket, f"POST {SECRET} HTTP/1.1\r\nHost: a\r\n\r\n".encode()),
             "no version": request(up.socket, f"POST /votes?{SECRET} HTTP/{SECRET}\r\nHost: a\r\n\r\n".encode()),
             "no field": request(up.socket, f"POST / HTTP/1.1\r\nHost: a\r\n({SECRET}): x\r\n\r\n".encode()),
@@ -130,9 +133,9 @@ def test_neither_bodies_nor_secrets_are_in_any_log(tmp: Path) -> None:
         }  # fmt: skip
         for program in "worker", "gateway", "redis":
             for pid in up.pids(program)[-1:]:
-                os.kill(pid, signal.SIGSEGV)  # Redis would write a report with the command at hand
+                os.kill(pid, signal.SIGSEGV)  # by default, Redis logs a report with the current command
             poll(lambda: post(up.port, "/votes", SECRET.encode(), right)[0] == 200, 60)
-        with connect(up.port) as connection:  # a client that goes in the middle
+        with connect(up.port) as connection:  # a client that disconnects in the middle
             connection.sendall(f"POST /x?{SECRET} HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n{SECRET}".encode())
         poll(lambda: "own: 1 buried" in up.said())
         up.process.terminate()
