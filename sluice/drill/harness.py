@@ -134,7 +134,8 @@ def running(
     """
     with open(log, "ab") as out:
         process = subprocess.Popen(
-            [str(part) for part in command],
+            # a script that starts the tests with & makes them ignore SIGINT, and children inherit that
+            ["env", "--default-signal=INT", *map(str, command)],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

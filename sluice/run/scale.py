@@ -1,7 +1,7 @@
-"""INGEST_WORKERS=auto: as many workers as the backlog needs. bin/up runs it beside them.
+"""INGEST_WORKERS=auto: a program of bin/up that starts and stops workers as the backlog requires.
 
-The rules are those of a published case that cut a fleet to a third: slowly up by one, fast up by three in an extreme,
-slowly down by one, and never for a single look. They are pure, so that `bench/autoscale` can replay a day in a second.
+The rules follow a published case that cut a fleet to a third: up by one, by three in an extreme, down by one after a
+long calm, and never for a single reading. They do no I/O, so `bench/autoscale` replays a day in a second.
 """
 
 from __future__ import annotations
@@ -19,84 +19,84 @@ from supervisor.xmlrpc import SupervisorTransport
 from sluice import settings
 from sluice.spool.inspector import Inspector
 
-EVERY = 2.0  # seconds between two looks
-TICK = os.sysconf("SC_CLK_TCK")
+EVERY = 2.0  # seconds between two readings
+TICK = os.sysconf("SC_CLK_TCK")  # clock ticks per second, the unit of CPU time in /proc
 
 
 class Look(NamedTuple):
-    """What is seen at one moment."""
+    """One reading."""
 
-    workers: int  # that run
-    age: float  # seconds that the oldest body has waited which no database has
-    cpu: float  # of one core, on average over the workers: 0 to 1
+    workers: int  # running
+    age: float  # seconds since the arrival of the oldest body that is not in the database
+    cpu: float  # mean over the workers, 0 to 1 of a core
 
 
 class Decision(NamedTuple):
-    """How many workers more (or fewer, below 0), and why: a line for a person."""
+    """A change of the number of workers."""
 
     change: int
-    why: str
+    why: str  # one line for the log
 
 
 class Rules:
-    """Target, policy and alarms. An alarm counts when it holds in several looks in a row, and then all begin anew."""
+    """Decides when to change the number of workers. A threshold must be crossed in several consecutive readings."""
 
-    TARGET = 2.0  # seconds that a body may wait
-    EXTREME = 20.0  # seconds that call for three workers at once
-    BUSY = 0.85  # of a core: a worker that has no room left for a burst
-    IDLE = 0.5  # of a core, that the workers would have to do each if there were one fewer
-    UP, DOWN = 2, 30  # looks in a row
+    TARGET = 2.0  # seconds a body may wait
+    EXTREME = 20.0  # seconds of waiting that add three workers at once
+    BUSY = 0.85  # of a core: above it a worker has no reserve for a burst
+    IDLE = 0.5  # of a core: the load that each of one fewer workers would have must stay below
+    UP, DOWN = 2, 30  # consecutive readings
 
-    def __init__(self, least: int, most: int) -> None:
-        """least, most: workers."""
-        self.least = least
-        self.most = most
+    def __init__(self, min: int, max: int) -> None:
+        """min, max: limits of the number of workers."""
+        self.min = min
+        self.max = max
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was seen: a decision needs time to show, and what was not seen holds for nothing."""
+        """Forget the readings: after a decision, which needs time to take effect, and after a failed reading."""
         self.extreme = self.slow = self.calm = 0
 
     def decide(self, look: Look) -> Decision | None:
-        """What a look calls for, together with those before it."""
+        """The change that this reading and those before it require."""
         workers, age, cpu = look
         behind, busy = age > self.TARGET, cpu > self.BUSY
         calm = age < self.TARGET / 4 and workers > 1 and cpu * workers / (workers - 1) < self.IDLE
         self.extreme = self.extreme + 1 if age > self.EXTREME else 0
         self.slow = self.slow + 1 if behind or busy else 0
         self.calm = self.calm + 1 if calm else 0
-        seen = f"the oldest body waits {age:.1f} s, a worker takes {cpu:.0%} of a core"
+        seen = f"the oldest body has waited {age:.1f} s, mean CPU of a worker {cpu:.0%}"
         if self.extreme >= self.UP:
-            change, why = 3, f"{seen}, {self.extreme} looks above {self.EXTREME:g} s"
+            change, why = 3, f"{seen}, {self.extreme} readings above {self.EXTREME:g} s"
         elif self.slow >= self.UP:
-            bound = f"{self.TARGET:g} s" if behind else f"{self.BUSY:.0%}"
-            change, why = 1, f"{seen}, {self.slow} looks above {bound}"
+            threshold = f"{self.TARGET:g} s" if behind else f"{self.BUSY:.0%}"
+            change, why = 1, f"{seen}, {self.slow} readings above {threshold}"
         elif self.calm >= self.DOWN:
-            change, why = -1, f"{seen}, {self.calm} looks in which one fewer would do"
+            change, why = -1, f"{seen}, {self.calm} readings in which one fewer would suffice"
         else:
             return None
         self.clear()
-        change = max(self.least, min(self.most, workers + change)) - workers
+        change = max(self.min, min(self.max, workers + change)) - workers
         return Decision(change, why) if change else None
 
 
 class Crew:
-    """The workers of a running bin/up, as its supervisord knows them."""
+    """The workers of a running bin/up, through its supervisord."""
 
     def __init__(self, s: settings.Settings) -> None:
         transport = SupervisorTransport(None, None, f"unix://{s.home}/run/up.sock")
         self.supervisor: Any = ServerProxy("http://localhost", transport=transport).supervisor
         self.spool = Inspector(str(s.redis))
-        self.used: dict[int, float] = {}  # process -> CPU seconds at the last look
+        self.used: dict[int, float] = {}  # process -> CPU seconds at the last reading
         self.looked = time.monotonic()
 
     def members(self) -> list[dict[str, Any]]:
-        """All workers there may be, in the order of their numbers."""
+        """All workers, running or not, ordered by number."""
         workers = (one for one in self.supervisor.getAllProcessInfo() if one["name"].startswith("worker-"))
         return sorted(workers, key=lambda one: int(one["name"][7:]))
 
     def look(self) -> Look:
-        """See how things stand. Raises: RedisError."""
+        """Take a reading. Raises: RedisError; OSError, Fault if supervisord does not answer."""
         running = [one["pid"] for one in self.members() if one["state"] in RUNNING_STATES and one["pid"]]
         used, now = {pid: seconds(pid) for pid in running}, time.monotonic()
         shares = [(used[pid] - self.used[pid]) / (now - self.looked) for pid in running if pid in self.used]
@@ -105,7 +105,7 @@ class Crew:
         return Look(len(running), max(waits, default=0.0), sum(shares) / len(shares) if shares else 0.0)
 
     def change(self, by: int) -> None:
-        """Start so many workers more, or stop the last ones."""
+        """Start more workers, or stop those with the highest numbers. Raises: OSError, Fault."""
         members = self.members()
         idle = [one for one in members if one["state"] not in RUNNING_STATES]
         busy = [one for one in members if one["state"] in RUNNING_STATES]
@@ -115,27 +115,31 @@ class Crew:
 
 
 def seconds(pid: int) -> float:
-    """CPU seconds that a process has used."""
+    """CPU seconds of a process; 0 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    except OSError:  # it has just ended
+    except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / TICK
 
 
+def step(crew: Crew, rules: Rules) -> None:
+    """Take one reading and act on it. A failed reading counts as none; other programs report the cause."""
+    try:
+        look = crew.look()
+        if decision := rules.decide(look):
+            print(f"{look.workers} -> {look.workers + decision.change} workers: {decision.why}", flush=True)
+            crew.change(decision.change)
+    except (RedisError, OSError, Fault):
+        rules.clear()
+
+
 def main() -> NoReturn:
-    """Look and decide until stopped."""
     s = settings.load_or_exit()
     crew, rules = Crew(s), Rules(*s.workers)
     while True:
         time.sleep(EVERY)
-        try:
-            look = crew.look()
-            if decision := rules.decide(look):
-                print(f"{look.workers} -> {look.workers + decision.change} workers: {decision.why}", flush=True)
-                crew.change(decision.change)
-        except (RedisError, OSError, Fault):  # others say so; what cannot be seen is no reason to do anything
-            rules.clear()
+        step(crew, rules)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How many workers there are: the rules by themselves, and in a running bin/up."""
+"""INGEST_WORKERS=auto: the rules alone, and the workers of a running bin/up."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import signal
 from pathlib import Path
 
 import pytest
+from supervisor.states import RUNNING_STATES
 
-from sluice.drill.harness import Server, ask, installation, poll, post
-from sluice.run.scale import Look, Rules
+from sluice import settings
+from sluice.drill.harness import Server, ask, environment, installation, poll, post
+from sluice.run.scale import Crew, Look, Rules, step
 
 
 def decided(rules: Rules, *looks: tuple[int, float, float]) -> list[int]:
-    """What each of some looks (workers, age, cpu) changed."""
+    """The change after each reading (workers, age, cpu)."""
     found = [rules.decide(Look(*look)) for look in looks]
     return [decision.change if decision else 0 for decision in found]
 
@@ -27,55 +29,55 @@ def rules() -> Rules:
 
 
 @pytest.mark.parametrize("alarm", [BUSY, LATE])
-def test_a_threshold_that_holds_for_two_looks_in_a_row_is_one_worker_more(
+def test_a_threshold_crossed_in_two_consecutive_readings_adds_one_worker(
     rules: Rules, alarm: tuple[float, float]
 ) -> None:
     assert decided(rules, (2, *alarm), (2, *alarm), (3, *alarm), (3, *alarm)) == [0, 1, 0, 1]
 
 
-def test_an_extreme_is_three_workers_more(rules: Rules) -> None:
+def test_an_extreme_adds_three_workers(rules: Rules) -> None:
     assert decided(rules, (1, *EXTREME), (1, *EXTREME)) == [0, 3]
 
 
 @pytest.mark.parametrize("alarm", [BUSY, LATE, EXTREME])
-def test_a_single_spike_never_scales(rules: Rules, alarm: tuple[float, float]) -> None:
+def test_a_single_spike_changes_nothing(rules: Rules, alarm: tuple[float, float]) -> None:
     assert not any(decided(rules, *[(2, *alarm), (2, 0.0, 0.6)] * 50))
 
 
-def test_a_long_calm_is_one_worker_fewer_at_a_time(rules: Rules) -> None:
+def test_a_long_calm_removes_one_worker_at_a_time(rules: Rules) -> None:
     changes = decided(rules, *[(4, *CALM)] * (2 * Rules.DOWN))
     assert changes == ([0] * (Rules.DOWN - 1) + [-1]) * 2
 
 
-def test_a_calm_that_is_interrupted_begins_anew(rules: Rules) -> None:
+def test_an_interrupted_calm_starts_over(rules: Rules) -> None:
     almost = [(4, *CALM)] * (Rules.DOWN - 1)
     assert not any(decided(rules, *almost, (4, *LATE), *almost))
 
 
-def test_where_one_fewer_would_have_too_much_to_do_nobody_leaves(rules: Rules) -> None:
+def test_no_worker_stops_while_one_fewer_would_be_overloaded(rules: Rules) -> None:
     assert not any(decided(rules, *[(2, 0.0, 0.4)] * 100))
 
 
-def test_there_are_never_more_or_fewer_than_is_set() -> None:
+def test_the_number_of_workers_stays_within_its_limits() -> None:
     rules = Rules(2, 4)
     assert decided(rules, (3, *EXTREME), (3, *EXTREME)) == [0, 1]
     assert not any(decided(rules, *[(4, *EXTREME)] * 10, *[(2, *CALM)] * 100))
 
 
-def test_what_could_not_be_seen_counts_for_nothing(rules: Rules) -> None:
+def test_a_failed_reading_starts_the_count_over(rules: Rules, tmp: Path) -> None:
     assert decided(rules, (1, *LATE)) == [0]
-    rules.clear()
-    assert decided(rules, (1, *LATE)) == [0]
+    step(Crew(settings.load(environment(tmp))), rules)  # no supervisord answers there
+    assert decided(rules, (1, *LATE), (1, *LATE)) == [0, 1]
 
 
-def test_a_decision_says_why(rules: Rules) -> None:
+def test_a_decision_gives_its_reason(rules: Rules) -> None:
     rules.decide(Look(1, *LATE))
     decision = rules.decide(Look(1, *LATE))
     assert decision
-    assert decision.why == "the oldest body waits 3.0 s, a worker takes 50% of a core, 2 looks above 2 s"
+    assert decision.why == "the oldest body has waited 3.0 s, mean CPU of a worker 50%, 2 readings above 2 s"
 
 
-def test_when_bodies_wait_another_worker_is_started_and_stores_them(tmp: Path) -> None:
+def test_while_bodies_wait_another_worker_starts_and_stores_them(tmp: Path) -> None:
     with installation(tmp, {"INGEST_WORKERS": "auto:1-2"}) as up:
         (first,) = poll(lambda: up.pids("worker-0"))
         assert vote(up) == 200
@@ -85,7 +87,20 @@ def test_when_bodies_wait_another_worker_is_started_and_stores_them(tmp: Path) -
         assert vote(up) == 200
         poll(lambda: up.pids("worker-1"), 30, "another worker")
         poll(lambda: stored(tmp) == 2, 30, "the body to be stored")
-        poll(lambda: "1 -> 2 workers: the oldest body waits" in up.said())
+        poll(lambda: "1 -> 2 workers: the oldest body has waited" in up.said())
+
+
+def test_a_change_starts_and_stops_the_workers_with_the_highest_numbers(tmp: Path) -> None:
+    with installation(tmp, {"INGEST_WORKERS": "auto:1-4"}):
+        crew = Crew(settings.load(environment(tmp)))
+
+        def running() -> list[str]:
+            return [one["name"] for one in crew.members() if one["state"] in RUNNING_STATES]
+
+        assert running() == ["worker-0"]
+        for change, number in (3, 4), (-1, 3), (-2, 1):
+            crew.change(change)
+            assert running() == [f"worker-{n}" for n in range(number)]
 
 
 def vote(up: Server) -> int:
