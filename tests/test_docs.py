@@ -19,7 +19,7 @@ from sluice import settings
 from sluice.drill import harness
 from sluice.sinks.sqlite import TABLES, Table
 from sluice.spool import contract
-from sluice.streams import registry, routes, signature
+from sluice.streams import registry, replies, routes, signature
 
 PROTOCOL = (harness.ROOT / "docs/PROTOCOL.md").read_text()
 README = (harness.ROOT / "README.md").read_text()
@@ -62,7 +62,7 @@ def test_the_table_of_paths_is_the_routing_table():
 
 
 def test_the_table_of_answers_has_exactly_the_errors_that_gateway_and_nginx_give():
-    given = {reply.status[:3] for reply in vars(ingest).values() if isinstance(reply, routes.Reply)} | {"503"}
+    given = {reply.status[:3] for reply in vars(replies).values() if isinstance(reply, routes.Reply)} | {"413", "503"}
     nginx = (harness.ROOT / "nginx/sluice.conf").read_text()
     for codes in re.findall(r"error_page ([\d ]+)(?:=(\d+))?", nginx):
         given |= {codes[1]} if codes[1] else set(codes[0].split())

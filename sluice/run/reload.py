@@ -121,7 +121,7 @@ def reload_nginx(home: Path, pid: int, notice: int = NOTICE) -> None:
     """Have nginx read its configuration anew, if there is no mistake in it; the old processes serve whom they have.
 
     They hang up on idle clients, one of which may have just sent something. So for the seconds of `notice` before that
-    each good answer is the last on its connection (`parting` in ingest.py), and who is active has none that is idle.
+    each good answer is the last on its connection (sluice/streams/replies.py), and who is active has none that is idle.
     """
     command = [os.readlink(f"/proc/{pid}/exe"), "-t", "-q", "-p", str(home), "-c", str(home / "etc/nginx.conf")]
     test = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

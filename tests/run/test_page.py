@@ -160,7 +160,7 @@ def test_what_is_refused_is_shown_with_its_reason_and_is_never_more_than_text(pa
 def test_an_event_that_is_not_taken_is_said_so_with_the_reason(page: Page) -> None:
     page.route("**/votes", lambda route: route.continue_(method="PUT"))
     page.click("button")
-    expect(page.locator("#steps li")).to_contain_text("Not taken: 405 Method Not Allowed. Data is sent here with POST.")
+    expect(page.locator("#steps li")).to_contain_text("Not taken: 405 Method Not Allowed. This path accepts only POST.")
 
 
 def test_the_charts_are_read_by_mouse_and_by_keyboard(page: Page, up: Server) -> None:

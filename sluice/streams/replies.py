@@ -1,0 +1,59 @@
+"""The gateway's replies that no route names: its errors, and route replies that also close the client's connection."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+
+from sluice.streams.routes import Reply, reply
+
+# One line of printable ASCII: all that nginx can repeat from a header field
+LINE = re.compile("(?:[!-~](?:[ -~]{0,999}[!-~])?)?")
+
+
+def problem(status: str, detail: str, *headers: tuple[str, str]) -> Reply:
+    """An error as application/problem+json (RFC 9457)."""
+    code, _, title = status.partition(" ")
+    body = {"type": "about:blank", "title": title, "status": int(code), "detail": detail}
+    return reply(status, json.dumps(body).encode(), "application/problem+json", *headers)
+
+
+NOT_FOUND = problem("404 Not Found", "There is no stream at this path.")
+POST_ONLY = problem("405 Method Not Allowed", "This path accepts only POST.", ("Allow", "POST"))
+GET_ONLY = problem("405 Method Not Allowed", "This path accepts only GET and HEAD.", ("Allow", "GET, HEAD"))
+NO_LENGTH = problem("400 Bad Request", "The length of the body is malformed or ambiguous; nothing was queued.")
+CUT_OFF = problem("400 Bad Request", "The body is shorter than its Content-Length; nothing was queued.")
+EMPTY = problem("400 Bad Request", "The request has neither a body nor a query string; nothing was queued.")
+
+
+@lru_cache(maxsize=1)
+def too_large(max_body: int) -> Reply:
+    """max_body: bytes."""
+    return problem("413 Content Too Large", f"A body may have at most {max_body} bytes; nothing was queued.")
+
+
+@lru_cache(maxsize=256)
+def unavailable(detail: str, retry_after: int) -> Reply:
+    """retry_after: whole seconds."""
+    return problem("503 Service Unavailable", detail, ("Retry-After", str(retry_after)))
+
+
+class Rejected(Exception):
+    """Raised with the Reply that the client gets."""
+
+
+def closing(given: Reply) -> Reply:
+    """The same reply with `Connection: close`, which only nginx can add for its clients.
+
+    X-Accel-Redirect sends nginx to a location that repeats status, type and text (@sluice_200 … in nginx/sluice.conf).
+    A reply that nginx cannot repeat is returned unchanged, and the connection stays open.
+    """
+    status, headers, chunks = given
+    code, text = status[:3], b"".join(chunks).decode("latin-1")
+    names = [name for name, _ in headers if name != "Content-Length"]
+    repeatable = code in ("200", "201", "202", "204") and names == ([] if code == "204" else ["Content-Type"])
+    if not repeatable or not LINE.fullmatch(text):
+        return given
+    more = ("X-Accel-Redirect", f"@sluice_{code}"), ("Sluice-Body", text)
+    return reply(status, b"", dict(headers).get("Content-Type", ""), *more)
