@@ -1,6 +1,6 @@
 """Sluice: takes writes over HTTP, answers once they are on disk, and stores them later.
 
-What a module that INGEST_ROUTES or INGEST_RECORDS names may import. Names are resolved on first use: the gateway on
+The names below are for the modules of INGEST_ROUTES and INGEST_RECORDS. Each is imported on first use: the gateway on
 PyPy has no msgspec, so it cannot import the record types.
 """
 
@@ -12,15 +12,18 @@ if TYPE_CHECKING:
     from sluice.streams.registry import Stream, stream
     from sluice.streams.routes import NO_CONTENT, OK, Reply, Route, reply
     from sluice.streams.signature import signed
+    from sluice.streams.times import nanoseconds
 
 __all__ = [
-    "NO_CONTENT", "OK", "Limits", "Record", "Reject", "Reply", "Route", "Stream", "reply", "signed", "stream",
+    "NO_CONTENT", "OK", "Limits", "Record", "Reject", "Reply", "Route", "Stream", "nanoseconds", "reply", "signed",
+    "stream",
 ]  # fmt: skip
 _ROOMS = {
     "record": ("Limits", "Record", "Reject"),
     "registry": ("Stream", "stream"),
     "routes": ("NO_CONTENT", "OK", "Reply", "Route", "reply"),
     "signature": ("signed",),
+    "times": ("nanoseconds",),
 }
 _HOME = {name: f"sluice.streams.{module}" for module, names in _ROOMS.items() for name in names}
 

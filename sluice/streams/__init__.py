@@ -1,1 +1,1 @@
-"""Wire formats, one file each, on the worker's side of the list: pure functions from bytes to records."""
+"""Streams: routes, record types and decoders, one file per wire format. A decoder is a pure function."""

@@ -1,4 +1,4 @@
-"""Bodies taken apart: gzip, JSON arrays, NDJSON and forms, in bounded memory and with no byte lost on the way."""
+"""Splits bodies into records: gzip, JSON arrays, NDJSON and forms, in bounded memory and without losing a byte."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ skip = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 class Remainder(bytes):
-    """The part of a body behind what a body may cost. It was not looked at."""
+    """The part of a body after its last permitted record. It was not decoded."""
 
-    reason = "more than one body may hold: this was not looked at"
+    reason = "too many records in one body: the rest was not decoded"
 
 
 class Budget:
-    """What a body may still cost, in records. Without it 8 KB of gzip take ten seconds that others wait for."""
+    """The number of records that a body may still hold. Without it 8 KB of gzip keep a worker busy for ten seconds."""
 
-    __slots__ = ("bounds", "left")
+    __slots__ = ("limits", "left")
 
-    def __init__(self, bounds: Limits) -> None:
-        self.bounds = bounds
-        self.left = bounds.records
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.left = limits.records
 
 
-def inflate(data: bytes, most: int) -> bytes:
-    """The content of a gzip file (RFC 1952) of one or more members, zeros behind them allowed.
+def inflate(data: bytes, limit: int) -> bytes:
+    """The content of a gzip file (RFC 1952) with one or more members; zeros after the last member are allowed.
 
-    most: bytes of content at most.
-    Raises: Invalid if it is damaged, cut short, too large, or followed by something else.
+    limit: bytes of content.
+    Raises: Invalid if the file is damaged or truncated, inflates to more, or is followed by other bytes.
     """
     out: list[bytes] = []
     size = at = 0
@@ -56,34 +56,34 @@ def inflate(data: bytes, most: int) -> bytes:
         while not member.eof:
             chunk = data[at : at + CHUNK]
             if not chunk:
-                raise Invalid("gzip: cut short")
+                raise Invalid("gzip: truncated")
             try:
-                out.append(member.decompress(chunk, most + 1 - size))
+                out.append(member.decompress(chunk, limit + 1 - size))
             except zlib.error as error:
                 raise Invalid(f"gzip: {error}") from None
             size += len(out[-1])
-            if size > most:
-                raise Invalid(f"gzip: inflates to more than {most} bytes")
+            if size > limit:
+                raise Invalid(f"gzip: inflates to more than {limit} bytes")
             at += len(chunk) - len(member.unconsumed_tail) - len(member.unused_data)
         if not data.startswith(GZIP, at):
             if data[at:].strip(b"\0"):
-                raise Invalid("gzip: something else behind it")
+                raise Invalid("gzip: other bytes after the last member")
             break
     return b"".join(out)
 
 
-def check(text: bytes) -> None:
-    """See whether a text is one JSON value, without building it. Raises: Invalid."""
+def check_json(text: bytes) -> None:
+    """Check that a text is one JSON value, without building it. Raises: Invalid."""
     try:
         skip(text)
     except Exception as error:
-        raise Invalid(why(error)) from None
+        raise Invalid(reason(error)) from None
 
 
-def why(error: Exception) -> str:
-    """The reason that an exception of a decoder makes, its kind first."""
+def reason(error: Exception) -> str:
+    """The reason that a dead letter gets for an exception of a decoder; the kind of error comes first."""
     text = str(error)
-    if isinstance(error, Invalid):
+    if isinstance(error, Invalid) or (type(error) is ValueError and text):
         return text
     if isinstance(error, RecursionError):
         return "not JSON: nested too deeply"
@@ -98,10 +98,10 @@ def why(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"
 
 
-def elements(array: bytes, work: Budget) -> Iterator[bytes]:
-    """The elements of a JSON array, as they were written; a Remainder when `work` is used up.
+def elements(array: bytes, budget: Budget) -> Iterator[bytes]:
+    """The elements of a JSON array, byte for byte; a Remainder once the budget is used up.
 
-    The array must have passed `check`.
+    The array must have passed `check_json`.
     """
     at = array.index(b"[") + 1
     while True:
@@ -115,44 +115,47 @@ def elements(array: bytes, work: Budget) -> Iterator[bytes]:
             at = found.end()
         if opening == b"[" or not found:
             at, depth, count = start, 0, 0
-            while (depth or at == start) and work.left > 0:
+            while (depth or at == start) and budget.left > 0:
                 found = BRACKET.match(array, at)
                 assert found
                 depth += 1 if found[1] in b"{[" else -1
                 at = found.end()
                 count += 1
-                work.left -= not count % 4  # four take as long as a record
-        if work.left <= 0:
+                budget.left -= not count % 4  # four brackets take as long as a record
+        if budget.left <= 0:
             yield Remainder(array[start:])
             return
         yield array[start:at]
 
 
-def lines(body: bytes, work: Budget) -> Iterator[bytes]:
-    """The lines of a body that are not empty, without white space around them; a Remainder when `work` is used up."""
+def lines(body: bytes, budget: Budget) -> Iterator[bytes]:
+    """The lines of a body without surrounding white space; a Remainder once the budget is used up.
+
+    Skips empty lines.
+    """
     for found in LINE.finditer(body):
-        if work.left <= 0:
+        if budget.left <= 0:
             yield Remainder(body[found.start() :])
             return
         if line := found[0].strip():
             yield line
         else:
-            work.left -= 1
+            budget.left -= 1
 
 
-def form(body: bytes, bounds: Limits) -> dict[str, str]:
+def form(body: bytes, limits: Limits) -> dict[str, str]:
     """The fields of a form (application/x-www-form-urlencoded, WHATWG URL Standard).
 
-    Empty fields are left out, as an HTML form sends what was not filled in. Of two fields of a name the last counts.
-    Raises: Invalid if it is not a form, not UTF-8 or too large.
+    Omits empty fields: an HTML form sends them for inputs left blank. If a name occurs twice, the last value is used.
+    Raises: Invalid if the body is not a form, not UTF-8, or too large.
     """
     if b"=" not in body:
         raise Invalid("neither JSON nor a form")
-    if len(body) > bounds.record:  # taking %41%41%41 apart costs 15 bytes a byte
-        raise Invalid(f"form larger than {bounds.record} bytes")
+    if len(body) > limits.record:  # decoding %41%41%41 takes 15 bytes of memory per byte
+        raise Invalid(f"form larger than {limits.record} bytes")
     try:
-        return dict(parse_qsl(body.decode(), max_num_fields=bounds.fields, errors="strict"))
+        return dict(parse_qsl(body.decode(), max_num_fields=limits.fields, errors="strict"))
     except UnicodeDecodeError as error:
         raise Invalid(f"not UTF-8: {error.reason}") from None
     except ValueError:
-        raise Invalid(f"form has more than {bounds.fields} fields") from None
+        raise Invalid(f"form has more than {limits.fields} fields") from None

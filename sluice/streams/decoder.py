@@ -1,12 +1,13 @@
-"""What all decoders share: the plain JSON object at once, everything else taken apart into single records.
+"""The decoders' common part: gzip, kept heads, the record budget, rejects; and plain JSON objects, arrays and forms.
 
-A decoder is a pure function `decode(item, bounds)`. It never raises: what it cannot store it yields as a `Reject`.
+A decoder is a pure function `decode(item, limits)`. It never raises: what it cannot store it yields as a `Reject`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -19,21 +20,78 @@ from sluice.streams.record import Invalid, Limits, Record, Reject
 Decode = Callable[[bytes, Limits], Iterable[Record | Reject]]
 Result = Record | Reject
 
-NUL = b"\\u0000"  # the only way to write one in JSON; PostgreSQL's text cannot hold it, SQLite's tools cut it off
+NUL = b"\\u0000"  # the only spelling in JSON; PostgreSQL's text cannot hold a NUL, SQLite's tools end the text there
 REAL_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
-BATCH = 1 << 20  # bytes that are decoded to a list at once, about 10 bytes of memory a byte
-REASON = 200
-SINGLE = 100  # rejects of one body that are buried each by itself
-TOGETHER = 1 << 16  # bytes of the later ones that are buried as one
-BAD = 50  # what a bad record costs of a body's work; a good one costs 1
+BATCH = 1 << 20  # bytes that are decoded to a list at once; the list takes about 10 bytes of memory per byte
+REASON = 200  # characters
+SEPARATE = 100  # invalid records of one body that are buried separately
+MERGED = 1 << 16  # bytes of the further ones that are buried as one dead letter
+INVALID_COST = 50  # an invalid record counts as this many records of the budget: rejecting one takes longer
 
 
 class Decoder:
-    """The decoder of one stream. A stream with formats of its own overrides `object`, `form`, `text` or `contents`.
+    """Decodes items of one stream; a subclass defines `contents`.
+
+    decode: see `registry.Stream`.
+    """
+
+    decode: Decode
+
+    def __init__(self) -> None:
+        self.decode = self.slow_path
+
+    def slow_path(self, item: bytes, limits: Limits) -> Iterator[Result]:
+        """The records and rejects of an item; one reject of the whole item if nothing of it can be stored."""
+        results = self.unpack(item, limits)
+        reason = ""
+        try:
+            for result in results:
+                if not isinstance(result, Reject):
+                    break
+                reason = reason or result.reason
+            else:
+                raise Invalid(reason or "no record in it")
+        except Exception as error:  # also exceptions of a user's record type or parser
+            yield Reject(item, one_line(bodies.reason(error)), True)
+            return
+        if reason:  # rejects before the first valid record were not kept, to save memory: decode them again
+            results = self.unpack(item, limits)
+        else:
+            yield result
+        for result in results:
+            yield result._replace(reason=one_line(result.reason)) if isinstance(result, Reject) else result
+
+    def unpack(self, item: bytes, limits: Limits) -> Iterator[Result]:
+        """Remove a kept head and gzip, and decode the contents. Puts the head before each reject. Raises: Invalid."""
+        message = parse(item)
+        body = message.body if message else item
+        if body.startswith(bodies.GZIP):
+            body = bodies.inflate(body, limits.inflated)
+        elif body.startswith(bodies.ZSTD):
+            raise Invalid("zstd: only gzip is supported")
+        if message and not body.strip():
+            body = message.query
+        budget = Budget(limits)
+        for result in merge_rejects(self.contents(body, message, budget), budget):
+            if isinstance(result, Reject):
+                part = result.part
+                # a replay must not take a line that begins like a gzip file or a kept message for one
+                if part.startswith((bodies.GZIP, bodies.ZSTD)) or START.match(part):
+                    part = b"\n" + part
+                result = Reject(message.head() + part if message else part, result.reason, False)
+            yield result
+
+    def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+        """The records of an unpacked body, until the budget is used up. Raises: Invalid if nothing can be decoded."""
+        raise NotImplementedError
+
+
+class JsonDecoder(Decoder):
+    """Decodes JSON and forms. A stream with further formats overrides `object`, `form`, `text` or `contents`.
 
     wire: the Struct that a plain JSON object is decoded to.
-    build: makes the record of it. Raises: Invalid.
-    bounded: the type of a record bounds its memory. Of others one may have `Limits.record` bytes.
+    build: makes a record of it. Raises: Invalid.
+    bounded: a record takes bounded memory, whatever its size; otherwise it may have `Limits.record` bytes.
     """
 
     bounded = True
@@ -44,193 +102,195 @@ class Decoder:
         self.read: Callable[[bytes], Any] = msgspec.json.Decoder(wire).decode
         self.read_lines: Callable[[bytes], list[Any]] = msgspec.json.Decoder(wire).decode_lines
         self.read_array: Callable[[bytes], list[Any]] = msgspec.json.Decoder(list[wire]).decode  # type: ignore[valid-type]
-        self.decode = self.fast()
+        self.decode = self.fast_path()
 
-    def fast(self) -> Decode:
-        """`decode`: one plain JSON object without a look at what else it could be; all else goes the long way."""
-        read, build, slow = self.read, self.build, self.judge
+    def fast_path(self) -> Decode:
+        """`decode` for one plain JSON object; any other item takes the slow path."""
+        read, build, slow = self.read, self.build, self.slow_path
 
-        def decode(item: bytes, bounds: Limits) -> Iterable[Result]:
+        def decode(item: bytes, limits: Limits) -> Iterable[Result]:
             try:
                 record = build(read(item))
-            except Exception:  # not the plain case; the long way finds the reason if there is one
-                return slow(item, bounds)
-            return (record,) if item.find(NUL) < 0 else slow(item, bounds)
+            except Exception:  # not a plain object; if the item is invalid, the slow path finds the reason
+                return slow(item, limits)
+            return (record,) if item.find(NUL) < 0 else slow(item, limits)
 
         if self.bounded:
             return decode
-        return lambda item, bounds: decode(item, bounds) if len(item) <= bounds.record else slow(item, bounds)
+        return lambda item, limits: decode(item, limits) if len(item) <= limits.record else slow(item, limits)
 
-    def judge(self, item: bytes, bounds: Limits) -> Iterator[Result]:
-        """All records and rejects of an item; one reject of the whole item if nothing of it can be stored."""
-        results = self.parse(item, bounds)
-        reason = ""
-        try:
-            for result in results:
-                if not isinstance(result, Reject):
-                    break
-                reason = reason or result.reason
-            else:
-                raise Invalid(reason or "no record in it")
-        except Exception as error:  # what a user's record type raises is as good a reason as ours
-            yield Reject(item, line(bodies.why(error)), True)
-            return
-        if reason:  # what was bad before the first good record was not kept, for it may be much: once more
-            results = self.parse(item, bounds)
-        else:
-            yield result
-        for result in results:
-            yield result._replace(reason=line(result.reason)) if isinstance(result, Reject) else result
-
-    def parse(self, item: bytes, bounds: Limits) -> Iterator[Result]:
-        """Unpack an item: the kept head, gzip. Each reject's part has a head of its own again. Raises: Invalid."""
-        message = parse(item)
-        body = message.body if message else item
-        if body.startswith(bodies.GZIP):
-            body = bodies.inflate(body, bounds.inflated)
-        elif body.startswith(bodies.ZSTD):
-            raise Invalid("zstd: only gzip is understood")
-        if message and not body.strip():
-            body = message.query
-        work = Budget(bounds)
-        for result in few(self.contents(body, message, work), work):
-            if isinstance(result, Reject):
-                part = result.part
-                # it was not packed and had no head, and must not look so alone
-                if part.startswith((bodies.GZIP, bodies.ZSTD)) or START.match(part):
-                    part = b"\n" + part
-                result = Reject(message.head() + part if message else part, result.reason, False)
-            yield result
-
-    def contents(self, body: bytes, message: Message | None, work: Budget) -> Iterator[Result]:
-        """The records of a plain body, as far as `work` lasts. Raises: Invalid if it is nothing at all."""
+    def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+        """See `Decoder.contents`."""
         body = body.removeprefix(bodies.BOM).strip()
         if not body:
             raise Invalid("empty")
         if body.startswith((b"{", b"[")):
-            yield from self.json(body, message, work)
+            yield from self.json(body, message, budget)
         else:
-            yield from self.text(body, message, work)
+            yield from self.text(body, message, budget)
 
-    def json(self, body: bytes, message: Message | None, work: Budget) -> Iterator[Result]:
+    def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         """The records of a JSON object, of an array, or of NDJSON."""
         rows = body.count(b"\n") + 1
         array = body.startswith(b"[")
-        if array and (batch := self.batch(self.read_array, body, work)):
+        if array and (batch := self.batch(self.read_array, body, budget)):
             yield from batch
             return
-        if not array and rows > 1 and len(batch := self.batch(self.read_lines, body, work)) == rows:
+        if not array and rows > 1 and len(batch := self.batch(self.read_lines, body, budget)) == rows:
             yield from batch
             return
         try:
-            bodies.check(body)
+            bodies.check_json(body)
         except Invalid:
             if rows == 1:
                 raise
-            if array:  # lines only if they are arrays themselves, for else it is one array that is broken
-                bodies.check(next(bodies.lines(body, work)))
-            yield from self.rows(body, message, work)
+            if array:  # NDJSON only if the first line is an array by itself; otherwise one array with a syntax error
+                bodies.check_json(next(bodies.lines(body, budget)))
+            yield from self.rows(body, message, budget)
             return
-        for element in bodies.elements(body, work) if array else (body,):
+        for element in bodies.elements(body, budget) if array else (body,):
             if isinstance(element, Remainder):
                 yield Reject(b"[" + element, Remainder.reason, False)
             else:
-                yield from self.single(element, message, work)
+                yield from self.value(element, message, budget)
 
-    def rows(self, body: bytes, message: Message | None, work: Budget) -> Iterator[Result]:
-        """The records of a body whose every line is taken as if it had come alone."""
-        for row in bodies.lines(body, work):
+    def rows(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+        """The records of lines, each decoded as if it had been sent alone."""
+        for row in bodies.lines(body, budget):
             if isinstance(row, Remainder):
                 yield Reject(row, Remainder.reason, False)
                 return
             try:
-                yield from self.contents(row, message, work)
-            except Exception as error:  # as in single
-                yield Reject(row, bodies.why(error), False)
+                yield from self.contents(row, message, budget)
+            except Exception as error:  # see value
+                yield Reject(row, bodies.reason(error), False)
 
-    def batch(self, read: Callable[[bytes], list[Any]], body: bytes, work: Budget) -> list[Record]:
-        """All records at once if there is nothing but plain good ones, and not too many; else none."""
+    def batch(self, read: Callable[[bytes], list[Any]], body: bytes, budget: Budget) -> list[Record]:
+        """All records at once, if all are plain and valid, and within the budget; otherwise an empty list."""
         if len(body) > BATCH or body.find(NUL) >= 0:
             return []
         try:
             wires = read(body)
-            return [self.build(wire) for wire in wires] if len(wires) <= work.left else []
-        except Exception:  # the long way finds which
+            return [self.build(wire) for wire in wires] if len(wires) <= budget.left else []
+        except Exception:  # decoding them one by one finds the invalid ones
             return []
 
-    def single(self, part: bytes, message: Message | None, work: Budget) -> Iterator[Result]:
+    def value(self, part: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         """The records of one JSON value."""
         try:
             if not part.startswith(b"{"):
                 raise Invalid("not a JSON object")
             try:
-                if not self.bounded and len(part) > work.bounds.record:
-                    raise Invalid(f"record larger than {work.bounds.record} bytes")
+                if not self.bounded and len(part) > budget.limits.record:
+                    raise Invalid(f"record larger than {budget.limits.record} bytes")
                 record = self.build(self.read(part))
                 if part.find(NUL) >= 0:
-                    clean(record)
-            except Exception as error:  # a format of its own perhaps
-                yield from self.object(part, message, work, error)
+                    check_text(record)
+            except Exception as error:  # it may have another format
+                yield from self.object(part, message, budget, error)
             else:
                 yield record
-        except Exception as error:  # whatever a user's record type raises
-            yield Reject(part if part.startswith(b"{") else b"[" + part + b"]", bodies.why(error), False)
+        except Exception as error:  # any exception of a user's record type
+            yield Reject(part if part.startswith(b"{") else b"[" + part + b"]", bodies.reason(error), False)
 
-    def object(self, part: bytes, message: Message | None, work: Budget, error: Exception) -> Iterable[Result]:
-        """The records of a JSON object that is not the plain one for the reason `error`. Raises before it yields."""
+    def object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:
+        """The records of a JSON object that is not a plain one; `error` says why. Raises only before it yields."""
         raise error
 
-    def text(self, body: bytes, message: Message | None, work: Budget) -> Iterator[Result]:
-        """The records of a body that does not begin as JSON: a form, or lines of anything."""
+    def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+        """The records of a body that does not start as JSON: a form, or lines of any format."""
         if b"\n" in body:
-            yield from self.rows(body, message, work)
+            yield from self.rows(body, message, budget)
         else:
-            yield self.form(bodies.form(body, work.bounds))
+            yield self.form(bodies.form(body, budget.limits))
 
     def form(self, fields: dict[str, str]) -> Record:
         """The record of a form. Raises: Invalid, or msgspec's errors."""
-        return clean(self.build(msgspec.convert(fields, self.wire, strict=False)))
+        return check_text(self.build(msgspec.convert(fields, self.wire, strict=False)))
 
 
-def few(results: Iterable[Result], work: Budget) -> Iterator[Result]:
-    """The results, with all rejects after the first hundred put together as lines of larger parts.
+class LineDecoder(Decoder):
+    """Decodes lines of a user's own format.
 
-    So a small compressed body of nothing but errors does not become a million letters.
-    work: pays for each of them.
+    parse: makes a record of type `record` from a line without surrounding white space. Raises: ValueError.
+    """
+
+    def __init__(self, record: type[Record], parse: Callable[[bytes], Record]) -> None:
+        super().__init__()
+        self.record = record
+        self.parse = parse
+
+    def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+        """See `Decoder.contents`."""
+        for line in bodies.lines(body.removeprefix(bodies.BOM), budget):
+            if isinstance(line, Remainder):
+                yield Reject(line, Remainder.reason, False)
+                return
+            try:
+                record = self.decode_line(line, budget.limits)
+            except Exception as error:  # any exception of the user's parser
+                # a replay must not remove a byte order mark that is not at the start of the body
+                yield Reject(b"\n" + line if line.startswith(bodies.BOM) else line, bodies.reason(error), False)
+            else:
+                yield record
+
+    def decode_line(self, line: bytes, limits: Limits) -> Record:
+        """The record of one line. Raises: Invalid, and any exception of the parser."""
+        if len(line) > limits.record:
+            raise Invalid(f"line longer than {limits.record} bytes")
+        record = self.parse(line)
+        if type(record) is not self.record:
+            raise Invalid(f"the parser returned {type(record).__name__}, not {self.record.__name__}")
+        check_numbers(msgspec.structs.astuple(record))
+        return check_text(record)
+
+
+def merge_rejects(results: Iterable[Result], budget: Budget) -> Iterator[Result]:
+    """The results, charged to the budget; from the hundredth reject on, rejects are merged as lines of larger parts.
+
+    Otherwise a small compressed body of invalid records becomes a million dead letters.
     """
     count = size = 0
     parts: list[bytes] = []
     reason = ""
     for result in results:
         if not isinstance(result, Reject):
-            work.left -= 1
+            budget.left -= 1
             yield result
             continue
-        work.left -= BAD
+        budget.left -= INVALID_COST
         count += 1
-        rest = result.reason is Remainder.reason
-        if parts and (rest or size >= TOGETHER):
+        remainder = result.reason is Remainder.reason
+        if parts and (remainder or size >= MERGED):
             yield Reject(b"\n".join(parts), reason, False)
             size, parts, reason = 0, [], ""
-        if count <= SINGLE or rest:
+        if count <= SEPARATE or remainder:
             yield result
             continue
         reason = reason or result.reason
-        # in JSON a newline is nothing but white space
+        # in JSON a newline is only white space
         parts.append(result.part.replace(b"\n", b" ") if result.part.startswith((b"{", b"[")) else result.part)
         size += len(result.part)
     if parts:
         yield Reject(b"\n".join(parts), reason, False)
 
 
-def clean(record: Record) -> Record:
-    """The record, if no text in it has a NUL. Raises: Invalid."""
+def check_numbers(values: Iterable[Any]) -> None:
+    """Check that every database can hold the numbers among the values. Raises: Invalid."""
+    for value in values:
+        kind = type(value)
+        if (kind is int and not -(2**63) <= value < 2**63) or (kind is float and not isfinite(value)):
+            raise Invalid(f"number out of range: {value!r:.40}")
+
+
+def check_text(record: Record) -> Record:
+    """The record, if no text in it contains a NUL. Raises: Invalid."""
     if REAL_NUL.search(msgspec.json.encode(record)):
         raise Invalid("text with a NUL")
     return record
 
 
-def line(reason: str) -> str:
-    """A reason as one line that any database can hold."""
+def one_line(reason: str) -> str:
+    """A reason as one line that every database can hold."""
     text = " ".join(reason.replace("\0", " ").split())
     return text[:REASON].encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""Positions: the plain JSON object or form, and which client's format a body is in otherwise."""
+"""Positions: plain JSON objects and forms, and the recognition of the clients' own formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from sluice.streams import overland, owntracks, traccar
 from sluice.streams.body import Budget
-from sluice.streams.decoder import Decoder, Result
+from sluice.streams.decoder import JsonDecoder, Result
 from sluice.streams.message import Message
 from sluice.streams.position import Number, position
 from sluice.streams.record import Gps
@@ -20,7 +20,7 @@ Raw = msgspec.Raw | msgspec.UnsetType
 
 
 class Plain(msgspec.Struct, gc=False):
-    """A plain object that is good as it stands: the ranges in the types, so that msgspec checks them in passing."""
+    """A valid plain object. The types contain the ranges, so that msgspec checks them while it decodes."""
 
     device: Annotated[str, msgspec.Meta(min_length=1)]
     lat: Annotated[float, msgspec.Meta(ge=-90, le=90)]
@@ -36,7 +36,7 @@ class Plain(msgspec.Struct, gc=False):
 
 
 class Loose(msgspec.Struct):
-    """A plain object with numbers out of range or written as texts."""
+    """A plain object with numbers that are out of range or sent as strings."""
 
     device: str | int | None = None
     lat: Number = None
@@ -52,7 +52,7 @@ class Loose(msgspec.Struct):
 
 
 class Shape(msgspec.Struct, rename={"kind": "_type"}):
-    """What tells the formats apart."""
+    """The fields by which the formats are recognised."""
 
     kind: Raw = msgspec.UNSET
     locations: Raw = msgspec.UNSET
@@ -64,7 +64,7 @@ read_shape = msgspec.json.Decoder(Shape).decode
 
 
 def build(wire: Plain) -> Gps:
-    """The record of a plain object. Raises: Invalid if its time makes no sense."""
+    """The record of a plain object. Raises: Invalid if its time is invalid."""
     return Gps(
         time=first(wire.time, wire.ts, wire.timestamp),
         device=wire.device,
@@ -78,29 +78,29 @@ def build(wire: Plain) -> Gps:
     )
 
 
-class GpsDecoder(Decoder):
+class GpsDecoder(JsonDecoder):
     """The decoder of positions."""
 
-    def object(self, part: bytes, message: Message | None, work: Budget, error: Exception) -> Iterable[Result]:
-        """OwnTracks, Overland, Traccar Client 9, or a plain object that needs a closer look."""
+    def object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:
+        """OwnTracks, Overland, Traccar Client 9, or a plain object that `Plain` does not accept."""
         shape = read_shape(part)
         if shape.kind is not msgspec.UNSET:
             return (owntracks.decode(part, message),)
         if shape.locations is not msgspec.UNSET:
-            return overland.decode(part, work)
+            return overland.decode(part, budget)
         if shape.location is not msgspec.UNSET:
             return (traccar.decode(part),)
         return (loose(read_loose(part)),)
 
     def form(self, fields: dict[str, str]) -> Gps:
-        """Traccar's form, told by the name of the device, or a plain one."""
+        """Traccar's form if it names the device `id` or `deviceid`; otherwise a plain form."""
         if "device" not in fields and ("id" in fields or "deviceid" in fields):
             return traccar.form(fields)
         return loose(msgspec.convert(fields, Loose))
 
 
 def loose(wire: Loose) -> Gps:
-    """The record of an object that msgspec did not take as it stands. Raises: Invalid."""
+    """The record of an object that `Plain` does not accept. Raises: Invalid."""
     return position(
         wire.device,
         wire.lat,

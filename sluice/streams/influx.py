@@ -1,4 +1,4 @@
-"""InfluxDB line protocol (InfluxData's reference and the grammar of its line-protocol library), one row a field:
+"""InfluxDB line protocol (InfluxData's reference and the grammar of its line-protocol library), one row per field:
 
 name,tag=a,tag2=b field=1.5,other="text",n=3i 1766600000000000000
 """
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from sluice.streams.body import Budget, Remainder
 from sluice.streams.record import Invalid, Metric, Reject
 
-HEADS = 1024  # lines of one device come together: their names and tags are taken apart once
-LONGEST_HEAD = 512
+HEADS = 1024  # parsed names and tags that are kept: lines with the same ones often follow each other
+MAX_HEAD = 512  # bytes of a name and tags that are kept
 
 SCALES = {
     "": 1,
@@ -28,14 +28,14 @@ SCALES = {
 }
 BOOLEANS = {"t": 1, "T": 1, "true": 1, "True": 1, "TRUE": 1, "f": 0, "F": 0, "false": 0, "False": 0, "FALSE": 0}
 
-# one line: a newline ends it, unless it stands in a quoted text, which begins only behind the = of a field
+# a line ends with a newline that is not in a quoted string; only the = of a field starts a quoted string
 LINE = re.compile(
     rb"""[\ \t\r\x0b\x0c]*+(?: \#[^\n]*+
            | (?:[^\ \\\n]++|\\++[^\\\n])*+ (?:[^="\n]++|="(?:[^"\\]++|\\.)*+"|[="])*+ )""",
     re.DOTALL | re.VERBOSE,
 )
 PLAIN_LINE = re.compile(rb"[^\n]++")
-# no possessive groups here: CPython before 3.11.5, Debian 12's among them, does not go back where one fails halfway
+# no possessive groups here: before 3.11.5 (Debian 12 has 3.11.2) CPython does not backtrack correctly after one fails
 NAME = r"(?:[^, \\]++|\\++[^\\])+"
 KEY = r"(?:[^,= \\]++|\\++[^\\])+"
 HEAD = re.compile(rf"({NAME})((?:,{KEY}={KEY})*)")
@@ -62,19 +62,19 @@ def scale(precision: str) -> int:
         raise Invalid(f"unknown precision: {precision!r:.40}") from None
 
 
-def decode(body: bytes, work: Budget, unit: int = 1) -> Iterator[Metric | Reject]:
-    """The fields of all points, as far as `work` lasts. A line is stored whole or refused whole.
+def decode(body: bytes, budget: Budget, unit: int = 1) -> Iterator[Metric | Reject]:
+    """The fields of all points, until the budget is used up. An invalid field makes its whole line invalid.
 
     unit: nanoseconds of one unit of the timestamps.
     """
     heads: dict[str, Head] = {}
     plain = not CONTROL_IN_BODY.search(body)
-    longest = work.bounds.record // 4  # tags of a line cost up to 100 bytes of memory a byte
+    longest = budget.limits.record // 4  # the tags of a line take up to 100 bytes of memory per byte
     for found in (LINE if b'"' in body else PLAIN_LINE).finditer(body):
         raw = found[0]
         if not raw:
             continue
-        if work.left <= 0:
+        if budget.left <= 0:
             yield Reject(body[found.start() :], Remainder.reason, False)
             return
         try:
@@ -82,7 +82,7 @@ def decode(body: bytes, work: Budget, unit: int = 1) -> Iterator[Metric | Reject
                 raise Invalid(f"line longer than {longest} bytes")
             text = raw.strip().decode()
             if not text or text[0] == "#":
-                work.left -= 1
+                budget.left -= 1
                 continue
             metrics = point(text, unit, heads, plain)
         except UnicodeDecodeError as error:
@@ -96,15 +96,15 @@ def decode(body: bytes, work: Budget, unit: int = 1) -> Iterator[Metric | Reject
 def point(text: str, unit: int, heads: dict[str, Head], plain: bool) -> list[Metric]:
     """The fields of one line.
 
-    heads: names and tags that were taken apart before.
-    plain: there is no control character in it.
+    heads: names and tags parsed before.
+    plain: the body has no control characters.
     Raises: Invalid.
     """
     if "\\" in text or '"' in text or "  " in text:
         return escaped(text, unit, heads)
     first, _, rest = text.partition(" ")
     fields, _, stamp = rest.partition(" ")
-    name, tags = heads.get(first) or taken(first, heads)
+    name, tags = heads.get(first) or parse_head(first, heads)
     time = when(stamp, unit) if stamp else None
     metrics = []
     for pair in fields.split(","):
@@ -119,13 +119,13 @@ def point(text: str, unit: int, heads: dict[str, Head], plain: bool) -> list[Met
 
 
 def escaped(text: str, unit: int, heads: dict[str, Head]) -> list[Metric]:
-    """`point` for a line with escapes or quotes: the whole grammar. Raises: Invalid."""
+    """`point` for a line with escapes or quotes, by the full grammar. Raises: Invalid."""
     head = HEAD.match(text)
     if head and head.end() == len(text):
         raise Invalid("no field")
     if not head or not (gap := GAP.match(text, head.end())):
         raise Invalid(f"not a name and tags: {text!r:.60}")
-    name, tags = heads.get(head[0]) or taken(head[0], heads)
+    name, tags = heads.get(head[0]) or parse_head(head[0], heads)
     at = gap.end()
     fields: list[tuple[str, float | int | str, str]] = []
     comma = ","
@@ -150,8 +150,8 @@ def unescape(escapes: re.Pattern[str], text: str) -> str:
     return escapes.sub(r"\1", text) if "\\" in text else text
 
 
-def taken(head: str, heads: dict[str, Head]) -> Head:
-    """Name and tags of the first part of a line, remembered in `heads`. Raises: Invalid."""
+def parse_head(head: str, heads: dict[str, Head]) -> Head:
+    """Name and tags of the first part of a line; kept in `heads`. Raises: Invalid."""
     found = HEAD.fullmatch(head)
     if not found:
         raise Invalid(f"not a name and tags: {head!r:.60}")
@@ -160,9 +160,9 @@ def taken(head: str, heads: dict[str, Head]) -> Head:
     pairs = TAG.findall(found[2])
     tags = {unescape(IN_KEY, key): unescape(IN_KEY, value) for key, value in pairs}
     if len(tags) < len(pairs):
-        raise Invalid("a tag comes twice")
+        raise Invalid("duplicate tag")
     name = unescape(IN_NAME, found[1])
-    if len(head) <= LONGEST_HEAD:
+    if len(head) <= MAX_HEAD:
         if len(heads) >= HEADS:
             heads.clear()
         heads[head] = name, tags
@@ -170,7 +170,7 @@ def taken(head: str, heads: dict[str, Head]) -> Head:
 
 
 def when(stamp: str, unit: int) -> int:
-    """Nanoseconds since 1970 of a timestamp. Raises: Invalid if it is none, or beyond 64 bits."""
+    """Nanoseconds since 1970 of a timestamp. Raises: Invalid if it is not one, or exceeds 64 bits."""
     if len(stamp) < 20 and stamp.isdecimal() and stamp.isascii():
         time = int(stamp) * unit
     elif INTEGER.fullmatch(stamp):
@@ -193,7 +193,7 @@ def value(written: str) -> tuple[float | int | str, str]:
 
 
 def number(written: str) -> tuple[float | int | str, str]:
-    """The value of a field that is not a text, and its type. Raises: Invalid."""
+    """The value of a field that is not a quoted string, and its type. Raises: Invalid."""
     if FLOAT.fullmatch(written):
         found = float(written)
         if found - found != 0:  # infinite
@@ -216,7 +216,7 @@ def number(written: str) -> tuple[float | int | str, str]:
 
 
 def integer(digits: str, what: str) -> int:
-    """A whole number. Raises: Invalid if it has more digits than 64 bits hold."""
+    """An integer of any sign. Raises: Invalid if it has more digits than 64 bits can hold."""
     if len(digits.lstrip("-0")) > 20:
         raise Invalid(f"{what} out of range")
     return int(digits.lstrip("-0") or "0") * (-1 if digits[0] == "-" else 1)

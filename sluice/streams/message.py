@@ -1,4 +1,4 @@
-"""A kept HTTP message: what the list holds for the routes with `keep_head`."""
+"""A kept HTTP message: the list item of a route with `keep_head`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 from sluice.streams.record import Invalid
 
 START = re.compile(rb"POST (/[^ \r\n]*) HTTP/1\.[01]\r\n")
-# untrue of a body that was unpacked or taken apart
+# these describe the original body, not a part of it
 ENTITY = re.compile(rb"(?:content-encoding|content-length|transfer-encoding):[^\n]*\n", re.IGNORECASE)
 
 
@@ -23,7 +23,7 @@ class Message(NamedTuple):
     body: bytes
 
     def field(self, name: str) -> str:
-        """A field's value, the first of that name; "" where it was not sent."""
+        """The value of the first field of this name; "" if it was not sent."""
         for line in self.fields.split(b"\r\n"):
             key, _, value = line.partition(b":")
             if key.decode("latin-1").lower() == name.lower():
@@ -31,7 +31,7 @@ class Message(NamedTuple):
         return ""
 
     def parameter(self, name: str) -> str:
-        """A parameter of the query string, the first of that name; "" where it was not sent."""
+        """The first parameter of this name in the query string; "" if it was not sent."""
         try:
             pairs = parse_qsl(self.query.decode("latin-1"), max_num_fields=100, errors="replace")
         except ValueError:
@@ -39,16 +39,16 @@ class Message(NamedTuple):
         return next((value for key, value in pairs if key == name), "")
 
     def head(self) -> bytes:
-        """The head to put before another, plain body: as received, without the fields that told of the old one."""
+        """The head for another, uncompressed body: as received, without the fields that describe the original body."""
         return self.start + b"".join(x for x in self.fields.splitlines(True) if not ENTITY.fullmatch(x)) + b"\r\n"
 
 
 def parse(item: bytes) -> Message | None:
-    """The message that a list item is, or None if it is a bare body. Raises: Invalid if the head has no end."""
+    """The message in a list item, or None if the item is only a body. Raises: Invalid if the head is incomplete."""
     if not (start := START.match(item)):
         return None
     end = item.find(b"\r\n\r\n", start.end() - 2)
     if end < 0:
-        raise Invalid("kept message: its head has no end")
+        raise Invalid("kept message: the head is incomplete")
     path, _, query = start[1].partition(b"?")
     return Message(start[0], item[start.end() : end + 2], path.decode("latin-1"), query, item[end + 4 :])

@@ -1,4 +1,4 @@
-"""Metrics: the plain JSON object or form, and which format a body is in otherwise."""
+"""Metrics: plain JSON objects and forms, and the recognition of Telegraf's JSON and line protocol."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from sluice.streams import body as bodies
 from sluice.streams import influx, telegraf
 from sluice.streams.body import Budget, Remainder
-from sluice.streams.decoder import NUL, Decoder, Result, clean
+from sluice.streams.decoder import NUL, JsonDecoder, Result, check_text
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Metric, Record, Reject
 from sluice.streams.telegraf import Value
@@ -20,7 +20,7 @@ from sluice.streams.times import Time, first
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 
-# a line of line protocol has a space before its fields; a form writes its spaces as +
+# line protocol has a space before the fields of a line; a form encodes spaces as +
 FORM = re.compile(rb"\s*(?:[^ \n]*&)?name=[^ \n]*+\s*")
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,19})")
 FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -39,7 +39,7 @@ class Plain(msgspec.Struct, gc=False):
 
 
 class Shape(msgspec.Struct):
-    """What tells the formats apart."""
+    """The fields by which the formats are recognised."""
 
     metrics: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     fields: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -63,48 +63,48 @@ def build(wire: Plain) -> Metric:
     )
 
 
-class MetricsDecoder(Decoder):
+class MetricsDecoder(JsonDecoder):
     """The decoder of metrics."""
 
-    bounded = False  # tags and fields cost some 20 bytes of memory a byte
+    bounded = False  # tags and fields take about 20 bytes of memory per byte
 
-    def contents(self, body: bytes, message: Message | None, work: Budget) -> Iterator[Result]:
-        """As ever, but what was written to an InfluxDB path is line protocol whatever it looks like."""
+    def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+        """See `Decoder.contents`. A body that was sent to a path of InfluxDB is always line protocol."""
         if message and message.path.endswith("/write"):
-            return lines(body.removeprefix(bodies.BOM), work, influx.scale(message.parameter("precision")))
-        return super().contents(body, message, work)
+            return lines(body.removeprefix(bodies.BOM), budget, influx.scale(message.parameter("precision")))
+        return super().contents(body, message, budget)
 
-    def object(self, part: bytes, message: Message | None, work: Budget, error: Exception) -> Iterable[Result]:
+    def object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:
         """Telegraf's JSON."""
         shape = read_shape(part)
         if shape.metrics is not msgspec.UNSET:
-            return self.metrics(bytes(shape.metrics), work)
+            return self.metrics(bytes(shape.metrics), budget)
         if shape.fields is not msgspec.UNSET:
-            return point(part, work)
+            return point(part, budget)
         raise error
 
-    def metrics(self, array: bytes, work: Budget) -> Iterator[Result]:
-        """The points of a batch of Telegraf's, each refused by itself."""
+    def metrics(self, array: bytes, budget: Budget) -> Iterator[Result]:
+        """The fields of a batch of Telegraf's points. Each invalid point is one reject."""
         if not array.startswith(b"["):
             raise Invalid("metrics is not an array")
-        for element in bodies.elements(array, work):
+        for element in bodies.elements(array, budget):
             if isinstance(element, Remainder):
                 yield Reject(b'{"metrics":[' + element + b"}", Remainder.reason, False)
                 return
             try:
-                yield from point(element, work)
-            except Exception as error:  # each by itself
-                yield Reject(b'{"metrics":[' + element + b"]}", bodies.why(error), False)
+                yield from point(element, budget)
+            except Exception as error:
+                yield Reject(b'{"metrics":[' + element + b"]}", bodies.reason(error), False)
 
-    def text(self, body: bytes, message: Message | None, work: Budget) -> Iterator[Result]:
+    def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         """A form, or line protocol."""
         if FORM.fullmatch(body):
-            yield self.form(bodies.form(body, work.bounds))
+            yield self.form(bodies.form(body, budget.limits))
             return
-        yield from lines(body, work)
+        yield from lines(body, budget)
 
     def form(self, fields: dict[str, str]) -> Record:
-        """A form, where a value that looks like a number or a boolean of JSON is one."""
+        """The record of a form. A value written as a JSON number or JSON boolean is stored as one."""
         plain: dict[str, Value] = {**fields}
         text = fields.get("value", "")
         if INTEGER.fullmatch(text):
@@ -115,15 +115,12 @@ class MetricsDecoder(Decoder):
                 raise Invalid("value out of range")
         elif text in ("true", "false"):
             plain["value"] = text == "true"
-        return clean(self.build(msgspec.convert(plain, self.wire)))
+        return check_text(self.build(msgspec.convert(plain, self.wire)))
 
 
-def lines(body: bytes, work: Budget, unit: int = 1) -> Iterator[Result]:
-    """The fields of line protocol; `work` and `unit` as there.
-
-    A bad line that alone would look like something else is buried behind a comment.
-    """
-    for result in influx.decode(body, work, unit):
+def lines(body: bytes, budget: Budget, unit: int = 1) -> Iterator[Result]:
+    """See `influx.decode`. A comment precedes an invalid line that a replay would take for another format."""
+    for result in influx.decode(body, budget, unit):
         if isinstance(result, Reject):
             part = result.part
             if part.startswith(bodies.BOM) or FORM.fullmatch(part) or part.lstrip()[:1] in b"{[":
@@ -131,12 +128,12 @@ def lines(body: bytes, work: Budget, unit: int = 1) -> Iterator[Result]:
         yield result
 
 
-def point(part: bytes, work: Budget) -> list[Metric]:
-    """The fields of one point of Telegraf's. Raises: Invalid, msgspec's errors."""
-    if len(part) > work.bounds.record:
-        raise Invalid(f"record larger than {work.bounds.record} bytes")
+def point(part: bytes, budget: Budget) -> list[Metric]:
+    """The fields of one of Telegraf's points. Raises: Invalid, msgspec's errors."""
+    if len(part) > budget.limits.record:
+        raise Invalid(f"record larger than {budget.limits.record} bytes")
     metrics = telegraf.decode(part)
     if part.find(NUL) >= 0:
         for metric in metrics:
-            clean(metric)
+            check_text(metric)
     return metrics

@@ -12,11 +12,11 @@ from sluice.streams.position import Number, position
 from sluice.streams.record import Gps, Invalid, Reject
 from sluice.streams.times import Time
 
-LONGEST_COORDINATES = 512  # bytes: three numbers and much white space
+MAX_COORDINATES = 512  # bytes: three numbers and ample white space
 
 
 class Batch(msgspec.Struct):
-    """A request. Colota and others name the device here, once for all features."""
+    """A request. Colota and others send the device here, once for all features."""
 
     locations: msgspec.Raw
     device_id: str | int | None = None
@@ -28,7 +28,7 @@ class Geometry(msgspec.Struct):
 
 
 class Properties(msgspec.Struct):
-    """Metres, metres a second, degrees; the battery is 0 to 1."""
+    """Metres, metres per second, degrees; the battery is 0 to 1."""
 
     timestamp: Time = None
     device_id: str | int | None = None
@@ -49,11 +49,10 @@ read_feature = msgspec.json.Decoder(Feature).decode
 read_coordinates = msgspec.json.Decoder(list[float | None]).decode
 
 
-def decode(part: bytes, work: Budget) -> Iterator[Gps | Reject]:
-    """The positions of a request, as far as `work` lasts.
+def decode(part: bytes, budget: Budget) -> Iterator[Gps | Reject]:
+    """The positions of a request, until the budget is used up. The reject of an invalid feature is a request with it.
 
-    A bad feature is refused as a request with that feature alone.
-    Raises before it yields: Invalid, msgspec's errors.
+    Raises, before it yields: Invalid, msgspec's errors.
     """
     batch = read(part)
     features = bytes(batch.locations)
@@ -61,26 +60,26 @@ def decode(part: bytes, work: Budget) -> Iterator[Gps | Reject]:
         raise Invalid("locations is not an array")
     owner = b"" if batch.device_id is None else b'"device_id":' + msgspec.json.encode(batch.device_id) + b","
     head = b"{" + owner + b'"locations":['
-    for element in bodies.elements(features, work):
+    for element in bodies.elements(features, budget):
         if isinstance(element, Remainder):
             yield Reject(head + element + b"}", Remainder.reason, False)
             return
         try:
             yield feature(element, batch.device_id)
-        except Exception as error:  # each by itself
-            yield Reject(head + element + b"]}", bodies.why(error), False)
+        except Exception as error:
+            yield Reject(head + element + b"]}", bodies.reason(error), False)
 
 
 def feature(element: bytes, device: str | int | None) -> Gps:
     """The position of one feature. Raises: Invalid, msgspec's errors."""
-    told = read_feature(element)
-    if told.geometry.type != "Point":
-        raise Invalid(f"not a position: geometry {told.geometry.type!r:.40}")
-    coordinates = bytes(told.geometry.coordinates)
-    if len(coordinates) > LONGEST_COORDINATES:
+    found = read_feature(element)
+    if found.geometry.type != "Point":
+        raise Invalid(f"not a position: geometry {found.geometry.type!r:.40}")
+    coordinates = bytes(found.geometry.coordinates)
+    if len(coordinates) > MAX_COORDINATES:
         raise Invalid("coordinates too long")
     lon, lat, *_ = *read_coordinates(coordinates), None, None
-    about = told.properties
+    about = found.properties
     return position(
         about.device_id or device,
         lat,

@@ -1,4 +1,4 @@
-"""OwnTracks (the Booklet, "JSON" and "HTTP"): one object a request, `"_type":"location"`."""
+"""OwnTracks (the Booklet, "JSON" and "HTTP"): one object per request, `"_type":"location"`."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ def decode(part: bytes, message: Message | None) -> Gps:
     The device is `user/device` of the fields X-Limit-U and X-Limit-D or of the parameters u and d, else the topic
     without `owntracks/`, else the tracker id of two letters.
 
-    Raises: Invalid if it is not a position or makes no sense; msgspec's errors.
+    Raises: Invalid if it is not a valid position; msgspec's errors.
     """
-    told = read(part)
-    if told.kind != "location":
-        raise Invalid(f"not a position: _type {told.kind!r:.40}")
+    location = read(part)
+    if location.kind != "location":
+        raise Invalid(f"not a position: _type {location.kind!r:.40}")
     return position(
-        sender(message) or (told.topic or "").removeprefix("owntracks/") or told.tid,
-        told.lat,
-        told.lon,
-        told.tst,
-        altitude=told.alt,
-        speed=told.vel,
-        accuracy=told.acc,
-        bearing=told.cog,
-        battery=told.batt,
+        sender(message) or (location.topic or "").removeprefix("owntracks/") or location.tid,
+        location.lat,
+        location.lon,
+        location.tst,
+        altitude=location.alt,
+        speed=location.vel,
+        accuracy=location.acc,
+        bearing=location.cog,
+        battery=location.batt,
         speed_unit=KMH,
     )
 
 
 def sender(message: Message | None) -> str:
-    """`user/device`, or the one of them that was sent; "" where neither was."""
+    """`user/device`, or only the one that was sent; "" if neither was."""
     if not message:
         return ""
     user = message.field("X-Limit-U") or message.parameter("u")

@@ -1,4 +1,4 @@
-"""One position from what a client says of it: the ranges, and what is unknown rather than wrong."""
+"""One position from the values that a client sent: their ranges, and which of them are invalid or unknown."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sluice.streams.times import Time, first
 Number = float | str | None
 
 NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
-KNOT = 1852 / 3600  # metres a second
+KNOT = 1852 / 3600  # metres per second
 KMH = 1 / 3.6
 
 
 def number(value: Number, what: str) -> float | None:
-    """A number or the text of one; None where there is none. Raises: Invalid if it is something else."""
+    """A number, also one sent as a string; None if it is missing or blank. Raises: Invalid."""
     if value is None or isinstance(value, float):
         return value
     if not (text := value.strip()):
@@ -26,18 +26,18 @@ def number(value: Number, what: str) -> float | None:
     return float(text)
 
 
-def required(value: Number, what: str, most: float) -> float:
-    """A number within ±most. Raises: Invalid."""
+def required(value: Number, what: str, limit: float) -> float:
+    """A number within ±limit. Raises: Invalid."""
     found = number(value, what)
     if found is None:
         raise Invalid(f"missing: {what}")
-    if not -most <= found <= most:
+    if not -limit <= found <= limit:
         raise Invalid(f"{what} out of range: {found}")
     return found
 
 
-def optional(value: Number, what: str, least: float, most: float, factor: float = 1.0) -> float | None:
-    """A number times `factor`; None where the product is out of range, for so clients say that they do not know.
+def optional(value: Number, what: str, minimum: float, maximum: float, factor: float = 1.0) -> float | None:
+    """A number times `factor`; None if the product is out of range: clients send such values for "unknown".
 
     Raises: Invalid if it is not a number.
     """
@@ -45,7 +45,7 @@ def optional(value: Number, what: str, least: float, most: float, factor: float 
     if found is None:
         return None
     found *= factor
-    return found if least <= found <= most and math.isfinite(found) else None
+    return found if minimum <= found <= maximum and math.isfinite(found) else None
 
 
 def position(
@@ -64,10 +64,10 @@ def position(
     speed_unit: float = 1.0,
     battery_unit: float = 1.0,
 ) -> Gps:
-    """A position. Numbers may be texts; speed_unit and battery_unit are in metres a second and in percent.
+    """A position. speed_unit: in metres per second. battery_unit: in percent.
 
-    Raises: Invalid if device, latitude, longitude or time make no sense, or an optional value is not a number.
-    An optional number out of its range is unknown.
+    Raises: Invalid if device, latitude, longitude or time are missing or invalid, or an optional value is not a number.
+    An optional number out of range is unknown.
     """
     name = "" if device is None else str(device)
     if not name:

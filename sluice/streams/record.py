@@ -1,4 +1,4 @@
-"""What a body becomes: the record types of the built-in streams, and the refusal of what cannot be one."""
+"""The record types of the built-in streams, the limits of a body, and rejects: parts that cannot be stored."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import msgspec
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """The base of every record. Fields are columns, in this order.
+    """The base of every record type. The fields are the columns of the stream's table, in this order.
 
-    time: nanoseconds since 1970 UTC; None: the time of arrival will be taken.
+    time: nanoseconds since 1970 UTC; None: the time of arrival is stored.
     """
 
     time: int | None = None
 
 
-# gc=False: a record holds no cycle, and a batch of 100,000 of them need not be walked by the collector
+# gc=False: a record has no reference cycle, so the collector need not traverse a batch of 100,000
 class Metric(Record, kw_only=True, gc=False):
     """One field of one point.
 
-    value: a float is finite, an integer fits 64 bits with sign, a boolean is 1 or 0;
-        an unsigned integer beyond 2**63-1 is the text of its digits.
+    value: a float is finite, an integer fits into 64 bits with sign, a boolean is 1 or 0;
+        an unsigned integer above 2**63-1 is the text of its digits.
     type: float, integer, unsigned, string or boolean.
-    tags: may be shared with other records; not to be changed.
+    tags: records may share the dictionary; do not change it.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Metric(Record, kw_only=True, gc=False):
 
 
 class Gps(Record, kw_only=True, gc=False):
-    """One position: degrees, metres, metres a second, degrees from north, percent. None: unknown."""
+    """One position: degrees, metres, metres per second, degrees from north, percent. None: unknown."""
 
     device: str
     lat: float
@@ -55,12 +55,12 @@ class Vote(Record, kw_only=True, gc=False):
 
 
 class Reject(NamedTuple):
-    """A record that cannot be stored.
+    """A part of an item that cannot be stored. It becomes a dead letter.
 
-    part: what to bury: the whole item if `whole`, else a body that holds this record alone and that the same
-        decoder takes again.
-    reason: one line for a person, the kind first, at most 200 characters.
-    whole: nothing of the body could be stored.
+    part: the bytes to bury: the whole item if `whole`, otherwise a body that holds the invalid record alone, so that
+        the same decoder can decode it again.
+    reason: one line of at most 200 characters; the kind of error comes first.
+    whole: nothing of the item can be stored.
     """
 
     part: bytes
@@ -69,19 +69,20 @@ class Reject(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What one body may cost the worker; see `limits` in registry.py.
+    """The limits of one body (PROTOCOL.md, section 3). The defaults are those of the default settings.
 
-    inflated: bytes that it may inflate to.
-    records: how many of them; a bad one counts as 50.
-    record: bytes of one record whose type does not bound its memory; a line of line protocol may have a quarter.
-    fields: of one form.
+    inflated: bytes of its content after decompression.
+    records: number of records; an invalid one counts as 50.
+    record: bytes of one record whose type does not bound its memory; a line of line protocol may have a quarter. A
+        worker decodes one record at a time, and needs about 25 times its size in memory.
+    fields: fields of one form; the forms of the supported clients have far fewer.
     """
 
-    inflated: int
-    records: int
-    record: int
-    fields: int
+    inflated: int = 8 << 20
+    records: int = 262_144
+    record: int = 1 << 20
+    fields: int = 1_000
 
 
 class Invalid(ValueError):
-    """Something that cannot be stored; its text is the reason."""
+    """Data that cannot be stored; the text is the reason."""

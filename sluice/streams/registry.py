@@ -1,4 +1,4 @@
-"""Which stream holds which records, and the decoder that makes them of list items: pure functions on the worker."""
+"""The streams: name, record type, and the decoder that makes records of list items. Only the worker needs them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from typing import NamedTuple
 
 from sluice.settings import Settings
 from sluice.streams import custom, gps, metrics, votes
-from sluice.streams.decoder import Decoder
+from sluice.streams.decoder import JsonDecoder, LineDecoder
 from sluice.streams.record import Gps, Limits, Metric, Record, Reject, Vote
 
-# The limits of a body that are no settings (DECISIONS.md)
+# The number of records in a body (DECISIONS.md)
 BYTES_PER_RECORD = 32  # gzip packs four million short lines into 8 KB, and rejecting one takes 3 µs
 MIN_RECORDS = 100_000
-RECORD_BYTES = 1 << 20  # a worker decodes one record at a time, and needs about 25 times its size in memory
-FORM_FIELDS = 1_000  # the forms of the supported clients have far fewer
 
 
 class Stream(NamedTuple):
-    """A stream: its name, its records, and how an item becomes records.
+    """A stream: its name, its record type and its decoder.
 
     record: the type of all its records; the fields are the columns, `time` first.
-    decode: `decode(item, bounds)` takes a list item, a body or a whole kept HTTP message, as far as `bounds` allow.
-        It never raises. An item of which nothing can be stored is exactly one Reject with `whole`.
-    part: `decode` for a part of an item that was let in once, which is a letter that is not whole; None: the same.
+    decode: `decode(item, limits)` yields the records of a list item, which is a body or a kept HTTP message, and a
+        Reject for each part that cannot be stored. If nothing can be stored, it yields exactly one Reject with `whole`.
+        It never raises.
+    part: Decodes the fragment stored in a partial dead letter; defaults to `decode`.
     """
 
     name: str
@@ -32,8 +31,8 @@ class Stream(NamedTuple):
     part: Callable[[bytes, Limits], Iterable[Record | Reject]] | None = None
 
 
-def stream(name: str, record_type: type[Record]) -> Stream:
-    """A stream of one's own, from nothing but its record type.
+def stream(name: str, record_type: type[Record], parse: Callable[[bytes], Record] | None = None) -> Stream:
+    """A user-defined stream.
 
         class Order(Record):
             sku: str
@@ -41,21 +40,39 @@ def stream(name: str, record_type: type[Record]) -> Stream:
 
         STREAMS = {"orders": stream("orders", Order)}
 
-    A body is what PROTOCOL.md, section 3 says: a JSON object, an array, NDJSON or a form with the fields of the type.
-    Raises: TypeError if the type is not a subclass of Record.
+    The bodies are JSON objects, arrays, NDJSON or forms (PROTOCOL.md, section 3) with the fields of the record type.
+    With `parse` they are lines of any other format:
+
+        class Tide(Record, kw_only=True):
+            station: str
+            metres: float
+
+        def parse(line: bytes) -> Tide:
+            station, time, metres = line.decode().split(";")
+            return Tide(station=station, time=nanoseconds(time), metres=float(metres))
+
+        STREAMS = {"tides": stream("tides", Tide, parse)}
+
+    parse: makes one record from one line, without the white space around it. Raises: ValueError, whose text becomes
+        the reason of the dead letter. Empty lines are skipped. gzip, kept heads and limits are handled before it.
+    Raises: TypeError if the record type is not a subclass of Record or, with `parse`, not keyword-only.
     """
-    record = custom.ordered(record_type)
-    return Stream(name, record, Decoder(*custom.wire(record)).decode)
+    record = custom.time_first(record_type)
+    if parse is None:
+        return Stream(name, record, JsonDecoder(*custom.wire(record)).decode)
+    if record is not record_type:
+        raise TypeError(f"the record type {record_type.__name__} needs kw_only=True: its first field must be time")
+    return Stream(name, record, LineDecoder(record, parse).decode)
 
 
 STREAMS: dict[str, Stream] = {
     "metrics": Stream("metrics", Metric, metrics.MetricsDecoder(metrics.Plain, metrics.build).decode),
     "gps": Stream("gps", Gps, gps.GpsDecoder(gps.Plain, gps.build).decode),
-    "votes": Stream("votes", Vote, Decoder(votes.Plain, votes.build).decode),
+    "votes": Stream("votes", Vote, JsonDecoder(votes.Plain, votes.build).decode),
 }
 
 
 def limits(config: Settings) -> Limits:
-    """What one body may cost."""
+    """The limits of one body."""
     records = max(MIN_RECORDS, config.max_inflated // BYTES_PER_RECORD)
-    return Limits(config.max_inflated, records, RECORD_BYTES, FORM_FIELDS)
+    return Limits(config.max_inflated, records)

@@ -1,7 +1,7 @@
-"""Signed webhooks: whether a kept message comes from who knows the secret, before anything of it is decoded.
+"""Signed webhooks: checks the signature of a kept message before its body is decoded.
 
-Only the body is signed, and with two of the schemes a time and a name; the rest of the head is anybody's word. Who
-overhears a message can send it again with its signature; TLS keeps it from being overheard.
+A signature covers the body and, with two of the schemes, a time and an id; the other header fields are not protected.
+An attacker who records a message can send it again with its signature; TLS prevents the recording.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from sluice.streams.registry import Stream
 class Scheme(NamedTuple):
     """One way to sign with HMAC-SHA256.
 
-    field: the name of the field with the signature.
-    key: from a secret as its user is given it to the bytes that sign. Raises: ValueError.
-    read: from that field's value and the message to what is signed before the body, and the signatures, any of which
-        will do. Raises: ValueError if they are none.
+    field: the name of the header field with the signature.
+    key: converts a secret, as the sender displays it, to the key. Raises: ValueError.
+    read: parses the value of that field. Returns the bytes that are signed before the body, and the signatures, of
+        which one must match. Raises: ValueError.
     """
 
     field: str
@@ -40,14 +40,14 @@ def github(value: str, message: Message) -> tuple[bytes, list[bytes]]:
 
 
 def stripe(value: str, message: Message) -> tuple[bytes, list[bytes]]:
-    """t=SECONDS,v1=HEX,v1=HEX, over the seconds, a point and the body (docs.stripe.com, "Verify signatures")."""
+    """t=SECONDS,v1=HEX,v1=HEX, over the seconds, a dot and the body (docs.stripe.com, "Verify signatures")."""
     pairs = [part.partition("=") for part in value.split(",")]
     (seconds,) = [number(text) for name, _, text in pairs if name == "t"]
     return f"{seconds}.".encode(), [bytes.fromhex(text) for name, _, text in pairs if name == "v1"]
 
 
 def standard(value: str, message: Message) -> tuple[bytes, list[bytes]]:
-    """v1,BASE64 v1,BASE64, over name, seconds and body with points between (standardwebhooks.com)."""
+    """v1,BASE64 v1,BASE64, over id, seconds and body with dots between them (standardwebhooks.com)."""
     name, seconds = message.field("webhook-id"), number(message.field("webhook-timestamp"))
     if "." in name:
         raise ValueError
@@ -55,7 +55,7 @@ def standard(value: str, message: Message) -> tuple[bytes, list[bytes]]:
 
 
 def number(text: str) -> str:
-    """The text, if it is a number. With a point in it, the body's beginning could pass for what stands before it."""
+    """The text, if it is a number. A dot in it could shift the boundary between the number and the body."""
     if not re.fullmatch("[0-9]+", text):
         raise ValueError
     return text
@@ -71,11 +71,11 @@ SCHEMES = {
 
 
 def verify(item: bytes, scheme: Scheme, keys: list[bytes]) -> None:
-    """See that a list item is a message which one of the keys has signed. Raises: Invalid."""
+    """Check that a list item is a message signed with one of the keys. Raises: Invalid."""
     message = parse(item)
     if message is None:
         raise Invalid("signature: there is no head; the route needs keep_head=True")
-    if not message.body:  # the query string would be taken for it
+    if not message.body:  # the decoder would use the unsigned query string
         raise Invalid("signature: only a body can be signed")
     value = message.field(scheme.field)
     if not value:
@@ -90,31 +90,31 @@ def verify(item: bytes, scheme: Scheme, keys: list[bytes]) -> None:
 
 
 def signed(stream: Stream, secrets: str, scheme: str) -> Stream:
-    """The same stream, but a body that none of the secrets has signed is buried whole, with that reason.
+    """The stream with a check: a body that is not signed with one of the secrets is buried whole.
 
-    Its routes keep the head.
+    Its routes must have keep_head=True.
 
-    secrets: the path of a file with one secret a line; the new one and the old one while they change.
+    secrets: the path of a file with one secret per line; the old and the new one while a secret is replaced.
     scheme: github, stripe or standard (standardwebhooks.com).
-    Raises: SettingError if the file or the scheme makes no sense.
+    Raises: SettingError if the scheme is unknown, or the file has no valid secret.
     """
     name = f"the secret of the stream {stream.name!r}"
     rules = SCHEMES.get(scheme)
     if rules is None:
-        raise settings.SettingError(f"scheme={scheme!r} is none of {', '.join(SCHEMES)}")
+        raise settings.SettingError(f"scheme={scheme!r} is invalid: expected {', '.join(SCHEMES)}.")
     text = settings.secret(name, secrets)
     try:
         keys = [rules.key(line) for line in map(str.strip, text.splitlines()) if line]
     except ValueError:
         keys = []
     if not keys:
-        raise settings.SettingError(f"{name}: {secrets} has not one of {scheme} a line")
+        raise settings.SettingError(f"{name}: {secrets} has no line with a secret of {scheme}.")
 
-    def decode(item: bytes, bounds: Limits) -> Iterable[Record | Reject]:
+    def decode(item: bytes, limits: Limits) -> Iterable[Record | Reject]:
         try:
             verify(item, rules, keys)
         except Invalid as error:
             return (Reject(item, str(error), True),)
-        return stream.decode(item, bounds)
+        return stream.decode(item, limits)
 
     return stream._replace(decode=decode, part=stream.decode)

@@ -1,4 +1,4 @@
-"""Telegraf's JSON (its "JSON output data format"): one object a point, or `{"metrics":[…]}`; one row a field."""
+"""Telegraf's JSON (its "JSON output data format"): one object per point, or `{"metrics":[…]}`; one row per field."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Value = float | int | str | bool
 
 
 class Point(msgspec.Struct):
-    """A point. A field that is null has no value."""
+    """A point. A field that is null is not stored."""
 
     name: Annotated[str, msgspec.Meta(min_length=1)]
     fields: dict[str, Value | None]
@@ -27,7 +27,7 @@ read = msgspec.json.Decoder(Point).decode
 
 
 def decode(part: bytes) -> list[Metric]:
-    """The fields of a point: all of them, or none. Raises: Invalid, msgspec's errors."""
+    """The fields of a point. An invalid field makes the point invalid. Raises: Invalid, msgspec's errors."""
     point = read(part)
     time = first(point.time, point.ts, point.timestamp)
     tags = point.tags or {}
@@ -44,9 +44,9 @@ def decode(part: bytes) -> list[Metric]:
 
 
 def typed(value: Value) -> tuple[float | int | str, str]:
-    """A value of JSON as it is stored, and its type.
+    """A JSON value as it is stored, and its type.
 
-    A whole number beyond 64 bits is a float: JavaScript writes 1e20 as 100000000000000000000. Raises: Invalid.
+    An integer beyond 64 bits is stored as a float: JavaScript writes 1e20 as 100000000000000000000. Raises: Invalid.
     """
     if isinstance(value, bool):
         return int(value), "boolean"

@@ -1,4 +1,4 @@
-"""Times, however a client writes them, to nanoseconds since 1970 UTC."""
+"""Converts the time formats of clients to nanoseconds since 1970 UTC."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 from sluice.streams.record import Invalid
 
 SECOND = 10**9
-START = 100_000_000  # 1973 in seconds: seconds beyond 2200 are a mistake, not milliseconds of spring 1970
-END = 7_258_118_400  # 2200-01-01 in seconds: keeps the four units apart, and nanoseconds within 64 bits
+START = 100_000_000  # 1973 in seconds: a number of seconds after 2200 is an error, not milliseconds in spring 1970
+END = 7_258_118_400  # 2200-01-01 in seconds: distinguishes the four units, and nanoseconds fit into 64 bits
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 Time = int | float | str | None
@@ -18,20 +18,20 @@ NUMBER = re.compile(r"[+-]?[0-9]{1,20}(\.[0-9]{0,20})?")
 ISO = re.compile(
     r"(\d{4}-?\d\d-?\d\d)"
     r"(?:[T ](\d\d:?\d\d(?::?\d\d)?)(?:[.,](\d{1,30}))?)?"
-    r"(?: ?(Z|[+-]\d\d(?::?\d\d)?)| (\d\d:?\d\d))?",  # a form turns the + of an offset into a space
+    r"(?: ?(Z|[+-]\d\d(?::?\d\d)?)| (\d\d:?\d\d))?",  # an unencoded + in a form, as of an offset, decodes to a space
     re.ASCII | re.IGNORECASE,
 )
 
 
 def nanoseconds(value: int | float | str) -> int:
-    """Nanoseconds since 1970 UTC, of a number or a text.
+    """Nanoseconds since 1970 UTC of a number or a string.
 
-    A number is seconds, milliseconds, microseconds or nanoseconds: the one that puts it between 1970 (the smaller
-    units: March 1973) and 2200.
-    A text is such a number or ISO 8601, with no offset UTC. Integers are exact; a float is good to a microsecond,
-    which is finer than a float of seconds since 1970 can tell.
+    A number is in seconds, milliseconds, microseconds or nanoseconds: in the unit that puts it between 1970 (for units
+    smaller than a second, March 1973) and 2200. Integers are exact; a float is rounded to a microsecond, which is more
+    precise than a float of seconds since 1970.
+    A string is such a number or ISO 8601; without an offset it is UTC.
 
-    Raises: Invalid if it is neither, or not after 1970-01-01 and before 2200-01-01.
+    Raises: Invalid, a ValueError, if it is neither, or not after 1970-01-01 and before 2200-01-01.
     """
     number = value
     if isinstance(value, str):
@@ -49,7 +49,7 @@ def nanoseconds(value: int | float | str) -> int:
 
 
 def iso(text: str) -> int:
-    """`nanoseconds` of an ISO 8601 text: a date, or a date and a time with up to 9 digits of a second."""
+    """`nanoseconds` of an ISO 8601 string: a date, or a date and a time with up to 9 decimal places."""
     try:
         if not (match := ISO.fullmatch(text)):
             raise ValueError
@@ -65,9 +65,9 @@ def iso(text: str) -> int:
 
 
 def first(time: Time, ts: Time = None, timestamp: Time = None) -> int | None:
-    """The time of a record, which may be named in three ways; None if it is in none. Raises: Invalid."""
+    """The time of a record: the first of its three fields that was sent, or None. Raises: Invalid."""
     if time is None:
         time = ts if ts is not None else timestamp
-    if type(time) is int and 0 < time < END:  # as below, without another call
+    if type(time) is int and 0 < time < END:  # as `nanoseconds`, without the call
         return time * SECOND
     return None if time is None or time == "" else nanoseconds(time)

@@ -10,7 +10,7 @@ from sluice.streams.times import Time
 
 
 class Coords(msgspec.Struct):
-    """Degrees, metres, metres a second."""
+    """Degrees, metres, metres per second."""
 
     latitude: Number = None
     longitude: Number = None
@@ -42,24 +42,24 @@ read = msgspec.json.Decoder(Request).decode
 
 def decode(part: bytes) -> Gps:
     """The position of a request of Traccar Client 9. Raises: Invalid, msgspec's errors."""
-    told = read(part)
-    coords = told.location.coords
+    request = read(part)
+    coords = request.location.coords
     return position(
-        told.device_id,
+        request.device_id,
         coords.latitude,
         coords.longitude,
-        told.location.timestamp,
+        request.location.timestamp,
         altitude=coords.altitude,
         speed=coords.speed,
         accuracy=coords.accuracy,
         bearing=coords.heading,
-        battery=told.location.battery.level if told.location.battery else None,
+        battery=request.location.battery.level if request.location.battery else None,
         battery_unit=100,
     )
 
 
 def form(fields: dict[str, str]) -> Gps:
-    """The position of a form: the speed is in knots, `location` may stand for lat and lon. Raises: Invalid."""
+    """The position of a form. The speed is in knots; `location` may replace lat and lon. Raises: Invalid."""
     lat, lon = fields.get("lat"), fields.get("lon")
     if lat is None and lon is None and "location" in fields:
         lat, comma, lon = fields["location"].partition(",")

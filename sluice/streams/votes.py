@@ -1,4 +1,4 @@
-"""Votes: a plain JSON object or form."""
+"""Votes: plain JSON objects and forms."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ class Plain(msgspec.Struct, gc=False):
 
 
 def build(wire: Plain) -> Vote:
-    """The record of a plain object. Raises: Invalid if its time makes no sense."""
+    """The record of a plain object. Raises: Invalid if its time is invalid."""
     return Vote(time=first(wire.time, wire.ts, wire.timestamp), poll=wire.poll, choice=wire.choice, voter=wire.voter)

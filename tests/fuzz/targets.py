@@ -18,12 +18,12 @@ import wire  # noqa: E402
 from sluice import settings  # noqa: E402
 from sluice.streams import registry  # noqa: E402
 from sluice.streams.body import BOM, GZIP, ZSTD, inflate  # noqa: E402
-from sluice.streams.decoder import SINGLE  # noqa: E402
+from sluice.streams.decoder import SEPARATE  # noqa: E402
 from sluice.streams.message import parse  # noqa: E402
 from sluice.streams.record import Invalid, Record, Reject  # noqa: E402
 from sluice.streams.registry import Stream  # noqa: E402
 
-MOST = registry.limits(settings.load({}))
+LIMITS = registry.limits(settings.load({}))
 HEAD = b"POST /any HTTP/1.1\r\nContent-Encoding: gzip\r\n\r\n"
 
 
@@ -102,7 +102,7 @@ def packed(data: bytes) -> None:
         whole[choices.place(len(whole) - 1)] ^= 1 << choices.number(8)
     del whole[choices.place(len(whole)) if choices.seldom() else len(whole) :]
     try:
-        given = inflate(bytes(whole), MOST.inflated)
+        given = inflate(bytes(whole), LIMITS.inflated)
     except Invalid:
         return
     # the standard library, unlike zlib, passes over a wrong checksum of a member's head, and other oddities
@@ -157,7 +157,7 @@ def decoder(stream: Stream, item: bytes) -> None:
 
 def promises(stream: Stream, item: bytes) -> list[Record | Reject]:
     """What an item becomes. Raises: AssertionError if that is not what any item must become."""
-    results = list(stream.decode(item, MOST))
+    results = list(stream.decode(item, LIMITS))
     rejects = 0
     assert results, "nothing"
     for result in results:
@@ -169,8 +169,8 @@ def promises(stream: Stream, item: bytes) -> list[Record | Reject]:
         result.reason.encode()
         assert result.whole == (len(results) == 1 and result.part == item), "whole or not"
         rejects += 1
-        if not result.whole and rejects <= SINGLE:  # the later ones are buried together
-            again = list(stream.decode(result.part, MOST))
+        if not result.whole and rejects <= SEPARATE:  # the later ones are buried together
+            again = list(stream.decode(result.part, LIMITS))
             assert again == [Reject(result.part, result.reason, True)], f"{result} becomes {again}"
     return results
 

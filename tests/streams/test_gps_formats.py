@@ -11,14 +11,14 @@ from sluice.streams import registry
 from sluice.streams.record import Gps, Reject
 from sluice.streams.registry import STREAMS
 
-MOST = registry.limits(settings.load({}))
+LIMITS = registry.limits(settings.load({}))
 SECOND = 10**9
 WRONG = "wrong type or range: Expected "
 decoder = STREAMS["gps"].decode
 
 
 def decode(item: bytes) -> list:
-    return list(decoder(item, MOST))
+    return list(decoder(item, LIMITS))
 
 
 def refused(item: bytes) -> str:
@@ -51,7 +51,7 @@ def test_a_plain_position():
         bearing=359.5,
         battery=80.0,
     )
-    assert decoder(body, MOST) == (wanted,)
+    assert decoder(body, LIMITS) == (wanted,)
     names = ("time", "device", "lat", "lon", "altitude", "speed", "accuracy", "bearing", "battery")
     assert Gps.__struct_fields__ == names
     assert all(type(getattr(wanted, name)) is float for name in names[2:])
@@ -330,6 +330,15 @@ def test_traccar_client_to_8_sends_a_query_string_with_an_empty_body():
     assert decode(kept(b"", "/traccar?" + item.decode())) == [wanted]
     assert decode(item.replace(b"id=", b"deviceid=").replace(b"bearing=", b"heading=")) == [wanted]
     assert decode(item.replace(b"lat=48.13743&lon=11.57549", b"location=48.13743,11.57549")) == [wanted]
+
+
+@pytest.mark.parametrize("name", ["id", "deviceid"])
+def test_a_form_with_a_device_is_a_plain_one_whatever_else_it_names(name):
+    form = b"device=bike&lat=48.1&lon=11.6&speed=10&%s=7"
+    assert decode(form % name.encode()) == [Gps(device="bike", lat=48.1, lon=11.6, speed=10.0)]  # metres per second
+    # an empty field counts as not sent
+    (traccar,) = decode(form.replace(b"bike", b"") % name.encode())
+    assert (traccar.device, traccar.speed) == ("7", 18520 / 3600)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ from sluice.streams.registry import STREAMS
 
 profiles.register_profile("formats", deadline=None)  # a busy machine is no failure
 profiles.load_profile("formats")
-MOST = registry.limits(settings.load({}))
+LIMITS = registry.limits(settings.load({}))
 decoder = STREAMS["metrics"].decode
 
 
 def decode(item: bytes) -> list:
-    return list(decoder(item, MOST))
+    return list(decoder(item, LIMITS))
 
 
 def refused(item: bytes) -> str:
@@ -167,7 +167,7 @@ def test_false_is_stored_as_0(written):
         ("m,t=v=w f=1", "not a name and tags: 'm,t=v=w'"),
         ("m, f=1", "not a name and tags: 'm,'"),
         ("m,,t=v f=1", "not a name and tags: 'm,,t=v'"),
-        ("m,t=v,t=w f=1", "a tag comes twice"),
+        ("m,t=v,t=w f=1", "duplicate tag"),
         ("m f=NaN", "not a value: 'NaN'"),
         ("m f=nan", "not a value: 'nan'"),
         ("m f=Inf", "not a value: 'Inf'"),
@@ -270,7 +270,7 @@ def test_many_devices_and_long_names_are_kept_apart():
 
 
 def test_eight_mebibytes_of_lines_pass_one_by_one():
-    results = decoder(gzip.compress(b"cpu,host=a value=1.5 1766600000000000000\n" * 200_000), MOST)
+    results = decoder(gzip.compress(b"cpu,host=a value=1.5 1766600000000000000\n" * 200_000), LIMITS)
     assert not isinstance(results, list | tuple)
     assert sum(type(x) is Metric for x in results) == 200_000
 

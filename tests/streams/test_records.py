@@ -20,10 +20,11 @@ from sluice.streams.body import Budget, elements
 from sluice.streams.message import parse
 from sluice.streams.record import Gps, Limits, Metric, Record, Reject, Vote
 from sluice.streams.registry import STREAMS, Stream, stream
+from sluice.streams.times import nanoseconds
 
 profiles.register_profile("formats", deadline=None)  # a busy machine is no failure
 profiles.load_profile("formats")
-MOST = registry.limits(settings.load({}))
+LIMITS = registry.limits(settings.load({}))
 GOOD = {
     "metrics": b'{"name":"room","value":21.5}',
     "gps": b'{"device":"a1","lat":48.1,"lon":11.6}',
@@ -48,8 +49,8 @@ HEAD = b"POST /anything?x=1 HTTP/1.1\r\nHost: a\r\n"
 every_stream = pytest.mark.parametrize("name", list(STREAMS))
 
 
-def decode(name: str, item: bytes, most: Limits = MOST) -> list:
-    return list(STREAMS[name].decode(item, most))
+def decode(name: str, item: bytes, limits: Limits = LIMITS) -> list:
+    return list(STREAMS[name].decode(item, limits))
 
 
 def kept(body: bytes, target: str = "/owntracks", *fields: str) -> bytes:
@@ -68,7 +69,7 @@ def refused(name: str, item: bytes) -> str:
 
 @every_stream
 def test_a_plain_object_is_one_record_without_a_generator(name):
-    assert STREAMS[name].decode(GOOD[name], MOST) == (RECORDS[name],)
+    assert STREAMS[name].decode(GOOD[name], LIMITS) == (RECORDS[name],)
 
 
 @every_stream
@@ -173,7 +174,7 @@ def test_an_array_cut_short_is_refused_whole(name):
 def test_a_large_array_and_many_lines_are_taken_apart_piece_by_piece(name):
     many = 60_000
     for item in (b"[" + b",\n".join([GOOD[name]] * many) + b"]", b"\n".join([GOOD[name]] * many)):
-        results = STREAMS[name].decode(item, MOST)
+        results = STREAMS[name].decode(item, LIMITS)
         assert next(iter(results)) == RECORDS[name]
         assert sum(1 for _ in results) == many - 1
 
@@ -226,17 +227,56 @@ def test_what_a_body_holds_beyond_its_bound_is_buried_unread_and_can_be_decoded_
     name, body = HOLDING_MANY[kind]
     found = []
     while body:
-        *some, last = decode(name, body, MOST._replace(records=1_000))
+        *some, last = decode(name, body, LIMITS._replace(records=1_000))
         assert len(some) <= 1_000
         body = b""
         if isinstance(last, Reject):
             body, reason, whole = last
-            assert (reason, whole) == ("more than one body may hold: this was not looked at", False)
+            assert (reason, whole) == ("too many records in one body: the rest was not decoded", False)
         else:
             some.append(last)
         found += some
     assert len(found) == MANY
     assert all(record == RECORDS[name] for record in found)
+
+
+INVALID_AMONG_VALID = {
+    "lines": ("votes", GOOD["votes"], BAD["votes"], b"%b\n%b\n%b\n%b"),
+    "an array": ("votes", GOOD["votes"], BAD["votes"], b"[%b,%b,%b,%b]"),
+    "forms": ("votes", FORMS["votes"], b"poll=x", b"%b\n%b\n%b\n%b"),
+    "line protocol": ("metrics", b"room value=21.5", b"room", b"%b\n%b\n%b\n%b"),
+    "Telegraf's JSON": (
+        *("metrics", b'{"name":"room","fields":{"value":21.5}}', b'{"name":"room","fields":{}}'),
+        b'{"metrics":[%b,%b,%b,%b]}',
+    ),
+    "Overland's JSON": ("gps", FEATURE, b"{}", b'{"device_id":"a1","locations":[%b,%b,%b,%b]}'),
+}
+
+
+@pytest.mark.parametrize("kind", INVALID_AMONG_VALID)
+def test_an_invalid_record_counts_as_50_records_of_the_limit(kind):
+    name, good, bad, body = INVALID_AMONG_VALID[kind]
+    item = body % (good, bad, good, good)
+
+    def decoded(records: int) -> list[str]:
+        return [x.reason if isinstance(x, Reject) else "" for x in decode(name, item, LIMITS._replace(records=records))]
+
+    # a nested element of an array also costs a record per four brackets
+    nested_good, nested_bad = (sum(map(part.count, (b"{", b"}", b"[", b"]"))) // 4 for part in (good, bad))
+    limit = 1 + 50 + 1 + 1 + 3 * nested_good + nested_bad
+    (reason,) = filter(None, decoded(limit))
+    too_many = "too many records in one body: the rest was not decoded"
+    assert decoded(limit) == ["", reason, "", ""]
+    assert decoded(limit - 1) == ["", reason, "", too_many]
+    assert decoded(limit - 2 - nested_good) == ["", reason, too_many]
+
+
+@pytest.mark.parametrize("blank, name", [(b"", "votes"), (b" \t", "votes"), (b"# a comment", "metrics")])
+def test_a_line_without_a_record_counts_as_one_record_of_the_limit(blank, name):
+    good = GOOD["votes"] if name == "votes" else b"room value=21.5"
+    item = b"\n".join([good, blank or b" ", b"x", good, good])
+    assert sum(isinstance(x, Record) for x in decode(name, item, LIMITS._replace(records=54))) == 3
+    assert sum(isinstance(x, Record) for x in decode(name, item, LIMITS._replace(records=53))) == 2
 
 
 @pytest.mark.parametrize(
@@ -257,7 +297,7 @@ def test_of_lines_that_hold_nothing_only_the_first_are_looked_at(name, row):
     first, *rejects = decode(name, gzip.compress(GOOD[name] + b"\n" + rows + GOOD[name], 1))
     assert first == RECORDS[name]
     assert len(rejects) < 250
-    assert rejects[-1].reason == "more than one body may hold: this was not looked at"
+    assert rejects[-1].reason == "too many records in one body: the rest was not decoded"
     # what is left alone is most of it, as it was
     assert (GOOD[name] + b"\n" + rows + GOOD[name]).endswith(rejects[-1].part)
     assert len(rejects[-1].part) > len(rows) // 2
@@ -270,14 +310,14 @@ def test_the_reason_of_a_broken_object_is_its_own():
 
 def test_elements_are_found_between_brackets_quotes_and_escapes():
     parts = [b'{"a":"]}\\"["}', b'"x,\\\\"', b"[[],{}]", b'{"a":{"b":["}"]}}', b"1", b"null", b"{}", b'""', b"[]"]
-    assert list(elements(b"[ " + b" ,\n".join(parts) + b"\t]", Budget(MOST))) == parts
-    assert list(elements(b"[" + b",".join(parts) + b"]", Budget(MOST))) == parts
+    assert list(elements(b"[ " + b" ,\n".join(parts) + b"\t]", Budget(LIMITS))) == parts
+    assert list(elements(b"[" + b",".join(parts) + b"]", Budget(LIMITS))) == parts
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
 def test_elements_are_those_of_the_json_module(value):
     text = json.dumps([value, value], indent=1).encode()
-    assert [json.loads(x) for x in elements(text, Budget(MOST))] == [value, value]
+    assert [json.loads(x) for x in elements(text, Budget(LIMITS))] == [value, value]
 
 
 # --- gzip
@@ -292,14 +332,14 @@ def test_gzip_of_several_members_and_zeros_behind_it_is_one_body():
 @pytest.mark.parametrize(
     ("item", "reason"),
     [
-        (gzip.compress(GOOD["votes"])[:-1], "gzip: cut short"),
-        (gzip.compress(GOOD["votes"])[:12], "gzip: cut short"),
-        (b"\x1f\x8b", "gzip: cut short"),
-        (gzip.compress(GOOD["votes"]) + b"x", "gzip: something else behind it"),
-        (gzip.compress(GOOD["votes"]) + GOOD["votes"], "gzip: something else behind it"),
+        (gzip.compress(GOOD["votes"])[:-1], "gzip: truncated"),
+        (gzip.compress(GOOD["votes"])[:12], "gzip: truncated"),
+        (b"\x1f\x8b", "gzip: truncated"),
+        (gzip.compress(GOOD["votes"]) + b"x", "gzip: other bytes after the last member"),
+        (gzip.compress(GOOD["votes"]) + GOOD["votes"], "gzip: other bytes after the last member"),
         (gzip.compress(b""), "empty"),
         (gzip.compress(gzip.compress(GOOD["votes"])), "neither JSON nor a form"),
-        (b"\x28\xb5\x2f\xfd\x00", "zstd: only gzip is understood"),
+        (b"\x28\xb5\x2f\xfd\x00", "zstd: only gzip is supported"),
     ],
 )
 def test_gzip_that_is_not_whole_or_not_alone_is_refused(item, reason):
@@ -315,17 +355,17 @@ def test_damaged_gzip_is_refused():
 
 def test_inflated_bytes_are_bounded_to_the_byte():
     good = GOOD["votes"]
-    assert decode("votes", gzip.compress(good), MOST._replace(inflated=len(good))) == [RECORDS["votes"]]
+    assert decode("votes", gzip.compress(good), LIMITS._replace(inflated=len(good))) == [RECORDS["votes"]]
     assert (
         refused_at("votes", gzip.compress(good), len(good) - 1) == f"gzip: inflates to more than {len(good) - 1} bytes"
     )
     bomb = gzip.compress(bytes(50 << 20))
-    assert refused_at("votes", bomb, MOST.inflated) == f"gzip: inflates to more than {MOST.inflated} bytes"
+    assert refused_at("votes", bomb, LIMITS.inflated) == f"gzip: inflates to more than {LIMITS.inflated} bytes"
     assert refused_at("votes", gzip.compress(good) * 1000, 2000) == "gzip: inflates to more than 2000 bytes"
 
 
-def refused_at(name: str, item: bytes, most: int) -> str:
-    (reject,) = decode(name, item, MOST._replace(inflated=most))
+def refused_at(name: str, item: bytes, limit: int) -> str:
+    (reject,) = decode(name, item, LIMITS._replace(inflated=limit))
     assert reject.whole and reject.part == item
     return reject.reason
 
@@ -348,7 +388,7 @@ def test_a_kept_message_is_told_from_a_body_by_its_request_line():
         b"",
     ):
         assert parse(item) is None
-    assert refused("votes", b"POST / HTTP/1.1\r\nA: 1\r\n") == "kept message: its head has no end"
+    assert refused("votes", b"POST / HTTP/1.1\r\nA: 1\r\n") == "kept message: the head is incomplete"
 
 
 def test_a_kept_message_gives_its_fields_and_parameters():
@@ -562,13 +602,13 @@ anything = st.binary(max_size=200) | st.lists(shapes | st.binary(max_size=3), ma
 
 
 @every_stream
-@given(anything, st.booleans(), st.sampled_from([10, 100, MOST.inflated]))
-@example(b"\xef\xbb\xbf", False, MOST.inflated)
-@example(b'{"locations":5}', False, MOST.inflated)
-@example(b'{"metrics":{}}', False, MOST.inflated)
-def test_for_any_bytes_there_are_records_or_rejects_and_never_an_exception(name, item, pack, most):
+@given(anything, st.booleans(), st.sampled_from([10, 100, LIMITS.inflated]))
+@example(b"\xef\xbb\xbf", False, LIMITS.inflated)
+@example(b'{"locations":5}', False, LIMITS.inflated)
+@example(b'{"metrics":{}}', False, LIMITS.inflated)
+def test_for_any_bytes_there_are_records_or_rejects_and_never_an_exception(name, item, pack, limit):
     item = gzip.compress(item, 1) if pack else item
-    results = decode(name, item, MOST._replace(inflated=most))
+    results = decode(name, item, LIMITS._replace(inflated=limit))
     assert results
     rejects = [x for x in results if isinstance(x, Reject)]
     assert all(type(x) is STREAMS[name].record for x in results if x not in rejects)
@@ -633,13 +673,13 @@ def test_a_stream_of_ones_own_is_nothing_but_a_record_type():
     assert isinstance(orders, Stream) and orders.name == "orders"
     assert orders.record.__struct_fields__ == ("time", "sku", "count")
     assert (orders.record.__name__, orders.record.__doc__) == ("Order", "An order.")
-    (one,) = orders.decode(b'{"sku":"a","ts":1766600000}', MOST)
+    (one,) = orders.decode(b'{"sku":"a","ts":1766600000}', LIMITS)
     assert (one.time, one.sku, one.count, one.twice()) == (1766600000_000000000, "a", 1, 2)
     assert type(one) is orders.record and isinstance(one, Record)
     bodies = [b'{"sku":"a","count":2}', b'[{"sku":"a","count":2}]', b"sku=a&count=2", gzip.compress(b"count=2&sku=a")]
     for body in [*bodies, *(HEAD + b"\r\n" + x for x in bodies)]:
-        assert [(x.time, x.sku, x.count) for x in orders.decode(body, MOST)] == [(None, "a", 2)]
-    results = list(orders.decode(b'{"sku":"a"}\n{"sku":5}\n{}\nsku=b&count=', MOST))
+        assert [(x.time, x.sku, x.count) for x in orders.decode(body, LIMITS)] == [(None, "a", 2)]
+    results = list(orders.decode(b'{"sku":"a"}\n{"sku":5}\n{}\nsku=b&count=', LIMITS))
     assert [x if isinstance(x, Reject) else (x.sku, x.count) for x in results] == [
         ("a", 1),
         Reject(b'{"sku":5}', "wrong type or range: Expected `str`, got `int` - at `$.sku`", False),
@@ -654,7 +694,7 @@ def test_a_keyword_only_record_type_is_taken_as_it_is():
 
     logs = stream("logs", Log)
     assert logs.record is Log
-    assert logs.decode(b'{"text":"a"}', MOST) == (Log(text="a"),)
+    assert logs.decode(b'{"text":"a"}', LIMITS) == (Log(text="a"),)
 
 
 class Odd(Record):
@@ -671,7 +711,7 @@ class Odd(Record):
 
 def test_a_stream_of_ones_own_never_raises_and_gives_nothing_that_cannot_be_stored():
     decode = stream("odd", Odd).decode
-    (odd,) = decode(b'{"ts":"x","timestamp":5,"many":[1]}', MOST)
+    (odd,) = decode(b'{"ts":"x","timestamp":5,"many":[1]}', LIMITS)
     assert (odd.time, odd.ts, odd.many, odd.sub) == (5_000000000, "x", [1], None)
     for body, reason in [
         (b'{"ts":"x","big":9223372036854775808}', "number out of range: 9223372036854775808"),
@@ -680,14 +720,117 @@ def test_a_stream_of_ones_own_never_raises_and_gives_nothing_that_cannot_be_stor
         (b'{"ts":"raise"}', "KeyError: 'raise'"),
         (rb'{"ts":"x","sub":{"a":"\u0000"}}', "text with a NUL"),
     ]:
-        assert list(decode(body, MOST)) == [Reject(body, reason, True)]
+        assert list(decode(body, LIMITS)) == [Reject(body, reason, True)]
 
 
 @given(anything)
 def test_for_any_bytes_a_stream_of_ones_own_gives_records_or_rejects(item):
     for made in (Order, Odd):
-        results = list(stream("own", made).decode(item, MOST))
+        results = list(stream("own", made).decode(item, LIMITS))
         assert results and all(isinstance(x, Record | Reject) for x in results)
+
+
+class Tide(Record, kw_only=True):
+    station: str
+    metres: float
+
+
+def parse_tide(line: bytes) -> Tide:
+    station, time, metres = line.decode().split(";")
+    if not station:
+        raise ValueError("missing: station")
+    return Tide(station=station, time=nanoseconds(time), metres=float(metres))
+
+
+tides = stream("tides", Tide, parse_tide)
+BREST = b"Brest;2025-12-24T18:13:20Z;3.61"
+TIDE = Tide(time=1766600000_000000000, station="Brest", metres=3.61)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        BREST,
+        b"\xef\xbb\xbf\r\n\n " + BREST + b"\t\r\n",
+        gzip.compress(BREST),
+        HEAD + b"\r\n" + BREST,
+        HEAD + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(BREST),
+    ],
+)
+def test_a_parser_gets_the_lines_of_a_body_however_it_is_wrapped(item):
+    assert list(tides.decode(item, LIMITS)) == [TIDE]
+    head, _, _ = item.rpartition(BREST)
+    assert not head or list(tides.decode(head + BREST + b"\n\n" + BREST, LIMITS)) == [TIDE, TIDE]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"Brest;3.61", "not enough values to unpack (expected 3, got 2)"),
+        (b";1766600000;3.61", "missing: station"),
+        (b"Brest;noon;3.61", "time not understood: 'noon'"),
+        (b"Brest;1766600000;inf", "number out of range: inf"),
+        (b"Br\0st;1766600000;1", "text with a NUL"),
+        (b"Br\xffst;1766600000;1", "not UTF-8: invalid start byte"),
+        (b"\xef\xbb\xbfBrest;1766600000", "not enough values to unpack (expected 3, got 2)"),
+        (b"\x1f\x8bBrest;1766600000", "not UTF-8: invalid start byte"),
+        (b"POST / HTTP/1.1\r", "not enough values to unpack (expected 3, got 1)"),
+        (b"x" * (1 << 20) + b"x", "line longer than 1048576 bytes"),
+    ],
+)
+@pytest.mark.parametrize("head", [b"", HEAD + b"\r\n"])
+def test_an_invalid_line_is_buried_alone_and_can_be_decoded_again(head, line, reason):
+    first, reject, last = tides.decode(head + BREST + b"\n" + line + b"\n" + BREST, LIMITS)
+    assert (first, last) == (TIDE, TIDE)
+    assert (reject.reason, reject.whole) == (reason, False)
+    assert list(tides.decode(reject.part, LIMITS)) == [Reject(reject.part, reason, True)]
+
+
+@pytest.mark.parametrize("item", [b"", b"\n \r\n", gzip.compress(b"")])
+def test_a_body_without_a_line_is_refused_whole(item):
+    assert list(tides.decode(item, LIMITS)) == [Reject(item, "no record in it", True)]
+
+
+def test_lines_of_a_parser_have_the_limits_of_all_bodies():
+    first, second, rest = tides.decode(b"\n".join([BREST] * 5), LIMITS._replace(records=2))
+    assert (first, second) == (TIDE, TIDE)
+    assert rest == Reject(b"\n".join([BREST] * 3), "too many records in one body: the rest was not decoded", False)
+    (bomb,) = tides.decode(gzip.compress(BREST * 1000), LIMITS._replace(inflated=1000))
+    assert bomb.reason == "gzip: inflates to more than 1000 bytes"
+    many = list(tides.decode(BREST + b"\nx" * 5_000, LIMITS))
+    assert len(many) == 102
+    assert b"\n".join(x.part for x in many[1:]) == b"\n".join([b"x"] * 5_000)
+
+
+@pytest.mark.parametrize("result", [None, Vote(poll="a", choice="b"), "Brest"])
+def test_what_a_parser_returns_must_be_a_record_of_the_stream(result):
+    (reject,) = stream("tides", Tide, lambda line: result).decode(BREST, LIMITS)
+    assert reject == Reject(BREST, f"the parser returned {type(result).__name__}, not Tide", True)
+
+
+def test_any_exception_of_a_parser_is_the_reason_of_its_line():
+    def parse(line: bytes) -> Tide:
+        raise {b"a": KeyError("x"), b"b": ValueError()}.get(line) or RecursionError
+
+    (a, b) = (list(stream("tides", Tide, parse).decode(x, LIMITS)) for x in (b"a", b"b"))
+    assert (a, b) == ([Reject(b"a", "KeyError: 'x'", True)], [Reject(b"b", "ValueError:", True)])
+
+
+@given(anything)
+def test_for_any_bytes_a_parser_gives_records_or_rejects_that_can_be_decoded_again(item):
+    results = list(tides.decode(item, LIMITS))
+    assert results
+    for result in results:
+        assert isinstance(result, Reject)
+        assert list(tides.decode(result.part, LIMITS)) == [Reject(result.part, result.reason, True)]
+
+
+def test_a_record_type_for_a_parser_must_be_keyword_only():
+    class Depth(Record):
+        metres: float
+
+    with pytest.raises(TypeError, match="the record type Depth needs kw_only=True: its first field must be time"):
+        stream("depths", Depth, lambda line: Depth(metres=1.0))
 
 
 def test_a_stream_is_made_of_records_only():
@@ -703,7 +846,7 @@ def test_the_streams_of_a_users_module_are_added_and_may_replace(tmp_path: Path)
     )
     found = load_streams(settings.load({"INGEST_RECORDS": str(module)}))
     assert list(found) == ["metrics", "gps", "votes", "orders"]
-    assert found["orders"].decode(b'{"sku":"a"}', MOST)[0].sku == "a"
+    assert found["orders"].decode(b'{"sku":"a"}', LIMITS)[0].sku == "a"
     assert found["votes"] is sys.modules["mine"].STREAMS["votes"]
     assert load_streams(settings.load({})) == STREAMS
 

@@ -169,9 +169,9 @@ def test_the_examples_that_the_senders_publish_are_right() -> None:
 @pytest.mark.parametrize(
     "text, scheme, words",
     [
-        (None, "github", "cannot be read: No such file"), ("", "github", "has not one of github a line"),
-        ("whsec_?", "standard", "has not one of standard a line"),
-        ("x", "gitlab", "is none of github, stripe, standard"),
+        (None, "github", "cannot be read: No such file"), ("", "github", "has no line with a secret of github"),
+        ("whsec_?", "standard", "has no line with a secret of standard"),
+        ("x", "gitlab", "is invalid: expected github, stripe, standard"),
     ],
 )  # fmt: skip
 def test_a_secret_that_makes_no_sense_stops_the_start_with_one_line(
