@@ -1,11 +1,11 @@
-"""Sluice on machines that have nothing of it: `bin/test --bare`, as root, a quarter of an hour and 6 GB of disk.
+"""Install and run Sluice on a fresh Debian 12: `bin/test --bare`, as root; 17 minutes and 6 GB of disk.
 
-A fresh Debian 12 is made with debootstrap, from the mirror that this machine's apt uses. Each installation is a layer
-over it, so that each starts from nothing. Two are entered by chroot; of others disks are made, and qemu boots them with
-their own kernel and systemd, in software, so that no hypervisor is needed: twice by itself, and twice for libvirt as
-`vagrant up` has it. What is tested is what is committed.
+debootstrap makes the Debian, from the mirror that apt uses here. Each installation is an overlay on that tree, so each
+starts from nothing. Two are entered by chroot. QEMU boots the others with their own kernel and systemd; it emulates the
+CPU, so no hypervisor is needed: two machines directly, two through libvirt by `vagrant up`. The commit is tested, not
+the working tree.
 
-BARE_TREE=DIR keeps the tree there, and takes it from there the next time.
+BARE_TREE=DIR keeps the tree there and reuses it the next time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ mount -t overlay overlay -o lowerdir="$0",upperdir="$1/upper",workdir="$1/work" 
 truncate -s 4G "$1/disk"
 mkfs.ext4 -q -d "$1/tree" "$1/disk"
 """
-# What `vagrant up` starts from, under the name that the Vagrantfile says. Its machine needs nothing from the network.
+# The box that `vagrant up` uses, under the name in the Vagrantfile. Its machine needs no network.
 BOX = """
 Vagrant.configure("2") do |config|
   config.vm.boot_timeout = {patience}
@@ -68,7 +68,7 @@ SSHD = """
     install -D -o vagrant -m 600 /key.pub ~vagrant/.ssh/authorized_keys
     echo 'vagrant ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/vagrant
 """
-# A libvirt of its own, with a network of its own: what this machine has of both is not touched
+# A private libvirt in namespaces: the network and the libvirt of this machine stay untouched
 LIBVIRT = """
 set -e
 ip link set lo up
@@ -96,24 +96,24 @@ stdio_handler = "file"' >/etc/libvirt/qemu.conf
 libvirtd --daemon
 """
 NGINX_WAITS = 15  # seconds: proxy_read_timeout in nginx/sluice.conf
-PATIENCE = 240  # seconds: what is played in software is slow, and slower beside other work
+PATIENCE = 240  # seconds: an emulated machine is slow
 APART = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "bash", "-c"]
 JOURNAL = (
     "[(line['SYSLOG_IDENTIFIER'], line['PRIORITY'], line['MESSAGE']) for text in sh('journalctl', '-b', '-o', 'json',"
     " *['-u' + unit for unit in UNITS]).splitlines() for line in [json.loads(text)]]"
 )
-# what Debian's installer makes, and debootstrap does not
+# Debian's installer makes these, debootstrap does not
 HOST = {
     "etc/hostname": "machine\n",
     "etc/hosts": "127.0.0.1 localhost machine\n",
     "etc/systemd/network/any.network": "[Match]\nName=e*\n[Network]\nDHCP=yes\n",
 }
-# what the test has to ask from within
+# runs the test's expressions inside the machine
 UNIT = (
     "[Unit]\nAfter=multi-user.target\n[Service]\nType=exec\nExecStart=/opt/sluice/.venv/bin/python -u /opt/within.py\n"
 )
 WITHIN = r'''
-"""Does in the machine what the test says through its second serial line: a line of Python each, a line of JSON back."""
+"""Reads a line of Python from the second serial line, evaluates it, and writes the result as a line of JSON."""
 import glob, json, os, pathlib, re, sqlite3, subprocess, sys, time, tty
 UNITS = "redis-server@sluice", "sluice-worker@1", "sluice-gateway", "nginx", "sluice-metrics", "sluice-page"
 def sh(*words):
@@ -150,7 +150,7 @@ while True:
 def debian() -> Iterator[Path]:
     """A Debian 12 with a kernel and systemd, and nothing else."""
     if os.geteuid() != 0:
-        pytest.exit("bin/test --bare makes and enters a Debian of its own: it wants root", 2)
+        pytest.exit("bin/test --bare creates a Debian and enters it by chroot: run it as root", 2)
     kept = os.environ.get("BARE_TREE")
     tree = Path(kept or tempfile.mkdtemp(prefix="sluice-bare-", dir="/var/tmp"))
     if not (tree / "boot").is_dir():
@@ -158,7 +158,7 @@ def debian() -> Iterator[Path]:
         sources = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
         mirror = re.findall(r"^(\S+) bookworm main$", sources, re.M)
         if not mirror:
-            pytest.exit("apt knows no mirror of Debian 12 (bookworm) here", 2)
+            pytest.exit("apt has no source of Debian 12 (bookworm) on this machine", 2)
         subprocess.run(
             ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", tree, mirror[0]], check=True
         )
@@ -168,7 +168,7 @@ def debian() -> Iterator[Path]:
 
 
 class Layer:
-    """A bare Debian with a clone of Sluice in it; what is changed stays in a layer over the tree."""
+    """A bare Debian with a clone of Sluice in it. All changes go to an overlay on the tree."""
 
     def __init__(self, debian: Path, place: str) -> None:
         self.debian = debian
@@ -179,8 +179,8 @@ class Layer:
         subprocess.run(["git", "clone", "-q", ROOT, f"{self.upper}{place}"], check=True)
 
     def run(self, script: str, seconds: float = 1800) -> str:
-        """Run a script of bash in it as root, and return what it wrote. It has this machine's network, and no other
-        processes than its own; they end with it.
+        """Run a bash script in it as root and return its output. It shares the network of this machine; its processes
+        have a PID namespace and end with it.
         """
         env = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or "proxy" in name.lower()}
         env |= {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
@@ -192,7 +192,7 @@ class Layer:
         return done.stdout
 
     def disk(self, files: dict[str, str]) -> list[Path]:
-        """Make the image `disk` of it, with these files and what a machine needs to boot. Returns kernel and initrd."""
+        """Make the disk image `disk` of it, with `files` added. Returns the paths of kernel and initrd."""
         for name, text in (HOST | files).items():
             path = self.upper / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -205,7 +205,7 @@ class Layer:
 
 @pytest.fixture(scope="session")
 def layers(debian: Path) -> Iterator[Any]:
-    """Makes layers, and removes them at the end."""
+    """A function that makes layers; they are removed at the end."""
     made: list[Layer] = []
 
     def layer(place: str) -> Layer:
@@ -217,7 +217,7 @@ def layers(debian: Path) -> Iterator[Any]:
         shutil.rmtree(one.folder)
 
 
-def test_vagrant_finds_nothing_wrong_with_the_vagrantfile(tmp_path: Path) -> None:
+def test_vagrant_validates_the_vagrantfile(tmp_path: Path) -> None:
     env = os.environ | {"VAGRANT_HOME": str(tmp_path), "INGEST_RUNTIME": "pypy", "INGEST_PORT": "1"}
     command = ["vagrant", "validate", "--ignore-provider"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
@@ -225,7 +225,7 @@ def test_vagrant_finds_nothing_wrong_with_the_vagrantfile(tmp_path: Path) -> Non
     assert "validated successfully" in done.stdout
 
 
-def test_bin_up_on_a_fresh_clone_takes_a_vote_and_stores_it(layers: Any) -> None:
+def test_bin_up_on_a_fresh_clone_stores_a_vote(layers: Any) -> None:
     layer = layers("/root/sluice")
     vote = '{"poll":"cookies","choice":"oreo"}'
     select = 'import sqlite3; print(*sqlite3.connect("/root/sluice/var/ingest.db").execute("select choice from votes"))'
@@ -263,12 +263,12 @@ def provisioned(request: pytest.FixtureRequest, layers: Any) -> Layer:
     return layer
 
 
-def test_what_is_provisioned_is_left_as_it_is_the_second_time(provisioned: Layer) -> None:
+def test_provisioning_again_changes_nothing(provisioned: Layer) -> None:
     said = provisioned.run("""
         touch /before /after
         until [[ /after -nt /before ]]; do touch /after; done
         /opt/sluice/bin/provision services
-        find / -xdev -newer /before -not -path /after -not -path /run  # which is new each time
+        find / -xdev -newer /before -not -path /after -not -path /run  # is new each time
         systemd-analyze verify --man=no sluice.target nginx.service
         ls -ld /var/lib/sluice /etc/default/sluice
         sysctl -n vm.overcommit_memory >/dev/null
@@ -282,14 +282,14 @@ def test_what_is_provisioned_is_left_as_it_is_the_second_time(provisioned: Layer
 
 
 class Machine:
-    """A machine that qemu plays with a layer's disk; reached at a port of this one, and by its second serial line."""
+    """A machine that QEMU emulates from a layer's disk, reached by a forwarded port and by its second serial line."""
 
     def __init__(self, port: int, line: Any) -> None:
         self.port = port
         self.line = line
 
     def ask(self, expression: str) -> Any:
-        """What an expression of Python comes to in there."""
+        """The value of a Python expression inside the machine."""
         self.line.sendall(expression.encode() + b"\n")
         return self.answer()
 
@@ -302,7 +302,7 @@ class Machine:
 
 @pytest.fixture
 def machine(provisioned: Layer) -> Iterator[Machine]:
-    """The machine, booted."""
+    """A booted machine."""
     provisioned.run("ln -s /etc/systemd/system/within.service /etc/systemd/system/multi-user.target.wants/")
     kernel, initrd = provisioned.disk({"opt/within.py": WITHIN, "etc/systemd/system/within.service": UNIT})
     port, line = free_port(), provisioned.folder / "line"
@@ -323,7 +323,7 @@ def machine(provisioned: Layer) -> Iterator[Machine]:
         yield found
 
 
-def test_a_machine_boots_with_sluice_running_and_keeps_its_promises(machine: Machine, provisioned: Layer) -> None:
+def test_a_machine_boots_with_sluice_running_and_loses_nothing(machine: Machine, provisioned: Layer) -> None:
     def said(what: str) -> None:
         print(f"{time.monotonic() - began:5.0f} s  {what}")
 
@@ -332,7 +332,7 @@ def test_a_machine_boots_with_sluice_running_and_keeps_its_promises(machine: Mac
 
     began = time.monotonic()
     poll(lambda: vote("first") == 200, PATIENCE)
-    said("booted; a vote from outside is taken")
+    said("booted; accepts a vote from outside")
     assert machine.ask("[sh('systemctl', 'is-active', unit) for unit in UNITS]") == ["active"] * 6
     assert machine.ask("sh('systemctl', '--failed', '--quiet')") == ""
     assert machine.ask("{os.stat('/proc/%d' % pid).st_uid for unit in UNITS for pid in pids(unit)}.__len__()") == 1
@@ -348,7 +348,7 @@ def test_a_machine_boots_with_sluice_running_and_keeps_its_promises(machine: Mac
     assert machine.ask(listening) == ["8080"]
     assert machine.ask("{line.split()[3] for line in sh('ss', '-Htln6').splitlines()}.__len__()") == 1  # [::]:8080
     assert machine.ask("sh('curl', '-gs', 'http://[::1]:8080/healthz')") == '{"message":"OK"}'
-    said(f"all active on {runtime}, one user, limits as set, 8080 alone open, on IPv4 and IPv6")
+    said(f"all units active on {runtime} under one user, limits set, only 8080 open, on IPv4 and IPv6")
 
     loads = [Load(machine.port, fresh) for fresh in (False, True)]
     for load in loads:
@@ -364,7 +364,7 @@ def test_a_machine_boots_with_sluice_running_and_keeps_its_promises(machine: Mac
         load.join()
     taken = sum(load.taken for load in loads)
     failed = [status for load in loads for status in load.failed]
-    said(f"the gateway restarted three times, each within {slowest:.1f} s; {taken} votes meanwhile, failed {failed}")
+    said(f"three restarts of the gateway, each within {slowest:.1f} s: {taken} votes acknowledged, failed {failed}")
     # systemd holds the sockets, so a request waits for the next gateway; nginx gives up after proxy_read_timeout and
     # answers 504. A gateway starts within 2 s where time is real (tests/run/test_services.py: no failure); emulated,
     # PyPy may need longer than nginx waits. Only then may a request fail, and only so: its body may be stored or not.
@@ -374,17 +374,17 @@ def test_a_machine_boots_with_sluice_running_and_keeps_its_promises(machine: Mac
     siege = machine.ask("sh('env', '-C', '/root', 'HOME=/root', 'bench/siege.sh', '--concurrent=8', '--reps=50')")
     table = {name: float(value) for name, value in re.findall(r"^(\w+ \w+):\s+([\d.]+)", siege, re.M)}
     assert "Transaction rate" in table, siege
-    said(f"bench/siege.sh ran through, {table['Failed transactions']:.0f} of 400 refused; its rate means nothing here")
+    said(f"bench/siege.sh completed, {table['Failed transactions']:.0f} of 400 failed; the rate is meaningless here")
     assert 0 < table["Successful transactions"] == 400 - table["Failed transactions"]
 
     assert machine.ask("[sh('systemctl', 'kill', '-s', 'KILL', unit) for unit in UNITS]") == [""] * 6
     poll(lambda: vote("after") == 200, PATIENCE)
-    said("every process killed; a vote is taken again")
+    said("every process killed; accepts a vote again")
     before = machine.ask("int(show('sluice-gateway', 'NRestarts'))")
     machine.ask("sh('systemctl', 'kill', '-s', 'STOP', 'sluice-gateway')")
     assert machine.ask(f"until(lambda: int(show('sluice-gateway', 'NRestarts')) > {before})")
     poll(lambda: vote("watched") == 200, PATIENCE)
-    said("stopped dead, the gateway was started anew by the watchdog")
+    said("gateway stopped by SIGSTOP; the watchdog restarted it")
 
     pids = machine.ask("[pids(unit) for unit in UNITS]")
     assert "Sluice takes writes" in machine.ask("sh('/opt/sluice/bin/provision', 'services')")
@@ -392,7 +392,7 @@ def test_a_machine_boots_with_sluice_running_and_keeps_its_promises(machine: Mac
     said("provisioned again: nothing was restarted")
     assert "takes writes" in machine.ask("sh('env', 'INGEST_LOG=json', '/opt/sluice/bin/provision', 'services')")
     assert vote("json") == 200
-    said("another setting: all restarted")
+    said("provisioned with another setting: all restarted")
     poll(lambda: machine.ask("json.loads(sh('sluice', 'status', '--json'))")["streams"][-1]["ready"] == 0, PATIENCE)
     ledger = machine.ask("json.loads(sh('sluice', 'status', '--json'))")
     assert ledger["trouble"] == []
@@ -410,13 +410,13 @@ def test_a_machine_boots_with_sluice_running_and_keeps_its_promises(machine: Mac
     stored = machine.ask(
         f"sqlite3.connect('file:/var/lib/sluice/ingest.db?mode=ro', uri=True).execute({rows!r}).fetchone()"
     )
-    said(f"stopped; of the votes under restarts {stored[0]} are stored")
+    said(f"stopped; {stored[0]} of the votes posted during the restarts are stored")
     assert taken <= stored[0] == stored[1] <= taken + len(failed)
 
 
 @pytest.fixture(scope="session")
 def box(layers: Any) -> Path:
-    """A folder with `vagrant.box`, which has sshd and what bin/provision installs, and `host`, a clone of Sluice."""
+    """A folder with `vagrant.box`, with sshd and all that bin/provision installs, and `host`, a clone of Sluice."""
     layer = layers("/opt/sluice")
     folder: Path = layer.folder
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "key"], check=True)
@@ -433,7 +433,7 @@ def box(layers: Any) -> Path:
 
 
 @pytest.mark.parametrize("runtime", ["cpython", "pypy"])
-def test_vagrant_up_gives_a_machine_that_stores_what_its_host_posts(box: Path, runtime: str) -> None:
+def test_vagrant_up_makes_a_machine_that_stores_posts_of_its_host(box: Path, runtime: str) -> None:
     place = box / runtime
     script = f"""{LIBVIRT}
         cd "$0/host"
