@@ -1,6 +1,6 @@
-"""15,000 clients, all connected and all posting at once through nginx, and not one request fails.
+"""15,000 connected clients post at once through nginx, and no request fails.
 
-Run as a program it is half of the crowd: one process may not have so many descriptors on a small machine.
+Run as a program, this file is half of the clients: on a small machine, one process may not have enough descriptors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def test_fifteen_thousand_clients_post_at_once_and_no_request_fails() -> None:
             for n in range(PROCESSES)
         ]
         try:
-            for half in crowd:  # all are connected before the first posts
+            for half in crowd:  # all clients connect before the first one posts
                 assert half.stdout and half.stdout.readline() == "connected\n"
             for half in crowd:
                 assert half.stdin
@@ -43,13 +43,13 @@ def test_fifteen_thousand_clients_post_at_once_and_no_request_fails() -> None:
 
 
 def main(port: int, clients: int, number: int) -> None:
-    """Connect, wait for the word, let each client post one body after the other; print how often each status came."""
+    """Connect, wait for a line on stdin, let each client post bodies in turn; print the count of each status."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     poller = select.epoll()
     connections: dict[int, socket.socket] = {}
     for n in range(clients):
         connection = socket.socket()
-        # an address has fewer than 30,000 ports for us
+        # several source addresses, as one has fewer than 30,000 ephemeral ports
         connection.setsockopt(socket.SOL_IP, 24, 1)  # IP_BIND_ADDRESS_NO_PORT
         connection.bind((f"127.0.{1 + number}.{1 + n % 8}", 0))
         connection.connect(("127.0.0.1", port))
@@ -78,7 +78,7 @@ def main(port: int, clients: int, number: int) -> None:
             break
         for fd, _ in events:
             try:
-                data = connections[fd].recv(4096)  # an answer is far smaller than a packet
+                data = connections[fd].recv(4096)  # an answer fits into one packet
                 answers[data[9:12].decode() if data else "hung up"] += 1
                 again = bool(data) and left[fd] > 0
                 if again:

@@ -259,7 +259,7 @@ def all_backlogs(site: Site) -> str:
     poll(site.empty)
     with client.Redis(unix_socket_path=str(site.home / "run/redis.sock")) as db:
         db.config_set("maxmemory", "64mb")
-    return f"503 after {taken >> 20} MiB; the worker empties it: 200"
+    return f"503 after {taken >> 20} MiB; once the worker has drained the lists: 200"
 
 
 def connections(site: Site) -> str:
@@ -288,7 +288,7 @@ def requests_under_way(site: Site) -> str:
     (seen,) = poll(fourth)
     assert int(seen[1]["retry-after"]) > 0
     poll(lambda: post(site.tight, "/votes", vote(1))[0] == 200)
-    return "the fourth: 429; once they are gone: 200"
+    return "the fourth: 429; once the others are closed: 200"
 
 
 def a_slow_head(site: Site) -> str:

@@ -1,5 +1,6 @@
-"""Request smuggling: the same bytes through nginx, straight to the gateway, and straight to a gunicorn without our fast
-lane never become two different sets of bodies. Either all take the same ones, or one refuses.
+"""Request smuggling: the same bytes are sent through nginx, to the gateway, and to a gunicorn without the fast lane.
+
+They never become two different sets of bodies: either all servers accept the same bodies, or one of them rejects.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from sluice.streams.message import parse
 from sluice.streams.record import Invalid
 
 STREAMS = sorted({route.stream for route in routes.ROUTES.values()})
-EXAMPLES = 100  # of each kind, on each runtime
-STATUS = re.compile(rb"HTTP/[\d.]+ (\d{3}) ")  # in no body that we answer
+EXAMPLES = 100  # per generator and runtime
+STATUS = re.compile(rb"HTTP/[\d.]+ (\d{3}) ")  # no body of an answer matches it
 
 
 END = "votes", b"end"
@@ -37,8 +38,8 @@ LAST = b"POST /votes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nend
 
 
 class Seen(NamedTuple):
-    """What became of some bytes: the statuses of the answers, the bodies on the lists, and whether the connection was
-    reset, which may cost answers: gunicorn closes on bytes that it has not read.
+    """The result of some bytes: the statuses of the answers, the bodies on the lists, and whether the connection was
+    reset. A reset may lose answers: gunicorn closes connections with unread bytes.
     """
 
     statuses: list[int]
@@ -46,15 +47,15 @@ class Seen(NamedTuple):
     reset: bool
 
 
-class Roads:
-    """The roads into one Redis: a name and an address each."""
+class Servers:
+    """The servers that write to one Redis, by name, with their addresses."""
 
-    def __init__(self, client: redis.Redis, roads: dict[str, int | Path]) -> None:
+    def __init__(self, client: redis.Redis, addresses: dict[str, int | Path]) -> None:
         self.client = client
-        self.roads = roads
+        self.addresses = addresses
 
     def send(self, data: bytes, where: int | Path) -> Seen:
-        """Send it on one connection, say that there is no more, and read all answers."""
+        """Send bytes on one connection, half-close it, and read all answers."""
         received, reset = b"", False
         with connect(where) as connection:
             try:
@@ -74,26 +75,26 @@ class Roads:
         return Seen(statuses, bodies, reset)
 
     def agree(self, data: bytes) -> dict[str, Seen]:
-        """Hold the roads to each other."""
+        """Send bytes to all servers and compare the results."""
         data += LAST
-        seen = {name: self.send(data, where) for name, where in self.roads.items()}
+        seen = {name: self.send(data, where) for name, where in self.addresses.items()}
         for one in seen.values():
-            # every body has its answer: none was read where the client, or nginx, saw no request
+            # every body has an answer: otherwise the server saw a request that the client, or nginx, did not
             answered = sum(status < 300 for status in one.statuses)
             assert answered == one.bodies.total() or (one.reset and answered < one.bodies.total()), (data, seen)
         for one, other in itertools.permutations(seen.values(), 2):
             if one.bodies != other.bodies:
                 assert one.bodies < other.bodies or one.bodies > other.bodies, (data, seen)
-            if one.bodies < other.bodies:  # it said so, or it hung up on all that followed
+            if one.bodies < other.bodies:  # it rejected, or it closed the connection before the last request
                 assert any(status >= 400 for status in one.statuses) or END not in one.bodies, (data, seen)
         return seen
 
 
 def bare(item: bytes) -> bytes:
-    """The body of an item without its head, which nginx writes anew."""
+    """The body of an item without its head, which nginx rewrites."""
     try:
         message = parse(item)
-    except Invalid:  # a body that looks like half a head
+    except Invalid:  # a body that looks like an incomplete head
         return item
     return message.body or message.query if message else item
 
@@ -104,22 +105,22 @@ def parameters() -> list[object]:
 
 
 @pytest.fixture(scope="module", params=parameters())
-def roads(request: pytest.FixtureRequest) -> Iterator[Roads]:
-    impatient = ("send_timeout 30s;", "send_timeout 30s; lingering_timeout 10ms;")  # five seconds after a refusal
+def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
+    short = ("send_timeout 30s;", "send_timeout 30s; lingering_timeout 10ms;")  # default: 5 s after each rejection
     with (
         short_tmp() as tmp,
         short_tmp() as other,
         redis_server(tmp, appendfsync="no") as server,
         gateway(tmp, server, request.param) as ours,
         gateway(other, server, request.param, "gevent") as theirs,
-        nginx(tmp, change=(impatient,)) as front,
+        nginx(tmp, change=(short,)) as front,
     ):
         addresses: dict[str, int | Path] = {"nginx": front.port, "gateway": ours.socket, "gunicorn": theirs.socket}
-        yield Roads(redis.Redis(unix_socket_path=str(server.socket)), addresses)
+        yield Servers(redis.Redis(unix_socket_path=str(server.socket)), addresses)
 
 
 REST = {
-    # what broke others: RFC 9112's rules for chunks, and the histories of gunicorn, waitress, nginx, Node and HAProxy
+    # RFC 9112's rules for chunks, and past vulnerabilities of gunicorn, waitress, nginx, Node and HAProxy
     "a_chunk_extension_that_hides_a_request": post(CHUNKED, body=b"3;" + SMUGGLED.replace(b"\r\n", b"\n") + CHUNKS),
     "a_chunk_size_that_ends_with_a_bare_lf": post(CHUNKED, body=b"3\nabc\r\n0\r\n\r\n"),
     "a_chunk_extension_that_ends_with_a_bare_lf": post(CHUNKED, body=b"3;x\nabc\r\n0\r\n\r\n"),
@@ -172,9 +173,9 @@ CASES = DECLINED | {name: data for name, (data, _) in TAKEN.items()} | REST
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_can_be_read_in_two_ways_is_not(roads: Roads, name: str) -> None:
+def test_all_servers_read_an_ambiguous_request_alike_or_reject_it(servers: Servers, name: str) -> None:
     for before in b"", SMUGGLED:
-        roads.agree(before + CASES[name])
+        servers.agree(before + CASES[name])
 
 
 SIZES = (
@@ -214,7 +215,9 @@ def chunks(choices: wire.Choices) -> bytes:
 
 
 @pytest.mark.parametrize("one", [chunks, wire.stream])
-def test_mixes_of_everything_are_read_in_one_way_or_refused(roads: Roads, one: Callable[[wire.Choices], bytes]) -> None:
+def test_all_servers_read_a_random_mix_alike_or_reject_it(
+    servers: Servers, one: Callable[[wire.Choices], bytes]
+) -> None:
     @profiles(
         max_examples=EXAMPLES,
         deadline=None,
@@ -228,10 +231,10 @@ def test_mixes_of_everything_are_read_in_one_way_or_refused(roads: Roads, one: C
         sent = b"".join(
             one(choices) + choices.of((b"", b"", SMUGGLED, b"\r\n", b"x")) for _ in range(1 + choices.number(3))
         )
-        for seen in roads.agree(sent).values():
+        for seen in servers.agree(sent).values():
             answered.update(seen.statuses)
 
     answered: Counter[int] = Counter()
     agree()
-    # neither side of the "or" is empty
+    # both outcomes were tried
     assert min(answered[200], answered[400]) > EXAMPLES / 4, answered
