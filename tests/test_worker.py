@@ -1,4 +1,4 @@
-"""worker.py as it runs, against a private Redis: whatever is killed, locked or broken, every body is stored once."""
+"""worker.py against a private Redis: every body is stored once, even if processes are killed or the sink fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,23 +21,24 @@ from typing import Any
 import pytest
 import redis as client
 
-import worker as daemon
+import worker as program
 from sluice import settings
 from sluice.drill import harness
 from sluice.drill.harness import ROOT, Server, ask, environment, gateway, post, redis_server, running
 from sluice.sinks import Outcome
 from sluice.spool.contract import Claim
 from sluice.spool.inspector import Inspector
-from sluice.spool.outlet import Outlet
+from sluice.spool.outlet import MAX_BODIES, Outlet
 from sluice.streams import registry
 
 poll = partial(harness.poll, seconds=60)  # a busy disk may take half a minute for one fsync
+LIMITS = registry.limits(settings.load({}))
 COMMAND = [sys.executable, str(ROOT / "worker.py")]
 
 
 @pytest.fixture
 def redis(tmp: Path) -> Iterator[Server]:
-    with redis_server(tmp, appendfsync="no") as server:  # what is tested here is the worker
+    with redis_server(tmp, appendfsync="no") as server:  # fsyncs of Redis would only slow these tests down
         yield server
 
 
@@ -50,7 +51,7 @@ def vote(choice: object) -> bytes:
 
 
 def push(server: Server, *choices: object) -> None:
-    """Votes onto the list, as any tool may."""
+    """RPUSH votes, as any tool may."""
     with raw(server) as db:
         db.rpush("ingest:{votes}", *map(vote, choices))
 
@@ -74,7 +75,7 @@ def choices(tmp: Path) -> list[str]:
 
 @contextlib.contextmanager
 def locked(tmp: Path) -> Iterator[None]:
-    """The database, locked by somebody else."""
+    """Another connection holds the write lock of the database."""
     with contextlib.closing(sqlite3.connect(tmp / "ingest.db", isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")
         yield
@@ -84,13 +85,13 @@ def claims(server: Server, stream: str = "votes") -> dict[str, int]:
     return Inspector(str(server.socket)).snapshot(stream).claims
 
 
-def made(tmp: Path) -> None:
-    """The database with its tables."""
+def create_database(tmp: Path) -> None:
+    """Create the database and its tables."""
     assert drain(tmp).returncode == 0
 
 
 def expire(server: Server, claim: str) -> None:
-    """End a lease."""
+    """End the lease of a claim."""
     Outlet(str(server.socket)).renew(Claim("votes", claim, 0, 0, 0, []), 0)
 
 
@@ -108,7 +109,7 @@ def test_a_lone_body_is_stored_within_a_tenth_of_a_second(tmp: Path, redis: Serv
             push(redis, n)
             poll(lambda n=n: choices(tmp)[-1] == str(n))  # type: ignore[misc]
             times.append(time.monotonic() - start)
-        assert sorted(times)[2] < 0.1  # others share this machine
+        assert sorted(times)[2] < 0.1  # other processes share this machine
 
 
 def test_a_drain_ends_when_the_lists_are_empty(tmp: Path, redis: Server) -> None:
@@ -120,7 +121,7 @@ def test_a_drain_ends_when_the_lists_are_empty(tmp: Path, redis: Server) -> None
     assert drain(tmp).returncode == 0
 
 
-def test_a_drain_that_buries_something_says_so_with_status_1(tmp: Path, redis: Server) -> None:
+def test_a_drain_that_buries_a_body_exits_with_status_1(tmp: Path, redis: Server) -> None:
     push(redis, "a", "", "b")
     done = drain(tmp)
     assert (done.returncode, done.stderr) == (1, "sluice.worker: votes: 1 buried; `bin/sluice dead` lists them\n")
@@ -128,7 +129,7 @@ def test_a_drain_that_buries_something_says_so_with_status_1(tmp: Path, redis: S
     assert drain(tmp).returncode == 0
 
 
-def test_a_drain_takes_over_what_a_dead_worker_had_claimed(tmp: Path, redis: Server) -> None:
+def test_a_drain_takes_over_the_claim_of_a_dead_worker(tmp: Path, redis: Server) -> None:
     push(redis, "a", "b")
     claim = Outlet(str(redis.socket)).claim("votes", lease=0.5)
     assert claim
@@ -137,7 +138,7 @@ def test_a_drain_takes_over_what_a_dead_worker_had_claimed(tmp: Path, redis: Ser
     assert ask(tmp, "SELECT claim, bodies FROM batches") == [(claim.id, 2)]
 
 
-def test_what_the_command_line_or_a_setting_has_wrong_is_one_line_and_status_2(tmp: Path) -> None:
+def test_a_wrong_argument_or_setting_is_reported_in_one_line_with_status_2(tmp: Path) -> None:
     def refused(*words: str, **env: object) -> str:
         done = subprocess.run([*COMMAND, *words], env=environment(tmp, env), capture_output=True, text=True, timeout=30)
         assert done.returncode == 2
@@ -154,7 +155,7 @@ def test_what_the_command_line_or_a_setting_has_wrong_is_one_line_and_status_2(t
     assert "the stream name 'batches' is reserved" in refused(INGEST_RECORDS=tmp / "unfit.py")
 
 
-def test_a_signal_stops_it_after_the_batch_at_hand_and_leaves_nothing_claimed(tmp: Path, redis: Server) -> None:
+def test_a_signal_stops_the_worker_after_the_present_batch_and_leaves_no_claim(tmp: Path, redis: Server) -> None:
     for start in range(0, 100_000, 10_000):
         push(redis, *range(start, start + 10_000))
     for number in signal.SIGTERM, signal.SIGINT:
@@ -173,8 +174,8 @@ def test_a_signal_stops_it_after_the_batch_at_hand_and_leaves_nothing_claimed(tm
     assert choices(tmp) == numbers(100_000)
 
 
-def test_a_second_signal_stops_it_at_once_and_nothing_is_lost(tmp: Path, redis: Server) -> None:
-    made(tmp)
+def test_a_second_signal_stops_the_worker_at_once_and_loses_nothing(tmp: Path, redis: Server) -> None:
+    create_database(tmp)
     with locked(tmp), worker(tmp) as running:
         push(redis, "a")
         poll(lambda: claims(redis))
@@ -184,15 +185,15 @@ def test_a_second_signal_stops_it_at_once_and_nothing_is_lost(tmp: Path, redis: 
             return running.process.poll() is not None
 
         poll(stopped)
-        assert running.process.returncode == 128 + signal.SIGTERM  # 0: it would have ended without the second, too
+        assert running.process.returncode == 128 + signal.SIGTERM  # 0 would mean that the first signal sufficed
     for name in claims(redis):
         expire(redis, name)
     assert drain(tmp).returncode == 0
     assert choices(tmp) == ["a"]
 
 
-def test_a_stop_gives_back_what_the_sink_did_not_take(tmp: Path, redis: Server) -> None:
-    made(tmp)
+def test_a_stop_ends_the_lease_of_a_claim_that_is_not_stored(tmp: Path, redis: Server) -> None:
+    create_database(tmp)
     with locked(tmp), worker(tmp) as running:
         push(redis, "a")
         poll(lambda: "the sink is unavailable" in running.said())
@@ -201,7 +202,7 @@ def test_a_stop_gives_back_what_the_sink_did_not_take(tmp: Path, redis: Server) 
     assert Outlet(str(redis.socket)).claim("votes")  # before its lease ends
 
 
-def test_a_killed_worker_loses_and_doubles_nothing(tmp: Path, redis: Server) -> None:
+def test_a_killed_worker_loses_nothing_and_stores_nothing_twice(tmp: Path, redis: Server) -> None:
     pushed = 0
     over = threading.Event()
 
@@ -217,9 +218,9 @@ def test_a_killed_worker_loses_and_doubles_nothing(tmp: Path, redis: Server) -> 
     try:
         for n in range(14):
             with worker(tmp) as running:
-                if n % 2:  # at any moment, also while it starts
+                if n % 2:  # at any moment, including the start
                     time.sleep(chance.random() / 2)
-                else:  # at any moment of its work
+                else:  # at any moment while it stores
                     before = len(choices(tmp))
                     poll(lambda before=before: len(choices(tmp)) > before)  # type: ignore[misc]
                     time.sleep(chance.random() / 50)
@@ -244,8 +245,8 @@ def test_two_workers_share_a_backlog(tmp: Path, redis: Server) -> None:
     assert sorted(choices(tmp), key=int) == numbers(60_000)
 
 
-def test_a_worker_that_loses_its_lease_while_it_persists_doubles_nothing(tmp: Path, redis: Server) -> None:
-    made(tmp)
+def test_a_worker_that_loses_its_lease_while_it_persists_stores_nothing_twice(tmp: Path, redis: Server) -> None:
+    create_database(tmp)
     with worker(tmp, log="first.out") as first:
         with locked(tmp):
             push(redis, *range(100))
@@ -263,7 +264,7 @@ def test_a_worker_that_loses_its_lease_while_it_persists_doubles_nothing(tmp: Pa
 
 
 @pytest.mark.parametrize("then", [signal.SIGCONT, signal.SIGKILL])
-def test_a_claim_at_hand_and_the_next_one_on_its_way_are_stored_once_whatever_becomes_of_their_worker(
+def test_a_claim_and_the_prefetched_one_are_stored_once_if_their_worker_hangs_or_dies(
     then: int, tmp: Path, redis: Server
 ) -> None:
     for start in range(0, 60_000, 10_000):
@@ -283,21 +284,49 @@ def test_a_claim_at_hand_and_the_next_one_on_its_way_are_stored_once_whatever_be
             expire(redis, name)
         with worker(tmp, log="second.out"):
             leases = partial(raw(redis).zmscore, "ingest:{votes}:claims", names)
-            # until the second one has taken it
+            # wait until the second worker has claimed one of them
             poll(lambda: any(end is None or end > time.time() * 1000 for end in leases()))
             first.process.send_signal(then)
             poll(lambda: len(choices(tmp)) >= 60_000 and not claims(redis))
     assert sorted(choices(tmp), key=int) == numbers(60_000)
 
 
-def test_a_claim_that_is_in_the_sink_already_is_only_settled(tmp: Path, redis: Server) -> None:
-    made(tmp)
+def test_the_next_claim_is_requested_after_the_bodies_are_read_and_before_they_are_stored(redis: Server) -> None:
+    open_claims: list[int] = []
+
+    class Reader(Outlet):
+        def bodies(self, claim: Claim) -> Iterable[bytes]:
+            found = super().bodies(claim)
+            open_claims.append(len(claims(redis)))
+            return found
+
+    class Sink:
+        def persist(self, claim: Claim, entries: Any) -> Outcome:
+            open_claims.append(len(claims(redis)))
+            rows = entries()
+            poll(lambda: len(claims(redis)) == 2)
+            assert len(list(rows)) == claim.count
+            return Outcome(claim.count, 0)
+
+    ours = program.Worker(Reader(str(redis.socket)), "", registry.STREAMS, LIMITS)
+    ours.sink = Sink()  # type: ignore[assignment]
+    (state,) = [state for state in ours.states if state.stream.name == "votes"]
+    state.max_bodies = MAX_BODIES
+    push(redis, *range(2 * MAX_BODIES + 1))
+    assert ours.step(state)
+    assert state.prefetched
+    assert open_claims == [1, 1]  # while the sink is unavailable, the worker does not hold a second claim
+    ours.release()
+
+
+def test_a_claim_that_is_already_in_the_sink_is_only_settled(tmp: Path, redis: Server) -> None:
+    create_database(tmp)
     with worker(tmp, log="first.out") as first:
         with locked(tmp):
             push(redis, *range(50))
             (name,) = poll(lambda: claims(redis))
             first.process.send_signal(signal.SIGSTOP)
-        # somebody stored it and died before he settled it
+        # as if another worker had stored it and died before it settled it
         with contextlib.closing(sqlite3.connect(tmp / "ingest.db", isolation_level=None)) as db:
             db.execute("INSERT INTO batches VALUES (1, ?, 'votes', 1, 50, 50, 'now')", (name,))
         first.process.send_signal(signal.SIGCONT)
@@ -305,8 +334,8 @@ def test_a_claim_that_is_in_the_sink_already_is_only_settled(tmp: Path, redis: S
     assert choices(tmp) == []
 
 
-def test_claims_are_kept_alive_beyond_their_lease_while_the_sink_is_locked(tmp: Path, redis: Server) -> None:
-    made(tmp)
+def test_leases_are_renewed_while_the_sink_is_locked(tmp: Path, redis: Server) -> None:
+    create_database(tmp)
     with worker(tmp) as running:
         with locked(tmp):
             push(redis, "a")
@@ -325,7 +354,7 @@ def test_claims_are_kept_alive_beyond_their_lease_while_the_sink_is_locked(tmp: 
         ]
 
 
-def test_a_sink_that_cannot_be_opened_is_tried_again_until_it_can(tmp: Path, redis: Server) -> None:
+def test_the_worker_retries_until_the_sink_can_be_opened(tmp: Path, redis: Server) -> None:
     (tmp / "full").write_text("a file where the folder should be")
     env: dict[str, object] = {"INGEST_SINK": f"sqlite:///{tmp}/full/ingest.db"}
     with worker(tmp, env) as running:
@@ -336,8 +365,8 @@ def test_a_sink_that_cannot_be_opened_is_tried_again_until_it_can(tmp: Path, red
         assert running.said().count("is unavailable") == 1
 
 
-def test_a_stream_whose_table_is_broken_holds_up_no_other(tmp: Path, redis: Server) -> None:
-    made(tmp)
+def test_a_stream_with_a_broken_table_does_not_delay_the_others(tmp: Path, redis: Server) -> None:
+    create_database(tmp)
     with contextlib.closing(sqlite3.connect(tmp / "ingest.db", isolation_level=None)) as db:
         db.execute("DROP TABLE votes")
         db.execute("CREATE VIEW votes AS SELECT 1 AS one")
@@ -353,9 +382,7 @@ def test_a_stream_whose_table_is_broken_holds_up_no_other(tmp: Path, redis: Serv
         assert "gps" not in running.said()
 
 
-def test_what_nobody_foresaw_holds_up_its_stream_only(
-    tmp: Path, redis: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unexpected_error_delays_only_its_stream(tmp: Path, redis: Server, caplog: pytest.LogCaptureFixture) -> None:
     stored: list[str] = []
 
     class Sink:
@@ -365,7 +392,7 @@ def test_what_nobody_foresaw_holds_up_its_stream_only(
             stored.append(claim.stream)
             return Outcome(claim.count, 0)
 
-    ours = daemon.Worker(Outlet(str(redis.socket)), "", registry.STREAMS, registry.limits(settings.load({})))
+    ours = program.Worker(Outlet(str(redis.socket)), "", registry.STREAMS, LIMITS)
     ours.sink = Sink()  # type: ignore[assignment]
     push(redis, "a")
     raw(redis).rpush("ingest:{gps}", b"x")
@@ -378,13 +405,13 @@ def test_what_nobody_foresaw_holds_up_its_stream_only(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_redis_may_be_killed_and_started_again(tmp: Path) -> None:
+def test_the_worker_recovers_when_redis_is_killed_and_started_again(tmp: Path) -> None:
     with contextlib.ExitStack() as stack:
         with redis_server(tmp) as first:
             running = stack.enter_context(worker(tmp))
             push(first, "a")
             poll(lambda: choices(tmp) == ["a"])
-            # the kill meets it with bodies waiting and, more often than not, at work
+            # Redis is killed while bodies are READY and, most of the time, while the worker stores some
             for start in range(0, 50_000, 10_000):
                 push(first, *range(start, start + 10_000))
             first.process.kill()
@@ -397,13 +424,13 @@ def test_redis_may_be_killed_and_started_again(tmp: Path) -> None:
             poll(lambda: "redis: recovered" in running.said())
             assert (
                 running.said().count("Redis is unavailable") <= 2
-            )  # the connection that broke, the socket that is gone
+            )  # one for the lost connection, one for the missing socket
             assert running.process.poll() is None
             running.process.terminate()
             assert running.process.wait(60) == 0
 
 
-def test_a_redis_that_is_missing_at_the_start_is_waited_for(tmp: Path) -> None:
+def test_the_worker_waits_for_a_redis_that_is_not_started_yet(tmp: Path) -> None:
     with worker(tmp) as running:
         poll(lambda: "Redis is unavailable" in running.said())
         with redis_server(tmp) as server:
@@ -433,14 +460,14 @@ STREAMS = {"items": Stream("items", Item, decode)}
 """
 
 
-def test_a_users_decoder_that_raises_costs_its_body_only(tmp: Path, redis: Server) -> None:
+def test_a_user_decoder_that_raises_costs_only_its_body(tmp: Path, redis: Server) -> None:
     (tmp / "own.py").write_text(OWN)
     bodies = [b"a b", b"at once", b"c", b"d halfway e", b"\xff", b"f"]
     raw(redis).rpush("ingest:{items}", *bodies)
     done = drain(tmp, {"INGEST_RECORDS": tmp / "own.py"})
     assert done.returncode == 1
     assert 'raise RuntimeError("no")' in done.stderr
-    # nothing of a body that failed halfway is stored, for its replay would store that again
+    # no record of a body that failed halfway is stored, because a replay would store it again
     assert ask(tmp, "SELECT text, seq FROM items ORDER BY rowid") == [("a", 1), ("b", 1), ("c", 3), ("f", 6)]
     assert ask(tmp, "SELECT body, reason, whole FROM dead_letters ORDER BY id") == [
         (b"at once", "the decoder failed: RuntimeError", 1),
@@ -467,7 +494,7 @@ STREAMS = {"slow": Stream("slow", Item, decode)}
 """
 
 
-def test_a_stream_that_is_slow_to_decode_lets_the_others_take_their_turn(tmp: Path, redis: Server) -> None:
+def test_a_stream_that_is_slow_to_decode_does_not_delay_the_others(tmp: Path, redis: Server) -> None:
     (tmp / "own.py").write_text(SLOW)
     raw(redis).rpush("ingest:{slow}", *[b"x"] * 1000)
     with worker(tmp, {"INGEST_RECORDS": tmp / "own.py"}):
@@ -478,7 +505,7 @@ def test_a_stream_that_is_slow_to_decode_lets_the_others_take_their_turn(tmp: Pa
         poll(lambda: len(ask(tmp, "SELECT 1 FROM batches WHERE stream = 'slow'")) > 1)
     first, second, *_ = [bodies for (bodies,) in ask(tmp, "SELECT bodies FROM batches WHERE stream = 'slow'")]
     assert first == 64
-    assert 25 <= second <= 50  # so many take a second
+    assert 25 <= second <= 50  # as many as take a second
 
 
 def test_a_stream_of_ones_own_works_as_the_readme_says(tmp: Path, redis: Server) -> None:
@@ -497,40 +524,40 @@ def test_a_stream_of_ones_own_works_as_the_readme_says(tmp: Path, redis: Server)
     assert found == [("A-1", 3, 1), ("B", 1, 2)]
 
 
-# what it costs
+# CPU and memory
 
 
 def cpu(pid: int) -> float:
-    """Seconds of CPU that all threads of a process have had."""
+    """CPU seconds of all threads of a process."""
     tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
 def peak(pid: int) -> int:
-    """The most memory it ever had, in MB."""
+    """The peak memory of a process, in MB."""
     (found,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(found) // 1000
 
 
-def test_idle_it_costs_under_one_percent_of_a_core(tmp: Path, redis: Server) -> None:
+def test_an_idle_worker_takes_less_than_one_percent_of_a_core(tmp: Path, redis: Server) -> None:
     with worker(tmp) as running:
         push(redis, "a")
         poll(lambda: choices(tmp) == ["a"])
         shares = []
         for _ in range(3):
             start, before = time.monotonic(), cpu(running.pid)
-            time.sleep(1.5)  # what is measured is time
+            time.sleep(1.5)  # the share of CPU over this time is measured
             shares.append((cpu(running.pid) - before) / (time.monotonic() - start))
         assert min(shares) < 0.01
 
 
 LINES = b"".join(b'm,host=h%d value=%d,text="%b" %d\n' % (n % 9, n, b"x" * 150, n) for n in range(40_000))
 LOADS: dict[str, tuple[str, list[bytes], str, int]] = {
-    # stream, bodies, table, how many rows or letters there will be
+    # stream, bodies, table, rows afterwards
     "a long backlog": ("votes", [vote(n) for n in range(200_000)], "votes", 200_000),
     "the largest bodies": ("votes", [vote("x" * 1_000_000)] * 60, "votes", 60),
     "the largest bodies after small ones": ("votes", [vote("x")] * 31 + [vote("x" * 1_000_000)] * 60, "votes", 91),
-    "nonsense of the largest size": ("votes", [b"x" * (1 << 20)] * 60, "dead_letters", 60),
+    "invalid bodies of the largest size": ("votes", [b"x" * (1 << 20)] * 60, "dead_letters", 60),
     "large bodies of many records": ("votes", [b"\n".join([vote(n) for n in range(25_000)])] * 8, "votes", 200_000),
     "bodies that inflate to nothing but zeros": ("votes", [gzip.compress(bytes(50 << 20))] * 40, "dead_letters", 40),
     "bodies that inflate to many records": (
@@ -539,7 +566,7 @@ LOADS: dict[str, tuple[str, list[bytes], str, int]] = {
         "metrics",
         3 * 2 * 40_000,
     ),
-    "bodies that inflate to many bad records": (
+    "bodies that inflate to many invalid records": (
         "metrics",
         [gzip.compress(b"m v=1\n" + (b"nonsense " * 9 + b"\n") * 90_000)] * 4,
         "metrics",
@@ -549,7 +576,7 @@ LOADS: dict[str, tuple[str, list[bytes], str, int]] = {
 
 
 @pytest.mark.parametrize("load", LOADS)
-def test_it_stays_under_100_mb_with(load: str, tmp: Path, redis: Server) -> None:
+def test_the_worker_stays_below_100_mb_with(load: str, tmp: Path, redis: Server) -> None:
     stream, bodies, table, rows = LOADS[load]
     with raw(redis) as db:
         for start in range(0, len(bodies), 10_000):
@@ -560,8 +587,8 @@ def test_it_stays_under_100_mb_with(load: str, tmp: Path, redis: Server) -> None
         assert peak(running.pid) < 100
 
 
-def test_it_stays_under_100_mb_while_it_looks_for_poison_among_many_records(tmp: Path, redis: Server) -> None:
-    made(tmp)
+def test_the_worker_stays_below_100_mb_while_the_sink_looks_for_a_rejected_row(tmp: Path, redis: Server) -> None:
+    create_database(tmp)
     with contextlib.closing(sqlite3.connect(tmp / "ingest.db", isolation_level=None)) as db:
         db.execute(
             "CREATE TRIGGER t BEFORE INSERT ON votes WHEN new.choice = '77777' BEGIN SELECT RAISE(ABORT, 'no'); END"

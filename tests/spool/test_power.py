@@ -1,6 +1,6 @@
-"""Power failure, as far as it can be had without pulling a plug: strace shows what was on disk when an answer left.
+"""Power failure, simulated: strace shows which bytes were synced to disk when an answer was sent.
 
-The log is then cut where the disk was sure of it, and a new Redis starts on what is left.
+The append-only file is then cut at the last synced byte, and a new Redis starts from the rest.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from worker import Worker
 pytestmark = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed (Debian: strace)")
 
 VOTES = Keys.of("votes")
-MOST = registry.limits(settings.load({}))
+LIMITS = registry.limits(settings.load({}))
 CALLS = "write,writev,pwrite64,pwritev,sendto,sendmsg,fsync,fdatasync"
 CALL = re.compile(r"(\d+) +(?:(\w+)\((\d+)<([^>]*)>|<\.\.\. (\w+) resumed>)(.*)")
 
 
-# --- what strace saw ---
+# --- reading strace ---
 
 
 class Sent(NamedTuple):
-    """Something that left through a socket, and how many bytes had been written to the file and synced by then."""
+    """A message sent through a socket, and the bytes of the file that were written and synced at that time."""
 
     text: str
     written: int
@@ -50,7 +50,7 @@ class Sent(NamedTuple):
 
 @contextlib.contextmanager
 def traced(pid: int, out: Path) -> Iterator[None]:
-    """strace of a process and all its threads."""
+    """strace traces a process and all its threads."""
     command = ["strace", "-f", "-y", "-s", "4096", "-e", f"trace={CALLS}", "-e", "signal=none", "-o", out, "-p", pid]
     with running(command, out.with_suffix(".log"), environment(out.parent), signal.SIGINT):
 
@@ -65,12 +65,12 @@ def traced(pid: int, out: Path) -> Iterator[None]:
 
 
 def sent(trace: Path, file: str, size: int) -> list[Sent]:
-    """What left through sockets, in order. file: what the file's name ends with. size: that it had at the beginning.
+    """The messages sent through sockets, in order. file: the end of the file's name. size: of the file at the start.
 
-    A sync covers what was written before it began, from when it has ended.
+    When a sync ends, the bytes written before it began are synced.
     """
     written = synced = size
-    under_way: dict[str, tuple[str, str, str, int]] = {}  # thread -> call, name, its text so far, what it will cover
+    under_way: dict[str, tuple[str, str, str, int]] = {}  # thread -> call, file name, text so far, bytes it covers
     found = []
     for line in trace.read_text(errors="replace").splitlines():
         match = CALL.match(line)
@@ -82,7 +82,7 @@ def sent(trace: Path, file: str, size: int) -> list[Sent]:
             rest = before + rest
         else:
             covers = written
-        if name.startswith("socket:") and not resumed:  # it leaves when the call begins
+        if name.startswith("socket:") and not resumed:  # counts as sent when the call begins
             found.append(Sent(rest, written, synced))
         if rest.endswith("<unfinished ...>"):
             under_way[thread] = call, name, rest, covers
@@ -98,7 +98,7 @@ def sent(trace: Path, file: str, size: int) -> list[Sent]:
 
 
 def pushed(log: bytes) -> list[tuple[int, bytes]]:
-    """The bodies in a log of Redis: where in it the command ends that pushed them, and the body."""
+    """The bodies in an append-only file: (offset of the end of their push, body)."""
     found, at = [], 0
     while at < len(log):
         if log[at : at + 1] == b"#":  # an annotation
@@ -118,16 +118,16 @@ def pushed(log: bytes) -> list[tuple[int, bytes]]:
 
 
 def log_of(home: Path) -> Path:
-    """The file that Redis appends to."""
+    """The append-only file that Redis writes to."""
     (path,) = (home / "redis/appendonlydir").glob("*.incr.aof")
     return path
 
 
 def answered(events: list[Sent]) -> list[tuple[int, int, int]]:
-    """The replies to pushes among what left: (bodies on the list by this reply, written, synced).
+    """The replies to pushes among the messages: (bodies on the list by this reply, written, synced).
 
-    The push's is the last of a flight. Behind a mark's it leaves by writev, whose text is another. What says no more
-    than was known is the reply to something else.
+    The reply to the push is the last one of a message. After a mark's reply it is sent by writev, which strace prints
+    differently. A reply that is not greater than the last one belongs to another command.
     """
     found = [(0, 0, 0)]
     for text, written, synced in events:
@@ -138,7 +138,7 @@ def answered(events: list[Sent]) -> list[tuple[int, int, int]]:
 
 
 class Crowd:
-    """Clients that post votes one after the other, and note when each was acknowledged."""
+    """Clients that post votes one after the other, and record when each was acknowledged."""
 
     def __init__(self, where: Path, clients: int, pause: float = 0.0) -> None:
         self.where, self.pause = where, pause
@@ -172,8 +172,8 @@ def listed(redis: Server) -> set[str]:
     return {body.decode().split('"')[7] for body in bodies}
 
 
-def start_on_the_rest(redis: Path, home: Path, size: int) -> contextlib.AbstractContextManager[Server]:
-    """A new Redis on a copy of another one's log, cut to so many bytes."""
+def start_from_cut(redis: Path, home: Path, size: int) -> contextlib.AbstractContextManager[Server]:
+    """A new Redis that starts from a copy of another one's append-only file, cut to `size` bytes."""
     shutil.copytree(redis, home / "redis")
     with open(log_of(home), "r+b") as file:
         file.truncate(size)
@@ -184,8 +184,8 @@ def start_on_the_rest(redis: Path, home: Path, size: int) -> contextlib.Abstract
 
 
 @pytest.mark.parametrize("durability", ["always", "everysec"])
-def test_with_always_no_answer_leaves_before_the_fsync_that_covers_it(durability: str, tmp: Path) -> None:
-    """With everysec they do: so this test sees it when they do."""
+def test_with_always_no_answer_is_sent_before_the_fsync_that_covers_it(durability: str, tmp: Path) -> None:
+    """With everysec some are, which proves that the test can detect it."""
     with redis_server(tmp, appendfsync=durability) as redis, gateway(tmp, redis) as gate:
         size = log_of(tmp).stat().st_size
         with traced(redis.pid, tmp / "trace"), Crowd(gate.socket, 8) as crowd:
@@ -195,35 +195,35 @@ def test_with_always_no_answer_leaves_before_the_fsync_that_covers_it(durability
     replies = answered(sent(tmp / "trace", "incr.aof", size))
     assert len(bodies) >= len(crowd.acknowledged) >= 500
     assert replies[-1][0] == len(bodies)
-    # a reply says how many bodies are on the list; so many must lie in what was synced
+    # a reply is the length of the list; so many bodies must be within the synced bytes
     naked = [(length, synced) for length, _, synced in replies if bodies[length - 1][0] > synced]
     print(f"{durability}: {len(crowd.acknowledged)} answers, {len(replies)} replies of Redis, {len(naked)} not covered")
     assert (naked == []) == (durability == "always")
 
 
-def test_with_always_a_log_cut_at_the_last_synced_byte_holds_all_that_was_acknowledged(tmp: Path) -> None:
+def test_with_always_a_log_cut_at_the_last_synced_byte_has_every_acknowledged_body(tmp: Path) -> None:
     with redis_server(tmp, appendfsync="always") as redis, gateway(tmp, redis) as gate:
         size = log_of(tmp).stat().st_size
         with traced(redis.pid, tmp / "trace"), Crowd(gate.socket, 8) as crowd:
             poll(lambda: len(crowd.acknowledged) >= 300, 60)
-            redis.process.kill()  # in the middle of it
+            redis.process.kill()  # while the clients post
             redis.process.wait()
         acknowledged = set(crowd.acknowledged)
     replies = answered(sent(tmp / "trace", "incr.aof", size))
     end = log_of(tmp).stat().st_size
     bodies = [body.decode().split('"')[7] for _, body in pushed(log_of(tmp).read_bytes()[: replies[-1][2]])]
 
-    with start_on_the_rest(tmp / "redis", tmp / "last", replies[-1][2]) as redis:
+    with start_from_cut(tmp / "redis", tmp / "last", replies[-1][2]) as redis:
         assert acknowledged <= listed(redis)
-    # the same at any earlier moment, and where the disk has a part of what was not synced
+    # the same at earlier times, and if the disk has a part of the bytes that were not synced
     chance = random.Random(4)
     for n, (length, written, synced) in enumerate(chance.sample(replies, 5)):
         torn = chance.randint(synced, min(max(written, synced) + 50, end))
-        with start_on_the_rest(tmp / "redis", tmp / str(n), torn) as redis:
+        with start_from_cut(tmp / "redis", tmp / str(n), torn) as redis:
             assert set(bodies[:length]) <= listed(redis)
 
 
-def test_with_everysec_what_a_cut_costs_was_acknowledged_within_the_last_two_seconds(tmp: Path) -> None:
+def test_with_everysec_a_cut_loses_only_bodies_acknowledged_within_the_last_two_seconds(tmp: Path) -> None:
     with redis_server(tmp, appendfsync="everysec") as redis, gateway(tmp, redis) as gate:
         size = log_of(tmp).stat().st_size
         with traced(redis.pid, tmp / "trace"), Crowd(gate.socket, 4, pause=0.005) as crowd:
@@ -232,7 +232,7 @@ def test_with_everysec_what_a_cut_costs_was_acknowledged_within_the_last_two_sec
             redis.process.wait()
             cut = time.monotonic()
     synced = sent(tmp / "trace", "incr.aof", size)[-1].synced
-    with start_on_the_rest(tmp / "redis", tmp / "rest", synced) as redis:
+    with start_from_cut(tmp / "redis", tmp / "cut", synced) as redis:
         there = listed(redis)
     missing = crowd.acknowledged.keys() - there
     ages = [cut - crowd.acknowledged[choice] for choice in missing]
@@ -245,10 +245,10 @@ def begun(crowd: Crowd) -> float:
     return min(crowd.acknowledged.values())
 
 
-# --- the worker's ---
+# --- the worker's settle ---
 
 
-def test_nothing_is_settled_before_the_fsync_of_the_database_that_covers_it(tmp: Path) -> None:
+def test_no_claim_is_settled_before_the_fsync_of_the_database_that_covers_it(tmp: Path) -> None:
     with redis_server(tmp, appendfsync="no") as redis:
         inlet = Inlet(str(redis.socket), 1000)
         environ = environment(tmp, {"INGEST_REDIS": redis.socket})
@@ -267,11 +267,11 @@ def test_nothing_is_settled_before_the_fsync_of_the_database_that_covers_it(tmp:
     assert [event for event in settled if event.synced != event.written] == []
 
 
-# --- Redis's sequence goes back ---
+# --- sequence numbers that Redis gives again ---
 
 
 def push(inlet: Inlet, choices: list[str]) -> None:
-    """Votes, in one commit."""
+    """Push votes in one commit."""
     for choice in choices:
         batch = inlet.append("votes", b'{"poll":"p","choice":"%b"}' % choice.encode())
     inlet.commit(batch)
@@ -285,20 +285,20 @@ def stored(home: Path) -> list[str]:
 
 
 def drain(redis: Server, home: Path) -> None:
-    """All that a worker does until the list is empty."""
+    """Run a worker until the list is empty."""
     url = f"sqlite:///{home}/ingest.db"
-    Worker(Outlet(str(redis.socket)), url, registry.STREAMS, MOST).run(drain=True)
+    Worker(Outlet(str(redis.socket)), url, registry.STREAMS, LIMITS).run(drain=True)
 
 
 def step(redis: Server, sink: sinks.Sink, settle: bool) -> None:
-    """One claim, which is stored, and settled or not. Its lease has ended at once."""
+    """Store one claim, whose lease ends at once; settle it or not."""
     outlet = Outlet(str(redis.socket))
     claim = outlet.claim("votes", max_bodies=3, lease=0.001)
     assert claim
 
     def entries() -> Iterator[sinks.Entry]:
         for seq, body in enumerate(outlet.bodies(claim), claim.first):
-            for thing in registry.STREAMS["votes"].decode(body, MOST):
+            for thing in registry.STREAMS["votes"].decode(body, LIMITS):
                 yield seq, claim.received(seq)[0], body, thing
 
     assert sink.persist(claim, entries).records == claim.count
@@ -307,12 +307,12 @@ def step(redis: Server, sink: sinks.Sink, settle: bool) -> None:
 
 
 def ends(log: bytes) -> list[int]:
-    """Where a log of Redis may be cut: behind each command, for a torn one is dropped at the start."""
+    """Where to cut an append-only file: after each command, because Redis drops a partial one at the start."""
     return [0, *(match.start() for match in re.finditer(rb"\*\d+\r\n\$", log)), len(log)]
 
 
-def test_wherever_redis_goes_back_to_no_new_body_is_ignored(tmp: Path) -> None:
-    """Sequence numbers come again then; claims do not."""
+def test_wherever_the_log_is_cut_the_sink_ignores_no_new_body(tmp: Path) -> None:
+    """Sequence numbers are then used again; claim ids are not."""
     first = tmp / "first"
     with redis_server(first, appendfsync="always") as redis:
         inlet = Inlet(str(redis.socket), 1000)
@@ -337,7 +337,7 @@ def test_wherever_redis_goes_back_to_no_new_body_is_ignored(tmp: Path) -> None:
         home.mkdir()
         with contextlib.closing(sqlite3.connect(first / "ingest.db")) as database:
             database.execute("VACUUM INTO ?", (str(home / "ingest.db"),))
-        with start_on_the_rest(first / "redis", home, cut) as redis:
+        with start_from_cut(first / "redis", home, cut) as redis:
             new = [f"{n}-{i}" for i in range(9)]  # numbers 1 to 9 are all taken in the database
             again += Inspector(str(redis.socket)).snapshot("votes").claimed < highest
             push(Inlet(str(redis.socket), 1000), new)
@@ -347,10 +347,10 @@ def test_wherever_redis_goes_back_to_no_new_body_is_ignored(tmp: Path) -> None:
         after = stored(home)
         assert [choice for choice in after if choice in new] == new, f"cut at {cut} of {cuts[-1]}"
         assert set(before) <= set(after)
-    assert again > 10  # it did go back
+    assert again > 10  # most cuts did lose claims
 
 
-def test_a_redis_that_is_emptied_while_it_runs_makes_the_sink_ignore_nothing(tmp: Path) -> None:
+def test_after_a_flushall_the_sink_ignores_no_new_body(tmp: Path) -> None:
     with redis_server(tmp, appendfsync="no") as redis:
         inlet = Inlet(str(redis.socket), 1000)
         for n in range(3):

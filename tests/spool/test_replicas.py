@@ -1,4 +1,4 @@
-"""INGEST_REPLICAS against a real pair of Redis: what is safe, what is not, and what a failover finds."""
+"""INGEST_REPLICAS against a master and a replica: what a failover keeps, with WAIT and without."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from sluice.streams import registry
 from worker import Worker
 
 VOTES = Keys.of("votes")
-MOST = registry.limits(settings.load({}))
+LIMITS = registry.limits(settings.load({}))
 VOTE = b'{"poll":"p","choice":"%d"}'
 
 
 class Pair(NamedTuple):
-    """A master and its replica, with a connection to look behind the scenes of each."""
+    """A master and its replica, with a client for each."""
 
     master: Server
     replica: Server
@@ -35,8 +35,8 @@ class Pair(NamedTuple):
     at_replica: Any
 
     @contextlib.contextmanager
-    def standing_still(self) -> Iterator[None]:
-        """The replica is stopped: what is written meanwhile it does not have."""
+    def replica_stopped(self) -> Iterator[None]:
+        """The replica is stopped (SIGSTOP) and gets no writes."""
         os.kill(self.replica.pid, signal.SIGSTOP)
         try:
             yield
@@ -44,11 +44,11 @@ class Pair(NamedTuple):
             os.kill(self.replica.pid, signal.SIGCONT)
 
     def cut_off(self) -> None:
-        """The replica has lost its master, and has what it has."""
-        self.at_replica.replicaof("127.0.0.1", "1")  # where nobody listens
+        """The replica loses its master and gets no more writes."""
+        self.at_replica.replicaof("127.0.0.1", "1")  # no server listens there
 
     def fail_over(self) -> None:
-        """kill -9 of the master; the replica takes its place with what it has."""
+        """Kill the master (SIGKILL) and promote the replica."""
         self.master.process.kill()
         self.master.process.wait()
         self.at_replica.replicaof("NO", "ONE")
@@ -64,35 +64,35 @@ def pair() -> Iterator[Pair]:
     ):  # fmt: skip
         at = [client.Redis(unix_socket_path=str(server.socket), socket_timeout=30) for server in (master, replica)]
         at[1].replicaof("127.0.0.1", str(port))
-        # and has begun a log of its own, without which it would not end when it is asked to
+        # until its append-only file has been rewritten, the replica does not exit on SIGTERM
         poll(lambda: (info := at[1].info())["master_link_status"] == "up" and not info["aof_rewrite_in_progress"], 30)
         yield Pair(master, replica, *at)
 
 
 def push(inlet: Inlet, body: bytes) -> bool:
-    """Commit a body; whether it is safe."""
+    """Commit a body; whether it was accepted."""
     batch = inlet.append("votes", body)
     inlet.commit(batch)
     return batch.refused is None
 
 
-def test_a_body_that_too_few_replicas_have_gets_503_and_trying_again_does_not_pile_it_up(pair: Pair) -> None:
+def test_a_body_that_too_few_replicas_confirm_gets_503_and_retries_add_no_copies(pair: Pair) -> None:
     with short_tmp() as tmp, gateway(tmp, pair.master, env={"INGEST_REPLICAS": 1}) as gate:
         assert post(gate.socket, "/votes", VOTE % 1)[0] == 200
         assert pair.at_replica.llen(VOTES.ready) == 1
-        with pair.standing_still():
+        with pair.replica_stopped():
             answers = [post(gate.socket, "/votes", VOTE % 2) for _ in range(10)]
             assert {status for status, _, _ in answers} == {503}
             assert {headers["retry-after"] for _, headers, _ in answers} == {"1"}
             assert b"Fewer than 1 replicas of Redis keep up." in answers[0][2]
-            assert pair.at_master.llen(VOTES.ready) == 2  # the first of the ten is there: its client does not know
+            assert pair.at_master.llen(VOTES.ready) == 2  # the first of the ten was pushed before its WAIT failed
             assert gate.said().count("refusing") == 1
         poll(lambda: post(gate.socket, "/votes", VOTE % 3)[0] == 200)
         assert pair.at_replica.lrange(VOTES.ready, 0, -1) == [VOTE % 1, VOTE % 2, VOTE % 3]
         assert gate.said().count("accepting bodies again") == 1
 
 
-def test_a_failover_to_a_replica_that_fell_behind_under_load_loses_nothing_that_was_acknowledged(pair: Pair) -> None:
+def test_a_failover_to_a_replica_that_lags_under_load_loses_no_acknowledged_body(pair: Pair) -> None:
     inlet = Inlet(str(pair.master.socket), 10**9, replicas=1)
     safe: list[bytes] = []
 
@@ -107,14 +107,14 @@ def test_a_failover_to_a_replica_that_fell_behind_under_load_loses_nothing_that_
     poll(lambda: len(safe) > 200, 60)
     pair.cut_off()
     count = len(safe)
-    poll(lambda: not thread.is_alive() or len(safe) > count + 3, 60)  # the latter should not be
+    poll(lambda: not thread.is_alive() or len(safe) > count + 3, 60)  # the second condition would be a failure
     over.set()
     thread.join()
     pair.fail_over()
     assert pair.at_replica.lrange(VOTES.ready, 0, -1)[: len(safe)] == safe
 
 
-def test_without_waiting_a_replica_that_lags_has_less_than_was_acknowledged(pair: Pair) -> None:
+def test_without_wait_a_failover_to_a_replica_that_lags_loses_acknowledged_bodies(pair: Pair) -> None:
     inlet = Inlet(str(pair.master.socket), 10**9)
     pair.cut_off()
     assert push(inlet, b"lost")
@@ -123,13 +123,12 @@ def test_without_waiting_a_replica_that_lags_has_less_than_was_acknowledged(pair
 
 
 @pytest.mark.parametrize("replicas, stored", [(1, 1), (0, 2)])
-def test_a_claim_that_the_replica_does_not_know_is_stored_twice_unless_it_was_waited_for(
+def test_a_claim_that_the_replica_lacks_is_stored_twice_unless_the_worker_waited_for_the_replica(
     pair: Pair, tmp_path: Path, replicas: int, stored: int
 ) -> None:
     def work(server: Server, replicas: int = 0) -> Any:
-        worker = Worker(Outlet(str(server.socket), replicas=replicas), url, registry.STREAMS, MOST)
-        lane = next(lane for lane in worker.states if lane.stream.name == "votes")
-        worker.step(lane)
+        worker = Worker(Outlet(str(server.socket), replicas=replicas), url, registry.STREAMS, LIMITS)
+        worker.step(next(state for state in worker.states if state.stream.name == "votes"))
         assert worker.sink
         ledger = worker.sink.ledger("votes", 1 << 62)
         worker.sink.close()

@@ -328,9 +328,7 @@ def test_a_large_claim_is_read_in_pieces(server: Server, inlet: Inlet, outlet: O
 def test_a_claim_that_takes_a_list_just_below_its_limit_counts_every_body_once(
     size: int, server: Server, inlet: Inlet, outlet: Outlet, inspector: Inspector
 ) -> None:
-    """The bodies are below the limit, the list with its overhead is above it: the last LPOP finds fewer than it asks
-    for.
-    """
+    """The bodies are below the limit, the list with its overhead is above it: the last LPOP gets a partial step."""
     limit = 600_000
     bodies = [b"x" * size] * min((limit - 1) // size, 20_011)
     push(inlet, *bodies)
