@@ -4,6 +4,7 @@ import os
 import sys
 
 import bjoern
+
 from raw import app
 
 bjoern.listen(app, "unix:" + sys.argv[1])

@@ -127,11 +127,9 @@ def environment(tmp: Path, env: Mapping[str, object] | None = None) -> dict[str,
 
 @contextlib.contextmanager
 def running(
-    command: Sequence[object], log: Path, env: Mapping[str, str], stop: int = signal.SIGTERM
+    command: Sequence[object], log: Path, env: Mapping[str, str], stop: int = signal.SIGTERM, cwd: Path = ROOT
 ) -> Iterator[subprocess.Popen]:
-    """Run a program in its own process group, from the root of the checkout. At the end send `stop`, wait at most 15
-    seconds, then kill the group.
-    """
+    """Run a program in its own process group. At the end send `stop`, wait at most 15 s, kill the group."""
     with open(log, "ab") as out:
         process = subprocess.Popen(
             # a script that starts the tests with & makes them ignore SIGINT, and children inherit that
@@ -140,7 +138,7 @@ def running(
             stdout=out,
             stderr=out,
             env=env,
-            cwd=ROOT,
+            cwd=cwd,
             start_new_session=True,
         )
     try:

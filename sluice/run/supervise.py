@@ -21,7 +21,7 @@ class Poller(poller.Poller):
     It means a signal to wake it, but since Python 3.5 an interrupted poll goes on (PEP 475).
     """
 
-    def poll(self, timeout: float):
+    def poll(self, timeout: float) -> tuple[list[int], list[int]]:
         return super().poll(min(timeout, 0.1))
 
 

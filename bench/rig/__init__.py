@@ -1,0 +1,39 @@
+"""The rig of all benchmarks: parameters, private servers, load, alternating rounds, and the report.
+
+A benchmark is an executable file that imports this package first, which installs what is missing and continues in
+bench/.venv:
+
+    options = rig.options(__doc__, rounds=5, seconds=4)
+    report = rig.Report("name", "The question", options)                  # prints the parameters
+    with rig.Stand(options) as stand:
+        ours = stand.gateway("fast lane", runtime="pypy")                 # as bin/up runs it, behind its own nginx
+        noop = stand.noop("no-op")
+        found = rig.rounds(options, {c.name: stand.load(c) for c in (ours, noop)}, reference="no-op")
+    report.table(found); report.bars(...); report.write()
+
+All candidates run all the time; only one of them is under load. Each has its own nginx, configured as by bin/up. Those
+that use Redis share one server, which is emptied between the runs.
+"""
+
+from __future__ import annotations
+
+from rig.environment import BENCH, ROOT  # isort: split
+
+from rig.load import GENERATOR, body, cpu, measured, memory, per_100k, processes
+from rig.parameters import Figures, options, output, progress
+from rig.report import (
+    COLOURS,
+    LIMIT_COLOUR,
+    OURS_COLOUR,
+    THEIRS_COLOUR,
+    Report,
+    pyplot,
+)
+from rig.rounds import ratio, ratios, rounds
+from rig.stand import CFLAGS, OURS, THEIRS, Candidate, Stand
+
+__all__ = [
+    "BENCH", "CFLAGS", "COLOURS", "GENERATOR", "LIMIT_COLOUR", "OURS", "OURS_COLOUR", "ROOT", "THEIRS", "THEIRS_COLOUR",
+    "Candidate", "Figures", "Report", "Stand", "body", "cpu", "measured", "memory", "options", "output", "per_100k",
+    "processes", "progress", "pyplot", "ratio", "ratios", "rounds",
+]  # fmt: skip

@@ -1,0 +1,152 @@
+"""The load generators, and the CPU time and memory of process groups."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rig.parameters import Figures
+
+TICK = os.sysconf("SC_CLK_TCK")
+GENERATOR = "load generator"
+
+Parts = Mapping[str, Sequence[int]]  # of a candidate: name -> leaders of process groups
+
+# wrk's own summary lacks the 99.9th percentile and the kinds of errors.
+DONE = """
+function done(summary, latency)
+  local e = summary.errors
+  io.write(string.format('WRK {"requests":%d,"duration":%f,"p50":%f,"p99":%f,"p999":%f,"mean":%f,"max":%f,' ..
+    '"connect":%d,"read":%d,"write":%d,"status":%d,"timeout":%d}', summary.requests, summary.duration / 1e6,
+    latency:percentile(50) / 1e3, latency:percentile(99) / 1e3, latency:percentile(99.9) / 1e3,
+    latency.mean / 1e3, latency.max / 1e3, e.connect, e.read, e.write, e.status, e.timeout))
+end
+"""
+
+
+class Stalled(Exception):
+    """The load generator did not end in time: the machine was suspended, as virtual machines sometimes are."""
+
+
+def body(size: int) -> bytes:
+    """A valid GPS position, padded to `size` bytes."""
+    text = b'{"device":"a1b2c3","lat":48.13743,"lon":11.57549,"time":1766600000,"speed":2.5'
+    padding = size - len(text) - 1
+    if padding < 10:
+        return text + b" " * padding + b"}"
+    return text + b',"note":"' + b"x" * (padding - 10) + b'"}'
+
+
+def wrk(tmp: Path, url: str, parts: Parts, seconds: float, connections: int, size: int) -> Figures:
+    """Load by wrk on one thread.
+
+    Returns: rate (2xx/s), p50, p99, p999, mean, max (ms), errors, and CPU and memory as in `measured`.
+    """
+    lua = tmp / "load.lua"
+    lua.write_text(
+        f"wrk.method = 'POST'\nwrk.body = [==[{body(size).decode()}]==]\n"
+        "wrk.headers['Content-Type'] = 'application/json'\n" + DONE
+    )
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "10s", "-s", lua, url]
+    text, more = measured(tmp, command, parts, seconds)
+    found = json.loads(text.rpartition("WRK ")[2])
+    good = found["requests"] - found["status"]
+    errors = {name: found.pop(name) for name in ("connect", "read", "write", "status", "timeout")}
+    return {
+        "rate": good / found["duration"],
+        **{name: found[name] for name in ("p50", "p99", "p999", "mean", "max")},
+        "errors": sum(errors.values()),
+        "errors by kind": {name: number for name, number in errors.items() if number},
+        "requests": good,
+        "connections": connections,
+        "size": size,
+        **per_100k(more, good),
+    }
+
+
+def siege(tmp: Path, url: str, parts: Parts, seconds: float, connections: int, size: int) -> Figures:
+    """Load by siege over keep-alive connections. Returns: rate, mean, max (ms), errors, and as in `measured`."""
+    (tmp / "siegerc").write_text(
+        "protocol = HTTP/1.1\nconnection = keep-alive\nparser = false\nshow-logfile = false\nlogging = false\n"
+        f"verbose = false\nlimit = {connections}\njson_output = true\n"
+    )
+    (tmp / "urls.txt").write_text(f"{url} POST {body(size).decode()}\n")
+    command = [
+        "siege", f"--rc={tmp}/siegerc", f"--file={tmp}/urls.txt", "--benchmark", f"--concurrent={connections}",
+        f"--time={max(1, round(seconds))}S", "--content-type=application/json",
+    ]  # fmt: skip
+    text, more = measured(tmp, command, parts, seconds)
+    found = json.loads(text[text.rindex("{") : text.rindex("}") + 1])
+    good = found["successful_transactions"]
+    return {
+        "rate": good / found["elapsed_time"],
+        "mean": found["response_time"] * 1000,
+        "max": found["longest_transaction"] * 1000,
+        "errors": found["failed_transactions"],
+        "requests": good,
+        "connections": connections,
+        "size": size,
+        **per_100k(more, good),
+    }
+
+
+def measured(tmp: Path, command: Sequence[object], parts: Parts, seconds: float) -> tuple[str, Figures]:
+    """Run a load generator for about `seconds`.
+
+    Returns: its output, and CPU seconds ("cpu") and resident MB ("memory") of each part. Raises: Stalled.
+    """
+    before = {part: cpu(groups) for part, groups in parts.items()}
+    own = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began, late = time.monotonic(), 1.5 * seconds + 4  # generators end by the clock, even if the server hangs
+    try:
+        done = subprocess.run(
+            [str(part) for part in command], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=late + 30, env=os.environ | {"HOME": str(tmp)},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise Stalled from error
+    if time.monotonic() - began > late:
+        raise Stalled
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: {done.stdout} {done.stderr}")
+    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = {part: cpu(groups) - before[part] for part, groups in parts.items()}
+    used[GENERATOR] = now.ru_utime + now.ru_stime - own.ru_utime - own.ru_stime
+    return done.stdout, {"cpu": used, "memory": {part: memory(groups) for part, groups in parts.items()}}
+
+
+def processes(groups: Iterable[int]) -> dict[int, list[str]]:
+    """The processes of these groups: pid -> the fields of /proc/PID/stat from the state on."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+            if int(fields[2]) in groups:
+                found[int(pid)] = fields
+    return found
+
+
+def cpu(groups: Iterable[int]) -> float:
+    """CPU seconds of these process groups, including ended children."""
+    return sum(sum(map(int, fields[11:15])) for fields in processes(groups).values()) / TICK
+
+
+def memory(groups: Iterable[int], key: str = "VmRSS") -> float:
+    """Resident MB of process groups; shared pages count in each process. key: VmHWM for the peak."""
+    total = 0
+    for pid in processes(groups):
+        with contextlib.suppress(OSError, IndexError):
+            total += int(Path(f"/proc/{pid}/status").read_text().partition(key + ":")[2].split()[0])
+    return total / 1024
+
+
+def per_100k(figures: Figures, requests: int) -> Figures:
+    """The figures with CPU seconds per 100,000 requests instead of the total."""
+    times = {part: round(used * 1e5 / requests, 3) for part, used in figures["cpu"].items()} if requests else {}
+    return figures | {"cpu": times}

@@ -1,0 +1,191 @@
+"""The report of a benchmark: parameters, tables and plots, on standard output and in bench/results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rig.environment import ROOT
+from rig.parameters import Figures, machine
+
+# The palette of Okabe and Ito, which colour-blind readers can distinguish.
+OURS_COLOUR, THEIRS_COLOUR, LIMIT_COLOUR = "#0072B2", "#999999", "#E69F00"
+STACK = ("#E69F00", "#0072B2", "#D55E00", "#BBBBBB", "#009E73", "#CC79A7")
+COLOURS = (OURS_COLOUR, "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+
+
+PATHS = ("against", "dir", "results")  # options that do not affect the figures
+
+
+class Report:
+    """Prints the parameters at once; collects text, tables, plots and data for `write`."""
+
+    def __init__(self, name: str, question: str, options: argparse.Namespace, **more: Any) -> None:
+        self.name = name
+        self.question = question
+        self.results: Path = options.results
+        chosen = {key: str(value) for key, value in vars(options).items() if key not in PATHS}
+        command = re.sub(r" --(results|dir)[ =]\S+", "", " ".join([f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]]))
+        command = re.sub(r"--against[ =]\S+", "--against DIR", command)
+        self.parameters = {"command": command, **machine(options.dir), **chosen}
+        self.parameters |= {key: str(value) for key, value in more.items()}
+        self.data: Figures = {"question": question, "parameters": self.parameters}
+        self.text = f"# {question}\n"
+        print(question)
+        for key, value in self.parameters.items():
+            print(f"  {key:<12} {value}")
+        sys.stdout.flush()
+
+    def say(self, text: str) -> None:
+        """Add a paragraph."""
+        self.text += f"\n{text}\n"
+        print("\n" + text, flush=True)
+
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
+        """Add a table. Numbers are formatted by `show`."""
+        cells = [[show(cell) for cell in row] for row in rows]
+        lines = [list(head), ["---"] + ["--:"] * (len(head) - 1), *cells]
+        wide = [max(len(line[n]) for line in lines) for n in range(len(head))]
+        lines[1] = ["-" * wide[0]] + ["-" * (width - 1) + ":" for width in wide[1:]]
+        text = "\n".join(
+            "| "
+            + " | ".join(f"{cell:<{w}}" if n == 0 else f"{cell:>{w}}" for n, (cell, w) in enumerate(zip(line, wide)))
+            + " |"
+            for line in lines
+        )
+        self.say((f"**{title}**\n\n" if title else "") + text)
+
+    def bars(
+        self, bars: Sequence[tuple[str, float, str]], title: str, unit: str, suffix: str = "",
+        labels: Sequence[str] | None = None, log: bool = False, note: str = "",
+    ) -> None:  # fmt: skip
+        """Add a horizontal bar chart. bars: (name, value, colour), from the top. labels: texts at their ends."""
+        plt = pyplot()
+        figure, axes = plt.subplots(figsize=(9, 1.3 + 0.34 * len(bars)), layout="constrained")
+        names, values, colours = zip(*bars)
+        drawn = axes.barh(range(len(bars)), values, color=colours, height=0.72)
+        axes.bar_label(drawn, labels=labels or [show(value) for value in values], padding=4, fontsize=9)
+        axes.set_yticks(range(len(bars)), names, fontsize=9)
+        axes.invert_yaxis()
+        if log:
+            axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.margins(x=0.16)
+        axes.set_xlabel(unit + (f"\n{note}" if note else ""), fontsize=9)
+        axes.set_title(title, loc="left", fontsize=11, fontweight="bold", wrap=True)
+        self.save(figure, axes, suffix)
+
+    def stacks(
+        self, bars: Mapping[str, Sequence[float]], parts: Sequence[str], title: str, unit: str, suffix: str = ""
+    ) -> None:
+        """Add a stacked horizontal bar chart. bars: name -> a value per part."""
+        plt = pyplot()
+        figure, axes = plt.subplots(figsize=(9, 1.5 + 0.34 * len(bars)), layout="constrained")
+        left = [0.0] * len(bars)
+        for n, part in enumerate(parts):
+            values = [bar[n] for bar in bars.values()]
+            drawn = axes.barh(range(len(bars)), values, left=left, color=STACK[n % len(STACK)], height=0.72, label=part)
+            left = [a + b for a, b in zip(left, values)]
+        axes.bar_label(drawn, labels=[show(float(value)) for value in left], padding=4, fontsize=9)
+        axes.set_yticks(range(len(bars)), list(bars), fontsize=9)
+        axes.invert_yaxis()
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.margins(x=0.1)
+        axes.set_xlabel(unit, fontsize=9)
+        axes.legend(loc="lower right", fontsize=9)
+        axes.set_title(title, loc="left", fontsize=11, fontweight="bold", wrap=True)
+        self.save(figure, axes, suffix)
+
+    def lines(
+        self, series: Mapping[str, Sequence[tuple[float, float]]], title: str, x: str, y: str, suffix: str = "",
+        log_x: bool = False, log_y: bool = False, colours: Mapping[str, str] | None = None, note: str = "",
+    ) -> None:  # fmt: skip
+        """Add a line chart; each line has its name at its end. series: name -> [(x, y), …]"""
+        plt = pyplot()
+        figure, axes = plt.subplots(figsize=(9, 4.6), layout="constrained")
+        ends = []
+        for n, (name, points) in enumerate(series.items()):
+            colour = (colours or {}).get(name, COLOURS[n % len(COLOURS)])
+            axes.plot(*zip(*points), color=colour, marker="osD^vP*X"[n % 8], linewidth=1.8, markersize=5)
+            ends.append((points[-1][1], points[-1][0], name, colour))
+        if log_x:
+            axes.set_xscale("log")
+            ticks = sorted({at for line in series.values() for at, _ in line})
+            axes.set_xticks(ticks, [show(at) for at in ticks])
+            axes.set_xticks([], minor=True)
+        else:
+            axes.xaxis.set_major_formatter("{x:,g}")
+        if log_y:
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter("{x:,g}")
+        figure.draw_without_rendering()
+        last = -1e9
+        for value, at, name, colour in sorted(ends):  # move names up where they would overlap
+            height = axes.transData.transform((at, value))[1] * 72 / figure.dpi
+            last = max(height, last + 11)
+            axes.annotate(
+                name,
+                (at, value),
+                xytext=(8, last - height),
+                textcoords="offset points",
+                color=colour,
+                va="center",
+                fontsize=9,
+            )
+        axes.set_xlabel(x + (f"\n{note}" if note else ""), fontsize=9)
+        axes.set_ylabel(y, fontsize=9)
+        axes.set_title(title, loc="left", fontsize=11, fontweight="bold", wrap=True)
+        self.save(figure, axes, suffix)
+
+    def save(self, figure: Any, axes: Any, suffix: str = "") -> None:
+        """Write a figure as SVG, with the command, the machine and the commit below it."""
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="both", color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        p = self.parameters
+        figure.supxlabel(
+            f"{p['command']} · {p['machine']} · commit {p['commit']} · {p['date']}", fontsize=7, color="#666666"
+        )
+        self.results.mkdir(parents=True, exist_ok=True)
+        stem = self.name + (f"-{suffix}" if suffix else "")
+        figure.savefig(self.results / f"{stem}.svg", metadata={"Date": None}, dpi=130)  # dpi: of rasterized parts
+        pyplot().close(figure)
+        self.text += f"\n![{stem}]({stem}.svg)\n"
+
+    def write(self) -> None:
+        """Write NAME.json (`data`) and NAME.md (the text and the parameters)."""
+        self.results.mkdir(parents=True, exist_ok=True)
+        (self.results / f"{self.name}.json").write_text(json.dumps(self.data, indent=1) + "\n")
+        facts = "\n".join(f"- {key}: {value}" for key, value in self.parameters.items())
+        (self.results / f"{self.name}.md").write_text(f"{self.text}\n## Parameters\n\n{facts}\n")
+        where = self.results
+        print(
+            f"\nwritten: {where.relative_to(ROOT) if where.is_relative_to(ROOT) else where}/{self.name}.*", flush=True
+        )
+
+
+def show(value: object) -> str:
+    """A table cell: floats as integers from 100 on, else with three significant digits."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def pyplot() -> Any:
+    """matplotlib without a display. Imported late: that takes a second."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "sluice", "font.family": "DejaVu Sans"}
+    from matplotlib import pyplot as plt
+
+    return plt

@@ -1,0 +1,95 @@
+"""Alternating rounds, and the ratios between the cases of a round."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from rig.load import Stalled
+from rig.parameters import Figures, progress
+
+
+def rounds(
+    options: argparse.Namespace,
+    cases: Mapping[str, Callable[[float], Figures]],
+    reference: str = "",
+    warm: Mapping[str, float] | None = None,
+    pause: float = 0.3,
+) -> dict[str, Figures]:
+    """Run every case once per round, after one discarded run each. Every second round reverses the order of the
+    one before, and then the order rotates by two: neighbours stay neighbours, and none always precedes the other.
+
+    reference: the case that the ratios refer to. warm: seconds of the discarded run, if not options.warm. pause:
+    seconds between two runs. A run during which the machine stalled is repeated.
+    Returns: case -> the medians of its figures, `rates` of each round; with a reference also `ratio` (median) and
+    `ratios` of each round.
+    """
+    names, began = list(cases), time.monotonic()
+    warming = {name: (warm or {}).get(name, options.warm) for name in names}
+    plan = [(0, name, warming[name]) for name in names if warming[name]]
+    for n in range(options.rounds):
+        first = n // 2 * 2 % max(len(names), 1)
+        order = names[first:] + names[:first]
+        plan += [(n + 1, name, options.seconds) for name in (reversed(order) if n % 2 else order)]
+    results: dict[str, list[Figures]] = {name: [] for name in names}
+    total = sum(seconds + pause + 0.5 for *_, seconds in plan)
+    spent, stalls = 0.0, 0
+    while plan:
+        n, name, seconds = plan.pop(0)
+        left = (time.monotonic() - began) / spent * (total - spent) if spent else total
+        try:
+            found = cases[name](seconds)
+        except Stalled:
+            stalls += 1
+            if stalls > 5:
+                raise
+            # gunicorn replaces workers that missed their heartbeat; the new ones are cold
+            progress(f"  the machine stalled during {name}; warming up again")
+            plan = [(0, other, warming[other]) for other in names if warming[other]] + [(n, name, seconds), *plan]
+            continue
+        spent += seconds + pause + 0.5
+        if n:
+            results[name].append(found)
+        kind = f"round {n}/{options.rounds}" if n else "warm-up  "
+        errors = f"  {found['errors']:,} ERRORS" if found.get("errors") else ""
+        progress(f"  {max(left, 0) / 60:4.1f} min left  {kind}  {name:<44} {found.get('rate', 0):>10,.0f}/s{errors}")
+        time.sleep(pause)
+    summary = {}
+    for name, runs in results.items():
+        summary[name] = {"case": name, **median(runs), "rates": [round(run["rate"], 1) for run in runs]}
+        if reference:
+            pairs = list(zip(runs, results[reference]))
+            each = [run["rate"] / other["rate"] for run, other in pairs if other["rate"]]
+            summary[name] |= {"ratio": statistics.median(each or [0]), "ratios": [round(r, 3) for r in each]}
+    return summary
+
+
+def median(runs: Sequence[Figures]) -> Figures:
+    """The median of every number; errors are summed."""
+    out: Figures = {}
+    for key, value in runs[0].items():
+        values = [run[key] for run in runs if key in run]
+        if key == "errors":
+            out[key] = sum(values)
+        elif key == "errors by kind":
+            out[key] = {kind: sum(v.get(kind, 0) for v in values) for kind in {kind for v in values for kind in v}}
+        elif isinstance(value, dict):
+            out[key] = median(values) if all(values) else value
+        elif isinstance(value, (int, float)):
+            out[key] = statistics.median(values)
+        else:
+            out[key] = value
+    return out
+
+
+def ratios(found: Mapping[str, Figures], one: str, other: str) -> list[float]:
+    """The ratio of one case to another in each round."""
+    pairs = zip(found[one]["rates"], found[other]["rates"])
+    return [a / b for a, b in pairs if b] or [0.0]
+
+
+def ratio(found: Mapping[str, Figures], one: str, other: str) -> float:
+    """The median of `ratios`."""
+    return statistics.median(ratios(found, one, other))
