@@ -1,4 +1,4 @@
-/* The least that can stand behind nginx: reads each request whole and gives the answer that ingest.py gives.
+/* The fastest possible server behind nginx: it reads each request completely and sends the response of ingest.py.
  * One process, epoll, any number of Unix sockets: noop PATH... */
 
 #define _GNU_SOURCE
@@ -13,26 +13,26 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-static const char ANSWER[] = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n{\"message\":\"OK\"}";
+static const char RESPONSE[] = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n{\"message\":\"OK\"}";
 
-enum { HEAD_MOST = 16384, CONNECTIONS_MOST = 65536 };
+enum { MAX_HEAD = 16384, MAX_CONNECTIONS = 65536 };
 
 struct connection {
-    size_t body;     /* bytes of the body that are still to come */
-    size_t have;     /* bytes of an unfinished head in buffer */
-    char buffer[];   /* HEAD_MOST */
+    size_t body;     /* remaining bytes of the body */
+    size_t have;     /* bytes of an incomplete head in buffer */
+    char buffer[];   /* MAX_HEAD */
 };
 
-static struct connection *connections[CONNECTIONS_MOST]; /* NULL for the listeners too, until something is read */
-static char is_listener[CONNECTIONS_MOST];
+static struct connection *connections[MAX_CONNECTIONS]; /* indexed by descriptor */
+static char is_listener[MAX_CONNECTIONS];
 
-static void hang_up(int fd) {
+static void disconnect(int fd) {
     free(connections[fd]);
     connections[fd] = NULL;
     close(fd);
 }
 
-/* Takes what was read; returns the number of requests that ended in it, -1 if it is not HTTP. */
+/* Parses data; returns the number of requests that it completes, -1 if it is not HTTP. */
 static int take(struct connection *c, const char *data, size_t size) {
     int done = 0;
     while (size > 0) {
@@ -43,7 +43,7 @@ static int take(struct connection *c, const char *data, size_t size) {
             done++;
             continue;
         }
-        size_t part = size < HEAD_MOST - 1 - c->have ? size : HEAD_MOST - 1 - c->have;
+        size_t part = size < MAX_HEAD - 1 - c->have ? size : MAX_HEAD - 1 - c->have;
         if (part == 0) return -1;
         memcpy(c->buffer + c->have, data, part);
         c->buffer[c->have + part] = 0;
@@ -64,7 +64,7 @@ static int take(struct connection *c, const char *data, size_t size) {
 
 int main(int count, char **paths) {
     int poll = epoll_create1(0);
-    signal(SIGPIPE, SIG_IGN); /* nginx may hang up first */
+    signal(SIGPIPE, SIG_IGN); /* nginx may close first */
     for (int n = 1; n < count; n++) {
         struct sockaddr_un address = {.sun_family = AF_UNIX};
         int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
@@ -82,8 +82,8 @@ int main(int count, char **paths) {
             int fd = events[n].data.fd, client;
             if (is_listener[fd]) {
                 while ((client = accept4(fd, NULL, NULL, SOCK_NONBLOCK)) >= 0) {
-                    if (client >= CONNECTIONS_MOST) { close(client); continue; }
-                    connections[client] = calloc(1, sizeof(struct connection) + HEAD_MOST);
+                    if (client >= MAX_CONNECTIONS) { close(client); continue; }
+                    connections[client] = calloc(1, sizeof(struct connection) + MAX_HEAD);
                     epoll_ctl(poll, EPOLL_CTL_ADD, client, &(struct epoll_event){.events = EPOLLIN, .data.fd = client});
                 }
                 continue;
@@ -91,10 +91,10 @@ int main(int count, char **paths) {
             ssize_t size = recv(fd, data, sizeof data, 0);
             if (size < 0 && (errno == EAGAIN || errno == EINTR)) continue;
             int done = size > 0 ? take(connections[fd], data, size) : -1;
-            /* an answer always fits: nginx asks one thing at a time */
+            /* a response always fits into the socket's buffer: nginx does not pipeline */
             for (; done > 0; done--)
-                if (send(fd, ANSWER, sizeof ANSWER - 1, 0) < 0) done = 0;
-            if (done < 0) hang_up(fd);
+                if (send(fd, RESPONSE, sizeof RESPONSE - 1, 0) < 0) done = 0;
+            if (done < 0) disconnect(fd);
         }
     }
 }

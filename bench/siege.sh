@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Besiege the running system: POSTs over kept connections. bin/up runs in another terminal.
+# Load a running installation by siege: POSTs over keep-alive connections. Start bin/up in another terminal first.
 #
-#   bench/siege.sh [--concurrent=64] [--reps=3000] [further options of siege]    users, and requests of each
+#   bench/siege.sh [--concurrent=64] [--reps=3000] [options of siege]    users, and requests per user
 #
-# It ends by a count: siege 4.0.7 ended by its clock, --time, may hang for ever (DECISIONS.md).
+# It ends after a number of requests, because siege 4.0.7 may hang with --time (DECISIONS.md).
 set -euo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.."
 port=${INGEST_PORT:-8080}

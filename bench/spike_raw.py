@@ -1,4 +1,4 @@
-"""rungs/raw.py without redis-py's bound of 100 connections, beyond which its pool raises: up to one a user."""
+"""rungs/raw.py without redis-py's limit of 100 connections, beyond which its pool raises: one per user."""
 
 import os
 

@@ -1,11 +1,10 @@
-/* So many users at once: all connect, then all post in a closed loop over their kept connections. Beside the data flow.
+/* A load generator: all users connect, then all post in a closed loop over keep-alive connections.
  *
  *   spike_users PORT PATH USERS SECONDS TIMEOUT BODY_FILE
  *
- * Prints one JSON object. Unlike wrk it posts only when every user is connected, and tells failures apart: by status,
- * `timeout` (no answer within TIMEOUT seconds), `reset` (the connection ended without an answer), `connect`. After a
- * failure without an answer the user connects again and goes on. When the time is up nothing more is sent, and what is
- * on its way is waited for. */
+ * Prints one JSON object. Unlike wrk it posts only once all users are connected, and distinguishes failures: by status,
+ * `timeout` (no response within TIMEOUT seconds), `reset` (the connection ended without a response), `connect`. After a
+ * failure without a response the user connects again. At the end it waits for the responses of open requests. */
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -22,15 +21,15 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { ADDRESSES = 8, CONNECTING_MOST = 500, STEPS = 64, ANSWER_MOST = 4096, STATUSES = 600 };
-enum state { APART, CONNECTING, IDLE, WAITING };
+enum { ADDRESSES = 8, MAX_CONNECTING = 500, STEPS = 64, MAX_RESPONSE = 4096, STATUSES = 600 };
+enum state { DISCONNECTED, CONNECTING, IDLE, WAITING };
 
 struct user {
     enum state state;
     int fd;
-    int have;             /* bytes of the answer so far */
-    uint64_t since;       /* microseconds: when it began to connect or to post */
-    char answer[ANSWER_MOST];
+    int have;             /* bytes of the response so far */
+    uint64_t since;       /* microseconds; start of the connect or the post */
+    char answer[MAX_RESPONSE];
 };
 
 static struct user *users;
@@ -39,9 +38,9 @@ static uint64_t patience, last_try;
 static struct sockaddr_in server;
 static char *request;
 static size_t request_size;
-static int posting; /* all are connected, and the time is not up */
+static int posting; /* all users are connected, and the time is not over */
 static uint64_t failed_status[STATUSES], failed_timeout, failed_reset, failed_connect, answered, answered_late;
-static uint64_t histogram[64 * STEPS], latency_sum, latency_most;
+static uint64_t histogram[64 * STEPS], latency_sum, latency_max;
 static uint64_t end;
 
 static uint64_t now(void) {
@@ -50,7 +49,7 @@ static uint64_t now(void) {
     return t.tv_sec * 1000000ull + t.tv_nsec / 1000;
 }
 
-/* Microseconds -> a slot; slots grow with the value, each is 1/32 of it wide or less. */
+/* Microseconds -> a slot of the histogram. A slot is at most 1/32 of its value wide. */
 static int slot(uint64_t value) {
     if (value < STEPS) return value;
     int power = 63 - __builtin_clzll(value);
@@ -70,31 +69,31 @@ static double percentile(double part) {
     return 0;
 }
 
-static void part_with(struct user *u) {
+static void disconnect(struct user *u) {
     if (u->state == CONNECTING) connecting--;
-    else if (u->state != APART) connected--;
+    else if (u->state != DISCONNECTED) connected--;
     if (u->state == WAITING) waiting--;
     if (u->fd >= 0) close(u->fd);
-    u->fd = -1, u->state = APART;
+    u->fd = -1, u->state = DISCONNECTED;
 }
 
 static void post(struct user *u) {
     u->have = 0, u->since = now(), u->state = WAITING, waiting++;
-    if (send(u->fd, request, request_size, 0) != (ssize_t)request_size) failed_reset++, part_with(u);
+    if (send(u->fd, request, request_size, 0) != (ssize_t)request_size) failed_reset++, disconnect(u);
 }
 
-static void met(struct user *u) {
+static void connected_now(struct user *u) {
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = u};
     epoll_ctl(poller, EPOLL_CTL_MOD, u->fd, &event);
     connecting--, connected++, u->state = IDLE;
     if (posting) post(u);
 }
 
-static void join(struct user *u) {
+static void begin(struct user *u) {
     static int next;
     int one = 1;
     struct sockaddr_in me = {.sin_family = AF_INET};
-    me.sin_addr.s_addr = htonl(0x7f000001 + next++ % ADDRESSES); /* one address has fewer than 30,000 ports */
+    me.sin_addr.s_addr = htonl(0x7f000001 + next++ % ADDRESSES); /* an address has fewer than 30,000 ephemeral ports */
     u->fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
     setsockopt(u->fd, SOL_IP, IP_BIND_ADDRESS_NO_PORT, &one, sizeof one);
     setsockopt(u->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -104,15 +103,15 @@ static void join(struct user *u) {
         (connect(u->fd, (void *)&server, sizeof server) && errno != EINPROGRESS) ||
         epoll_ctl(poller, EPOLL_CTL_ADD, u->fd, &event)) {
         failed_connect++;
-        part_with(u);
+        disconnect(u);
     }
 }
 
-/* The status of a whole answer, 0 if more is to come, -1 if it is not HTTP. */
+/* The status of a complete response, 0 if it is incomplete, -1 if it is not HTTP. */
 static int whole(struct user *u) {
     u->answer[u->have] = 0;
     char *head = strstr(u->answer, "\r\n\r\n");
-    if (!head) return u->have < ANSWER_MOST - 1 ? 0 : -1;
+    if (!head) return u->have < MAX_RESPONSE - 1 ? 0 : -1;
     int status = u->have > 12 ? atoi(u->answer + 9) : 0;
     char *length = strcasestr(u->answer, "\r\ncontent-length:");
     long size = length && length < head ? atol(length + 17) : 0;
@@ -121,12 +120,12 @@ static int whole(struct user *u) {
     return u->have - (head + 4 - u->answer) >= size ? status : 0;
 }
 
-static void hear(struct user *u) {
-    ssize_t size = recv(u->fd, u->answer + u->have, ANSWER_MOST - 1 - u->have, 0);
+static void receive(struct user *u) {
+    ssize_t size = recv(u->fd, u->answer + u->have, MAX_RESPONSE - 1 - u->have, 0);
     if (size < 0 && errno == EAGAIN) return;
     if (size <= 0) {
         if (u->state == WAITING) failed_reset++;
-        part_with(u);
+        disconnect(u);
         return;
     }
     u->have += size;
@@ -134,7 +133,7 @@ static void hear(struct user *u) {
     if (status == 0) return;
     if (status < 0) {
         failed_reset++;
-        part_with(u);
+        disconnect(u);
         return;
     }
     uint64_t at = now(), took = at - u->since;
@@ -143,16 +142,16 @@ static void hear(struct user *u) {
         if (posting || at < end) answered++;
         else answered_late++;
         histogram[slot(took)]++, latency_sum += took;
-        if (took > latency_most) latency_most = took;
+        if (took > latency_max) latency_max = took;
     } else {
         failed_status[status]++;
     }
     int closing = strcasestr(u->answer, "\r\nconnection: close") != NULL;
-    if (closing) part_with(u);
+    if (closing) disconnect(u);
     else if (posting) post(u);
 }
 
-/* One look at what has happened; then at who waits in vain, and who has to connect again. */
+/* Handle events for up to 20 ms; then time out users, and connect the disconnected ones again. */
 static void turn(void) {
     struct epoll_event events[1024];
     int ready = epoll_wait(poller, events, 1024, 20);
@@ -162,10 +161,10 @@ static void turn(void) {
             int error = 0;
             socklen_t size = sizeof error;
             getsockopt(u->fd, SOL_SOCKET, SO_ERROR, &error, &size);
-            if (error || events[n].events & (EPOLLERR | EPOLLHUP)) failed_connect++, part_with(u);
-            else if (events[n].events & EPOLLOUT) met(u);
-        } else if (u->state != APART) {
-            hear(u);
+            if (error || events[n].events & (EPOLLERR | EPOLLHUP)) failed_connect++, disconnect(u);
+            else if (events[n].events & EPOLLOUT) connected_now(u);
+        } else if (u->state != DISCONNECTED) {
+            receive(u);
         }
     }
     uint64_t at = now();
@@ -176,9 +175,9 @@ static void turn(void) {
         if ((u->state == CONNECTING || u->state == WAITING) && at - u->since > patience) {
             if (u->state == WAITING) failed_timeout++;
             else failed_connect++;
-            part_with(u);
+            disconnect(u);
         }
-        if (u->state == APART && connecting < CONNECTING_MOST && (posting || !end)) join(u);
+        if (u->state == DISCONNECTED && connecting < MAX_CONNECTING && (posting || !end)) begin(u);
     }
 }
 
@@ -215,8 +214,8 @@ int main(int count, char **arguments) {
     uint64_t all = answered + answered_late, failures = failed_timeout + failed_reset + failed_connect;
     printf("{\"users\":%d,\"connected\":%d,\"connecting\":%.3f,\"requests\":%lu,\"rate\":%.1f,", users_count, there,
         (start - began) / 1e6, all, answered / ((end - start) / 1e6));
-    printf("\"mean\":%.3f,\"p50\":%.3f,\"p99\":%.3f,\"p999\":%.3f,\"most\":%.3f,\"errors by kind\":{",
-        all ? latency_sum / 1e3 / all : 0.0, percentile(0.5), percentile(0.99), percentile(0.999), latency_most / 1e3);
+    printf("\"mean\":%.3f,\"p50\":%.3f,\"p99\":%.3f,\"p999\":%.3f,\"max\":%.3f,\"errors by kind\":{",
+        all ? latency_sum / 1e3 / all : 0.0, percentile(0.5), percentile(0.99), percentile(0.999), latency_max / 1e3);
     for (int status = 0; status < STATUSES; status++)
         if (failed_status[status]) failures += failed_status[status], printf("\"%d\":%lu,", status, failed_status[status]);
     printf("\"timeout\":%lu,\"reset\":%lu,\"connect\":%lu},\"errors\":%lu}\n", failed_timeout, failed_reset, failed_connect,

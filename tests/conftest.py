@@ -1,4 +1,4 @@
-"""What pytest takes and shows here beyond its own: an option, and tables of what the tests saw."""
+"""Fixtures for all tests, the option --reloads, and tables of measurements after the tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluice.screen import table
 
 @pytest.fixture
 def tmp() -> Iterator[Path]:
-    """A home of a test's own."""
+    """A private INGEST_HOME."""
     with harness.short_tmp() as path:
         yield path
 
@@ -33,17 +33,17 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--reloads", type=int, default=2, help="how often test_reload.py reloads each program (2)")
+    parser.addoption("--reloads", type=int, default=2, help="reloads of each program in test_reload.py (2)")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """A test adds a row by `record_property("row", (title of the table, its head, the row))`."""
+    """Print the rows that tests add by `record_property("row", (title of the table, its head, the row))`."""
     tables: dict[tuple[str, tuple[str, ...]], list[tuple[str, ...]]] = {}
     for reports in terminalreporter.stats.values():
         for report in reports:
             for name, value in getattr(report, "user_properties", ()):
                 if name == "row" and report.when == "call":
-                    title, head, row = value  # lists, where another process saw it
+                    title, head, row = value  # lists, if another process of xdist ran the test
                     tables.setdefault((title, tuple(head)), []).append(tuple(row))
     for (title, head), rows in tables.items():
         terminalreporter.section(title)

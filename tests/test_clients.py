@@ -1,4 +1,4 @@
-"""Clients that others wrote, unmodified, or their requests byte for byte, through the whole installation to the row."""
+"""Unmodified clients by other authors, or their exact requests, through a whole installation to the rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def up() -> Iterator[Server]:
 
 
 def sent(up: Server, head: str, body: bytes = b"") -> tuple[int, bytes]:
-    """Send a request as it stands, with the length that its body has; the status and the body of the answer."""
+    """Send a request with the length of its body. Returns: the status and the body of the response."""
     lines = [line.strip() for line in head.strip().splitlines()]
     data = "\r\n".join(lines).replace("{length}", str(len(body))).encode() + b"\r\n\r\n" + body
     status, _, answer = request(up.port, data)
@@ -36,7 +36,7 @@ def sent(up: Server, head: str, body: bytes = b"") -> tuple[int, bytes]:
 
 
 def metrics(up: Server, name: str, rows: int) -> dict[tuple, list]:
-    """The rows of a measurement once so many are there: (time, tags, field) -> (type, value)."""
+    """The rows of a measurement, once there are that many: (time, tags, field) -> (type, value)."""
     sql = f"SELECT time, tags, field, type, value FROM metrics WHERE name = '{name}'"
     poll(lambda: len(ask(up.home, sql)) >= rows)
     found = ask(up.home, sql)
@@ -45,7 +45,7 @@ def metrics(up: Server, name: str, rows: int) -> dict[tuple, list]:
 
 
 def positions(up: Server, device: str) -> tuple:
-    """The one position of a device: (time, lat, lon, altitude, speed, accuracy, bearing, battery)."""
+    """The only position of a device: (time, lat, lon, altitude, speed, accuracy, bearing, battery)."""
     columns = "time, lat, lon, altitude, speed, accuracy, bearing, battery"
     (found,) = poll(lambda: ask(up.home, f"SELECT {columns} FROM gps WHERE device = '{device}'"))
     return found
@@ -95,7 +95,7 @@ def test_influxdb_client_writes_every_type_at_every_precision(gzip: bool, up: Se
         **{(f"2026-01-01T12:00:0{n + 1}.000000000Z", (), "n"): ["integer", n] for n in range(4)},
     }
     assert metrics(up, name, 8) == expected
-    # what the client may send lies nowhere
+    # the token of the client is stored nowhere
     assert b"secret" not in b"".join(path.read_bytes() for path in (up.home / "redis").rglob("*.aof"))
 
 
@@ -114,11 +114,11 @@ def test_influxdb_client_writes_in_batches_from_its_own_thread(gzip: bool, up: S
     found = metrics(up, name, 1000)
     assert sorted(value for _, value in found.values()) == [n / 4 for n in range(1000)]
     assert found["2026-01-01T12:16:39.000000000Z", (("host", "h5"),), "value"] == ["float", 249.75]
-    assert ask(up.home, f"SELECT count(DISTINCT seq) FROM metrics WHERE name = '{name}'") < [(20,)]  # not one by one
+    assert ask(up.home, f"SELECT count(DISTINCT seq) FROM metrics WHERE name = '{name}'") < [(20,)]  # in batches
 
 
 @pytest.mark.parametrize("gzip", [False, True])
-def test_influxdb_of_version_1_writes_at_every_precision(gzip: bool, up: Server) -> None:
+def test_influxdb_version_1_client_writes_at_every_precision(gzip: bool, up: Server) -> None:
     name = f"v1 {gzip}"
     with contextlib.closing(influxdb.InfluxDBClient("localhost", up.port, "u", "p", database="d", gzip=gzip)) as client:
         fields = {"load": 0.64, "cores": 2, "on": False, "text": 'a "b" c'}
@@ -136,7 +136,7 @@ def test_influxdb_of_version_1_writes_at_every_precision(gzip: bool, up: Server)
     }
 
 
-def test_owntracks_is_known_by_its_fields_and_its_speed_is_in_kmh(up: Server) -> None:
+def test_owntracks_is_identified_by_its_headers_and_its_speed_is_in_kmh(up: Server) -> None:
     body = (
         b'{"_type":"location","BSSID":"aa:bb:cc:dd:ee:ff","SSID":"home","_id":"4f1c","acc":13,"alt":154,"batt":75,"bs":1,'
         b'"cog":182,"conn":"w","created_at":1767268803,"lat":48.137431,"lon":11.575492,"m":1,"t":"u","tid":"ph",'
@@ -157,18 +157,18 @@ def test_owntracks_is_known_by_its_fields_and_its_speed_is_in_kmh(up: Server) ->
     assert sent(up, head.replace("{user}", "jane"), body) == (200, b"[]")
     expected = ["2026-01-01T12:00:00.000Z", *near(48.137431, 11.575492, 154, 15, 13, 182, 75)]
     assert list(positions(up, "jane/phone")) == expected
-    # iOS, behind a proxy that takes the fields away: by the topic
+    # iOS, behind a proxy that drops the headers: identified by the topic
     bare = "POST /owntracks HTTP/1.1\nHost: localhost\nContent-Type: application/json\nContent-Length: {length}"
     assert sent(up, bare, body) == (200, b"[]")
     assert list(positions(up, "by/topic")) == expected
-    # what is no position is taken, and buried
+    # a message that is not a position is accepted and buried
     assert sent(up, bare, b'{"_type":"lwt","tst":1767268800,"topic":"owntracks/joe/gone"}') == (200, b"[]")
     poll(lambda: ask(up.home, "SELECT 1 FROM dead_letters WHERE reason LIKE '%lwt%'"))
-    # it also sends requests with nothing in them
+    # it also sends requests without a body
     assert sent(up, bare)[0] == 400
 
 
-def test_overland_sends_many_positions_and_reads_its_answer(up: Server) -> None:
+def test_overland_sends_many_positions_and_gets_its_response(up: Server) -> None:
     def feature(device: str, **more: object) -> dict:
         properties = {
             "timestamp": "2026-01-01T12:00:00Z",
@@ -215,7 +215,7 @@ def test_overland_sends_many_positions_and_reads_its_answer(up: Server) -> None:
     assert ask(up.home, f"SELECT DISTINCT {columns} FROM gps WHERE device = 'iphone'") == [
         ("2026-01-01T12:00:00.000Z", *near(37.3318, -122.030581, 12, 4, 30, 90, 89))
     ]
-    # below zero: the phone does not know
+    # negative: unknown
     assert ask(up.home, "SELECT DISTINCT speed, bearing FROM gps WHERE device = 'iphone-2'") == [(None, None)]
 
 
@@ -226,7 +226,7 @@ TRACCAR = (
 TRACCAR_ROW = ["2026-01-01T12:00:00.000Z", *near(48.137431, 11.575492, 519.5, 5.144444, 5, 270, 87)]
 
 
-def test_traccar_client_to_8_sends_everything_in_the_query_of_an_empty_post(up: Server) -> None:
+def test_traccar_client_up_to_8_sends_everything_in_the_query_of_an_empty_post(up: Server) -> None:
     head = f"""
         POST /traccar?{TRACCAR.format(id="123456")} HTTP/1.1
         User-Agent: Dalvik/2.1.0 (Linux; U; Android 14; Pixel 6 Build/AP2A)
@@ -240,7 +240,7 @@ def test_traccar_client_to_8_sends_everything_in_the_query_of_an_empty_post(up: 
     assert list(positions(up, "123456")) == TRACCAR_ROW
 
 
-def test_traccar_client_may_send_it_as_a_form_too(up: Server) -> None:
+def test_traccar_client_may_send_a_form(up: Server) -> None:
     head = """
         POST /traccar HTTP/1.1
         Host: localhost
@@ -296,7 +296,7 @@ def test_gpslogger_sends_a_template_without_a_content_type(up: Server) -> None:
     assert sent(up, f"POST /gps HTTP/1.1\nContent-Length: {{length}}\n{agent}", values.encode())[0] == 200
     row = ["2026-01-01T12:00:00.000Z", *near(48.137431, 11.575492, 519.5, 3.5, None, None, 87)]
     assert list(positions(up, "moto")) == row
-    # or as the query of a URL, with nothing in the body
+    # or as a query, with an empty body
     query = values.replace("moto", "auto").replace(":", "%3A")
     assert sent(up, f"POST /gps?{query} HTTP/1.1\nContent-Length: 0\n{agent}")[0] == 200
     assert list(positions(up, "auto")) == row
@@ -330,7 +330,7 @@ def test_a_browser_sends_beacons_as_text_and_as_forms(up: Server) -> None:
     assert ask(up.home, sql) == [("text", "ünï"), ("form of mine", "ünï")]
 
 
-def test_of_all_that_was_sent_nothing_is_missing(up: Server) -> None:
+def test_the_ledger_after_all_clients_shows_nothing_missing(up: Server) -> None:
     poll(lambda: ask(up.home, "SELECT count(*) FROM votes") != [(0,)])
     done = subprocess.run(
         [harness.ROOT / "bin/sluice", "status", "--json"],
@@ -341,6 +341,6 @@ def test_of_all_that_was_sent_nothing_is_missing(up: Server) -> None:
     )
     assert done.returncode == 0, done.stderr
     ledger = {row["stream"]: row for row in json.loads(done.stdout)["streams"]}
-    assert ledger["gps"]["dead"] == 1  # the testament of an OwnTracks
+    assert ledger["gps"]["dead"] == 1  # the last will of OwnTracks
     assert ledger["metrics"]["dead"] == ledger["votes"]["dead"] == 0
     assert ledger["metrics"]["accepted"] > 20

@@ -1,4 +1,4 @@
-"""Django + Celery: the same view, which delays a task; the broker is Redis. Nobody works the tasks off here."""
+"""Django + Celery: the same view delays a task; the broker is Redis. No worker runs the tasks."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Django + RPUSH: one view in one file, no middleware, no database. (siege cannot read an answer without a length.)"""
+"""Django + RPUSH: one view in one file, no middleware, no database. (siege needs a Content-Length.)"""
 
 import os
 

@@ -1,7 +1,7 @@
-"""How the rungs run under gunicorn: as a tutorial has it, but for the few settings without which nginx fails."""
+"""gunicorn as in a tutorial, plus the few settings without which nginx would fail under this load."""
 
-backlog = 65535  # gunicorn's default, 2048, refuses bursts at once
-worker_connections = 65535  # the default, 1000, would let the 1,001st wait
+backlog = 65535  # the default, 2048, refuses bursts
+worker_connections = 65535  # with the default, 1000, the 1,001st connection waits
 keepalive = 75  # longer than nginx keeps an idle connection; the default is 2 s
 graceful_timeout = 2
 worker_tmp_dir = "/dev/shm"

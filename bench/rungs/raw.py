@@ -1,4 +1,4 @@
-"""Raw WSGI + RPUSH: the five lines that a whole web framework is not needed for."""
+"""Raw WSGI + RPUSH: five lines that need no web framework."""
 
 import os
 
