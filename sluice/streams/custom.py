@@ -66,7 +66,8 @@ def wire(record: type[Record]) -> tuple[type[msgspec.Struct], Callable[[Any], Re
 
     def build(wire: Any) -> Record:
         values = get(wire)
-        check_numbers(values[count:])
-        return record(time=first(*values[:count]), **dict(zip(names, values[count:])))
+        fields = values[count:]
+        check_numbers(fields)
+        return record(time=first(*values[:count]), **dict(zip(names, fields)))
 
     return struct, build

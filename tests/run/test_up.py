@@ -68,7 +68,7 @@ def test_a_stream_that_no_database_can_hold_stops_the_start(tmp: Path) -> None:
     )
     status, words = refused({"INGEST_RECORDS": tmp / "mine.py", "INGEST_PORT": free_port()}, tmp)
     assert (status, words.count("\n")) == (2, 1)
-    assert "cannot be named 'batches'" in words
+    assert "the stream name 'batches' is reserved" in words
 
 
 def test_the_first_screen_says_where_it_is_and_what_to_try(tmp: Path) -> None:
