@@ -11,6 +11,8 @@ import pytest
 from sluice.drill import harness
 from sluice.screen import table
 
+pytest.register_assert_rewrite("sink_tests")  # a failed assertion shows its values, as in a test module
+
 
 @pytest.fixture
 def tmp() -> Iterator[Path]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`bin/fuzz` without its preparations: libFuzzer, by atheris, on the targets; and the replay of what it saved.
+"""`bin/fuzz` after its setup: runs libFuzzer (through atheris) on the targets, and replays the saved corpus.
 
 run.py [TARGET|all [SECONDS]]     look for new bytes, then keep the fewest and shortest that reach all that was
                                   reached; status 1 if a promise was broken: the bytes are in var/fuzz
@@ -38,7 +38,7 @@ def main(args: list[str]) -> int:
 
 
 def fuzz(target: str, seconds: int) -> int:
-    """Fuzz for so long, then save the corpus; 1: something was found, and nothing is saved."""
+    """Fuzz for some seconds, then save the minimised corpus. Returns 1, and saves nothing, if a promise was broken."""
     saved, live, least, found = HERE / "corpus" / target, *(WORK / target / x for x in ("live", "least", "found"))
     for folder in saved, live, found:
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,25 +62,25 @@ def libfuzzer(target: str, *args: object) -> int:
 
 
 def under_libfuzzer(target: str) -> None:
-    """What `libfuzzer` started. Never returns."""
+    """The process that `libfuzzer` starts. Never returns."""
     import atheris
 
     with atheris.instrument_imports(include=list(READ)):
         import targets
     function = targets.TARGETS[target]
-    function(b"")  # what is made once is not growth
+    function(b"")  # exclude one-time allocations
     atheris.Setup([*sys.argv, f"-rss_limit_mb={peak() + MEMORY}"], function)
     atheris.Fuzz()
 
 
 def replay(target: str, files: list[Path]) -> int:
-    """Hand each file to the target; 1: one of them crashed, hung, broke a promise or took too much memory."""
+    """Run the target on each file. Returns 1 if one crashed, hung, broke a promise or took too much memory."""
     import targets
 
     function = targets.TARGETS[target]
     function(b"")
     before = peak()
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the process ends here, for a hang need not be in Python
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # kills the process: the hang may be in C code
     for file in files:
         print(file, flush=True)
         signal.alarm(HANG)
@@ -97,7 +97,7 @@ def replay(target: str, files: list[Path]) -> int:
 
 
 def peak() -> int:
-    """MiB that this process ever had resident at once. (ru_maxrss would count its parent's.)"""
+    """Peak resident memory of this process in MiB. (ru_maxrss would include its parent's.)"""
     return int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) // 1024
 
 

@@ -1,5 +1,6 @@
-"""What must hold for any bytes: a function a target, which raises where it does not. `bin/fuzz` makes the bytes, and
-`bin/test` replays those that were saved in `corpus/`.
+"""Properties that hold for any bytes: each target is a function that raises if its property does not hold.
+
+`bin/fuzz` generates the bytes; `bin/test` replays those saved in `corpus/`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ HEAD = b"POST /any HTTP/1.1\r\nContent-Encoding: gzip\r\n\r\n"
 
 
 class Odd(Record):
-    """A stream of one's own, with a field of each kind."""
+    """A user-defined stream, with a field of each kind."""
 
     name: str
     ts: str = ""
@@ -59,18 +60,18 @@ def gps(data: bytes) -> None:
 
 
 def plain(data: bytes) -> None:
-    """Votes, and a stream of one's own."""
+    """Votes, and a user-defined stream."""
     decoder(STREAMS["votes"], data)
     decoder(STREAMS["own"], data)
 
 
 def influx(data: bytes) -> None:
-    """Line protocol, whatever it looks like; the quick and the whole grammar agree."""
+    """Line protocol; the fast path and the full grammar agree."""
     head = b"POST /write HTTP/1.1\r\n\r\n"
     results = promises(STREAMS["metrics"], head + data)
     if not data.strip() or data.startswith((GZIP, ZSTD, BOM)):
         return
-    # a quote anywhere, and lines are looked for in another way
+    # a quote anywhere in the body switches to another search for line ends
     same(results, promises(STREAMS["metrics"], head + b'#"\n' + data))
     for line in data.split(b"\n"):
         if not any(odd in line for odd in (b'"', b"\\", b"  ", b"#", b"\r")) and b" " in line.strip(b" "):
@@ -82,7 +83,7 @@ def influx(data: bytes) -> None:
 
 
 def packed(data: bytes) -> None:
-    """gzip: members, zeros behind them, and damage; what is taken is what the standard library takes it for."""
+    """gzip: several members, trailing zeros, damage. The result, if any, is that of the standard library."""
     choices = wire.Choices(data)
     content, whole = b"", bytearray()
     for _ in range(1 + choices.number(3)):
@@ -105,7 +106,7 @@ def packed(data: bytes) -> None:
         given = inflate(bytes(whole), LIMITS.inflated)
     except Invalid:
         return
-    # the standard library, unlike zlib, passes over a wrong checksum of a member's head, and other oddities
+    # unlike zlib, the standard library ignores a wrong header checksum and other defects
     assert given == (gzip.decompress(bytes(whole)) if whole else b"")
 
 
@@ -135,11 +136,11 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 
 
 def decoder(stream: Stream, item: bytes) -> None:
-    """The promises of PROTOCOL.md, section 3, for one item, and for all that says the same."""
+    """The promises of PROTOCOL.md, section 3, for an item and its equivalents."""
     results = promises(stream, item)
     if parse_or_none(item) or item.startswith((GZIP, ZSTD, BOM)) or not item.strip():
         return
-    # a byte order mark is passed over, and keeps the item off the quick road
+    # a byte order mark is ignored, but disables the fast path
     same(results, promises(stream, BOM + item))
     same(results, promises(stream, gzip.compress(item, 1)))
     same(results, promises(stream, HEAD + item))
@@ -156,7 +157,7 @@ def decoder(stream: Stream, item: bytes) -> None:
 
 
 def promises(stream: Stream, item: bytes) -> list[Record | Reject]:
-    """What an item becomes. Raises: AssertionError if that is not what any item must become."""
+    """The results of an item. Raises: AssertionError if they break a promise."""
     results = list(stream.decode(item, LIMITS))
     rejects = 0
     assert results, "nothing"
@@ -176,7 +177,7 @@ def promises(stream: Stream, item: bytes) -> list[Record | Reject]:
 
 
 def storable(record: Record) -> None:
-    """Any database can hold it."""
+    """Check that any database can hold a record."""
     for value in (getattr(record, name) for name in record.__struct_fields__):
         for part in [*value, *value.values()] if isinstance(value, dict) else [value]:
             assert not isinstance(part, str) or (part.encode() is not None and "\0" not in part)
@@ -191,17 +192,17 @@ def good(results: Iterable[Record | Reject]) -> list[Record]:
 
 
 def same(one: list[Record | Reject], other: list[Record | Reject]) -> None:
-    """Two items that say the same have the same records and are refused for the same reasons."""
+    """Check that two equivalent items have the same records and the same reasons."""
     assert [plainly(x) for x in one] == [plainly(x) for x in other], f"{one} is not {other}"
 
 
 def plainly(result: Record | Reject) -> object:
-    """A record, or the reason of a reject wherever in its item it is."""
+    """A record, or the reason of a reject without its position."""
     return re.sub(r"\(byte \d+\)", "", result.reason) if isinstance(result, Reject) else result
 
 
 def parse_or_none(item: bytes) -> bool:
-    """Whether an item is a kept message, if a broken one."""
+    """Whether an item is a kept message, possibly with an incomplete head."""
     try:
         return parse(item) is not None
     except Invalid:
@@ -209,7 +210,7 @@ def parse_or_none(item: bytes) -> bool:
 
 
 def is_object(item: bytes) -> bool:
-    """Whether an item is one JSON object beyond doubt."""
+    """Whether an item is one JSON object."""
     try:
         return isinstance(json.loads(item.decode()), dict)
     except (ValueError, RecursionError):

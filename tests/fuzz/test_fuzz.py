@@ -1,4 +1,4 @@
-"""What `bin/fuzz` saved, replayed: the bytes that reach every branch that it ever reached."""
+"""Replays the corpus that `bin/fuzz` saved: it covers every branch that the fuzzer ever reached."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_saved_bytes_bring_no_crash_hang_disagreement_or_more_than_64_mib(target: str) -> None:
+def test_the_corpus_causes_no_crash_hang_disagreement_or_growth_above_64_mib(target: str) -> None:
     done = run("--replay", target)
     assert done.returncode == 0, f"{done.stdout.splitlines()[-1:]} {done.stderr}"
     assert len(done.stdout.splitlines()) == len(list((CORPUS / target).iterdir()))
 
 
-def test_every_target_has_saved_bytes_and_they_are_few() -> None:
+def test_every_target_has_a_corpus_of_limited_size() -> None:
     assert run("nonsense").stderr == f"Usage: bin/fuzz [all|{'|'.join(TARGETS)} [SECONDS]]\n"
     files = [file for file in CORPUS.rglob("*") if file.is_file()]
     assert len(files) < 1000

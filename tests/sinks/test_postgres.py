@@ -1,4 +1,4 @@
-"""The PostgreSQL sink against a real server: what only PostgreSQL does. What all sinks do is in test_sinks.py."""
+"""The PostgreSQL sink against a real server: the tests of every sink, and those of PostgreSQL alone."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from test_sinks import SinkTests
 
+from sink_tests import SinkTests
 from sluice import settings, sinks
 from sluice.drill import harness
 from sluice.drill.postgres import Postgres, postgres_server
@@ -56,7 +56,7 @@ def claim(stream: str = "gps", count: int = 1, name: str = "run:1:1") -> Claim:
 
 
 def gps(count: int, **bad: Gps) -> Callable[[], Iterator[sinks.Entry]]:
-    """Entries of that many positions; `b3=…` takes the place of the fourth."""
+    """Entries of that many positions; `b3=…` replaces the fourth."""
 
     def entries() -> Iterator[sinks.Entry]:
         for n in range(count):
@@ -79,7 +79,7 @@ def connect(pg: Postgres, **streams: Stream) -> sinks.Sink:
 
 
 class PostgresStore:
-    """The server, as the tests of all sinks want it."""
+    """The server as a Store of sink_tests."""
 
     def __init__(self, pg: Postgres) -> None:
         self.pg = pg
@@ -99,7 +99,7 @@ class PostgresStore:
 
 
 def simple(value: Any) -> Any:
-    """A value as SQLite would hold it."""
+    """A value as SQLite stores it."""
     if isinstance(value, datetime.datetime):
         return value.astimezone(datetime.timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     if isinstance(value, (dict, list)):
@@ -137,7 +137,7 @@ def test_a_metric_keeps_its_nanoseconds_its_digits_and_its_type(pg: Postgres):
     }
 
 
-def test_a_time_is_the_same_on_both_sides_of_2000_and_of_1970(pg: Postgres):
+def test_times_before_and_after_2000_and_1970_are_exact(pg: Postgres):
     times = [-(2**63), -1, 0, 946_684_799_999_999_999, 946_684_800_000_000_000, 2**63 - 1]
     lines = b"\n".join(b"m,n=%d f=1 %d" % (n, time) for n, time in enumerate(times))
     connect(pg).persist(claim("metrics"), decoded("metrics", lines))
@@ -145,7 +145,7 @@ def test_a_time_is_the_same_on_both_sides_of_2000_and_of_1970(pg: Postgres):
     assert [int(row[0]) for row in found] == times
 
 
-def test_a_record_without_a_time_has_that_of_its_arrival(pg: Postgres):
+def test_a_record_without_a_time_gets_the_time_of_arrival(pg: Postgres):
     connect(pg).persist(claim(), decoded("gps", b'{"device":"a","lat":1,"lon":2}'))
     assert pg.ask("SELECT received_at = time, received_at = to_timestamp(1700000000) FROM gps") == [(True, True)]
 
@@ -159,7 +159,7 @@ class Order(Record):
     lines: list[dict[str, int]] = []
 
 
-def test_a_stream_of_ones_own_has_a_column_a_field(pg: Postgres):
+def test_a_user_defined_stream_has_one_column_per_field(pg: Postgres):
     orders = registry.stream("order", Order)  # a word of SQL, too
     body = b'{"sku":"a","price":2,"note":"7","lines":[{"x":1}]}'
     entries = ((1, 0, body, thing) for thing in orders.decode(body, MOST))
@@ -179,7 +179,7 @@ def test_a_new_field_is_a_new_column(pg: Postgres):
     assert pg.ask("SELECT sku, count, lines FROM shop ORDER BY batch") == [("old", None, None), ("new", 3, [])]
 
 
-def test_many_workers_may_make_the_tables_at_once(pg: Postgres):
+def test_many_workers_may_create_the_tables_at_once(pg: Postgres):
     with ThreadPoolExecutor(8) as pool:
         opened = list(pool.map(lambda _: connect(pg), range(8)))
     assert len(opened) == 8
@@ -188,7 +188,7 @@ def test_many_workers_may_make_the_tables_at_once(pg: Postgres):
     }
 
 
-def test_tables_are_used_without_the_right_to_make_them(pg: Postgres):
+def test_a_role_that_cannot_create_tables_can_use_existing_ones(pg: Postgres):
     connect(pg).close()
     pg.ask(
         "DROP ROLE IF EXISTS writer; CREATE ROLE writer LOGIN; REVOKE CREATE ON SCHEMA public FROM public;"
@@ -203,7 +203,7 @@ def test_tables_are_used_without_the_right_to_make_them(pg: Postgres):
         pg.ask("DROP OWNED BY writer; DROP ROLE writer")
 
 
-def test_a_column_of_another_type_is_named_and_holds_up_its_stream_alone(pg: Postgres):
+def test_a_column_of_another_type_stops_only_its_stream_with_an_error_that_names_it(pg: Postgres):
     pg.ask("CREATE TABLE gps (received_at timestamptz, lat real)")
     sink = connect(pg)
     with pytest.raises(sinks.Unavailable, match="column lat of table gps has the type real, expected double precision"):
@@ -212,7 +212,7 @@ def test_a_column_of_another_type_is_named_and_holds_up_its_stream_alone(pg: Pos
     assert pg.ask("SELECT count(*) FROM dead_letters") == [(0,)]
 
 
-def test_a_column_that_changes_its_type_under_way_buries_nothing(pg: Postgres):
+def test_a_column_whose_type_changes_at_run_time_buries_nothing(pg: Postgres):
     sink = connect(pg)
     sink.persist(claim(), gps(3))
     pg.ask("ALTER TABLE gps ALTER lat TYPE real")
@@ -256,7 +256,7 @@ POISON = {
 
 
 @pytest.mark.parametrize("name", POISON)
-def test_poison_is_buried_and_the_rest_stored(pg: Postgres, name: str):
+def test_a_value_that_the_database_rejects_is_buried_and_the_rest_is_stored(pg: Postgres, name: str):
     statement, bad, reason = POISON[name]
     sink = connect(pg)
     pg.ask(statement)
@@ -272,7 +272,7 @@ def test_poison_is_buried_and_the_rest_stored(pg: Postgres, name: str):
     assert pg.ask("SELECT bodies, records FROM batches") == [(100, 98)]
 
 
-def test_a_number_that_a_column_has_no_room_for_is_poison(pg: Postgres):
+def test_a_number_that_does_not_fit_into_its_column_is_buried(pg: Postgres):
     sink = connect(pg)
     pg.ask("ALTER TABLE metrics ALTER value TYPE numeric(6, 2)")
     bodies = b'{"name":"a","value":1}', b'{"name":"a","value":123456789}'
@@ -287,7 +287,7 @@ def test_a_reason_never_quotes_a_row(pg: Postgres):
     assert "hush" not in sink.letters("true", 0, 9, 1, False)[0].reason
 
 
-def test_rejects_among_the_rows_are_buried_in_pieces_and_in_order(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
+def test_rejects_between_rows_are_buried_in_order_and_in_bounded_memory(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sluice.sinks.postgres.LETTER_BYTES", 1000)
     reject = Reject(b"x" * 300, "a reason with a \0 and a \ud800", True)
 
@@ -306,7 +306,7 @@ def test_rejects_among_the_rows_are_buried_in_pieces_and_in_order(pg: Postgres, 
 
 
 @pytest.mark.parametrize("first_one_fails", [False, True])
-def test_of_two_with_one_claim_the_second_waits_for_the_first(pg: Postgres, first_one_fails: bool):
+def test_the_second_of_two_workers_with_one_claim_waits_for_the_first(pg: Postgres, first_one_fails: bool):
     first, second = connect(pg), connect(pg)
 
     def waiting() -> bool:
@@ -337,7 +337,7 @@ def test_of_two_with_one_claim_the_second_waits_for_the_first(pg: Postgres, firs
     assert pg.ask("SELECT count(*), count(DISTINCT seq) FROM gps") == [(10, 10)]
 
 
-def test_of_two_replays_at_once_the_second_passes_over_what_the_first_took(pg: Postgres):
+def test_the_second_of_two_simultaneous_replays_skips_the_letters_of_the_first(pg: Postgres):
     body = b'{"device":"a","lat":1,"lon":2}'
     sink, other = connect(pg), connect(pg)
     sink.persist(claim(), lambda: [(1, 0, body, Reject(body, "once", True))])
@@ -373,7 +373,7 @@ AWAY = {
 
 
 @pytest.mark.parametrize("name", AWAY)
-def test_what_the_server_says_of_itself_buries_nothing(pg: Postgres, name: str):
+def test_an_error_of_the_server_buries_nothing(pg: Postgres, name: str):
     sink = connect(pg)
     pg.ask(AWAY[name])
     with pytest.raises(sinks.Unavailable):
@@ -383,7 +383,7 @@ def test_what_the_server_says_of_itself_buries_nothing(pg: Postgres, name: str):
     assert sink.persist(claim(count=10), gps(10, b4=BAD)) == (10, 0, False)
 
 
-def test_a_server_that_is_read_only_is_away(pg: Postgres):
+def test_a_read_only_server_is_unavailable(pg: Postgres):
     sink = connect(pg)
     pg.configure(default_transaction_read_only="on")
     harness.poll(lambda: pg.ask("SHOW default_transaction_read_only") == [("on",)])
@@ -400,12 +400,12 @@ def test_a_server_that_is_read_only_is_away(pg: Postgres):
     assert sink.persist(claim(count=10), gps(10)).records == 10
 
 
-def test_what_is_about_the_server_is_documented():
+def test_the_error_classes_of_the_server_are_documented():
     listed = re.search(r"the classes (.*?)\.\n", (harness.ROOT / "docs/PROTOCOL.md").read_text())
     assert listed and set(re.findall(r"[0-9A-Z]{2,5}", listed[1])) == set(SERVER_ERRORS.pattern.split("|"))
 
 
-def test_a_table_that_somebody_else_locks_is_not_waited_for_for_ever(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
+def test_the_wait_for_a_locked_table_is_limited(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sluice.sinks.postgres.BEGIN", BEGIN.replace("'5s'", "'50ms'"))
     sink = connect(pg)
     with pg.connect() as db, db.transaction():
@@ -415,7 +415,7 @@ def test_a_table_that_somebody_else_locks_is_not_waited_for_for_ever(pg: Postgre
     assert sink.persist(claim(count=10), gps(10)).records == 10
 
 
-def test_a_lost_backend_and_a_server_that_starts_again_cost_one_try_each(pg: Postgres):
+def test_a_lost_backend_and_a_restarted_server_cost_one_attempt_each(pg: Postgres):
     sink = connect(pg)
     pg.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'sluice'")
     with pytest.raises(sinks.Unavailable):
@@ -431,7 +431,7 @@ def test_a_lost_backend_and_a_server_that_starts_again_cost_one_try_each(pg: Pos
     assert sink.persist(claim(count=10, name="2"), gps(10)).records == 10
 
 
-def test_a_backend_that_dies_among_the_rows_leaves_none(pg: Postgres):
+def test_a_backend_killed_during_copy_leaves_no_rows(pg: Postgres):
     sink = connect(pg)
 
     def entries() -> Iterator[sinks.Entry]:
@@ -445,7 +445,7 @@ def test_a_backend_that_dies_among_the_rows_leaves_none(pg: Postgres):
     assert sink.persist(claim(count=10), gps(10)).records == 10
 
 
-def test_what_the_entries_raise_passes_and_nothing_is_stored(pg: Postgres):
+def test_an_exception_of_the_entries_propagates_and_nothing_is_stored(pg: Postgres):
     sink = connect(pg)
 
     def entries() -> Iterator[sinks.Entry]:
@@ -457,7 +457,7 @@ def test_what_the_entries_raise_passes_and_nothing_is_stored(pg: Postgres):
     assert sink.persist(claim(count=10), gps(10)).records == 10
 
 
-def test_a_commit_is_on_disk_even_where_the_server_does_not_wait_for_it(pg: Postgres):
+def test_every_commit_is_synchronous_whatever_the_server_default(pg: Postgres):
     sink = connect(pg)
     pg.ask(
         "CREATE TABLE seen AS SELECT ''::text AS how WHERE false;"
@@ -490,7 +490,7 @@ def test_a_condition_may_have_a_percent_sign_and_end_with_a_comment(pg: Postgres
         "id IN (SELECT nextval('dead_letters_id_seq'))",
     ],
 )
-def test_what_is_no_condition_is_said_and_changes_nothing(pg: Postgres, where: str):
+def test_an_invalid_condition_raises_and_changes_nothing(pg: Postgres, where: str):
     sink = connect(pg)
     sink.persist(claim(), lambda: [(1, 0, b"x", Reject(b"x", "y", True))])
     for question in (lambda: sink.letters(where, 0, 9, 9, False), lambda: sink.reasons(where)):
@@ -500,7 +500,7 @@ def test_what_is_no_condition_is_said_and_changes_nothing(pg: Postgres, where: s
     assert len(sink.letters("true", 0, 9, 9, False)) == 1
 
 
-def test_large_letters_are_read_a_few_at_a_time(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
+def test_large_dead_letters_are_read_a_few_at_a_time(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
     sink = connect(pg)
     sink.persist(claim(), lambda: [(seq, 0, b"x", Reject(b"x" * 400, "y", True)) for seq in range(50)])
     monkeypatch.setattr("sluice.sinks.LETTER_BYTES", 1000)
@@ -508,7 +508,7 @@ def test_large_letters_are_read_a_few_at_a_time(pg: Postgres, monkeypatch: pytes
     assert [letter.seq for letter in sink.letters("true", 0, 99, 50, True)] == [49, 48, 47]
 
 
-def test_an_operator_does_not_make_the_tables(pg: Postgres):
+def test_an_operator_command_creates_no_tables(pg: Postgres):
     with pytest.raises(sinks.Unavailable, match="there are no tables yet"):
         sinks.connect(pg.url, registry.STREAMS, make=False)
     assert pg.ask("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(0,)]
@@ -537,7 +537,7 @@ URLS = {
 
 
 @pytest.mark.parametrize("name", URLS)
-def test_no_error_tells_a_password(pg: Postgres, name: str, caplog: pytest.LogCaptureFixture):
+def test_no_error_contains_a_password(pg: Postgres, name: str, caplog: pytest.LogCaptureFixture):
     pg.ask("ALTER ROLE sluice PASSWORD 'another'")
     with pytest.raises(sinks.Unavailable) as caught:
         sinks.connect(URLS[name].replace("PORT", str(pg.port)), registry.STREAMS)
@@ -549,7 +549,7 @@ def test_no_error_tells_a_password(pg: Postgres, name: str, caplog: pytest.LogCa
     assert not [part for part in ("s3cr3t", "with", "all", "it%") if part in said]
 
 
-def test_the_workers_log_tells_neither_password_nor_rows(pg: Postgres):
+def test_the_workers_log_contains_neither_password_nor_rows(pg: Postgres):
     pg.ask("ALTER ROLE sluice PASSWORD 'another'")
     with harness.short_tmp() as tmp, harness.redis_server(tmp) as redis:
         Outlet(str(redis.socket)).redis.rpush("ingest:{gps}", b'{"device":"hush","lat":1,"lon":2}')
@@ -560,7 +560,7 @@ def test_the_workers_log_tells_neither_password_nor_rows(pg: Postgres):
     assert "s3cr3t" not in said and "%73" not in said and "hush" not in said
 
 
-def test_tls_and_a_password_by_the_usual_connection_string():
+def test_tls_and_a_password_work_with_a_connection_string_of_libpq():
     with harness.short_tmp() as tmp, postgres_server() as pg:
         certificate = tmp / "server.crt"
         make = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -addext subjectAltName=DNS:localhost"
@@ -592,7 +592,7 @@ def test_tls_and_a_password_by_the_usual_connection_string():
 # --- many at once, and killed -----------------------------------------------------------------------------------------
 
 
-def test_every_body_is_stored_once_whoever_is_killed():
+def test_every_body_is_stored_once_whichever_process_is_killed():
     with (
         harness.short_tmp() as tmp,
         harness.redis_server(tmp) as redis,

@@ -1,4 +1,4 @@
-"""Positions, as the real clients send them, and what becomes of values that cannot be."""
+"""Positions as real clients send them, and invalid values."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def decode(item: bytes) -> list:
     return list(decoder(item, LIMITS))
 
 
-def refused(item: bytes) -> str:
-    """The reason for which a whole item is refused."""
+def reject_reason(item: bytes) -> str:
+    """The reason of an item that is one reject as a whole."""
     (reject,) = decode(item)
     assert reject == Reject(item, reject.reason, True)
     return reject.reason
@@ -95,8 +95,8 @@ def test_latitudes_within_range_are_stored(written):
         (b"device=a&lat=1&lon=1&battery=full", "battery is not a number: 'full'"),
     ],
 )  # fmt: skip
-def test_a_position_that_makes_no_sense_is_refused(body, reason):
-    assert refused(body) == reason
+def test_an_invalid_position_has_its_reason(body, reason):
+    assert reject_reason(body) == reason
 
 
 @pytest.mark.parametrize(
@@ -175,41 +175,41 @@ def test_owntracks(fields, target, body, device):
     assert decode(kept(body, target, "User-Agent: OwnTracks", *fields)) == [owntracks(device)]
 
 
-def test_owntracks_without_its_head_goes_by_its_topic():
+def test_owntracks_without_its_head_is_named_by_its_topic():
     assert decode(OWNTRACKS) == [owntracks("jane/phone")]
     assert decode(b"[" + OWNTRACKS + b"," + OWNTRACKS + b"]") == [owntracks("jane/phone")] * 2
 
 
-def test_owntracks_of_the_least_fields_is_a_position():
+def test_owntracks_with_only_the_required_fields_is_a_position():
     body = b'{"_type":"location","tid":"ne","lat":1,"lon":2,"tst":1766600000}'
     assert decode(kept(body)) == [Gps(time=1766600000 * SECOND, device="ne", lat=1.0, lon=2.0)]
     assert decode(kept(body.replace(b'"tid"', b'"vel":-1,"cog":-1,"batt":-1,"alt":null,"tid"'))) == decode(kept(body))
-    assert refused(kept(body.replace(b'"tid":"ne",', b""))) == "missing: device"
-    assert refused(kept(body.replace(b'"lat":1', b'"lat":91'))) == "latitude out of range: 91.0"
+    assert reject_reason(kept(body.replace(b'"tid":"ne",', b""))) == "missing: device"
+    assert reject_reason(kept(body.replace(b'"lat":1', b'"lat":91'))) == "latitude out of range: 91.0"
 
 
 @pytest.mark.parametrize("kind", ["transition", "waypoint", "lwt", "status", "encrypted", "card"])
-def test_owntracks_of_another_type_is_no_position(kind):
+def test_owntracks_of_another_type_is_invalid(kind):
     body = OWNTRACKS.replace(b'"_type":"location"', b'"_type":"%s"' % kind.encode())
-    assert refused(kept(body, "/owntracks", "X-Limit-U: jane")) == f"not a position: _type '{kind}'"
+    assert reject_reason(kept(body, "/owntracks", "X-Limit-U: jane")) == f"not a position: _type '{kind}'"
 
 
-def test_owntracks_types_that_are_not_texts_are_refused():
-    assert refused(kept(b'{"_type":5}')).startswith("wrong type or range: ")
-    assert refused(kept(b'{"_type":"%s"}' % (b"x" * 1000))) == "not a position: _type '" + "x" * 39
+def test_an_owntracks_type_that_is_not_a_string_is_invalid():
+    assert reject_reason(kept(b'{"_type":5}')).startswith("wrong type or range: ")
+    assert reject_reason(kept(b'{"_type":"%s"}' % (b"x" * 1000))) == "not a position: _type '" + "x" * 39
 
 
-def test_owntracks_of_no_length_is_refused():
-    assert refused(kept(b"")) == "empty"
-    assert refused(kept(b"", "/owntracks?u=jane&d=phone")) == "missing: device"
+def test_an_empty_owntracks_body_is_invalid():
+    assert reject_reason(kept(b"")) == "empty"
+    assert reject_reason(kept(b"", "/owntracks?u=jane&d=phone")) == "missing: device"
 
 
-def test_the_bad_one_of_several_owntracks_payloads_keeps_its_head():
+def test_an_invalid_owntracks_payload_among_valid_ones_keeps_the_head():
     bad = OWNTRACKS.replace(b"location", b"lwt")
     good, reject = decode(kept(OWNTRACKS + b"\n" + bad, "/owntracks", "X-Limit-U: jane", "Content-Length: 999"))
     assert good == owntracks("jane")
     assert reject == Reject(kept(bad, "/owntracks", "X-Limit-U: jane"), "not a position: _type 'lwt'", False)
-    assert refused(reject.part) == reject.reason
+    assert reject_reason(reject.part) == reject.reason
 
 
 # --- Overland
@@ -271,15 +271,15 @@ def test_overland_below_zero_is_unknown():
     assert (gps.speed, gps.bearing) == (None, 90.5)
 
 
-def test_overlands_device_may_stand_beside_the_locations():
-    # as Colota sends it
+def test_overlands_device_may_be_beside_the_locations():
+    # as Colota sends them
     body = OVERLAND.replace(b'"device_id": "phone"', b'"device_id": ""')
-    assert refused(body) == "missing: device"
+    assert reject_reason(body) == "missing: device"
     assert decode(body[:-1] + b',"device_id":"phone"}') == [POSITION]
     assert decode(OVERLAND[:-1] + b',"device_id":"other"}') == [POSITION]
 
 
-def test_a_bad_feature_of_overland_is_refused_alone_and_keeps_the_device():
+def test_an_invalid_overland_feature_is_buried_alone_with_its_device():
     bad = [
         (FEATURE.replace(b"37.331800", b"97"), "latitude out of range: 97.0"),
         (FEATURE.replace(b'"Point"', b'"LineString"'), "not a position: geometry 'LineString'"),
@@ -298,13 +298,13 @@ def test_a_bad_feature_of_overland_is_refused_alone_and_keeps_the_device():
     for reject, (part, reason) in zip(rejects, bad):
         assert reject.part == b'{"device_id":"a\\"b","locations":[' + part + b"]}"
         assert not reject.whole and reason in (None, reject.reason)
-        assert refused(reject.part) == reject.reason
+        assert reject_reason(reject.part) == reject.reason
 
 
-def test_overland_without_locations_is_refused():
-    assert refused(b'{"locations":[]}') == "no record in it"
-    assert refused(b'{"locations":5}') == "locations is not an array"
-    assert refused(b'{"locations":{"a":[]}}') == "locations is not an array"
+def test_overland_without_locations_is_invalid():
+    assert reject_reason(b'{"locations":[]}') == "no record in it"
+    assert reject_reason(b'{"locations":5}') == "locations is not an array"
+    assert reject_reason(b'{"locations":{"a":[]}}') == "locations is not an array"
 
 
 # --- Traccar
@@ -333,7 +333,7 @@ def test_traccar_client_to_8_sends_a_query_string_with_an_empty_body():
 
 
 @pytest.mark.parametrize("name", ["id", "deviceid"])
-def test_a_form_with_a_device_is_a_plain_one_whatever_else_it_names(name):
+def test_a_form_with_a_device_is_plain_even_with_an_id(name):
     form = b"device=bike&lat=48.1&lon=11.6&speed=10&%s=7"
     assert decode(form % name.encode()) == [Gps(device="bike", lat=48.1, lon=11.6, speed=10.0)]  # metres per second
     # an empty field counts as not sent
@@ -365,8 +365,8 @@ def test_osmand_times(written):
         (b"id=%00&lat=1&lon=2", "text with a NUL"),
     ],
 )
-def test_a_traccar_form_that_makes_no_sense_is_refused(item, reason):
-    assert refused(item) == reason
+def test_an_invalid_traccar_form_has_its_reason(item, reason):
+    assert reject_reason(item) == reason
 
 
 TRACCAR9 = (
@@ -407,8 +407,8 @@ def test_traccar_client_9_sends_json():
         ),
     ],
 )
-def test_traccars_json_that_makes_no_sense_is_refused(old, new, reason):
-    assert refused(TRACCAR9.replace(old, new)) == reason
+def test_invalid_traccar_json_has_its_reason(old, new, reason):
+    assert reject_reason(TRACCAR9.replace(old, new)) == reason
 
 
 def test_traccars_json_below_zero_is_unknown():
@@ -422,7 +422,7 @@ def test_traccars_json_below_zero_is_unknown():
 # --- all together
 
 
-def test_formats_may_be_mixed_in_one_body_and_are_told_apart_one_by_one():
+def test_one_body_may_mix_formats():
     plain = b'{"device":"a1","lat":1,"lon":2}'
     parts = [plain, OWNTRACKS, TRACCAR9, b'{"locations":[' + FEATURE.replace(b"\n", b"") + b"]}"]
     devices = ["a1", "jane/phone", "48241179", "phone"]

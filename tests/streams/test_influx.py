@@ -1,4 +1,4 @@
-"""Metrics in every format: line protocol to the last escape, Telegraf's JSON, plain JSON and forms."""
+"""Metrics in every format: line protocol with every escape, Telegraf's JSON, plain JSON and forms."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def decode(item: bytes) -> list:
     return list(decoder(item, LIMITS))
 
 
-def refused(item: bytes) -> str:
-    """The reason for which a whole item is refused."""
+def reject_reason(item: bytes) -> str:
+    """The reason of an item that is one reject as a whole."""
     (reject,) = decode(item)
     assert reject == Reject(item, reject.reason, True)
     return reject.reason
@@ -54,7 +54,7 @@ def value(written: str) -> tuple[object, str]:
 # --- line protocol
 
 
-def test_a_point_is_one_row_a_field():
+def test_a_point_is_one_row_per_field():
     line = b'weather,location=us-midwest,season=summer temperature=82,humidity=71i,sky="blue",dry=T 1465839830100400200'
     tags = {"location": "us-midwest", "season": "summer"}
     time = 1465839830100400200
@@ -92,7 +92,7 @@ def test_a_point_is_one_row_a_field():
         ('{"m":1},t=[ f=1', '{"m":1}', {"t": "["}, {"f": 1.0}),
     ],
 )
-def test_every_escape_and_every_odd_name(line, name, tags, fields):
+def test_every_escape_and_unusual_name(line, name, tags, fields):
     assert point(line) == (name, tags, fields, None)
 
 
@@ -206,62 +206,62 @@ def test_false_is_stored_as_0(written):
         ("m\\ f=1", "no field"),
     ],
 )  # fmt: skip
-def test_a_line_that_makes_no_sense_is_refused_and_the_others_are_stored(line, reason):
+def test_an_invalid_line_is_buried_and_the_others_are_stored(line, reason):
     before, reject, after = decode(write(b"a v=1\n" + line.encode() + b"\nb v=2"))
     assert (before.name, after.name) == ("a", "b")
     assert (reject.reason, reject.whole) == (reason[:200], False)
     assert reject.part == write(line.encode())
-    assert refused(reject.part) == reject.reason
+    assert reject_reason(reject.part) == reject.reason
     plain = next(x for x in decode(b"a v=1\n" + line.encode() + b"\nb v=2") if isinstance(x, Reject))
     assert plain.reason == reject.reason
-    assert refused(plain.part) == plain.reason
+    assert reject_reason(plain.part) == plain.reason
 
 
-def test_a_line_is_refused_whole_if_one_field_is_bad():
-    assert refused(b"m a=1,b=2,c=x") == "not a value: 'x'"
+def test_an_invalid_field_makes_its_whole_line_invalid():
+    assert reject_reason(b"m a=1,b=2,c=x") == "not a value: 'x'"
     assert [x.field for x in decode(b"m a=1,b=x\nm c=1,d=2")[1:]] == ["c", "d"]
 
 
-def test_comments_empty_lines_and_crlf_are_passed_over():
+def test_comments_empty_lines_and_crlf_are_skipped():
     body = b'# c="\n\n  \r\n #x\r\nm f=1 5\r\n\n\nm f="a" 6\r\n# end="'
     assert [(x.value, x.time) for x in decode(write(body))] == [(1.0, 5), ("a", 6)]
-    assert refused(b"# nothing but a comment\n") == "no record in it"
-    assert refused(write(b"# nothing but a comment\n")) == "no record in it"
+    assert reject_reason(b"# nothing but a comment\n") == "no record in it"
+    assert reject_reason(write(b"# nothing but a comment\n")) == "no record in it"
 
 
-def test_white_space_around_a_line_is_passed_over_and_so_is_a_line_of_it():
+def test_white_space_around_lines_and_blank_lines_are_skipped():
     body = b'\tm f=1 5\t\r\n\x0c\n\t \x0b\n\t# c="\nm f="a" 6\x0c\n\t#="'
     for item in body, write(body), write(b"\xef\xbb\xbf" + body):
         assert [(x.name, x.value, x.time) for x in decode(item)] == [("m", 1.0, 5), ("m", "a", 6)]
 
 
 @pytest.mark.parametrize("line", [b'{"name":"a","value":1}', b"name=a&value=1", b"#", b"", b"[", b"v x"])
-def test_a_bad_line_with_a_byte_order_mark_is_bad_alone_too(line):
+def test_an_invalid_line_with_a_byte_order_mark_is_invalid_alone_too(line):
     for head in b"", write(b""):
         reject = decode(head + b"a v=1\n\xef\xbb\xbf" + line)[1]
-        assert refused(reject.part) == reject.reason
+        assert reject_reason(reject.part) == reject.reason
 
 
-def test_a_quoted_text_may_hold_what_else_ends_a_line_and_a_field():
+def test_a_quoted_string_may_contain_newlines_commas_and_blanks():
     body = b'm f="1\n2",g="x,y=1 z" 5\nm f="3" 6'
     assert [(x.field, x.value, x.time) for x in decode(body)] == [("f", "1\n2", 5), ("g", "x,y=1 z", 5), ("f", "3", 6)]
-    # an open quote ends with its line
+    # an unterminated quote ends with its line
     reject, metric = decode(b'm f="open\nm f=2')
     assert (reject.part, metric.value) == (b'm f="open', 2.0)
 
 
-def test_invalid_utf8_spoils_its_line_only():
+def test_invalid_utf8_makes_only_its_line_invalid():
     reject, metric = decode(b"m,t=\xff f=1\nm f=2")
     assert (reject.reason, reject.part, metric.value) == ("not UTF-8: invalid start byte", b"m,t=\xff f=1", 2.0)
 
 
-def test_lines_have_a_bound():
+def test_a_line_has_a_limit():
     long = b"m " + b",".join([b"f=1"] * 70_000)
     reject, metric = decode(gzip.compress(long + b"\nm f=2"))
     assert (reject.reason, metric.value) == ("line longer than 262144 bytes", 2.0)
 
 
-def test_many_devices_and_long_names_are_kept_apart():
+def test_many_devices_and_long_names_are_not_confused():
     lines = [f"m,d={n % 1500},x={'y' * (n % 3 * 400)}z f={n}" for n in range(5000)]
     metrics = decode(gzip.compress("\n".join(lines).encode()))
     assert [(x.tags["d"], len(x.tags["x"]), x.value) for x in metrics] == [
@@ -269,7 +269,7 @@ def test_many_devices_and_long_names_are_kept_apart():
     ]
 
 
-def test_eight_mebibytes_of_lines_pass_one_by_one():
+def test_eight_mebibytes_of_lines_are_decoded_one_by_one():
     results = decoder(gzip.compress(b"cpu,host=a value=1.5 1766600000000000000\n" * 200_000), LIMITS)
     assert not isinstance(results, list | tuple)
     assert sum(type(x) is Metric for x in results) == 200_000
@@ -301,20 +301,20 @@ def test_precision_is_read_from_the_query_string(path, precision, stamp, nanosec
     assert bad.part.startswith(f"POST {target} HTTP/1.1\r\n".encode())
 
 
-def test_a_precision_that_does_not_exist_is_refused():
-    assert refused(write(b"m f=1 5", "/write?precision=d")) == "unknown precision: 'd'"
-    assert refused(write(b"m f=1 9223372036854775807", "/write?precision=s")) == "timestamp out of range"
+def test_an_unknown_precision_is_invalid():
+    assert reject_reason(write(b"m f=1 5", "/write?precision=d")) == "unknown precision: 'd'"
+    assert reject_reason(write(b"m f=1 9223372036854775807", "/write?precision=s")) == "timestamp out of range"
 
 
-def test_what_is_written_to_an_influx_path_is_line_protocol_whatever_it_looks_like():
-    assert refused(write(b'{"name":"room","value":1}')).startswith("not a name and tags: ")
-    assert refused(write(b"name=room&value=1")) == "no field"
-    assert refused(write(b"", "/write?name=room&value=1")) == "no field"
-    assert refused(write(b" ", "/write")) == "no record in it"
+def test_a_body_on_an_influxdb_path_is_always_line_protocol():
+    assert reject_reason(write(b'{"name":"room","value":1}')).startswith("not a name and tags: ")
+    assert reject_reason(write(b"name=room&value=1")) == "no field"
+    assert reject_reason(write(b"", "/write?name=room&value=1")) == "no field"
+    assert reject_reason(write(b" ", "/write")) == "no record in it"
     assert point('{"name":"a"} f=1')[0] == '{"name":"a"}'
 
 
-def test_the_official_client_of_v2_is_understood():
+def test_the_official_client_of_v2_is_accepted():
     # the bytes that influxdb-client 1.50 sends for a Point, batched and compressed
     lines = b'h2o_feet,location=coyote\\ creek level\\ description="below 3 \\"feet\\"",water_level=2i 1766600000\n'
     fields = ["Content-Type: text/plain", "Content-Encoding: gzip", "Authorization: Token t"]
@@ -332,13 +332,13 @@ def test_the_official_client_of_v2_is_understood():
     ]
 
 
-def test_the_odd_escapes_of_the_official_clients_are_read_as_influxdb_reads_them():
+def test_the_escapes_of_the_official_clients_are_read_as_influxdb_reads_them():
     # influxdb-client 1.50: a newline in a key becomes \n, a backslash at the end of a tag an escaped space
     line = 'a\\,b\\ c\\n,k\\=e\\ y=v\\,a\\=l\\  f=true,g=1,s="a\nb\\\\"'
     assert point(line) == ("a,b c\\n", {"k=e y": "v,a=l "}, {"f": 1, "g": 1.0, "s": "a\nb\\"}, None)
     # influxdb 5.3: backslashes are doubled everywhere, a newline in a text becomes \n
     line = 'cpu\\ load,b=x\\\\,host=server\\ 01\\,a\\=b n=3i,ok=True,s="q\\"\\\\x\\ny",value=0.64 1766600000\n'
-    assert refused(write(line.encode())).startswith("not a name and tags: ")  # x\\, escapes the comma
+    assert reject_reason(write(line.encode())).startswith("not a name and tags: ")  # x\\, escapes the comma
     line = line.replace("b=x\\\\,", "")
     assert point(line) == (
         "cpu load",
@@ -355,7 +355,7 @@ values = st.floats(allow_nan=False, allow_infinity=False) | st.text(st.character
 @given(
     names, st.dictionaries(names, names), st.dictionaries(names, values, min_size=1), st.integers(-(2**63), 2**63 - 1)
 )
-def test_what_is_written_by_the_rules_is_read_back(name, tags, fields, time):
+def test_valid_line_protocol_is_read_back(name, tags, fields, time):
     def escape(text: str, what: str) -> str:
         return "".join("\\" + c if c in what else c for c in text)
 
@@ -364,7 +364,7 @@ def test_what_is_written_by_the_rules_is_read_back(name, tags, fields, time):
 
     if any("\0" in x for x in fields.values() if isinstance(x, str)) or name[0] == "#":
         return
-    # a backslash of one's own before an escaped character cannot be told from the escape
+    # a literal backslash before an escaped character is not distinguishable from the escape
     if any(f"\\{c}" in x for x in [name, *tags, *tags.values(), *fields] for c in ",= "):
         return
     line = escape(name, ", ") + "".join(f",{escape(k, ',= ')}={escape(v, ',= ')}" for k, v in tags.items())
@@ -380,7 +380,7 @@ STANDARD = (
 )
 
 
-def test_telegrafs_json_is_one_row_a_field():
+def test_telegrafs_json_is_one_row_per_field():
     wanted = [
         Metric(time=1458229140000000000, name="docker", tags={"host": "raynor"}, field=field, value=stored, type=kind)
         for field, stored, kind in [
@@ -397,17 +397,17 @@ def test_telegrafs_json_is_one_row_a_field():
     assert decode(gzip.compress(STANDARD)) == wanted
 
 
-def test_a_bad_point_of_a_batch_is_refused_alone():
+def test_an_invalid_point_of_a_batch_is_buried_alone():
     bad = [b'{"name":"a"}', b'{"name":"a","fields":{}}', b'{"name":"a","fields":{"b":[]}}', b"5"]
     metric, *rejects = decode(b'{"metrics":[' + b",".join([b'{"name":"a","fields":{"b":1}}', *bad]) + b"]}")
     assert metric.value == 1
     assert [x.part for x in rejects] == [b'{"metrics":[' + x + b"]}" for x in bad]
     assert [x.reason for x in rejects[:2]] == ["missing: fields", "no field"]
     for reject in rejects:
-        assert refused(reject.part) == reject.reason
+        assert reject_reason(reject.part) == reject.reason
 
 
-def test_a_field_of_telegrafs_json_may_be_any_value():
+def test_a_field_of_telegrafs_json_may_have_any_scalar_value():
     body = b'{"name":"a","fields":{"t":true,"f":false,"s":"x","n":null,"u":18446744073709551615,"big":1%s}}' % (
         b"0" * 20
     )
@@ -418,15 +418,15 @@ def test_a_field_of_telegrafs_json_may_be_any_value():
         ("u", "18446744073709551615", "unsigned"),
         ("big", 1e20, "float"),
     ]
-    assert refused(b'{"name":"a","fields":{"n":null}}') == "no field"
-    assert refused(b'{"name":"a","fields":{"":1}}') == "field without a name"
-    assert refused(b'{"metrics":5}') == "metrics is not an array"
-    assert refused(b'{"metrics":[]}') == "no record in it"
+    assert reject_reason(b'{"name":"a","fields":{"n":null}}') == "no field"
+    assert reject_reason(b'{"name":"a","fields":{"":1}}') == "field without a name"
+    assert reject_reason(b'{"metrics":5}') == "metrics is not an array"
+    assert reject_reason(b'{"metrics":[]}') == "no record in it"
 
 
-def test_one_record_has_a_bound_and_a_batch_has_none():
+def test_a_record_has_a_limit_and_a_batch_has_none():
     large = b'{"name":"a","fields":{"b":"' + b"x" * (1 << 20) + b'"}}'
-    assert refused(gzip.compress(large)) == "record larger than 1048576 bytes"
+    assert reject_reason(gzip.compress(large)) == "record larger than 1048576 bytes"
     batch = b'{"metrics":[' + b",".join([STANDARD] * 10_000) + b"," + large + b"]}"
     *metrics, reject = decode(gzip.compress(batch))
     assert (len(metrics), reject.reason) == (40_000, "record larger than 1048576 bytes")
@@ -448,7 +448,7 @@ def test_one_record_has_a_bound_and_a_batch_has_none():
         ("-9223372036854775809", -9223372036854775809.0, "float"),
     ],
 )  # fmt: skip
-def test_a_value_of_json(written, stored, kind):
+def test_a_json_value_keeps_its_type(written, stored, kind):
     (metric,) = decode(f'{{"name":"room","value":{written}}}'.encode())
     assert (metric.value, type(metric.value), metric.type) == (stored, type(stored), kind)
 
@@ -477,8 +477,8 @@ def test_a_plain_metric_may_have_field_tags_and_time():
         b"name=a&value=",
     ],
 )
-def test_a_metric_without_name_or_value_is_refused(body):
-    assert refused(body)
+def test_a_metric_without_name_or_value_is_invalid(body):
+    assert reject_reason(body)
 
 
 @pytest.mark.parametrize(
@@ -489,15 +489,15 @@ def test_a_metric_without_name_or_value_is_refused(body):
         ("1_0", "1_0", "string"), ("%C3%A9+x", "\u00e9 x", "string"), ("18446744073709551615",) * 2 + ("unsigned",),
     ],
 )  # fmt: skip
-def test_a_value_of_a_form_that_looks_like_json_is_that(written, stored, kind):
+def test_a_form_value_written_as_json_is_stored_as_json(written, stored, kind):
     (metric,) = decode(f"name=room&value={written}&time=1766600000&field=f".encode())
     assert (metric.name, metric.field, metric.time) == ("room", "f", 1766600000000000000)
     assert (metric.value, type(metric.value), metric.type) == (stored, type(stored), kind)
 
 
-def test_a_form_and_line_protocol_are_told_apart():
+def test_a_form_is_distinguished_from_line_protocol():
     assert decode(b"value=1&name=room\r\n")[0].name == "room"
     assert decode(b"name=my value=1")[0].name == "name=my"
     assert decode(b"a=b,name=c value=1")[0].tags == {"name": "c"}
-    assert refused(b"a=b,name=c") == "no field"
-    assert refused(b"name=a&value=1e999") == "value out of range"
+    assert reject_reason(b"a=b,name=c") == "no field"
+    assert reject_reason(b"name=a&value=1e999") == "value out of range"

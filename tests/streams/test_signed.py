@@ -1,4 +1,4 @@
-"""Signed webhooks from nginx to the database: what its sender signed is stored, all else is buried with the reason."""
+"""Signed webhooks from nginx to the database: a signed body is stored, any other is buried with the reason."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SECRETS = {
 
 
 def digest(key: bytes, data: bytes) -> bytes:
-    """HMAC-SHA256 as openssl has it."""
+    """HMAC-SHA256, computed by openssl."""
     command = ["openssl", "dgst", "-sha256", "-binary", "-mac", "HMAC", "-macopt", f"hexkey:{key.hex()}"]
     return subprocess.run(command, input=data, capture_output=True, check=True).stdout
 
@@ -75,7 +75,7 @@ def up() -> Iterator[Server]:
 
 
 def fate(up: Server, stream: str, body: bytes, headers: dict[str, str], target: str = "") -> list[str]:
-    """What becomes of a body: the reasons of its letters; none if all of it is stored."""
+    """The reasons of the dead letters of a body; an empty list if all of it is stored."""
     batch = "SELECT max(id) FROM batches HAVING max(id)"
     before = ask(up.home, batch)
     assert post(up.port, target or f"/{stream}", body, headers)[0] == 200
@@ -88,7 +88,7 @@ def fate(up: Server, stream: str, body: bytes, headers: dict[str, str], target: 
 
 
 @pytest.mark.parametrize("stream, sign", [("github", github), ("stripe", stripe), ("standard", standard)])
-def test_what_its_sender_signed_is_stored_and_no_other_byte_of_it(stream: str, sign: Sign, up: Server) -> None:
+def test_a_signed_body_is_stored_and_a_changed_one_is_not(stream: str, sign: Sign, up: Server) -> None:
     assert fate(up, stream, BODY, sign()) == []
     assert fate(up, stream, BODY + b" ", sign()) == ["signature: wrong"]
 
@@ -112,7 +112,7 @@ WRONG: dict[str, tuple[str, dict[str, str], str]] = {
     "no_time": ("stripe", {"Stripe-Signature": "v1=" + "0" * 64}, "signature: Stripe-Signature is not understood"),
     "another_name": ("standard", standard() | {"webhook-id": "msg_2"}, "signature: wrong"),
     "no_name": ("standard", {"webhook-signature": "v1,AAAA"}, "signature: webhook-signature is not understood"),
-    # who has signed 1.2.BODY has not signed BODY as of the second 2
+    # a signature of 1.2.BODY must not be valid for BODY at the second 2
     "a_point_in_the_name": (
         "standard", standard(at="2.2") | {"webhook-id": "msg_1.2", "webhook-timestamp": "2"},
         "signature: webhook-signature is not understood",
@@ -122,22 +122,22 @@ WRONG: dict[str, tuple[str, dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_not_signed_is_buried_with_the_reason(case: str, up: Server) -> None:
+def test_a_body_without_a_valid_signature_is_buried_with_the_reason(case: str, up: Server) -> None:
     stream, headers, reason = WRONG[case]
     assert fate(up, stream, BODY, headers) == [reason]
 
 
-def test_a_query_string_is_not_taken_for_a_body_that_was_signed(up: Server) -> None:
+def test_a_query_string_does_not_replace_a_signed_body(up: Server) -> None:
     reasons = fate(up, "github", b"", github(b""), "/github?action=opened")
     assert reasons == ["signature: only a body can be signed"]
 
 
-def test_a_route_without_the_head_lets_nothing_into_a_signed_stream(up: Server) -> None:
+def test_a_route_without_the_head_stores_nothing_in_a_signed_stream(up: Server) -> None:
     reasons = fate(up, "github", BODY, github(), "/headless")
     assert reasons == ["signature: there is no head; the route needs keep_head=True"]
 
 
-def test_a_bad_record_of_a_signed_body_can_be_replayed_though_it_was_not_signed_by_itself(up: Server) -> None:
+def test_an_invalid_record_of_a_signed_body_is_replayed_without_its_own_signature(up: Server) -> None:
     body = BODY + b'\n{"act":"closed"}\n{"action":1}'
     reasons = fate(up, "github", body, github(body))
     assert len(reasons) == 2
@@ -149,12 +149,12 @@ def test_a_bad_record_of_a_signed_body_can_be_replayed_though_it_was_not_signed_
     done = subprocess.run([*command, "NOT whole"], env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 letters: 2 stored" in done.stdout
-    # and what nobody signed stays dead, whatever the decoder takes
+    # an unsigned body stays dead, even if the decoder would accept it
     whole = subprocess.run([*command, "whole"], env=env, capture_output=True, text=True, timeout=60)
     assert "0 stored" in whole.stdout
 
 
-def test_the_examples_that_the_senders_publish_are_right() -> None:
+def test_the_signatures_in_the_senders_documentation_are_valid() -> None:
     """GitHub's documentation, and the reference of Standard Webhooks."""
     message = b"POST /x HTTP/1.1\r\nX-Hub-Signature-256: sha256=%b\r\n\r\nHello, World!"
     signature = b"757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"
@@ -174,7 +174,7 @@ def test_the_examples_that_the_senders_publish_are_right() -> None:
         ("x", "gitlab", "is invalid: expected github, stripe, standard"),
     ],
 )  # fmt: skip
-def test_a_secret_that_makes_no_sense_stops_the_start_with_one_line(
+def test_an_invalid_secret_stops_the_start_with_one_line(
     text: str | None, scheme: str, words: str, tmp_path: Path
 ) -> None:
     secret = tmp_path / "secret"

@@ -74,7 +74,7 @@ def test_a_stream_takes_at_most_four_files(files: list[Path]) -> None:
     assert not re.search(r"from sluice\.|import sluice\.", PAGE)  # only the names that the package exports
 
 
-def test_the_tests_of_the_page_pass_and_would_notice_another_parser(tmp: Path, files: list[Path]) -> None:
+def test_the_tests_of_the_page_pass_and_fail_with_a_wrong_parser(tmp: Path, files: list[Path]) -> None:
     _, run, _ = blocks("sh")
     assert "2 passed" in shell(run, tmp)
     _, records, _ = files

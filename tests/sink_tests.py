@@ -1,4 +1,4 @@
-"""Every sink, by one set of tests: what is in it afterwards, exactly once, whatever the database says or dies of."""
+"""The tests that every sink must pass, whatever its database: each claim is stored exactly once."""
 
 from __future__ import annotations
 
@@ -6,26 +6,23 @@ import contextlib
 import datetime
 import enum
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import apsw
 import msgspec
 import pytest
 
 from sluice import settings, sinks
-from sluice.drill.harness import ROOT, poll, short_tmp
+from sluice.drill.harness import ROOT, poll
 from sluice.sinks import DeadLetter, Entry, Outcome, Sink, Unavailable
 from sluice.spool.contract import Claim
 from sluice.streams import registry
-from sluice.streams.record import Gps, Limits, Metric, Record, Reject, Vote
+from sluice.streams.record import Limits, Record, Reject, Vote
 from sluice.streams.registry import STREAMS, Stream, stream
 
 NOON = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC in microseconds
@@ -33,18 +30,18 @@ MOST = registry.limits(settings.load({}))
 
 
 class Store(Protocol):
-    """A database to test a sink on."""
+    """A database under test."""
 
     url: str
 
     def ask(self, sql: str) -> list[tuple]:
-        """What a query gives: times as SQLite holds them, no types but int, float, str and bytes."""
+        """The rows of a query, with values as SQLite stores them: int, float, str (also times) and bytes."""
 
     def refuse(self, table: str, column: str, value: str) -> None:
-        """Make the database refuse rows with this value, as a user's own trigger or constraint would."""
+        """Make the database reject rows with this value, by a trigger or a constraint."""
 
     def away(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing can be written meanwhile."""
+        """Within the `with` block the database cannot be written."""
 
 
 class Colour(enum.Enum):
@@ -56,7 +53,7 @@ def claim(stream: str, count: int, first: int = 1) -> Claim:
 
 
 def decoded(stream: Stream, bodies: Iterable[bytes], first: int = 1) -> Callable[[], Iterator[Entry]]:
-    """What the worker hands over for bodies that arrived a second after one another."""
+    """The entries that the worker passes for bodies that arrived at intervals of a second."""
     bodies = list(bodies)
 
     def entries() -> Iterator[Entry]:
@@ -77,12 +74,12 @@ def votes(*choices: object, first: int = 1) -> tuple[Claim, Callable[[], Iterato
 
 
 def today(letter: DeadLetter) -> list[Record | Reject]:
-    """Today's decoder, for replay."""
+    """The present decoder, for replay."""
     return list(STREAMS[letter.stream].decode(letter.body, MOST))
 
 
 def gone(error: type[BaseException]) -> Callable[[], Iterator[Entry]]:
-    """Entries that end with an error after the first."""
+    """Entries that raise an error after the first one."""
 
     def entries() -> Iterator[Entry]:
         yield next(votes("a")[1]())
@@ -92,7 +89,7 @@ def gone(error: type[BaseException]) -> Callable[[], Iterator[Entry]]:
 
 
 class SinkTests:
-    """To be run on every database: a subclass has the fixture `store`, a Store with nothing in it."""
+    """A subclass provides the fixture `store`, an empty Store."""
 
     @pytest.fixture
     def sink(self, store: Store) -> Iterator[Sink]:
@@ -103,7 +100,7 @@ class SinkTests:
     def choices(self, store: Store) -> list[str]:
         return [choice for (choice,) in store.ask("SELECT choice FROM votes ORDER BY seq")]
 
-    def test_a_vote_arrives_with_its_columns_and_its_trace(self, store: Store, sink: Sink) -> None:
+    def test_a_vote_is_stored_with_all_columns_batch_and_seq(self, store: Store, sink: Sink) -> None:
         body = b'{"poll":"p","choice":"a","voter":"v","time":"2026-01-01T13:30:00.1239+01:00"}'
         given = claim("votes", 2, first=7)
         assert sink.persist(given, decoded(STREAMS["votes"], [body, vote("b")], 7)) == Outcome(2, 0)
@@ -114,7 +111,7 @@ class SinkTests:
         traced = "SELECT claim, stream, first, bodies, records FROM votes JOIN batches ON batch = id"
         assert store.ask(traced) == [(given.id, "votes", 7, 2, 2)] * 2
 
-    def test_a_position_arrives_with_its_columns(self, store: Store, sink: Sink) -> None:
+    def test_a_position_is_stored_with_all_columns(self, store: Store, sink: Sink) -> None:
         full = (
             b'{"device":"d","lat":48.1,"lon":-11.6,"altitude":520,"speed":1.5,"accuracy":5,"bearing":270,"battery":80.5'
         )
@@ -127,9 +124,7 @@ class SinkTests:
             ("2026-01-01T12:00:01.000Z", "e", -1.0, 2.0, None, None, None, None, None, 2),
         ]
 
-    def test_a_metric_arrives_with_its_tags_its_type_and_every_digit_of_its_value(
-        self, store: Store, sink: Sink
-    ) -> None:
+    def test_a_metric_is_stored_with_its_tags_its_type_and_its_exact_value(self, store: Store, sink: Sink) -> None:
         lines = b'cpu,host=a\\ b,core=0 idle=97.25,n=9223372036854775807i,on=t,s="x y" 1767225600123456789'
         sink.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [lines]))
         found = store.ask("SELECT name, tags, field, type, batch, seq FROM metrics ORDER BY field")
@@ -143,14 +138,14 @@ class SinkTests:
             (1,),
         ]
 
-    def test_a_claim_that_is_persisted_twice_is_stored_once(self, store: Store, sink: Sink) -> None:
+    def test_a_claim_persisted_twice_is_stored_once(self, store: Store, sink: Sink) -> None:
         given = votes("a", "b", "")
         assert sink.persist(*given) == Outcome(2, 1)
         assert sink.persist(*given) == Outcome(0, 0, again=True)
         assert self.choices(store) == ["a", "b"]
         assert len(sink.letters()) == 1
 
-    def test_two_connections_with_one_claim_at_once_store_it_once(self, store: Store) -> None:
+    def test_two_connections_that_persist_one_claim_store_it_once(self, store: Store) -> None:
         both = threading.Barrier(2)
         outcomes: list[Outcome] = []
 
@@ -170,11 +165,11 @@ class SinkTests:
         assert sorted(outcomes) == [Outcome(0, 0, True)] * 20 + [Outcome(50, 0, False)] * 20
         assert self.choices(store) == [str(n) for n in range(1, 1001)]
 
-    def test_an_empty_claim_is_remembered_too(self, store: Store, sink: Sink) -> None:
+    def test_an_empty_claim_is_stored_once_too(self, store: Store, sink: Sink) -> None:
         assert sink.persist(claim("votes", 0), lambda: iter(())) == Outcome(0, 0)
         assert sink.persist(*votes("a")) == Outcome(0, 0, again=True)
 
-    def test_what_a_decoder_refuses_is_buried_with_its_reason(self, store: Store, sink: Sink) -> None:
+    def test_a_reject_is_buried_with_its_reason(self, store: Store, sink: Sink) -> None:
         bodies = [vote("a"), b"nonsense", vote("b"), b'[{"poll":"p","choice":"c"},{"poll":"","choice":"d"}]']
         assert sink.persist(claim("votes", 4), decoded(STREAMS["votes"], bodies)) == Outcome(3, 2)
         assert self.choices(store) == ["a", "b", "c"]
@@ -187,7 +182,7 @@ class SinkTests:
         assert [(stream, letters) for stream, _, letters in sink.reasons()] == [("votes", 1)] * 2
 
     @pytest.mark.parametrize("count", [1, 2, 5_000])
-    def test_what_the_database_refuses_is_found_and_buried_and_the_rest_is_stored(
+    def test_a_record_that_the_database_rejects_is_found_and_buried_and_the_rest_is_stored(
         self, count: int, store: Store, sink: Sink
     ) -> None:
         store.refuse("votes", "choice", "poison")
@@ -200,9 +195,7 @@ class SinkTests:
         assert {x.reason.startswith("rejected by the database: ") for x in letters} == {True}
         assert sink.ledger("votes", count, ())[:2] == (count, len(bad))
 
-    def test_of_a_body_of_many_only_the_refused_record_is_buried_and_rejects_once(
-        self, store: Store, sink: Sink
-    ) -> None:
+    def test_only_the_rejected_record_of_a_body_is_buried_and_only_once(self, store: Store, sink: Sink) -> None:
         store.refuse("votes", "choice", "poison")
         body = b"\n".join(vote(x) for x in ["a", "poison", "", "b"])
         assert sink.persist(claim("votes", 1), decoded(STREAMS["votes"], [body])) == Outcome(2, 2)
@@ -235,7 +228,7 @@ class SinkTests:
         assert [x.body for x in sink.letters()] == [b"64", b"-1", b"-2", b"-3"]
         sink.close()
 
-    def test_an_error_of_the_entries_passes_and_nothing_is_stored(self, store: Store, sink: Sink) -> None:
+    def test_an_exception_of_the_entries_propagates_and_nothing_is_stored(self, store: Store, sink: Sink) -> None:
         class Gone(Exception):
             pass
 
@@ -264,7 +257,7 @@ class SinkTests:
         sink.persist(claim("orders", 1, first=2), decoded(new, [b'{"sku":"b","count":3,"tags":["x"]}'], 2))
         sink.close()
         assert store.ask("SELECT sku, count, seq FROM orders ORDER BY seq") == [("a", None, 1), ("b", 3, 2)]
-        # and with the old type again, as during an upgrade
+        # with the old type again, as during an upgrade
         sink = sinks.connect(store.url, {"orders": old})
         assert sink.persist(claim("orders", 1, first=3), decoded(old, [b'{"sku":"c"}'], 3)) == Outcome(1, 0)
         sink.close()
@@ -299,7 +292,7 @@ class SinkTests:
         ]
         sink.close()
 
-    def test_a_table_that_cannot_be_written_holds_up_its_own_stream_only(self, store: Store, sink: Sink) -> None:
+    def test_a_table_that_cannot_be_written_stops_only_its_stream(self, store: Store, sink: Sink) -> None:
         store.ask("ALTER TABLE votes RENAME TO ballots")
         store.ask("CREATE VIEW votes AS SELECT 1 AS one")
         again = sinks.connect(store.url, STREAMS)
@@ -314,7 +307,9 @@ class SinkTests:
         assert again.persist(*votes("a")) == Outcome(0, 0, again=True)
         again.close()
 
-    def test_a_database_that_cannot_be_written_is_away_and_nothing_is_lost(self, store: Store, sink: Sink) -> None:
+    def test_a_database_that_cannot_be_written_is_unavailable_and_nothing_is_lost(
+        self, store: Store, sink: Sink
+    ) -> None:
         with store.away():
             for _ in range(2):
                 with pytest.raises(Unavailable):
@@ -322,25 +317,17 @@ class SinkTests:
         assert poll(lambda: sink.persist(*votes("a"))) == Outcome(1, 0)  # a connection that broke costs a try
         assert self.choices(store) == ["a"]
 
-    def test_a_kill_in_the_middle_of_a_transaction_stores_nothing_or_everything(self, store: Store, sink: Sink) -> None:
+    def test_a_kill_during_a_transaction_stores_all_or_nothing(self, store: Store, sink: Sink) -> None:
         program = (
             "import sys; sys.path[:0] = sys.argv[2:]\n"
-            "import test_sinks\nfrom sluice import sinks\n"
-            "sink = sinks.connect(sys.argv[1], test_sinks.STREAMS)\n"
+            "import sink_tests\nfrom sluice import sinks\n"
+            "sink = sinks.connect(sys.argv[1], sink_tests.STREAMS)\n"
             "print(flush=True)\n"
             "for first in range(1, 10**9, 500):\n"
-            "    sink.persist(*test_sinks.votes(*range(first, first + 500), first=first))\n"
+            "    sink.persist(*sink_tests.votes(*range(first, first + 500), first=first))\n"
         )
         for round in range(8):
-            command = [
-                sys.executable,
-                "-c",
-                program,
-                store.url,
-                str(ROOT),
-                str(ROOT / "tests"),
-                str(ROOT / "tests/sinks"),
-            ]
+            command = [sys.executable, "-c", program, store.url, str(ROOT), str(ROOT / "tests")]
             with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
                 assert process.stdout
                 process.stdout.readline()
@@ -358,7 +345,7 @@ class SinkTests:
             store.ask("DELETE FROM votes")
             store.ask("DELETE FROM batches")
 
-    def test_a_replayed_letter_passes_or_stays_dead_with_todays_reason(self, store: Store, sink: Sink) -> None:
+    def test_a_replayed_letter_is_stored_or_stays_dead_with_the_new_reason(self, store: Store, sink: Sink) -> None:
         sink.persist(*votes("", "a", ""))
         old = sink.letters()
 
@@ -379,11 +366,11 @@ class SinkTests:
         assert store.ask(row) == [("2026-01-01T12:00:00.000Z", "mended", old[0].batch, 1)]
         assert store.ask("SELECT records FROM batches") == [(3,)]
         assert sink.ledger("votes", 3, ())[:2] == (3, 1)
-        # they are not there any more
+        # the letters are gone
         assert sink.replay(old, mended, False) == (0, 0, 0, {})
         assert sink.letters() == new
 
-    def test_a_letter_is_never_taken_for_another_one(self, store: Store, sink: Sink) -> None:
+    def test_an_id_of_a_dead_letter_is_never_reused(self, store: Store, sink: Sink) -> None:
         sink.persist(*votes(""))
         read = sink.letters()
         assert sink.replay(read, lambda letter: [Vote(poll="p", choice="a")], False).stored == 1
@@ -392,7 +379,7 @@ class SinkTests:
         assert [x.seq for x in sink.letters()] == [2]
         assert self.choices(store) == ["a"]
 
-    def test_a_part_of_a_body_stays_a_part_when_it_stays_dead(self, store: Store, sink: Sink) -> None:
+    def test_a_partial_dead_letter_that_stays_dead_stays_partial(self, store: Store, sink: Sink) -> None:
         store.refuse("votes", "choice", "poison")
         body = b"\n".join([vote(""), vote("a"), vote("poison")])
         sink.persist(claim("votes", 1), decoded(STREAMS["votes"], [body]))
@@ -401,7 +388,7 @@ class SinkTests:
         assert sorted((x.body, x.whole) for x in sink.letters()) == before
         assert self.choices(store) == ["a"]
 
-    def test_two_replays_at_once_double_nothing(self, store: Store, sink: Sink) -> None:
+    def test_simultaneous_replays_store_nothing_twice(self, store: Store, sink: Sink) -> None:
         sink.persist(claim("votes", 300), decoded(STREAMS["votes"], [b"%d" % n for n in range(300)]))
         assert len(sink.letters(limit=1000)) == 300
 
@@ -421,7 +408,7 @@ class SinkTests:
         assert sorted(map(int, self.choices(store))) == list(range(300))
         assert sink.letters() == []
 
-    def test_letters_are_found_by_a_condition_that_can_change_nothing(self, store: Store, sink: Sink) -> None:
+    def test_dead_letters_are_selected_by_a_read_only_condition(self, store: Store, sink: Sink) -> None:
         sink.persist(*votes("", "", "a", ""))
         ids = [x.id for x in sink.letters()]
         assert [x.seq for x in sink.letters("seq > 1 -- the later ones")] == [2, 4]
@@ -437,7 +424,7 @@ class SinkTests:
                 sink.reasons(where)
         assert [x.id for x in sink.letters()] == ids
 
-    def test_large_letters_come_a_few_at_a_time(self, store: Store, sink: Sink) -> None:
+    def test_large_dead_letters_are_returned_a_few_at_a_time(self, store: Store, sink: Sink) -> None:
         sink.persist(claim("votes", 12), decoded(STREAMS["votes"], [b"x" * (1 << 20)] * 12))
         seen: list[DeadLetter] = []
         while more := sink.letters(above=seen[-1].id if seen else 0):
@@ -445,9 +432,7 @@ class SinkTests:
             seen += more
         assert [x.seq for x in seen] == list(range(1, 13))
 
-    def test_the_ledger_counts_bodies_up_to_a_number_and_says_which_claims_are_there(
-        self, store: Store, sink: Sink
-    ) -> None:
+    def test_the_ledger_counts_bodies_up_to_a_sequence_number_and_finds_claims(self, store: Store, sink: Sink) -> None:
         first, second = votes("a", "", first=1), votes("b", first=3)
         body = b"\n".join([vote(""), vote("c"), vote("")])  # one body, two letters
         for given in first, second, (claim("votes", 1, 4), decoded(STREAMS["votes"], [body], 4)):
@@ -457,7 +442,7 @@ class SinkTests:
         assert sink.ledger("votes", 3, ()) == (3, 1, set())
         assert sink.ledger("gps", 1 << 62, ()) == (0, 0, set())
 
-    def test_nobody_waits_for_a_reader_and_no_reader_for_a_writer(self, store: Store, sink: Sink) -> None:
+    def test_readers_and_writers_do_not_block_each_other(self, store: Store, sink: Sink) -> None:
         sink.persist(*votes("a", ""))
         other = sinks.connect(store.url, STREAMS, make=False)
 
@@ -469,7 +454,7 @@ class SinkTests:
         assert sink.persist(claim("votes", 1, 3), entries) == Outcome(1, 0)
         other.close()
 
-    def test_a_user_may_leave_types_to_the_sink(self, store: Store) -> None:
+    def test_every_type_of_msgspec_can_be_stored(self, store: Store) -> None:
         class Order(Record):
             paid: bool
             weight: float | None
@@ -488,135 +473,3 @@ class SinkTests:
         assert (paid, weight, json.loads(lines)) == (1, 2.5, [{"a": 1}])
         assert [x.strip('"') for x in (colour, size, due)] == ["red", "m", "2026-02-01"]
         sink.close()
-
-
-class SqliteStore:
-    """A database file. Through apsw, as the sink: two copies of SQLite in one process undo each other's locks."""
-
-    def __init__(self, tmp: Path) -> None:
-        self.path = tmp / "ingest.db"
-        self.url = f"sqlite:///{self.path}"
-
-    def ask(self, sql: str) -> list[tuple]:
-        with contextlib.closing(apsw.Connection(str(self.path))) as db:
-            db.set_busy_timeout(10_000)
-            return db.execute(sql).fetchall()
-
-    def refuse(self, table: str, column: str, value: str) -> None:
-        self.ask(
-            f"CREATE TRIGGER t BEFORE INSERT ON {table} WHEN new.{column} = '{value}' "
-            "BEGIN SELECT RAISE(ABORT, 'not in this house'); END"
-        )
-
-    @contextlib.contextmanager
-    def away(self) -> Iterator[None]:
-        with contextlib.closing(apsw.Connection(str(self.path))) as db, pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sluice.sinks.sqlite.BUSY", 0.1)
-            db.execute("BEGIN IMMEDIATE")
-            yield
-
-
-class TestSqlite(SinkTests):
-    @pytest.fixture
-    def store(self) -> Iterator[SqliteStore]:
-        with short_tmp() as tmp:
-            yield SqliteStore(tmp)
-
-    def test_values_are_as_the_protocol_says(self, store: SqliteStore, sink: Sink) -> None:
-        lines = b'm on=t,off=false,u=18446744073709551615u,s="x" -1\nm old=1 0'
-        sink.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [lines]))
-        assert store.ask("SELECT field, value, typeof(value), type, time FROM metrics ORDER BY rowid") == [
-            ("on", 1, "integer", "boolean", "1969-12-31T23:59:59.999999999Z"),
-            ("off", 0, "integer", "boolean", "1969-12-31T23:59:59.999999999Z"),
-            ("u", "18446744073709551615", "text", "unsigned", "1969-12-31T23:59:59.999999999Z"),
-            ("s", "x", "text", "string", "1969-12-31T23:59:59.999999999Z"),
-            ("old", 1.0, "real", "float", "1970-01-01T00:00:00.000000000Z"),
-        ]
-
-    def test_the_tables_are_those_of_the_protocol(self, store: SqliteStore, sink: Sink) -> None:
-        columns = {
-            name: ", ".join(row[1] for row in store.ask(f"PRAGMA table_info({name})"))
-            for name in ("metrics", "gps", "votes", "dead_letters", "batches")
-        }
-        protocol = (ROOT / "docs/PROTOCOL.md").read_text()
-        for name, listed in columns.items():
-            assert f"| `{name}` | `{listed}` |" in protocol
-        for record in Metric, Gps, Vote:  # in the order of the record type
-            assert (
-                ", ".join(x.name for x in msgspec.structs.fields(record))
-                in columns[record.__name__.lower() + ("s" if record is not Gps else "")]
-            )
-
-    @pytest.mark.parametrize("more", ["", ", mine TEXT DEFAULT 'mine'"])
-    def test_a_table_that_was_there_is_filled_whatever_the_order_of_its_columns(
-        self, more: str, store: SqliteStore
-    ) -> None:
-        with contextlib.closing(apsw.Connection(str(store.path))) as db:
-            db.execute(f"CREATE TABLE votes (choice, seq, voter{more}, time, poll, batch, received_at)")
-        sink = sinks.connect(store.url, STREAMS)
-        assert sink.persist(*votes("a", "b")) == Outcome(2, 0)
-        sink.close()
-        (first, _) = store.ask(f"SELECT poll, choice, voter, batch, seq{', mine' * bool(more)} FROM votes ORDER BY seq")
-        assert first == ("p", "a", None, 1, 1, *["mine"] * bool(more))
-        assert store.ask("SELECT count(*) FROM votes WHERE received_at LIKE '20%Z' AND time = received_at") == [(2,)]
-
-    def test_what_is_committed_is_synced(self, sink: Any) -> None:
-        assert sink.db.execute("PRAGMA journal_mode").get == "wal"
-        assert sink.db.execute("PRAGMA synchronous").get == 2  # FULL
-
-    def test_a_full_database_is_away_until_there_is_room(self, store: SqliteStore, sink: Any) -> None:
-        full = sink.db.execute("PRAGMA page_count").get + 2
-        sink.db.execute(f"PRAGMA max_page_count={full}")
-        with pytest.raises(Unavailable, match="full"):
-            sink.persist(*votes(*["x" * 1000] * 100))
-        assert self.choices(store) == []
-        assert sink.persist(*votes("a")) == Outcome(1, 0)  # opened anew, without that limit
-
-    def test_a_read_only_database_is_away(self, sink: Any) -> None:
-        sink.db.execute("PRAGMA query_only=1")  # permissions do not hold for root; the error is the same
-        with pytest.raises(Unavailable, match="readonly"):
-            sink.persist(*votes("a"))
-        assert sink.persist(*votes("a")) == Outcome(1, 0)
-
-    def test_a_missing_folder_is_made_and_one_that_cannot_be_is_away(self, store: SqliteStore) -> None:
-        deep = store.path.parent / "a/b/c.db"
-        sink = sinks.connect(f"sqlite:///{deep}", STREAMS)
-        assert sink.persist(*votes("a")) == Outcome(1, 0)
-        sink.close()
-        assert deep.parent.stat().st_mode & 0o77 == 0
-        with pytest.raises(Unavailable):
-            sinks.connect(f"sqlite:///{deep}/d/e.db", STREAMS)
-
-    def test_a_file_that_is_no_database_is_away_and_stays_as_it_is(self, store: SqliteStore) -> None:
-        store.path.write_bytes(b"somebody's letters " * 100)
-        with pytest.raises(Unavailable, match="not a database"):
-            sinks.connect(store.url, STREAMS)
-        assert store.path.read_bytes() == b"somebody's letters " * 100
-
-    def test_a_corrupt_database_is_away_and_buries_nothing(self, store: SqliteStore, sink: Sink) -> None:
-        sink.persist(*votes(*range(2000)))
-        sink.close()
-        with open(store.path, "r+b") as file:
-            size = file.seek(0, 2)
-            for page in range(4096, size, 4096):
-                file.seek(page)
-                file.write(os.urandom(200))
-        with pytest.raises(Unavailable, match="malformed|corrupt|schema"):
-            sinks.connect(store.url, STREAMS).persist(*votes("a", first=2001))
-        assert not (store.path.parent / "ingest.db-journal").exists()
-
-    def test_a_trigger_that_ends_the_transaction_stores_nothing(self, store: SqliteStore, sink: Sink) -> None:
-        store.ask(
-            "CREATE TRIGGER t BEFORE INSERT ON votes WHEN new.choice = 'z' BEGIN SELECT RAISE(ROLLBACK, 'not now'); END"
-        )
-        for _ in range(2):
-            with pytest.raises(Unavailable, match="not now"):
-                sink.persist(*votes("a", "z", "b"))
-        assert self.choices(store) == []
-        store.ask("DROP TRIGGER t")
-        assert sink.persist(*votes("a", "z", "b")) == Outcome(3, 0)
-
-    def test_an_operator_makes_no_database(self, store: SqliteStore) -> None:
-        with pytest.raises(Unavailable, match="no database yet"):
-            sinks.connect(store.url, STREAMS, make=False)
-        assert not store.path.exists()

@@ -1,0 +1,150 @@
+"""The SQLite sink: the tests of every sink, and those of SQLite alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+import pytest
+
+from sink_tests import SinkTests, claim, decoded, votes
+from sluice import sinks
+from sluice.drill.harness import ROOT, short_tmp
+from sluice.sinks import Outcome, Sink, Unavailable
+from sluice.streams.record import Gps, Metric, Vote
+from sluice.streams.registry import STREAMS
+
+
+class SqliteStore:
+    """A database file, opened with apsw as in the sink: two copies of SQLite in a process release each other's locks."""
+
+    def __init__(self, tmp: Path) -> None:
+        self.path = tmp / "ingest.db"
+        self.url = f"sqlite:///{self.path}"
+
+    def ask(self, sql: str) -> list[tuple]:
+        with contextlib.closing(apsw.Connection(str(self.path))) as db:
+            db.set_busy_timeout(10_000)
+            return db.execute(sql).fetchall()
+
+    def refuse(self, table: str, column: str, value: str) -> None:
+        self.ask(
+            f"CREATE TRIGGER t BEFORE INSERT ON {table} WHEN new.{column} = '{value}' "
+            "BEGIN SELECT RAISE(ABORT, 'not in this house'); END"
+        )
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        with contextlib.closing(apsw.Connection(str(self.path))) as db, pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sluice.sinks.sqlite.BUSY", 0.1)
+            db.execute("BEGIN IMMEDIATE")
+            yield
+
+
+class TestSqlite(SinkTests):
+    @pytest.fixture
+    def store(self) -> Iterator[SqliteStore]:
+        with short_tmp() as tmp:
+            yield SqliteStore(tmp)
+
+    def test_values_are_as_the_protocol_says(self, store: SqliteStore, sink: Sink) -> None:
+        lines = b'm on=t,off=false,u=18446744073709551615u,s="x" -1\nm old=1 0'
+        sink.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [lines]))
+        assert store.ask("SELECT field, value, typeof(value), type, time FROM metrics ORDER BY rowid") == [
+            ("on", 1, "integer", "boolean", "1969-12-31T23:59:59.999999999Z"),
+            ("off", 0, "integer", "boolean", "1969-12-31T23:59:59.999999999Z"),
+            ("u", "18446744073709551615", "text", "unsigned", "1969-12-31T23:59:59.999999999Z"),
+            ("s", "x", "text", "string", "1969-12-31T23:59:59.999999999Z"),
+            ("old", 1.0, "real", "float", "1970-01-01T00:00:00.000000000Z"),
+        ]
+
+    def test_the_tables_are_those_of_the_protocol(self, store: SqliteStore, sink: Sink) -> None:
+        columns = {
+            name: ", ".join(row[1] for row in store.ask(f"PRAGMA table_info({name})"))
+            for name in ("metrics", "gps", "votes", "dead_letters", "batches")
+        }
+        protocol = (ROOT / "docs/PROTOCOL.md").read_text()
+        for name, listed in columns.items():
+            assert f"| `{name}` | `{listed}` |" in protocol
+        for record in Metric, Gps, Vote:  # in the order of the record type
+            assert (
+                ", ".join(x.name for x in msgspec.structs.fields(record))
+                in columns[record.__name__.lower() + ("s" if record is not Gps else "")]
+            )
+
+    @pytest.mark.parametrize("more", ["", ", mine TEXT DEFAULT 'mine'"])
+    def test_an_existing_table_may_have_its_columns_in_any_order(self, more: str, store: SqliteStore) -> None:
+        with contextlib.closing(apsw.Connection(str(store.path))) as db:
+            db.execute(f"CREATE TABLE votes (choice, seq, voter{more}, time, poll, batch, received_at)")
+        sink = sinks.connect(store.url, STREAMS)
+        assert sink.persist(*votes("a", "b")) == Outcome(2, 0)
+        sink.close()
+        (first, _) = store.ask(f"SELECT poll, choice, voter, batch, seq{', mine' * bool(more)} FROM votes ORDER BY seq")
+        assert first == ("p", "a", None, 1, 1, *["mine"] * bool(more))
+        assert store.ask("SELECT count(*) FROM votes WHERE received_at LIKE '20%Z' AND time = received_at") == [(2,)]
+
+    def test_every_commit_is_synced_to_disk(self, sink: Any) -> None:
+        assert sink.db.execute("PRAGMA journal_mode").get == "wal"
+        assert sink.db.execute("PRAGMA synchronous").get == 2  # FULL
+
+    def test_a_full_database_is_unavailable_until_it_has_room(self, store: SqliteStore, sink: Any) -> None:
+        full = sink.db.execute("PRAGMA page_count").get + 2
+        sink.db.execute(f"PRAGMA max_page_count={full}")
+        with pytest.raises(Unavailable, match="full"):
+            sink.persist(*votes(*["x" * 1000] * 100))
+        assert self.choices(store) == []
+        assert sink.persist(*votes("a")) == Outcome(1, 0)  # opened anew, without that limit
+
+    def test_a_read_only_database_is_unavailable(self, sink: Any) -> None:
+        sink.db.execute("PRAGMA query_only=1")  # permissions do not hold for root; the error is the same
+        with pytest.raises(Unavailable, match="readonly"):
+            sink.persist(*votes("a"))
+        assert sink.persist(*votes("a")) == Outcome(1, 0)
+
+    def test_a_missing_directory_is_created_or_the_database_is_unavailable(self, store: SqliteStore) -> None:
+        deep = store.path.parent / "a/b/c.db"
+        sink = sinks.connect(f"sqlite:///{deep}", STREAMS)
+        assert sink.persist(*votes("a")) == Outcome(1, 0)
+        sink.close()
+        assert deep.parent.stat().st_mode & 0o77 == 0
+        with pytest.raises(Unavailable):
+            sinks.connect(f"sqlite:///{deep}/d/e.db", STREAMS)
+
+    def test_a_file_that_is_not_a_database_is_unavailable_and_stays_unchanged(self, store: SqliteStore) -> None:
+        store.path.write_bytes(b"somebody's letters " * 100)
+        with pytest.raises(Unavailable, match="not a database"):
+            sinks.connect(store.url, STREAMS)
+        assert store.path.read_bytes() == b"somebody's letters " * 100
+
+    def test_a_corrupt_database_is_unavailable_and_buries_nothing(self, store: SqliteStore, sink: Sink) -> None:
+        sink.persist(*votes(*range(2000)))
+        sink.close()
+        with open(store.path, "r+b") as file:
+            size = file.seek(0, 2)
+            for page in range(4096, size, 4096):
+                file.seek(page)
+                file.write(os.urandom(200))
+        with pytest.raises(Unavailable, match="malformed|corrupt|schema"):
+            sinks.connect(store.url, STREAMS).persist(*votes("a", first=2001))
+        assert not (store.path.parent / "ingest.db-journal").exists()
+
+    def test_a_trigger_that_rolls_back_the_transaction_stores_nothing(self, store: SqliteStore, sink: Sink) -> None:
+        store.ask(
+            "CREATE TRIGGER t BEFORE INSERT ON votes WHEN new.choice = 'z' BEGIN SELECT RAISE(ROLLBACK, 'not now'); END"
+        )
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="not now"):
+                sink.persist(*votes("a", "z", "b"))
+        assert self.choices(store) == []
+        store.ask("DROP TRIGGER t")
+        assert sink.persist(*votes("a", "z", "b")) == Outcome(3, 0)
+
+    def test_an_operator_command_creates_no_database(self, store: SqliteStore) -> None:
+        with pytest.raises(Unavailable, match="no database yet"):
+            sinks.connect(store.url, STREAMS, make=False)
+        assert not store.path.exists()
