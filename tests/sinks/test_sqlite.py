@@ -21,7 +21,7 @@ from sluice.streams.registry import STREAMS
 
 
 class SqliteStore:
-    """A database file, opened with apsw as in the sink: two copies of SQLite in a process release each other's locks."""
+    """A database file. It is opened with apsw, as the sink does: two copies of SQLite release each other's locks."""
 
     def __init__(self, tmp: Path) -> None:
         self.path = tmp / "ingest.db"
