@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
 from operator import attrgetter
 from typing import Any, cast
 
 import msgspec
 
-from sluice.streams.decoder import check_numbers
+from sluice.streams.decoder import out_of_range
 from sluice.streams.record import Record, Vote
 from sluice.streams.times import Time, first
 
@@ -67,7 +68,10 @@ def wire(record: type[Record]) -> tuple[type[msgspec.Struct], Callable[[Any], Re
     def build(wire: Any) -> Record:
         values = get(wire)
         fields = values[count:]
-        check_numbers(fields)
+        for value in fields:  # check_numbers, without the 50 ns of a call
+            kind = type(value)
+            if (kind is int and not -(2**63) <= value < 2**63) or (kind is float and not isfinite(value)):
+                raise out_of_range(value)
         return record(time=first(*values[:count]), **dict(zip(names, fields)))
 
     return struct, build

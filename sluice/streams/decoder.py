@@ -280,7 +280,12 @@ def check_numbers(values: Iterable[Any]) -> None:
     for value in values:
         kind = type(value)
         if (kind is int and not -(2**63) <= value < 2**63) or (kind is float and not isfinite(value)):
-            raise Invalid(f"number out of range: {value!r:.40}")
+            raise out_of_range(value)
+
+
+def out_of_range(number: float) -> Invalid:
+    """The error of a number that a database cannot hold."""
+    return Invalid(f"number out of range: {number!r:.40}")
 
 
 def check_text(record: Record) -> Record:
