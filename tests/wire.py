@@ -21,7 +21,7 @@ from gunicorn.config import Config  # noqa: E402
 from gunicorn.http.parser import RequestParser  # noqa: E402
 from gunicorn.http.wsgi import create  # noqa: E402
 
-from sluice.fastlane.connection import Connection, Listener  # noqa: E402
+from sluice.fastlane.connection import DECLINED, Connection, Listener  # noqa: E402
 from sluice.fastlane.loop import FastLane  # noqa: E402
 
 T = TypeVar("T")
@@ -308,19 +308,19 @@ class Place:
         self.listener = Listener(None, server, {})
 
     def fast(self, parts: list[bytes]) -> tuple[list[dict[str, Any]], bool, bytes]:
-        """What the fast lane makes of the parts: the environs, whether it closes then, and what it leaves over."""
+        """The fast lane's result for the parts: the environs, whether it closes, and the bytes that it leaves."""
         lane = self.lane
-        lane.coming = 0  # nothing is left over of the last one
+        lane.admitted = 0  # what the previous connection left
         conn = Connection(SimpleNamespace(fileno=lambda: 3), self.peer, self.listener)  # type: ignore[arg-type]
         environs: list[dict[str, Any]] = []
         for at, part in enumerate(parts):
             lane.take(conn, part)
-            pending, lane.pending, lane.leaving = lane.pending, [], []
+            pending, lane.pending, lane.declined = lane.pending, [], []
             environs += [item[4] for item in pending]
             if pending and not pending[-1][3]:
                 return environs, True, b""
-            if conn.declined is not None:
-                return environs, False, conn.declined + b"".join(parts[at + 1 :])
+            if conn.state == DECLINED:
+                return environs, False, b"".join(conn.pieces + parts[at + 1 :])
         return environs, False, b"".join(conn.pieces)
 
     def check(self, parts: list[bytes]) -> int:

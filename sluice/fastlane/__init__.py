@@ -1,16 +1,18 @@
 """A gunicorn worker class that answers many plain requests with one commit.
 
-`grammar` recognises a plain request, `connection` is one client, `loop` reads, calls the application and sends,
-`answers` renders, `slow` hands everything else to gunicorn's own handler.
+`grammar` recognises a plain request, `connection` is the state of one client, `loop` reads, calls the application and
+sends, `answers` renders answers, `slow` passes every other request to gunicorn's own handler.
 
-The contract between the lane and a WSGI callable. PEP 3333 holds; all of this is optional:
+The contract between the lane and a WSGI callable. PEP 3333 holds, except that the callable that start_response returns
+(`write`) raises NotImplementedError in the fast lane. The rest is optional:
 
-app.max_body: int        bytes. The lane reads a longer body only when the callable asks for it (in the slow lane)
-app.tick()               the lane calls it about once a second, between two turns of the loop
-environ["fastlane.head"] bytes: the request's head as received, its empty line included. Absent in the slow lane
-a lazy answer            an iterable that commits and calls start_response only when iterated. The lane keeps
-                         the answers of one turn and iterates them afterwards, so that the first commits for all
-an answer's headers      the list object is rendered once and recognised by identity: make it at import
+app.max_body: int         bytes. A longer body goes unread to the slow lane, where the application may reject it first.
+                          Without it, and at most: connection.MAX_BODY
+app.tick()                called about once a second, between two turns of the loop
+environ["fastlane.head"]  bytes: the request's head as received, including its empty line. Absent in the slow lane
+a lazy answer             an iterable that commits and calls start_response only when it is iterated. The lane iterates
+                          the answers of a turn after the last call of the application: the first one commits for all
+an answer's headers       the list is rendered once and recognised by its identity: make it at import, do not change it
 
-The callable must not wait for anything but its commit: the loop and all clients wait with it.
+In the fast lane the application must wait for nothing but its commit: the loop and all clients wait with it.
 """

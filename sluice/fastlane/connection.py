@@ -1,4 +1,4 @@
-"""A client connection in the fast lane, and the listening socket that it came through."""
+"""The state of one client's connection in the fast lane, and the listening socket that accepted it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,24 @@ from typing import Any, NamedTuple
 
 from sluice.fastlane.grammar import ParsedHead, remote
 
-READ = 65536  # bytes one recv asks for
-BODY_MOST = 1 << 20  # a longer body is read by the application itself, in the slow lane
-LINGER = 2.0  # seconds that a client has to notice that it is refused while it still sends
+READ = 65536  # bytes that one recv asks for
+MAX_BODY = 1 << 20  # bytes; the application reads a longer body itself, in the slow lane
+
+# The states of a connection. In any of them `out` may hold answers that the client has not read yet; while it does,
+# nothing is read from the client.
+IDLE = 0  # between two requests
+RECEIVING = 1  # `pieces` is the beginning of a request, `missing` the number of bytes that it lacks
+WAITING = 2  # the same, but it is not read: the bodies of other connections fill the memory that is set aside for them
+DECLINED = 3  # `pieces` is for the slow lane, once `out` is sent; not read
+CLOSING = 4  # closes once `out` is sent; not read
+LEFT = 5  # closed, or in the slow lane
 
 
 class Connection:
-    """One client connection in the fast lane."""
+    """One client's connection."""
 
     __slots__ = (
-        "closing", "declined", "due", "fd", "heads", "listener", "missing", "out", "peer", "pieces", "remote", "sock",
+        "admitted", "fd", "heads", "listener", "missing", "out", "peer", "pieces", "remote", "sock", "state",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, peer: Any, listener: Listener) -> None:
@@ -26,47 +34,20 @@ class Connection:
         self.remote = remote(peer)
         self.listener = listener
         self.heads = listener.heads
-        self.pieces: list[bytes] = []  # a request whose body is still coming,
-        self.missing = 0  # how many bytes of it are,
-        self.due = 0  # and how many of these count as coming; 0 while it waits to be let in
-        self.out: bytes | bytearray = b""  # what the client has not taken yet
-        self.declined: bytes | None = None  # what the slow lane gets once the answers before it are out
-        self.closing = False
+        self.state = IDLE
+        self.pieces: list[bytes] = []
+        self.missing = 0
+        self.admitted = 0  # bytes of FastLane.admitted that are this connection's: what it lacked when it was admitted
+        self.out: bytes | bytearray = b""
 
 
 class Listener(NamedTuple):
-    """A listening socket, its name, and the heads that came through it."""
+    """A listening socket, its name, and the parsed heads of the requests that it received."""
 
     sock: Any
     name: Any
     heads: dict[bytes, ParsedHead]
 
     def getsockname(self) -> Any:
-        """The name, for gunicorn's handler; also when the socket is closed already."""
+        """The name, for gunicorn's handler; works after the socket is closed."""
         return self.name
-
-
-class Unread:
-    """A socket for gunicorn's handler that has the bytes before it which were read too early.
-
-    left: what had been read after the request, once it was served and the connection may stay; None: it ends.
-    """
-
-    def __init__(self, sock: Any, data: bytes) -> None:
-        self.sock = sock
-        self.data = data
-        self.left: bytes | None = None
-
-    def recv(self, size: int) -> bytes:
-        """What was read too early first, then the socket's own."""
-        if not self.data:
-            received: bytes = self.sock.recv(size)
-            return received
-        data, self.data = self.data[:size], self.data[size:]
-        return data
-
-    def close(self) -> None:
-        """gunicorn is done with it; whether the connection is too, `left` says."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.sock, name)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from gunicorn.http.wsgi import base_environ
 
-TOKEN = rb"[!#$%&'*+.^`|~0-9A-Za-z-]+"  # RFC 9110, 5.6.2, without "_", which gunicorn treats with suspicion
-# The path needs no decoding and cannot be taken for an authority; the query is printable ASCII without a fragment.
+TOKEN = rb"[!#$%&'*+.^`|~0-9A-Za-z-]+"  # RFC 9110, 5.6.2, without "_", which gunicorn may drop or reject
+# The path needs no decoding and cannot be read as an authority; the query is printable ASCII without a fragment.
 REQUEST = re.compile(
     rb"POST ((?:/[A-Za-z0-9._~-]+)*/?)(?:\?([!\"$-~]*))? HTTP/1\.1\r\n((?:" + TOKEN + rb":[\t -~\x80-\xff]*\r\n)+)\r\n"
 )
@@ -19,7 +19,7 @@ DECLINED = frozenset((b"TRANSFER-ENCODING", b"EXPECT", b"UPGRADE", b"HTTP2-SETTI
 
 
 class ParsedHead(NamedTuple):
-    """What a head asks for: the environ but for the body, the body's length in bytes, and whether to stay connected."""
+    """The environ without the body, the length of the body in bytes, and whether the connection stays open."""
 
     environ: dict[str, Any]
     length: int
@@ -27,28 +27,28 @@ class ParsedHead(NamedTuple):
 
 
 class Grammar:
-    """Heads that are beyond doubt -> plans. Agrees with gunicorn's parser for every head that it does not decline."""
+    """Parses plain heads as gunicorn's parser does, and declines all others."""
 
     def __init__(self, cfg: Any) -> None:
-        """cfg: gunicorn's settings; its limits hold here too."""
+        """cfg: gunicorn's settings; its limits apply."""
         self.base = base_environ(cfg)
         self.base.update({"REQUEST_METHOD": "POST", "SCRIPT_NAME": "", "SERVER_PROTOCOL": "HTTP/1.1"})
         limits = cfg.limit_request_line, cfg.limit_request_field_size
-        self.longest = min(limit for limit in (*limits, 8190) if limit > 0)
-        self.fields = cfg.limit_request_fields if cfg.limit_request_fields > 0 else 100
+        self.max_head = min(limit for limit in (*limits, 8190) if limit > 0)
+        self.max_fields = cfg.limit_request_fields if cfg.limit_request_fields > 0 else 100
         self.schemes = {name.encode(): value for name, value in cfg.secure_scheme_headers.items()}
 
-    def recognise(self, head: bytes, server: Any) -> ParsedHead | None:
-        """The plan of a head, which ends with its empty line; None: declined.
+    def parse(self, head: bytes, server: Any) -> ParsedHead | None:
+        """Parse a head, including its empty line. None: declined.
 
-        server: the listener's name as getsockname() gives it.
+        server: the listener's name from getsockname().
         """
         match = REQUEST.fullmatch(head)
-        if match is None or len(head) > self.longest:
+        if match is None or len(head) > self.max_head:
             return None
         target, query, block = match.groups()
         fields = FIELD.findall(block)
-        if not target or len(fields) > self.fields:
+        if not target or len(fields) > self.max_fields:
             return None
         environ = self.base.copy()
         seen = set()
@@ -72,18 +72,17 @@ class Grammar:
                     return None
                 keep_alive = value.lower() == "keep-alive"
             elif name in self.schemes:
-                # over TCP it would depend on who sent it
+                # over TCP gunicorn believes it only from some addresses
                 if not isinstance(server, str) or "wsgi.url_scheme" in environ:
                     return None
                 scheme = environ["wsgi.url_scheme"] = "https" if value == self.schemes[name] else "http"
             environ["HTTP_" + name.decode().replace("-", "_")] = value
         if not LENGTH.fullmatch(environ.get("CONTENT_LENGTH", "")):
             return None
-        path, question = target.decode(), query.decode() if query else ""
         name, port = served(server, host, scheme)
         environ |= {
-            "PATH_INFO": path,
-            "QUERY_STRING": question,
+            "PATH_INFO": target.decode(),
+            "QUERY_STRING": query.decode() if query else "",
             "RAW_URI": head[5 : head.index(b" ", 5)].decode(),
             "SERVER_NAME": name,
             "SERVER_PORT": port,
@@ -95,7 +94,7 @@ class Grammar:
 
 
 def served(server: Any, host: str, scheme: str) -> tuple[str, str]:
-    """SERVER_NAME and SERVER_PORT as gunicorn has them: on a Unix socket they come from the Host field."""
+    """SERVER_NAME and SERVER_PORT as gunicorn sets them: on a Unix socket they come from the Host field."""
     if not isinstance(server, str):
         return server[0], str(server[1])
     name, *port = server.split(":") if ":" in server else host.split(":")
@@ -105,7 +104,7 @@ def served(server: Any, host: str, scheme: str) -> tuple[str, str]:
 
 
 def remote(peer: Any) -> dict[str, str] | None:
-    """What the environ says of a client by its address, as accept() gives it; None: nobody, as on most Unix sockets."""
+    """The environ entries for a client's address from accept(); None: it has none, as on most Unix sockets."""
     if isinstance(peer, tuple):
         return {"REMOTE_ADDR": peer[0], "REMOTE_PORT": str(peer[1])}
     return {"REMOTE_ADDR": os.fsdecode(peer)} if peer else None

@@ -1,24 +1,23 @@
 """A gunicorn worker class that answers many plain requests with one commit; between nginx and the WSGI callable.
 
-The fast lane knows one kind of request beyond doubt: POST, HTTP/1.1, a strict head, one Content-Length, the whole body
-there. Everything else takes the slow lane: its bytes are handed to gunicorn's own gevent handler, unread as it were,
-which serves that one request in a greenlet of its own. So there is no second lenient HTTP parser here: the fast lane
-recognises a request or declines it.
+The fast lane takes one kind of request: POST, HTTP/1.1, a strict head, one Content-Length. All others take the slow
+lane: gunicorn's own gevent handler gets their bytes as if nobody had read them, and serves that one request in a
+greenlet. So there is no second lenient HTTP parser: the fast lane recognises a request or declines it.
 
 One turn of the loop: read what is ready, call the application for each request and keep its answer object; then iterate
-the kept answers. An application that commits lazily commits once for all of them. The only thing the application may
-wait for is that commit, and everybody waits for it anyway; so nothing is monkey-patched, and no lock is ever contended.
+the answers. An application that commits when its answer is iterated commits once for all of them. The commit is all
+that the application may wait for, and all clients wait for it; so nothing is monkey-patched, and no lock is contended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import gc
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections import deque
@@ -31,37 +30,54 @@ from gevent import socket as gsocket
 from gevent.hub import get_hub
 
 from sluice.fastlane.answers import BROKEN, Answers, Pending
-from sluice.fastlane.connection import BODY_MOST, READ, Connection, Listener, Unread
+from sluice.fastlane.connection import (
+    CLOSING,
+    DECLINED,
+    IDLE,
+    LEFT,
+    MAX_BODY,
+    READ,
+    RECEIVING,
+    WAITING,
+    Connection,
+    Listener,
+)
 from sluice.fastlane.grammar import Grammar, ParsedHead
 from sluice.fastlane.slow import SlowLane
 
-TURN_MOST = 2 << 20  # bytes after which a turn commits what it has, so that no batch outgrows memory
-COMING_MOST = 4 << 20  # bytes of bodies in pieces that are let in at a time; the others wait in the kernel
-HEADS_MOST = 1024  # plans a listener remembers by the exact bytes of their heads, some 3 kB each;
-HEAD_MOST = 1024  # longer heads are not remembered
-IN, GONE = select.EPOLLIN, select.EPOLLERR | select.EPOLLHUP
-# What gunicorn can be set to do with a request before the application sees it; the fast lane does none of it.
+MAX_TURN = 2 << 20  # bytes read, after which a turn commits: bounds the memory of a batch
+MAX_ADMITTED = 4 << 20  # bytes of incomplete bodies that are read at a time; the others wait in the kernel
+CACHED_HEADS = 1024  # parsed heads that a listener remembers, 3 kB each
+MAX_CACHED_HEAD = 1024  # bytes; longer heads are not remembered
+GRACE = 0.75  # of gunicorn's graceful_timeout: at its end the master kills
+IN, OUT = select.EPOLLIN, select.EPOLLOUT
+# Settings of gunicorn that act on a request before the application; the fast lane supports none of them
 HOOKS = "pre_request", "post_request", "protocol", "proxy_protocol", "http2_cleartext"
-# A process that has just been forked takes TERM by a copy of the master's handler until it has its own (init_signals).
-# It would never hear of it, serve on, and be killed in the middle of a request at the end of the graceful timeout. As
-# it serves nobody yet, TERM may end it at once.
 TERM = {signal.SIGTERM}
-registered = False
 
 
-def hear_of_term() -> None:
-    """In a forked process, at its beginning."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, TERM)
+@functools.cache  # gunicorn calls setup() each time it reads the setting; handlers cannot be unregistered
+def end_forked_process_on_term() -> None:
+    """Let SIGTERM end a process of the gateway between `fork` and init_signals.
+
+    Until then the process has a copy of the master's handler, which only notes the signal: the process would serve on
+    until it is killed in the middle of a request. It has no clients yet, so the default action is safe.
+    """
+
+    def in_child() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TERM)
+
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, TERM),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, TERM),
+        after_in_child=in_child,
+    )
 
 
 class FastLane(SlowLane):
-    """`worker_class = "fastlane.FastLane"`. Behind nginx, which waits for slow clients and hangs up on idle ones: the
-    fast lane has no timeouts. It speaks no TLS, and no PROXY protocol.
-
-    An answer's headers list is rendered once and recognised by its identity: applications that make their answers at
-    import are quick, the others are correct. `write()` of PEP 3333 and gunicorn's hooks a request are not for the
-    fast lane: where hooks are set, every request takes the slow one.
+    """`worker_class = "sluice.fastlane.loop.FastLane"`. It has no timeouts: nginx in front of it waits for slow clients
+    and closes idle connections. It speaks neither TLS nor the PROXY protocol.
     """
 
     alive: bool
@@ -69,53 +85,44 @@ class FastLane(SlowLane):
 
     @classmethod
     def setup(cls) -> None:
-        """gunicorn calls this in the master before it forks, each time that it reads the setting."""
-        global registered
-        if not registered:
-            registered = True
-            os.register_at_fork(
-                before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, TERM),
-                after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, TERM),
-                after_in_child=hear_of_term,
-            )
+        """gunicorn calls this in the master, before it forks."""
+        end_forked_process_on_term()
 
     def patch(self) -> None:
-        """Nothing is patched: see the top of this file."""
+        """gunicorn's gevent worker monkey-patches here; the fast lane does not."""
 
     def prepare(self) -> None:
-        """What the fast lane needs to know before the first request."""
+        """Set up all state but the sockets."""
         self.grammar = Grammar(self.cfg)
         settings = [self.cfg.settings[name] for name in HOOKS if name in self.cfg.settings]
-        self.plain = (
+        self.enabled = (
             self.cfg.keepalive
             and not self.cfg.is_ssl
             and "SCRIPT_NAME" not in os.environ
             and all(setting.get() == setting.default for setting in settings)
         )
-        # an application that says what it takes at most is asked before a longer body is read
-        self.body_most = min(BODY_MOST, getattr(self.wsgi, "max_body", BODY_MOST))
-        # an application may have something to do now and then, such as to tell what it has counted
+        self.max_body = min(MAX_BODY, getattr(self.wsgi, "max_body", MAX_BODY))
         self.tick: Callable[[], None] = getattr(self.wsgi, "tick", lambda: None)
         self.answers = Answers(self.cfg, self.log)
-        self.connections: dict[int, Connection] = {}
-        self.slow_ones = 0
+        self.connections: dict[int, Connection] = {}  # by descriptor; those in the slow lane are not among them
+        self.slow_count = 0  # connections in the slow lane
         self.pending: list[Pending] = []
-        self.size = 0  # bytes pending
-        self.coming = 0  # bytes of the bodies that come in pieces and were let in
-        self.queue: deque[Connection] = deque()  # those whose bodies were not let in yet
-        self.leaving: list[Connection] = []
-        self.started: Any = None
-        # gunicorn's own way is to end at once, and to start another process once this one has ended: see run()
-        self.most: int = self.max_requests
+        self.size = 0  # bytes read since the last commit
+        self.admitted = 0  # bytes that the connections in state RECEIVING lacked when they were admitted
+        self.waiting: deque[Connection] = deque()  # in state WAITING, or no longer
+        self.declined: list[Connection] = []  # for the slow lane at the end of this turn
+        self.started: Any = None  # status and headers of the answer that is being made
+        # gunicorn would end this process at max_requests and only then start another: see run()
+        self.restart_at: int = self.max_requests
         self.max_requests: int = sys.maxsize
 
     def run(self) -> None:
-        """Serve until told to stop; then answer what has been read, and let the idle clients close first."""
+        """Serve until told to stop; then answer what was read, and let idle clients close first."""
         self.prepare()
-        # Woken while nginx still has requests to pass on, it does not push nginx off its core: larger batches
-        with contextlib.suppress(AttributeError, OSError):  # not everywhere, and not everybody may
+        # Woken while nginx still has requests to pass on, it does not preempt nginx: larger batches
+        with contextlib.suppress(AttributeError, OSError):  # not on every system, not in every container
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-        if hasattr(gc, "freeze"):  # else CPython looks for circles every few turns, and there are none
+        if hasattr(gc, "freeze"):  # CPython would look for cycles every few turns; the hot path makes none
             gc.freeze()
             gc.set_threshold(50_000)
         self.poller = select.epoll()
@@ -123,56 +130,55 @@ class FastLane(SlowLane):
         for sock in self.sockets:
             sock.setblocking(False)
             self.listeners[sock.fileno()] = Listener(sock, sock.getsockname(), {})
-        self.listen()
-        # One watcher for all connections: gevent's loop wakes this process, and one epoll_wait tells who is ready.
-        # A watcher a connection costs a callback each; DECISIONS.md has the measurement.
+        self.start_accepting()
+        # One watcher for all connections: gevent's loop wakes this process, and one epoll_wait returns all that are
+        # ready. A watcher for each connection costs a callback each; DECISIONS.md has the measurement.
         watcher = get_hub().loop.io(self.poller.fileno(), 1)
         watcher.start(self.turn)
         while self.alive:
             self.notify()
-            self.listen()
-            if self.nr >= self.most:
-                self.log.info("max_requests: asking for another process")
-                self.most = sys.maxsize
-                os.kill(self.ppid, signal.SIGHUP)  # which starts it, and only then ends this one
-            self.rest(1.0)
+            self.start_accepting()
+            if self.nr >= self.restart_at:
+                self.log.info("max_requests: asking the master for another process")
+                self.restart_at = sys.maxsize
+                os.kill(self.ppid, signal.SIGHUP)  # it starts another process, and only then ends this one
+            self.wait(1.0)
             self.tick()
         for fd in self.listeners:
-            self.accept(fd)  # who is let in by now would be cut off
-            self.deafen(fd)
+            self.accept(fd)  # closing the socket would reset the connections in its backlog
+            self.stop_accepting(fd)
         for sock in self.sockets:
             sock.close()
-        # A connection that is closed here may have a request on its way, which the client would see fail (nginx does
-        # not repeat a POST). So it is closed with its next answer, or by the client, whose patience is the shorter.
-        # gunicorn's master kills at the end of the graceful timeout, whatever is being done.
-        deadline = time.monotonic() + self.cfg.graceful_timeout * 0.75
-        while (self.connections or self.slow_ones) and time.monotonic() < deadline:
+        # If this side closed an idle connection, a request could be on its way, and would fail: nginx does not repeat
+        # a POST. So a connection closes with its next answer, or nginx closes it (keepalive_timeout of the upstream).
+        deadline = time.monotonic() + self.cfg.graceful_timeout * GRACE
+        while (self.connections or self.slow_count) and time.monotonic() < deadline:
             self.notify()
-            self.rest(0.1)
+            self.wait(0.1)
         watcher.stop()
         self.turn()
         if self.connections:
-            self.log.warning("hung up on %d clients that kept their connections open", len(self.connections))
+            self.log.warning("closed %d connections that were still open", len(self.connections))
 
-    def rest(self, seconds: float) -> None:
-        """Let the loop run for so long, or until a signal writes to the wake-up pipe."""
+    def wait(self, seconds: float) -> None:
+        """Let gevent's loop run, until a signal writes to the wake-up pipe."""
         try:
             gsocket.wait_read(self.PIPE[0], timeout=seconds, timeout_exc=TimeoutError())
             os.read(self.PIPE[0], 4096)
         except (TimeoutError, BlockingIOError):
             pass
 
-    def listen(self) -> None:
-        """Accept (again): accepting stops when there are enough connections, or no more descriptors."""
-        if self.alive and len(self.connections) + self.slow_ones < self.worker_connections:
+    def start_accepting(self) -> None:
+        """Accept from all listeners, unless there are enough connections."""
+        if self.alive and len(self.connections) + self.slow_count < self.worker_connections:
             for fd in self.listeners:
                 try:
                     self.poller.register(fd, IN)
                 except FileExistsError:
                     pass
 
-    def deafen(self, fd: int) -> None:
-        """Stop accepting from one listener."""
+    def stop_accepting(self, fd: int) -> None:
+        """Leave new connections in the listener's backlog."""
         try:
             self.poller.unregister(fd)
         except (FileNotFoundError, ValueError, OSError):
@@ -183,7 +189,7 @@ class FastLane(SlowLane):
         try:
             self.read()
             self.finish()
-        except Exception:  # gevent stops a watcher whose callback raises, and nobody would be served any more
+        except Exception:  # gevent stops a watcher whose callback raises, and with it all service
             self.log.exception("Error in the loop")
 
     def read(self) -> None:
@@ -205,23 +211,23 @@ class FastLane(SlowLane):
                     data = b""
                 if data:
                     self.take(conn, data)
-                    if self.size > TURN_MOST:
+                    if self.size > MAX_TURN:
                         self.flush()
                 else:
                     self.end(conn)
 
     def finish(self) -> None:
-        """The end of a turn: answer, then part with the connections that the fast lane declined."""
+        """End a turn: answer, then pass the declined connections to the slow lane."""
         if self.pending:
             self.flush()
-        if self.leaving:
-            leaving, self.leaving = self.leaving, []
-            for conn in leaving:
+        if self.declined:
+            declined, self.declined = self.declined, []
+            for conn in declined:
                 if not conn.out:
                     self.decline(conn)
 
     def accept(self, fd: int) -> None:
-        """Take all connections that wait: a full backlog refuses the next at once."""
+        """Accept all connections in the backlog: when it is full, the kernel refuses the next one at once."""
         listener = self.listeners[fd]
         while True:
             try:
@@ -231,43 +237,48 @@ class FastLane(SlowLane):
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self.log.warning("cannot accept more than %d connections: %s", len(self.connections), error)
-                    self.deafen(fd)  # run() tries again within a second
+                    self.stop_accepting(fd)  # run() tries again within a second
                 return
             sock.setblocking(False)
             self.join(Connection(sock, peer, listener))
-            if len(self.connections) + self.slow_ones >= self.worker_connections:
-                for every in self.listeners:
-                    self.deafen(every)
+            if len(self.connections) + self.slow_count >= self.worker_connections:
+                for each in self.listeners:
+                    self.stop_accepting(each)
                 return
 
     def join(self, conn: Connection) -> None:
-        """A connection enters the fast lane."""
+        """Add a connection to the fast lane."""
+        conn.state = IDLE
         self.connections[conn.fd] = conn
         self.poller.register(conn.fd, IN)
 
     def leave(self, conn: Connection) -> None:
-        """A connection leaves the fast lane; its socket stays open."""
-        if self.connections.get(conn.fd) is conn:
+        """Remove a connection from the fast lane; its socket stays open."""
+        if conn.state != LEFT:
+            conn.state = LEFT
             del self.connections[conn.fd]
             self.poller.unregister(conn.fd)
-            if conn.pieces:
-                self.arrived(conn)
+            self.release(conn)
 
     def drop(self, conn: Connection) -> None:
-        """A connection ends."""
+        """Close a connection."""
         self.leave(conn)
         conn.sock.close()
 
     def end(self, conn: Connection) -> None:
-        """The client sends no more. A body that was cut off gets its answer from the application."""
+        """The client sends no more. The application answers a body that was cut off."""
         if conn.pieces:
-            conn.declined = b"".join(conn.pieces)
+            conn.state = DECLINED
             self.decline(conn)
         else:
             self.drop(conn)
 
+    def watch(self, conn: Connection) -> None:
+        """Poll for what the state of the connection allows."""
+        self.poller.modify(conn.fd, OUT if conn.out else IN if conn.state in (IDLE, RECEIVING) else 0)
+
     def take(self, conn: Connection, data: bytes) -> None:
-        """Call the application for each whole request in the bytes that came; keep or decline the rest."""
+        """Call the application for each complete request in the bytes received; keep or decline the rest."""
         self.size += len(data)
         if conn.pieces:
             conn.pieces.append(data)
@@ -275,22 +286,24 @@ class FastLane(SlowLane):
             if conn.missing > 0:
                 return
             data = b"".join(conn.pieces)
-            self.arrived(conn)
+            conn.pieces = []
+            conn.state = IDLE
+            self.release(conn)
         wsgi, pending = self.wsgi, self.pending
         while True:
             end = data.find(b"\r\n\r\n") + 4
             head = data[:end]
-            plan = conn.heads.get(head) or self.plan(conn, head)
-            if plan is None:
+            parsed = conn.heads.get(head) or self.parse(conn, head)
+            if parsed is None:
                 break
-            environ, length, keep_alive = plan
+            environ, length, keep_alive = parsed
             stop = end + length
             if len(data) < stop:
-                if length > self.body_most:
+                if length > self.max_body:
                     break
                 conn.pieces = [data]
                 conn.missing = stop - len(data)
-                self.expect(conn)
+                self.admit(conn)
                 return
             environ = environ.copy()
             if conn.remote is not None:
@@ -306,43 +319,45 @@ class FastLane(SlowLane):
             if not keep_alive or len(data) == stop:
                 return
             data = data[stop:]
-        conn.declined = data
-        self.poller.modify(conn.fd, 0)
-        self.leaving.append(conn)
+        conn.pieces = [data]
+        conn.state = DECLINED
+        self.watch(conn)
+        self.declined.append(conn)
 
-    def expect(self, conn: Connection) -> None:
-        """Let a body in that comes in pieces, or let it wait: many long ones at once would not fit into memory."""
-        if self.coming and self.coming + conn.missing > COMING_MOST:
-            self.poller.modify(conn.fd, 0)
-            self.queue.append(conn)
+    def admit(self, conn: Connection) -> None:
+        """Receive an incomplete body, or let it wait: too many long ones at once would not fit into memory."""
+        if self.admitted and self.admitted + conn.missing > MAX_ADMITTED:
+            conn.state = WAITING
+            self.waiting.append(conn)
+            self.watch(conn)
         else:
-            conn.due = conn.missing
-            self.coming += conn.due
+            conn.state = RECEIVING
+            conn.admitted = conn.missing
+            self.admitted += conn.admitted
 
-    def arrived(self, conn: Connection) -> None:
-        """A body that came in pieces is here, or will never be; let in who waits."""
-        self.coming -= conn.due
-        conn.pieces, conn.due = [], 0
-        while self.queue and (not self.coming or self.coming + self.queue[0].missing <= COMING_MOST):
-            waiting = self.queue.popleft()
-            # it may have left meanwhile, or be here: a client that is gone is read from all the same
-            if waiting.pieces and not waiting.due and self.connections.get(waiting.fd) is waiting:
-                waiting.due = waiting.missing
-                self.coming += waiting.due
-                if not waiting.out:
-                    self.poller.modify(waiting.fd, IN)
+    def release(self, conn: Connection) -> None:
+        """A body is complete, or never will be: admit the bodies that waited for it."""
+        self.admitted -= conn.admitted
+        conn.admitted = 0
+        while self.waiting and (not self.admitted or self.admitted + self.waiting[0].missing <= MAX_ADMITTED):
+            first = self.waiting.popleft()
+            if first.state == WAITING:
+                first.state = RECEIVING
+                first.admitted = first.missing
+                self.admitted += first.admitted
+                self.watch(first)
 
-    def plan(self, conn: Connection, head: bytes) -> ParsedHead | None:
-        """Recognise a head that was not seen before, and remember it; None: declined."""
-        plan = self.grammar.recognise(head, conn.listener.name) if self.plain else None
-        if plan is not None and len(head) <= HEAD_MOST:
-            if len(conn.heads) >= HEADS_MOST:
+    def parse(self, conn: Connection, head: bytes) -> ParsedHead | None:
+        """Parse a head that is not in the cache, and cache it. None: declined."""
+        parsed = self.grammar.parse(head, conn.listener.name) if self.enabled else None
+        if parsed is not None and len(head) <= MAX_CACHED_HEAD:
+            if len(conn.heads) >= CACHED_HEADS:
                 conn.heads.clear()
-            conn.heads[head] = plan
-        return plan
+            conn.heads[head] = parsed
+        return parsed
 
     def start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], Any]:
-        """PEP 3333's start_response. One for all: answers are iterated one after the other."""
+        """PEP 3333's start_response, one for all requests: answers are made one after the other."""
         self.started = status, headers
         return self.write
 
@@ -351,7 +366,7 @@ class FastLane(SlowLane):
         raise NotImplementedError("the fast lane has no write(): return the body's chunks")
 
     def flush(self) -> None:
-        """Iterate the kept answers, the first of which commits for all, and send each."""
+        """Iterate the pending answers, the first of which commits for all, and send each."""
         pending, self.pending, self.size = self.pending, [], 0
         if not self.alive:
             pending = self.answers.closing(pending)
@@ -373,21 +388,19 @@ class FastLane(SlowLane):
                 self.log.exception("Error handling request %s", environ["PATH_INFO"])
                 (status, headers), body = BROKEN, b""
                 entry = render(status, headers, body)
-            if len(body) != entry[4]:  # as gunicorn has it; what is said of an answer's length must be true
+            if len(body) != entry[4]:  # as gunicorn does: cut what is too long, close after what is too short
                 body, keep_alive = body[: entry[4]], keep_alive and len(body) > entry[4]
-            if keep_alive:
-                self.send(conn, entry[2] + body)
-            else:
-                conn.closing = True
-                self.send(conn, entry[3] + body)
+            self.send(conn, (entry[2] if keep_alive else entry[3]) + body, keep_alive)
             if logged:
                 self.answers.log_access(status, headers, body, environ, time.monotonic() - begun)
         self.nr += len(pending)
 
-    def send(self, conn: Connection, data: bytes) -> None:
-        """Send, and keep what the client does not take at once; while there is any, nothing more is read from it."""
-        if self.connections.get(conn.fd) is not conn:
+    def send(self, conn: Connection, data: bytes, keep_alive: bool) -> None:
+        """Send an answer; keep in `out` what the client does not take at once."""
+        if conn.state == LEFT:
             return
+        if not keep_alive:
+            conn.state = CLOSING
         if conn.out:
             conn.out += data
             return
@@ -400,12 +413,12 @@ class FastLane(SlowLane):
             return
         if sent < len(data):
             conn.out = bytearray(data[sent:])
-            self.poller.modify(conn.fd, select.EPOLLOUT)
-        elif conn.closing:
+            self.watch(conn)
+        elif not keep_alive:
             self.drop(conn)
 
     def resume(self, conn: Connection) -> None:
-        """Send more of what the client has not taken yet; once it is out, read from the client again."""
+        """Send more of `out`; then continue as the state says."""
         try:
             sent = conn.sock.send(conn.out)
         except BlockingIOError:
@@ -416,37 +429,29 @@ class FastLane(SlowLane):
         conn.out = conn.out[sent:]
         if conn.out:
             return
-        if conn.closing:
+        if conn.state == CLOSING:
             self.drop(conn)
-        elif conn.declined is not None:
-            self.leaving.append(conn)
+        elif conn.state == DECLINED:
+            self.declined.append(conn)
         else:
-            self.poller.modify(conn.fd, IN)
+            self.watch(conn)
 
     def decline(self, conn: Connection) -> None:
-        """Hand a connection to the slow lane, with what was read of its request."""
-        if self.connections.get(conn.fd) is conn:
+        """Pass a connection to the slow lane, unless it was closed meanwhile."""
+        if conn.state == DECLINED:
             self.leave(conn)
-            self.slow_ones += 1
+            self.slow_count += 1
             gevent.spawn(self.slow, conn)
 
     def slow(self, conn: Connection) -> None:
-        """Serve one request with gunicorn's own handler; the connection comes back to the fast lane for its next."""
-        sock = gsocket.socket(fileno=conn.sock.detach())
-        client = Unread(sock, conn.declined or b"")
+        """Serve one request in the slow lane; the connection returns to the fast lane for its next one."""
         try:
-            self.handle(conn.listener, client, conn.peer)
-            if client.left is None:
-                self.hang_up(sock)
+            left = self.serve(conn)
         finally:
-            self.slow_ones -= 1
-            if client.left is None:
-                sock.close()
-            else:
-                conn.sock = socket.socket(fileno=sock.detach())
-                conn.sock.setblocking(False)
-                conn.fd, conn.declined, conn.pieces = conn.sock.fileno(), None, []
-                self.join(conn)
-                if client.left or client.data:
-                    self.take(conn, client.left + client.data)
-                    self.finish()
+            self.slow_count -= 1
+        if left is None:
+            return
+        self.join(conn)
+        if left:
+            self.take(conn, left)
+            self.finish()

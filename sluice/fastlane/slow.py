@@ -6,49 +6,100 @@ import socket
 from typing import Any
 
 import gevent
+from gevent import socket as gsocket
 from gunicorn.http.errors import ParseException
 from gunicorn.workers.ggevent import GeventWorker
 
-from sluice.fastlane.connection import BODY_MOST, LINGER, READ
+from sluice.fastlane.connection import MAX_BODY, READ, Connection
+
+LINGER = 2.0  # seconds that a client which is still sending has to read that it is rejected
 
 
 class SlowLane(GeventWorker):
-    """What gunicorn's worker does otherwise when it serves one request for the fast lane."""
+    """gunicorn's gevent worker, changed to serve one request of a connection instead of all."""
+
+    def serve(self, conn: Connection) -> bytes | None:
+        """Serve one request; its first bytes are in `pieces`. None: the connection is closed.
+
+        Returns the bytes that were read after the request; the connection has a new descriptor.
+        """
+        sock = gsocket.socket(fileno=conn.sock.detach())
+        client = Unread(sock, b"".join(conn.pieces))
+        conn.pieces = []
+        try:
+            self.handle(conn.listener, client, conn.peer)
+            if client.left is None:
+                self.linger(sock)
+        finally:
+            if client.left is None:
+                sock.close()
+        if client.left is None:
+            return None
+        conn.sock = socket.socket(fileno=sock.detach())
+        conn.sock.setblocking(False)
+        conn.fd = conn.sock.fileno()
+        return client.left + client.data
+
+    def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
+        """Serve a parsed request, then stop gunicorn's keep-alive loop."""
+        super().handle_request(listener_name, req, sock, addr)
+        drained = 0
+        with gevent.Timeout(LINGER, False):
+            while drained < MAX_BODY:
+                try:
+                    data = req.body.read(READ)
+                except Exception:  # malformed, so its end cannot be found; the client has its answer
+                    break
+                drained += len(data)
+                if getattr(req.body, "failed", False):  # malformed, and the application ignored the exception
+                    break
+                if not data:
+                    sock.left = req.unreader.buf.getvalue()
+                    break
+        raise StopIteration
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
-        """gunicorn's, for the slow lane. It quotes what it does not understand, which may be a body or a secret."""
+        """gunicorn quotes the text that it cannot parse, which may be a body or a secret: hide it."""
         if isinstance(exc, ParseException):
             vars(exc).update({name: "..." for name, value in vars(exc).items() if isinstance(value, (str, bytes))})
         elif hasattr(req, "uri"):
             req.uri = req.path
         super().handle_error(req, client, addr, exc)
 
-    def hang_up(self, sock: Any) -> None:
-        """Let the client close first, for a while: closing on bytes that were not read resets the connection, which may
-        cost the client an answer that it has not read yet, a 413 above all (RFC 9112, 9.6).
+    def linger(self, sock: Any) -> None:
+        """Let the client close first, for LINGER seconds: closing a socket with unread bytes resets the connection, and
+        the client may lose an answer that it has not read yet, such as a 413 (RFC 9112, 9.6).
         """
         with gevent.Timeout(LINGER, False):
             try:
                 sock.shutdown(socket.SHUT_WR)
                 while sock.recv(READ):
-                    gevent.sleep(0)  # a client that sends without a pause would have the loop for itself
+                    gevent.sleep(0)  # else a client that sends without a pause occupies the loop
             except OSError:
                 pass
 
-    def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
-        """Serve the request that gunicorn parsed; then take the connection away from its keep-alive loop."""
-        super().handle_request(listener_name, req, sock, addr)
-        drained = 0
-        with gevent.Timeout(LINGER, False):
-            while drained < BODY_MOST:
-                try:
-                    data = req.body.read(READ)
-                except Exception:  # there is no end to find in what the client sends; it has its answer
-                    break
-                drained += len(data)
-                if getattr(req.body, "failed", False):  # the application may have swallowed it
-                    break
-                if not data:
-                    sock.left = req.unreader.buf.getvalue()
-                    break
-        raise StopIteration
+
+class Unread:
+    """A socket for gunicorn's handler, with bytes put back in front of it.
+
+    left: after the request, the bytes that gunicorn's parser read but did not use; None: the connection must end.
+    """
+
+    def __init__(self, sock: Any, data: bytes) -> None:
+        self.sock = sock
+        self.data = data
+        self.left: bytes | None = None
+
+    def recv(self, size: int) -> bytes:
+        """The bytes put back first, then the socket's own."""
+        if not self.data:
+            received: bytes = self.sock.recv(size)
+            return received
+        data, self.data = self.data[:size], self.data[size:]
+        return data
+
+    def close(self) -> None:
+        """Nothing: `serve` closes the socket, unless the connection returns to the fast lane."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sock, name)
