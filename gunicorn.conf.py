@@ -1,14 +1,14 @@
-"""gunicorn's settings where they differ from its defaults. gunicorn 23 (on PyPy) passes over what it does not know."""
+"""gunicorn's settings that differ from its defaults. gunicorn 23 (on PyPy) ignores those that it does not know."""
 
 import os
 import sys
 
-chdir = os.path.dirname(os.path.abspath(__file__))  # wherever it is started from
+chdir = os.path.dirname(os.path.abspath(__file__))  # independent of the directory that it is started in
 sys.path.insert(0, chdir)
 
 from gunicorn.glogging import Logger  # noqa: E402
 
-from sluice import daemon as supervisor  # noqa: E402  # gunicorn would take the name `daemon` for its setting
+from sluice import daemon as supervisor  # noqa: E402  # the name `daemon` would be a setting
 from sluice import settings  # noqa: E402
 
 _settings = settings.load_or_exit()
@@ -17,37 +17,36 @@ wsgi_app = "ingest:app"
 worker_class = "sluice.fastlane.loop.FastLane"
 workers = _settings.gateways
 bind = [f"unix:{path}" for path in _settings.gateway_sockets]
-umask = 0o077  # the sockets are for the user who started us
-backlog = 65535  # a full Unix socket refuses at once; the kernel cuts this to net.core.somaxconn
-worker_connections = 65535  # nginx decides how many there are
-keepalive = 75  # above keepalive_timeout in nginx/sluice.conf, so that it is always nginx who hangs up first
+umask = 0o077  # only this user may connect to the sockets
+backlog = 65535  # a Unix socket whose backlog is full refuses at once; limited by net.core.somaxconn
+worker_connections = 65535  # nginx limits them
+keepalive = 75  # seconds; above the upstream's keepalive_timeout in nginx/sluice.conf, so that nginx closes first
 
-# above large_client_header_buffers in nginx/sluice.conf, so that it is always nginx who refuses
+# above large_client_header_buffers in nginx/sluice.conf, so that nginx rejects first
 limit_request_line = 8190
 limit_request_fields = 32768
-# whatever scheme a client claims to have come by: nobody reads it, and two claims would be a 400
+# ignore X-Forwarded-Proto and the like: nothing reads the scheme, and contradictory fields would get 400
 secure_scheme_headers: dict[str, str] = {}
 
-# A process that is told to stop waits for nginx to hang up on the idle connections (fastlane.py: for three quarters of
-# this), which nginx does within keepalive_timeout of nginx/sluice.conf; the rest is for a machine that is busy. Where
-# nginx has gone first, as when bin/up stops, there is nothing to wait for.
+# seconds. A process that stops waits for three quarters of this (GRACE in sluice/fastlane/loop.py) until nginx has
+# closed the idle connections, which takes the upstream's keepalive_timeout (1 s); the rest is for a busy machine
 graceful_timeout = 6
 if os.path.isdir("/dev/shm"):
-    worker_tmp_dir = "/dev/shm"  # heartbeats on a disk stop when the disk is busy, and the worker is killed for it
-control_socket_disable = True  # nobody uses it, and it would lie in the home directory
+    worker_tmp_dir = "/dev/shm"  # on a busy disk the heartbeat may block, and the master kills the process
+control_socket_disable = True  # not used; gunicorn would create it in the home directory
 
 
 def pre_exec(arbiter):
-    """The new master of an upgrade (USR2) leads a process group of its own, for it will outlive the old one.
+    """Prepare an upgrade (USR2): own process group, and `-m gunicorn` again.
 
-    gunicorn would start the file again that -m found, beside which lies gunicorn's `http`, and take that for Python's.
+    gunicorn would run the file that -m found, whose directory has a module `http` that hides Python's.
     """
-    os.setpgid(0, 0)
+    os.setpgid(0, 0)  # the new master outlives the old one
     arbiter.START_CTX["args"][1:2] = ["-m", "gunicorn"]
 
 
 class Log(Logger):
-    """gunicorn's own, whose lines look like the worker's where INGEST_LOG or the journal wants that."""
+    """gunicorn's logger, with the line format of the worker if INGEST_LOG or the journal asks for it."""
 
     def setup(self, cfg):
         super().setup(cfg)
@@ -60,7 +59,9 @@ logger_class = Log
 
 
 def post_worker_init(worker):
-    """systemd starts the gateway anew when no process of it turns any more; one of several is gunicorn's to kill."""
+    """Notify systemd's watchdog from the loop. systemd restarts the gateway if no process notifies; if one of several
+    hangs, gunicorn replaces it.
+    """
     watchdog = supervisor.Watchdog()
     if watchdog.every:
         import gevent

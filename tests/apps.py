@@ -1,4 +1,4 @@
-"""Small WSGI applications: one that says what it was given, and one that does all that an application should not do."""
+"""Small WSGI applications: `echo` describes the request that it got, `odd` breaks one rule per path."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import Any
 Start = Callable[..., Any]
 
 
-class Told:
-    """A lazy answer that shares its batch with all that were made before the first of them was iterated."""
+class Echo:
+    """A lazy answer. Its batch are the answers made before the first of them is iterated."""
 
-    batch: list[Told] = []
+    batch: list[Echo] = []
     number = 0
 
     def __init__(self, said: dict[str, Any], start: Start) -> None:
-        self.said, self.start, self.batch = said, start, Told.batch
-        Told.batch.append(self)
+        self.said, self.start, self.batch = said, start, Echo.batch
+        Echo.batch.append(self)
 
     def __iter__(self) -> Iterator[bytes]:
-        if self.batch is Told.batch:
-            Told.batch, Told.number = [], Told.number + 1
-            for told in self.batch:
-                told.said |= {"batch": Told.number, "size": len(self.batch)}
+        if self.batch is Echo.batch:
+            Echo.batch, Echo.number = [], Echo.number + 1
+            for other in self.batch:
+                other.said |= {"batch": Echo.number, "size": len(self.batch)}
         body = json.dumps(self.said).encode()
         self.start("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
         yield body
 
 
-def told(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """Answers what the server told it: the lane, the batch, the process, the target, and the body's length and CRC."""
+def echo(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+    """Answers with the lane, the batch, the process, the target, and the body's length and CRC."""
     body = environ["wsgi.input"].read()
     said = {
         "lane": "fast" if "fastlane.head" in environ else "slow",
@@ -44,11 +44,11 @@ def told(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
         "length": len(body),
         "crc": zlib.crc32(body),
     }
-    return Told(said, start)
+    return Echo(said, start)
 
 
 class Closing:
-    """An answer with a close() that must be called once, whatever happens."""
+    """An answer whose close() must be called exactly once."""
 
     closed = 0
 
@@ -67,7 +67,7 @@ class Closing:
 
 
 def odd(environ: dict[str, Any], start: Start) -> Iterable[Any]:
-    """Does what its path says."""
+    """Calls the function that its path names."""
     name = environ["PATH_INFO"].strip("/").replace("-", "_")
     return globals().get(f"odd_{name}", plain)(environ, start)
 
@@ -78,7 +78,7 @@ def plain(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
 
 
 def odd_eager(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """Starts at once, and does not know its length."""
+    """Starts at once, without a Content-Length."""
     start("202 Accepted", [("Content-Type", "text/plain")])
     return [b"ea", b"", b"ger"]
 
@@ -90,19 +90,19 @@ def odd_generator(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
     yield environ["wsgi.input"].read()
 
 
-def odd_headers_of_its_own(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """New lists, the same text: nothing may be remembered by mistake."""
+def odd_own_headers(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+    """A new list with each answer: the cache must not confuse them."""
     body = environ["wsgi.input"].read()
     start("200 OK", [("Content-Length", str(len(body))), ("X-Body", body.decode())])
     return [body]
 
 
-EVERYBODYS = [("Content-Type", "text/plain")]
+SHARED = [("Content-Type", "text/plain")]
 
 
-def odd_headers_of_everybody(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """Always the same list, which says nothing of the length."""
-    start("200 OK", EVERYBODYS)
+def odd_shared_headers(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+    """The same list with each answer, without a Content-Length."""
+    start("200 OK", SHARED)
     return [environ["wsgi.input"].read()]
 
 
@@ -115,7 +115,7 @@ def odd_closing_late(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
 
 
 def odd_closed(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """How many answers were closed."""
+    """The number of closed answers."""
     body = str(Closing.closed).encode()
     start("200 OK", [("Content-Length", str(len(body)))])
     return [body]
@@ -132,7 +132,7 @@ def odd_raises_late(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
 
 
 def odd_silent(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """Never starts."""
+    """Never calls start_response."""
     return [b"silent"]
 
 
@@ -156,30 +156,30 @@ def odd_no_headers(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
 
 
 def odd_euro(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """A header that HTTP cannot carry."""
+    """A header that Latin-1 cannot encode."""
     start("200 OK", [("X-Price", "\u20ac 5")])
     return [b"euro"]
 
 
 def odd_split(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """A header that would be two."""
+    """A header with a line end."""
     start("200 OK", [("X-Name", "a\r\nX-Other: b")])
     return [b"split"]
 
 
-def odd_length_of_words(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+def odd_malformed_length(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
     start("200 OK", [("Content-Length", "five")])
     return [b"words"]
 
 
 def odd_long(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """More than it announces."""
+    """A body longer than its Content-Length."""
     start("200 OK", [("Content-Length", "3")])
     return [b"longer"]
 
 
 def odd_short(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """Less than it announces."""
+    """A body shorter than its Content-Length."""
     start("200 OK", [("Content-Length", "9")])
     return [b"short"]
 
@@ -188,18 +188,18 @@ EMPTY: list[tuple[str, str]] = []
 
 
 def odd_no_content(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """A body where none may be; sometimes."""
+    """204, with the request's body as its body."""
     start("204 No Content", EMPTY)
     return [environ["wsgi.input"].read()]
 
 
 def odd_hop(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """Headers that are the server's."""
+    """Hop-by-hop headers, which only the server may set."""
     start("200 OK", [("Connection", "close"), ("Transfer-Encoding", "chunked"), ("Content-Length", "3")])
     return [b"hop"]
 
 
 def odd_wedged(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """Never comes back."""
+    """Never returns."""
     while True:
         time.sleep(1)

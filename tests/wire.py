@@ -279,13 +279,13 @@ def stream(choices: Choices) -> bytes:
 
 
 def pieces(choices: Choices, data: bytes) -> list[bytes]:
-    """What arrives of it at a time; mostly everything."""
+    """The data as it arrives: mostly in one piece."""
     cuts = sorted(choices.place(len(data)) for _ in range(choices.number(3) if choices.seldom() else 0))
     return [part for part in (data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)])) if part]
 
 
 class Recorder(FastLane):
-    """A fast lane without sockets: its application keeps each environ."""
+    """A fast lane without sockets, whose pending answers have the environs."""
 
     def __init__(self, cfg: Any) -> None:
         self.cfg = cfg
@@ -297,7 +297,7 @@ class Recorder(FastLane):
 
 
 class Place:
-    """Where a request arrives: with which settings, from whom, at which listener."""
+    """The circumstances of a request: settings, client address, listener."""
 
     def __init__(self, peer: Any, server: Any, **settings: Any) -> None:
         self.peer = peer
@@ -324,7 +324,7 @@ class Place:
         return environs, False, b"".join(conn.pieces)
 
     def check(self, parts: list[bytes]) -> int:
-        """Hold the fast lane to gunicorn's parser; returns how many requests it took.
+        """Compare the fast lane with gunicorn's parser; returns the number of requests that the lane parsed.
 
         Raises: AssertionError where they differ; whatever gunicorn raises for a request that the fast lane took.
         """
@@ -372,7 +372,7 @@ def places() -> list[Place]:
 
 
 class Everywhere:
-    """The property, for choices or for bytes; counts what the fast lane took."""
+    """The property, for choices or for bytes; counts the requests that the fast lane parsed."""
 
     def __init__(self) -> None:
         self.places = places()

@@ -1,4 +1,4 @@
-"""Which path feeds which stream, and the answer that path's clients expect. Data only; standard library only."""
+"""The stream and the success answer of each path. Data only; standard library only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ JSON = "application/json"
 
 
 class Reply(NamedTuple):
-    """One whole answer, made once at import: what `start_response` takes, and the body's chunks."""
+    """An answer: the arguments of `start_response`, and the chunks of the body. Made at import."""
 
     status: str
     headers: list[tuple[str, str]]
@@ -16,7 +16,7 @@ class Reply(NamedTuple):
 
 
 def reply(status: str, body: bytes = b"", content_type: str = JSON, *more: tuple[str, str]) -> Reply:
-    """An answer with its length; a 204 has neither type nor length (RFC 9110, 8.6)."""
+    """An answer with Content-Type and Content-Length; a 204 has neither (RFC 9110, 8.6)."""
     if status.startswith("204"):
         return Reply(status, list(more), ())
     headers = [("Content-Type", content_type), ("Content-Length", str(len(body))), *more]
@@ -24,11 +24,11 @@ def reply(status: str, body: bytes = b"", content_type: str = JSON, *more: tuple
 
 
 class Route(NamedTuple):
-    """Where a path's bodies go.
+    """The destination of a path's bodies.
 
-    stream: the name of the list and of the decoder that the worker will use.
-    reply: the 2xx that this path's clients take for "got it"; none of them reads more into it.
-    keep_head: the item is the whole HTTP message, because the decoder needs the target or a header.
+    stream: the name of the list and of the worker's decoder.
+    reply: the 2xx that this path's clients expect once the body is on the list.
+    keep_head: the item is the whole HTTP message, because the decoder needs the target or a field.
     """
 
     stream: str
@@ -43,12 +43,12 @@ ROUTES: dict[str, Route] = {
     "/metrics": Route("metrics", OK),
     "/gps": Route("gps", OK),
     "/votes": Route("votes", OK),
-    # InfluxDB writers take nothing but 204; precision stands in the query string
+    # InfluxDB clients accept only 204; the query string has the precision
     "/write": Route("metrics", NO_CONTENT, keep_head=True),
     "/api/v2/write": Route("metrics", NO_CONTENT, keep_head=True),
-    # OwnTracks reads the answer as a list of commands; the device's name may be in X-Limit-U and X-Limit-D
+    # OwnTracks reads the answer as a list of commands; X-Limit-U and X-Limit-D may have the device's name
     "/owntracks": Route("gps", reply("200 OK", b"[]"), keep_head=True),
-    # Overland keeps its batch and sends it again unless it reads this
+    # Overland sends its batch again unless it gets exactly this
     "/overland": Route("gps", reply("200 OK", b'{"result":"ok"}')),
     "/traccar": Route("gps", OK),
 }

@@ -1,6 +1,4 @@
-"""The worker class in a real gunicorn, through Unix and TCP sockets: what clients do, what applications do, what
-operators do.
-"""
+"""The worker class in a real gunicorn, over Unix and TCP sockets: clients, applications, operators, Redis."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ class Site:
         return self.port if kind == "tcp" else self.server.socket
 
     def workers(self) -> list[int]:
-        """The processes of the master's workers."""
+        """The pids of the master's worker processes."""
         master = self.server.pid
         return [int(pid) for pid in Path(f"/proc/{master}/task/{master}/children").read_text().split()]
 
@@ -56,7 +54,7 @@ class Site:
 
 @contextlib.contextmanager
 def site(
-    app: str = "apps:told", *args: object, runtime: str = "cpython", redis: Server | None = None
+    app: str = "apps:echo", *args: object, runtime: str = "cpython", redis: Server | None = None
 ) -> Iterator[Site]:
     with short_tmp() as tmp:
         port = free_port()
@@ -66,8 +64,8 @@ def site(
 
 
 @pytest.fixture(scope="module", params=RUNTIMES)
-def told(request: pytest.FixtureRequest) -> Iterator[Site]:
-    """Serves an application that says what it was given."""
+def echo(request: pytest.FixtureRequest) -> Iterator[Site]:
+    """Serves apps.echo."""
     with site(runtime=request.param) as running:
         yield running
 
@@ -79,7 +77,7 @@ def odd() -> Iterator[Site]:
 
 
 class Redis:
-    """A private Redis, and what lies on its lists."""
+    """A private Redis and its lists."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -90,13 +88,13 @@ class Redis:
         return items
 
     def pushes(self) -> int:
-        """RPUSHes that were ever sent."""
+        """The number of RPUSH commands so far."""
         stats: Any = self.client.info("commandstats")
         return stats.get("cmdstat_rpush", {}).get("calls", 0)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Redis takes no writes for so long."""
+        """Redis blocks writes meanwhile."""
         self.client.execute_command("CLIENT", "PAUSE", "2900", "WRITE")
         try:
             yield
@@ -136,10 +134,10 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 class Client:
-    """One connection, and the answers that come over it."""
+    """One connection and its answers."""
 
     def __init__(self, where: Where, seconds: float = 20, receive: int = 0) -> None:
-        if receive and isinstance(where, int):  # the window is agreed upon when connecting
+        if receive and isinstance(where, int):  # TCP's window scale is negotiated at connect
             self.sock = socket.socket()
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
             self.sock.settimeout(seconds)
@@ -166,18 +164,18 @@ class Client:
         self.sock.sendall(data)
 
     def try_to_send(self, data: bytes) -> None:
-        """Send as much as can be before the connection ends."""
+        """Send until the connection ends."""
         with contextlib.suppress(OSError):
             self.sock.sendall(data)
 
     def send_apart(self, *parts: bytes) -> None:
-        """Send each part when the one before it has been read; over TCP, when it has arrived."""
+        """Send each part after the server has read the previous one (over TCP: acknowledged it)."""
         for part in parts:
             self.sock.sendall(part)
             poll(lambda: unread(self) == 0)
 
     def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """The next answer. Raises: EOFError if there is none, or not a whole one."""
+        """The next answer. Raises: EOFError if there is none, or an incomplete one."""
         lines: list[str] = []
         while (line := self.file.readline()) != b"\r\n":
             if not line.endswith(b"\r\n"):
@@ -195,15 +193,15 @@ class Client:
             raise EOFError(f"ended after {body!r}")
         return status, headers, body
 
-    def told(self) -> dict[str, Any]:
-        """The next answer of apps.told."""
+    def echo(self) -> dict[str, Any]:
+        """The next answer of apps.echo."""
         status, _, body = self.answer()
         assert status == 200, body
         said: dict[str, Any] = json.loads(body)
         return said
 
     def ended(self) -> bool:
-        """Whether the server hangs up, with nothing more to say."""
+        """Whether the server closes without sending more."""
         return self.file.read(1) == b""
 
 
@@ -230,12 +228,10 @@ SLOW = {
 }
 
 
-# --- what clients do -------------------------------------------------------------------------------------------------
+# --- clients ---------------------------------------------------------------------------------------------------------
 
 
-def test_hundreds_of_requests_in_one_write_are_one_commit_and_answered_in_order(
-    ingest: Site, redis: Redis, kind: str
-) -> None:
+def test_pipelined_requests_share_a_commit_and_are_answered_in_order(ingest: Site, redis: Redis, kind: str) -> None:
     bodies = [b"%03d" % number for number in range(500)]
     before = redis.pushes()
     with Client(ingest[kind]) as client, redis.held():
@@ -244,47 +240,47 @@ def test_hundreds_of_requests_in_one_write_are_one_commit_and_answered_in_order(
         client.send(b"".join(plain(body, "/metrics") for body in bodies))
         assert [client.answer()[0] for _ in bodies] == [200] * len(bodies)
     assert redis.items("metrics") == bodies
-    poll(lambda: redis.items() == bodies)  # of the client that did not wait
-    # as many as there were recv()s of 64 KiB
+    poll(lambda: redis.items() == bodies)  # the first client did not wait for its answers
+    # one per recv of 64 KiB
     assert redis.pushes() - before <= 4
 
 
-def test_a_turn_answers_all_its_clients_with_one_batch(told: Site) -> None:
-    with Client(told["unix"]) as client:
+def test_the_requests_of_a_turn_are_one_batch(echo: Site) -> None:
+    with Client(echo["unix"]) as client:
         client.send(plain() * 100)
-        said = [client.told() for _ in range(100)]
+        said = [client.echo() for _ in range(100)]
     assert [one["size"] for one in said] == [100] * 100
     assert len({one["batch"] for one in said}) == 1
 
 
-def test_two_requests_may_be_split_at_any_byte(told: Site, kind: str) -> None:
+def test_two_requests_may_be_split_at_any_byte(echo: Site, kind: str) -> None:
     data = plain(b"first") + plain(b"the second")
-    with Client(told[kind]) as client:
+    with Client(echo[kind]) as client:
         for at in range(1, len(data)):
             client.send_apart(data[:at], data[at:])
-            assert [client.told()["crc"] for _ in range(2)] == [zlib.crc32(b"first"), zlib.crc32(b"the second")]
-            # whatever lane it took, here it is again
+            assert [client.echo()["crc"] for _ in range(2)] == [zlib.crc32(b"first"), zlib.crc32(b"the second")]
+            # it is in the fast lane again
             client.send(plain(b"third"))
-            assert client.told()["lane"] == "fast"
+            assert client.echo()["lane"] == "fast"
 
 
-def test_a_body_in_pieces_stays_in_the_fast_lane(told: Site, kind: str) -> None:
+def test_a_body_in_pieces_stays_in_the_fast_lane(echo: Site, kind: str) -> None:
     data = plain(b"piece by piece")
-    with Client(told[kind]) as client:
+    with Client(echo[kind]) as client:
         for at in range(data.index(b"\r\n\r\n") + 4, len(data)):
             client.send_apart(data[:at], data[at:])
-            said = client.told()
+            said = client.echo()
             assert (said["lane"], said["crc"]) == ("fast", zlib.crc32(b"piece by piece"))
 
 
-def test_requests_may_come_byte_by_byte(told: Site, kind: str) -> None:
+def test_requests_may_arrive_byte_by_byte(echo: Site, kind: str) -> None:
     data = plain(b"first") + CHUNKED + plain(b"the second")
-    with Client(told[kind]) as client:
+    with Client(echo[kind]) as client:
         client.send_apart(*(data[at : at + 1] for at in range(len(data))))
-        assert [client.told()["length"] for _ in range(3)] == [5, 5, 10]
+        assert [client.echo()["length"] for _ in range(3)] == [5, 5, 10]
 
 
-def test_bodies_of_any_length_in_any_pieces_lie_on_the_list_as_sent(ingest: Site, redis: Redis, kind: str) -> None:
+def test_bodies_of_any_length_in_any_pieces_are_queued_unchanged(ingest: Site, redis: Redis, kind: str) -> None:
     rng = random.Random(kind)
     lengths = [1, 2, 100, 8191, 8192, 65535, 65536, 65537, 200_000, (1 << 20) - 1, 1 << 20]
     bodies = [rng.randbytes(length) for length in lengths]
@@ -298,10 +294,10 @@ def test_bodies_of_any_length_in_any_pieces_lie_on_the_list_as_sent(ingest: Site
     assert redis.items() == bodies
 
 
-def test_many_big_bodies_at_once_are_several_commits_and_do_not_lie_in_memory_all_at_once() -> None:
+def test_many_concurrent_large_bodies_take_bounded_memory() -> None:
     with short_tmp() as tmp, redis_server(tmp) as private, site("ingest:app", redis=private) as running:
         worker, count = running.worker(), 64
-        with Client(running["unix"]) as client:  # what it needs by itself
+        with Client(running["unix"]) as client:  # the process's own memory
             client.send(plain())
             assert client.answer()[0] == 200
         before = memory(worker)
@@ -317,22 +313,22 @@ def test_many_big_bodies_at_once_are_several_commits_and_do_not_lie_in_memory_al
         assert redis_client.Redis(unix_socket_path=str(private.socket)).llen("ingest:{votes}") == 1 + count
 
 
-@pytest.mark.parametrize("how", ["comes whole", "is cut off"])
-def test_long_bodies_that_wait_to_be_let_in_are_taken_when_those_before_them_are_done(
+@pytest.mark.parametrize("how", ["completes", "is truncated"])
+def test_waiting_bodies_are_admitted_when_those_before_them_end(
     ingest: Site, redis: Redis, kind: str, how: str
 ) -> None:
     data = plain(bytes(1 << 20))
     first, second = data[:1000], data[1000:]
     clients = [Client(ingest[kind]) for _ in range(8)]
-    for client in clients:  # a few of them are as many as are let in
+    for client in clients:  # the first four fill MAX_ADMITTED
         client.send_apart(first)
     senders = [threading.Thread(target=client.try_to_send, args=(second,)) for client in clients[4:]]
     for sender in senders:
         sender.start()
     for client in clients[:4]:
-        client.try_to_send(second) if how == "comes whole" else client.close()
+        client.try_to_send(second) if how == "completes" else client.close()
     assert [client.answer()[0] for client in clients[4:]] == [200] * 4
-    if how == "comes whole":
+    if how == "completes":
         assert [client.answer()[0] for client in clients[:4]] == [200] * 4
     for sender in senders:
         sender.join()
@@ -340,29 +336,29 @@ def test_long_bodies_that_wait_to_be_let_in_are_taken_when_those_before_them_are
         client.close()
 
 
-def test_a_body_that_waits_to_be_admitted_is_not_read_when_the_answers_before_it_are_out(told: Site) -> None:
+def test_a_waiting_body_is_not_read_after_the_answers_before_it_are_sent(echo: Site) -> None:
     big = plain(bytes(1 << 20))
     first, rest = big[:1000], big[1000:]
     with contextlib.ExitStack() as stack:
-        admitted = [stack.enter_context(Client(told["unix"])) for _ in range(4)]  # 4 MiB
+        admitted = [stack.enter_context(Client(echo["unix"])) for _ in range(4)]  # 4 MiB
         for client in admitted:
             client.send_apart(first)
-        client, other = (stack.enter_context(Client(told["unix"])) for _ in range(2))
-        os.kill(told.worker(), signal.SIGSTOP)  # so that one recv gets all of this
+        client, other = (stack.enter_context(Client(echo["unix"])) for _ in range(2))
+        os.kill(echo.worker(), signal.SIGSTOP)  # so that one recv gets all of this
         client.send(plain(b"four") * 900 + first)
-        os.kill(told.worker(), signal.SIGCONT)
+        os.kill(echo.worker(), signal.SIGCONT)
         poll(lambda: unread(client) == 0)
-        assert {client.told()["lane"] for _ in range(900)} == {"fast"}  # more than the socket holds at a time
+        assert {client.echo()["lane"] for _ in range(900)} == {"fast"}  # more than the socket holds at a time
         client.send(rest[:10_000])
         for _ in range(3):  # turns of the loop
             other.send(plain())
-            other.told()
+            other.echo()
         assert unread(client) > 0
         for one in admitted:
             one.send(rest)
-            assert one.told()["crc"] == zlib.crc32(bytes(1 << 20))
+            assert one.echo()["crc"] == zlib.crc32(bytes(1 << 20))
         client.send(rest[10_000:])
-        assert client.told()["crc"] == zlib.crc32(bytes(1 << 20))
+        assert client.echo()["crc"] == zlib.crc32(bytes(1 << 20))
 
 
 def unread(client: Client) -> int:
@@ -371,51 +367,51 @@ def unread(client: Client) -> int:
     return size
 
 
-def test_a_client_that_does_not_read_holds_up_nobody_and_gets_all_its_answers(told: Site, kind: str) -> None:
+def test_a_client_that_does_not_read_delays_no_other_and_gets_all_its_answers(echo: Site, kind: str) -> None:
     number, body = 30_000, bytes(1_000)  # more than the kernel's buffers hold, in both directions
-    with Client(told[kind], receive=4096) as lazy, Client(told[kind]) as busy:
+    with Client(echo[kind], receive=4096) as lazy, Client(echo[kind]) as busy:
         sender = threading.Thread(target=lazy.send, args=(plain(body) * number,))
         sender.start()
-        before = memory(told.worker())
+        before = memory(echo.worker())
         for _ in range(500):
             busy.send(plain())
-            assert busy.told()["lane"] == "fast"
-        # it is not read any further, so its answers do not pile up
-        assert memory(told.worker()) - before < 20 << 20
+            assert busy.echo()["lane"] == "fast"
+        # the server stops reading from it, so its answers do not accumulate
+        assert memory(echo.worker()) - before < 20 << 20
         assert sender.is_alive()
-        assert [lazy.told()["crc"] for _ in range(number)] == [zlib.crc32(body)] * number
+        assert [lazy.echo()["crc"] for _ in range(number)] == [zlib.crc32(body)] * number
         sender.join()
 
 
-@pytest.mark.parametrize("until", ["it reads", "it asks again"])
-def test_waiting_for_a_client_that_does_not_read_costs_nothing(told: Site, kind: str, until: str) -> None:
-    with Client(told[kind], receive=4096) as lazy:
-        if until == "it asks again":
-            # 64 bytes each, so that no recv() ends within one: the slow lane would hide what is left of the fast one
+@pytest.mark.parametrize("until", ["it reads", "it sends again"])
+def test_a_client_that_does_not_read_costs_no_cpu(echo: Site, kind: str, until: str) -> None:
+    with Client(echo[kind], receive=4096) as lazy:
+        if until == "it sends again":
+            # 64 bytes each, so that no recv ends within one: a split head would go to the slow lane
             lazy.send(plain(b"four") * 900)
-            assert {lazy.told()["lane"] for _ in range(900)} == {"fast"}
+            assert {lazy.echo()["lane"] for _ in range(900)} == {"fast"}
         else:
             sender = threading.Thread(target=lazy.try_to_send, args=(plain(bytes(1_000)) * 30_000,))
             sender.start()
-        worker = told.worker()
-        for _ in range(3):  # the first may still have had something to do
+        worker = echo.worker()
+        for _ in range(3):  # the first second may include work
             beat, spent, since = heartbeat(worker), cpu(worker), time.monotonic()
             poll(lambda beat=beat: heartbeat(worker) != beat)  # type: ignore[misc]
             share = (cpu(worker) - spent) / (time.monotonic() - since)
-        assert share < 0.15, "it is awake all the time"
+        assert share < 0.15, "the loop spins"
         lazy.sock.shutdown(socket.SHUT_RDWR)
     if until == "it reads":
         sender.join()
 
 
 def cpu(pid: int) -> float:
-    """The seconds that a process has computed."""
+    """A process's CPU time in seconds."""
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def memory(pid: int, key: str = "VmRSS") -> int:
-    """The bytes that a process has in memory; key: VmHWM for the most that it ever had."""
+    """A process's resident memory in bytes; key: VmHWM for its maximum so far."""
     return int(Path(f"/proc/{pid}/status").read_text().partition(key + ":")[2].split()[0]) << 10
 
 
@@ -424,7 +420,7 @@ def descriptors(pid: int) -> int:
 
 
 @pytest.mark.parametrize("how", ["closes", "resets"])
-def test_clients_may_vanish_at_any_byte(ingest: Site, redis: Redis, kind: str, how: str) -> None:
+def test_clients_may_disconnect_at_any_byte(ingest: Site, redis: Redis, kind: str, how: str) -> None:
     whole = plain(b"whole")
     before = poll(lambda: descriptors(ingest.worker()))
     for data in (whole + plain(b"half"), CHUNKED.replace(b"/slow", b"/votes")):
@@ -438,21 +434,21 @@ def test_clients_may_vanish_at_any_byte(ingest: Site, redis: Redis, kind: str, h
         client.send(plain(b"last"))
         assert client.answer()[0] == 200
     poll(lambda: descriptors(ingest.worker()) <= before, what="descriptors left open")
-    # a request that was whole may have been taken, one that was not never was
+    # a complete request may have been accepted, an incomplete one never
     assert set(redis.items()) <= {b"whole", b"last"}
     assert "Traceback" not in ingest.server.said()
 
 
-def test_a_client_that_has_no_more_to_say_gets_all_its_answers(told: Site, kind: str) -> None:
-    with Client(told[kind]) as client:
+def test_a_half_closed_client_gets_all_its_answers(echo: Site, kind: str) -> None:
+    with Client(echo[kind]) as client:
         client.send(plain() * 50 + CHUNKED + plain() * 50)
         client.sock.shutdown(socket.SHUT_WR)
-        assert [client.told()["lane"] for _ in range(101)] == ["fast"] * 50 + ["slow"] + ["fast"] * 50
+        assert [client.echo()["lane"] for _ in range(101)] == ["fast"] * 50 + ["slow"] + ["fast"] * 50
         assert client.ended()
 
 
 @pytest.mark.parametrize("lane", ["fast", "slow"])
-def test_a_body_that_is_cut_off_gets_a_400_and_is_not_queued(ingest: Site, redis: Redis, kind: str, lane: str) -> None:
+def test_a_truncated_body_gets_400_and_is_not_queued(ingest: Site, redis: Redis, kind: str, lane: str) -> None:
     data = plain(b"12345", "/votes", *["Accept: a", "Accept: b"][: 2 * (lane == "slow")])
     with Client(ingest[kind]) as client:
         client.send(plain(b"before") + data[:-1])
@@ -464,85 +460,85 @@ def test_a_body_that_is_cut_off_gets_a_400_and_is_not_queued(ingest: Site, redis
     assert redis.items() == [b"before"]
 
 
-def test_thousands_of_clients_at_once_are_answered(told: Site, kind: str) -> None:
+def test_thousands_of_concurrent_clients_are_answered(echo: Site, kind: str) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     number = min(3_000, hard - 500)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 20_000), hard))
     try:
         with contextlib.ExitStack() as stack:
-            clients = [stack.enter_context(Client(told[kind])) for _ in range(number)]
+            clients = [stack.enter_context(Client(echo[kind])) for _ in range(number)]
             for _ in "first", "once more":
                 for client in clients:
                     client.send(plain())
-                assert [client.told()["lane"] for client in clients] == ["fast"] * number
+                assert [client.echo()["lane"] for client in clients] == ["fast"] * number
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("slow", SLOW)
-def test_a_request_in_the_slow_lane_does_not_keep_the_next_one_there(told: Site, kind: str, slow: str) -> None:
+def test_the_request_after_a_slow_one_is_in_the_fast_lane(echo: Site, kind: str, slow: str) -> None:
     data, body = SLOW[slow]
-    with Client(told[kind]) as client:
+    with Client(echo[kind]) as client:
         for sends in ([plain(), data, plain()], [plain() + data + plain()]):
             said = []
             for part in sends:
                 client.send(part)
-                said += [client.told() for _ in range(3 // len(sends))]
+                said += [client.echo() for _ in range(3 // len(sends))]
             assert [one["lane"] for one in said] == ["fast", "slow", "fast"]
             assert [one["crc"] for one in said] == [zlib.crc32(b"x"), zlib.crc32(body), zlib.crc32(b"x")]
 
 
-def test_fast_and_slow_requests_in_one_write_are_answered_in_order(told: Site, kind: str) -> None:
-    with Client(told[kind]) as client:
-        paths = [f"/{number}" for number in range(600)]  # more than gunicorn's parser reads at a time
+def test_fast_and_slow_requests_in_one_write_are_answered_in_order(echo: Site, kind: str) -> None:
+    with Client(echo[kind]) as client:
+        paths = [f"/{number}" for number in range(600)]  # longer than one read of gunicorn's parser
         client.send(
             b"".join(
                 CHUNKED.replace(b"/slow", path.encode()) if number % 3 == 2 else plain(b"x", path)
                 for number, path in enumerate(paths)
             )
         )
-        said = [client.told() for _ in paths]
+        said = [client.echo() for _ in paths]
     assert [one["path"] for one in said] == paths
     assert [one["lane"] for one in said] == ["fast", "fast", "slow"] * 200
 
 
-def test_answers_that_the_client_has_not_taken_come_before_the_slow_one(told: Site, kind: str) -> None:
+def test_unread_answers_of_the_fast_lane_precede_that_of_the_slow_lane(echo: Site, kind: str) -> None:
     number = 30_000
     requests = [plain(path=f"/{at}") for at in range(number)]
-    with Client(told[kind], receive=4096) as client:
+    with Client(echo[kind], receive=4096) as client:
         sender = threading.Thread(target=client.send, args=(b"".join([*requests, CHUNKED, plain(path="/last")]),))
         sender.start()
-        said = [client.told() for _ in range(number + 2)]
+        said = [client.echo() for _ in range(number + 2)]
         sender.join()
     assert [one["path"] for one in said] == [*(f"/{at}" for at in range(number)), "/slow", "/last"]
     assert [one["lane"] for one in said[-2:]] == ["slow", "fast"]
-    # those whose head was cut by the end of a recv() are slow too
+    # a head that the end of a recv splits goes to the slow lane
     assert sum(one["lane"] == "slow" for one in said) < number // 100
 
 
-def test_connection_close_closes_after_the_last_answer(told: Site, kind: str) -> None:
-    with Client(told[kind]) as client:
+def test_connection_close_closes_after_the_last_answer(echo: Site, kind: str) -> None:
+    with Client(echo[kind]) as client:
         client.send(plain(b"a") + plain(b"bb") + plain(b"ccc", "/x", "Connection: close") + plain(b"too late"))
-        assert [client.told()["length"] for _ in range(2)] == [1, 2]
+        assert [client.echo()["length"] for _ in range(2)] == [1, 2]
         status, headers, _ = client.answer()
         assert (status, headers["connection"]) == (200, "close")
-        with contextlib.suppress(ConnectionResetError):  # it is told that the last one was not read
+        with contextlib.suppress(ConnectionResetError):  # the kernel resets: the last request was not read
             assert client.ended()
 
 
-def test_a_refused_client_that_still_sends_gets_its_413(ingest: Site, redis: Redis, kind: str) -> None:
+def test_a_rejected_client_that_still_sends_gets_its_413(ingest: Site, redis: Redis, kind: str) -> None:
     data = plain(bytes(4 << 20))
     with Client(ingest[kind]) as client:
-        client.send(data)  # all of it, before it looks at the answer
+        client.send(data)  # all of it, before reading the answer
         assert client.answer()[0] == 413
         assert client.ended()
     with Client(ingest[kind]) as client:
-        client.send(data[:200])  # or nothing of it
+        client.send(data[:200])  # only the head and a few bytes
         assert client.answer()[0] == 413
     assert redis.items() == []
 
 
-def test_a_limit_of_the_application_counts_before_the_body_is_read(redis: Redis) -> None:
+def test_max_body_of_the_application_applies_before_the_body_is_read(redis: Redis) -> None:
     with short_tmp() as tmp, gateway(tmp, redis.server, env={"INGEST_MAX_BODY": "1k"}) as server:
         with Client(server.socket) as client:
             client.send(plain(bytes(1025))[:100])
@@ -550,7 +546,7 @@ def test_a_limit_of_the_application_counts_before_the_body_is_read(redis: Redis)
         assert post(server.socket, "/votes", bytes(1024))[0] == 200
 
 
-def test_malformed_requests_get_a_400_and_queue_nothing(ingest: Site, redis: Redis, kind: str) -> None:
+def test_malformed_requests_get_400_and_are_not_queued(ingest: Site, redis: Redis, kind: str) -> None:
     head = b"POST /votes HTTP/1.1\r\nHost: localhost\r\n"
     for line in (
         b"Content-Length: 1, 1",
@@ -568,17 +564,17 @@ def test_malformed_requests_get_a_400_and_queue_nothing(ingest: Site, redis: Red
     assert set(redis.items()) == {b"before"}
 
 
-def test_a_body_whose_end_cannot_be_found_gets_one_answer_and_the_connection_ends(ingest: Site, kind: str) -> None:
-    with Client(ingest[kind]) as client:  # the application answers before it looks at the body
+def test_a_malformed_chunked_body_gets_one_answer_and_the_connection_closes(ingest: Site, kind: str) -> None:
+    with Client(ingest[kind]) as client:  # the application answers before it reads the body
         client.send(CODED.replace(b"/slow", b"/nowhere") + b"\r\nno chunk\r\n" + plain())
         assert client.answer()[0] == 404
         assert client.ended()
 
 
-# --- what applications do --------------------------------------------------------------------------------------------
+# --- applications ----------------------------------------------------------------------------------------------------
 
 
-def test_a_500_is_one_clients_only(odd: Site) -> None:
+def test_a_500_affects_one_request_only(odd: Site) -> None:
     with Client(odd["unix"]) as client, Client(odd["unix"]) as other:
         client.send(plain() + plain(path="/raises") + plain() + plain(path="/raises-late") + plain())
         other.send(plain())
@@ -588,9 +584,10 @@ def test_a_500_is_one_clients_only(odd: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["silent", "nothing", "text", "no-status", "no-headers", "euro", "split", "length-of-words", "closing-late"]
+    "path",
+    ["silent", "nothing", "text", "no-status", "no-headers", "euro", "split", "malformed-length", "closing-late"],
 )
-def test_an_application_that_breaks_its_contract_gets_a_500_and_the_loop_goes_on(odd: Site, path: str) -> None:
+def test_an_application_that_breaks_its_contract_causes_a_500_and_the_loop_continues(odd: Site, path: str) -> None:
     with Client(odd["unix"]) as client, Client(odd["unix"]) as other:
         for _ in range(2):
             other.send(plain())
@@ -599,16 +596,16 @@ def test_an_application_that_breaks_its_contract_gets_a_500_and_the_loop_goes_on
             assert other.answer()[0] == 200
 
 
-def test_answers_of_every_kind_are_framed_as_they_should_be(odd: Site) -> None:
+def test_answers_of_every_kind_are_framed_correctly(odd: Site) -> None:
     with Client(odd["unix"]) as client:
         for _ in range(2):
             client.send(
                 plain(path="/eager")
                 + plain(b"ator", "/generator")
-                + plain(b"1", "/headers-of-its-own")
-                + plain(b"22", "/headers-of-its-own")
-                + plain(b"333", "/headers-of-everybody")
-                + plain(b"4444", "/headers-of-everybody")
+                + plain(b"1", "/own-headers")
+                + plain(b"22", "/own-headers")
+                + plain(b"333", "/shared-headers")
+                + plain(b"4444", "/shared-headers")
                 + plain(b"", "/no-content")
                 + plain(b"no", "/no-content")
                 + plain(path="/long")
@@ -654,12 +651,12 @@ def test_routes_that_share_a_headers_list_keep_their_own_status(redis: Redis, tm
         assert [client.answer()[0] for _ in range(4)] == [200, 202, 200, 202]
 
 
-# --- what operators do -----------------------------------------------------------------------------------------------
+# --- operators -------------------------------------------------------------------------------------------------------
 
-PATIENT = "--graceful-timeout", 30  # a machine that is busy may take long for what is quick
+PATIENT = "--graceful-timeout", 30  # seconds; for a busy machine
 
 
-def test_what_has_been_read_at_a_stop_is_committed_and_answered(redis: Redis, kind: str) -> None:
+def test_requests_read_before_a_stop_are_committed_and_answered(redis: Redis, kind: str) -> None:
     bodies = [b"%03d" % number for number in range(100)]
     half = plain(b"half")
     with site("ingest:app", *PATIENT, redis=redis.server) as running:
@@ -668,7 +665,7 @@ def test_what_has_been_read_at_a_stop_is_committed_and_answered(redis: Redis, ki
             assert idle.answer()[0] == 200
             slow.send_apart(half[:-2])
             with redis.held():
-                busy.send_apart(plain(bodies[0]))  # the worker waits for Redis now, and these for the worker
+                busy.send_apart(plain(bodies[0]))  # the process waits for Redis; these wait for the process
                 busy.send(b"".join(map(plain, bodies[1:])))
                 waiting = Client(running[kind])
                 waiting.send(plain(b"not yet accepted"))
@@ -687,10 +684,10 @@ def test_what_has_been_read_at_a_stop_is_committed_and_answered(redis: Redis, ki
     assert sorted(redis.items()) == sorted([b"idle", *bodies, b"half", b"not yet accepted", b"one more"])
 
 
-def test_a_client_that_says_nothing_more_is_not_waited_for_beyond_the_graceful_timeout(kind: str) -> None:
-    with site("apps:told", "--graceful-timeout", 1) as running, Client(running[kind]) as idle:
+def test_a_stop_closes_idle_connections_at_the_end_of_the_graceful_timeout(kind: str) -> None:
+    with site("apps:echo", "--graceful-timeout", 1) as running, Client(running[kind]) as idle:
         idle.send(plain())
-        assert idle.told()["lane"] == "fast"
+        assert idle.echo()["lane"] == "fast"
         running.server.process.terminate()
         assert idle.ended()
         assert running.server.process.wait(10) == 0
@@ -698,25 +695,25 @@ def test_a_client_that_says_nothing_more_is_not_waited_for_beyond_the_graceful_t
         assert "closed 1 connections that were still open" in running.server.said()
 
 
-def test_a_stop_answers_the_slow_lane_too(kind: str) -> None:
-    with site("apps:told", *PATIENT) as running, Client(running[kind]) as client, Client(running[kind]) as body:
+def test_requests_in_the_slow_lane_are_answered_at_a_stop(kind: str) -> None:
+    with site("apps:echo", *PATIENT) as running, Client(running[kind]) as client, Client(running[kind]) as body:
         client.send(plain())
-        assert client.told()["lane"] == "fast"
+        assert client.echo()["lane"] == "fast"
         body.send_apart(CHUNKED[:-5])
         running.server.process.terminate()
         poll(lambda: refuses(running.port))
         client.send(plain() + CHUNKED)
-        assert [client.told()["lane"] for _ in range(2)] == ["fast", "slow"]
+        assert [client.echo()["lane"] for _ in range(2)] == ["fast", "slow"]
         assert client.ended()
         body.send(CHUNKED[-5:])
-        assert body.told()["length"] == 5
-        body.close()  # it was told that it may stay, before the stop
+        assert body.echo()["length"] == 5
+        body.close()  # its answer was keep-alive: the request began before the stop
         assert running.server.process.wait(10) == 0
         assert "Traceback" not in running.server.said()
 
 
 def refuses(port: int) -> bool:
-    """Whether nobody listens any more: the worker is the last to close the port, and knows then that it shall stop."""
+    """Whether the port is closed: the worker process closes it last, after it noticed that it must stop."""
     try:
         connect(port).close()
         return False
@@ -734,9 +731,9 @@ def test_a_quick_stop_is_quick(redis: Redis) -> None:
 
 
 class Load:
-    """Clients that behave like nginx: they keep connections, and leave one when it is said to close or has ended.
+    """Clients that behave like nginx: they keep connections, and drop one that has ended or says `Connection: close`.
 
-    A connection that ends in mid-request is a failed request: nginx does not send a POST twice.
+    A connection that ends during a request is a failed request: nginx does not send a POST twice.
     """
 
     def __init__(self, where: Callable[[], Where], clients: int) -> None:
@@ -788,7 +785,7 @@ class Load:
             client.close()
 
     def progress(self, by: int = 200) -> None:
-        """Wait until so many more requests were acknowledged."""
+        """Wait until this many more requests are acknowledged."""
         wanted = len(self.acknowledged) + by
         poll(lambda: len(self.acknowledged) >= wanted, 30, "progress")
 
@@ -808,30 +805,30 @@ def test_a_reload_under_load_fails_no_request(redis: Redis, kind: str, workers: 
         assert "Traceback" not in running.server.said()
 
 
-def test_max_requests_replaces_workers_and_loses_no_request(kind: str) -> None:
-    with site("apps:told", "--max-requests", 100, *PATIENT) as running:
+def test_max_requests_replaces_processes_and_fails_no_request(kind: str) -> None:
+    with site("apps:echo", "--max-requests", 100, *PATIENT) as running:
         with Load(lambda: running[kind], 4) as load:
             poll(lambda: len(load.pids) >= 3, 30, "three workers, one after the other")
         assert load.failed == []
 
 
-def test_max_requests_leaves_no_gap_between_two_processes() -> None:
-    with site("apps:told", "--max-requests", 5, *PATIENT) as running, Client(running["unix"]) as client:
+def test_max_requests_starts_another_process_before_it_ends_one() -> None:
+    with site("apps:echo", "--max-requests", 5, *PATIENT) as running, Client(running["unix"]) as client:
         first = running.worker()
         client.send(plain() * 5)
         assert [client.answer()[0] for _ in range(5)] == [200] * 5
-        # the client keeps its connection, so the first one is not through with it yet
+        # the client keeps its connection, so the first process stays until its timeout
         poll(lambda: len(running.workers()) == 2, 15, "another process")
         assert first in running.workers()
 
 
 def test_requests_of_the_slow_lane_count_for_max_requests() -> None:
-    with site("apps:told", "--max-requests", 5) as running:
+    with site("apps:echo", "--max-requests", 5) as running:
         first = running.worker()
         for _ in range(6):
             with Client(running["unix"]) as client:
                 client.send(CHUNKED)
-                assert client.told()["lane"] == "slow"
+                assert client.echo()["lane"] == "slow"
         poll(lambda: running.workers() and first not in running.workers(), 20, "another worker")
 
 
@@ -842,7 +839,7 @@ def test_the_access_log_has_a_line_for_every_request_on_either_lane(kind: str, t
         with Client(running[kind]) as client:
             for double in (), ("Accept: a", "Accept: b"):
                 client.send(plain(b"abc", "/eager?a=b", "User-Agent: test", "X-Real-IP: 192.0.2.1", *double))
-                if double:  # its answer has no length: it comes in chunks
+                if double:  # gunicorn sends an answer without a length in chunks
                     assert client.file.readline().startswith(b"HTTP/1.1 202")
                     assert b"0\r\n" in iter(client.file.readline, b"")
                 else:
@@ -856,13 +853,13 @@ def test_without_an_access_log_nothing_is_logged(ingest: Site) -> None:
         client.send(plain())
         assert client.answer()[0] == 200
         before = ingest.server.said()
-        for _ in range(3):  # what would be logged of one is there when the next is answered
+        for _ in range(3):  # a line about one request would be there once the next is answered
             client.send(plain() + CHUNKED.replace(b"/slow", b"/votes"))
             assert [client.answer()[0] for _ in range(2)] == [200, 200]
         assert ingest.server.said() == before
 
 
-def test_the_heart_beats_under_load_and_stops_with_a_wedged_application() -> None:
+def test_the_heartbeat_continues_under_load_and_stops_if_the_application_hangs() -> None:
     with site("apps:odd", "--timeout", 3) as running:
         first = running.worker()
         with Client(running["unix"]) as client:
@@ -872,7 +869,7 @@ def test_the_heart_beats_under_load_and_stops_with_a_wedged_application() -> Non
                 assert [client.answer()[0] for _ in range(50)] == [200] * 50
                 return heartbeat(first) != before
 
-            for _ in range(4):  # one a second: without them the worker would not have lived so long
+            for _ in range(4):  # one per second
                 before = heartbeat(first)
                 poll(lambda before=before: beat_after(before))  # type: ignore[misc]
             assert running.workers() == [first]
@@ -885,24 +882,24 @@ def test_the_heart_beats_under_load_and_stops_with_a_wedged_application() -> Non
 
 
 def heartbeat(pid: int) -> int:
-    """When the worker last said that it lives: gunicorn touches an unlinked file for it."""
+    """The time of the last heartbeat: gunicorn touches an unlinked file."""
     files = [name for name in os.listdir(f"/proc/{pid}/fd") if "wgunicorn" in os.readlink(f"/proc/{pid}/fd/{name}")]
     return os.stat(f"/proc/{pid}/fd/{files[0]}").st_ctime_ns
 
 
-def test_where_a_hook_is_set_every_request_takes_the_slow_lane(tmp_path: Path) -> None:
+def test_with_a_hook_every_request_takes_the_slow_lane(tmp_path: Path) -> None:
     conf = tmp_path / "hooked.py"
     conf.write_text(
         f"import runpy\nglobals().update(runpy.run_path({str(ROOT / 'gunicorn.conf.py')!r}))\n"
         "def pre_request(worker, req):\n    worker.log.info('hook: %s', req.path)\n"
     )
-    with site("apps:told", "-c", conf) as running, Client(running["unix"]) as client:
+    with site("apps:echo", "-c", conf) as running, Client(running["unix"]) as client:
         client.send(plain(path="/1") + plain(path="/2"))
-        assert [client.told()["lane"] for _ in range(2)] == ["slow", "slow"]
+        assert [client.echo()["lane"] for _ in range(2)] == ["slow", "slow"]
         assert "hook: /1" in running.server.said() and "hook: /2" in running.server.said()
 
 
-def test_a_worker_without_descriptors_goes_on_and_accepts_when_it_has_some(kind: str) -> None:
+def test_a_process_without_free_descriptors_accepts_again_when_some_are_free(kind: str) -> None:
     with site() as running:
         worker = running.worker()
         resource.prlimit(worker, resource.RLIMIT_NOFILE, (descriptors(worker) + 20,) * 2)
@@ -912,47 +909,47 @@ def test_a_worker_without_descriptors_goes_on_and_accepts_when_it_has_some(kind:
                 client.send(plain())
             served = clients[:15]
             for client in served:
-                assert client.told()["lane"] == "fast"
+                assert client.echo()["lane"] == "fast"
             poll(lambda: "cannot accept more" in running.server.said())
-            for client in served:  # those who are in go on
+            for client in served:  # accepted clients are still served
                 client.send(plain() + CHUNKED)
-                assert [client.told()["lane"] for _ in range(2)] == ["fast", "slow"]
+                assert [client.echo()["lane"] for _ in range(2)] == ["fast", "slow"]
             for client in clients:
                 if client not in served:
-                    assert client.told()["lane"] == "fast"
+                    assert client.echo()["lane"] == "fast"
                 client.close()
         assert running.workers() == [worker]
 
 
-def test_no_more_than_worker_connections_are_accepted_and_the_others_wait(kind: str) -> None:
-    with site("apps:told", "--worker-connections", 10) as running, contextlib.ExitStack() as stack:
+def test_connections_beyond_worker_connections_wait_in_the_backlog(kind: str) -> None:
+    with site("apps:echo", "--worker-connections", 10) as running, contextlib.ExitStack() as stack:
         before = poll(lambda: descriptors(running.worker()))
         clients = [stack.enter_context(Client(running[kind])) for _ in range(40)]
         for client in clients:
             client.send(plain())
         for client in clients:
-            assert client.told()["lane"] == "fast"
+            assert client.echo()["lane"] == "fast"
             assert descriptors(running.worker()) <= before + 10
             client.close()
 
 
 def test_several_processes_share_the_sockets(kind: str) -> None:
-    with site("apps:told", "--workers", 2) as running, contextlib.ExitStack() as stack:
+    with site("apps:echo", "--workers", 2) as running, contextlib.ExitStack() as stack:
         clients: list[Client] = []
 
         def answering() -> set[int]:
             clients.extend(stack.enter_context(Client(running[kind])) for _ in range(20))
             for client in clients:
                 client.send(plain())
-            return {client.told()["pid"] for client in clients}
+            return {client.echo()["pid"] for client in clients}
 
         poll(lambda: len(answering()) == 2, 20, "an answer of each process")
 
 
-# --- what Redis does -------------------------------------------------------------------------------------------------
+# --- Redis -----------------------------------------------------------------------------------------------------------
 
 
-def test_requests_that_come_while_redis_is_busy_share_the_next_commit(ingest: Site, redis: Redis, kind: str) -> None:
+def test_requests_that_arrive_during_a_commit_share_the_next_one(ingest: Site, redis: Redis, kind: str) -> None:
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(Client(ingest[kind])) for _ in range(300)]
         for client in clients:  # all are accepted
@@ -968,7 +965,7 @@ def test_requests_that_come_while_redis_is_busy_share_the_next_commit(ingest: Si
     assert sorted(redis.items()[300:]) == sorted(b"%d" % number for number in range(300))
 
 
-def test_the_refusal_of_one_stream_is_not_that_of_another_in_the_same_commit(redis: Redis) -> None:
+def test_a_refusal_of_one_stream_does_not_affect_another_in_the_same_commit(redis: Redis) -> None:
     redis.client.rpush("ingest:{votes}", bytes(10_000))
     with short_tmp() as tmp, gateway(tmp, redis.server, env={"INGEST_MAX_BACKLOG_BYTES": 10_000}) as server:
         poll(lambda: post(server.socket, "/votes", b"x")[0] == 503)
@@ -980,7 +977,7 @@ def test_the_refusal_of_one_stream_is_not_that_of_another_in_the_same_commit(red
     assert redis.items("gps") == [b"x"] and len(redis.items("metrics")) == 2
 
 
-def test_a_redis_that_is_killed_means_503_until_it_is_back_and_nothing_acknowledged_is_lost() -> None:
+def test_a_killed_redis_means_503_until_it_is_back_and_loses_no_acknowledged_body() -> None:
     with short_tmp() as tmp, contextlib.ExitStack() as life:
         first = life.enter_context(redis_server(tmp))
         with site("ingest:app", redis=first) as running, Load(lambda: running["unix"], 4) as load:
@@ -1019,7 +1016,7 @@ def post_fork(server, worker):
 def test_sigterm_right_after_the_fork_ends_the_new_process(tmp: Path, runtime: str) -> None:
     conf = tmp / "forked.py"
     conf.write_text(FORKED.format(conf=str(ROOT / "gunicorn.conf.py"), first=str(tmp / "first")))
-    with site("apps:told", "-c", conf, runtime=runtime) as running:
+    with site("apps:echo", "-c", conf, runtime=runtime) as running:
         running.worker()
         assert "survived SIGTERM" not in running.server.said()
         running.server.process.send_signal(signal.SIGHUP)  # the master reads its settings again

@@ -28,7 +28,7 @@ WILD = st.binary(min_size=48, max_size=48)
 
 
 @pytest.mark.parametrize("choices", [TAME, TAME, WILD, WILD], ids=["tame", "tame again", "wild", "wild again"])
-def test_requests_of_all_sorts_are_declined_or_read_as_gunicorn_reads_them(choices: st.SearchStrategy[bytes]) -> None:
+def test_generated_requests_are_declined_or_parsed_as_gunicorn_parses_them(choices: st.SearchStrategy[bytes]) -> None:
     everywhere = wire.Everywhere()
 
     @settings(QUICK, max_examples=EXAMPLES // 4)
@@ -39,14 +39,14 @@ def test_requests_of_all_sorts_are_declined_or_read_as_gunicorn_reads_them(choic
     agree()
     seen = everywhere.seen
     assert seen["examples"] >= EXAMPLES // 4
-    # neither side of the "or" is empty
+    # many requests are parsed, and many declined
     assert EXAMPLES // 20 < seen["taken"] < EXAMPLES // 4 * 0.9, seen
 
 
 BEGINNINGS = b"", b"POST ", b"POST /gps HTTP/1.1\r\n", b"POST /gps HTTP/1.1\r\nContent-Length:"
 
 
-def test_any_bytes_at_all_are_declined_or_read_as_gunicorn_reads_them() -> None:
+def test_arbitrary_bytes_are_declined_or_parsed_as_gunicorn_parses_them() -> None:
     everywhere = wire.Everywhere()
 
     @settings(QUICK, max_examples=5_000)
@@ -63,9 +63,9 @@ def everywhere() -> wire.Everywhere:
 
 
 @pytest.mark.parametrize("name", DECLINED)
-def test_a_request_that_can_be_read_in_two_ways_is_declined(everywhere: wire.Everywhere, name: str) -> None:
+def test_an_ambiguous_request_is_declined(everywhere: wire.Everywhere, name: str) -> None:
     assert everywhere.agree_on(DECLINED[name]) == 0
-    # nor behind one that is taken, nor when its head was seen to be fine before
+    # also behind a plain request, and when that one's head is cached
     assert everywhere.agree_on(SMUGGLED + DECLINED[name]) == 1
     assert everywhere.agree_on(SMUGGLED + DECLINED[name] + SMUGGLED) == 1
 
@@ -84,7 +84,7 @@ def test_a_request_in_two_pieces_is_the_same_request(everywhere: wire.Everywhere
         everywhere.places[0].check([data[:cut], data[cut:]])
 
 
-def test_heads_are_forgotten_before_they_fill_the_memory(everywhere: wire.Everywhere) -> None:
+def test_the_cache_of_heads_is_bounded(everywhere: wire.Everywhere) -> None:
     place = everywhere.places[0]
     for number in range(3_000):
         assert place.check([post(b"X: %d" % number, FIVE, body=BODY)]) == 1
@@ -94,7 +94,7 @@ def test_heads_are_forgotten_before_they_fill_the_memory(everywhere: wire.Everyw
     assert len(place.listener.heads) == before
 
 
-def test_script_name_in_the_environment_leaves_everything_to_gunicorn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_script_name_in_the_environment_every_request_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCRIPT_NAME", "/gps")
     assert wire.Everywhere().agree_on(SMUGGLED) == 0
 
@@ -103,7 +103,7 @@ def test_script_name_in_the_environment_leaves_everything_to_gunicorn(monkeypatc
     ("setting", "value"),
     [("keepalive", 0), ("proxy_protocol", True), ("protocol", "uwsgi"), ("http2_cleartext", "both")],
 )
-def test_what_only_gunicorn_can_do_is_left_to_it(setting: str, value: object) -> None:
+def test_with_a_setting_that_only_gunicorn_supports_every_request_is_declined(setting: str, value: object) -> None:
     place = wire.Place("", "/run/gateway-0.sock", **{setting: value})
     assert place.fast([SMUGGLED]) == ([], False, SMUGGLED)
 
