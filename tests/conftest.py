@@ -38,6 +38,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--reloads", type=int, default=2, help="reloads of each program in test_reload.py (2)")
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Keep gzip data, whose header has the time of day, out of the names of tests: the processes of xdist collect the
+    tests at different times, and must agree on the names.
+    """
+    return argname if isinstance(val, bytes) and b"\x1f\x8b" in val else None
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the rows that tests add by `record_property("row", (title of the table, its head, the row))`."""
     tables: dict[tuple[str, tuple[str, ...]], list[tuple[str, ...]]] = {}
