@@ -132,6 +132,8 @@ class Sink(ABC, Generic[Db]):
                 table = self.table(db, letter.stream)
                 outcome = fill(partial(self.insert, db, table, letter.batch, letter.whole), entries)
                 self.add_records(db, letter.batch, outcome.records)
+                if outcome.records:
+                    self.add_change(db, letter.stream, letter.batch)
                 records += outcome.records
                 stored, dead = stored + (not outcome.letters), dead + bool(outcome.letters)
             reasons.update(self.buried(db, last, {letter.batch for letter in letters}))
@@ -193,6 +195,9 @@ class Sink(ABC, Generic[Db]):
     @abstractmethod
     def add_records(self, db: Db, batch: int, records: int) -> None:
         """Add to the number of records of a batch."""
+
+    def add_change(self, db: Db, stream: str, batch: int) -> None:  # noqa: B027  # a rowid shows it in SQLite
+        """Note that a batch got rows later than with its claim, for the views."""
 
     @abstractmethod
     def insert(self, db: Db, table: Any, batch: int, whole: bool, entries: Iterable[Entry]) -> Outcome:

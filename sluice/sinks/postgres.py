@@ -52,6 +52,11 @@ LETTERS = {
     "batch": "bigint NOT NULL REFERENCES batches",
     "seq": "bigint NOT NULL",
 }
+CHANGES = {
+    "id": "bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY",
+    "stream": "text NOT NULL",
+    "batch": "bigint NOT NULL",
+}
 INDEX = "CREATE INDEX dead_letters_by_body ON dead_letters (stream, batch, seq)"
 BURY = "COPY dead_letters (received_at, stream, body, reason, whole, batch, seq) FROM STDIN (FORMAT BINARY)"
 BURIED = ("int8", "text", "bytea", "bytea", "bool", "int8", "int8")
@@ -155,6 +160,7 @@ class Postgres(Sink[psycopg.Connection]):
                     if self.make:
                         ensure(db, "batches", BATCHES)
                         ensure(db, "dead_letters", LETTERS, INDEX)
+                        ensure(db, "view_changes", CHANGES)
                     elif not one(db.execute("SELECT to_regclass('batches')::text"))[0]:
                         raise Unavailable(f"{self.name}: there are no tables yet")
                 if self.make:
@@ -197,6 +203,10 @@ class Postgres(Sink[psycopg.Connection]):
     def add_records(self, db: psycopg.Connection, batch: int, records: int) -> None:
         """See `sinks.Sink`."""
         db.execute("UPDATE batches SET records = records + %s WHERE id = %s", (records, batch))
+
+    def add_change(self, db: psycopg.Connection, stream: str, batch: int) -> None:
+        """See `sinks.Sink`."""
+        db.execute("INSERT INTO view_changes (stream, batch) VALUES (%s, %s)", (stream, batch))
 
     def insert(
         self, db: psycopg.Connection, table: Table, batch: int, whole: bool, entries: Iterable[Entry]
