@@ -127,6 +127,16 @@ def module(text: str) -> str:
     return text
 
 
+def views(text: str) -> str:
+    """The parser of INGEST_VIEWS."""
+    if text == "off":
+        return text
+    try:
+        return module(text)
+    except ValueError as error:
+        raise ValueError(f"{error}; or off") from None
+
+
 def path(text: str) -> Path:
     """The parser of a path; a relative one is relative to the current directory."""
     return Path(text).absolute()
@@ -227,6 +237,11 @@ class Settings:
     )
     records: str = setting(
         module, "", "Module with `STREAMS`, named likewise. Set it to add streams, or to replace built-in ones"
+    )
+    views: str = setting(
+        views, "",
+        "Module with `VIEWS`, named likewise, for views of your own (section 9); `off`: no views. Set it to read your "
+        "own streams back, or to save the memory of the views",
     )
     api_keys: Path | None = setting(
         file, "",

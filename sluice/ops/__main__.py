@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sluice import screen, settings
 
-VERBS = ("status", "top", "tail", "peek", "dead", "replay", "requeue", "purge", "metrics", "reload", "drill")
+VERBS = ("status", "top", "tail", "peek", "dead", "replay", "requeue", "purge", "views", "metrics", "reload", "drill")
 STATUSES = """\
 exit status: 0 all is well; 1 something needs attention: Redis or the database is unavailable, a body is missing
 (status), letters stay dead (replay); 2 the command line, a condition or a setting is invalid.

@@ -9,12 +9,12 @@ A module that INGEST_VIEWS names declares views of its own:
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Union
 
 from sluice import settings
+from sluice.streams.routes import ROUTES
 from sluice.views.contract import MAX_CAP
 
 PATH = re.compile(r"/[\w/.~-]{1,200}", re.ASCII)
@@ -84,28 +84,23 @@ VIEWS: dict[str, View] = {
 }
 
 
-def load(value: str | None = None, routes: Collection[str] = ()) -> dict[str, View]:
-    """The built-in views and those of the user's module, which may replace them; none if the value is `off`.
+def load(s: settings.Settings) -> dict[str, View]:
+    """The built-in views and those of the user's module, which may replace them; none if INGEST_VIEWS is `off`.
 
-    value: of INGEST_VIEWS; None: read it from the environment. routes: the paths of the routes.
     Raises: SettingError for a module that cannot be imported, or a declaration that is invalid by itself.
     """
-    value = os.environ.get(NAME, "").strip() if value is None else value
-    if value == "off":
+    if s.views == "off":
         return {}
     views = dict(VIEWS)
-    if value:
-        try:
-            settings.module(value)
-        except ValueError as error:
-            raise settings.SettingError(f"{NAME}={value!r} is invalid: expected {error}; or off.") from None
-        own = getattr(settings.extension(NAME, value), "VIEWS", None)
+    if s.views:
+        own = getattr(settings.extension(NAME, s.views), "VIEWS", None)
         if not isinstance(own, dict):
-            raise settings.SettingError(f"{NAME}={value!r} is invalid: the module has no dictionary VIEWS.")
-        views |= own
+            raise settings.SettingError(f"{NAME}={s.views!r} is invalid: the module has no dictionary VIEWS.")
+        views.update(own)
+    known = {*ROUTES, *(getattr(settings.extension("INGEST_ROUTES", s.routes), "ROUTES", {}) if s.routes else ())}
     for path, view in views.items():
-        if why := invalid(path, view) or (path in routes and "a route has this path"):
-            raise settings.SettingError(f"{NAME}={value!r} is invalid: {path!r}: {why}.")
+        if problem := invalid(path, view) or ("a route has this path" if path in known else ""):
+            raise settings.SettingError(f"{NAME}={s.views!r} is invalid: {path!r}: {problem}.")
     return views
 
 

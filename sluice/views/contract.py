@@ -17,13 +17,14 @@ SOCKET = "run/views.sock"  # of the views' Redis, below INGEST_HOME
 KEY_BYTES = 512  # a record whose key is longer is in no view
 MAX_CAP = 1000  # items of a feed: one script call handles one feed
 ORDER = 40  # bytes before the JSON in a value of `latest`: time (20 digits, ns) and sequence number (20 digits)
-HASH = 8  # bytes before the JSON in a member of a feed with `member`
+HASH = 8  # bytes behind the JSON in a member of a feed with `member`
 LEASE = 3.0  # seconds after which another follower may take over from one that is stopped
 FULL = b"full"  # the state of a view whose data did not fit into maxmemory
 
 HOLDER = "lease"  # string: the follower's token
-REBUILD = "rebuild"  # set: paths to be rebuilt; the follower takes them out
-ASKED = "asked"  # list of `asked(path, key)`: tallies without a kept value that a client waits for
+REBUILD = "rebuild"  # set: paths to be rebuilt; the follower removes one when its build has begun
+ASKED = "asked"  # list of `asked(path, key)`: tallies without a kept value that a client waits for; pushed every second
+REFRESHES = "refreshes"  # hash: path of a tally -> counts made
 
 
 def state(path: str) -> str:
@@ -49,7 +50,8 @@ def prefix(path: str, generation: str) -> str:
     """The beginning of all keys of a generation; the key's text follows.
 
     latest: a string, ORDER bytes and JSON. With `each` a hash: JSON of the `each` values -> ORDER bytes and JSON.
-    feed: a sorted set, JSON (with `member`: HASH bytes and JSON) scored by the time in microseconds.
+    feed: a sorted set, JSON (with `member`: JSON and HASH bytes) scored by the time in microseconds. Newest first is
+    ZREVRANGE; items of the same microsecond are in the order of the bytes of their JSON.
     """
     return f"v:{path}:{generation}:"
 
@@ -60,7 +62,10 @@ def companion(path: str, generation: str) -> str:
 
 
 def tally(path: str, key: str) -> str:
-    """String, with a lifetime: the JSON of a count. Empty: the database has no row with that key."""
+    """String, with a lifetime: the JSON of a count. Empty: the database has no row with that key: 404.
+
+    Absent: the reader pushes `asked` and asks again until the value is there; every second it pushes again.
+    """
     return f"t:{path}:{key}"
 
 
@@ -165,7 +170,7 @@ for at = 3, #KEYS, 2 do
   local last = arg + 2 * tonumber(ARGV[arg])
   for item = arg + 1, last, 2 do
     local score, new = tonumber(ARGV[item]), ARGV[item + 1]
-    local hash = string.sub(new, 1, {HASH})
+    local hash = string.sub(new, -{HASH})
     local old = redis.call('HGET', index, hash)
     local before = old and tonumber(redis.call('ZSCORE', feed, old))
     if not old or before < score or (before == score and below(old, new)) then
@@ -177,7 +182,7 @@ for at = 3, #KEYS, 2 do
   local above = redis.call('ZCARD', feed) - cap
   if above > 0 then
     local gone = redis.call('ZPOPMIN', feed, above)
-    for item = 1, #gone, 2 do redis.call('HDEL', index, string.sub(gone[item], 1, {HASH})) end
+    for item = 1, #gone, 2 do redis.call('HDEL', index, string.sub(gone[item], -{HASH})) end
   end
   arg = last + 1
 end
@@ -194,6 +199,13 @@ for at = 2, #KEYS do
   redis.call('HINCRBY', KEYS[at], 'rows', ARGV[3])
   if ARGV[4] ~= '0' then redis.call('HSET', KEYS[at], 'synced', ARGV[4]) end
 end
+return 1
+"""
+
+# Without new rows. KEYS: lease, info … ARGV: token, milliseconds.
+TOUCH = f"""#!lua flags=allow-oom
+{HELD}
+for at = 2, #KEYS do redis.call('HSET', KEYS[at], 'synced', ARGV[2]) end
 return 1
 """
 
@@ -231,6 +243,15 @@ return redis.call('UNLINK', unpack(KEYS, 2))
 RELEASE = """#!lua flags=allow-oom
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 return 0
+"""
+
+# Keeps a computed value, unless the lock has passed to another process, and ends the lock. KEYS: lock, key. ARGV:
+# token, value, milliseconds.
+KEEP = """#!lua
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
+redis.call('DEL', KEYS[1])
+return 1
 """
 
 # Moves the end of a lease or lock. ARGV: token, milliseconds.

@@ -1,0 +1,123 @@
+"""List the views with their keys, memory and lag; compare them with the database, or rebuild them.
+
+views                   the list
+views check [PATH]      compare each view with the database; lists keys that differ
+views rebuild [PATH]    build each view, or one, from the database while the old one is served, and wait for it
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from redis.exceptions import RedisError
+
+from sluice import screen, views
+from sluice.settings import SettingError, Settings
+from sluice.sinks import Unavailable
+from sluice.sinks.schema import load_streams
+from sluice.views import contract
+from sluice.views.check import Checker
+from sluice.views.contract import SOCKET
+from sluice.views.figures import View, look
+from sluice.views.follower import Link
+
+SHOWN = 5  # keys that differ, of each view
+POLL = 0.1  # seconds
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of this verb."""
+    parser.add_argument("action", metavar="check|rebuild", nargs="?", choices=("check", "rebuild"))
+    parser.add_argument("path", metavar="PATH", nargs="?", help="of one view, such as /gps/latest; all unless given")
+    parser.epilog = (
+        "exit status: 0; 1 if a key differs, a view is not served, no follower runs, or Redis or the database is "
+        "unavailable; 2 for an invalid setting or an unknown path"
+    )
+
+
+def run(arguments: argparse.Namespace, s: Settings) -> int:
+    """Do it; the exit status."""
+    streams = load_streams(s)
+    declared = views.load(s)
+    views.verify(declared, streams)
+    path = arguments.path
+    if path is not None and path not in declared:
+        raise SettingError(f"there is no view {path!r}; the views are {', '.join(sorted(declared))}.")
+    chosen = {path: declared[path]} if path else declared
+    try:
+        if arguments.action == "check":
+            return check(Checker(str(s.home / SOCKET), s.sink, streams), chosen)
+        link = Link(str(s.home / SOCKET))
+        return rebuild(link, chosen) if arguments.action == "rebuild" else show(link, declared)
+    except RedisError as error:
+        screen.complain(f"the views' Redis is unavailable: {error}")
+    except Unavailable as error:
+        screen.complain(f"the database is unavailable: {error}")
+    return 1
+
+
+def show(link: Link, declared: dict[str, views.View]) -> int:
+    """Print the list."""
+    if not declared:
+        print("INGEST_VIEWS is off.")
+        return 0
+    found = look(link, declared)
+    print(screen.table(("view", "state", "keys", "memory", "lag"), map(cells, found), left=2))
+    return 0 if all(view.state == "served" for view in found) else 1
+
+
+def cells(view: View) -> list[str]:
+    """A line of the list."""
+    lag = "" if view.lag is None else screen.ago(view.lag)
+    size = "" if view.bytes is None else f"{view.bytes / 1048576:.1f} MiB"
+    return [view.path, view.state, str(view.keys), size, lag]
+
+
+def check(checker: Checker, chosen: dict[str, views.View]) -> int:
+    """Compare, and print what differs."""
+    status = 0
+    for path, view in chosen.items():
+        found = checker.check(path, view)
+        if found.state != "served":
+            print(f"{path}: {found.state}, not compared")
+            status = 1
+            continue
+        print(f"{path}: {found.keys} keys, {len(found.different)} different")
+        for key in found.different[:SHOWN]:
+            print(f"  {screen.shown(key)}")
+        status |= bool(found.different)
+    checker.close()
+    return status
+
+
+def rebuild(link: Link, chosen: dict[str, views.View]) -> int:
+    """Ask the follower, and wait until the new generations are served."""
+    paths = [path for path, view in chosen.items() if not isinstance(view, views.Tally)]
+    if not paths:
+        print("A tally is not built: it is counted when a client asks.")
+        return 0
+    if not link.ask(("EXISTS", contract.HOLDER))[0]:
+        screen.complain("no follower runs")
+        return 1
+    old = dict(zip(paths, link.ask(*(("GET", contract.state(path)) for path in paths))))
+    link.ask(("SADD", contract.REBUILD, *paths))
+    print("sluice: building", file=sys.stderr, flush=True)
+    while paths:
+        time.sleep(POLL)
+        asked, building, state = link.ask(
+            ("SISMEMBER", contract.REBUILD, paths[0]),
+            ("GET", contract.building(paths[0])),
+            ("GET", contract.state(paths[0])),
+        )
+        if not asked and not building and state:
+            path = paths.pop(0)
+            if state in (contract.FULL, old[path]):
+                screen.complain(f"{path}: the memory is full; raise maxmemory")
+                return 1
+            print(f"{path}: built")
+        elif not link.ask(("EXISTS", contract.HOLDER))[0]:
+            screen.complain("the follower ended; it continues when it is started again")
+            return 1
+    return 0

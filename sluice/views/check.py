@@ -1,0 +1,183 @@
+"""Compares views with the database: the values that a rebuild would give with those in the views' Redis.
+
+Rows may arrive meanwhile: keys that differ are compared again after more rows are read, and count as different only if
+they differ every time.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from sluice.sinks import reader
+from sluice.sinks.reader import Reader
+from sluice.streams.registry import Stream
+from sluice.views import Feed, Latest, Tally, View, contract, refresh
+from sluice.views.follower import ROWS, Link
+from sluice.views.reduce import Renderer, reducer
+
+SHARE = 50_000  # keys compared in one pass over the rows; a view with more keys takes several passes
+TRIES = 40  # comparisons of keys that differ
+PAUSE = 0.1  # seconds between them: the follower applies a row within a few tens of milliseconds
+ABSENT = "absent"
+
+
+class Checked(NamedTuple):
+    """What a check found. state: served, full, or building. keys: compared. different: those that differ."""
+
+    state: str
+    keys: int
+    different: list[str]
+
+
+class Checker:
+    """Compares the views of one installation."""
+
+    def __init__(self, socket: str, url: str, streams: dict[str, Stream]) -> None:
+        self.link = Link(socket)
+        self.reader: Reader = reader.connect(url, streams)
+
+    def check(self, path: str, view: View) -> Checked:
+        """Compare one view. Raises: RedisError, Unavailable."""
+        if isinstance(view, Tally):
+            return self.check_tally(path, view)
+        state = (self.link.ask(("GET", contract.state(path)))[0] or b"").decode()
+        if not state or state == contract.FULL.decode():
+            return Checked(state or "building", 0, [])
+        size = int(self.link.ask(("HGET", contract.info(path, state), "keys"))[0] or 0)
+        shares = size // SHARE + 1
+        keys = 0
+        different: list[str] = []
+        for share in range(shares):
+            found, wrong = self.check_share(path, view, state, share, shares)
+            keys, different = keys + found, different + wrong
+        return Checked("served", keys, different)
+
+    def check_share(
+        self, path: str, view: Latest | Feed, generation: str, share: int, shares: int
+    ) -> tuple[int, list[str]]:
+        """Compare the keys of one share, by their hash."""
+        mirror = Mirror(self.reader, view, share, shares)
+        mirror.read()
+        expected = mirror.values()
+        present = self.present(path, generation, share, shares)
+        suspects = present | expected.keys()
+        keys = len(suspects)
+        for again in range(TRIES):
+            if again:
+                time.sleep(PAUSE)
+            before = self.values(path, view, generation, suspects)
+            mirror.read()
+            after = self.values(path, view, generation, suspects)
+            expected = mirror.values()
+            suspects = {key for key in suspects if expected.get(key, ABSENT) not in (before[key], after[key])}
+            if not suspects:
+                break
+        return keys, sorted(suspects)
+
+    def present(self, path: str, generation: str, share: int, shares: int) -> set[str]:
+        """The keys of a generation."""
+        prefix = contract.prefix(path, generation)
+        found: set[str] = set()
+        cursor = b"0"
+        while True:
+            cursor, names = self.link.ask(("SCAN", cursor, "MATCH", prefix + "*", "COUNT", 1000))[0]
+            keys = (name.decode().removeprefix(prefix) for name in names)
+            found.update(key for key in keys if in_share(key, share, shares))
+            if int(cursor) == 0:
+                return found
+
+    def values(self, path: str, view: Latest | Feed, generation: str, keys: set[str]) -> dict[str, Any]:
+        """The values of some keys in the views' Redis, in the form of `Reducer.values`."""
+        prefix, companion = contract.prefix(path, generation), contract.companion(path, generation)
+        found: dict[str, Any] = {}
+        ordered = sorted(keys)
+        for start in range(0, len(ordered), 500):
+            some = ordered[start : start + 500]
+            commands: list[tuple[Any, ...]] = []
+            for key in some:
+                if isinstance(view, Latest):
+                    commands.append(("HGETALL" if view.each else "GET", prefix + key))
+                else:
+                    commands.append(("ZRANGE", prefix + key, 0, -1, "WITHSCORES"))
+                    commands.append(("HGETALL", companion + key))
+            replies = iter(self.link.ask(*commands))
+            for key in some:
+                found[key] = value(view, replies)
+        return found
+
+    def check_tally(self, path: str, view: Tally) -> Checked:
+        """Compare the kept counts: a count may have grown since, and a tally may be no older than its lifetime."""
+        different = []
+        prefix = contract.tally(path, "")
+        keys, cursor = 0, b"0"
+        while True:
+            cursor, names = self.link.ask(("SCAN", cursor, "MATCH", prefix + "*", "COUNT", 1000))[0]
+            for name in names:
+                text = self.link.ask(("GET", name))[0]
+                if not text:
+                    continue
+                keys += 1
+                key = name.decode().removeprefix(prefix)
+                now = json.loads(refresh.count(self.reader, view, key) or '{"choices": {}}')["choices"]
+                if any(now.get(choice, 0) < n for choice, n in json.loads(text)["choices"].items()):
+                    different.append(key)
+            if int(cursor) == 0:
+                return Checked("served", keys, different)
+
+    def close(self) -> None:
+        """Close both connections."""
+        self.link.close()
+        self.reader.close()
+
+
+class Mirror:
+    """A view in the memory of this process, restricted to one share of the keys."""
+
+    def __init__(self, database: Reader, view: Latest | Feed, share: int, shares: int) -> None:
+        self.reader, self.view, self.share, self.shares = database, view, share, shares
+        self.renderer = Renderer(database, view.stream, view.key)
+        self.reducer = reducer(view, database, self.renderer)
+        self.reader.news()
+        self.position = database.start()
+
+    def read(self) -> None:
+        """Take in all rows that are committed by now."""
+        self.reader.news()
+        more = True
+        with self.reader.snapshot():
+            while more:
+                changes = self.reader.changes(self.view.stream, self.position, ROWS)
+                for rows in changes.pieces:
+                    items = self.renderer.items(rows)
+                    if self.shares > 1:
+                        items = [item for item in items if in_share(item[0], self.share, self.shares)]
+                    self.reducer.add(items)
+                self.position, more = changes.position, changes.more
+
+    def values(self) -> Mapping[str, Any]:
+        """Key -> value."""
+        return dict(self.reducer.values())
+
+
+def in_share(key: str, share: int, shares: int) -> bool:
+    """Whether a key belongs to a share."""
+    return shares == 1 or crc32(key.encode(errors="surrogateescape")) % shares == share
+
+
+def value(view: Latest | Feed, replies: Any) -> Any:
+    """The value of one key from the replies."""
+    first = next(replies)
+    if isinstance(view, Latest):
+        if not view.each:
+            return ABSENT if first is None else first
+        return dict(zip(first[::2], first[1::2])) or ABSENT
+    items = [(int(float(score)), member) for member, score in zip(first[::2], first[1::2])]
+    flat = next(replies)
+    companion = dict(zip(flat[::2], flat[1::2]))
+    if view.member and companion != {member[-contract.HASH :]: member for _, member in items}:
+        return "the companion differs"
+    return items or ABSENT

@@ -1,0 +1,412 @@
+"""The follower: reads the rows that were committed since its position, and applies them to the views' Redis.
+
+The position is stored behind the rows, so a follower that is killed reads some rows again and skips none. Applying a
+row twice changes nothing. One follower at a time holds the lease; without it every script changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+import redis
+from hiredis import pack_command
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError, ResponseError
+from redis.retry import Retry
+
+from sluice import daemon
+from sluice.sinks import Unavailable, reader
+from sluice.sinks.reader import Diverged, Reader
+from sluice.streams.registry import Stream
+from sluice.views import Tally, View, contract
+from sluice.views.reduce import Reducer, Renderer, reducer
+
+log = logging.getLogger("sluice.follower")
+
+IDLE = 0.025  # seconds between two looks at a database without news
+BEAT = 0.5  # seconds between two renewals of the lease, and looks for requests
+ROWS = 20_000  # of one chunk: about 20 MB
+WINDOW = 64  # script calls sent before their replies are read
+SCAN = 500  # keys of one step of the search for keys that no view needs
+BACKOFF = (0.1, 2.0)  # seconds between two tries while Redis or the database is away: the first, and the longest
+RETRY = (10.0, 600.0)  # seconds before a view that did not fit into memory is built again: the first, and the longest
+# of maxmemory: a build ends above the first, so that the views in service can grow; it starts below the second
+MEMORY = (0.9, 0.8)
+PATIENCE = 10.0  # seconds that Redis may take for one reply
+
+
+class Lost(Exception):
+    """This process no longer holds the lease, or Redis was emptied: its positions may be wrong."""
+
+
+class Full(Exception):
+    """Redis refused a script because maxmemory is reached."""
+
+
+class Link:
+    """One connection to the views' Redis; every call is one round trip."""
+
+    def __init__(self, socket: str, patience: float = PATIENCE) -> None:
+        self.connection = redis.UnixDomainSocketConnection(  # type: ignore[abstract]
+            path=socket,
+            socket_timeout=patience,
+            socket_connect_timeout=patience,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+        )
+
+    def ask(self, *commands: tuple[Any, ...]) -> list[Any]:
+        """Send commands, return their replies. Raises: RedisError; Lost, Full for an error among the replies."""
+        try:
+            # redis-py looks at the type of each argument first, which takes as long as packing
+            self.connection.send_packed_command([pack_command(command) for command in commands])
+            replies, error = [], None
+            for _ in commands:
+                try:
+                    replies.append(self.connection.read_response())
+                except ResponseError as found:
+                    error = error or found
+        except BaseException:
+            self.connection.disconnect()
+            raise
+        if error:
+            refused(error)
+        return replies
+
+    def close(self) -> None:
+        """Close the connection; the next call opens it again."""
+        self.connection.disconnect()
+
+
+def refused(error: ResponseError) -> NoReturn:
+    """Raise what an error reply means."""
+    text = str(error)
+    if text.startswith("LOST"):
+        raise Lost(text) from None
+    if text.startswith("OOM") or "used memory > 'maxmemory'" in text:
+        raise Full(text) from None
+    raise error
+
+
+class Generation:
+    """One generation of a view: what is served, or what is built to be served."""
+
+    def __init__(self, path: str, view: View, name: str, position: str, live: bool) -> None:
+        self.path, self.view, self.name, self.position, self.live = path, view, name, position, live
+        self.synced = False  # all rows of the last snapshot are applied
+        self.reducer: Reducer
+
+    @property
+    def info(self) -> str:
+        return contract.info(self.path, self.name)
+
+
+class Follower:
+    """Follows the database until `stop`."""
+
+    def __init__(self, socket: str, url: str, views: Mapping[str, View], streams: dict[str, Stream]) -> None:
+        """socket: of the views' Redis. url: of the sink."""
+        self.link = Link(socket)
+        self.reader: Reader = reader.connect(url, streams)
+        self.declared = dict(views)
+        self.views = {path: view for path, view in views.items() if not isinstance(view, Tally)}
+        used = {view.stream for view in self.views.values()}
+        self.renderers = {
+            (view.stream, view.key): Renderer(self.reader, view.stream, view.key) for view in self.views.values()
+        }
+        self.specs = {path: spec(view, streams) for path, view in self.views.items()}
+        self.used = sorted(used)
+        self.prepared = False
+        self.token = ""
+        self.generations: list[Generation] = []
+        self.retries: dict[str, tuple[float, float]] = {}  # full views: when (monotonic) to try, and the delay
+        self.cursor: int | None = None
+        self.beat = 0.0
+        self.stopping = False
+        self.wake = threading.Lock()  # unlike an Event, a signal handler may release it at any moment
+        self.wake.acquire()
+        self.trouble: str | None = None
+
+    def run(self) -> None:
+        """Follow until `stop`."""
+        backoff = BACKOFF[0]
+        watchdog = daemon.Watchdog()
+        while not self.stopping:
+            watchdog.turn()
+            try:
+                busy = self.turn() if self.token else self.take_over()
+                self.say(None)
+                backoff = BACKOFF[0]
+                if not busy:
+                    self.wake.acquire(timeout=IDLE)
+                continue
+            except Lost as error:
+                self.token = ""
+                log.info("starts over: %s", error)
+            except RedisError as error:
+                self.token = ""
+                self.say(f"the views' Redis is unavailable: {error}")
+            except Unavailable as error:
+                self.say(f"the database is unavailable: {error}")
+            self.wake.acquire(timeout=backoff)
+            backoff = min(backoff * 2, BACKOFF[1])
+        with contextlib.suppress(RedisError, Lost):
+            self.link.ask(("EVAL", contract.RELEASE, 1, contract.HOLDER, self.token))
+        self.link.close()
+        self.reader.close()
+
+    def stop(self) -> None:
+        """End `run`. Call it once."""
+        self.stopping = True
+        self.wake.release()
+
+    def say(self, trouble: str | None) -> None:
+        """Log a trouble when it begins or changes, and its end."""
+        if trouble != self.trouble:
+            self.trouble = trouble
+            log.warning("%s", trouble) if trouble else log.info("recovered")
+
+    def take_over(self) -> bool:
+        """Take the lease and load the positions; False if another follower has it."""
+        if not self.prepared:
+            self.reader.prepare(self.used)
+            self.prepared = True
+        (client,) = self.link.ask(("CLIENT", "ID"))
+        token = f"{client}:{os.getpid()}:{secrets.token_hex(8)}"
+        lease = int(contract.LEASE * 1000)
+        if not self.link.ask(("SET", contract.HOLDER, token, "NX", "PX", lease))[0]:
+            holder = self.link.ask(("GET", contract.HOLDER))[0] or b""
+            # the lease of a killed follower: its connection is gone, so there is no need to wait
+            if holder and not self.link.ask(("CLIENT", "LIST", "ID", holder.partition(b":")[0]))[0]:
+                self.link.ask(("EVAL", contract.RELEASE, 1, contract.HOLDER, holder))
+                return True
+            return False
+        self.token, self.beat = token, 0.0
+        self.load()
+        return True
+
+    def load(self) -> None:
+        """Continue with the generations in Redis, or begin new ones."""
+        self.generations = []
+        self.retries = {}
+        for path in self.views:
+            state, building = self.link.ask(("GET", contract.state(path)), ("GET", contract.building(path)))
+            for name, live in (state, True), (building, False):
+                if name and name != contract.FULL:
+                    found = self.link.ask(("HMGET", contract.info(path, name.decode()), "spec", "position"))[0]
+                    if found[0] == self.specs[path].encode():
+                        self.add(path, name.decode(), found[1].decode(), live)
+            mine = [one for one in self.generations if one.path == path]
+            if state and state != contract.FULL and not any(one.live for one in mine):
+                self.withdraw([path])  # of another declaration
+            if state == contract.FULL and not mine:
+                self.retries[path] = 0.0, RETRY[0]
+            elif not mine:
+                self.build(path)
+        self.cursor = 0
+
+    def add(self, path: str, name: str, position: str, live: bool) -> None:
+        """Follow a generation."""
+        self.generations.append(Generation(path, self.views[path], name, position, live))
+
+    def build(self, path: str) -> None:
+        """Begin a new generation of a view, and give up one that is being built."""
+        self.generations = [one for one in self.generations if one.live or one.path != path]
+        name, position = secrets.token_hex(4), self.reader.start()
+        keys = contract.HOLDER, contract.building(path), contract.info(path, name)
+        self.link.ask(("EVAL", contract.BEGIN, 3, *keys, self.token, name, self.specs[path], position))
+        self.add(path, name, position, False)
+        self.retries.pop(path, None)
+        self.cursor = 0
+
+    def withdraw(self, paths: Iterable[str]) -> None:
+        """Stop serving views whose data is not of this database or declaration."""
+        paths = set(paths)
+        keys = [key for path in paths for key in (contract.state(path), contract.building(path))]
+        self.link.ask(("EVAL", contract.DROP, 1 + len(keys), contract.HOLDER, *keys, self.token))
+        self.generations = [one for one in self.generations if one.path not in paths]
+
+    def turn(self) -> bool:
+        """One look at the database; whether to look again at once."""
+        if time.monotonic() >= self.beat:
+            self.heartbeat()
+        now = time.time()
+        if self.reader.news():
+            for one in self.generations:
+                one.synced = False
+        busy = False
+        if not all(one.synced for one in self.generations):
+            with self.reader.snapshot():
+                for group in self.groups():
+                    busy |= self.advance(group, now)
+            for one in [one for one in self.generations if one.synced and not one.live]:
+                self.switch(one)
+        return self.sweep() or busy
+
+    def groups(self) -> list[list[Generation]]:
+        """Generations that read the same rows; those in service first."""
+        found: dict[tuple[str, str], list[Generation]] = {}
+        for one in sorted(self.generations, key=lambda one: not one.live):
+            if not one.synced:
+                found.setdefault((one.view.stream, one.position), []).append(one)
+        return list(found.values())
+
+    def advance(self, group: list[Generation], now: float) -> bool:
+        """Apply one chunk of rows; whether there are more. now: seconds since 1970, before the snapshot."""
+        stream, position = group[0].view.stream, group[0].position
+        try:
+            changes = self.reader.changes(stream, position, ROWS)
+        except Diverged as error:
+            log.warning("%s: rebuilding its views: the database is not the one that was followed: %s", stream, error)
+            paths = [path for path, view in self.views.items() if view.stream == stream]
+            self.withdraw(paths)
+            for path in paths:
+                self.build(path)
+            return True
+        rows = 0
+        for piece in changes.pieces:
+            if piece:
+                rows += len(piece)
+                self.apply(group, piece)
+        group = [one for one in group if one in self.generations]
+        if group and (rows or changes.position != position or not changes.more):
+            at = 0 if changes.more else int(now * 1000)
+            infos = [one.info for one in group]
+            self.link.ask(
+                (
+                    "EVAL",
+                    contract.PLACE,
+                    1 + len(infos),
+                    contract.HOLDER,
+                    *infos,
+                    self.token,
+                    changes.position,
+                    rows,
+                    at,
+                )
+            )
+        for one in group:
+            one.position, one.synced = changes.position, not changes.more
+        return changes.more
+
+    def apply(self, group: list[Generation], rows: list[Any]) -> None:
+        """Apply rows to generations of one stream."""
+        items = {}
+        for one in group:
+            if one not in self.generations:
+                continue
+            renderer = self.renderers[one.view.stream, one.view.key]
+            if one.view.key not in items:
+                items[one.view.key] = renderer.items(rows)
+            reduced = reducer(one.view, self.reader, renderer)
+            reduced.add(items[one.view.key])
+            try:
+                if not one.live and self.memory() > MEMORY[0]:
+                    raise Full
+                window: list[tuple[Any, ...]] = []
+                for command in reduced.commands(one.path, one.name, self.token):
+                    window.append(command)
+                    if len(window) == WINDOW:
+                        self.link.ask(*window)
+                        window = []
+                self.link.ask(*window)
+            except Full:
+                self.full(one)
+
+    def memory(self) -> float:
+        """The used share of the memory of the views' Redis."""
+        text: bytes = self.link.ask(("INFO", "memory"))[0]
+        found = dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
+        return int(found["used_memory"]) / (int(found["maxmemory"]) or 1 << 62)
+
+    def full(self, one: Generation) -> None:
+        """A generation does not fit. If no other is in service the view answers 503 until one that fits is built."""
+        self.generations.remove(one)
+        served = any(other.path == one.path and other.live for other in self.generations)
+        if served:
+            log.error("%s: the memory is full: the rebuild is given up, the view is served as before", one.path)
+            keys = [contract.building(one.path)]
+            self.link.ask(("EVAL", contract.DROP, 2, contract.HOLDER, *keys, self.token))
+        else:
+            self.generations = [other for other in self.generations if other.path != one.path]
+            _, delay = self.retries.get(one.path, (0.0, RETRY[0]))
+            self.retries[one.path] = time.monotonic() + delay, min(2 * delay, RETRY[1])
+            log.error("%s: the memory is full: the view is not served; raise maxmemory", one.path)
+            keys = [contract.building(one.path), contract.state(one.path)]
+            self.link.ask(("EVAL", contract.MARK_FULL, 3, contract.HOLDER, *keys, self.token))
+        self.cursor = 0  # its keys go
+
+    def switch(self, one: Generation) -> None:
+        """Serve a generation that has caught up."""
+        keys = contract.HOLDER, contract.building(one.path), contract.state(one.path)
+        self.link.ask(("EVAL", contract.SWITCH, 3, *keys, self.token, one.name))
+        self.generations = [other for other in self.generations if other.path != one.path or other is one]
+        one.live = True
+        self.retries.pop(one.path, None)
+        self.cursor = 0
+        log.info("%s: built", one.path)
+
+    def heartbeat(self) -> None:
+        """Renew the lease, say that the views are in step, and see what is asked for."""
+        self.beat = time.monotonic() + BEAT
+        milliseconds = int(time.time() * 1000)
+        infos = [one.info for one in self.generations if one.synced]
+        commands: list[tuple[Any, ...]] = [
+            ("EVAL", contract.EXTEND, 1, contract.HOLDER, self.token, int(contract.LEASE * 1000)),
+            ("SMEMBERS", contract.REBUILD),
+        ]
+        held, asked = self.link.ask(*commands)
+        if not held:
+            raise Lost("another follower has the lease, or Redis was emptied")
+        if infos and not self.reader.news():
+            place = [("EVAL", contract.TOUCH, 1 + len(infos), contract.HOLDER, *infos, self.token, milliseconds)]
+            self.link.ask(*place)
+        else:
+            for one in self.generations:
+                one.synced = False
+        for path in {name.decode() for name in asked} & self.views.keys():
+            log.info("%s: rebuilding: it was asked for", path)
+            self.build(path)
+        if asked:
+            self.link.ask(("SREM", contract.REBUILD, *asked))
+        due = [path for path, (at, _) in self.retries.items() if time.monotonic() >= at]
+        if due and self.memory() < MEMORY[1]:
+            for path in due:
+                delay = self.retries[path][1]
+                self.build(path)
+                self.retries[path] = float("inf"), delay  # until it fits or not
+
+    def sweep(self) -> bool:
+        """One step of deleting keys that no generation in use has; whether there are more steps."""
+        if self.cursor is None:
+            return False
+        (found,) = self.link.ask(("SCAN", self.cursor, "COUNT", SCAN))
+        cursor, keys = int(found[0]), found[1]
+        used = {(one.path, one.name) for one in self.generations}
+        gone = [key for key in keys if not self.needed(key, used)]
+        if gone:
+            self.link.ask(("EVAL", contract.DROP, 1 + len(gone), contract.HOLDER, *gone, self.token))
+        self.cursor = cursor or None
+        return True
+
+    def needed(self, key: bytes, used: set[tuple[str, str]]) -> bool:
+        """Whether a key may stay."""
+        kind, _, rest = key.decode(errors="surrogateescape").partition(":")
+        path, _, more = rest.partition(":")
+        if kind in ("v", "i", "g"):
+            return (path, more.partition(":")[0]) in used
+        if kind in ("s", "n"):
+            return path in self.views
+        return kind != "w" or isinstance(self.declared.get(path), Tally)
+
+
+def spec(view: View, streams: dict[str, Stream]) -> str:
+    """The declaration of a view as text, with the fields of its records: with another one the view is built anew."""
+    return f"{view!r} {streams[view.stream].record.__struct_fields__!r}"

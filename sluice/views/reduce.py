@@ -1,0 +1,323 @@
+"""From rows to the values of a view: each reducer holds, of the rows added, only those that the view would keep.
+
+The result depends on the set of rows only, not on their order or on how they are divided into calls: all comparisons
+are of (time, sequence number, JSON) or (time, JSON), which is a total order. The scripts in contract.py compare alike.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from hashlib import blake2b
+from operator import itemgetter
+from typing import Any
+
+import msgspec
+
+from sluice.sinks.reader import Reader, Row, canonical
+from sluice.views import Feed, Latest, Tally, View, contract
+
+Stamp = tuple[Any, int, bytes]  # time as the reader has it, sequence number, JSON
+Item = tuple[str, Stamp, Row]  # the text of the key
+CALL = 500  # items of one script call: about a millisecond, in which the views' Redis answers no reader
+
+
+class Renderer:
+    """Makes the JSON of rows: the key, the time, then the other fields in their order; nulls are left out."""
+
+    def __init__(self, reader: Reader, stream: str, key: str) -> None:
+        names = reader.streams[stream].record.__struct_fields__[1:]
+        self.at = {name: n for n, name in enumerate(names, 2)} | {"time": 0}
+        others = [name for name in names if name != key]
+        struct = msgspec.defstruct(
+            "Item",
+            [(key, Any), ("time", Any), *((name, Any, None) for name in others)],
+            omit_defaults=True,
+            gc=False,
+        )
+        self.make = struct
+        self.key = self.at[key]
+        self.pick = itemgetter(self.key, 0, *(self.at[name] for name in others))
+        self.converters = reader.converters[stream]
+        self.text = None if reader.times_are_text else reader.text
+        self.stream = stream
+        self.encode = msgspec.json.Encoder(decimal_format="number").encode
+
+    def items(self, rows: list[Row]) -> list[Item]:
+        """The rows that have a key. A row that cannot be written as JSON is left out."""
+        try:
+            return list(self.render(rows))
+        except Exception:  # of a value that was not written by a worker
+            found: list[Item] = []
+            for row in rows:
+                try:
+                    found += self.render([row])
+                except Exception:  # noqa: S112
+                    continue
+            return found
+
+    def render(self, rows: list[Row]) -> Iterator[Item]:
+        """`items`, as long as every row can be written."""
+        make, pick, encode, at, text, stream = self.make, self.pick, self.encode, self.key, self.text, self.stream
+        plain = not self.converters and text is None
+        for row in rows:
+            key = row[at]
+            if key is None:
+                continue
+            if plain:
+                document = encode(make(*pick(row)))
+            else:
+                row = self.converted(row)
+                key = row[at]
+                values = pick(row)
+                document = encode(make(key, text(stream, row[0]) if text else row[0], *values[2:]))
+            yield key if key.__class__ is str else encode(key).decode(), (row[0], row[1], document), row
+
+    def converted(self, row: Row) -> Row:
+        """A row with its compound values as JSON."""
+        values = list(row)
+        for at, convert in self.converters:
+            values[at] = convert(values[at])
+        return tuple(values)
+
+
+class Reducer(ABC):
+    """What a view keeps of the rows added so far."""
+
+    def __init__(self, view: View, reader: Reader, renderer: Renderer) -> None:
+        self.nanoseconds = reader.nanoseconds
+        self.renderer = renderer
+
+    @abstractmethod
+    def add(self, items: list[Item]) -> None:
+        """Take rows in."""
+
+    @abstractmethod
+    def values(self) -> Iterator[tuple[str, Any]]:
+        """The keys, and their values as the views' Redis holds them."""
+
+    @abstractmethod
+    def commands(self, path: str, generation: str, token: str) -> Iterator[tuple[Any, ...]]:
+        """The commands that apply the values to a generation."""
+
+    def order(self, stamp: Stamp) -> bytes:
+        """The value of a string of `latest`: ORDER bytes and the JSON."""
+        return b"%020d%020d%b" % (self.nanoseconds(stamp[0]), stamp[1], stamp[2])
+
+    def score(self, stamp: Stamp) -> int:
+        """The score in a feed: microseconds since 1970."""
+        return self.nanoseconds(stamp[0]) // 1000
+
+    def part(self, row: Row, at: list[int]) -> bytes:
+        """Some values of a row, such that equal values are equal bytes."""
+        values = [row[n] for n in at]
+        return canonical([value if value.__class__ is not float else value + 0.0 for value in values])
+
+
+class Newest(Reducer):
+    """Of `latest` without `each`: key -> the newest record."""
+
+    def __init__(self, view: Latest, reader: Reader, renderer: Renderer) -> None:
+        super().__init__(view, reader, renderer)
+        self.held: dict[str, Stamp] = {}
+
+    def add(self, items: list[Item]) -> None:
+        """See `Reducer`."""
+        held = self.held
+        get = held.get
+        for key, stamp, _ in items:
+            old = get(key)
+            if old is None or stamp > old:
+                held[key] = stamp
+
+    def values(self) -> Iterator[tuple[str, bytes]]:
+        """See `Reducer`. The value: ORDER bytes and JSON."""
+        for key, stamp in self.held.items():
+            if fits(key):
+                yield key, self.order(stamp)
+
+    def commands(self, path: str, generation: str, token: str) -> Iterator[tuple[Any, ...]]:
+        """See `Reducer`."""
+        prefix = contract.prefix(path, generation)
+        head = contract.HOLDER, contract.info(path, generation)
+        for some in parts(self.values(), lambda value: 1):
+            yield (
+                *("EVAL", contract.LATEST, 2 + len(some), *head),
+                *(prefix + key for key, _ in some),
+                token,
+                *(value for _, value in some),
+            )
+
+
+class Each(Reducer):
+    """Of `latest` with `each`: key -> {JSON of the `each` values -> the newest record}."""
+
+    def __init__(self, view: Latest, reader: Reader, renderer: Renderer) -> None:
+        super().__init__(view, reader, renderer)
+        self.each = [renderer.at[name] for name in view.each]
+        self.held: dict[str, dict[bytes, Stamp]] = {}
+
+    def add(self, items: list[Item]) -> None:
+        """See `Reducer`."""
+        for key, stamp, row in items:
+            held = self.held.setdefault(key, {})
+            field = self.part(row, self.each)
+            old = held.get(field)
+            if old is None or stamp > old:
+                held[field] = stamp
+
+    def values(self) -> Iterator[tuple[str, dict[bytes, bytes]]]:
+        """See `Reducer`. The value: the fields of a hash."""
+        for key, held in self.held.items():
+            if fits(key):
+                yield key, {field: self.order(stamp) for field, stamp in held.items()}
+
+    def commands(self, path: str, generation: str, token: str) -> Iterator[tuple[Any, ...]]:
+        """See `Reducer`."""
+        prefix = contract.prefix(path, generation)
+        head = contract.HOLDER, contract.info(path, generation)
+        cut = (
+            (key, dict(some)) for key, fields in self.values() for some in parts(iter(fields.items()), lambda value: 1)
+        )
+        for some in parts(cut, len):
+            arguments: list[Any] = [token]
+            for _, fields in some:
+                arguments.append(len(fields))
+                for pair in fields.items():
+                    arguments += pair
+            yield ("EVAL", contract.EACH, 2 + len(some), *head, *(prefix + key for key, _ in some), *arguments)
+
+
+class Items(Reducer):
+    """Of `feed` without `member`: key -> its last `cap` records, each once."""
+
+    def __init__(self, view: Feed, reader: Reader, renderer: Renderer) -> None:
+        super().__init__(view, reader, renderer)
+        self.cap = view.cap
+        self.limit = 2 * view.cap + 32  # records held of a key before they are cut to `cap`
+        self.held: dict[str, list[Stamp]] = {}
+
+    def add(self, items: list[Item]) -> None:
+        """See `Reducer`."""
+        held, limit = self.held, self.limit
+        get = held.get
+        for key, stamp, _ in items:
+            some = get(key)
+            if some is None:
+                held[key] = [stamp]
+            else:
+                some.append(stamp)
+                if len(some) >= limit:
+                    self.cut(some)
+
+    def cut(self, some: list[Stamp]) -> None:
+        """Keep the last `cap` different records."""
+        unique = {stamp[2]: stamp for stamp in some}
+        some[:] = sorted(unique.values(), key=lambda stamp: (self.score(stamp), stamp[2]))[-self.cap :]
+
+    def pairs(self, some: list[Stamp]) -> list[tuple[int, bytes]]:
+        """Scores and members of the last `cap` different records, in order."""
+        nanoseconds = self.nanoseconds
+        return sorted({(nanoseconds(time) // 1000, document) for time, _, document in some})[-self.cap :]
+
+    def arguments(self, token: str, some: list[tuple[str, list[Stamp]]]) -> list[Any]:
+        """ARGV of the script. Few records need neither order nor to be different: the sorted set sees to both."""
+        nanoseconds, cap = self.nanoseconds, self.cap
+        arguments: list[Any] = [token, cap]
+        for _, stamps in some:
+            if len(stamps) > cap:
+                self.cut(stamps)
+            arguments.append(len(stamps))
+            for time, _, document in stamps:
+                arguments.append(nanoseconds(time) // 1000)
+                arguments.append(document)
+        return arguments
+
+    def values(self) -> Iterator[tuple[str, list[tuple[int, bytes]]]]:
+        """See `Reducer`. The value: scores and members, ascending."""
+        for key, some in self.held.items():
+            if fits(key):
+                yield key, self.pairs(some)
+
+    def commands(self, path: str, generation: str, token: str) -> Iterator[tuple[Any, ...]]:
+        """See `Reducer`."""
+        prefix = contract.prefix(path, generation)
+        head = contract.HOLDER, contract.info(path, generation)
+        for some in parts(((key, stamps) for key, stamps in self.held.items() if fits(key)), len):
+            yield (
+                *("EVAL", contract.FEED, 2 + len(some), *head, *(prefix + key for key, _ in some)),
+                *self.arguments(token, some),
+            )
+
+
+class Members(Reducer):
+    """Of `feed` with `member`: key -> the last `cap` items, of each its newest record."""
+
+    def __init__(self, view: Feed, reader: Reader, renderer: Renderer) -> None:
+        super().__init__(view, reader, renderer)
+        self.cap = view.cap
+        self.limit = 2 * view.cap + 32
+        self.member = [renderer.at[name] for name in view.member]
+        self.held: dict[str, dict[bytes, tuple[int, bytes]]] = {}
+
+    def add(self, items: list[Item]) -> None:
+        """See `Reducer`."""
+        for key, stamp, row in items:
+            held = self.held.setdefault(key, {})
+            digest = blake2b(self.part(row, self.member), digest_size=contract.HASH).digest()
+            new = self.score(stamp), stamp[2] + digest
+            old = held.get(digest)
+            if old is None or new > old:
+                held[digest] = new
+                if len(held) >= self.limit:
+                    self.held[key] = self.cut(held)
+
+    def cut(self, held: dict[bytes, tuple[int, bytes]]) -> dict[bytes, tuple[int, bytes]]:
+        """The last `cap` items, in order."""
+        return {item[1][-contract.HASH :]: item for item in sorted(held.values())[-self.cap :]}
+
+    def values(self) -> Iterator[tuple[str, list[tuple[int, bytes]]]]:
+        """See `Reducer`. The value: scores and members, ascending."""
+        for key, held in self.held.items():
+            if fits(key):
+                yield key, list(self.cut(held).values())
+
+    def commands(self, path: str, generation: str, token: str) -> Iterator[tuple[Any, ...]]:
+        """See `Reducer`."""
+        prefix, companion = contract.prefix(path, generation), contract.companion(path, generation)
+        head = contract.HOLDER, contract.info(path, generation)
+        for some in parts(self.values(), len):
+            keys = [start + key for key, _ in some for start in (prefix, companion)]
+            arguments: list[Any] = [token, self.cap]
+            for _, items in some:
+                arguments.append(len(items))
+                for pair in items:
+                    arguments += pair
+            yield ("EVAL", contract.MEMBERS, 2 + len(keys), *head, *keys, *arguments)
+
+
+def reducer(view: View, reader: Reader, renderer: Renderer) -> Reducer:
+    """The reducer of a view that follows rows."""
+    assert not isinstance(view, Tally)
+    if isinstance(view, Latest):
+        return Each(view, reader, renderer) if view.each else Newest(view, reader, renderer)
+    return Members(view, reader, renderer) if view.member else Items(view, reader, renderer)
+
+
+def fits(key: str) -> bool:
+    """Whether a view may have this key."""
+    return len(key) <= contract.KEY_BYTES // 4 or len(key.encode()) <= contract.KEY_BYTES
+
+
+def parts(pairs: Iterator[tuple[Any, Any]], size: Any) -> Iterator[list[tuple[Any, Any]]]:
+    """The pairs in lists for one script call each."""
+    some: list[tuple[Any, Any]] = []
+    total = 0
+    for pair in pairs:
+        some.append(pair)
+        total += size(pair[1])
+        if total >= CALL:
+            yield some
+            some, total = [], 0
+    if some:
+        yield some

@@ -1,0 +1,201 @@
+"""Refresh ahead: a value that is expensive to compute is computed again before it expires, by one process at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+import msgspec
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from sluice.sinks import Unavailable, reader
+from sluice.streams.registry import Stream
+from sluice.views import Tally, View, contract
+
+log = logging.getLogger("sluice.refresh")
+
+LOCK = 3.0  # seconds after which another process computes if the holder of the lock was killed; at most half a period
+FAILED = 1.0  # seconds before a computation that failed is tried again
+UNKNOWN = 1.0  # seconds for which an empty value is kept
+POLL = 0.02  # seconds between two looks for the value that another process computes
+THREADS = 2  # of the refresher: one long count does not hold up all others
+
+
+def refresh_ahead(
+    client: redis.Redis, key: str, period: float, compute: Callable[[], bytes], patience: float = 15.0
+) -> bytes:
+    """The value of `key`, which is computed at most once a period, by one caller; all others get the kept value.
+
+    A value lives for twice the period. After one period the first caller computes it again while the others still get
+    the old value; a key for which nobody calls expires. Without a value one caller computes, the others wait for it.
+
+    - A holder that is killed: after LOCK seconds another caller computes.
+    - A computation longer than a period: the value expires, callers wait; it still runs once at a time.
+    - `compute` raises: callers get the old value while it lives, and the exception or TimeoutError after that; the
+      next try is a second later.
+    - An empty value is kept for a second.
+
+    period: seconds. patience: seconds to wait for another caller's value.
+    Raises: TimeoutError, RedisError, and any exception of `compute`.
+    """
+    deadline = time.monotonic() + patience
+    lock, token = contract.lock(key), secrets.token_hex(16)
+    hold = min(LOCK, period / 2)
+    while True:
+        value, young = kept(client, key, period)
+        if young:
+            assert value is not None
+            return value
+        if client.set(lock, token, nx=True, px=int(hold * 1000)):
+            again, young = kept(client, key, period)  # it may have been computed between the two calls
+            if young:
+                client.eval(contract.RELEASE, 1, lock, token)
+                assert again is not None
+                return again
+            try:
+                with held(client, lock, token, hold):
+                    fresh = compute()
+            except Exception as error:
+                client.eval(contract.EXTEND, 1, lock, token, int(FAILED * 1000))
+                if value is None:
+                    raise
+                log.warning("%s: the old value is kept: %s", key, error)
+                return value
+            lifetime = 2 * period if fresh else UNKNOWN
+            if client.eval(contract.KEEP, 2, lock, key, token, fresh, int(lifetime * 1000)):
+                return fresh
+            return client.get(key) or fresh  # type: ignore[return-value]  # this process was stopped for too long
+        if value is not None:
+            return value
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"{key}: not computed within {patience:g} s")
+        time.sleep(POLL)
+
+
+def kept(client: redis.Redis, key: str, period: float) -> tuple[bytes | None, bool]:
+    """The value of a key, and whether it needs no refresh yet."""
+    pipeline = client.pipeline(transaction=False)
+    pipeline.get(key)
+    pipeline.pttl(key)
+    value, left = pipeline.execute()
+    return value, value is not None and (left > period * 1000 or not value)
+
+
+@contextlib.contextmanager
+def held(client: redis.Redis, lock: str, token: str, hold: float) -> Iterator[None]:
+    """Renew a lock for as long as the block runs."""
+    done = threading.Event()
+
+    def renew() -> None:
+        while not done.wait(hold / 3):
+            with contextlib.suppress(RedisError):
+                client.eval(contract.EXTEND, 1, lock, token, int(hold * 1000))
+
+    thread = threading.Thread(target=renew, name="renew", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+class Refresher:
+    """Computes tallies: those that a client waits for at once, those that clients asked for lately once a period."""
+
+    def __init__(self, socket: str, url: str, views: Mapping[str, View], streams: dict[str, Stream]) -> None:
+        """socket: of the views' Redis. url: of the sink."""
+        self.client = redis.Redis(
+            unix_socket_path=socket, socket_timeout=10, socket_connect_timeout=10, retry=Retry(NoBackoff(), 0)
+        )
+        self.url, self.streams = url, streams
+        self.tallies = {path: view for path, view in views.items() if isinstance(view, Tally)}
+        self.every = min([1.0, *(view.period / 4 for view in self.tallies.values())])  # seconds between two scans
+        self.due = 0.0
+        self.stopping = threading.Event()
+        self.threads = [
+            threading.Thread(target=self.run, name=f"refresh-{n}", daemon=True)
+            for n in range(THREADS if self.tallies else 0)
+        ]
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self.threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Stop the threads; one that computes is not waited for."""
+        self.stopping.set()
+
+    def run(self) -> None:
+        """Compute until `stop`."""
+        database = reader.connect(self.url, self.streams)
+        trouble = ""
+        while not self.stopping.is_set():
+            try:
+                asked: Any = self.client.blpop([contract.ASKED], timeout=self.every)
+                if asked:
+                    path, _, key = asked[1].decode(errors="surrogateescape").partition(" ")
+                    self.refresh(database, path, key)
+                if time.monotonic() >= self.due:
+                    self.due = time.monotonic() + self.every
+                    for path, key in self.expiring():
+                        self.refresh(database, path, key)
+                trouble = ""
+            except (RedisError, Unavailable, TimeoutError) as error:
+                if str(error) != trouble:
+                    trouble = str(error)
+                    log.warning("tallies are not refreshed: %s", trouble)
+                self.stopping.wait(self.every)
+        database.close()
+
+    def expiring(self) -> Iterator[tuple[str, str]]:
+        """The tallies that are older than a period and were asked for within a lifetime; the others are forgotten."""
+        for path, view in self.tallies.items():
+            wanted, now = contract.wanted(path), time.time() * 1000
+            self.client.zremrangebyscore(wanted, "-inf", now - 2000 * view.period)
+            keys: Any = self.client.zrange(wanted, 0, -1)
+            names = [key.decode(errors="surrogateescape") for key in keys]
+            pipeline = self.client.pipeline(transaction=False)
+            for key in names:
+                pipeline.pttl(contract.tally(path, key))
+                pipeline.strlen(contract.tally(path, key))
+            found = iter(pipeline.execute())
+            for key, left, size in zip(names, found, found):
+                if size and left <= view.period * 1000:
+                    yield path, key
+
+    def refresh(self, database: reader.Reader, path: str, key: str) -> None:
+        """Compute a tally unless it is young."""
+        view = self.tallies.get(path)
+        if view is None or len(key.encode(errors="surrogateescape")) > contract.KEY_BYTES:
+            return
+
+        def compute() -> bytes:
+            value = count(database, view, key)
+            self.client.hincrby(contract.REFRESHES, path, 1)
+            return value
+
+        refresh_ahead(self.client, contract.tally(path, key), view.period, compute)
+
+
+def count(database: reader.Reader, view: Tally, key: str) -> bytes:
+    """The JSON of a tally, counted now; empty if there is no row."""
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    try:
+        choices = database.count(view.stream, view.key, view.by, key)
+    except UnicodeEncodeError:  # no text in the database is equal to invalid UTF-8
+        return b""
+    if not choices:
+        return b""
+    ordered = dict(sorted(choices.items(), key=lambda item: (-item[1], item[0])))
+    return msgspec.json.encode({view.key: key, "total": sum(choices.values()), "choices": ordered, "as_of": now})

@@ -1,0 +1,385 @@
+"""The follower against real databases: whatever is killed, every view equals its definition, and check agrees."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sluice.drill import harness
+from sluice.drill.postgres import Postgres, postgres_server
+from sluice.sinks import DeadLetter, Entry
+from sluice.streams.record import Gps, Metric, Reject
+from sluice.views import contract, feed, follower
+from viewing import NOON, Site, site
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with postgres_server(fsync="off") as found:
+        yield found
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def here(request: pytest.FixtureRequest) -> Iterator[Site]:
+    with site(request.getfixturevalue("server") if request.param == "postgres" else None) as found:
+        yield found
+
+
+@pytest.fixture
+def sqlite() -> Iterator[Site]:
+    with site(None) as found:
+        yield found
+
+
+@pytest.fixture
+def postgres(server: Postgres) -> Iterator[Site]:
+    with site(server) as found:
+        yield found
+
+
+def position(device: str, second: int, lat: float = 1.5) -> Gps:
+    return Gps(time=(NOON + second) * 10**9, device=device, lat=lat, lon=2.25)
+
+
+def test_a_stored_row_is_in_every_view_of_its_stream(here: Site) -> None:
+    here.store("gps", [position("bike", 1), position("bike", 3), position("bike", 2), position("car", 1)])
+    tags = {"room": "a"}
+    values: list[tuple[str, float | int | str, str]] = [("t", 20.5, "float"), ("n", 3, "integer"), ("s", "x", "string")]
+    here.store(
+        "metrics",
+        [
+            Metric(time=NOON * 10**9 + n, name="air", tags=tags, field=field, value=value, type=kind)
+            for n, (field, value, kind) in enumerate(values)
+        ],
+    )
+    here.caught_up()
+    assert here.actual("/gps/latest")["bike"].startswith('{"device":"bike","time":"2026-01-01T12:00:03.000')
+    assert len(here.actual("/metrics/latest")["air"]) == 3
+
+
+def test_series_are_equal_whatever_the_order_of_their_tags(here: Site) -> None:
+    for n, tags in enumerate([{"a": "1", "b": "2"}, {"b": "2", "a": "1"}]):
+        here.store("metrics", [Metric(time=NOON * 10**9 + n, name="m", tags=tags, field="f", value=n, type="integer")])
+    here.caught_up()
+    (only,) = here.actual("/metrics/latest")["m"]
+    assert '"value":1' in only
+
+
+def test_an_older_value_that_is_committed_later_does_not_win(postgres: Site) -> None:
+    slow, done = postgres.connect(), threading.Event()
+    claim, entries = postgres.claim("gps", [position("bike", 5, lat=5.0), position("bike", 9, lat=9.0)])
+
+    def blocked() -> Iterator[Entry]:
+        yield entries[0]
+        done.wait(60)
+        yield entries[1]
+
+    thread = threading.Thread(target=lambda: slow.persist(claim, blocked))
+    thread.start()
+    harness.poll(lambda: open_transactions(postgres))
+    postgres.store("gps", [position("bike", 7, lat=7.0), position("car", 1)])
+    postgres.caught_up()
+    assert '"lat":7.0' in postgres.actual("/gps/latest")["bike"]
+    done.set()
+    thread.join()
+    slow.close()
+    postgres.caught_up()
+    assert '"lat":9.0' in postgres.actual("/gps/latest")["bike"]
+    assert len(postgres.actual("/gps/trail")["bike"]) == 3
+
+
+def open_transactions(here: Site) -> bool:
+    """Whether a transaction holds an id of `batches` that is not committed."""
+    with here.sink.transaction() as db:
+        held = db.execute(
+            "SELECT count(*) FROM pg_locks WHERE relation = 'batches'::regclass AND mode = 'RowExclusiveLock'"
+        )
+        return held.fetchone()[0] > 0
+
+
+def test_the_ids_of_batches_settle_when_the_transactions_of_their_time_have_ended(postgres: Site) -> None:
+    for n in range(5):
+        postgres.store("gps", [position("bike", n)])
+    client = postgres.client()
+
+    def settled() -> bool:
+        state = client.get(contract.state("/gps/latest")).decode()
+        return client.hget(contract.info("/gps/latest", state), "position").startswith(b"[5, []")
+
+    harness.poll(settled)
+
+
+def test_replayed_dead_letters_appear(here: Site) -> None:
+    here.store("gps", [position("bike", 1)])
+    here.store("gps", [], [b'{"device":"bike","lat":"bad","lon":1}', b'{"device":"car","lat":3,"lon":4}'])
+    here.store("gps", [position("bike", 2)])
+    here.caught_up()
+    letters = here.sink.letters()
+    assert len(letters) == 1
+    replayed = here.sink.replay(letters, lambda letter: [position("bike", 8, lat=8.0)])
+    assert replayed.stored == 1
+    here.caught_up()
+    assert '"lat":8.0' in here.actual("/gps/latest")["bike"]
+
+
+def test_a_lost_redis_is_filled_again(here: Site) -> None:
+    here.store("gps", [position(f"d{n % 7}", n) for n in range(100)])
+    here.caught_up()
+    here.kill(here.redis)
+    here.store("gps", [position("late", 1)])
+    here.start_redis()
+    here.caught_up()
+    here.client().flushall()
+    here.caught_up()
+
+
+def test_a_killed_follower_continues_where_it_was(here: Site) -> None:
+    here.store("gps", [position("bike", 1)])
+    here.caught_up()
+    before = here.client().get(contract.state("/gps/latest"))
+    here.kill(here.follower)
+    here.store("gps", [position("bike", 2)])
+    here.start_follower()
+    here.caught_up()
+    assert here.client().get(contract.state("/gps/latest")) == before
+
+
+def test_another_database_is_followed_from_its_first_row(sqlite: Site) -> None:
+    sqlite.store("gps", [position("bike", 1), position("gone", 1)])
+    sqlite.caught_up()
+    sqlite.kill(sqlite.follower)
+    sqlite.sink.close()
+    for path in sqlite.tmp.glob("ingest.db*"):
+        path.unlink()
+    sqlite.sink = sqlite.connect()
+    sqlite.store("gps", [position("car", 1), position("car", 2), position("car", 3)])
+    sqlite.start_follower()
+    sqlite.caught_up()
+
+
+def test_a_database_that_is_replaced_under_the_follower_is_noticed(sqlite: Site) -> None:
+    sqlite.store("gps", [position("bike", 1)])
+    sqlite.caught_up()
+    sqlite.sink.close()
+    for path in sqlite.tmp.glob("ingest.db*"):
+        path.unlink()
+    sqlite.sink = sqlite.connect()
+    sqlite.store("gps", [position("car", 1)])
+    sqlite.caught_up()
+
+
+def test_a_rebuild_is_served_only_when_it_is_complete(here: Site) -> None:
+    here.store("gps", [position(f"d{n % 50}", n) for n in range(3000)])
+    here.caught_up()
+    client = here.client()
+    before = client.get(contract.state("/gps/latest"))
+    client.sadd(contract.REBUILD, "/gps/latest")
+    seen = []
+
+    def switched() -> bool:
+        seen.append(len(here.actual("/gps/latest") or ()))
+        return client.get(contract.state("/gps/latest")) != before
+
+    harness.poll(switched)
+    assert set(seen[:-1]) <= {50}
+    here.caught_up()
+
+    def swept() -> bool:
+        return not list(client.scan_iter(contract.prefix("/gps/latest", before.decode()) + "*"))
+
+    harness.poll(swept, what="the old generation's keys to be deleted")
+
+
+def test_a_second_follower_waits_for_the_first(sqlite: Site) -> None:
+    sqlite.store("gps", [position("bike", 1)])
+    sqlite.caught_up()
+    first = sqlite.follower
+    holder = sqlite.client().get(contract.HOLDER)
+    sqlite.start_follower()
+    assert sqlite.client().get(contract.HOLDER) == holder
+    sqlite.kill(first)
+    sqlite.store("gps", [position("bike", 2)])
+    sqlite.caught_up()
+    assert sqlite.client().get(contract.HOLDER) != holder
+
+
+def test_a_follower_that_was_stopped_changes_nothing_after_another_has_taken_over(sqlite: Site) -> None:
+    sqlite.store("gps", [position("bike", 1)])
+    sqlite.caught_up()
+    assert sqlite.follower
+    client, first = sqlite.client(), sqlite.follower
+    os.kill(first.pid, signal.SIGSTOP)
+    holder = client.get(contract.HOLDER)
+    sqlite.start_follower()
+    harness.poll(lambda: client.get(contract.HOLDER) not in (None, holder))
+    sqlite.store("gps", [position("bike", 2)])
+    os.kill(first.pid, signal.SIGCONT)
+    sqlite.caught_up()
+    harness.poll(lambda: "starts over" in (sqlite.tmp / "follower.out").read_text())
+    sqlite.caught_up()
+
+
+def test_a_view_that_does_not_fit_says_so_and_the_others_go_on(sqlite: Site) -> None:
+    sqlite.store("votes", [])
+    sqlite.store("metrics", [Metric(time=NOON * 10**9, name="m", tags={}, field="f", value=1, type="integer")])
+    sqlite.caught_up()
+    client = sqlite.client()
+    client.config_set("maxmemory", client.info("memory")["used_memory"] + 400_000)
+    for n in range(10):
+        sqlite.store("gps", [position(f"device-{n}-{m}", m) for m in range(1000)])
+    states = lambda: {path: client.get(contract.state(path)) for path in ("/gps/latest", "/gps/trail")}  # noqa: E731
+    harness.poll(lambda: contract.FULL in states().values(), 30)
+    assert "the memory is full" in (sqlite.tmp / "follower.out").read_text()
+    client.config_set("maxmemory", 0)
+    client.sadd(contract.REBUILD, "/gps/latest", "/gps/trail")
+    sqlite.caught_up()
+
+
+def test_a_key_longer_than_the_limit_is_in_no_view(sqlite: Site) -> None:
+    sqlite.store("gps", [position("x" * (contract.KEY_BYTES + 1), 1), position("y" * contract.KEY_BYTES, 1)])
+    harness.poll(lambda: sqlite.actual("/gps/latest"))
+    assert list(sqlite.actual("/gps/latest")) == ["y" * contract.KEY_BYTES]
+    assert sqlite.differences() == {}
+
+
+def test_a_declaration_that_changed_is_built_anew(sqlite: Site) -> None:
+    sqlite.store("gps", [position("bike", n) for n in range(20)])
+    sqlite.caught_up()
+    assert sqlite.follower
+    sqlite.follower.terminate()
+    sqlite.follower.wait()
+    text = (sqlite.tmp / "views.py").read_text()
+    (sqlite.tmp / "views.py").write_text(text.replace("cap=5", "cap=7"))
+    sqlite.views["/gps/trail"] = feed("gps", key="device", cap=7)
+    sqlite.start_follower()
+    sqlite.caught_up()
+    assert len(sqlite.actual("/gps/trail")["bike"]) == 7
+
+
+class Chaos:
+    """Random steps on an installation."""
+
+    def __init__(self, here: Site, seed: int) -> None:
+        self.here, self.random = here, random.Random(seed)
+        self.notice: Any = here.streams["notices"].record
+
+    def records(self, stream: str) -> list[Any]:
+        choose = self.random
+        second = lambda: (NOON + choose.randrange(40)) * 10**9 if choose.random() < 0.9 else None  # noqa: E731
+        count = choose.choice([1, 2, 5, 30])
+        if stream == "gps":
+            return [
+                Gps(time=second(), device=f"d{choose.randrange(4)}", lat=float(choose.randrange(3)), lon=0.5)
+                for _ in range(count)
+            ]
+        if stream == "metrics":
+            return [
+                Metric(
+                    time=NOON * 10**9 + choose.randrange(3000), name=f"m{choose.randrange(2)}", type="integer",
+                    tags={"b": "1", "a": str(choose.randrange(2))}, field="f", value=choose.randrange(5),
+                )
+                for _ in range(count)
+            ]  # fmt: skip
+        return [
+            self.notice(
+                time=second(), user=f"u{choose.randrange(3)}", kind=choose.choice("ab"), object=choose.randrange(4),
+                note=choose.choice([None, {"y": 1, "x": choose.randrange(2)}]),
+            )
+            for _ in range(count)
+        ]  # fmt: skip
+
+    def store(self) -> None:
+        stream = self.random.choice(["gps", "metrics", "notices"])
+        self.here.store(stream, self.records(stream))
+
+    def bury(self) -> None:
+        claim, entries = self.here.claim("gps", self.records("gps"))
+        entries[0] = (*entries[0][:3], Reject(b"{}", "bad", True))
+        self.here.sink.persist(claim, lambda: entries)
+
+    def redeliver(self) -> None:
+        if self.here.claims:
+            claim, entries = self.random.choice(self.here.claims)
+            assert self.here.sink.persist(claim, lambda: entries).again
+
+    def replay(self) -> None:
+        def decode(letter: DeadLetter) -> list[Any]:
+            return self.records("gps")
+
+        self.here.sink.replay(self.here.sink.letters(limit=2), decode)
+
+    def out_of_order(self) -> None:
+        """Two transactions at once, where the database can; the one that began first commits last."""
+        if self.here.url.startswith("sqlite"):
+            return self.store()
+        slow, opened, done = self.here.connect(), threading.Event(), threading.Event()
+        claim, entries = self.here.claim("gps", self.records("gps"))
+
+        def blocked() -> Iterator[Entry]:
+            opened.set()
+            done.wait(60)
+            yield from entries
+
+        thread = threading.Thread(target=lambda: slow.persist(claim, blocked))
+        thread.start()
+        opened.wait(60)
+        for _ in range(self.random.randrange(1, 4)):
+            self.store()
+        done.set()
+        thread.join()
+        slow.close()
+
+    def kill_follower(self) -> None:
+        self.here.kill(self.here.follower)
+        self.store()
+        self.here.start_follower()
+
+    def kill_redis(self) -> None:
+        self.here.kill(self.here.redis)
+        self.store()
+        self.here.start_redis()
+
+    def rebuild(self) -> None:
+        self.here.client().sadd(contract.REBUILD, *self.here.views)
+
+    def run(self, steps: int) -> None:
+        usual: list[Callable[[], None]] = [self.store, self.bury, self.redeliver, self.replay, self.out_of_order]
+        rare: list[Callable[[], None]] = [self.kill_follower, self.kill_redis, self.rebuild]
+        for _ in range(steps):
+            self.random.choice(rare if self.random.random() < 0.12 else usual)()
+            if self.random.random() < 0.1:
+                self.here.caught_up()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_after_any_interleaving_every_view_equals_a_rebuild(here: Site, seed: int) -> None:
+    Chaos(here, seed).run(50)
+    here.caught_up()
+    served = {path: here.actual(path) for path in here.views if path != "/votes/tally"}
+    old = here.client().mget([contract.state(path) for path in served])
+    here.client().sadd(contract.REBUILD, *served)
+    harness.poll(lambda: not {*old} & {*here.client().mget([contract.state(path) for path in served])}, 30)
+    assert {path: here.actual(path) for path in served} == served
+
+
+def test_rows_read_in_many_small_chunks_give_the_same_views(sqlite: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reducers and the scripts compare alike: the result does not depend on how rows are divided."""
+    assert sqlite.follower
+    sqlite.follower.terminate()
+    sqlite.follower.wait()
+    Chaos(sqlite, 99).store()
+    chaos = Chaos(sqlite, 100)
+    for _ in range(60):
+        chaos.store()
+    monkeypatch.setattr(follower, "ROWS", 3)
+    own = follower.Follower(sqlite.socket, sqlite.url, sqlite.views, sqlite.streams)
+    with contextlib.closing(own.link), contextlib.closing(own.reader):
+        harness.poll(lambda: not (own.turn() if own.token else own.take_over()) and own.token)
+        sqlite.caught_up()

@@ -1,0 +1,198 @@
+"""Refresh ahead: one computation a period, whoever asks, whatever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from sluice.drill import harness
+from sluice.streams.record import Vote
+from sluice.views import contract, refresh
+from sluice.views.refresh import refresh_ahead
+from viewing import Site, site
+
+
+@pytest.fixture
+def client(tmp: Path) -> Iterator[redis.Redis]:
+    socket = tmp / "r.sock"
+    command = ["redis-server", "--port", "0", "--unixsocket", socket, "--save", ""]
+    with harness.running(command, tmp / "redis.out", harness.environment(tmp)):
+        found = redis.Redis(unix_socket_path=str(socket), socket_timeout=60)
+        harness.poll(found.ping)
+        yield found
+
+
+class Counted:
+    """A computation that counts how often it runs."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self) -> bytes:
+        self.runs += 1
+        run = self.runs
+        self.gate.wait(60)
+        return b"%d" % run
+
+
+def age(client: redis.Redis, key: str, period: float) -> None:
+    """Make a value just older than a period."""
+    assert client.pexpire(key, int(period * 1000) - 1)
+
+
+def test_a_cold_start_with_many_callers_computes_once(client: redis.Redis) -> None:
+    compute, found = Counted(), []
+    compute.gate.clear()
+    callers = [
+        threading.Thread(target=lambda: found.append(refresh_ahead(client, "k", 60, compute, 60))) for _ in range(80)
+    ]
+    for caller in callers:
+        caller.start()
+    harness.poll(lambda: compute.runs)
+    compute.gate.set()
+    for caller in callers:
+        caller.join()
+    assert (compute.runs, set(found), len(found)) == (1, {b"1"}, 80)
+
+
+def test_a_young_value_is_kept_and_lives_for_two_periods(client: redis.Redis) -> None:
+    compute = Counted()
+    assert [refresh_ahead(client, "k", 60, compute) for _ in range(3)] == [b"1"] * 3
+    left: Any = client.pttl("k")
+    assert 60_000 < left <= 120_000
+
+
+def test_after_a_period_one_caller_computes_and_the_others_get_the_old_value(client: redis.Redis) -> None:
+    compute = Counted()
+    refresh_ahead(client, "k", 60, compute)
+    age(client, "k", 60)
+    compute.gate.clear()
+    first = threading.Thread(target=lambda: refresh_ahead(client, "k", 60, compute))
+    first.start()
+    harness.poll(lambda: compute.runs == 2)
+    assert [refresh_ahead(client, "k", 60, compute) for _ in range(50)] == [b"1"] * 50
+    compute.gate.set()
+    first.join()
+    assert (refresh_ahead(client, "k", 60, compute), compute.runs) == (b"2", 2)
+
+
+def test_a_computation_that_fails_leaves_the_old_value(client: redis.Redis) -> None:
+    def fail() -> bytes:
+        raise OSError("the database is away")
+
+    assert refresh_ahead(client, "k", 60, lambda: b"1") == b"1"
+    age(client, "k", 60)
+    assert refresh_ahead(client, "k", 60, fail) == b"1"
+    left: Any = client.pttl(contract.lock("k"))
+    assert 0 < left <= refresh.FAILED * 1000  # until then nobody tries again
+    client.delete("k", contract.lock("k"))
+    with pytest.raises(OSError):
+        refresh_ahead(client, "k", 60, fail)
+    with pytest.raises(TimeoutError):  # another caller, within that second
+        refresh_ahead(client, "k", 60, fail, patience=0)
+
+
+def test_a_killed_holder_is_replaced(client: redis.Redis, tmp: Path) -> None:
+    code = (
+        "import redis, sys, threading; from sluice.views.refresh import refresh_ahead; "
+        "c = redis.Redis(unix_socket_path=sys.argv[1]); "
+        "refresh_ahead(c, 'k', 60, lambda: (print('computing', flush=True), threading.Event().wait())[1])"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp / "r.sock")], stdout=subprocess.PIPE, cwd=harness.ROOT
+    ) as holder:
+        assert holder.stdout and holder.stdout.readline() == b"computing\n"
+        os.kill(holder.pid, signal.SIGKILL)
+    assert client.exists(contract.lock("k"))
+    assert refresh_ahead(client, "k", 60, lambda: b"mine", patience=60) == b"mine"
+
+
+def test_the_lock_of_a_long_computation_is_renewed(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refresh, "LOCK", 0.3)
+    compute = Counted()
+    compute.gate.clear()
+    first = threading.Thread(target=lambda: refresh_ahead(client, "k", 60, compute, 60))
+    first.start()
+    harness.poll(lambda: compute.runs)
+    extended = threading.Event()
+    with client.monitor() as monitor:
+        for command in monitor.listen():
+            if "PEXPIRE" in command["command"] and extended.is_set():
+                break
+            if "PEXPIRE" in command["command"]:
+                extended.set()
+    with pytest.raises(TimeoutError):
+        refresh_ahead(client, "k", 60, compute, patience=0)
+    compute.gate.set()
+    first.join()
+    assert (client.get("k"), compute.runs) == (b"1", 1)
+
+
+def test_a_holder_that_was_stopped_for_too_long_does_not_overwrite_a_newer_value(client: redis.Redis) -> None:
+    def slow() -> bytes:
+        client.set(contract.lock("k"), "another")  # the lock has passed on
+        client.set("k", "newer")
+        return b"older"
+
+    assert refresh_ahead(client, "k", 60, slow) == b"newer"
+    assert client.get("k") == b"newer"
+
+
+def test_an_empty_value_is_kept_for_a_second_only(client: redis.Redis) -> None:
+    compute = Counted()
+    assert refresh_ahead(client, "k", 60, lambda: b"") == b""
+    assert refresh_ahead(client, "k", 60, compute) == b""
+    left: Any = client.pttl("k")
+    assert left <= refresh.UNKNOWN * 1000
+
+
+@pytest.fixture
+def polls() -> Iterator[Site]:
+    with site(None) as found:
+        found.store("votes", [Vote(poll="cookies", choice=choice) for choice in ("oreo", "fig", "oreo")])
+        yield found
+
+
+def ask(here: Site, key: str) -> Any:
+    """Ask for a tally as the reader does; None while it is not there."""
+    client = here.client()
+    client.zadd(contract.wanted("/votes/tally"), {key: int(client.time()[0] * 1000)})
+    value = client.get(contract.tally("/votes/tally", key))
+    if value is None:
+        client.rpush(contract.ASKED, contract.asked("/votes/tally", key))
+    return value
+
+
+def test_the_first_question_is_answered_with_a_fresh_count(polls: Site) -> None:
+    found = json.loads(harness.poll(lambda: ask(polls, "cookies")))
+    assert found.pop("as_of").endswith("Z")
+    assert found == {"poll": "cookies", "total": 3, "choices": {"oreo": 2, "fig": 1}}
+    assert polls.differences() == {}
+
+
+def test_an_unknown_poll_is_empty(polls: Site) -> None:
+    def known() -> bool:
+        return ask(polls, "none") == b""
+
+    harness.poll(known)
+
+
+def test_a_tally_follows_the_database_while_clients_ask_and_is_forgotten_after_that(polls: Site) -> None:
+    harness.poll(lambda: ask(polls, "cookies"))
+    polls.store("votes", [Vote(poll="cookies", choice="fig")] * 5)
+    harness.poll(lambda: json.loads(ask(polls, "cookies") or "{}").get("total") == 8)
+    client = polls.client()
+    assert int(client.hget(contract.REFRESHES, "/votes/tally")) >= 2
+    harness.poll(lambda: not client.exists(contract.wanted("/votes/tally"), contract.tally("/votes/tally", "cookies")))
