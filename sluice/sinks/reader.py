@@ -351,18 +351,24 @@ class PostgresReader(Reader):
 
     def news(self) -> bool:
         """See `Reader`."""
+        import psycopg
+
         with self.open() as db:
             batches, changes = self.settled
-            found = db.execute(
-                "SELECT (SELECT coalesce(max(id), 0) FROM batches), (SELECT coalesce(max(id), 0) FROM view_changes), "
-                "(SELECT count(*) FROM batches WHERE id > %s), (SELECT count(*) FROM view_changes WHERE id > %s)",
-                (batches, changes),
-            ).fetchone()
+            # by libpq itself: the follower asks 40 times a second, and a cursor takes five times the CPU
+            result = db.pgconn.exec_(
+                b"SELECT (SELECT coalesce(max(id), 0) FROM batches), (SELECT coalesce(max(id), 0) FROM view_changes), "
+                b"(SELECT count(*) FROM batches WHERE id > %d), (SELECT count(*) FROM view_changes WHERE id > %d)"
+                % (batches, changes)
+            )
+            if result.status != psycopg.pq.ExecStatus.TUPLES_OK:
+                raise psycopg.OperationalError(result.error_message.decode(errors="replace").strip())
+            found: Row = tuple(int(result.get_value(0, at)) for at in range(4))
             changed, self.last = found != self.last, found
             now = time.monotonic()
             if now >= self.due and (found[2] or found[3] or found[0] < batches or found[1] < changes):
                 self.due = now + SETTLE
-                changed |= self.settle(db, found[:2])
+                changed |= self.settle(db, (found[0], found[1]))
             if changed and now >= self.summarize and self.indexes:
                 self.summarize = now + SUMMARIZE
                 db.execute("SELECT brin_summarize_new_values(i) FROM unnest(%s::oid[]::regclass[]) i", (self.indexes,))

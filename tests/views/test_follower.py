@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +43,9 @@ def sqlite() -> Iterator[Site]:
 def postgres(server: Postgres) -> Iterator[Site]:
     with site(server) as found:
         yield found
+
+
+SCRIPTS = ["LATEST", "EACH", "FEED", "MEMBERS", "PLACE", "TOUCH", "BEGIN", "SWITCH", "MARK_FULL", "DROP"]
 
 
 def position(device: str, second: int, lat: float = 1.5) -> Gps:
@@ -224,6 +228,25 @@ def test_a_follower_that_was_stopped_changes_nothing_after_another_has_taken_ove
     sqlite.caught_up()
     harness.poll(lambda: "starts over" in (sqlite.tmp / "follower.out").read_text())
     sqlite.caught_up()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_without_the_lease_changes_nothing(tmp: Path, name: str) -> None:
+    """Also in an emptied Redis, where a position without its rows would hide them for ever."""
+    socket = tmp / "r.sock"
+    command = ["redis-server", "--port", "0", "--unixsocket", socket, "--save", ""]
+    with harness.running(command, tmp / "redis.out", harness.environment(tmp)):
+        link = follower.Link(str(socket))
+        harness.poll(lambda: link.ask(("PING",)))
+        call = ("EVAL", getattr(contract, name), 3, contract.HOLDER, "a", "b", "mine", "2", "1", "5", "x")
+        with pytest.raises(follower.Lost):
+            link.ask(call)
+        assert link.ask(("DBSIZE",)) == [0]
+        link.ask(("SET", contract.HOLDER, "another"), ("SET", "b", "kept"))
+        with pytest.raises(follower.Lost):
+            link.ask(call)
+        assert link.ask(("DBSIZE",), ("GET", "b")) == [2, b"kept"]
+        link.close()
 
 
 def test_a_view_that_does_not_fit_says_so_and_the_others_go_on(sqlite: Site) -> None:
