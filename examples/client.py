@@ -1,4 +1,4 @@
-"""A reference client, standard library only. It keeps one connection, and handles every answer that Sluice gives.
+"""A reference client, standard library only. It keeps one connection, and handles every answer of Sluice.
 
     client = Client("http://localhost:8080")
     client.post("/votes", {"poll": "cookies", "choice": "oreo"})
@@ -14,7 +14,7 @@ import time
 from urllib.parse import urlsplit
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """The body was rejected, and would be rejected again; the text has the reason."""
 
 
@@ -33,7 +33,7 @@ class Client:
         self.connection = kind(parts.netloc, timeout=30)
 
     def post(self, path: str, record: object) -> None:
-        """Post a record, or a list of them. Raises: Refused, Unknown; TimeoutError after `patience` seconds."""
+        """Post a record, or a list of them. Raises: Rejected, Unknown; TimeoutError after `patience` seconds."""
         body = json.dumps(record).encode()
         deadline = time.monotonic() + self.patience
         while True:
@@ -41,7 +41,7 @@ class Client:
             if status < 300:
                 return
             if status not in (429, 503):
-                raise (Unknown if status >= 500 else Refused)(f"{status}: {text}")
+                raise (Unknown if status >= 500 else Rejected)(f"{status}: {text}")
             if time.monotonic() + wait > deadline:
                 raise TimeoutError(f"gave up after {self.patience:g} s: {text}")
             time.sleep(wait)
@@ -50,7 +50,8 @@ class Client:
         """Status, seconds to wait, and the text of one answer. Raises: Unknown if there is no answer."""
         sent = False
         try:
-            self.connection.connect() if self.connection.sock is None else None
+            if self.connection.sock is None:
+                self.connection.connect()
             sent = True
             self.connection.request("POST", path, body, {"Content-Type": "application/json"})
             answer = self.connection.getresponse()

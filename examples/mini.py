@@ -43,16 +43,16 @@ class Gateway:
     """Takes bodies from many threads: those that wait at the same moment share one round trip and one fsync."""
 
     def __init__(self, socket):
-        # No retry: an RPUSH whose reply was lost may have happened, and a second one would double its bodies.
+        # No retry: an RPUSH whose reply was lost may have been executed, and a second one would add its bodies again.
         self.redis = Redis(unix_socket_path=socket, retry=Retry(NoBackoff(), 0))
         self.open, self.entry, self.turn = Batch(), threading.Lock(), threading.Lock()
 
     def post(self, body):
-        """Returns when the body is safe. Raises an error of Redis when it may not be."""
+        """Returns when the body is on disk. Raises Redis's error when it may not be."""
         self.commit(self.append(body))
 
     def append(self, body):
-        with self.entry:  # no body may slip into a batch that is being sent
+        with self.entry:  # no body may be added to a batch that is being sent
             self.open.bodies.append(body)
             return self.open
 
@@ -71,13 +71,13 @@ class Gateway:
 
 
 def claim(redis, lease=LEASE):
-    """Takes bodies off the list, or those of an expired claim. The script is atomic: all of it happens, or nothing."""
+    """Takes bodies off the list, or those of an expired claim. Redis executes the script atomically."""
     id, bodies = redis.eval(TAKE, 3, READY, CLAIMS, CLAIM, uuid.uuid4().hex, lease)
     return id and id.decode(), bodies
 
 
 def store(db, id, bodies):
-    """Inserts the bodies and the claim's id in one transaction; nothing if the id is there already."""
+    """Inserts the bodies and the claim's id in one transaction; inserts nothing if the id is stored already."""
     with db:
         if db.execute("INSERT OR IGNORE INTO claims VALUES (?)", (id,)).rowcount:
             db.executemany("INSERT INTO bodies VALUES (?, ?)", ((id, body) for body in bodies))
@@ -89,7 +89,7 @@ def settle(redis, id):
 
 
 def work(redis, db, lease=LEASE):
-    """Stores what waits. A worker killed at any point loses and doubles nothing: its claim expires and comes again."""
+    """Stores all bodies that wait. If it is killed, its claim expires, and the next worker gets the same claim."""
     while (claimed := claim(redis, lease))[0]:
         store(db, *claimed)
         settle(redis, claimed[0])

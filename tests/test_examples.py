@@ -75,7 +75,7 @@ def test_the_python_client_waits_as_it_is_told_and_knows_what_is_refused_for_goo
         client.post("/votes", {"poll": "py", "choice": str(n)})
     assert (429, 1.0) in [answer[:2] for answer in seen]
     assert all_stored(slow, "py", 5)
-    with pytest.raises(module["Refused"], match="404"):
+    with pytest.raises(module["Rejected"], match="404"):
         client.post("/nowhere", {})
     client.patience = 0
     with pytest.raises(TimeoutError, match="gave up"):
@@ -95,11 +95,11 @@ def test_the_python_client_says_that_it_does_not_know_when_there_is_no_answer() 
 @pytest.mark.skipif(not shutil.which("node"), reason="no node here")
 def test_the_javascript_client_waits_as_it_is_told_and_knows_what_is_refused_for_good(slow: Server) -> None:
     script = """
-        import { post, Refused } from "%s";
+        import { post, Rejected } from "%s";
         const statuses = [], real = fetch;
         globalThis.fetch = async (...all) => { const a = await real(...all); statuses.push(a.status); return a; };
         for (let n = 0; n < 5; n++) await post("%s/votes", { poll: "js", choice: String(n) });
-        try { await post("%s/nowhere", {}, 60); } catch (error) { statuses.push(error instanceof Refused); }
+        try { await post("%s/nowhere", {}, 60); } catch (error) { statuses.push(error instanceof Rejected); }
         console.log(JSON.stringify(statuses));
     """
     url = f"http://localhost:{slow.port}"
