@@ -273,11 +273,6 @@ class Settings:
         "Concurrent requests of one client, as above; beyond it, 429. `0`: no limit. Set it on a public port, against "
         "clients that hold connections open",
     )
-    client_timeout: int = setting(
-        integer(1, 3600), "30",
-        "Seconds for the whole head of a request, and between two reads of its body. Raise it for clients on slow "
-        "networks",
-    )
     cors: tuple[str, ...] = setting(
         origins, "",
         "Paths to which browsers may post from pages of other origins, and those origins (unless given, any). Set it "

@@ -39,9 +39,8 @@ def test_the_command_writes_the_table_between_the_markers(tmp_path: Path) -> Non
     assert text.count("\n| `INGEST_") == len(settings.NAMES)
 
 
-def test_there_are_at_most_29_settings() -> None:
-    """26 of the write side, and up to three of the read side."""
-    assert len(settings.NAMES) <= 29
+def test_there_are_at_most_26_settings() -> None:
+    assert len(settings.NAMES) <= 26
 
 
 def test_the_backlog_of_a_stream_may_use_half_of_the_memory() -> None:
@@ -93,8 +92,6 @@ def test_sizes_may_have_a_unit(text: str, size: int) -> None:
         ("INGEST_MAX_INFLATED", "-1"),
         ("INGEST_MAX_MEMORY", "1m"),
         ("INGEST_MAX_BACKLOG_BYTES", "0"),
-        ("INGEST_CLIENT_TIMEOUT", "0"),
-        ("INGEST_CLIENT_TIMEOUT", "1h"),
         ("INGEST_SINK", "mysql://localhost/x"),
         ("INGEST_SINK", "sqlite:///"),
         ("INGEST_ROUTES", "my-routes"),

@@ -157,8 +157,6 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
         ("/run/sluice/status.json", f'"{s.home}/run/status.json"'),
         ("allow 127.0.0.1; allow ::1;", " ".join(f"allow {network};" for network in s.status_allow)),
         ("client_max_body_size 1m", f"client_max_body_size {s.max_body}"),
-        ("client_header_timeout 30s", f"client_header_timeout {s.client_timeout}s"),
-        ("client_body_timeout 30s", f"client_body_timeout {s.client_timeout}s"),
     )
     for name, on, values in access(s):
         if on:

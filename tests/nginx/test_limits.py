@@ -36,7 +36,12 @@ SETTINGS = {
     "INGEST_MAX_MEMORY": "64m",
     "INGEST_MAX_INFLATED": "4m",
 }
-TIGHT = {"INGEST_CLIENT_CONNECTIONS": 3, "INGEST_CLIENT_TIMEOUT": 2}
+TIGHT = {"INGEST_CLIENT_CONNECTIONS": 3}
+SHORT = [
+    ("client_header_timeout 30s", "client_header_timeout 2s"),
+    ("client_body_timeout 30s", "client_body_timeout 2s"),
+    ("keepalive_timeout 75s", "keepalive_timeout 1s"),
+]
 PACED = b'{"poll":"paced","choice":"%b"}' % (b"x" * 12_000)  # 2,000 of these reach the bound in bytes
 A_MILLION_SEVENS = """
 local sevens = {}
@@ -103,7 +108,7 @@ def site() -> Iterator[Site]:
             (other / "run" / path.name).symlink_to(path)
         text = up.nginx_configuration(settings.load({}))["nginx.conf"]
         (connections,) = re.findall(r"worker_connections \d+", text)
-        change = ((connections, "worker_connections 64"), ("keepalive_timeout 75s", "keepalive_timeout 1s"))
+        change = ((connections, "worker_connections 64"), *SHORT)
         with nginx(other, TIGHT, change) as tight:
             site = Site(server, tight)
             site.serves()
