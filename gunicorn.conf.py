@@ -1,4 +1,7 @@
-"""gunicorn's settings that differ from its defaults. gunicorn 23 (on PyPy) ignores those that it does not know."""
+"""gunicorn, which runs ingest.app between nginx and Redis: the settings that differ from its defaults.
+
+gunicorn 23 (on PyPy) ignores settings that it does not know.
+"""
 
 import os
 import sys

@@ -77,7 +77,7 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
 
 
 def respond(reply: Reply, path: str, start_response: Callable[..., Any], method: str = "POST") -> Iterable[bytes]:
-    """Answer without appending. path: of a route or a probe; all others are counted together, as ""."""
+    """Answer without appending. path: of a route or a probe; "" counts all other paths together."""
     counts.counter(f"answered {reply.status[:3]} {path}").n += 1
     start_response(reply.status, reply.headers)
     return reply.chunks if method != "HEAD" else ()  # not every server omits the body of an answer to HEAD

@@ -1,4 +1,4 @@
-"""The daemon between the list and the database: claim, decode, persist, settle; bury what cannot be stored.
+"""The daemon between the list and the database: claim, decode, persist, settle; bury bodies that cannot be stored.
 
 worker.py [run]   until SIGTERM or SIGINT: finishes the present batch; a second signal exits at once and loses nothing
 worker.py drain   until the lists are empty; status 1 if anything was buried in dead_letters
@@ -72,7 +72,7 @@ class PartialDecode(Exception):
 
 
 class Worker:
-    """Claims, persists and settles, one stream after the other."""
+    """The loop: claim, persist and settle a batch of one stream after the other."""
 
     def __init__(self, outlet: Outlet, url: str, streams: dict[str, Stream], limits: Limits) -> None:
         """url: of the sink. limits: of one body."""
@@ -128,7 +128,7 @@ class Worker:
         self.wake.release()
 
     def step(self, state: StreamState) -> bool:
-        """Claim, persist and settle one batch of a stream; whether the stream should get its next step at once."""
+        """Claim, persist and settle one batch of a stream; True if the stream should get its next step at once."""
         claim = state.claim
         if claim is None:
             read_reply = state.prefetched or self.outlet.request_claim(state.stream.name, state.max_bodies)
@@ -186,7 +186,7 @@ class Worker:
         if it were requested earlier, the bodies would have to wait for it.
         """
         bodies = self.outlet.bodies(claim)
-        # A claim below the maximum has emptied the list, or the size of the next one depends on the time of this one.
+        # Only during a claim of the maximum size: a smaller one has emptied the list, or its time sets the next size.
         if claim.count == MAX_BODIES and claim.size <= MAX_BYTES and not state.prefetched and not self.stopping:
             state.prefetched = self.outlet.request_claim(claim.stream, state.max_bodies)
         return self.decode(state, claim, bodies, whole)
@@ -194,10 +194,10 @@ class Worker:
     def decode(
         self, state: StreamState, claim: Claim, bodies: Iterable[bytes], whole: bool = False
     ) -> Iterator[sinks.Entry]:
-        """The entries of a claim. A decoder that fails costs its body, not the batch.
+        """The entries of a claim. If a decoder raises, its body is buried, and the others are stored.
 
         whole: decode each body completely before its first entry.
-        Raises: PartialDecode, if not `whole`; whatever `bodies` raises.
+        Raises: PartialDecode, unless `whole`; any exception of `bodies`.
         """
         name, decode, limits, seq, until = state.stream.name, state.stream.decode, self.limits, claim.first, 0
         for body in bodies:
@@ -220,7 +220,7 @@ class Worker:
         """Keep the leases of held claims alive, however long the sink takes, and report to Redis. Runs in a thread."""
         while not self.stopping:
             held = [claim for state in self.states if (claim := state.claim)]
-            with contextlib.suppress(RedisError):  # the main loop logs it; after a lost lease another worker claims
+            with contextlib.suppress(RedisError):  # the main loop logs it; if a lease ends, another worker claims
                 for claim in held:
                     self.outlet.renew(claim)
                 self.outlet.report(held)
@@ -259,7 +259,7 @@ def timed(
 
 
 def main(arguments: list[str]) -> int:
-    """Set up logging and signals, and work; returns the exit status."""
+    """Set up logging and signals, then run the worker; returns the exit status."""
     if arguments not in ([], ["run"], ["drain"]):
         print("usage: worker.py [run | drain]", file=sys.stderr)
         return 2

@@ -18,17 +18,17 @@ __all__ = [
     "NO_CONTENT", "OK", "Limits", "Record", "Reject", "Reply", "Route", "Stream", "nanoseconds", "reply", "signed",
     "stream",
 ]  # fmt: skip
-_ROOMS = {
+_EXPORTS = {
     "record": ("Limits", "Record", "Reject"),
     "registry": ("Stream", "stream"),
     "routes": ("NO_CONTENT", "OK", "Reply", "Route", "reply"),
     "signature": ("signed",),
     "times": ("nanoseconds",),
 }
-_HOME = {name: f"sluice.streams.{module}" for module, names in _ROOMS.items() for name in names}
+_MODULES = {name: f"sluice.streams.{module}" for module, names in _EXPORTS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'sluice' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

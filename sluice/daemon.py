@@ -16,7 +16,7 @@ class Journal(logging.Formatter):
     """`name: message`, each line prefixed with its priority (sd-daemon(3)); the journal adds time and process."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The lines of one record."""
+        """The lines of one log record."""
         prefix = f"<{PRIORITIES.get(record.levelno, 5)}>"
         return "\n".join(prefix + line for line in super().format(record).splitlines())
 
@@ -27,7 +27,7 @@ class Json(logging.Formatter):
     converter = staticmethod(time.gmtime)
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of one record."""
+        """The line of one log record."""
         line = {
             "time": f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),

@@ -30,7 +30,7 @@ class SettingError(ValueError):
 
 
 class Span(NamedTuple):
-    """A range of numbers; both ends are equal for a fixed number."""
+    """An inclusive range; both ends are equal for a fixed number."""
 
     min: int
     max: int
@@ -189,7 +189,7 @@ class Settings:
         processes, "1",
         "Worker processes; `0`: none, bodies wait in Redis; `auto` or `auto:MIN-MAX`: as many as the backlog needs, "
         "1 to 4 unless given (`bin/up` only; as services, MIN are started). Raise it when the backlog grows although "
-        "the database has time",
+        "the database is not busy",
     )
     durability: str = setting(
         choice("always", "everysec", "no"), "always",

@@ -7,7 +7,7 @@ The contract between the lane and a WSGI callable. PEP 3333 holds, except that t
 (`write`) raises NotImplementedError in the fast lane. The rest is optional:
 
 app.max_body: int         bytes. A longer body goes unread to the slow lane, where the application may reject it first.
-                          Without it, and at most: connection.MAX_BODY
+                          Default and maximum: connection.MAX_BODY
 app.tick()                called about once a second, between two turns of the loop
 environ["fastlane.head"]  bytes: the request's head as received, including its empty line. Absent in the slow lane
 a lazy answer             an iterable that commits and calls start_response only when it is iterated. The lane iterates

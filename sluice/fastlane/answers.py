@@ -1,4 +1,4 @@
-"""Renders the application's answers to bytes."""
+"""Renders the application's answers to bytes, which the loop sends to nginx."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluice.fastlane.connection import DECLINED, Connection
 
 BROKEN = "500 Internal Server Error", [("Content-Length", "0")]
 ACCESS_LOGS = "accesslog", "logconfig", "logconfig_dict", "logconfig_json", "syslog"
-MAX_RENDERED = 256  # heads of answers that are remembered, under 1 kB each
+MAX_RENDERED = 256  # cached heads of answers, each below 1 kB
 # An answer that is not iterated yet: connection, answer, (status, headers) if already started, keep-alive, environ
 Pending = tuple[Connection, Iterable[bytes], Any, bool, dict[str, Any]]
 # headers and status as given, head for keep-alive, head for closing, length of the body in bytes
@@ -44,9 +44,9 @@ class Answers:
         ]
 
     def render(self, status: str, headers: list[tuple[str, str]], body: bytes) -> Rendered:
-        """Render an answer's head; remember it if the headers give the length of the body.
+        """Render an answer's head; cache it if the headers give the length of the body.
 
-        Raises: whatever gunicorn raises for an invalid header.
+        Raises: gunicorn's exceptions for an invalid header.
         """
         response = Response(SimpleNamespace(method="POST", version=(1, 1)), None, self.cfg)
         response.start_response(status, headers)

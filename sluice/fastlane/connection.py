@@ -14,7 +14,7 @@ MAX_BODY = 1 << 20  # bytes; the application reads a longer body itself, in the 
 # nothing is read from the client.
 IDLE = 0  # between two requests
 RECEIVING = 1  # `pieces` is the beginning of a request, `missing` the number of bytes that it lacks
-WAITING = 2  # the same, but it is not read: the bodies of other connections fill the memory that is set aside for them
+WAITING = 2  # as RECEIVING, but not read: bodies of other connections use all of MAX_ADMITTED (loop.py)
 DECLINED = 3  # `pieces` is for the slow lane, once `out` is sent; not read
 CLOSING = 4  # closes once `out` is sent; not read
 LEFT = 5  # closed, or in the slow lane
@@ -37,7 +37,7 @@ class Connection:
         self.state = IDLE
         self.pieces: list[bytes] = []
         self.missing = 0
-        self.admitted = 0  # bytes of FastLane.admitted that are this connection's: what it lacked when it was admitted
+        self.admitted = 0  # its part of FastLane.admitted: the bytes that it lacked when it was admitted
         self.out: bytes | bytearray = b""
 
 

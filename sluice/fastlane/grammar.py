@@ -72,7 +72,7 @@ class Grammar:
                     return None
                 keep_alive = value.lower() == "keep-alive"
             elif name in self.schemes:
-                # over TCP gunicorn believes it only from some addresses
+                # over TCP gunicorn trusts it only from some addresses
                 if not isinstance(server, str) or "wsgi.url_scheme" in environ:
                     return None
                 scheme = environ["wsgi.url_scheme"] = "https" if value == self.schemes[name] else "http"

@@ -1,8 +1,8 @@
 """A gunicorn worker class that answers many plain requests with one commit; between nginx and the WSGI callable.
 
 The fast lane takes one kind of request: POST, HTTP/1.1, a strict head, one Content-Length. All others take the slow
-lane: gunicorn's own gevent handler gets their bytes as if nobody had read them, and serves that one request in a
-greenlet. So there is no second lenient HTTP parser: the fast lane recognises a request or declines it.
+lane: gunicorn's own gevent handler gets all their bytes, and serves that one request in a greenlet. So there is no
+second lenient HTTP parser: the fast lane recognises a request or declines it.
 
 One turn of the loop: read what is ready, call the application for each request and keep its answer object; then iterate
 the answers. An application that commits when its answer is iterated commits once for all of them. The commit is all
@@ -45,11 +45,11 @@ from sluice.fastlane.connection import (
 from sluice.fastlane.grammar import Grammar, ParsedHead
 from sluice.fastlane.slow import SlowLane
 
-MAX_TURN = 2 << 20  # bytes read, after which a turn commits: bounds the memory of a batch
+MAX_TURN = 2 << 20  # bytes read, after which a turn commits: limits the memory of a batch
 MAX_ADMITTED = 4 << 20  # bytes of incomplete bodies that are read at a time; the others wait in the kernel
-CACHED_HEADS = 1024  # parsed heads that a listener remembers, 3 kB each
-MAX_CACHED_HEAD = 1024  # bytes; longer heads are not remembered
-GRACE = 0.75  # of gunicorn's graceful_timeout: at its end the master kills
+CACHED_HEADS = 1024  # parsed heads in the cache of a listener, 3 kB each
+MAX_CACHED_HEAD = 1024  # bytes; longer heads are not cached
+GRACE = 0.75  # fraction of gunicorn's graceful_timeout, at the end of which the master kills the process
 IN, OUT = select.EPOLLIN, select.EPOLLOUT
 # Settings of gunicorn that act on a request before the application; the fast lane supports none of them
 HOOKS = "pre_request", "post_request", "protocol", "proxy_protocol", "http2_cleartext"
@@ -104,12 +104,12 @@ class FastLane(SlowLane):
         self.max_body = min(MAX_BODY, getattr(self.wsgi, "max_body", MAX_BODY))
         self.tick: Callable[[], None] = getattr(self.wsgi, "tick", lambda: None)
         self.answers = Answers(self.cfg, self.log)
-        self.connections: dict[int, Connection] = {}  # by descriptor; those in the slow lane are not among them
+        self.connections: dict[int, Connection] = {}  # by descriptor; without those in the slow lane
         self.slow_count = 0  # connections in the slow lane
         self.pending: list[Pending] = []
         self.size = 0  # bytes read since the last commit
         self.admitted = 0  # bytes that the connections in state RECEIVING lacked when they were admitted
-        self.waiting: deque[Connection] = deque()  # in state WAITING, or no longer
+        self.waiting: deque[Connection] = deque()  # those in state WAITING; some may have left it
         self.declined: list[Connection] = []  # for the slow lane at the end of this turn
         self.started: Any = None  # status and headers of the answer that is being made
         # gunicorn would end this process at max_requests and only then start another: see run()
@@ -119,7 +119,7 @@ class FastLane(SlowLane):
     def run(self) -> None:
         """Serve until told to stop; then answer what was read, and let idle clients close first."""
         self.prepare()
-        # Woken while nginx still has requests to pass on, it does not preempt nginx: larger batches
+        # SCHED_BATCH: this process does not preempt nginx, which may have more requests to pass on: larger batches
         with contextlib.suppress(AttributeError, OSError):  # not on every system, not in every container
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         if hasattr(gc, "freeze"):  # CPython would look for cycles every few turns; the hot path makes none

@@ -12,7 +12,7 @@ from gunicorn.workers.ggevent import GeventWorker
 
 from sluice.fastlane.connection import MAX_BODY, READ, Connection
 
-LINGER = 2.0  # seconds that a client which is still sending has to read that it is rejected
+LINGER = 2.0  # seconds in which a client that is still sending can read its rejection
 
 
 class SlowLane(GeventWorker):

@@ -21,16 +21,16 @@ MAX_RETRY_AFTER = 60  # seconds
 RATE_WINDOW = 10.0  # seconds over which the drain rate is averaged
 UNLIMITED = 1 << 62
 
-# Why a body gets 503: the detail of the answer. The counts use it without the period and what follows a colon.
+# The details of the 503 answers. The counts use them without the period, and without the text after a colon.
 REDIS_DOWN = "Redis does not answer."
 REDIS_FULL = "Redis is full."
 REDIS_READ_ONLY = "Redis refuses to write: %s"
-BACKLOG_FULL = "The backlog is over its bound."
+BACKLOG_FULL = "The backlog is over its limit."
 REPLICAS_BEHIND = "Fewer than %d replicas of Redis keep up."
 
 
 class Refusal(NamedTuple):
-    """Why the bodies of one stream in one batch get 503. retry_after: seconds, whole."""
+    """Why the bodies of one stream in one batch get 503. retry_after: whole seconds."""
 
     detail: str
     retry_after: int
@@ -41,7 +41,7 @@ class Batch:
 
     bodies: stream -> its bodies in the order of arrival.
     done: the outcome is known: Redis has answered, or failed to.
-    refused: stream -> why, for the streams whose bodies get 503; None if there are none.
+    refused: the streams whose bodies get 503, each with its Refusal; None if there are none.
     """
 
     __slots__ = ("bodies", "done", "refused")
@@ -53,13 +53,13 @@ class Batch:
 
 
 class Backlog:
-    """What a gateway process knows of one stream's list: its length, its limit, and how fast the workers drain it."""
+    """One stream's list as a gateway process sees it: its length, its limit, and how fast the workers drain it."""
 
     def __init__(self, stream: str, max_bodies: int = UNLIMITED, max_bytes: int = UNLIMITED) -> None:
         """max_bodies, max_bytes: READY bodies, and their bytes, beyond which new bodies are refused."""
         keys = Keys.of(stream)
         self.max_bodies, self.max_bytes = max_bodies, max_bytes
-        self.limit = max_bodies  # bodies: as many of the present average size as both limits allow
+        self.limit = max_bodies  # bodies: the lower of both limits, at the present average size of a body
         key = keys.ready.encode()
         self.bytes = Counter()  # of the accepted bodies
         self.push = b"$5\r\nRPUSH\r\n$%d\r\n%b\r\n" % (len(key), key)
@@ -87,8 +87,8 @@ class Backlog:
         self.limit = min(self.max_bodies, self.max_bytes * ready // size) if size else self.max_bodies
 
     def refusal(self, excess: int, detail: str) -> Refusal:
-        """The refusal while `excess` bodies must leave the list first. If nothing drains, retry_after grows with the
-        time for which nothing has.
+        """The refusal while `excess` bodies must leave the list first. If the workers drain nothing, retry_after is the
+        time for which this has been observed, and after RATE_WINDOW the maximum.
         """
         idle = self.observed if self.observed < RATE_WINDOW else MAX_RETRY_AFTER
         seconds = excess / self.rate if self.rate > 0 else idle
@@ -118,7 +118,7 @@ class Inlet:
         ]
         self.open = Batch()
         self.backlogs: dict[str, Backlog] = {}
-        self.entry = threading.Lock()  # held for a moment: no body may be added to a batch that is being sent
+        self.entry = threading.Lock()  # held for a moment, so that no body is added to a batch that is being sent
         self.turn = threading.Lock()  # held for a round trip: one commit at a time
         self.logged: dict[str, str | None] = {}
 
@@ -133,7 +133,7 @@ class Inlet:
             return batch
 
     def commit(self, batch: Batch) -> None:
-        """Send the batch, unless another thread has. On return it is done, and `refused` names what gets 503."""
+        """Send the batch, unless another thread has. On return `done` is set and `refused` is final."""
         with self.turn:
             if batch.done:
                 return

@@ -1,4 +1,4 @@
-"""The operator's side of the list: snapshot, peek, purge, requeue."""
+"""The operator's side of the list between gateway and worker: snapshot, peek, purge, requeue."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Outlet:
         self.redis = client(socket, timeout)
         # An idle worker polls often, and polling through the client takes four times the CPU.
         self.polling = connection(socket, timeout)
-        # Its name shows what the worker holds, also while it stores; the name disappears with the process.
+        # This connection's name lists the claims that the worker holds, and disappears with the process.
         self.reporting = connection(socket, timeout)
         self.report_lock = threading.Lock()
         self.counts = Counts()
@@ -128,7 +128,7 @@ class Outlet:
         self.redis.eval(SETTLE, 3, keys.claimed, keys.claims, keys.marks, keys.claim, claim.id)
 
     def has_work(self, streams: list[str]) -> list[bool]:
-        """For each stream whether it has READY bodies or open claims. Not safe with threads."""
+        """Whether each of the streams has READY bodies or open claims. Not safe with threads."""
         keys = [Keys.of(stream) for stream in streams]
         try:
             self.polling.send_packed_command(self.polling.pack_commands([("EXISTS", k.ready, k.claims) for k in keys]))

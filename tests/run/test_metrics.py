@@ -200,7 +200,7 @@ def test_what_is_refused_is_counted_with_its_reason(tmp: Path) -> None:
             inlet.commit(inlet.append("votes", vote(n)))
         inlet.report(last=True)
         counted = Inspector(str(redis.socket)).counters()
-        assert counted["refused votes The backlog is over its bound"] == 3
+        assert counted["refused votes The backlog is over its limit"] == 3
         assert counted["bytes votes"] == 2 * len(vote(0))
 
 

@@ -515,7 +515,7 @@ def test_only_the_full_stream_is_refused(server: Server) -> None:
     batch = inlet.append("s", b"too much")
     assert inlet.append("t", b"fine") is batch
     inlet.commit(batch)
-    assert batch.refused == {"s": Refusal("The backlog is over its bound.", 1)}  # the drain rate is unknown
+    assert batch.refused == {"s": Refusal("The backlog is over its limit.", 1)}  # the drain rate is unknown
     assert raw(server).lrange("ingest:{t}", 0, -1) == [b"fine"]
     assert raw(server).llen(KEYS.ready) == 10
 
@@ -528,7 +528,7 @@ def test_a_backlog_over_its_limit_in_bytes_is_refused_and_other_streams_are_not(
     pushed = 0
     while (refused := push(inlet, b"x" * 10_000)) is None and pushed < 1000:
         pushed += 1
-    assert refused == Refusal("The backlog is over its bound.", 1)
+    assert refused == Refusal("The backlog is over its limit.", 1)
     assert 90 <= pushed <= 106  # 1 MiB of 10 kB bodies
     assert push(inlet, b"x" * 10_000, stream="t") is None
     assert push(inlet, b"small")  # the size of the new body does not matter
@@ -592,7 +592,7 @@ def test_a_client_that_waits_for_retry_after_is_accepted(
     inlet.backlogs["s"].rate = 100.0
     monkeypatch.setattr(Backlog, "update", lambda backlog, claimed, ready, us, size: setattr(backlog, "length", ready))
     told = push(inlet, b"late")
-    assert told == Refusal("The backlog is over its bound.", 2)  # (250 - 100 + 1) / 100
+    assert told == Refusal("The backlog is over its limit.", 2)  # (250 - 100 + 1) / 100
     taken = claim(outlet, max_bodies=100 * told.retry_after)  # as many as drain in that time
     outlet.settle(taken)
     assert poll(lambda: push(inlet, b"late") is None, 2)
@@ -732,7 +732,7 @@ def test_a_refusal_is_logged_when_it_starts_and_when_it_ends(server: Server, cap
     raw(server).delete(KEYS.ready)
     assert poll(lambda: push(inlet, b"d") is None)
     assert [record.getMessage() for record in caplog.records] == [
-        "s: refusing bodies: The backlog is over its bound.",
+        "s: refusing bodies: The backlog is over its limit.",
         "s: accepting bodies again",
     ]
 
