@@ -1,4 +1,4 @@
-"""Databases: one transaction stores a claim with its id, so that each claim is stored once."""
+"""The worker's interface to a database: one transaction stores a claim with its id, so each claim is stored once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LETTER_BYTES = 4 << 20  # bytes of dead letters held in memory at once
 
 
 class Unavailable(Exception):
-    """The sink cannot be written now: nothing of the batch was stored, all of it may be tried again."""
+    """The sink cannot be written now. Nothing of the batch was stored; all of it can be retried."""
 
 
 class RowsRejected(Unavailable):
@@ -49,7 +49,7 @@ class DeadLetter(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a claim: records stored, letters buried. again: the sink already has the claim; nothing changed."""
+    """Records stored and dead letters buried from a claim. again: the sink already had the claim; nothing changed."""
 
     records: int
     letters: int
@@ -112,7 +112,7 @@ class Sink(ABC, Generic[Db]):
         return outcome
 
     def replay(self, letters: list[DeadLetter], decode: Decode, dry: bool = False) -> Replayed:
-        """Replace dead letters by what the decoder now makes of them, in one transaction.
+        """Decode dead letters again, and replace each by its result, in one transaction.
 
         A letter that another replay has taken is skipped. A letter that is buried again has a new, higher id.
         dry: change nothing; only report the result.
@@ -197,7 +197,7 @@ class Sink(ABC, Generic[Db]):
         """Add to the number of records of a batch."""
 
     def add_change(self, db: Db, stream: str, batch: int) -> None:  # noqa: B027  # a rowid shows it in SQLite
-        """Note that a batch got rows later than with its claim, for the views."""
+        """Note for the views that a batch got more rows after its claim was stored."""
 
     @abstractmethod
     def insert(self, db: Db, table: Any, batch: int, whole: bool, entries: Iterable[Entry]) -> Outcome:

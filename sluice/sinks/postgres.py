@@ -26,8 +26,8 @@ from sluice.streams.registry import Stream
 
 STAMP = "timestamp with time zone"
 PLAIN = {float: "double precision", int: "bigint", bool: "boolean", str: "text"}  # all other types are jsonb
-# The type as which a column is sent: the same bytes, but made from another Python type. A timestamp is microseconds
-# since 2000; jsonb is a version byte and JSON.
+# The type that COPY gets for a column: its binary form is the same, but psycopg makes it from another Python type. A
+# timestamp is microseconds since 2000; jsonb is a version byte and JSON.
 SENT = {
     **{STAMP: "int8", "bigint": "int8", "smallint": "int2", "double precision": "float8", "boolean": "bool"},
     **{"text": "text", "numeric": "numeric", "jsonb": "bytea"},
@@ -73,8 +73,8 @@ CONNECTION: dict[str, Any] = {
     **{"tcp_user_timeout": 25_000, "fallback_application_name": "sluice", "client_encoding": "UTF8"},
 }
 
-# SQLSTATE classes of errors of the server, its roles or its tables. All other codes, also those that a trigger raises,
-# blame a value. 22P03: a column does not have the type that was sent.
+# SQLSTATE classes of errors of the server, its roles or its tables. A value causes all other codes, also those that a
+# trigger raises. 22P03: a column does not have the type that was sent.
 SERVER_ERRORS = re.compile("08|0A|25|26|28|3D|3F|40|42|53|55|57|58|72|F0|XX|22P03")
 VALUE_ERRORS = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, msgspec.MsgspecError)
 Row = tuple[Any, ...]
@@ -362,7 +362,7 @@ def one(cursor: psycopg.Cursor) -> Any:
 
 
 def is_server_error(error: psycopg.Error) -> bool:
-    """Whether an error blames the server, not a value."""
+    """Whether the server caused an error, not a value."""
     if error.sqlstate is None:  # an error of the driver, or a lost connection
         return not isinstance(error, psycopg.DataError)
     return bool(SERVER_ERRORS.match(error.sqlstate))

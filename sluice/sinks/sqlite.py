@@ -26,7 +26,7 @@ from sluice.streams.registry import Stream
 
 BUSY = 5.0  # seconds to wait for another writer
 PLAIN = {float: "REAL", int: "INTEGER", bool: "INTEGER", str: "TEXT"}
-# Errors that blame a value; all others make the sink unavailable.
+# Errors caused by a value; all others make the sink unavailable.
 VALUE_ERRORS = (
     *(apsw.ConstraintError, apsw.TooBigError, apsw.MismatchError),
     *(TypeError, ValueError, OverflowError, AttributeError, LookupError, msgspec.MsgspecError),
@@ -255,7 +255,7 @@ class Sqlite(Sink[apsw.Connection]):
 
 
 def busy_handler() -> Callable[[int], bool]:
-    """A busy handler that waits for another writer. SQLite's own would delay signals until it returns."""
+    """A busy handler that waits for another writer. SQLite's own delays signals until it returns."""
     start = 0.0
 
     def wait(times: int) -> bool:

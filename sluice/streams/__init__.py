@@ -1,1 +1,1 @@
-"""Streams: routes, record types and decoders, one file per wire format. A decoder is a pure function."""
+"""Streams: the gateway's routes, and the worker's record types and decoders, one file per wire format."""

@@ -1,4 +1,4 @@
-"""Splits bodies into records: gzip, JSON arrays, NDJSON and forms, in bounded memory and without losing a byte."""
+"""Splits bodies into records for the decoders: gzip, JSON arrays, NDJSON and forms, in bounded memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class Remainder(bytes):
 
 
 class Budget:
-    """The number of records that a body may still hold. Without it 8 KB of gzip keep a worker busy for ten seconds."""
+    """The number of records that a body may still hold.
+
+    Without this limit, 8 KB of gzip keep a worker busy for ten seconds.
+    """
 
     __slots__ = ("limits", "left")
 

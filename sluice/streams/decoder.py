@@ -1,6 +1,7 @@
 """The decoders' common part: gzip, kept heads, the record budget, rejects; and plain JSON objects, arrays and forms.
 
-A decoder is a pure function `decode(item, limits)`. It never raises: what it cannot store it yields as a `Reject`.
+A decoder is a pure function `decode(item, limits)`. It never raises: it yields a `Reject` for each part that cannot be
+stored.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ REAL_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 BATCH = 1 << 20  # bytes that are decoded to a list at once; the list takes about 10 bytes of memory per byte
 REASON = 200  # characters
 SEPARATE = 100  # invalid records of one body that are buried separately
-MERGED = 1 << 16  # bytes of the further ones that are buried as one dead letter
+MERGED = 1 << 16  # bytes of further invalid records that are buried as one dead letter
 INVALID_COST = 50  # an invalid record counts as this many records of the budget: rejecting one takes longer
 
 
@@ -75,7 +76,7 @@ class Decoder:
         for result in merge_rejects(self.contents(body, message, budget), budget):
             if isinstance(result, Reject):
                 part = result.part
-                # a replay must not take a line that begins like a gzip file or a kept message for one
+                # so that a replay does not mistake a line that begins like a gzip file or a kept message for one
                 if part.startswith((bodies.GZIP, bodies.ZSTD)) or START.match(part):
                     part = b"\n" + part
                 result = Reject(message.head() + part if message else part, result.reason, False)
@@ -229,7 +230,7 @@ class LineDecoder(Decoder):
             try:
                 record = self.decode_line(line, budget.limits)
             except Exception as error:  # any exception of the user's parser
-                # a replay must not remove a byte order mark that is not at the start of the body
+                # so that a replay does not remove a byte order mark that was not at the start of the body
                 yield Reject(b"\n" + line if line.startswith(bodies.BOM) else line, bodies.reason(error), False)
             else:
                 yield record
@@ -284,7 +285,7 @@ def check_numbers(values: Iterable[Any]) -> None:
 
 
 def out_of_range(number: float) -> Invalid:
-    """The error of a number that a database cannot hold."""
+    """The error for a number that a database cannot hold."""
     return Invalid(f"number out of range: {number!r:.40}")
 
 

@@ -119,7 +119,7 @@ class MetricsDecoder(JsonDecoder):
 
 
 def lines(body: bytes, budget: Budget, unit: int = 1) -> Iterator[Result]:
-    """See `influx.decode`. A comment precedes an invalid line that a replay would take for another format."""
+    """See `influx.decode`. Puts a comment before an invalid line that a replay would mistake for another format."""
     for result in influx.decode(body, budget, unit):
         if isinstance(result, Reject):
             part = result.part

@@ -50,7 +50,7 @@ read_coordinates = msgspec.json.Decoder(list[float | None]).decode
 
 
 def decode(part: bytes, budget: Budget) -> Iterator[Gps | Reject]:
-    """The positions of a request, until the budget is used up. The reject of an invalid feature is a request with it.
+    """The positions of a request, until the budget is used up. An invalid feature is rejected as a request of its own.
 
     Raises, before it yields: Invalid, msgspec's errors.
     """

@@ -1,4 +1,4 @@
-"""The gateway's replies that no route names: its errors, and route replies that also close the client's connection."""
+"""The gateway's error replies, and variants of the routes' replies that close the client's connection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from sluice.streams.routes import Reply, reply
 
-# One line of printable ASCII: all that nginx can repeat from a header field
+# One line of printable ASCII: nginx can repeat no other text from a header field
 LINE = re.compile("(?:[!-~](?:[ -~]{0,999}[!-~])?)?")
 
 
@@ -29,13 +29,13 @@ EMPTY = problem("400 Bad Request", "The request has neither a body nor a query s
 
 @lru_cache(maxsize=1)
 def too_large(max_body: int) -> Reply:
-    """max_body: bytes."""
+    """413. max_body: bytes."""
     return problem("413 Content Too Large", f"A body may have at most {max_body} bytes; nothing was queued.")
 
 
 @lru_cache(maxsize=256)
 def unavailable(detail: str, retry_after: int) -> Reply:
-    """retry_after: whole seconds."""
+    """503. retry_after: whole seconds."""
     return problem("503 Service Unavailable", detail, ("Retry-After", str(retry_after)))
 
 

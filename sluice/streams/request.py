@@ -1,4 +1,4 @@
-"""What the gateway takes from a WSGI request: its body, or the whole HTTP message."""
+"""Makes the list item of a WSGI request, for the gateway: its body, or the whole HTTP message."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read(environ: dict[str, Any], keep_head: bool, max_body: int) -> bytes:
 
 
 def head(environ: dict[str, Any]) -> bytes:
-    """As received if the server has it (`fastlane.head`), else rebuilt from the environ: the same target and fields."""
+    """The head: as received if the server has it (`fastlane.head`), else rebuilt with the same target and fields."""
     received: bytes | None = environ.get("fastlane.head")
     if received is not None:
         return received

@@ -1,4 +1,4 @@
-"""Signed webhooks: checks the signature of a kept message before its body is decoded.
+"""Signed webhooks: the worker checks the signature of a kept message before it decodes the body.
 
 A signature covers the body and, with two of the schemes, a time and an id; the other header fields are not protected.
 An attacker who records a message can send it again with its signature; TLS prevents the recording.
