@@ -30,7 +30,7 @@ PROCESSES = 2  # client processes
 PAUSE = (0.0, 1.5)  # seconds between two faults; short enough that some begin before the last is healed
 LAST = 8.0  # no fault begins in the last seconds; most last no longer than this
 SHOWN = 100  # event numbers of each kind in the Markdown report
-COUNTS = ("sent", "acknowledged", "refused", "unanswered", "cut")
+COUNTS = ("sent", "acknowledged", "rejected", "unanswered", "cut")
 
 
 class Load:
@@ -113,7 +113,7 @@ class Drill:
         print(f"{self.elapsed():6.1f} s  {words}", flush=True)
 
     def progress(self) -> None:
-        """A line a second."""
+        """Print a line every second."""
         before = 0
         while not self.over.wait(1):
             acknowledged = self.load.count("acknowledged")
@@ -129,7 +129,7 @@ class Drill:
             count += 1
 
     def flows(self, seconds: float) -> float:
-        """Wait until new events are acknowledged. Returns: the seconds that took. Raises: Trouble."""
+        """Wait until new events are acknowledged. Returns: the seconds waited. Raises: Trouble."""
         begun, before = time.monotonic(), self.load.count("acknowledged")
         wait(lambda: self.load.count("acknowledged") > before + PROCESSES, seconds, "events are acknowledged")
         return time.monotonic() - begun
@@ -152,7 +152,7 @@ class Drill:
         trouble = ""
         try:
             self.flows(60)
-            wait(lambda: self.site.store.bodies(STREAM), 60, "the first events are stored")  # so the tables exist
+            wait(lambda: self.site.store.bodies(STREAM), 60, "the first events are stored")  # then the tables exist
             for name in self.order(self.options.faults):
                 time.sleep(self.random.uniform(*PAUSE))
                 if self.elapsed() > max(self.options.duration - LAST, self.options.duration / 2):

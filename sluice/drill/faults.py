@@ -25,7 +25,7 @@ from sluice.spool.contract import LEASE
 
 
 class Scene(NamedTuple):
-    """What a fault acts on. cut: make that many clients close their connection early."""
+    """The target of a fault. cut: make that many clients close their connection early."""
 
     site: Site
     random: random.Random
@@ -135,12 +135,7 @@ def restart(scene: Scene) -> str:
         scene.site.stop()
         scene.site.start()
         return "bin/up"
-    for name in (
-        "nginx",
-        "gateway",
-        "worker",
-        "redis",
-    ):  # the order in which bin/up stops them
+    for name in "nginx", "gateway", "worker", "redis":  # the order in which bin/up stops them
         for pid in scene.site.parents(name):
             strike(pid, signal.SIGTERM)  # the supervisor starts it again
     scene.site.wait_ready()
@@ -191,7 +186,7 @@ def redis_disk(scene: Scene) -> str:
     pid = scene.site.parents("redis")[0]
     log = max((scene.site.home / "redis/appendonlydir").glob("*.incr.aof"), key=lambda path: path.stat().st_mtime)
     limit = log.stat().st_size + scene.random.randrange(1, 20_000)
-    # a limit of this process only
+    # the limit applies to this process only
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]))
     try:
         wait(lambda: gone(pid), 20, "Redis exits at the size limit")
@@ -412,7 +407,7 @@ def clock(scene: Scene) -> str:
         return "not done: no C compiler found"
     build = ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), "-x", "c", "-"]
     subprocess.run(build, input=CLOCK, text=True, check=True)
-    # Redis keeps its clock: it gives received_at, which the drill compares with its own clock. nginx needs none.
+    # Redis keeps its clock: received_at comes from it, and the drill compares that with its own. nginx needs none.
     real.mkdir(exist_ok=True)
     for name in "redis-server", "nginx":
         found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")

@@ -132,7 +132,7 @@ def running(
     """Run a program in its own process group. At the end send `stop`, wait at most 15 s, kill the group."""
     with open(log, "ab") as out:
         process = subprocess.Popen(
-            # a script that starts the tests with & makes them ignore SIGINT, and children inherit that
+            # a shell script that starts the tests with & makes them ignore SIGINT, and children inherit this
             ["env", "--default-signal=INT", *map(str, command)],
             stdin=subprocess.DEVNULL,
             stdout=out,
@@ -273,9 +273,8 @@ def request(where: int | Path | socket.socket, data: bytes, seconds: float = 10)
     where: a port, a Unix socket, or a connection, which stays open.
     """
     if isinstance(where, socket.socket):
-        with contextlib.suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # the response to an early rejection is readable
+        # the response to an early rejection can be read all the same
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             where.sendall(data)
         return answer(where, head=data.startswith(b"HEAD "))
     with connect(where, seconds) as connection:

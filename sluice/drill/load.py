@@ -100,7 +100,7 @@ class Crowd:
         self.by_fd: dict[int, Client] = {}
         self.idle = deque(Client() for _ in range(clients))
         self.resting: deque[Client] = deque()
-        self.acknowledged = self.refused = self.unanswered = self.cuts = 0
+        self.acknowledged = self.rejected = self.unanswered = self.cuts = 0
         self.random = random.Random(number)
 
     def connect(self) -> socket.socket | None:
@@ -170,7 +170,7 @@ class Crowd:
             self.acknowledged += 1
             self.idle.append(client)
         else:
-            self.refused += 1
+            self.rejected += 1
             self.rest(client, now)
 
     def lose(self, client: Client, now: float) -> None:
@@ -217,7 +217,7 @@ class Crowd:
             {
                 "sent": len(self.book.status),
                 "acknowledged": self.acknowledged,
-                "refused": self.refused,
+                "rejected": self.rejected,
                 "unanswered": self.unanswered,
                 "cut": self.cuts,
             }

@@ -46,7 +46,7 @@ class Postgres:
 
     @property
     def url(self) -> str:
-        """Of the Unix socket."""
+        """The connection string, over the Unix socket."""
         return f"postgresql://sluice@/sluice?host={self.home}&port={self.port}"
 
     def start(self) -> None:

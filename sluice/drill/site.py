@@ -32,8 +32,6 @@ from sluice.spool.contract import Keys
 T = TypeVar("T")
 STREAM = "metrics"
 KEYS = Keys.of(STREAM)
-
-
 # Raised while a fault lasts: `wait` tries again.
 TRANSIENT = (OSError, redis.RedisError, Unavailable, http.client.HTTPException)
 
