@@ -1,4 +1,4 @@
-"""Continues the program in bench/.venv, and installs that first. Every other module of the rig imports this one."""
+"""Installs bench/.venv and restarts the program in it. Every other module of the rig imports this one."""
 
 from __future__ import annotations
 

@@ -28,10 +28,10 @@ def options(
     warm: float = 8,
     extra: Callable[[argparse.ArgumentParser], object] | None = None,
 ) -> argparse.Namespace:
-    """The options that every benchmark takes. extra: adds more to the parser."""
+    """Parse the command line: the options of every benchmark, and those that `extra` adds to the parser."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=rounds, help="alternating rounds (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=seconds, help="of load per run (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=seconds, help="seconds of load per run (%(default)s)")
     parser.add_argument(
         "--warm", type=float, default=warm, help="seconds of discarded load first, for the JIT of PyPy (%(default)s)"
     )

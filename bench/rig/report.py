@@ -17,8 +17,6 @@ from rig.parameters import Figures, machine
 OURS_COLOUR, THEIRS_COLOUR, LIMIT_COLOUR = "#0072B2", "#999999", "#E69F00"
 STACK = ("#E69F00", "#0072B2", "#D55E00", "#BBBBBB", "#009E73", "#CC79A7")
 COLOURS = (OURS_COLOUR, "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-
-
 PATHS = ("against", "dir", "results")  # options that do not affect the figures
 
 
@@ -181,7 +179,7 @@ def show(value: object) -> str:
 
 
 def pyplot() -> Any:
-    """matplotlib without a display. Imported late: that takes a second."""
+    """matplotlib.pyplot without a display. Imported on first use, because the import takes a second."""
     import matplotlib
 
     matplotlib.use("agg")

@@ -19,10 +19,10 @@ def rounds(
     pause: float = 0.3,
 ) -> dict[str, Figures]:
     """Run every case once per round, after one discarded run each. Every second round reverses the order of the
-    one before, and then the order rotates by two: neighbours stay neighbours, and none always precedes the other.
+    one before, and then the order rotates by two: neighbours stay neighbours, and neither always precedes the other.
 
-    reference: the case that the ratios refer to. warm: seconds of the discarded run, if not options.warm. pause:
-    seconds between two runs. A run during which the machine stalled is repeated.
+    reference: the case that the ratios refer to. warm: seconds of the discarded run, where they differ from
+    options.warm. pause: seconds between two runs. A run during which the machine stalled is repeated.
     Returns: case -> the medians of its figures, `rates` of each round; with a reference also `ratio` (median) and
     `ratios` of each round.
     """

@@ -28,7 +28,7 @@ from sluice.drill import harness
 THEIRS = {"cpython": VENV / "bin/python", "pypy": ROOT / ".venv-pypy/bin/python"}
 harness.PYTHON.update({name: str(path) for name, path in OURS.items()})
 CFLAGS = ("-O2", "-Wall", "-Wextra", "-Werror")
-# No worker drains the lists. A gateway that refuses at its bound would look fast.
+# No worker drains the lists, and a gateway that refuses bodies at its limit would look fast.
 UNBOUNDED = {"INGEST_MAX_BACKLOG_BYTES": "1024g"}
 
 # Runs in a checkout, old layout or new: writes the configuration of nginx, prints the sockets of the gateway.
@@ -103,7 +103,7 @@ class Stand:
         self.stack.close()
 
     def kill(self) -> None:
-        """Kill all servers: nothing here needs a graceful end, which would take seconds per server."""
+        """Kill all servers: a graceful end would take seconds per server, and no benchmark needs it."""
         for server in self.servers:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
@@ -170,7 +170,7 @@ class Stand:
         path: str = "/gps",
         about: Figures | None = None,
     ) -> Candidate:
-        """A candidate, once it answers a POST by a 2xx."""
+        """A candidate, once it answers a POST with a 2xx. Raises: AssertionError if it does not within 60 s."""
         groups = {"nginx": [nginx.pid]} | {part: [server.pid] for part, server in parts.items()}
         candidate = Candidate(name, nginx.port, groups | {"redis": [self.redis.pid]}, home, path, about or {})
 
@@ -189,7 +189,7 @@ class Stand:
     def gateway(
         self, name: str, runtime: str = "cpython", gateways: int = 1, worker_class: str = "", **env: object
     ) -> Candidate:
-        """The gateway of Sluice as bin/up runs it, behind nginx. worker_class: one of gunicorn's, or "": ours."""
+        """The gateway of Sluice as bin/up runs it, behind nginx. worker_class: of gunicorn; "": the fast lane."""
         home = self.home()
         env = {"INGEST_GATEWAYS": gateways} | UNBOUNDED | env
         server = self.enter(harness.gateway(home, self.redis, runtime, worker_class, env))

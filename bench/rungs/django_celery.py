@@ -1,4 +1,4 @@
-"""Django + Celery: the same view delays a task; the broker is Redis. No worker runs the tasks."""
+"""Django + Celery: the view queues a task in Redis. No worker runs the tasks."""
 
 import os
 

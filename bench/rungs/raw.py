@@ -1,4 +1,4 @@
-"""Raw WSGI + RPUSH: five lines that need no web framework."""
+"""Raw WSGI + RPUSH: five lines without a web framework."""
 
 import os
 
