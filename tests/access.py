@@ -9,7 +9,7 @@ KEY, OTHER = "0123456789abcdef0123456789abcdef01234567", "Zm9vYmFyYmF6cXV4Zm9vYm
 
 
 def private(path: Path, text: str) -> Path:
-    """A file for its owner only."""
+    """Write a file that only its owner can read."""
     path.touch(0o600)
     path.write_text(text)
     return path
@@ -25,7 +25,7 @@ def passwords(tmp: Path) -> Path:
 
 
 def curl(*arguments: object) -> tuple[int, dict[str, list[str]], str]:
-    """Ask with the real curl: status (0: no answer), headers with names in lower case, body."""
+    """Send a request with the real curl. Returns: status (0: no answer), headers by lower-case name, body or error."""
     done = subprocess.run(
         ["curl", "-sS", "-i", "--http1.1", "--max-time", "20", *map(str, arguments)], capture_output=True, text=True
     )

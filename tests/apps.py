@@ -13,7 +13,7 @@ Start = Callable[..., Any]
 
 
 class Echo:
-    """A lazy answer. Its batch are the answers made before the first of them is iterated."""
+    """A lazy answer. Its batch is all answers that are made before the first of them is iterated."""
 
     batch: list[Echo] = []
     number = 0
@@ -91,7 +91,7 @@ def odd_generator(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
 
 
 def odd_own_headers(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """A new list with each answer: the cache must not confuse them."""
+    """A new headers list with each answer: the cache must not confuse them."""
     body = environ["wsgi.input"].read()
     start("200 OK", [("Content-Length", str(len(body))), ("X-Body", body.decode())])
     return [body]
@@ -101,7 +101,7 @@ SHARED = [("Content-Type", "text/plain")]
 
 
 def odd_shared_headers(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """The same list with each answer, without a Content-Length."""
+    """The same headers list with each answer, without a Content-Length."""
     start("200 OK", SHARED)
     return [environ["wsgi.input"].read()]
 

@@ -13,7 +13,7 @@ CHUNKS = b"3\r\nabc\r\n0\r\n\r\n"
 FIVE = b"Content-Length: 5"
 BODY = b"12345"
 
-# What the fast lane must decline, by the place where the rule stands.
+# Requests that the fast lane must decline, by the RFC and section of the rule.
 DECLINED = {
     # RFC 9112, 2.2: messages
     "a_bare_lf_for_every_line_end": post(FIVE, body=BODY, end=b"\n"),
@@ -82,7 +82,7 @@ DECLINED = {
     "a_field_that_comes_twice": post(b"X: y", b"x: z", FIVE, body=BODY),
     "a_line_that_is_too_long": post(FIVE, body=BODY, line=b"POST /" + b"a" * 8190 + b" HTTP/1.1"),
     "a_field_that_is_too_long": post(b"X: " + b"a" * 8190, FIVE, body=BODY),
-    # 6: the length of a body. TE.CL, CL.TE, TE.TE, CL.CL, CL.0 are how attackers call the first ones
+    # 6: the length of a body. The first ones are known as TE.CL, CL.TE, TE.TE, CL.CL and CL.0
     "chunks": post(CHUNKED, body=CHUNKS),
     "a_length_and_chunks": post(b"Content-Length: 5", CHUNKED, body=b"0\r\n\r\n" + SMUGGLED),
     "chunks_and_a_length": post(CHUNKED, b"Content-Length: 4", body=b"5c\r\n" + SMUGGLED + b"\r\n0\r\n\r\n"),
@@ -122,7 +122,7 @@ DECLINED = {
     "an_empty_length": post(b"Content-Length:", body=BODY),
     "a_length_beyond_64_bits": post(b"Content-Length: 18446744073709551621", body=BODY),
     "a_length_of_5000_digits": post(b"Content-Length: " + b"5" * 5000, body=BODY),
-    # 7, 9, 11, and RFC 9110: what asks for more than an answer
+    # 7, 9, 11, and RFC 9110: requests that need more than an answer
     "chunk_extensions": post(CHUNKED, body=b"3;a=b;c\r\nabc\r\n0\r\n\r\n"),
     "a_chunk_extension_with_a_line_end": post(CHUNKED, body=b'3;a="\r\n"\r\nabc\r\n0\r\n\r\n'),
     "a_chunk_of_negative_size": post(CHUNKED, body=b"-1\r\nabc\r\n0\r\n\r\n"),
@@ -142,7 +142,7 @@ DECLINED = {
     "an_empty_connection": post(b"Connection:", FIVE, body=BODY),
 }
 
-# What it must take, or it would not be worth its name, and how many requests that are.
+# Bytes that the fast lane must take, with the number of requests in them.
 TAKEN = {
     "nginx": (post(b"X-Real-IP: 192.0.2.1", b"Content-Type: text/plain", b"User-Agent: curl/7", FIVE, body=BODY), 1),
     "no_body": (post(b"Content-Length: 0"), 1),

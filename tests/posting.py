@@ -1,4 +1,4 @@
-"""A client that posts without a pause, for tests that restart things meanwhile."""
+"""A client that posts without a pause, for tests that restart programs meanwhile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sluice.drill.harness import connect, post
 
 
 class Load(threading.Thread):
-    """Posts without a pause through one connection, or a fresh one each time; counts what failed."""
+    """Posts without a pause through one connection, or a new one each time; counts the 200s, lists the failures."""
 
     def __init__(self, port: int, fresh: bool) -> None:
         super().__init__(daemon=True)

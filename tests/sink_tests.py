@@ -211,7 +211,7 @@ class SinkTests:
             count: int
             note: str = ""
 
-        def decode(body: bytes, bounds: Limits) -> list[Any]:
+        def decode(body: bytes, limits: Limits) -> list[Any]:
             odd: dict[bytes, Any] = {
                 b"64": Order(count=2**64),
                 b"-1": Order(count=1, note="\ud800"),
@@ -232,7 +232,7 @@ class SinkTests:
         class Gone(Exception):
             pass
 
-        for error in Gone, ValueError, TypeError, KeyError:  # also one that looks like the database's own
+        for error in Gone, ValueError, TypeError, KeyError:  # also types that an error of the database may have
             with pytest.raises(error):
                 sink.persist(claim("votes", 1), gone(error))
         assert store.ask("SELECT (SELECT count(*) FROM votes) + (SELECT count(*) FROM batches)") == [(0,)]
@@ -314,7 +314,7 @@ class SinkTests:
             for _ in range(2):
                 with pytest.raises(Unavailable):
                     sinks.connect(store.url, STREAMS).persist(*votes("a"))
-        assert poll(lambda: sink.persist(*votes("a"))) == Outcome(1, 0)  # a connection that broke costs a try
+        assert poll(lambda: sink.persist(*votes("a"))) == Outcome(1, 0)  # the first try may find a broken connection
         assert self.choices(store) == ["a"]
 
     def test_a_kill_during_a_transaction_stores_all_or_nothing(self, store: Store, sink: Sink) -> None:

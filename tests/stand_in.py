@@ -1,4 +1,4 @@
-"""nginx with the real configuration, in front of a stand-in for the gateway that records what it is sent."""
+"""nginx with the real configuration, in front of a stand-in for the gateway that records its requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 16\r
 
 
 class Gateway:
-    """Stands in for the gateway: notes what it is sent, and answers what it is told to."""
+    """Stands in for the gateway: records each request and answers `reply`, or closes the connection if it is empty."""
 
     def __init__(self, home: Path) -> None:
         self.requests: list[bytes] = []
@@ -59,5 +59,5 @@ def front(*change: tuple[str, str], **env: object) -> Iterator[tuple[Server, Gat
 
 
 def problem(title: str, status: int, detail: str) -> bytes:
-    """The bytes that PROTOCOL.md, section 2, promises."""
+    """The body of an error, as in PROTOCOL.md, section 2."""
     return b'{"type":"about:blank","title":"%b","status":%d,"detail":"%b"}' % (title.encode(), status, detail.encode())

@@ -36,7 +36,7 @@ def sent(up: Server, head: str, body: bytes = b"") -> tuple[int, bytes]:
 
 
 def metrics(up: Server, name: str, rows: int) -> dict[tuple, list]:
-    """The rows of a measurement, once there are that many: (time, tags, field) -> (type, value)."""
+    """The rows of a measurement, once there are `rows` of them: (time, tags, field) -> (type, value)."""
     sql = f"SELECT time, tags, field, type, value FROM metrics WHERE name = '{name}'"
     poll(lambda: len(ask(up.home, sql)) >= rows)
     found = ask(up.home, sql)

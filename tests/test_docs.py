@@ -1,4 +1,4 @@
-"""The documents are held to the code, and the README to what it prints."""
+"""The documents agree with the code, and the README with the output of its commands."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def section(number: int) -> str:
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    """The rows of the tables in a text, by what stands in backticks in their first cell (or by the cell itself)."""
+    """The rows of the tables in a text: first cell, without backticks -> the other cells."""
     found = {}
     for line in re.findall(r"^\| (.*) \|$", text, re.M):
         first, *cells = re.split(r" \| ?", line)
@@ -186,7 +186,7 @@ def running():
 
 
 def shell(line: str, server: harness.Server) -> str:
-    """Run a line of the README against another port and home; what it prints."""
+    """Run a line of the README with the port and the home of a server. Returns: its output."""
     line = line.replace("8080", str(server.port)).replace(" var/", f" {server.home}/")
     done = subprocess.run(
         ["bash", "-c", line], capture_output=True, text=True, cwd=harness.ROOT,
@@ -195,7 +195,7 @@ def shell(line: str, server: harness.Server) -> str:
     return done.stdout
 
 
-def test_the_transcript_of_the_readme_is_what_one_sees(running):
+def test_the_commands_of_the_readme_print_its_transcript(running):
     transcript = textwrap.dedent(re.search(r"^## See data flow\n\n(.*?)\n\n", README, re.M | re.S)[1])
     steps = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n?)*)", transcript, re.M)
     assert len(steps) >= 5
@@ -225,7 +225,7 @@ def test_the_fields_of_the_status_file_are_documented(running):
 
 
 def requirements() -> list[Path]:
-    """The lists of what is asked for; beside each is what it came to."""
+    """The lists of direct dependencies; beside each is the list of all, pinned."""
     return sorted((harness.ROOT / "deploy/requirements").glob("*.in"))
 
 
@@ -243,7 +243,7 @@ def test_every_dependency_is_pinned_with_hashes(path):
     assert {name.lower().replace(".", "-") for name in asked(path)} <= {found[1] for found in entries}
 
 
-def test_everything_that_installs_asks_for_the_hashes():
+def test_every_pip_install_requires_hashes():
     scripts = [
         path
         for folder in ("bin", "bench", "sluice/run")

@@ -1,4 +1,4 @@
-"""The files in examples/, each as somebody would use it."""
+"""The files in examples/, each used as its own text says."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def up() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def slow() -> Iterator[Server]:
-    """One that takes three bodies at once, then one a second, and answers 429 in between."""
+    """An installation that accepts three bodies at once, then one per second, and answers 429 to all others."""
     with short_tmp() as tmp, installation(tmp, {"INGEST_CLIENT_RATE": 1}) as server:
         yield server
 
 
 def all_stored(server: Server, poll_name: str, count: int) -> bool:
-    """Whether the choices 0, 1, … are there, each once; waits for as many."""
+    """Whether the choices 0 to count - 1 of a poll are stored, each once; waits for `count` rows."""
     sql = f"SELECT choice FROM votes WHERE poll = '{poll_name}' ORDER BY rowid"
     poll(lambda: len(ask(server.home, sql)) >= count)
     return sorted(ask(server.home, sql)) == [(str(n),) for n in range(count)]
 
 
-def test_the_shell_line_waits_as_it_is_told(slow: Server) -> None:
+def test_the_shell_script_waits_for_retry_after(slow: Server) -> None:
     for n in range(5):
         body = json.dumps({"poll": "sh", "choice": str(n)})
         command = [str(EXAMPLES / "post.sh"), f"http://localhost:{slow.port}/votes", body]
@@ -61,7 +61,7 @@ def test_the_shell_line_waits_as_it_is_told(slow: Server) -> None:
     assert all_stored(slow, "sh", 5)
 
 
-def test_the_python_client_waits_as_it_is_told_and_knows_what_is_refused_for_good(slow: Server) -> None:
+def test_the_python_client_waits_for_retry_after_and_raises_rejected_on_a_4xx(slow: Server) -> None:
     module = runpy.run_path(str(EXAMPLES / "client.py"))
     client, seen = module["Client"](f"http://localhost:{slow.port}"), []
     once = client.once
@@ -83,7 +83,7 @@ def test_the_python_client_waits_as_it_is_told_and_knows_what_is_refused_for_goo
             client.post("/votes", {})
 
 
-def test_the_python_client_says_that_it_does_not_know_when_there_is_no_answer() -> None:
+def test_the_python_client_raises_unknown_without_an_answer() -> None:
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
         module = runpy.run_path(str(EXAMPLES / "client.py"))
         client = module["Client"](f"http://127.0.0.1:{server.getsockname()[1]}")
@@ -92,8 +92,8 @@ def test_the_python_client_says_that_it_does_not_know_when_there_is_no_answer() 
             client.post("/votes", {})
 
 
-@pytest.mark.skipif(not shutil.which("node"), reason="no node here")
-def test_the_javascript_client_waits_as_it_is_told_and_knows_what_is_refused_for_good(slow: Server) -> None:
+@pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
+def test_the_javascript_client_waits_for_retry_after_and_throws_rejected_on_a_4xx(slow: Server) -> None:
     script = """
         import { post, Rejected } from "%s";
         const statuses = [], real = fetch;
@@ -114,7 +114,7 @@ def test_the_javascript_client_waits_as_it_is_told_and_knows_what_is_refused_for
     assert all_stored(slow, "js", 5)
 
 
-def test_telegraf_s_configuration_leads_to_a_path_that_takes_what_it_sends(up: Server) -> None:
+def test_telegrafs_configuration_posts_to_a_path_that_accepts_its_format(up: Server) -> None:
     (output,) = tomllib.loads((EXAMPLES / "telegraf.conf").read_text())["outputs"]["influxdb"]
     assert output["skip_database_creation"] is True
     assert urlsplit(output["urls"][0]).port == 8080
@@ -124,7 +124,7 @@ def test_telegraf_s_configuration_leads_to_a_path_that_takes_what_it_sends(up: S
     assert poll(lambda: ask(up.home, "SELECT value FROM metrics WHERE field = 'usage_idle'")) == [(97.5,)]
 
 
-def test_owntracks_configuration_leads_to_a_position_of_that_device(up: Server) -> None:
+def test_the_owntracks_configuration_stores_positions_of_its_device(up: Server) -> None:
     settings = json.loads((EXAMPLES / "owntracks.otrc").read_text())
     assert (settings["_type"], settings["mode"]) == ("configuration", 3)  # 3: HTTP
     target = urlsplit(settings["url"])
@@ -135,7 +135,7 @@ def test_owntracks_configuration_leads_to_a_position_of_that_device(up: Server) 
     assert poll(lambda: ask(up.home, f"SELECT lat, lon FROM gps WHERE device = '{device}'")) == [(48.1, 11.6)]
 
 
-def test_a_stream_of_one_s_own_is_ten_lines(up: Server) -> None:
+def test_a_user_defined_stream_takes_ten_lines(up: Server) -> None:
     lines = [
         line
         for name in ("my_routes.py", "my_records.py")
@@ -211,9 +211,7 @@ def test_mini_does_not_push_again_after_a_lost_reply(mini_redis: Server, mini: d
 
 
 @pytest.mark.parametrize("step", ["store", "settle"])
-def test_mini_stores_once_what_a_worker_killed_before_that_step_had_claimed(
-    mini_redis: Server, mini: dict, tmp: Path, step: str
-) -> None:
+def test_mini_stores_the_claim_of_a_killed_worker_once(mini_redis: Server, mini: dict, tmp: Path, step: str) -> None:
     gateway, path = mini["Gateway"](str(mini_redis.socket)), tmp / "mini.db"
     for n in range(3):
         gateway.post(b"%d" % n)

@@ -149,7 +149,7 @@ def site(installed: Site) -> Iterator[Site]:
     before = len(installed.server.said())
     yield installed
     said = installed.server.said()[before:]
-    # wsgiref.validate complains by AssertionError; gunicorn 23 logs malformed chunks with a traceback
+    # wsgiref.validate raises AssertionError; gunicorn 23 logs malformed chunks with a traceback
     errors = re.findall(r"^Traceback .*?\n(\w[^\n]*)", said, re.MULTILINE | re.DOTALL)
     assert all(error.startswith("gunicorn.http.errors.") for error in errors), said
 
@@ -396,12 +396,12 @@ def test_requests_get_503_while_redis_is_full(site: Site) -> None:
     assert site.items() == [b"after"]
 
 
-def test_a_backlog_over_its_bound_is_a_503_until_there_is_room(site: Site) -> None:
+def test_a_backlog_over_its_limit_gets_503_until_there_is_room(site: Site) -> None:
     key = "ingest:{votes}"
     site.client.rpush(key, *[bytes(1000)] * 900)
-    assert post(site.where, "/votes", b"below the bound")[0] == 200
+    assert post(site.where, "/votes", b"below the limit")[0] == 200
     site.client.rpush(key, *[bytes(1000)] * 100)
-    # the process that answers may not have looked yet
+    # the process that answers may not have seen the new length yet
     poll(lambda: post(site.where, "/votes", b"?")[0] == 503)
     assert is_unavailable(post(site.where, "/votes", b"lost"))
     assert post(site.where, "/gps", b"another stream")[0] == 200
@@ -426,7 +426,7 @@ def test_an_answer_to_head_has_no_body(site: Site) -> None:
         with connect(site.where) as connection:
             head = f"HEAD {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
             assert send(connection, head)[0] == status
-            if site.name in ("sync", "wsgiref", "validated"):  # these close
+            if site.name in ("sync", "wsgiref", "validated"):  # these close the connection
                 assert connection.recv(1) == b""
             else:
                 assert get(connection, "/healthz")[0] == 200

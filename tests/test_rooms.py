@@ -22,7 +22,7 @@ def module(path: Path) -> str:
 
 
 def imports(path: Path, known: set[str]) -> Iterator[str]:
-    """The modules of ours that a file imports anywhere in it, also late or for types only."""
+    """The modules of this project that a file imports, also within functions or for types only."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

@@ -448,7 +448,7 @@ from sluice.streams.registry import Stream
 class Item(Record, kw_only=True):
     text: str
 
-def decode(body, bounds):
+def decode(body, limits):
     if body == b"at once":
         raise RuntimeError("no")
     for word in body.decode().split():
@@ -460,7 +460,7 @@ STREAMS = {"items": Stream("items", Item, decode)}
 """
 
 
-def test_a_user_decoder_that_raises_costs_only_its_body(tmp: Path, redis: Server) -> None:
+def test_if_a_user_decoder_raises_only_its_body_is_buried(tmp: Path, redis: Server) -> None:
     (tmp / "own.py").write_text(OWN)
     bodies = [b"a b", b"at once", b"c", b"d halfway e", b"\xff", b"f"]
     raw(redis).rpush("ingest:{items}", *bodies)
@@ -484,7 +484,7 @@ from sluice.streams.registry import Stream
 class Item(Record, kw_only=True):
     text: str
 
-def decode(body, bounds):
+def decode(body, limits):
     end = time.thread_time() + 0.02
     while time.thread_time() < end:
         pass
@@ -508,7 +508,7 @@ def test_a_stream_that_is_slow_to_decode_does_not_delay_the_others(tmp: Path, re
     assert 25 <= second <= 50  # as many as take a second
 
 
-def test_a_stream_of_ones_own_works_as_the_readme_says(tmp: Path, redis: Server) -> None:
+def test_the_stream_of_the_readme_works(tmp: Path, redis: Server) -> None:
     readme = (ROOT / "README.md").read_text()
     for name, text in re.findall(r"```python\n# (my_\w+\.py)\n(.*?)```", readme, re.DOTALL):
         (tmp / name).write_text(text)
@@ -587,7 +587,7 @@ def test_the_worker_stays_below_100_mb_with(load: str, tmp: Path, redis: Server)
         assert peak(running.pid) < 100
 
 
-def test_the_worker_stays_below_100_mb_while_the_sink_looks_for_a_rejected_row(tmp: Path, redis: Server) -> None:
+def test_the_worker_stays_below_100_mb_while_the_sink_searches_for_a_rejected_row(tmp: Path, redis: Server) -> None:
     create_database(tmp)
     with contextlib.closing(sqlite3.connect(tmp / "ingest.db", isolation_level=None)) as db:
         db.execute(

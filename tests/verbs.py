@@ -20,7 +20,7 @@ from sluice.ops.__main__ import main
 
 
 def sluice(tmp: Path, *words: str, **env: object) -> tuple[int, str, str]:
-    """The exit status, what it prints, and what it complains of. In this process, for there are many of them."""
+    """Run a verb in this process, which saves many starts. Returns: exit status, standard output, standard error."""
     out, complaints = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "environ", environment(tmp, env) | {"COLUMNS": "80"})

@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 
 class Choices:
-    """Decisions read from bytes, and the first of each when they have run out."""
+    """Choices read from bytes; after the last byte, each choice is its first option."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.at = 0
 
     def number(self, below: int) -> int:
-        """A number from 0 to `below`."""
+        """A number from 0 to below - 1."""
         self.at += 1
         return self.data[self.at - 1] % below if self.at <= len(self.data) else 0
 
@@ -48,7 +48,7 @@ class Choices:
         return what[self.number(len(what))]
 
     def place(self, size: int) -> int:
-        """A place in so many bytes."""
+        """An offset from 0 to `size`."""
         return (self.number(256) * 256 + self.number(256)) % (size + 1)
 
 
@@ -243,7 +243,7 @@ def one(choices: Choices) -> bytes:
     fields = [PLAIN[0]]
     for _ in range(choices.number(5)):
         field = choices.of(ODD) if choices.seldom() else choices.of(PLAIN)
-        # the plain ones come twice only when somebody means it
+        # a field is repeated only if that is chosen
         name = field.split(b":")[0].lower()
         if choices.seldom() or all(name != other.split(b":")[0].lower() for other in fields):
             fields.append(field)
@@ -258,7 +258,7 @@ def one(choices: Choices) -> bytes:
 
 
 def stream(choices: Choices) -> bytes:
-    """What a client sends on one connection: a few requests, now and then damaged."""
+    """The bytes of one connection: a few requests, sometimes damaged."""
     data = bytearray().join(one(choices) for _ in range(1 + choices.number(3)))
     for _ in range(choices.number(4) if choices.seldom() else 0):
         at = choices.place(len(data))
@@ -279,7 +279,7 @@ def stream(choices: Choices) -> bytes:
 
 
 def pieces(choices: Choices, data: bytes) -> list[bytes]:
-    """The data as it arrives: mostly in one piece."""
+    """The data in the pieces in which it arrives: usually one."""
     cuts = sorted(choices.place(len(data)) for _ in range(choices.number(3) if choices.seldom() else 0))
     return [part for part in (data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)])) if part]
 
@@ -310,7 +310,7 @@ class Place:
     def fast(self, parts: list[bytes]) -> tuple[list[dict[str, Any]], bool, bytes]:
         """The fast lane's result for the parts: the environs, whether it closes, and the bytes that it leaves."""
         lane = self.lane
-        lane.admitted = 0  # what the previous connection left
+        lane.admitted = 0  # the previous connection may have left some
         conn = Connection(SimpleNamespace(fileno=lambda: 3), self.peer, self.listener)  # type: ignore[arg-type]
         environs: list[dict[str, Any]] = []
         for at, part in enumerate(parts):
@@ -326,7 +326,7 @@ class Place:
     def check(self, parts: list[bytes]) -> int:
         """Compare the fast lane with gunicorn's parser; returns the number of requests that the lane parsed.
 
-        Raises: AssertionError where they differ; whatever gunicorn raises for a request that the fast lane took.
+        Raises: AssertionError where they differ; gunicorn's exception for a request that only the fast lane took.
         """
         environs, closes, left = self.fast(parts)
         parser = RequestParser(self.cfg, iter([b"".join(parts)]), self.peer)
@@ -372,14 +372,14 @@ def places() -> list[Place]:
 
 
 class Everywhere:
-    """The property, for choices or for bytes; counts the requests that the fast lane parsed."""
+    """Checks the property, for choices or for bytes; counts the requests that the fast lane parsed."""
 
     def __init__(self) -> None:
         self.places = places()
         self.seen: Counter[str] = Counter()
 
     def agree(self, data: bytes) -> None:
-        """The property for one string of choices."""
+        """Check the property for one string of choices."""
         choices = Choices(data)
         wire = stream(choices)
         parts = pieces(choices, wire)
@@ -390,12 +390,12 @@ class Everywhere:
         self.seen["requests"] += taken
 
     def agree_on(self, wire: bytes) -> int:
-        """The property for these bytes, at every place; returns how many requests the first one takes."""
+        """Check the property for these bytes, at every place; returns the number of requests taken at the first one."""
         return [place.check([wire]) for place in self.places][0]
 
 
 def main(examples: int, seed: int) -> None:
-    """So many random examples; prints what was seen."""
+    """Check random examples, and print their counts."""
     everywhere, rng = Everywhere(), random.Random(seed)
     for number in range(examples):
         choices = bytes(rng.choices(range(256), k=rng.randrange(64)))

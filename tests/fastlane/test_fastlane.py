@@ -94,7 +94,7 @@ class Redis:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Redis blocks writes meanwhile."""
+        """Redis blocks writes within the `with` block."""
         self.client.execute_command("CLIENT", "PAUSE", "2900", "WRITE")
         try:
             yield
@@ -362,7 +362,7 @@ def test_a_waiting_body_is_not_read_after_the_answers_before_it_are_sent(echo: S
 
 
 def unread(client: Client) -> int:
-    """What the server has not read (over TCP: not acknowledged), in bytes of the kernel's memory; 0: nothing."""
+    """The data that the server has not read (over TCP: not acknowledged), in bytes of kernel memory."""
     size: int = struct.unpack("i", fcntl.ioctl(client.sock, termios.TIOCOUTQ, b"\0" * 4))[0]
     return size
 
@@ -800,7 +800,7 @@ def test_a_reload_under_load_fails_no_request(redis: Redis, kind: str, workers: 
                 load.progress()
                 old = set(running.workers())
                 running.server.process.send_signal(signal.SIGHUP)
-                poll(lambda old=old: not old & set(running.workers()), 20, "the old workers go")  # type: ignore[misc]
+                poll(lambda old=old: not old & set(running.workers()), 20, "the old workers end")  # type: ignore[misc]
             load.progress()
         assert load.failed == [] and load.refused == 0
         assert sorted(redis.items()) == sorted(load.acknowledged)

@@ -1,5 +1,5 @@
 """For any bytes the fast lane declines, or it agrees with gunicorn's own parser: method, target, headers, body, and
-where the next request begins. DESIGN.md calls that the property to test; `tests/wire.py` makes the bytes.
+where the next request begins. `tests/wire.py` makes the bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ QUICK = settings(
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )
-TAME = st.binary(max_size=64)  # Hypothesis likes short strings best, and few choices make few oddities
+TAME = st.binary(max_size=64)  # Hypothesis prefers short strings, and few choices make few odd requests
 WILD = st.binary(min_size=48, max_size=48)
 
 
@@ -65,7 +65,7 @@ def everywhere() -> wire.Everywhere:
 @pytest.mark.parametrize("name", DECLINED)
 def test_an_ambiguous_request_is_declined(everywhere: wire.Everywhere, name: str) -> None:
     assert everywhere.agree_on(DECLINED[name]) == 0
-    # also behind a plain request, and when that one's head is cached
+    # also after a plain request, and after one whose head is cached
     assert everywhere.agree_on(SMUGGLED + DECLINED[name]) == 1
     assert everywhere.agree_on(SMUGGLED + DECLINED[name] + SMUGGLED) == 1
 
@@ -84,7 +84,7 @@ def test_a_request_in_two_pieces_is_the_same_request(everywhere: wire.Everywhere
         everywhere.places[0].check([data[:cut], data[cut:]])
 
 
-def test_the_cache_of_heads_is_bounded(everywhere: wire.Everywhere) -> None:
+def test_the_cache_of_heads_has_a_limit(everywhere: wire.Everywhere) -> None:
     place = everywhere.places[0]
     for number in range(3_000):
         assert place.check([post(b"X: %d" % number, FIVE, body=BODY)]) == 1

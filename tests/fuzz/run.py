@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """`bin/fuzz` after its setup: runs libFuzzer (through atheris) on the targets, and replays the saved corpus.
 
-run.py [TARGET|all [SECONDS]]     look for new bytes, then keep the fewest and shortest that reach all that was
-                                  reached; status 1 if a promise was broken: the bytes are in var/fuzz
-run.py --replay TARGET [FILE…]    the saved bytes, or these; needs no atheris
+run.py [TARGET|all [SECONDS]]     search for inputs that reach new branches, then minimise the corpus; status 1 if
+                                  an input broke a promise: it is in var/fuzz
+run.py --replay TARGET [FILE…]    replay the saved inputs, or these; needs no atheris
 """
 
 from __future__ import annotations

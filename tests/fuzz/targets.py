@@ -79,7 +79,7 @@ def influx(data: bytes) -> None:
             quick, whole = (
                 promises(STREAMS["metrics"], head + b"a v=1\n" + first + gap + rest) for gap in (b" ", b"  ")
             )
-            assert good(quick) == good(whole), f"{line!r} depends on its blanks"
+            assert good(quick) == good(whole), f"{line!r} depends on its spaces"
 
 
 def packed(data: bytes) -> None:
@@ -98,7 +98,7 @@ def packed(data: bytes) -> None:
         except Invalid:
             pass
         else:
-            raise AssertionError("the bound is not kept")
+            raise AssertionError("the limit is not kept")
     for _ in range(choices.number(3)):
         whole[choices.place(len(whole) - 1)] ^= 1 << choices.number(8)
     del whole[choices.place(len(whole)) if choices.seldom() else len(whole) :]
@@ -150,7 +150,7 @@ def decoder(stream: Stream, item: bytes) -> None:
     if b"\n" not in item and item == item.strip():
         first, *others = promises(stream, GOOD[stream.name] + b"\n" + item)
         assert isinstance(first, Record)
-        if not good(results):  # refused as a whole, for the first reason; as a line a comment is nothing at all
+        if not good(results):  # rejected as a whole, for the first reason; a comment in a line has no result
             assert not good(others)
             results, others = results[: len(others)], others[:1]
         same(results, others)

@@ -21,7 +21,7 @@ FAST = problem("Too Many Requests", 429, "Too many requests from this client; no
 
 
 def rejected_unread(web: Server, *fields: str) -> int:
-    """Announce a body and send no byte of it; returns the status."""
+    """Send only the head of a request; returns the status."""
     with connect(web.port) as connection:
         lines = ["POST /votes HTTP/1.1", "Host: localhost", "Content-Length: 1000", "Expect: 100-continue", *fields]
         connection.sendall("\r\n".join([*lines, "", ""]).encode())

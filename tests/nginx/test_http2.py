@@ -17,7 +17,7 @@ VOTE = '{"poll":"http2","choice":"%s"}'
 
 
 class Client:
-    """Posts with curl, which offers both versions of HTTP unless told otherwise."""
+    """Posts with curl, which offers both versions of HTTP unless an option says otherwise."""
 
     def __init__(self, port: int, certificate: Path) -> None:
         self.port, self.certificate = port, certificate
@@ -71,7 +71,7 @@ def test_a_503_passes_with_its_retry_after(certificate: tuple[Path, Path]) -> No
         version, status, headers, text = Client(web.port, certificate[0]).post("-d", "x")
         assert (version, status, headers["retry-after"], headers["content-type"]) == ("2", 503, ["7"], ["x/y"])
         assert text == "{}"
-        assert gateway.requests[0].startswith(b"POST /votes HTTP/1.1\r\n")  # the upstream side is as ever
+        assert gateway.requests[0].startswith(b"POST /votes HTTP/1.1\r\n")  # to the gateway nginx still speaks HTTP/1.1
 
 
 def test_the_notice_before_a_reload_closes_connections_of_http_1_1_only(client: Client, up: Server) -> None:

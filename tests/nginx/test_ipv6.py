@@ -1,6 +1,6 @@
 """IPv6: nginx listens on both families, lists and limits apply to both, and a machine without IPv6 starts.
 
-Some tests run in a thread with a network namespace or a seccomp filter of its own. Both apply to the thread and to the
+Some tests run in a thread with its own network namespace or seccomp filter. Both apply to the thread and to the
 processes that it starts, and end with them.
 """
 
@@ -38,13 +38,13 @@ needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6
 
 
 def in_thread(test: Callable[[], T]) -> T:
-    """Run a function in a thread of its own."""
+    """Run a function in a new thread."""
     with ThreadPoolExecutor(1) as executor:
         return executor.submit(test).result()
 
 
 def own_network(ipv6: bool = True) -> None:
-    """Move this thread into a network of its own, with the addresses above on lo, or with IPv6 disabled."""
+    """Move this thread into a new network namespace, with the addresses above on lo, or with IPv6 disabled."""
     assert LIBC.unshare(CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
     if ipv6:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)

@@ -42,7 +42,7 @@ SHORT = [
     ("client_body_timeout 30s", "client_body_timeout 2s"),
     ("keepalive_timeout 75s", "keepalive_timeout 1s"),
 ]
-PACED = b'{"poll":"paced","choice":"%b"}' % (b"x" * 12_000)  # 2,000 of these reach the bound in bytes
+PACED = b'{"poll":"paced","choice":"%b"}' % (b"x" * 12_000)  # 2,000 of these reach the limit in bytes
 A_MILLION_SEVENS = """
 local sevens = {}
 for n = 1, 5000 do sevens[n] = '7' end
@@ -151,7 +151,7 @@ def burst(port: int, target: str, count: int, body: bytes) -> list[tuple[int, in
 
 
 def closed(connection: socket.socket, seconds: float) -> bool:
-    """Whether the server has closed the connection, or does so within so many seconds, without an answer."""
+    """Whether the server closes the connection without an answer, within `seconds`."""
     if not select.select([connection], [], [], seconds)[0]:
         return False
     try:
@@ -196,7 +196,7 @@ def header_fields(site: Site) -> str:
 def a_backlog_in_bodies(site: Site) -> str:
     with site.without_worker(), client.Redis(unix_socket_path=str(site.home / "run/redis.sock")) as db:
         assert post(site.port, "/metrics", b"7")[0] == 200
-        for _ in range(10):  # Redis stores a 7 in two bytes, so the bound in bytes does not act
+        for _ in range(10):  # Redis stores a 7 in two bytes, so the limit in bytes does not act
             db.eval(A_MILLION_SEVENS, 1, "ingest:{metrics}")
         given = poll(lambda: [answer for answer in [post(site.port, "/metrics", b"7")] if answer[0] == 503])
         assert status(given[0]) == 503
@@ -214,7 +214,7 @@ def paced(site: Site) -> str:
     def refused(count: int) -> list[int]:
         return [wait for code, wait in burst(site.port, "/votes", count, PACED) if code == 503]
 
-    # The gateway first sees a second without a drain, then the drain rate: on average what the rate is later
+    # The gateway first sees a second in which nothing drains, then the drain rate, which stays about the same
     with site.without_worker():
         poll(lambda: max(refused(200), default=0) > 1)
     poll(lambda: post(site.port, "/votes", vote(1))[0] == 200 and site.empty())

@@ -131,7 +131,7 @@ def test_the_gateways_own_errors_pass_unchanged(web: Server, gateway: Gateway) -
     assert (status, headers["content-type"], headers["retry-after"], body) == (503, "x/y", "7", b"full")
 
 
-def test_unknown_paths_are_left_to_the_gateway(web: Server, gateway: Gateway) -> None:
+def test_unknown_paths_are_passed_to_the_gateway(web: Server, gateway: Gateway) -> None:
     gateway.reply = b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nmine"
     assert get(web.port, "/nowhere")[::2] == (404, b"mine")
 
@@ -166,7 +166,7 @@ def test_connections_are_kept_alive_on_both_sides(web: Server, gateway: Gateway)
         before = gateway.connections
         for _ in range(40):
             assert post(connection, "/votes", b"x")[0] == 200
-        assert gateway.connections - before <= 4  # one a socket
+        assert gateway.connections - before <= 4  # one per socket
     assert b"\r\nConnection:" not in gateway.requests[-1]  # the default is to close
 
 

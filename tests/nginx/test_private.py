@@ -21,7 +21,7 @@ ROUTES = {"/own": Route("own", OK, keep_head=True)}
 from sluice.streams.record import Vote
 from sluice.streams.registry import Stream
 
-def decode(item, bounds):
+def decode(item, limits):
     raise ValueError(item)
 
 STREAMS = {"own": Stream("own", Vote, decode)}
@@ -44,7 +44,7 @@ def processes(up: Server) -> dict[int, str]:
     return found
 
 
-def doors(up: Server) -> set[tuple[str, str, int]]:
+def listeners(up: Server) -> set[tuple[str, str, int]]:
     """(program, protocol, port) of every socket of the installation that listens on the network."""
     sockets: dict[str, tuple[str, int]] = {}
     for protocol in "tcp", "tcp6", "udp", "udp6", "raw", "raw6":
@@ -67,7 +67,7 @@ def doors(up: Server) -> set[tuple[str, str, int]]:
 def test_nothing_but_nginx_listens_on_the_network(tmp: Path) -> None:
     with installation(tmp) as up:
         assert set(processes(up).values()) >= {"up", "redis", "worker", "gateway", "nginx"}
-        assert doors(up) == {("nginx", "tcp", up.port)} | ({("nginx", "tcp6", up.port)} if has_ipv6() else set())
+        assert listeners(up) == {("nginx", "tcp", up.port)} | ({("nginx", "tcp6", up.port)} if has_ipv6() else set())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -30,7 +30,7 @@ from sluice.streams.record import Invalid
 
 STREAMS = sorted({route.stream for route in routes.ROUTES.values()})
 EXAMPLES = 100  # per generator and runtime
-STATUS = re.compile(rb"HTTP/[\d.]+ (\d{3}) ")  # no body of an answer matches it
+STATUS = re.compile(rb"HTTP/[\d.]+ (\d{3}) ")  # matches no body of an answer
 
 
 END = "votes", b"end"
@@ -38,7 +38,7 @@ LAST = b"POST /votes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nend
 
 
 class Seen(NamedTuple):
-    """The result of some bytes: the statuses of the answers, the bodies on the lists, and whether the connection was
+    """The result of sending bytes: the statuses of the answers, the bodies on the lists, and whether the connection was
     reset. A reset may lose answers: gunicorn closes connections with unread bytes.
     """
 

@@ -267,7 +267,7 @@ def test_no_claim_is_settled_before_the_fsync_of_the_database_that_covers_it(tmp
     assert [event for event in settled if event.synced != event.written] == []
 
 
-# --- sequence numbers that Redis gives again ---
+# --- sequence numbers that Redis assigns again ---
 
 
 def push(inlet: Inlet, choices: list[str]) -> None:

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import gzip
+from functools import partial
 
 import pytest
 
-from sluice import settings
-from sluice.streams import registry
+import items
+from items import LIMITS, kept
 from sluice.streams.record import Gps, Reject
 from sluice.streams.registry import STREAMS
 
-LIMITS = registry.limits(settings.load({}))
 SECOND = 10**9
 WRONG = "wrong type or range: Expected "
 decoder = STREAMS["gps"].decode
-
-
-def decode(item: bytes) -> list:
-    return list(decoder(item, LIMITS))
-
-
-def reject_reason(item: bytes) -> str:
-    """The reason of an item that is one reject as a whole."""
-    (reject,) = decode(item)
-    assert reject == Reject(item, reject.reason, True)
-    return reject.reason
-
-
-def kept(body: bytes, target: str = "/owntracks", *fields: str) -> bytes:
-    return "\r\n".join([f"POST {target} HTTP/1.1", *fields, "", ""]).encode() + body
+decode = partial(items.decode, "gps")
+reject_reason = partial(items.reject_reason, "gps")
 
 
 # --- plain JSON and forms

@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import gzip
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import settings as profiles
 from hypothesis import strategies as st
 
-from sluice import settings
-from sluice.streams import registry
+import items
+from items import LIMITS, kept
 from sluice.streams.record import Metric, Reject
 from sluice.streams.registry import STREAMS
 
 profiles.register_profile("formats", deadline=None)  # a busy machine is no failure
 profiles.load_profile("formats")
-LIMITS = registry.limits(settings.load({}))
 decoder = STREAMS["metrics"].decode
-
-
-def decode(item: bytes) -> list:
-    return list(decoder(item, LIMITS))
-
-
-def reject_reason(item: bytes) -> str:
-    """The reason of an item that is one reject as a whole."""
-    (reject,) = decode(item)
-    assert reject == Reject(item, reject.reason, True)
-    return reject.reason
+decode = partial(items.decode, "metrics")
+reject_reason = partial(items.reject_reason, "metrics")
 
 
 def write(body: bytes, target: str = "/api/v2/write?org=o&bucket=b", *fields: str) -> bytes:
-    return "\r\n".join([f"POST {target} HTTP/1.1", *fields, "", ""]).encode() + body
+    return kept(body, target, *fields)
 
 
 def point(line: str) -> tuple[str, dict[str, str], dict[str, object], int | None]:
@@ -96,7 +87,7 @@ def test_every_escape_and_unusual_name(line, name, tags, fields):
     assert point(line) == (name, tags, fields, None)
 
 
-def test_of_several_backslashes_before_a_separator_the_last_escapes_it():
+def test_the_last_of_several_backslashes_before_a_separator_escapes_it():
     assert point(r"m,t=a\\,b f=1") == ("m", {"t": r"a\,b"}, {"f": 1.0}, None)
     assert point(r"m\\ n f=1") == (r"m\ n", {}, {"f": 1.0}, None)
 
@@ -255,7 +246,7 @@ def test_invalid_utf8_makes_only_its_line_invalid():
     assert (reject.reason, reject.part, metric.value) == ("not UTF-8: invalid start byte", b"m,t=\xff f=1", 2.0)
 
 
-def test_a_line_has_a_limit():
+def test_a_line_is_limited_to_256_kib():
     long = b"m " + b",".join([b"f=1"] * 70_000)
     reject, metric = decode(gzip.compress(long + b"\nm f=2"))
     assert (reject.reason, metric.value) == ("line longer than 262144 bytes", 2.0)
@@ -424,7 +415,7 @@ def test_a_field_of_telegrafs_json_may_have_any_scalar_value():
     assert reject_reason(b'{"metrics":[]}') == "no record in it"
 
 
-def test_a_record_has_a_limit_and_a_batch_has_none():
+def test_a_record_is_limited_in_size_and_a_batch_is_not():
     large = b'{"name":"a","fields":{"b":"' + b"x" * (1 << 20) + b'"}}'
     assert reject_reason(gzip.compress(large)) == "record larger than 1048576 bytes"
     batch = b'{"metrics":[' + b",".join([STANDARD] * 10_000) + b"," + large + b"]}"

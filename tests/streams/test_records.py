@@ -13,18 +13,17 @@ from hypothesis import example, given
 from hypothesis import settings as profiles
 from hypothesis import strategies as st
 
+from items import LIMITS, decode, kept, reject_reason
 from sluice import settings
 from sluice.sinks.schema import load_streams
-from sluice.streams import registry
 from sluice.streams.body import Budget, elements
 from sluice.streams.message import parse
-from sluice.streams.record import Gps, Limits, Metric, Record, Reject, Vote
+from sluice.streams.record import Gps, Metric, Record, Reject, Vote
 from sluice.streams.registry import STREAMS, Stream, stream
 from sluice.streams.times import nanoseconds
 
 profiles.register_profile("formats", deadline=None)  # a busy machine is no failure
 profiles.load_profile("formats")
-LIMITS = registry.limits(settings.load({}))
 GOOD = {
     "metrics": b'{"name":"room","value":21.5}',
     "gps": b'{"device":"a1","lat":48.1,"lon":11.6}',
@@ -47,21 +46,6 @@ RECORDS = {
 }
 HEAD = b"POST /anything?x=1 HTTP/1.1\r\nHost: a\r\n"
 every_stream = pytest.mark.parametrize("name", list(STREAMS))
-
-
-def decode(name: str, item: bytes, limits: Limits = LIMITS) -> list:
-    return list(STREAMS[name].decode(item, limits))
-
-
-def kept(body: bytes, target: str = "/owntracks", *fields: str) -> bytes:
-    return "\r\n".join([f"POST {target} HTTP/1.1", *fields, "", ""]).encode() + body
-
-
-def reject_reason(name: str, item: bytes) -> str:
-    """The reason of an item that is one reject as a whole."""
-    (reject,) = decode(name, item)
-    assert reject == Reject(item, reject.reason, True)
-    return reject.reason
 
 
 # --- one body of each kind
@@ -118,7 +102,7 @@ def test_the_records_have_time_first(name):
     assert issubclass(STREAMS[name].record, Record)
 
 
-# --- one bad record does not spoil the others
+# --- an invalid record does not affect the others
 
 
 @every_stream
@@ -490,12 +474,12 @@ def test_integers_of_every_unit_are_exact(seconds, fraction):
 
 
 @given(st.floats(946684800, 7258118399))
-def test_floats_are_good_to_a_microsecond(seconds):
+def test_floats_are_exact_to_a_microsecond(seconds):
     (vote,) = decode("votes", b'{"poll":"a","choice":"b","time":%s}' % repr(seconds).encode())
     assert abs(vote.time - int(seconds) * 10**9 - (seconds % 1) * 1e9) < 1500
 
 
-# --- texts and numbers that no database would take
+# --- texts and numbers that a database cannot hold
 
 
 @every_stream

@@ -37,7 +37,7 @@ def here(line: str, tmp: Path, server: Server | None = None) -> str:
 
 
 def shell(line: str, tmp: Path, server: Server | None = None) -> str:
-    """Run a line of the page in the checkout; what it prints."""
+    """Run a line of the page in the checkout. Returns: its output."""
     env = harness.environment(tmp / "var", {"INGEST_PORT": server.port} if server else {})
     command = ["bash", "-c", here(line, tmp, server)]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)

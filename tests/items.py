@@ -1,0 +1,26 @@
+"""List items for the decoders of the built-in streams, and their results."""
+
+from __future__ import annotations
+
+from sluice import settings
+from sluice.streams import registry
+from sluice.streams.record import Limits, Reject
+from sluice.streams.registry import STREAMS
+
+LIMITS = registry.limits(settings.load({}))
+
+
+def decode(stream: str, item: bytes, limits: Limits = LIMITS) -> list:
+    return list(STREAMS[stream].decode(item, limits))
+
+
+def reject_reason(stream: str, item: bytes) -> str:
+    """The reason of an item that is one reject as a whole."""
+    (reject,) = decode(stream, item)
+    assert reject == Reject(item, reject.reason, True)
+    return reject.reason
+
+
+def kept(body: bytes, target: str = "/owntracks", *fields: str) -> bytes:
+    """A kept HTTP message."""
+    return "\r\n".join([f"POST {target} HTTP/1.1", *fields, "", ""]).encode() + body
