@@ -1,4 +1,4 @@
-"""Reads rows back: what has been committed since a position, and counts. Never writes rows.
+"""Reads rows back for the views: those committed since a position, and their counts. Never writes rows.
 
 A position is a text that only the reader understands. Rows that were committed up to it are never read again, rows
 committed later are always read, whatever the order in which transactions commit. It also names the last batch that was
@@ -30,7 +30,7 @@ from sluice.streams.registry import Stream
 log = logging.getLogger("sluice.reader")
 
 Row = tuple[Any, ...]  # time (see Reader.nanoseconds), sequence number, and the fields of the record
-SETTLE = 0.2  # seconds between two looks at the transactions of PostgreSQL
+SETTLE = 0.2  # seconds between two checks of PostgreSQL's transactions
 SUMMARIZE = 10.0  # seconds between two updates of PostgreSQL's block range index
 SCALE = [10**power for power in range(9, -1, -1)]  # nanoseconds of the last digit, by the number of digits
 BATCHES = 5_000  # batches looked up at once
@@ -38,11 +38,11 @@ canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
 class Diverged(Exception):
-    """The database does not continue the one that was read up to the position."""
+    """The database is not the one that was read up to the position, or is an older state of it."""
 
 
 class Changes(NamedTuple):
-    """Rows since a position, the position behind them, and whether there were more in this snapshot."""
+    """Rows since a position, the position after them, and whether this snapshot has more."""
 
     pieces: Iterable[list[Row]]
     position: str
@@ -59,6 +59,7 @@ class Reader(ABC):
 
     def __init__(self, streams: dict[str, Stream]) -> None:
         self.streams = streams
+        self.db: Any = None
         self.converters: dict[str, list[tuple[int, Callable[[Any], Any]]]] = {}
         for name, stream in streams.items():
             found = [(at, self.converter(kinds)) for at, kinds in enumerate(field_types(stream.record).values(), 2)]
@@ -70,22 +71,22 @@ class Reader(ABC):
 
     @abstractmethod
     def news(self) -> bool:
-        """Whether anything may have been committed since the last call. Not within a snapshot."""
+        """Whether rows may have been committed since the last call. Do not call it within a snapshot."""
 
     @abstractmethod
     def snapshot(self) -> contextlib.AbstractContextManager[None]:
-        """One moment of the database for all calls of `changes` within: two that reach the end have one position."""
+        """One snapshot for all calls of `changes` within: those that reach the end return the same position."""
 
     @abstractmethod
     def changes(self, stream: str, position: str, limit: int) -> Changes:
-        """Rows that were committed since a position: about `limit`, or of one batch. Within a snapshot.
+        """Rows that were committed since a position: about `limit`, or of one batch. Call it within a snapshot.
 
         Raises: Diverged.
         """
 
     @abstractmethod
     def count(self, stream: str, key: str, by: str, value: str) -> dict[str, int]:
-        """Rows whose field `key` has this text, for each text of the field `by`; rows without `by` are left out."""
+        """The number of rows whose field `key` has the text `value`, by the text of the field `by` (if not null)."""
 
     @abstractmethod
     def converter(self, kinds: set[Any]) -> Any:
@@ -103,9 +104,11 @@ class Reader(ABC):
     def prepare(self, streams: Iterable[str]) -> None:  # noqa: B027  # SQLite needs nothing
         """Make reading by position fast, once at the start."""
 
-    @abstractmethod
     def close(self) -> None:
         """Close the connection; the next call opens it again."""
+        db, self.db = self.db, None
+        if db is not None:
+            db.close()
 
 
 def connect(url: str, streams: dict[str, Stream]) -> Reader:
@@ -136,15 +139,15 @@ def since_1970(text: str) -> int:
 
 
 class SqliteReader(Reader):
-    """A position is the last rowid, with the sequence number and the claim of that row: one writer at a time commits
-    rows in the order of their rowids. VACUUM, deleted rows and a replaced file show in that row."""
+    """A position is the last rowid, with the sequence number and the claim of that row: they detect VACUUM, deleted
+    rows and a replaced file. SQLite has one writer at a time, so rows are committed in the order of their rowids.
+    """
 
     times_are_text = True
 
     def __init__(self, path: str, streams: dict[str, Stream]) -> None:
         super().__init__(streams)
         self.path = path
-        self.db: Any = None
         self.file: tuple[int, int] = (0, 0)  # device and inode
         self.version = -1
         self.schema = -1
@@ -165,12 +168,6 @@ class SqliteReader(Reader):
     def text(self, stream: str, time: Any) -> str:
         """See `Reader`."""
         return time
-
-    def close(self) -> None:
-        """See `Reader`."""
-        db, self.db = self.db, None
-        if db is not None:
-            db.close()
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Any]:
@@ -244,7 +241,7 @@ class SqliteReader(Reader):
                 return Changes((), "", False)
             rowid = int(position.partition(" ")[0] or 0)
             if position and self.stitch(db, stream, rowid) != position:
-                raise Diverged(f"row {rowid} of {stream} is gone, or another one")
+                raise Diverged(f"row {rowid} of {stream} is missing or has changed")
             rows = db.execute(query, (rowid, limit)).fetchall()
             if rows:
                 position = self.stitch(db, stream, rows[-1][-1])
@@ -279,11 +276,11 @@ def bool_of(value: Any) -> Any:
 class PostgresReader(Reader):
     """A position is a batch id, below which no transaction can add a batch, and the batches above it that were read.
 
-    Ids of batches are given out before their transactions commit, so a lower id may appear after a higher one. A
+    PostgreSQL assigns ids of batches before their transactions commit, so a lower id may appear after a higher one. A
     transaction locks `batches` (RowExclusiveLock) before it takes an id, and keeps the lock until it ends. So when
-    all transactions that held the lock *after* the highest id was read have ended, all ids up to it are settled: they
-    can be read now, or they never will. `view_changes` names batches that got rows later, from replayed dead letters;
-    its ids are settled by the same rule.
+    all transactions that held the lock *after* the highest id was read have ended, all ids up to it are settled: their
+    batches are committed, or never will be. `view_changes` names batches that got rows later, from replayed dead
+    letters; its ids are settled by the same rule.
 
     Position: JSON [settled batch, batches above, settled change, changes above, last batch, its claim].
     """
@@ -291,12 +288,11 @@ class PostgresReader(Reader):
     def __init__(self, url: str, streams: dict[str, Stream]) -> None:
         super().__init__(streams)
         self.url = url
-        self.db: Any = None
         self.last: Row = ()
         self.settled = (0, 0)  # ids of batches and of changes
         self.claim = ""  # of the settled batch
         self.pending: tuple[tuple[int, int], set[str]] | None = None
-        self.due = 0.0  # monotonic, of the next look at the transactions
+        self.due = 0.0  # monotonic: the next check of the transactions
         self.summarize = 0.0
         self.queries: dict[str, str] = {}
         self.indexes: list[int] = []
@@ -315,12 +311,6 @@ class PostgresReader(Reader):
         if self.streams[stream].record is Metric:
             return f"{second(time // 1_000_000_000)}.{time % 1_000_000_000:09d}Z"
         return f"{second(time // 1_000_000_000)}.{time // 1000 % 1_000_000:06d}Z"
-
-    def close(self) -> None:
-        """See `Reader`."""
-        db, self.db = self.db, None
-        if db is not None:
-            db.close()
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Any]:
@@ -375,7 +365,7 @@ class PostgresReader(Reader):
         return changed
 
     def settle(self, db: Any, highest: tuple[int, int]) -> bool:
-        """Settle the ids up to those that were the highest when no transaction of that time is left."""
+        """Settle the ids up to the highest ones at an earlier call, once all transactions of that time have ended."""
         held = {
             row[0]
             for row in db.execute(
@@ -427,7 +417,7 @@ class PostgresReader(Reader):
                     columns.append(f'"{name}"' + ("::text" if self.converter(kinds) else ""))
             query = f'SELECT {", ".join(columns)} FROM "{stream}" WHERE '  # noqa: S608
             if "NULL" in columns:
-                return query  # asked again, for the worker may add the column
+                return query  # not cached: the worker may add the column
             self.queries[stream] = query
         return self.queries[stream]
 
@@ -436,7 +426,7 @@ class PostgresReader(Reader):
         settled, above, change, changes_above, last, claim = json.loads(position)
         with self.open() as db:
             if last and db.execute("SELECT claim FROM batches WHERE id = %s", (last,)).fetchone() != (claim,):
-                raise Diverged(f"batch {last} is gone, or another one")
+                raise Diverged(f"batch {last} is missing or has changed")
             found = db.execute(
                 "SELECT id, records, claim FROM batches WHERE stream = %s AND id > %s AND id <> ALL(%s) "
                 "ORDER BY id LIMIT %s",
@@ -459,7 +449,7 @@ class PostgresReader(Reader):
                 ).fetchall()
                 more = len(replayed) == BATCHES
             settled, above = behind(settled, above, batches, self.settled[0], taken < len(found) or taken == BATCHES)
-            if self.claim and last < self.settled[0] <= settled:  # also where no batch is of this stream
+            if self.claim and last < self.settled[0] <= settled:  # also if no batch is of this stream
                 last, claim = self.settled[0], self.claim
             if not more or replayed:
                 ids = [row[0] for row in replayed]
@@ -468,12 +458,12 @@ class PostgresReader(Reader):
         return Changes(pieces, json.dumps([settled, above, change, changes_above, last, claim]), more)
 
     def rows(self, db: Any, query: str, batches: list[int], size: int, replayed: list[int]) -> Iterator[list[Row]]:
-        """The rows of these batches, and all of those that were replayed."""
+        """The rows of `batches`, then all rows of the batches in `replayed`. size: rows in `batches`."""
         if not query:
             return
         asked: list[tuple[str, tuple]] = []
         if batches:
-            # the range is what the block range index answers; it would scan once for each element of a list
+            # the block range index answers the range in one scan; for the list alone it would scan once per element
             asked.append(("batch BETWEEN %s AND %s AND batch + 0 = ANY(%s)", (batches[0], batches[-1], batches)))
         asked += [("batch = %s", (batch,)) for batch in replayed]
         with self.open():
@@ -506,7 +496,7 @@ class PostgresReader(Reader):
         """Create the indexes that are missing. One that was interrupted is invalid, and created again."""
         import psycopg
 
-        from sluice.sinks.postgres import CONNECTION, message
+        from sluice.sinks.postgres import CONNECTION, execute, message
 
         try:
             with psycopg.connect(self.url, autocommit=True, prepare_threshold=None, **CONNECTION) as db:
@@ -533,11 +523,6 @@ def indexes(db: Any, stream: str) -> list[tuple[int, str, bool]]:
         "WHERE indrelid = to_regclass(%s) AND attname = 'batch' AND amname = 'brin'",
         (f'"{stream}"',),
     ).fetchall()
-
-
-def execute(db: Any, statement: str) -> None:
-    """Run a statement that is not a literal."""
-    db.execute(typing.cast("Any", statement))
 
 
 def raw_or_none(value: Any) -> Any:
