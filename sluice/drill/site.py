@@ -170,7 +170,7 @@ NOT_PASSED = {
 def private(keep: bool) -> Iterator[Site]:
     """A private installation with the settings of the environment, removed afterwards unless `keep`.
 
-    If INGEST_SINK is a PostgreSQL, it stores into a schema of its own there. Raises: Trouble.
+    If INGEST_SINK is a PostgreSQL, it gets its own schema there. Raises: Trouble.
     """
     if not (ROOT / "bin/up").exists():
         raise Trouble("a private installation needs a checkout of Sluice; --home takes a running installation")

@@ -107,7 +107,7 @@ class Sqlite:
 
 
 class Postgres:
-    """A server. A private installation has a schema of its own in it, which the drill drops at the end."""
+    """A server. A private installation has its own schema in it, which the drill drops at the end."""
 
     name = "PostgreSQL"
 

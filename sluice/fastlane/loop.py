@@ -149,8 +149,8 @@ class FastLane(SlowLane):
             self.stop_accepting(fd)
         for sock in self.sockets:
             sock.close()
-        # If this side closed an idle connection, a request could be on its way, and would fail: nginx does not repeat
-        # a POST. So a connection closes with its next answer, or nginx closes it (keepalive_timeout of the upstream).
+        # If this side closed an idle connection, a request that nginx is sending would fail: nginx does not repeat a
+        # POST. So a connection closes with its next answer, or nginx closes it (keepalive_timeout of the upstream).
         deadline = time.monotonic() + self.cfg.graceful_timeout * GRACE
         while (self.connections or self.slow_count) and time.monotonic() < deadline:
             self.notify()

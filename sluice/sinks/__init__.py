@@ -89,7 +89,7 @@ Db = TypeVar("Db")
 class Sink(ABC, Generic[Db]):
     """One connection to a database, as the worker and the operator's commands use it; not thread-safe.
 
-    A subclass has the SQL of its database: Db is its driver's connection, and a table is an object of its own.
+    A subclass has the SQL of its database. Db: the connection of its driver. A table is an object that it defines.
     """
 
     def __init__(self, tables: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""SQLite, the embedded default: WAL and synchronous=FULL, so that a settled claim is on disk.
+"""The SQLite sink, the default: WAL and synchronous=FULL, so that a settled claim is on disk.
 
 The driver is apsw: it binds a row in a third of the time that the standard library takes (DECISIONS.md, Sinks).
 """

@@ -1,4 +1,4 @@
-"""The worker's side of the list: claim, renew, settle."""
+"""The worker's side of the list: claim, read, renew, settle. Bodies leave Redis once they are in the database."""
 
 from __future__ import annotations
 

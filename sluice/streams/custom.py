@@ -1,4 +1,4 @@
-"""User-defined streams: makes a decoder from a record type."""
+"""User-defined streams: makes the worker's decoder from a record type."""
 
 from __future__ import annotations
 

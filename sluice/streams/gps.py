@@ -1,4 +1,4 @@
-"""Positions: plain JSON objects and forms, and the recognition of the clients' own formats."""
+"""Decodes positions: plain JSON objects and forms, and the recognition of the clients' own formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""InfluxDB line protocol (InfluxData's reference and the grammar of its line-protocol library), one row per field:
+"""Decodes InfluxDB line protocol (InfluxData's reference, the grammar of its line-protocol library); a row per field:
 
 name,tag=a,tag2=b field=1.5,other="text",n=3i 1766600000000000000
 """

@@ -1,4 +1,4 @@
-"""A kept HTTP message: the list item of a route with `keep_head`."""
+"""A kept HTTP message: the list item that the gateway makes for a route with `keep_head`, and the decoders parse."""
 
 from __future__ import annotations
 

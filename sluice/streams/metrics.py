@@ -1,4 +1,4 @@
-"""Metrics: plain JSON objects and forms, and the recognition of Telegraf's JSON and line protocol."""
+"""Decodes metrics: plain JSON objects and forms, and the recognition of Telegraf's JSON and line protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Overland (its README, "API"): GeoJSON features (RFC 7946) in `{"locations":[…]}`."""
+"""Decodes Overland (its README, "API"): GeoJSON features (RFC 7946) in `{"locations":[…]}`."""
 
 from __future__ import annotations
 

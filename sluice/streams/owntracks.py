@@ -1,4 +1,4 @@
-"""OwnTracks (the Booklet, "JSON" and "HTTP"): one object per request, `"_type":"location"`."""
+"""Decodes OwnTracks (the Booklet, "JSON" and "HTTP"): one object per request, `"_type":"location"`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One position from the values that a client sent: their ranges, and which of them are invalid or unknown."""
+"""Makes a record of one position for the decoders: checks the ranges of the values that a client sent."""
 
 from __future__ import annotations
 

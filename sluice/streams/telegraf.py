@@ -1,4 +1,4 @@
-"""Telegraf's JSON (its "JSON output data format"): one object per point, or `{"metrics":[…]}`; one row per field."""
+"""Decodes Telegraf's JSON ("JSON output data format"): a point, or `{"metrics":[…]}`; one row per field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converts the time formats of clients to nanoseconds since 1970 UTC."""
+"""Converts the time formats of clients to nanoseconds since 1970 UTC, for the decoders."""
 
 from __future__ import annotations
 

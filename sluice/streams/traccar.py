@@ -1,4 +1,4 @@
-"""Traccar ("OsmAnd protocol"): the form of Traccar Client to 8 and OsmAnd, and the JSON of Traccar Client 9."""
+"""Decodes Traccar ("OsmAnd protocol"): the form of Traccar Client to 8 and OsmAnd, and the JSON of Traccar Client 9."""
 
 from __future__ import annotations
 

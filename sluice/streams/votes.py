@@ -1,4 +1,4 @@
-"""Votes: plain JSON objects and forms."""
+"""Decodes votes: plain JSON objects and forms."""
 
 from __future__ import annotations
 

@@ -715,7 +715,7 @@ def test_requests_in_the_slow_lane_are_answered_at_a_stop(kind: str) -> None:
 
 
 def refuses(port: int) -> bool:
-    """Whether the port is closed: the worker process closes it last, after it noticed that it must stop."""
+    """Whether the port is closed: the worker process closes it last, after it has noticed the signal."""
     try:
         connect(port).close()
         return False

@@ -70,7 +70,7 @@ def pair() -> Iterator[Pair]:
 
 
 def push(inlet: Inlet, body: bytes) -> bool:
-    """Commit a body; whether it was accepted."""
+    """Commit a body. Returns: whether it was accepted."""
     batch = inlet.append("votes", body)
     inlet.commit(batch)
     return batch.refused is None
