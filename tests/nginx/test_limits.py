@@ -161,12 +161,12 @@ def closed(connection: socket.socket, seconds: float) -> bool:
 
 
 def memory(site: Site, name: str, what: str) -> list[int]:
-    """A figure of the memory of some processes from proc(5), in kB."""
+    """The memory of each process of a program, in kB. what: the field in proc(5)."""
     texts = [Path(f"/proc/{pid}/status").read_text() for pid in site.server.pids(name)]
     return [int(found[1]) for text in texts if (found := re.search(rf"{what}:\s+(\d+) kB", text))]
 
 
-# One function per row of the table; it returns what it saw
+# One function per row of the table; it returns its observation for the report
 
 
 def a_body(site: Site) -> str:
@@ -234,7 +234,7 @@ def paced(site: Site) -> str:
             again += refused(waits.count(wait))
         waits, rounds = again, rounds + 1
     assert rounds <= 3  # one, unless the machine is busy with something else
-    return f"{len(first)} clients waited {min(first)} to {max(first)} s as told: all accepted, the last at try {rounds}"
+    return f"{len(first)} clients waited {min(first)} to {max(first)} s as Retry-After said: all accepted, the last at try {rounds}"
 
 
 def a_backlog_in_bytes(site: Site) -> str:
@@ -279,7 +279,7 @@ def connections(site: Site) -> str:
         start = time.monotonic()
         poll(lambda: site.serves(site.tight))
         waited = time.monotonic() - start
-    return f"{gone} of 200 idle ones closed for new ones; beside 200 begun requests a new one: 200 after {waited:.1f} s"
+    return f"{gone} of 200 idle ones closed for new ones; a new one beside 200 incomplete requests: 200 after {waited:.1f} s"
 
 
 def requests_under_way(site: Site) -> str:
@@ -408,7 +408,7 @@ def invalid_utf_8(site: Site) -> str:
 
 
 def claims(site: Site, body: bytes, count: int) -> list[int]:
-    """Post a body `count` times while the worker is stopped; the numbers of bodies that it then claims at once."""
+    """Post a body `count` times while the worker is stopped. Returns: the number of bodies of each claim afterwards."""
     with site.without_worker():
         (before,) = site.ask("SELECT coalesce(max(id), 0) FROM batches")[0]
         assert {code for code, _ in burst(site.port, "/votes", count, body)} == {200}
@@ -457,7 +457,7 @@ def test_the_table_has_these_rows_in_this_order() -> None:
 
 
 @pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.__name__)
-def test_a_limit_holds_and_the_neighbours_are_served(
+def test_a_limit_holds_and_other_clients_are_served(
     limit: Callable[[Site], str], site: Site, record_property: Callable[[str, object], None]
 ) -> None:
     seen = limit(site)
