@@ -234,7 +234,7 @@ def paced(site: Site) -> str:
             again += refused(waits.count(wait))
         waits, rounds = again, rounds + 1
     assert rounds <= 3  # one, unless the machine is busy with something else
-    return f"{len(first)} clients waited {min(first)} to {max(first)} s as Retry-After said: all accepted, the last at try {rounds}"
+    return f"{len(first)} clients waited {min(first)} to {max(first)} s: all accepted, the last at try {rounds}"
 
 
 def a_backlog_in_bytes(site: Site) -> str:
@@ -279,7 +279,7 @@ def connections(site: Site) -> str:
         start = time.monotonic()
         poll(lambda: site.serves(site.tight))
         waited = time.monotonic() - start
-    return f"{gone} of 200 idle ones closed for new ones; a new one beside 200 incomplete requests: 200 after {waited:.1f} s"
+    return f"{gone} of 200 idle ones closed; beside 200 incomplete requests, a new one: 200 after {waited:.1f} s"
 
 
 def requests_under_way(site: Site) -> str:
