@@ -17,13 +17,13 @@ from sluice import screen, settings
 
 VERBS = ("status", "top", "tail", "peek", "dead", "replay", "requeue", "purge", "views", "metrics", "reload", "drill")
 STATUSES = """\
-exit status: 0 all is well; 1 something needs attention: Redis or the database is unavailable, a body is missing
-(status), letters stay dead (replay); 2 the command line, a condition or a setting is invalid.
+exit status: 0 no problem; 1 something needs attention: Redis or the database is unavailable, a body is missing
+(status), letters are still dead (replay); 2 the command line, a condition or a setting is invalid.
 Settings come from the environment, as for bin/up: docs/PROTOCOL.md, section 6."""
 
 
 def parser(verb: str) -> argparse.ArgumentParser:
-    """The command line of one verb; for anything else, the list of all, whose modules are read but not imported."""
+    """The command line of one verb; for any other word, the list of all verbs, whose modules are read, not imported."""
     whole = argparse.ArgumentParser(
         prog=screen.PROGRAM,
         description="Look after a running Sluice.",

@@ -1,4 +1,4 @@
-"""Decode dead letters again with today's decoders: valid ones are stored, the rest stay dead with the new reason.
+"""Decode dead letters again with today's decoders: valid ones are stored, the others stay, with the new reason.
 
 It may be interrupted at any moment, and two may run at once: nothing is lost or stored twice.
 CONDITION is SQL on id, received_at, stream, body, reason, whole, batch, seq; for example: reason LIKE 'missing%'
@@ -30,8 +30,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stream", metavar="NAME", help="only letters of this stream")
     parser.add_argument("--dry-run", action="store_true", help="change nothing; show what would happen")
     parser.epilog = (
-        "exit status: 0 if no letter stays dead; 1 if some do, or the database is unavailable; 2 if a setting or the "
-        "condition is invalid; 130 if interrupted"
+        "exit status: 0 if no letter is still dead; 1 if one is, or the database is unavailable; 2 if a setting or "
+        "the condition is invalid; 130 if interrupted"
     )
 
 
@@ -71,7 +71,7 @@ def chunks(
 ) -> Iterable[Replayed]:
     """Replay in chunks, oldest first.
 
-    Letters that stay dead get a new id, and so do letters buried meanwhile: neither is taken in this run.
+    A letter that is buried again gets a new id, and so does one buried meanwhile: this run takes neither.
     """
     newest = ledger.newest(sink, where, 1)
     last = newest[0].id if newest else 0
@@ -82,14 +82,14 @@ def chunks(
 
 
 def decoder(streams: dict[str, registry.Stream], limits: Limits) -> Callable[[DeadLetter], list[Record | Reject]]:
-    """A function that decodes a letter. It returns a list, because a decoder may fail halfway."""
+    """A function that decodes a letter. It returns a list: a decoder may raise after its first records."""
 
     def decode(letter: DeadLetter) -> list[Record | Reject]:
         stream = streams[letter.stream]
         read = stream.decode if letter.whole else stream.part or stream.decode
         try:
             return list(read(letter.body, limits))
-        except Exception as error:  # a user's decoder may raise anything; the letter stays dead
+        except Exception as error:  # a user's decoder may raise anything; the letter is buried again
             return [Reject(letter.body, f"the decoder failed: {type(error).__name__}", True)]
 
     return decode
@@ -114,9 +114,9 @@ class Progress:
 def report(total: Replayed, undecodable: Counter[str], dry: bool) -> None:
     """Print the result. undecodable: stream -> letters for which there is no decoder."""
     if total.stored + total.dead:
-        passes, stays = ("would be stored", "would stay dead") if dry else ("stored", "stay dead")
+        stored, dead = ("would be stored", "would still be dead") if dry else ("stored", "still dead")
         letters = some(total.stored + total.dead)
-        print(f"{letters}: {total.stored} {passes} ({total.records} records), {total.dead} {stays}")
+        print(f"{letters}: {total.stored} {stored} ({total.records} records), {total.dead} {dead}")
         if total.reasons:
             rows = ((count, shown(reason)) for reason, count in total.reasons.most_common())
             print(screen.table(("letters", "reason"), rows, left=2))

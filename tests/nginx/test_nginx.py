@@ -63,7 +63,7 @@ REFUSED = {
     "the_method_trace": (
         b"TRACE / HTTP/1.1\r\n" + HOST + b"\r\n",
         405,
-        problem("Method Not Allowed", 405, "This path does not accept the method."),
+        problem("Method Not Allowed", 405, "This path accepts only POST."),
     ),
     "an_internal_place": (
         b"GET /_sluice_problem HTTP/1.1\r\n" + HOST + b"\r\n",

@@ -344,15 +344,15 @@ def test_a_replay_stores_what_passes_today_and_keeps_the_rest(tmp: Path, redis: 
     before = ask(tmp, "SELECT * FROM dead_letters")
     code, out, complaints = sluice(tmp, "replay", "--dry-run", **env)
     assert (code, complaints) == (1, "")
-    assert out.splitlines()[0] == "15 letters: 12 would be stored (12 records), 3 would stay dead"
+    assert out.splitlines()[0] == "15 letters: 12 would be stored (12 records), 3 would still be dead"
     assert ask(tmp, "SELECT * FROM dead_letters") == before
 
     code, out, _ = sluice(tmp, "replay", "--where", "seq < 5", **env)
-    assert (code, out) == (0, "3 letters: 3 stored (3 records), 0 stay dead\n")
+    assert (code, out) == (0, "3 letters: 3 stored (3 records), 0 still dead\n")
     code, out, _ = sluice(tmp, "replay", **env)
     assert code == 1
     assert [line.split(maxsplit=1) for line in out.splitlines()] == [
-        ["12", "letters: 9 stored (9 records), 3 stay dead"],
+        ["12", "letters: 9 stored (9 records), 3 still dead"],
         ["letters", "reason"],
         ["2", "a seventh"],
         ["1", "not a number"],
@@ -375,7 +375,7 @@ def test_what_stays_dead_is_taken_once_in_a_run(tmp: Path, redis: Server) -> Non
     drain(tmp)
     code, out, _ = sluice(tmp, "replay", **mended(tmp))
     assert code == 1
-    assert out.splitlines()[0] == "1000 letters: 0 stored (0 records), 1000 stay dead"
+    assert out.splitlines()[0] == "1000 letters: 0 stored (0 records), 1000 still dead"
     assert ask(tmp, "SELECT count(*), count(DISTINCT body) FROM dead_letters") == [(1000, 1000)]
 
 
@@ -463,8 +463,8 @@ def test_an_interrupted_replay_says_how_far_it_came(tmp: Path, redis: Server) ->
         assert process.wait(60) == 130
     said = (tmp / "replay.out").read_text()
     assert "sluice: interrupted; the remaining letters are unchanged\n" in said
-    passed = int(said.split("letters: ")[1].split()[0])
-    assert ask(tmp, "SELECT count(*) FROM votes") == [(passed,)]
+    stored = int(said.split("letters: ")[1].split()[0])
+    assert ask(tmp, "SELECT count(*) FROM votes") == [(stored,)]
 
 
 def test_a_replay_waits_for_a_locked_database_and_then_gives_up(tmp: Path, redis: Server) -> None:
