@@ -23,7 +23,7 @@ from sluice.drill.compare import Findings, compare
 from sluice.drill.faults import FAULTS, Scene
 from sluice.drill.load import PATIENCE, Book
 from sluice.drill.site import STREAM, Site, Trouble, private, running, wait
-from sluice.run.up import ROOT
+from sluice.run.configure import ROOT
 from sluice.settings import Settings
 
 PROCESSES = 2  # client processes

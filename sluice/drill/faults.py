@@ -20,7 +20,7 @@ import redis
 from sluice.drill import harness
 from sluice.drill.site import KEYS, Site, Trouble, redis_client, wait
 from sluice.drill.store import Postgres
-from sluice.run.up import ROOT
+from sluice.run.configure import ROOT
 from sluice.spool.contract import LEASE
 
 

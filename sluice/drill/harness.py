@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from sluice import settings
-from sluice.run import launch, up
-from sluice.run.up import ROOT
+from sluice.run import configure, launch
+from sluice.run.configure import ROOT
 
 T = TypeVar("T")
 PYTHON = {"cpython": sys.executable, "pypy": str(ROOT / ".venv-pypy/bin/python")}
@@ -54,7 +54,7 @@ class Server:
 
     def pids(self, name: str) -> list[int]:
         """The processes of a program of an installation (redis, gateway, nginx, worker), in the order of their ids."""
-        return sorted(launch.holders((self.home / "run").resolve() / f"{name}.tag"))
+        return sorted(launch.holders(launch.tag(name, self.home)))
 
 
 class Died(Exception):
@@ -171,7 +171,7 @@ def redis_server(tmp: Path, **config: object) -> Iterator[Server]:
     config: directives with _ for -, such as appendfsync="no".
     """
     s = settings.load({"INGEST_HOME": str(tmp)})
-    up.prepare(s)
+    configure.write(s)
     more = [part for name, value in config.items() for part in ("--" + name.replace("_", "-"), value)]
     with running(["redis-server", tmp / "etc/redis.conf", *more], tmp / "redis.out", environment(tmp)) as process:
         server = Server(process, tmp / "redis.out", tmp, sockets=[s.redis])
@@ -216,8 +216,8 @@ def nginx(
     """
     port = free_port()
     s = settings.load(environment(tmp, {"INGEST_PORT": port} | dict(env or {})))
-    up.prepare(s)
-    for name, text in up.nginx_configuration(s).items():
+    configure.write(s)
+    for name, text in configure.nginx_configuration(s).items():
         for old, new in change:
             text = text.replace(old, new)
         (tmp / "etc" / name).write_text(text)

@@ -24,8 +24,8 @@ from sluice.drill import harness
 from sluice.drill.load import unverified
 from sluice.drill.store import Postgres, Sqlite
 from sluice.run import launch
+from sluice.run.configure import ROOT
 from sluice.run.launch import parent_of
-from sluice.run.up import ROOT
 from sluice.sinks import Unavailable
 from sluice.spool.contract import Keys
 
@@ -87,7 +87,7 @@ class Site:
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
             self.running.close()
-            for tag in (self.home / "run").resolve().glob("*.tag"):
+            for tag in launch.tags(self.home):
                 launch.end(tag, signal.SIGKILL, 1)
             self.process = None
 

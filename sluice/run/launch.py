@@ -1,8 +1,8 @@
-"""Start one program of bin/up: end what an earlier one left, give its lines their name, become it.
+"""Starts one program of bin/up: ends what an earlier run left, puts the name before each line, and execs the program.
 
-Every program and all its children carry $INGEST_HOME/run/NAME.tag open as descriptor TAG. That is how their remains
-are known after a kill -9 (nginx's workers outlive their master and keep its port), and it cannot be mistaken for
-anything else: numbers of processes are used again, and nginx erases its environment.
+Every program and all its children hold $INGEST_HOME/run/NAME.tag open as descriptor TAG. This identifies them after a
+kill -9 (nginx's workers outlive their master and keep its port). Process ids are reused, and nginx overwrites its
+environment; an open file can be confused with nothing else.
 """
 
 from __future__ import annotations
@@ -14,23 +14,33 @@ import time
 from pathlib import Path
 
 TAG = 99
-PAUSE = 0.5  # seconds from start to start, so that all are back within one
+PAUSE = 0.5  # seconds between two starts; a killed program must be back within a second
+
+
+def tags(home: Path) -> list[Path]:
+    """The tags of all programs that were ever started in a home."""
+    return list((home.resolve() / "run").glob("*.tag"))
+
+
+def tag(name: str, home: Path | None = None) -> Path:
+    """The tag of a program. home: by default that of the environment."""
+    return (home or Path(os.environ["INGEST_HOME"])).resolve() / "run" / f"{name}.tag"
 
 
 def holders(tag: Path) -> list[int]:
-    """The processes that carry this tag, but for the caller."""
+    """The processes that hold this tag, except the caller."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             if os.readlink(f"/proc/{pid}/fd/{TAG}") == str(tag) and int(pid) != os.getpid():
                 found.append(int(pid))
-        except OSError:  # gone meanwhile, somebody else's, or without such a descriptor
+        except OSError:  # it has ended, belongs to another user, or has no such descriptor
             pass
     return found
 
 
 def parent_of(pid: int) -> int:
-    """A process's parent, 0 if it is gone."""
+    """The parent of a process; 0 if the process has ended."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
@@ -46,9 +56,9 @@ def leads(pid: int) -> bool:
 
 
 def end(tag: Path, ask: int, patience: float) -> bool:
-    """End all processes that carry this tag: ask, wait that many seconds, kill, and see them gone.
+    """End all processes that hold this tag: send the signal `ask`, wait `patience` seconds, then kill.
 
-    Returns: whether there were any.
+    Returns whether there were any.
     """
     found = holders(tag)
     for number, seconds in (ask, patience), (signal.SIGKILL, 5.0):
@@ -66,7 +76,7 @@ def end(tag: Path, ask: int, patience: float) -> bool:
 
 
 def name_lines(name: str) -> None:
-    """Send standard output and error through sed: with the name to supervisord's terminal, without to its log file."""
+    """Send standard output and error through sed: with the name to the terminal, without it to the log file."""
     lines, ours = os.pipe()
     if os.fork() == 0:
         os.dup2(lines, 0)
@@ -79,14 +89,14 @@ def name_lines(name: str) -> None:
 
 
 def main(name: str, ask: str, *command: str) -> None:
-    tag = Path(os.environ["INGEST_HOME"]).resolve() / "run" / f"{name}.tag"
+    mine = tag(name)
     name_lines(name)
-    if end(tag, signal.Signals[f"SIG{ask}"], patience=0.4):
-        print("ended what an earlier one had left", flush=True)
-    if tag.exists():  # one that cannot run must not take a whole core to try
-        time.sleep(max(0.0, min(PAUSE, tag.stat().st_mtime + PAUSE - time.time())))
-    os.dup2(os.open(tag, os.O_RDONLY | os.O_CREAT, 0o600), TAG, inheritable=True)
-    os.utime(tag)
+    if end(mine, signal.Signals[f"SIG{ask}"], patience=0.4):
+        print("ended the processes that an earlier run left", flush=True)
+    if mine.exists():  # a program that cannot run must not use a whole core for its restarts
+        time.sleep(max(0.0, min(PAUSE, mine.stat().st_mtime + PAUSE - time.time())))
+    os.dup2(os.open(mine, os.O_RDONLY | os.O_CREAT, 0o600), TAG, inheritable=True)
+    os.utime(mine)
     os.execv(command[0], command)
 
 

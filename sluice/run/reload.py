@@ -40,7 +40,7 @@ def run(s: settings.Settings, notice: int | None) -> int:
         environ = Path(f"/proc/{gateway}/environ").read_bytes().split(b"\0")
         up.check_modules(settings.load(dict(os.fsdecode(entry).partition("=")[::2] for entry in environ)))
         upgrade_gateway(home, gateway)
-        for name in sorted(tag.stem for tag in (home / "run").glob("*.tag")):
+        for name in sorted(tag.stem for tag in launch.tags(home)):
             if name not in ("redis", "gateway", "nginx"):
                 restart(home, name)
         if notice is not None:
@@ -53,7 +53,7 @@ def run(s: settings.Settings, notice: int | None) -> int:
 
 def family(home: Path, name: str) -> dict[int, int]:
     """All processes of a program, each with its parent."""
-    return {pid: launch.parent_of(pid) for pid in launch.holders(home / "run" / f"{name}.tag")}
+    return {pid: launch.parent_of(pid) for pid in launch.holders(launch.tag(name, home))}
 
 
 def masters(home: Path, name: str) -> list[int]:

@@ -18,8 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sluice import settings
-from sluice.run import up
-from sluice.run.up import ROOT, CannotStart
+from sluice.run import configure, up
+from sluice.run.configure import ROOT
+from sluice.run.up import CannotStart
 
 HOME = Path("/var/lib/sluice")  # as systemd/ has it
 USER = "sluice"
@@ -220,7 +221,7 @@ def main(words: list[str]) -> int:
             s = settings.load()
             up.check_modules(s)
             up.check_access(s)
-            up.prepare(s, FILES)
+            configure.write(s, FILES)
             return 0
         found = given(DEFAULTS.read_text() if DEFAULTS.exists() else "", os.environ)
         s = settings.load(found)

@@ -1,11 +1,11 @@
-"""supervisord, with some of its manners changed: how soon it looks, what a hang-up means, what its lines look like."""
+"""supervisord with four changes: it restarts at once, follows upgrades, stops at SIGHUP, and names each line."""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
-from pathlib import Path
 
 from supervisor import loggers, poller, supervisord
 from supervisor.options import ServerOptions
@@ -16,9 +16,9 @@ PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
 class Poller(poller.Poller):
-    """supervisord looks for dead children once a second, and starts them again at its next look.
+    """Polls ten times a second. supervisord polls once, and restarts a dead child after its next poll.
 
-    It means a signal to wake it, but since Python 3.5 an interrupted poll goes on (PEP 475).
+    It expects a signal to interrupt the poll, but since Python 3.5 an interrupted poll continues (PEP 475).
     """
 
     def poll(self, timeout: float) -> tuple[list[int], list[int]]:
@@ -26,14 +26,14 @@ class Poller(poller.Poller):
 
 
 class Options(ServerOptions):
-    """What supervisord takes from its configuration, and what it does not."""
+    """supervisord's interface to the system, with our changes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.poller = Poller(self)
 
     def make_logger(self) -> None:
-        # nobody reads the lines any more (bin/up | head): no reason to die and leave everything running without a head
+        # a closed standard output (bin/up | head) must not end supervisord and leave the programs without one
         loggers.Handler.handleError = lambda handler: None
         self.logger = loggers.getLogger(self.loglevel)
         loggers.handle_stdout(self.logger, f"{'up':<8} | %(message)s\n")
@@ -42,7 +42,7 @@ class Options(ServerOptions):
         )
 
     def waitpid(self) -> tuple[int | None, int | None]:
-        """The next child that has ended, or None. One that has an heir (gunicorn's USR2) lives on in it: no end."""
+        """The next child that has ended, or None. Its heir (gunicorn's USR2), if any, takes its place in supervisord."""
         pid, status = super().waitpid()
         process = self.pidhistory.get(pid)
         heir = process and find_heir(process.config.name)
@@ -56,7 +56,7 @@ class Options(ServerOptions):
         return pid, status
 
     def setsignals(self) -> None:
-        """A terminal that is closed stops everything; for supervisord it would be the sign to start all again."""
+        """SIGHUP, sent when the terminal closes, stops everything; in supervisord it would restart everything."""
         ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # nohup
         super().setsignals()
         stop = signal.SIG_IGN if ignored else lambda _, frame: self.signal_receiver.receive(signal.SIGTERM, frame)
@@ -64,15 +64,36 @@ class Options(ServerOptions):
 
 
 def find_heir(name: str) -> int | None:
-    """Of a program that has ended: its process that leads a group and has become a child of ours."""
-    tag = Path(os.environ["INGEST_HOME"]).resolve() / "run" / f"{name}.tag"
-    ours = (pid for pid in launch.holders(tag) if launch.parent_of(pid) == os.getpid())
+    """The new master of a program that has ended: it leads a process group and has become a child of this process."""
+    ours = (pid for pid in launch.holders(launch.tag(name)) if launch.parent_of(pid) == os.getpid())
     return next(filter(launch.leads, ours), None)
 
 
+def own_stdout() -> None:
+    """Make /dev/fd/1, which supervisord opens by name, openable: another user's terminal (su) and sockets are not."""
+    # bin/up > file: without O_APPEND the two open files would overwrite each other
+    fcntl.fcntl(1, fcntl.F_SETFL, fcntl.fcntl(1, fcntl.F_GETFL) | os.O_APPEND)
+    try:
+        os.close(os.open("/dev/fd/1", os.O_WRONLY | os.O_APPEND))
+    except OSError:
+        read, write = os.pipe()
+        if os.fork() == 0:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)  # it ends after the last line, with the pipe
+            os.dup2(read, 0)
+            os.close(write)
+            os.execvp("cat", ["cat"])
+        os.dup2(write, 1)
+        os.close(read)
+        os.close(write)
+
+
 def run(configuration: str) -> None:
-    """Run everything in the foreground until a signal ends it."""
-    # whose parent has ended becomes our child, not init's
+    """Run all programs in the foreground until a signal stops them."""
+    own_stdout()
+    # a process whose parent has ended becomes a child of this process, not of init
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     supervisord.ServerOptions = Options
     supervisord.main(["-n", "-c", configuration])
+    # Python flushes standard output at exit, and would exit with status 120 if its reader has gone
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -284,7 +284,7 @@ def refused(env: dict[str, object], tmp: Path) -> tuple[int, str]:
     [
         ("default jane;", "not KEY NAME"), (f"{KEY} telegraf", "not KEY NAME"), ("abc jane;", "not KEY NAME"),
         (f'"" jane; {KEY} x;', "not KEY NAME"), (f"{KEY[::-1]}{KEY} jane;", "not KEY NAME"),
-        (f"{KEY.upper()} joe;", "a key that is there already"),
+        (f"{KEY.upper()} joe;", "a duplicate key"),
     ],
 )  # fmt: skip
 def test_an_invalid_line_in_the_file_of_keys_is_reported_without_the_key(line: str, why: str, tmp: Path) -> None:
@@ -314,4 +314,4 @@ def test_a_certificate_that_nginx_rejects_is_reported_in_one_line(tmp: Path, cer
     wrong = private(tmp / "wrong.pem", "no certificate")
     status, words = refused({"INGEST_TLS_CERTIFICATE": wrong, "INGEST_TLS_KEY": certificate[1]}, tmp)
     assert status == 1
-    assert words.startswith(f'sluice: nginx does not take its configuration: cannot load certificate "{wrong}"')
+    assert words.startswith(f'sluice: nginx rejects its configuration: cannot load certificate "{wrong}"')

@@ -23,8 +23,8 @@ import pytest
 
 from access import curl
 from sluice.drill.harness import environment, free_port, installation, post, short_tmp
-from sluice.run import up
-from sluice.run.up import ROOT, has_ipv6
+from sluice.run import configure
+from sluice.run.configure import ROOT, has_ipv6
 from stand_in import front
 
 T = TypeVar("T")
@@ -177,7 +177,7 @@ def test_a_port_in_use_on_either_family_stops_the_start(address: str, tmp: Path)
         command, env = [ROOT / "bin/up"], environment(tmp / "home", {"INGEST_PORT": port})
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == f"sluice: port {port} is in use; INGEST_PORT may name another.\n"
+        assert done.stderr == f"sluice: port {port} is in use; set INGEST_PORT to use another.\n"
 
 
 def started(prepare: Callable[[], None]) -> str:
@@ -209,4 +209,4 @@ def test_a_machine_whose_ipv6_is_disabled_starts() -> None:
 
 @needs_ipv6
 def test_nginx_listens_on_both_families() -> None:
-    assert "\n    listen [::]:8080 " in up.nginx_configuration(up.settings.load({}))["sluice.conf"]
+    assert "\n    listen [::]:8080 " in configure.nginx_configuration(configure.settings.load({}))["sluice.conf"]

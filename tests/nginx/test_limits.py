@@ -22,7 +22,7 @@ import redis as client
 from sluice import settings
 from sluice.drill import harness
 from sluice.drill.harness import Server, connect, installation, nginx, post, request, short_tmp
-from sluice.run import up
+from sluice.run import configure
 from sluice.spool import inlet
 from sluice.spool.inspector import Inspector
 from sluice.streams import registry
@@ -106,7 +106,7 @@ def site() -> Iterator[Site]:
         (other / "run").mkdir()
         for path in server.sockets:
             (other / "run" / path.name).symlink_to(path)
-        text = up.nginx_configuration(settings.load({}))["nginx.conf"]
+        text = configure.nginx_configuration(settings.load({}))["nginx.conf"]
         (connections,) = re.findall(r"worker_connections \d+", text)
         change = ((connections, "worker_connections 64"), *SHORT)
         with nginx(other, TIGHT, change) as tight:

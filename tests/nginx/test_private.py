@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sluice.drill.harness import Server, connect, installation, poll, post, request
-from sluice.run.up import has_ipv6
+from sluice.run.configure import has_ipv6
 
 SECRET = "s3cr3t"
 OWN = """

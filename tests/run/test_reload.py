@@ -1,7 +1,7 @@
-"""Reloads under load: gunicorn's HUP, its upgrade (USR2), nginx's HUP. No request fails, nothing is lost or doubled.
+"""Reloads under load: gunicorn's HUP, its upgrade (USR2), nginx's HUP. No request fails; nothing is lost or stored twice.
 
-`bin/test tests/test_reload.py --reloads 100 -o faulthandler_timeout=0` does each a hundred times, at a low and at a
-high rate; it takes some twenty minutes.
+`bin/test tests/run/test_reload.py --reloads 100 -o faulthandler_timeout=0` does each a hundred times, at a low and at
+a high rate, in about twenty minutes.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def test_a_reload_under_load_fails_no_request(
         assert "Traceback" not in said and "still open" not in said
 
 
-def test_while_nginx_is_about_to_reload_a_good_answer_is_the_same_and_the_last_on_its_connection(tmp: Path) -> None:
+def test_during_the_notice_a_2xx_differs_only_in_being_the_last_on_its_connection(tmp: Path) -> None:
     own = tmp / "own.py"
     own.write_text(
         "from sluice import Route, reply\n"
@@ -253,7 +253,7 @@ def test_while_nginx_is_about_to_reload_a_good_answer_is_the_same_and_the_last_o
             assert sum(db.llen(f"ingest:{{{stream}}}") for stream in ("metrics", "gps", "votes", "own")) == posted
 
 
-def test_nginx_hangs_up_before_a_gateway_that_is_told_to_stop_would(tmp: Path) -> None:
+def test_nginx_closes_its_connections_before_a_stopping_gateway_does(tmp: Path) -> None:
     with redis_server(tmp, appendonly="no") as redis, gateway(tmp, redis) as behind, nginx(tmp) as web:
         for _ in range(20):
             assert post(web.port, "/votes", b"{}")[0] == 200  # each of nginx's processes keeps a connection now
@@ -263,7 +263,7 @@ def test_nginx_hangs_up_before_a_gateway_that_is_told_to_stop_would(tmp: Path) -
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_a_reload_replaces_all_but_redis_and_bin_up_looks_after_what_has_replaced_it(tmp: Path, runtime: str) -> None:
+def test_a_reload_replaces_all_but_redis_and_bin_up_supervises_the_new_processes(tmp: Path, runtime: str) -> None:
     with installation(tmp, {"INGEST_RUNTIME": runtime}) as up:
         (redis,) = up.pids("redis")
         before = {name: set(up.pids(name)) for name in ("gateway", "worker", "nginx")}
@@ -275,7 +275,7 @@ def test_a_reload_replaces_all_but_redis_and_bin_up_looks_after_what_has_replace
             assert replaced == ["gateway", "metrics", "page", "worker", *(["nginx"] if more else [])]
             assert (before["nginx"] == set(up.pids("nginx"))) == (not more)
         poll(lambda: up.said().count("up       | upgraded: gateway") == 2)
-        assert "ended what an earlier one had left" not in up.said()
+        assert "ended the processes that an earlier run left" not in up.said()
         assert not before["gateway"] & set(up.pids("gateway"))
         assert not before["worker"] & set(up.pids("worker"))
         poll(lambda: len(before["nginx"] & set(up.pids("nginx"))) == 1, what="the end of nginx's old processes")
@@ -289,7 +289,7 @@ def test_a_reload_replaces_all_but_redis_and_bin_up_looks_after_what_has_replace
         assert up.pids("gateway") == []
 
 
-def test_an_upload_that_takes_longer_than_two_reloads_is_answered(tmp: Path) -> None:
+def test_an_upload_that_lasts_longer_than_two_reloads_is_answered(tmp: Path) -> None:
     with installation(tmp) as up, connect(up.port) as slow:
         slow.sendall(b"POST /votes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 25\r\n\r\n")
         slow.sendall(b'{"poll":"p",')
@@ -301,7 +301,7 @@ def test_an_upload_that_takes_longer_than_two_reloads_is_answered(tmp: Path) -> 
         poll(lambda: stored(tmp) == ["a"])
 
 
-def test_a_gateway_that_cannot_start_does_not_replace_the_one_that_runs(tmp: Path) -> None:
+def test_a_gateway_that_cannot_start_does_not_replace_the_running_one(tmp: Path) -> None:
     module = tmp / "mine.py"
     module.write_text("ROUTES = {}")
     command = [str(ROOT / "bin/sluice"), "reload"]
@@ -318,6 +318,6 @@ def test_a_gateway_that_cannot_start_does_not_replace_the_one_that_runs(tmp: Pat
         assert post(up.port, "/votes", b"{}")[0] == 200
 
 
-def test_a_reload_where_nothing_runs_says_so_in_one_line(tmp: Path) -> None:
+def test_a_reload_without_a_running_bin_up_is_one_line_and_status_1(tmp: Path) -> None:
     done = subprocess.run([ROOT / "bin/sluice", "reload"], env=environment(tmp), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, f"sluice: no gateway runs in {tmp}; does bin/up?\n")

@@ -1,4 +1,4 @@
-"""bin/up: what a newcomer sees, what a restart keeps, and what happens when any of its processes is killed."""
+"""bin/up: the first screen, what a restart keeps, and recovery when any of its processes is killed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_stream_that_no_database_can_hold_stops_the_start(tmp: Path) -> None:
     assert "the stream name 'batches' is reserved" in words
 
 
-def test_the_first_screen_says_where_it_is_and_what_to_try(tmp: Path) -> None:
+def test_the_first_screen_shows_the_addresses_and_a_command_to_try(tmp: Path) -> None:
     with installation(tmp) as up:
         screen = up.said()
         assert f"http://localhost:{up.port}" in screen
@@ -80,7 +80,7 @@ def test_the_first_screen_says_where_it_is_and_what_to_try(tmp: Path) -> None:
         assert "Ctrl-C" in screen
 
 
-def test_every_line_of_the_log_names_its_program(tmp: Path) -> None:
+def test_every_line_of_output_begins_with_its_program(tmp: Path) -> None:
     with installation(tmp) as up:
         os.kill(up.pids("worker")[0], signal.SIGKILL)
         poll(lambda: "up       | exited: worker" in up.said())
@@ -92,7 +92,7 @@ def test_every_line_of_the_log_names_its_program(tmp: Path) -> None:
         assert "Listening at" in (tmp / "log/gateway.log").read_text()
 
 
-def test_everything_it_writes_is_private(tmp: Path) -> None:
+def test_all_files_of_an_installation_are_private(tmp: Path) -> None:
     home = tmp / "home"
     with installation(home) as up:
         vote(up, "a")
@@ -115,7 +115,9 @@ def test_a_second_start_installs_nothing_and_takes_less_than_three_seconds(tmp: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_stops_it_in_order_and_what_was_taken_waits_for_the_next_start(number: int, tmp: Path) -> None:
+def test_a_signal_stops_the_programs_in_order_and_accepted_bodies_wait_for_the_next_start(
+    number: int, tmp: Path
+) -> None:
     with installation(tmp, {"INGEST_WORKERS": 0}) as up:
         assert up.pids("worker") == []
         assert [vote(up, str(n)) for n in range(100)] == [200] * 100
@@ -128,7 +130,7 @@ def test_a_signal_stops_it_in_order_and_what_was_taken_waits_for_the_next_start(
         poll(lambda: choices(up) == [str(n) for n in range(100)])
 
 
-def test_a_request_under_way_is_answered_and_kept_while_it_stops(tmp: Path) -> None:
+def test_a_request_in_progress_during_the_stop_is_answered_and_kept(tmp: Path) -> None:
     with installation(tmp) as up, connect(up.port) as connection:
         connection.sendall(b"POST /votes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 25\r\n\r\n")
         connection.sendall(b'{"poll":"p",')
@@ -142,7 +144,7 @@ def test_a_request_under_way_is_answered_and_kept_while_it_stops(tmp: Path) -> N
         poll(lambda: choices(up) == ["a"])
 
 
-def test_a_client_that_never_ends_its_request_does_not_hold_up_the_stop(tmp: Path) -> None:
+def test_an_unfinished_request_does_not_delay_the_stop(tmp: Path) -> None:
     with installation(tmp) as up, connect(up.port) as connection:
         connection.sendall(b"POST /votes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 25\r\n\r\nhalf")
         poll(lambda: get(up.port, "/healthz")[0] == 200)  # nginx has read the beginning by now
@@ -213,7 +215,9 @@ VICTIMS = {
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_ten_times_killed_it_comes_back_at_once_and_nothing_taken_is_lost_or_doubled(victim: str, tmp: Path) -> None:
+def test_a_program_killed_ten_times_is_back_within_a_second_and_no_body_is_lost_or_stored_twice(
+    victim: str, tmp: Path
+) -> None:
     name, index = VICTIMS[victim]
     with installation(tmp) as up, Poster(up) as poster:
         others = {other: up.pids(other) for other in PROGRAMS if other != name}
@@ -237,7 +241,7 @@ def test_ten_times_killed_it_comes_back_at_once_and_nothing_taken_is_lost_or_dou
         assert sorted(seconds)[4] < 1  # the promise; a machine that is busy otherwise may break it now and then
 
 
-def test_killed_ten_times_in_a_burst_it_is_still_started_again(tmp: Path) -> None:
+def test_a_program_killed_ten_times_in_a_burst_is_restarted(tmp: Path) -> None:
     with installation(tmp) as up:
         for name in PROGRAMS:
             for _ in range(10):
@@ -248,7 +252,7 @@ def test_killed_ten_times_in_a_burst_it_is_still_started_again(tmp: Path) -> Non
         poll(lambda: choices(up) == ["after"])
 
 
-def test_what_a_killed_supervisor_left_is_ended_and_taken_over(tmp: Path) -> None:
+def test_a_start_ends_the_processes_of_a_killed_bin_up_and_stores_their_bodies(tmp: Path) -> None:
     with installation(tmp) as up:
         assert vote(up, "a") == 200
         up.process.kill()
@@ -261,12 +265,12 @@ def test_what_a_killed_supervisor_left_is_ended_and_taken_over(tmp: Path) -> Non
         with installation(tmp, {"INGEST_PORT": up.port}) as again:
             poll(lambda: choices(again) == ["a", "b"])
             assert not closing.exists()
-            ended = re.findall(r"An earlier bin/up was killed; ended the (\w+) that it left", again.said())
+            ended = re.findall(r"An earlier bin/up was killed; ended its (\w+)\.", again.said())
             assert ended[-4:] == ["worker", "nginx", "gateway", "redis"]  # writes are taken until the worker has ended
             assert set(left).isdisjoint(pid for name in PROGRAMS for pid in again.pids(name))
 
 
-def test_it_goes_on_when_nobody_reads_its_lines_any_more(tmp: Path) -> None:
+def test_bin_up_continues_after_the_reader_of_its_output_has_gone(tmp: Path) -> None:
     port = free_port()
     env = environment(tmp, {"INGEST_PORT": port})
     process = subprocess.Popen([ROOT / "bin/up"], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -284,31 +288,31 @@ def test_it_goes_on_when_nobody_reads_its_lines_any_more(tmp: Path) -> None:
         process.kill()
 
 
-def test_a_second_one_in_the_same_home_says_so(tmp: Path) -> None:
+def test_a_second_bin_up_in_the_same_home_is_one_line_and_status_1(tmp: Path) -> None:
     with installation(tmp) as up:
         status, words = refused({"INGEST_PORT": free_port()}, tmp)
         assert (status, words.count("\n")) == (1, 1)
-        assert f"bin/up is running in {tmp} already" in words
+        assert f"bin/up already runs in {tmp}" in words
         assert vote(up, "a") == 200
 
 
-def test_a_port_in_use_is_told_in_one_line(tmp: Path) -> None:
+def test_a_port_in_use_is_one_line_and_status_1(tmp: Path) -> None:
     with installation(tmp) as up:
         status, words = refused({"INGEST_PORT": up.port}, tmp / "other")
-        assert (status, words) == (1, f"sluice: port {up.port} is in use; INGEST_PORT may name another.\n")
+        assert (status, words) == (1, f"sluice: port {up.port} is in use; set INGEST_PORT to use another.\n")
 
 
-def test_a_socket_in_use_is_told_in_one_line(tmp: Path) -> None:
+def test_a_socket_in_use_is_one_line_and_status_1(tmp: Path) -> None:
     with installation(tmp):
         socket = tmp / "run/redis.sock"
         status, words = refused({"INGEST_PORT": free_port(), "INGEST_REDIS": socket}, tmp / "other")
         assert (status, words) == (
             1,
-            f"sluice: a server answers on {socket} already; bin/up starts its own Redis there.\n",
+            f"sluice: another server listens on {socket}, where bin/up starts its own Redis.\n",
         )
 
 
-def test_a_home_that_cannot_be_written_is_told_in_one_line(tmp: Path) -> None:
+def test_an_unusable_home_is_one_line_and_status_1(tmp: Path) -> None:
     (tmp / "file").write_text("")
     status, words = refused({}, tmp / "file")
     assert (status, words.count("\n")) == (1, 1)
@@ -319,7 +323,7 @@ def test_a_home_that_cannot_be_written_is_told_in_one_line(tmp: Path) -> None:
     "name, value",
     [("INGEST_PORT", "http"), ("INGEST_WORKERS", "-1"), ("INGEST_RUNTIME", "jython"), ("INGEST_MAX_BODY", "much")],
 )
-def test_a_setting_that_makes_no_sense_stops_the_start_with_one_line(name: str, value: str, tmp: Path) -> None:
+def test_an_invalid_setting_is_one_line_and_status_2(name: str, value: str, tmp: Path) -> None:
     home = tmp / "home"
     status, words = refused({name: value}, home)
     assert (status, words.count("\n")) == (2, 1)
@@ -328,7 +332,7 @@ def test_a_setting_that_makes_no_sense_stops_the_start_with_one_line(name: str, 
 
 
 @pytest.mark.parametrize("name", ["INGEST_ROUTES", "INGEST_RECORDS"])
-def test_a_module_that_cannot_be_imported_stops_the_start_with_one_line(name: str, tmp: Path) -> None:
+def test_a_module_that_cannot_be_imported_is_one_line_and_status_2(name: str, tmp: Path) -> None:
     (tmp / "mine.py").write_text("raise RuntimeError('half done')")
     home = tmp / "home"
     status, words = refused({name: tmp / "mine.py"}, home)
@@ -355,7 +359,7 @@ def test_the_gateway_runs_on_pypy_by_the_same_command(tmp: Path) -> None:
         assert stop(up) == 0
 
 
-def test_a_relative_home_is_the_callers(tmp: Path) -> None:
+def test_a_relative_home_is_relative_to_the_callers_directory(tmp: Path) -> None:
     port = free_port()
     env = environment(tmp, {"INGEST_PORT": port, "INGEST_HOME": "a home"})
     with running(["sh", "-c", f'cd {tmp} && exec "{ROOT}/bin/up"'], tmp / "out", env) as process:
@@ -365,7 +369,7 @@ def test_a_relative_home_is_the_callers(tmp: Path) -> None:
         assert process.wait(10) == 0
 
 
-def test_durability_and_memory_reach_redis(tmp: Path) -> None:
+def test_durability_and_memory_are_passed_to_redis(tmp: Path) -> None:
     with installation(tmp, {"INGEST_DURABILITY": "everysec", "INGEST_MAX_MEMORY": "64m"}) as up:
         import redis
 

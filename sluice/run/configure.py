@@ -1,0 +1,187 @@
+"""Writes the configuration of Redis, nginx and supervisord for one installation into $INGEST_HOME/etc."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+from sluice import settings
+
+ROOT = Path(__file__).resolve().parents[2]
+# for every program. Standard output goes to the terminal, with the program's name before each line; standard error goes
+# to the log file, without it (launch.py)
+COMMON = """\
+directory={root}
+startsecs=0
+autorestart=true
+killasgroup=true
+stdout_logfile=/dev/fd/1
+stdout_logfile_maxbytes=0
+stderr_logfile_maxbytes=10MB
+stderr_logfile_backups=2"""
+
+
+def replaced(text: str, *pairs: tuple[str, str]) -> str:
+    """The text with the first of each pair, which must occur, replaced by the second."""
+    for old, new in pairs:
+        assert old in text, f"the configuration has no {old!r}"
+        text = text.replace(old, new)
+    return text
+
+
+def redis_configuration(s: settings.Settings) -> str:
+    """deploy/redis/redis.conf with the paths and sizes of this installation."""
+    return replaced(
+        (ROOT / "deploy/redis/redis.conf").read_text(),
+        ("unixsocket /run/sluice/redis.sock", f'unixsocket "{s.redis}"'),
+        ("dir /var/lib/sluice", f'dir "{s.home}/redis"'),
+        ("appendfsync always", f"appendfsync {s.durability}"),
+        ("maxmemory 1073741824", f"maxmemory {s.max_memory}"),
+    )
+
+
+def switched_on(text: str, *names: str) -> str:
+    """The text with the lines uncommented that begin with one of these names between two #."""
+    for name in names:
+        text, count = re.subn(rf"^( *)#{name}# ", r"\1", text, flags=re.MULTILINE)
+        assert count, f"the configuration has no {name!r}"
+    return text
+
+
+def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]]:
+    """Access control in nginx/sluice.conf: the name of each group of lines, whether it is on, and its replacements."""
+    origins = "|".join(re.escape(word) for word in s.cors if not word.startswith("/")) or "[^ ]+"
+    paths = "|".join(re.escape(word) for word in s.cors if word.startswith("/"))
+    return [
+        ("api-keys", s.api_keys is not None, [("/etc/sluice/api-keys", f'"{s.api_keys}"')]),
+        ("passwords", s.passwords is not None, [("/etc/sluice/passwords", f'"{s.passwords}"')]),
+        (
+            "tls", s.tls_key is not None,
+            [
+                (f"listen [::]:{s.port} ", f"listen [::]:{s.port} ssl http2 "),
+                (f"listen {s.port} ", f"listen {s.port} ssl http2 "),
+                ("/etc/sluice/certificate.pem", f'"{s.tls_certificate}"'),
+                ("/etc/sluice/key.pem", f'"{s.tls_key}"'),
+            ],
+        ),
+        ("allow", bool(s.allow), [("allow 192.0.2.0/24;", " ".join(f"allow {network};" for network in s.allow))]),
+        ("client-rate", s.client_rate > 0, [("1000r/s", f"{s.client_rate}r/s"), ("=2000 ", f"={2 * s.client_rate} ")]),
+        (
+            "client-connections", s.client_connections > 0,
+            [("sluice_connections 100;", f"sluice_connections {s.client_connections};")],
+        ),
+        ("cors", bool(s.cors), [(r"^[^ ]+ /votes(\?|$)", rf"^({origins}) ({paths})(\?|$)")]),
+    ]  # fmt: skip
+
+
+def bind(address: str, port: int) -> None:
+    """Bind a TCP socket as nginx does, and close it. Raises: OSError."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        if probe.family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((address, port))
+
+
+def has_ipv6() -> bool:
+    """Whether nginx can listen on IPv6. It cannot if the kernel has no IPv6 (ipv6.disable=1), or a sandbox forbids it;
+    with the sysctl disable_ipv6 it can, and no client arrives.
+    """
+    try:
+        bind("::", 0)
+    except OSError:
+        return False
+    return True
+
+
+def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
+    """The files of nginx/ with the paths and sizes of this installation, by name.
+
+    files: how many nginx may open; 0: the limit of this process.
+    """
+    files = files or resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    files = 65535 if files == resource.RLIM_INFINITY else min(files, 65535)
+    main = replaced(
+        (ROOT / "nginx/nginx.conf").read_text(),
+        ("/run/sluice/nginx.pid", f'"{s.home}/run/nginx.pid"'),
+        # at least two: with few files, one alone could not hold 15,000 clients and their connections to the gateway
+        ("worker_processes auto", f"worker_processes {max(2, len(os.sched_getaffinity(0)))}"),
+        ("worker_rlimit_nofile 20000", f"worker_rlimit_nofile {files}"),
+        ("worker_connections 20000", f"worker_connections {files}"),
+        *(
+            (f"/var/lib/sluice/{kind}", f'"{s.home}/tmp/{kind}"')  # noqa: S108  # not shared
+            for kind in ("body", "proxy", "fastcgi", "uwsgi", "scgi")
+        ),
+    )
+    server = replaced(
+        (ROOT / "nginx/sluice.conf").read_text(),
+        *((f"unix:/run/sluice/{path.name} ", f'"unix:{path}" ') for path in s.gateway_sockets),
+        ("unix:/run/sluice/metrics.sock;", f'"unix:{s.home}/run/metrics.sock";'),
+        ("listen 8080 ", f"listen {s.port} "),
+        ("listen [::]:8080 ", f"{'' if has_ipv6() else '#'}listen [::]:{s.port} "),
+        ("/usr/share/sluice/status/", f'"{ROOT}/nginx/status/"'),
+        ("/run/sluice/status.json", f'"{s.home}/run/status.json"'),
+        ("allow 127.0.0.1; allow ::1;", " ".join(f"allow {network};" for network in s.status_allow)),
+        ("client_max_body_size 1m", f"client_max_body_size {s.max_body}"),
+    )
+    for name, on, values in access(s):
+        if on:
+            server = replaced(switched_on(server, name), *values)
+    if os.geteuid() == 0:
+        main = replaced(main, ("#user root;", "user root;"))
+    return {"nginx.conf": main, "sluice.conf": server}
+
+
+def program_path() -> str:
+    """The PATH for nginx and Redis; that of a user often lacks /usr/sbin."""
+    return os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+
+
+def supervisor_configuration(s: settings.Settings) -> str:
+    """deploy/supervisord.conf with the programs and paths of this installation."""
+
+    def plain(value: object) -> str:
+        return str(value).replace("%", "%%")  # supervisord expands %(…)s
+
+    path = program_path()
+    python = plain(sys.executable)
+    venv = ".venv" if s.runtime == "cpython" else ".venv-pypy"
+    workers = s.workers
+    many = workers.max > 1
+    config = (ROOT / "deploy/supervisord.conf").read_text()
+    if workers.min == workers.max:
+        config = config.partition("; --- INGEST_WORKERS=auto")[0]
+    return config.format(
+        home=plain(s.home),
+        launch=f'"{python}" -I -S "{plain(ROOT)}/sluice/run/launch.py"',
+        python=f'"{python}"',
+        gateway=f'"{plain(ROOT)}/{venv}/bin/python"',
+        redis=shutil.which("redis-server", path=path),
+        nginx=shutil.which("nginx", path=path),
+        user="user=root" if os.geteuid() == 0 else "",
+        worker="worker-%(process_num)s" if many else "worker",
+        workers=f"process_name=%(program_name)s-%(process_num)s\nnumprocs={workers.min}"
+        if many
+        else f"autostart={'true' if workers.min else 'false'}",
+        min=workers.min,
+        more=workers.max - workers.min,
+        common=COMMON.format(root=plain(ROOT)),
+    )
+
+
+def write(s: settings.Settings, files: int = 0) -> None:
+    """Create $INGEST_HOME and the configuration in it, accessible to this user only. files: see above."""
+    s.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in ("etc", "run", "log", "tmp", "redis"):
+        (s.home / name).mkdir(exist_ok=True)
+        (s.home / name).chmod(0o700)
+    texts = {"redis.conf": redis_configuration(s), "supervisord.conf": supervisor_configuration(s)}
+    for name, text in (texts | nginx_configuration(s, files)).items():
+        path = s.home / "etc" / name
+        if not path.exists() or path.read_text() != text:  # so a second bin/provision services changes nothing
+            path.write_text(text)
