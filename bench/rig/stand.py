@@ -37,13 +37,14 @@ import sys
 sys.path.insert(0, ".")
 try:
     from sluice import settings
-    from sluice.run import up
-except ImportError:
+    from sluice.run import configure
+except ImportError:  # a checkout from before the package
     import settings
-    from ops import up
+    from ops import up as configure
+    configure.write = configure.prepare
 s = settings.load()
-up.prepare(s)
-for name, text in up.nginx_configuration(s).items():
+configure.write(s)
+for name, text in configure.nginx_configuration(s).items():
     (s.home / "etc" / name).write_text(text)
 print(*s.gateway_sockets)
 """

@@ -42,7 +42,7 @@ class Options(ServerOptions):
         )
 
     def waitpid(self) -> tuple[int | None, int | None]:
-        """The next child that has ended, or None. Its heir (gunicorn's USR2), if any, takes its place in supervisord."""
+        """The next child that has ended, or None. Its heir (gunicorn's USR2), if any, takes its place."""
         pid, status = super().waitpid()
         process = self.pidhistory.get(pid)
         heir = process and find_heir(process.config.name)

@@ -282,8 +282,8 @@ def refused(env: dict[str, object], tmp: Path) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "line, why",
     [
-        ("default jane;", "not KEY NAME"), (f"{KEY} telegraf", "not KEY NAME"), ("abc jane;", "not KEY NAME"),
-        (f'"" jane; {KEY} x;', "not KEY NAME"), (f"{KEY[::-1]}{KEY} jane;", "not KEY NAME"),
+        ("default jane;", "not `KEY NAME;`"), (f"{KEY} telegraf", "not `KEY NAME;`"), ("abc jane;", "not `KEY NAME;`"),
+        (f'"" jane; {KEY} x;', "not `KEY NAME;`"), (f"{KEY[::-1]}{KEY} jane;", "not `KEY NAME;`"),
         (f"{KEY.upper()} joe;", "a duplicate key"),
     ],
 )  # fmt: skip
