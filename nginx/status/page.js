@@ -1,16 +1,16 @@
-// Reads status.json once a second and draws it. Whatever comes from outside is put in as text, never as HTML.
+// Fetches status.json once a second and draws it. Data is inserted as text, never as HTML.
 
 const $ = (selector) => document.querySelector(selector);
-const LATE = 30; // seconds that the oldest body may wait before the page calls it a backlog
-const STALE = 15; // seconds after which figures are too old; a look at a Redis that is away takes five
-const TRIES = {
+const LATE = 30; // seconds the oldest body may wait before the page reports a backlog
+const STALE = 15; // seconds after which figures count as old; a reading takes five while Redis is unavailable
+const EXAMPLES = {
   "/votes": (mark) => `{"poll":"status page","choice":"it works","voter":"${mark}"}`,
   "/gps": (mark) => `{"device":"${mark}","lat":48.13743,"lon":11.57549,"speed":6.2}`,
   "/metrics": (mark) => `{"name":"status_page","value":1,"tags":{"mark":"${mark}"}}`,
   "/write": (mark) => `status_page,mark=${mark} value=1`,
 };
 let shown = null; // the newest status.json
-let clock = 0; // the server's time when it was fetched, seconds: the reader's own clock may be wrong
+let clock = 0; // the server's time of the fetch, seconds; the browser's clock may be wrong
 
 // --- words ---------------------------------------------------------------------------------------------------------
 
@@ -42,43 +42,43 @@ function element(name, text = "", attributes = {}) {
 function judge() {
   const old = clock - shown.time;
   if (old > STALE)
-    return ["bad", `These figures are ${span(old)} old`, "The process that takes them is away; its log may say why."];
+    return ["bad", `These figures are ${span(old)} old`, "The page process does not update them; see log/page.log."];
   const redis = shown.trouble.find((line) => line.startsWith("Redis"));
-  if (redis) return ["bad", "Redis is away: nothing is taken", `Posts get 503 and are asked to come again. ${redis}`];
+  if (redis) return ["bad", "Redis is unavailable: no writes are accepted", `Clients get 503 with Retry-After. ${redis}`];
   if (!shown.gateway)
-    return ["bad", "The gateway is away: nothing is taken", "Posts get 502; the gateway's log may say why."];
+    return ["bad", "The gateway is unavailable: no writes are accepted", "Clients get 502 or 504; see the gateway's log."];
   const ready = sum("ready");
   const base = shown.trouble.find((line) => line.startsWith("the database is unavailable"));
   if (base && (sum("accepted") || !base.includes("no database yet")))
-    return ["bad", "The database is away", `What is posted is taken and waits: ${bodies(ready)} now. ${base}`];
+    return ["bad", "The database is unavailable", `Writes are accepted and wait in Redis: ${bodies(ready)} now. ${base}`];
   const missing = shown.streams.filter((stream) => stream.missing);
   if (missing.length)
     return ["bad", `${missing.map((stream) => `${stream.stream}: ${number(stream.missing)}`).join(", ")} missing`,
-      "The sum of the ledger is wrong; bin/sluice status says what that means."];
-  const unread = shown.streams.filter((stream) => stream.ready && !stream.decoder);
-  if (unread.length)
-    return ["slow", `Nobody reads ${unread.map((stream) => stream.stream).join(", ")}`,
-      "There is no decoder for it: what is posted waits. INGEST_RECORDS names the module that has one."];
+      "The ledger does not add up; bin/sluice status explains it."];
+  const undecodable = shown.streams.filter((stream) => stream.ready && !stream.decoder);
+  if (undecodable.length)
+    return ["slow", `No decoder for ${undecodable.map((stream) => stream.stream).join(", ")}`,
+      "The bodies wait in Redis. INGEST_RECORDS names the module that has the decoder."];
   const oldest = Math.max(...shown.streams.map((stream) => stream.oldest_seconds ?? 0));
   const speed = sum("drained_rate");
   const flow = sum("accepted_rate");
   const waits = `${bodies(ready + sum("claimed"))} ${ready + sum("claimed") === 1 ? "waits" : "wait"}`;
   if (oldest > LATE && !speed)
-    return ["bad", "Nothing is being stored", `${waits}, the oldest for ${span(oldest)}. ${shown.workers ? "The worker is stuck" : "No worker runs"}; the worker's log may say why.`];
+    return ["bad", "Nothing is being stored", `${waits}, the oldest for ${span(oldest)}. ${shown.workers ? "The worker makes no progress" : "No worker is running"}; see the worker's log.`];
   if (oldest > LATE) {
-    const left = speed > flow ? ` At this pace it has caught up in ${span(ready / (speed - flow))}.` : "";
-    return ["slow", `The worker is ${span(oldest)} behind`, `${waits}. ${each(flow)} a second come in, ${each(speed)} are taken.${left}`];
+    const left = speed > flow ? ` At this rate it catches up in ${span(ready / (speed - flow))}.` : "";
+    return ["slow", `The worker is ${span(oldest)} behind`, `${waits}. ${each(flow)}/s are accepted, ${each(speed)}/s claimed.${left}`];
   }
-  if (shown.workers === 0 && ready) return ["slow", "No worker runs", `${waits}; what is posted is taken and waits too.`];
+  if (shown.workers === 0 && ready) return ["slow", "No worker is running", `${waits}. Writes are accepted and wait in Redis.`];
   if (shown.memory.most && shown.memory.used > 0.9 * shown.memory.most)
-    return ["slow", "Redis is nearly full", `${waits}. Once it is full, posts get 503 and are asked to come again.`];
+    return ["slow", "Redis is nearly full", `${waits}. When it is full, clients get 503 with Retry-After.`];
   const dead = sum("dead");
-  const but = dead ? ` ${bodies(dead)} ${dead === 1 ? "was" : "were"} refused: the reasons are below.` : "";
-  if (sum("accepted") === 0) return ["good", "Ready. Nothing has come yet", "Send a test event at the end of this page, and see it arrive."];
-  if (flow > 0) return ["good", `Data flows: ${each(flow)} a second`, `All is stored as it comes; nothing is missing.${but}`];
+  const but = dead ? ` ${bodies(dead)} ${dead === 1 ? "is" : "are"} dead: the reasons are below.` : "";
+  if (sum("accepted") === 0) return ["good", "Ready. Nothing received yet", "Send a test event at the end of this page."];
+  if (flow > 0) return ["good", `Receiving ${each(flow)} bodies/s`, `The workers keep up; nothing is missing.${but}`];
   const last = shown.hour.findLast((row) => row[1] > 0);
-  const since = last ? ` The last came ${span(Math.max(0, clock - last[0]))} ago.` : shown.hour.length ? " Nothing has come for an hour or since the start." : "";
-  return ["good", "All is stored; nothing is coming in", `Nothing waits, nothing is missing.${since}${but}`];
+  const since = last ? ` The last body arrived ${span(Math.max(0, clock - last[0]))} ago.` : shown.hour.length ? " Nothing was received in the last hour or since the start." : "";
+  return ["good", "Idle: all bodies are stored", `Nothing waits, nothing is missing.${since}${but}`];
 }
 
 function verdict() {
@@ -89,7 +89,7 @@ function verdict() {
 
 function say(section, state, title, text) {
   section.dataset.state = state;
-  // a screen reader repeats what is put in, so only what has changed is
+  // a screen reader announces every assignment, so assign only changes
   for (const [part, words] of [[section.children[0], title], [section.children[1], text]])
     if (part.textContent !== words) part.textContent = words;
 }
@@ -107,23 +107,23 @@ function picture() {
   const oldest = Math.max(...shown.streams.map((stream) => stream.oldest_seconds ?? 0));
   const [ready, claimed, dead] = ["ready", "claimed", "dead"].map(sum);
   const late = oldest > LATE ? "slow" : "";
-  station("accepted", sum("accepted"), `${each(sum("accepted_rate"))} a second`);
-  station("ready", ready, ready ? `the oldest for ${span(oldest)}` : "nothing waits", ready ? late : "");
+  station("accepted", sum("accepted"), `${each(sum("accepted_rate"))}/s`);
+  station("ready", ready, ready ? `oldest: ${span(oldest)}` : "nothing waits", ready ? late : "");
   station("claimed", claimed, workers(), claimed ? late : "");
-  station("stored", sum("stored"), `${each(sum("drained_rate"))} a second`);
-  const away = shown.turned_away.reduce((total, { answers }) => total + answers, 0);
-  station("dead", dead, away ? `And ${number(away)} posts were not taken.` : "", dead ? "slow" : "");
+  station("stored", sum("stored"), `${each(sum("drained_rate"))}/s`);
+  const rejected = shown.turned_away.reduce((total, { answers }) => total + answers, 0);
+  station("dead", dead, rejected ? `${number(rejected)} requests were rejected` : "", dead ? "slow" : "");
 }
 
 function workers() {
   const count = shown.workers;
-  return count == null ? "" : count === 0 ? "no worker runs" : count === 1 ? "one worker runs" : `${count} workers run`;
+  return count == null ? "" : count === 0 ? "no worker is running" : count === 1 ? "1 worker" : `${count} workers`;
 }
 
 function ledger() {
   const names = [...document.querySelectorAll("#ledger thead th")].map((head) => head.textContent);
   const purged = shown.streams.filter((stream) => stream.purged).map((stream) => `${stream.stream}: ${number(stream.purged)}`);
-  $("#purged").textContent = purged.length ? `Thrown away by bin/sluice purge: ${purged.join(", ")}.` : "";
+  $("#purged").textContent = purged.length ? `Discarded by bin/sluice purge: ${purged.join(", ")}.` : "";
   $("#ledger tbody").replaceChildren(...shown.streams.map((stream) => {
     const row = element("tr");
     row.append(element("th", stream.stream, { scope: "row" }));
@@ -149,12 +149,12 @@ function when(text) {
 let drawn = "";
 function letters() {
   const text = JSON.stringify([shown.dead, shown.turned_away]);
-  if (text === drawn) return; // or a selection in it would be lost every second
+  if (text === drawn) return; // redrawing would clear a text selection
   drawn = text;
   const { reasons, letters, more } = shown.dead;
   $("#letters-note").textContent = reasons.length
-    ? "Nothing is lost: each is kept with its reason. bin/sluice dead shows them whole, bin/sluice replay tries them again."
-    : "Nothing was refused. What cannot be stored is kept here with its reason.";
+    ? "Invalid bodies are kept with their reason. bin/sluice dead --full shows them, bin/sluice replay decodes them again."
+    : "There are no dead letters. An invalid body is kept here with its reason.";
   const tally = (count, where, reason) => {
     const line = element("li");
     line.append(element("span", `${number(count)} ×`, { class: "count" }), element("span", where, { class: "stream" }), element("span", reason));
@@ -184,7 +184,7 @@ function svg(parent, name, attributes, text = "") {
   return made;
 }
 
-// The least of 1, 2 or 5 times a power of ten that is not below n.
+// The smallest of 1, 2 or 5 times a power of ten that is not below n.
 function round(n) {
   const power = 10 ** Math.floor(Math.log10(n));
   return power * [1, 2, 5, 10].find((step) => step * power >= n);
@@ -192,11 +192,11 @@ function round(n) {
 
 const short = (n) => (n >= 1e6 ? `${+(n / 1e6).toFixed(1)}M` : n >= 1e4 ? `${+(n / 1e3).toFixed(1)}k` : String(+n.toFixed(1)));
 
-// A chart of the last hour. lines: [class, column of a row]; tell: the readout, as pairs of words and figures.
+// A chart of the last hour. lines: [class, column of a row]; readings: row -> [class, label, figure] for the readout.
 class Chart {
-  constructor(figure, title, lines, tell) {
+  constructor(figure, title, lines, readings) {
     this.lines = lines;
-    this.tell = tell;
+    this.readings = readings;
     this.at = null; // the row under the cursor
     const caption = element("figcaption");
     caption.append(element("h2", title), (this.readout = element("p", "", { class: "readout", "aria-live": "off" })));
@@ -235,7 +235,7 @@ class Chart {
     if (!shown) return;
     this.rows = hour();
     this.end = this.rows.at(-1)[0];
-    // one who comes in the first minutes sees more than a dot at the edge
+    // in the first minutes an hour would show only a dot at the edge
     this.span = 60 * [5, 15, 30, 60].find((minutes) => minutes === 60 || this.rows[0][0] > this.end - 60 * minutes);
     this.width = this.svg.clientWidth;
     this.left = 40;
@@ -265,7 +265,7 @@ class Chart {
     this.read(row);
   }
 
-  // The stretches of rows in which a column is known and no row is left out.
+  // The runs of consecutive rows in which a column is known.
   runs(column) {
     const found = [];
     let last = -Infinity;
@@ -282,7 +282,7 @@ class Chart {
 
   read(row) {
     this.readout.replaceChildren();
-    for (const [name, words, figure] of this.tell(row)) {
+    for (const [name, words, figure] of this.readings(row)) {
       const part = element("span", "", { class: "part" });
       if (name) part.append(element("span", "", { class: `key ${name}` }));
       part.append(`${words} `, element("b", figure));
@@ -295,7 +295,7 @@ class Chart {
   }
 }
 
-// The rows of the last hour, and this moment as one more.
+// The rows of the last hour, and one for the present.
 function hour() {
   const waiting = sum("ready") == null || sum("claimed") == null ? null : sum("ready") + sum("claimed");
   const oldest = Math.max(...shown.streams.map((stream) => stream.oldest_seconds ?? 0));
@@ -303,8 +303,8 @@ function hour() {
 }
 
 const charts = [
-  new Chart($("#rate"), "Bodies a second", [["in", 1], ["out", 2]], (row) => [["in", "accepted", each(row[1])], ["out", "taken by workers", each(row[2])]]),
-  new Chart($("#backlog"), "Bodies that wait", [["in", 3]], (row) => [["in", "waiting", number(row[3])], ["", "oldest", row[4] == null ? "?" : span(row[4])]]),
+  new Chart($("#rate"), "Bodies per second", [["in", 1], ["out", 2]], (row) => [["in", "accepted", each(row[1])], ["out", "claimed", each(row[2])]]),
+  new Chart($("#backlog"), "Bodies waiting", [["in", 3]], (row) => [["in", "waiting", number(row[3])], ["", "oldest", row[4] == null ? "?" : span(row[4])]]),
 ];
 
 // --- the test event ------------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ const mark = () => `test-${crypto.getRandomValues(new Uint32Array(1))[0].toStrin
 
 function paths() {
   const known = shown.streams.flatMap((stream) => stream.paths);
-  const offered = known.filter((path) => path in TRIES).concat(known.filter((path) => !(path in TRIES)));
+  const offered = known.filter((path) => path in EXAMPLES).concat(known.filter((path) => !(path in EXAMPLES)));
   const chosen = form.path.value;
   if (offered.join() === [...form.path.options].map((option) => option.value).join()) return;
   form.path.replaceChildren(...offered.map((path) => element("option", path, { value: path })));
@@ -323,7 +323,7 @@ function paths() {
 }
 
 function propose() {
-  form.body.value = (TRIES[form.path.value] ?? (() => "{}"))(mark());
+  form.body.value = (EXAMPLES[form.path.value] ?? (() => "{}"))(mark());
 }
 
 form.path.addEventListener("change", propose);
@@ -350,18 +350,18 @@ form.addEventListener("submit", async (event) => {
   try {
     answer = await fetch(path, { method: "POST", body, headers: form.key.value ? { "X-API-Key": form.key.value } : {} });
   } catch {
-    return step("bad", "There was no answer. It is not known whether it was taken.");
+    return step("bad", "There was no response. The event may have been accepted.");
   }
   const took = Math.round(performance.now() - start);
   if (!answer.ok) {
     $("#key").hidden = answer.status !== 401 && $("#key").hidden;
     const problem = await answer.json().catch(() => ({}));
-    return step("bad", `Not taken: ${answer.status} ${problem.title ?? ""}. ${problem.detail ?? ""}`);
+    return step("bad", `Rejected: ${answer.status} ${problem.title ?? ""}. ${problem.detail ?? ""}`);
   }
-  step("good", `Accepted: ${answer.status} after ${took} ms. It is on the list.`);
-  step("", "On its way into the database …");
+  step("good", `Accepted: ${answer.status} after ${took} ms. It is on the list in Redis.`);
+  step("", "Waiting for the database …");
   propose();
-  // Whatever was accepted before `then` has a sequence number up to `last`; once all up to there are in, so is ours.
+  // A body accepted before `then` has a sequence number of at most `last`: once `through` reaches that, ours is stored.
   await look();
   const then = clock;
   let last = null;
@@ -370,8 +370,8 @@ form.addEventListener("submit", async (event) => {
     if (now && shown.time >= then && last === null) last = now.accepted;
     if (now && last !== null && now.through !== null && now.through >= last) {
       const letter = shown.dead.letters.find((one) => one.stream === now.stream && one.seq > (before.accepted ?? 0) && one.seq <= last && same(one.excerpt, body));
-      if (letter) return step("bad", `Refused when it was to be stored: ${letter.reason}. It lies among the dead letters.`);
-      if (now.dead !== (before.dead ?? 0)) return step("good", "It has arrived; whether it was refused, the dead letters say.");
+      if (letter) return step("bad", `Invalid: ${letter.reason}. It is in the dead letters.`);
+      if (now.dead !== (before.dead ?? 0)) return step("good", "Processed. The dead letters show whether it was invalid.");
       return step("good", `Stored in the table ${now.stream}, within ${span(Math.max(0.1, clock - then + took / 1000))}.`);
     }
     await new Promise((done) => setTimeout(done, 250));
@@ -379,7 +379,7 @@ form.addEventListener("submit", async (event) => {
   }
 });
 
-// Is this the excerpt of that body? What cannot be shown is escaped in it.
+// Whether `excerpt` is that of `body`. The excerpt escapes unprintable characters.
 function same(excerpt, body) {
   const text = body.replace(/\n/g, "\\n");
   return excerpt.endsWith("…") ? text.startsWith(excerpt.slice(0, -1)) : text === excerpt;
@@ -390,12 +390,12 @@ function same(excerpt, body) {
 async function look() {
   try {
     const answer = await fetch("/status/status.json", { cache: "no-cache" });
-    if (!answer.ok) throw new Error(answer.status === 404 ? "The process that takes the figures has not written any yet." : `status.json: ${answer.status}`);
+    if (!answer.ok) throw new Error(answer.status === 404 ? "The page process has not written any figures yet." : `status.json: ${answer.status}`);
     clock = Number(answer.headers.get("Sluice-Time"));
     shown = await answer.json();
   } catch (error) {
-    const away = error instanceof TypeError;
-    say($("#verdict"), away ? "bad" : "wait", away ? "No answer: nginx is away, or the way to it" : "Looking …", away ? "The figures below are the last that came." : error.message);
+    const unreachable = error instanceof TypeError;
+    say($("#verdict"), unreachable ? "bad" : "wait", unreachable ? "nginx is unreachable" : "Loading …", unreachable ? "The figures below are the last received." : error.message);
     return;
   }
   verdict();

@@ -1,7 +1,4 @@
-"""Show all figures as Prometheus reads them; nginx serves the same at /status/metrics.
-
-Rates are for Prometheus to take: the drain rate is rate(sluice_drained_bodies_total[1m]).
-"""
+"""Serve all figures in Prometheus's text format on a Unix socket; nginx passes /status/metrics to it."""
 
 from __future__ import annotations
 
@@ -21,31 +18,32 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from sluice import settings
 from sluice.ledger import Figures, Observer
 
-REASONS = 20  # label values: the most frequent; the others are one
+REASONS = 20  # label values: the most frequent reasons; the others share one
 LONGEST = 120  # characters of a reason
 
-# of each stream: the name, what it is, the figure
+# one sample per stream: metric, help text, key in Observer.look()
 COUNTERS = (
-    ("sluice_accepted_bodies", "Bodies put on the list.", "accepted"),
-    ("sluice_drained_bodies", "Bodies that workers took off the list.", "drained"),
-    ("sluice_stored_bodies", "Bodies of which all is in the stream's table.", "stored"),
-    ("sluice_purged_bodies", "Bodies that an operator threw away.", "purged"),
-    ("sluice_received_bytes", "Bytes of the bodies put on the list by gateways.", "received_bytes"),
-    ("sluice_sink_errors", "Claims that could not be stored and were kept for another try.", "sink_errors"),
+    ("sluice_accepted_bodies", "Bodies appended to the list.", "accepted"),
+    ("sluice_drained_bodies", "Bodies that workers claimed.", "drained"),
+    ("sluice_stored_bodies", "Bodies stored completely in the stream's table.", "stored"),
+    ("sluice_purged_bodies", "Bodies that an operator purged.", "purged"),
+    ("sluice_received_bytes", "Bytes of the bodies that gateways appended to the list.", "received_bytes"),
+    ("sluice_sink_errors", "Failed attempts to store a claim; each is retried.", "sink_errors"),
 )
 GAUGES = (
-    ("sluice_ready_bodies", "Bodies on the list.", "ready"),
-    ("sluice_claimed_bodies", "Bodies that workers hold.", "claimed"),
+    ("sluice_ready_bodies", "Bodies that no worker has claimed.", "ready"),
+    ("sluice_claimed_bodies", "Bodies in open claims.", "claimed"),
     ("sluice_open_claims", "Claims that are not settled.", "open_claims"),
-    ("sluice_backlog_bytes", "Memory that ready and claimed bodies take, roughly.", "backlog_bytes"),
-    ("sluice_oldest_body_age_seconds", "How long the oldest body has waited that is not stored; 0: none waits.",
+    ("sluice_backlog_bytes", "Approximate memory of ready and claimed bodies.", "backlog_bytes"),
+    ("sluice_oldest_body_age_seconds", "Age of the oldest body that is not in the database; 0 if there is none.",
      "oldest_seconds"),
-    ("sluice_dead_bodies", "Bodies of which anything is in dead_letters.", "dead"),
-    ("sluice_missing_bodies", "Accepted bodies that are nowhere. Below 0: Redis's counters went back.", "missing"),
+    ("sluice_dead_bodies", "Bodies of which at least a part is in dead_letters.", "dead"),
+    ("sluice_missing_bodies", "Accepted bodies that are nowhere. Negative: Redis's counters went back.",
+     "missing"),
 )  # fmt: skip
 HISTOGRAMS = (
-    ("sluice_decode_seconds", "Time to decode a body; every 16th is timed.", "decode"),
-    ("sluice_persist_seconds", "Time to store a claim, decoding included.", "persist"),
+    ("sluice_decode_seconds", "Time to decode a body; one in 16 is timed.", "decode"),
+    ("sluice_persist_seconds", "Time to decode and store a claim.", "persist"),
 )
 
 
@@ -54,7 +52,7 @@ def text(figures: Figures) -> bytes:
     families = list(metrics(figures))
 
     class Found:
-        """What generate_latest takes for a registry."""
+        """The part of a registry that generate_latest uses."""
 
         @staticmethod
         def collect() -> list[Metric]:
@@ -64,7 +62,7 @@ def text(figures: Figures) -> bytes:
 
 
 def metrics(figures: Figures) -> Iterator[Metric]:
-    """The families of metrics. A figure that is not known is left out."""
+    """The metric families. An unknown figure has no sample."""
     streams: dict[str, Figures] = figures["streams"]
     for name, about, key in COUNTERS:
         counter = CounterMetricFamily(name, about, labels=["stream"])
@@ -75,23 +73,23 @@ def metrics(figures: Figures) -> Iterator[Metric]:
     for name, about, key in GAUGES:
         gauge = GaugeMetricFamily(name, about, labels=["stream"])
         for stream, one in streams.items():
-            # no body waits, or it is not known whether one does
+            # None means that no body waits if `ready` is known
             value = one[key] if key != "oldest_seconds" or one[key] is not None or one["ready"] is None else 0
             if value is not None:
                 gauge.add_metric([stream], value)
         yield gauge
     for name, about, key in HISTOGRAMS:
         yield histogram(name, about, {stream: one[key] for stream, one in streams.items()})
-    yield histogram("sluice_commit_seconds", "Time for Redis to take a commit.", {None: figures["commit"]})
-    yield histogram("sluice_commit_bodies", "Bodies that shared a commit.", {None: figures["batch"]})
+    yield histogram("sluice_commit_seconds", "Time of a commit in Redis.", {None: figures["commit"]})
+    yield histogram("sluice_commit_bodies", "Bodies per commit.", {None: figures["batch"]})
 
     answers = CounterMetricFamily(
-        "sluice_answers", "Answers of the gateway; no route: unknown paths.", labels=["route", "status"]
+        "sluice_answers", "Responses of the gateway; the route is empty for unknown paths.", labels=["route", "status"]
     )
     for one in figures["answered"]:
         answers.add_metric([one["route"], one["status"]], one["count"])
     yield answers
-    refused = CounterMetricFamily("sluice_refused_bodies", "Bodies that got 503.", labels=["stream", "reason"])
+    refused = CounterMetricFamily("sluice_refused_bodies", "Bodies answered with 503.", labels=["stream", "reason"])
     for one in figures["refused"]:
         refused.add_metric([one["stream"], one["reason"]], one["bodies"])
     yield refused
@@ -109,23 +107,23 @@ def metrics(figures: Figures) -> Iterator[Metric]:
         if figures["processes"] is not None:
             processes.add_metric([role], sum(one["role"] == role for one in figures["processes"]))
     yield processes
-    up = GaugeMetricFamily("sluice_up", "Whether it answers.", labels=["part"])
+    up = GaugeMetricFamily("sluice_up", "1 if the part answers, else 0.", labels=["part"])
     up.add_metric(["redis"], figures["memory"] is not None)
     up.add_metric(["database"], figures["ledger_seconds"] is not None)
     yield up
     if figures["memory"] is not None:
         yield GaugeMetricFamily("sluice_redis_memory_bytes", "Memory that Redis uses.", figures["memory"]["used"])
         yield GaugeMetricFamily(
-            "sluice_redis_memory_max_bytes", "Memory that Redis may use; 0: any.", figures["memory"]["most"]
+            "sluice_redis_memory_max_bytes", "Memory limit of Redis; 0: none.", figures["memory"]["most"]
         )
     if figures["ledger_seconds"] is not None:
         yield GaugeMetricFamily(
-            "sluice_ledger_age_seconds", "How old stored, dead and missing are.", figures["ledger_seconds"]
+            "sluice_ledger_age_seconds", "Age of the figures stored, dead and missing.", figures["ledger_seconds"]
         )
 
 
 def histogram(name: str, about: str, found: dict[Any, Figures | None]) -> HistogramMetricFamily:
-    """A family of histograms by stream, or the one without."""
+    """A histogram per stream, or one without labels if the key is None."""
     family = HistogramMetricFamily(name, about, labels=[] if None in found else ["stream"])
     for stream, one in found.items():
         if one is not None:
@@ -138,10 +136,10 @@ def histogram(name: str, about: str, found: dict[Any, Figures | None]) -> Histog
 
 
 def serve(observer: Observer, path: Path) -> int:
-    """Answer on a Unix socket, one after the other, until a signal ends it: a look at each question, none without."""
+    """Answer requests on a Unix socket, one at a time, until a signal ends the process; each takes a reading."""
 
     class Handler(BaseHTTPRequestHandler):
-        """Whatever is asked for, it is the metrics."""
+        """Answers every GET with the metrics."""
 
         timeout = 10
 
@@ -154,7 +152,7 @@ def serve(observer: Observer, path: Path) -> int:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Not a line each time."""
+            """Do not log requests."""
 
     for number in signal.SIGTERM, signal.SIGINT:
         signal.signal(number, lambda number, frame: sys.exit(0))
@@ -168,7 +166,7 @@ def serve(observer: Observer, path: Path) -> int:
 
 
 def main() -> int:
-    """What nginx asks, a program of bin/up. It starts without the other verbs, in two thirds of the time."""
+    """A program of bin/up."""
     s = settings.load_or_exit()
     try:
         return serve(Observer(s), s.home / "run" / "metrics.sock")

@@ -1,6 +1,6 @@
-"""What the status page shows: the figures of every second and the course of the last hour, as one small JSON file.
+"""Write the figures of the status page, once a second, to a JSON file; it includes the rates of the last hour.
 
-nginx serves that file as it serves the page itself (status/): however many look, Redis and the database are asked once.
+nginx serves the file beside the page (nginx/status/): the load on Redis and the database does not grow with readers.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sluice.ledger import STATES, Observer, all_routes, newest, received_at
 from sluice.settings import Settings
 from sluice.sinks import DeadLetter
 
-EVERY = 1.0  # seconds between two looks
-PROBE = 5  # looks between two questions to the gateway
-SLOT = 10.0  # seconds of the hour that share a row
+EVERY = 1.0  # seconds between two readings
+PROBE = 5  # readings per health check of the gateway
+SLOT = 10.0  # seconds per row of the last hour
 SLOTS = 360
-RECENT = 5  # looks that a rate is taken over
+RECENT = 5  # readings over which a rate is taken
 REASONS, LETTERS, EXCERPT = 20, 10, 160  # rows, rows, characters
-# of each stream, as ops/figures.py has them
+# per stream, copied from Observer.look()
 SHOWN = (*STATES, "purged", "oldest_seconds", "backlog_bytes", "through", "decoder")
 FILE = "status.json"
 
@@ -36,9 +36,9 @@ Row = list[Any]
 
 
 def main() -> int:
-    """Look and write until a signal ends it."""
+    """Take a reading each second and write it, until a signal ends the process."""
     s = settings.load_or_exit()
-    os.nice(5)  # who is looked after goes before who looks
+    os.nice(5)  # gateway and workers have precedence
     try:
         page = Page(s)
     except settings.SettingError as error:
@@ -47,19 +47,19 @@ def main() -> int:
         try:
             write(s.home / "run" / FILE, page.look())
         except OSError as error:
-            screen.complain(f"the status page stands still: {error}")
+            screen.complain(f"the status page is not updated: {error}")
         time.sleep(EVERY)
 
 
 def write(path: Path, shown: dict[str, Any]) -> None:
-    """Put the JSON in its place whole: a reader has the old one or the new one."""
+    """Replace the file atomically."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(shown, separators=(",", ":")))
     new.replace(path)
 
 
 class Page:
-    """What is known from look to look."""
+    """The state that is kept between readings."""
 
     def __init__(self, s: Settings) -> None:
         """Raises: SettingError."""
@@ -72,11 +72,11 @@ class Page:
         self.gateway = False
         self.seen: deque[tuple[float, dict[str, Row]]] = deque(maxlen=RECENT + 1)
         self.hour = Hour(earlier(s.home / "run" / FILE))
-        self.counts: list[Any] | None = None  # the dead letters by reason, as of when the newest were read
+        self.counts: list[Any] | None = None  # dead letters by reason at the time `letters` was read
         self.letters: list[dict[str, Any]] = []
 
     def look(self) -> dict[str, Any]:
-        """All that the page shows, of this moment."""
+        """Take a reading; returns the content of status.json."""
         found = self.observer.look()
         now, streams = found["time"], found["streams"]
         self.seen.append((now, {name: [one["accepted"], one["drained"]] for name, one in streams.items()}))
@@ -87,7 +87,7 @@ class Page:
                 {"stream": name, "paths": self.paths.get(name, []), **{at: one[at] for at in SHOWN}, **dict(rates)}
             )
         self.hour.add(now, rows)
-        # its answers are counted, which writes: not every second
+        # not every second: the gateway counts its responses in Redis
         if self.looks % PROBE == 0 or not self.gateway:
             self.gateway = answers(self.gateway_sockets)
         self.looks += 1
@@ -105,16 +105,16 @@ class Page:
         }
 
     def rates(self, stream: str) -> list[float | None]:
-        """Bodies a second that were accepted, and that workers took, over the last few looks."""
+        """Bodies per second, accepted and claimed, over the last RECENT readings."""
         (then, before), (now, after) = self.seen[0], self.seen[-1]
         pairs = zip(before.get(stream, [None, None]), after[stream], strict=True)
         return [rate(old, new, now - then) for old, new in pairs]
 
     def dead(self, counts: list[dict[str, Any]] | None) -> dict[str, Any]:
-        """The counts of the reasons, and the newest dead letters, which are read when the counts have changed."""
+        """Counts by reason, and the newest dead letters, which are read again when a count has changed."""
         sink = self.observer.sink
         if counts is not None and counts != self.counts and sink:
-            with contextlib.suppress(sinks.Unavailable):  # the next look says so
+            with contextlib.suppress(sinks.Unavailable):  # the next reading reports it
                 self.letters = [shown(letter) for letter in newest(sink, "true", LETTERS)]
                 self.counts = counts
         known = self.counts or []
@@ -122,14 +122,14 @@ class Page:
 
 
 def shown(letter: DeadLetter) -> dict[str, Any]:
-    """A dead letter as the page has it."""
+    """A dead letter for status.json."""
     about = {"time": received_at(letter), "stream": letter.stream, "seq": letter.seq, "reason": letter.reason}
     return about | {"bytes": len(letter.body), "excerpt": excerpt(letter.body)}
 
 
 def turned_away(answered: list[dict[str, Any]], refused: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the gateway did not take, since the counts began: how often, where, why; the most frequent first."""
-    # a 503 is counted by its reason too, which says more
+    """Requests that the gateway rejected since counting began: number, path or stream, reason; most frequent first."""
+    # a 503 is also counted by its reason; use that count
     found = [{"answers": one["bodies"], "where": one["stream"], "reason": f"503 {one['reason']}"} for one in refused]
     for one in answered:
         if one["status"] >= "400" and one["status"] != "503":
@@ -139,7 +139,7 @@ def turned_away(answered: list[dict[str, Any]], refused: list[dict[str, Any]]) -
 
 
 def answers(sockets: list[Path]) -> bool:
-    """Whether a process of the gateway answers."""
+    """Whether a gateway process answers /healthz with 200."""
     for path in sockets:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(1)
@@ -155,10 +155,10 @@ def answers(sockets: list[Path]) -> bool:
 
 
 class Hour:
-    """The last hour in rows of SLOT seconds: when it ended, accepted a second, drained a second, waiting, oldest.
+    """The last hour in rows of SLOT seconds: end (Unix time), accepted/s, drained/s, waiting, oldest.
 
-    drained: taken off the list by workers. waiting: the most bodies that were READY or CLAIMED at once. oldest: the
-    longest that one had waited, seconds.
+    drained: bodies claimed by workers. waiting: maximum number of READY and CLAIMED bodies. oldest: maximum age of one
+    of them, seconds.
     """
 
     def __init__(self, rows: list[Row]) -> None:
@@ -168,7 +168,7 @@ class Hour:
         self.oldest: list[float] = []
 
     def add(self, now: float, rows: list[dict[str, Any]]) -> None:
-        """Take a look into account; every SLOT seconds that makes a row."""
+        """Add a reading; every SLOT seconds a row is completed."""
         accepted = total(rows, lambda row: row["accepted"])
         waiting = total(rows, lambda row: None if row["ready"] is None else row["ready"] + row["claimed"])
         drained = total(rows, lambda row: None if row["ready"] is None else row["accepted"] - row["ready"])
@@ -189,7 +189,7 @@ class Hour:
 
 
 def earlier(path: Path) -> list[Row]:
-    """The rows that an earlier process has left: a restart does not end the hour."""
+    """The rows that an earlier process wrote: the chart survives a restart."""
     try:
         return json.loads(path.read_text())["hour"]
     except (OSError, ValueError, KeyError):
@@ -197,7 +197,7 @@ def earlier(path: Path) -> list[Row]:
 
 
 def total(rows: list[dict[str, Any]], count: Callable[[dict[str, Any]], int | None]) -> int | None:
-    """A count over all streams; None where one is not known."""
+    """The sum of a count over all streams; None if one is unknown."""
     total = 0
     for row in rows:
         one = count(row)
@@ -208,14 +208,14 @@ def total(rows: list[dict[str, Any]], count: Callable[[dict[str, Any]], int | No
 
 
 def rate(before: int | None, after: int | None, seconds: float) -> float | None:
-    """How many a second; None where it is not known or a counter went back."""
+    """Increments per second; None if unknown or if the counter went back."""
     if before is None or after is None or seconds <= 0 or after < before:
         return None
     return round((after - before) / seconds, 1)
 
 
 def excerpt(body: bytes) -> str:
-    """The beginning of a body as text. A kept head stays out of sight: an address in it may carry a password."""
+    """The start of a body as text, without a stored request head: its URL may contain a password."""
     if body.startswith(b"POST ") and b"\r\n\r\n" in body:
         body = body.partition(b"\r\n\r\n")[2]
     return screen.cut(screen.printable(body[: 4 * EXCERPT]), EXCERPT)

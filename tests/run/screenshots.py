@@ -1,6 +1,6 @@
-"""Take the pictures in docs/ of the status page: three minutes of an installation of its own, with a worker that stops.
+"""Take the screenshots of the status page in docs/: a private installation runs three minutes, with a stopped worker.
 
-.venv/bin/python tests/screenshots.py
+.venv/bin/python tests/run/screenshots.py
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from playwright.sync_api import sync_playwright
 from sluice.drill.harness import ROOT, installation, post, short_tmp
 
 SECONDS = 200
-STOPPED = range(90, 125)  # the worker takes nothing meanwhile: a backlog
-REFUSED = (b'{"poll":"cookies"', b'{"poll":"cookies","choice":7}', b'{"choice":"oreo"}')
+STOPPED = range(90, 125)  # seconds in which the worker is stopped, so that a backlog builds up
+INVALID = (b'{"poll":"cookies"', b'{"poll":"cookies","choice":7}', b'{"choice":"oreo"}')
 SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
 
 
@@ -34,7 +34,7 @@ def main() -> None:
                 if n % 4 == 0:
                     post(up.port, "/write?precision=s", b"room,floor=2 temperature=21.5,door=true")
             if second % 40 == 20:
-                post(up.port, "/votes", REFUSED[second // 40 % 3])
+                post(up.port, "/votes", INVALID[second // 40 % 3])
                 post(up.port, "/gps", b'{"device":"bike","lat":481.3743,"lon":11.57549}')
             time.sleep(max(0, start + second + 1 - time.monotonic()))
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])

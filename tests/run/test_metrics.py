@@ -1,4 +1,4 @@
-"""Metrics: a real Prometheus reads them from a whole installation, and what they say is what happened."""
+"""Metrics of a whole installation, read by a real Prometheus."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Samples = dict[tuple[str, ...], float]
 
 @pytest.fixture(scope="module")
 def up() -> Iterator[Server]:
-    """A whole installation to which some things have happened."""
+    """An installation that has answered some requests."""
     with harness.short_tmp() as tmp, harness.installation(tmp / "var") as server:
         for n in range(20):
             assert post(server.port, "/votes", vote(n))[0] == 200
@@ -44,7 +44,7 @@ def up() -> Iterator[Server]:
 
 
 def samples(text: str) -> Samples:
-    """Every sample by its name and the values of its labels, in the order of their names."""
+    """Samples by name and label values, ordered by label name."""
     return {
         (one.name, *(value for _, value in sorted(one.labels.items()))): one.value
         for family in text_string_to_metric_families(text)
@@ -67,15 +67,15 @@ def promtool(*words: object, stdin: str = "") -> None:
     assert not done.stderr.strip(), done.stderr
 
 
-def test_the_metrics_say_what_happened(up: Server) -> None:
-    def told() -> Samples:
+def test_metrics_count_what_the_gateway_and_the_worker_did(up: Server) -> None:
+    def settled() -> Samples:
         found = scraped(up)
         assert found["sluice_stored_bodies_total", "votes"] == 20
         assert found["sluice_answers_total", "/votes", "200"] == 21
         assert found["sluice_persist_seconds_count", "metrics"] == 1
         return found
 
-    found = poll(told, 20)
+    found = poll(settled, 20)
     expected = {
         ("sluice_accepted_bodies_total", "votes"): 21,
         ("sluice_drained_bodies_total", "votes"): 21,
@@ -99,18 +99,18 @@ def test_the_metrics_say_what_happened(up: Server) -> None:
         ("sluice_up", "database"): 1,
     }
     assert {name: found.get(name) for name in expected} == expected
-    assert found["sluice_decode_seconds_count", "votes"] == 1  # the sixteenth
+    assert found["sluice_decode_seconds_count", "votes"] == 1  # one body in 16 is timed
     assert found["sluice_commit_seconds_sum",] > 0
 
 
-def test_the_command_prints_what_nginx_serves_and_promtool_finds_no_fault(up: Server) -> None:
+def test_the_verb_metrics_prints_what_nginx_serves_and_promtool_accepts_it(up: Server) -> None:
     code, out, complaints = sluice(up.home, "metrics")
     assert (code, complaints) == (0, "")
     assert {name[0] for name in samples(out)} == {name[0] for name in scraped(up)}
     promtool("check", "metrics", stdin=out)
 
 
-def test_counts_outlive_their_processes(up: Server) -> None:
+def test_counters_survive_the_end_of_a_gateway_process(up: Server) -> None:
     before = poll(lambda: scraped(up)["sluice_answers_total", "/votes", "200"])
     (master, *_) = up.pids("gateway")
     for pid in up.pids("gateway"):
@@ -120,7 +120,7 @@ def test_counts_outlive_their_processes(up: Server) -> None:
     poll(lambda: scraped(up)["sluice_answers_total", "/votes", "200"] > before, 20)
 
 
-def test_a_real_prometheus_reads_them(up: Server, tmp: Path) -> None:
+def test_prometheus_scrapes_the_metrics_with_the_shipped_configuration(up: Server, tmp: Path) -> None:
     text = (PROMETHEUS / "prometheus.yml").read_text()
     assert "localhost:8080" in text
     text = text.replace("localhost:8080", f"localhost:{up.port}").replace("interval: 5s", "interval: 1s")
@@ -144,14 +144,14 @@ def test_a_real_prometheus_reads_them(up: Server, tmp: Path) -> None:
         assert sum(len(group["rules"]) for group in ask("rules")["groups"]) == 11
 
 
-def test_the_rules_are_sound_and_each_alert_is_raised_by_what_it_is_for() -> None:
+def test_promtool_accepts_the_rules_and_each_alert_fires_in_its_test() -> None:
     promtool("check", "config", "prometheus.yml")
     promtool("test", "rules", "rules_test.yml")
     alerts = set(re.findall(r"alert: (\w+)", (PROMETHEUS / "rules.yml").read_text()))
     assert len(alerts) == 9
 
 
-def test_the_dashboard_and_the_rules_ask_for_nothing_that_is_not_there(up: Server, tmp: Path) -> None:
+def test_the_dashboard_and_the_rules_query_only_metrics_that_exist(up: Server, tmp: Path) -> None:
     dashboard = json.loads((PROMETHEUS / "grafana.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     rules = [{"record": f"a:b{n}", "expr": text.replace("$__rate_interval", "1m")} for n, text in enumerate(queries)]
@@ -159,13 +159,15 @@ def test_the_dashboard_and_the_rules_ask_for_nothing_that_is_not_there(up: Serve
     promtool("check", "rules", tmp / "rules.yml")
     there = {name[0] for name in poll(lambda: scraped(up))} | {"sluice_refused_bodies_total"}
     asked = " ".join(queries) + (PROMETHEUS / "rules.yml").read_text()
-    assert set(NAME.findall(re.sub(r"stream:\w+:rate1m", "", asked))) <= there  # but for what the rules record
+    assert (
+        set(NAME.findall(re.sub(r"stream:\w+:rate1m", "", asked))) <= there
+    )  # except the series that the rules record
     documented = set(re.findall(r"`(sluice_\w+)`", (ROOT / "docs/PROTOCOL.md").read_text()))
     bare = {re.sub(r"_(bucket|count|sum)$", "", name) for name in there}
     assert documented == bare | {"sluice_commit_bodies"}
 
 
-def test_only_this_machine_may_read_them(up: Server) -> None:
+def test_metrics_are_served_to_this_machine_only(up: Server) -> None:
     address = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout.split()
     if not address:
         pytest.skip("this machine has no other address")
@@ -176,7 +178,7 @@ def test_only_this_machine_may_read_them(up: Server) -> None:
     assert done.stdout == "403"
 
 
-def test_without_redis_or_database_what_is_known_is_still_shown(tmp: Path) -> None:
+def test_without_redis_or_the_database_the_known_metrics_are_still_shown(tmp: Path) -> None:
     with harness.redis_server(tmp, appendfsync="no") as redis:
         push(redis, vote("a"))
         code, out, complaints = sluice(tmp, "metrics")
@@ -193,7 +195,7 @@ def test_without_redis_or_database_what_is_known_is_still_shown(tmp: Path) -> No
     assert ("sluice_ready_bodies", "votes") not in found
 
 
-def test_what_is_refused_is_counted_with_its_reason(tmp: Path) -> None:
+def test_refused_bodies_are_counted_by_reason(tmp: Path) -> None:
     with harness.redis_server(tmp, appendfsync="no") as redis:
         inlet = Inlet(str(redis.socket), 2)
         for n in range(5):
@@ -204,7 +206,7 @@ def test_what_is_refused_is_counted_with_its_reason(tmp: Path) -> None:
         assert counted["bytes votes"] == 2 * len(vote(0))
 
 
-def test_a_report_that_fails_is_part_of_the_next(tmp: Path) -> None:
+def test_the_counts_of_a_failed_report_are_in_the_next_one(tmp: Path) -> None:
     with harness.redis_server(tmp, appendfsync="no") as redis:
         inlet = Inlet(str(redis.socket), 100)
         inlet.commit(inlet.append("votes", vote(0)))
@@ -217,7 +219,7 @@ def test_a_report_that_fails_is_part_of_the_next(tmp: Path) -> None:
         assert Inspector(str(redis.socket)).counters()["batch_bodies sum"] == 1
 
 
-def test_a_full_redis_still_counts(tmp: Path) -> None:
+def test_counters_are_reported_to_a_full_redis(tmp: Path) -> None:
     with harness.redis_server(tmp, appendfsync="no") as redis:
         inlet = Inlet(str(redis.socket), 100)
         inlet.commit(inlet.append("votes", vote(0)))
@@ -230,14 +232,14 @@ def test_a_full_redis_still_counts(tmp: Path) -> None:
         assert Inspector(str(redis.socket)).counters()["refused votes Redis is full"] == 1
 
 
-def test_a_sink_that_is_away_is_counted_and_the_worker_is_shown_with_what_it_holds(tmp: Path) -> None:
+def test_failed_attempts_to_store_are_counted_and_the_claim_of_the_worker_is_shown(tmp: Path) -> None:
     env = environment(tmp, {"INGEST_SINK": "postgresql://nobody@127.0.0.1:1/nothing"})
     with harness.redis_server(tmp, appendfsync="no") as redis:
         push(redis, *map(vote, range(3)))
         with harness.running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", env) as worker:
             observer = Observer(settings.load(env))
 
-            def told() -> bool:
+            def settled() -> bool:
                 figures = observer.look()
                 assert figures["streams"]["votes"]["sink_errors"] > 0
                 (one,) = figures["processes"]
@@ -246,4 +248,4 @@ def test_a_sink_that_is_away_is_counted_and_the_worker_is_shown_with_what_it_hol
                     ("votes", 1, 3)
                 ]
 
-            poll(told, 20)
+            poll(settled, 20)

@@ -1,4 +1,4 @@
-"""The status page, and pages of others, in a real Chromium against a whole installation."""
+"""The status page, and pages of other origins, in Chromium against a whole installation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sluice import settings
 from sluice.drill.harness import ROOT, Server, answer, ask, environment, get, installation, nginx, poll, post, short_tmp
 from sluice.run import page as program
 
-FAILED = "Failed to load resource"  # Chromium notes every answer that is no 2xx
+FAILED = "Failed to load resource"  # Chromium logs every response that is not 2xx
 PHONE, DESKTOP = (360, 740), (1280, 800)
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
@@ -33,7 +33,7 @@ expect.set_options(timeout=10_000)
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        # no sandbox: root has none, and nothing but our own pages is shown
+        # no sandbox: Chromium has none for root, and only our own pages are opened
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         yield browser
         browser.close()
@@ -41,7 +41,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def origin() -> Iterator[int]:
-    """The port of a server that is not ours, with a page on it: another origin."""
+    """The port of another web server with one page: another origin."""
 
     class Blank(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -102,7 +102,7 @@ def page(chromium: Browser, up: Server) -> Iterator[Page]:
 
 
 def stored(up: Server, table: str, column: str) -> list[str]:
-    """A column of what is stored."""
+    """A column of a stream's table."""
     return [value for (value,) in ask(up.home, f"SELECT {column} FROM {table}")]
 
 
@@ -110,18 +110,18 @@ def row(page: Page, stream: str, column: int) -> str:
     return page.locator("#ledger tr", has_text=stream).locator("td").nth(column).inner_text()
 
 
-# The first three tests use the installation while it is new: they stand in this order.
+# The first three tests need a new installation and depend on their order.
 
 
-def test_who_comes_first_is_told_that_nothing_has_come_and_what_to_try(page: Page) -> None:
-    expect(page.locator("#verdict")).to_contain_text("Nothing has come yet")
+def test_a_new_installation_shows_that_nothing_was_received_and_what_to_try(page: Page) -> None:
+    expect(page.locator("#verdict")).to_contain_text("Nothing received yet")
     expect(page.locator("#verdict")).to_contain_text("Send a test event")
-    expect(page.locator("#letters-note")).to_contain_text("Nothing was refused")
+    expect(page.locator("#letters-note")).to_contain_text("There are no dead letters")
     assert page.title() == "✓ Sluice"
 
 
-def test_a_test_event_is_sent_by_keyboard_alone_and_is_seen_to_arrive(page: Page, up: Server) -> None:
-    page.route("**/status.json", unknown)  # as before there is a table
+def test_a_test_event_can_be_sent_by_keyboard_and_is_shown_as_stored(page: Page, up: Server) -> None:
+    page.route("**/status.json", unknown)  # as before the table exists
     expect(page.locator("#dead .figure")).to_have_text("?")
     seen = set()
     for _ in range(12):
@@ -140,11 +140,11 @@ def test_a_test_event_is_sent_by_keyboard_alone_and_is_seen_to_arrive(page: Page
     expect(page.locator("#verdict")).to_have_attribute("data-state", "good")
 
 
-def test_what_is_refused_is_shown_with_its_reason_and_is_never_more_than_text(page: Page, up: Server) -> None:
+def test_a_dead_letter_is_shown_with_its_reason_and_as_text_only(page: Page, up: Server) -> None:
     page.select_option("[name=path]", "/gps")
     page.fill("[name=body]", body := json.dumps({"device": EVIL, "lat": 99, "lon": 1}))
     page.click("button")
-    expect(page.locator("#steps li").nth(1)).to_contain_text("Refused when it was to be stored: latitude out of range")
+    expect(page.locator("#steps li").nth(1)).to_contain_text("Invalid: latitude out of range")
     letter = page.locator("#letters li").first
     expect(letter).to_contain_text("latitude out of range: 99")
     expect(letter.locator(".body")).to_have_text(body)
@@ -152,21 +152,21 @@ def test_what_is_refused_is_shown_with_its_reason_and_is_never_more_than_text(pa
     post(up.port, f"/write?db=x&u=jane&p=secret&{EVIL.replace(' ', '+')}", f"{EVIL} no lines".encode())
     expect(page.locator("#dead .figure")).to_have_text("3")
     expect(page.locator("#letters li")).to_have_count(3)
-    assert "secret" not in page.content()  # nor the rest of a kept head
+    assert "secret" not in page.content()  # nor the rest of a stored head
     assert page.locator("main img, main script, #letters *:not(li, span, time)").count() == 0
     assert (row(page, "gps", 4), row(page, "gps", 5)) == ("1", "0")
 
 
-def test_an_event_that_is_not_taken_is_said_so_with_the_reason(page: Page) -> None:
+def test_a_rejected_test_event_is_shown_with_its_reason(page: Page) -> None:
     page.route("**/votes", lambda route: route.continue_(method="PUT"))
     page.click("button")
-    expect(page.locator("#steps li")).to_contain_text("Not taken: 405 Method Not Allowed. This path accepts only POST.")
+    expect(page.locator("#steps li")).to_contain_text("Rejected: 405 Method Not Allowed. This path accepts only POST.")
 
 
-def test_the_charts_are_read_by_mouse_and_by_keyboard(page: Page, up: Server) -> None:
+def test_the_charts_can_be_read_with_mouse_and_keyboard(page: Page, up: Server) -> None:
     poll(lambda: len(json.loads((up.home / "run/status.json").read_text())["hour"]), 15)
     expect(page.locator("#rate path.in")).not_to_have_count(0)
-    chart = page.get_by_role("slider", name="Bodies a second")
+    chart = page.get_by_role("slider", name="Bodies per second")
     expect(page.locator("#rate .readout")).to_contain_text("now")
     chart.focus()
     page.keyboard.press("Home")
@@ -176,7 +176,7 @@ def test_the_charts_are_read_by_mouse_and_by_keyboard(page: Page, up: Server) ->
     expect(page.locator("#rate .cursor")).to_have_count(1)
     page.keyboard.press("Escape")
     expect(page.locator("#rate .cursor")).to_have_count(0)
-    page.get_by_role("slider", name="Bodies that wait").hover()
+    page.get_by_role("slider", name="Bodies waiting").hover()
     expect(page.locator("#backlog .cursor")).to_have_count(1)
 
 
@@ -214,19 +214,19 @@ CONTRAST = """() => {
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
-def test_all_of_it_can_be_read_in_light_and_dark_on_a_phone_and_a_desk(
+def test_the_page_is_readable_in_light_and_dark_on_phone_and_desktop(
     size: tuple[int, int], scheme: str, chromium: Browser, up: Server, tmp_path: Path
 ) -> None:
     with context(chromium, size, scheme) as window:
         page = opened(window, up)
         expect(page.locator("#letters li")).not_to_have_count(0)
-        # nothing is wider than the window, and nothing is cut off
+        # no element is wider than the window or cut off
         assert page.evaluate("document.documentElement.scrollWidth") == size[0]
         assert page.evaluate(BEYOND) == []
         assert page.evaluate(CONTRAST) == []  # WCAG 2, AA
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number)")
         assert (sum(ground) < 3 * 128) == (scheme == "dark")
-        # a finger finds what it can press
+        # controls are large enough for a finger
         for control in page.locator("button, select, textarea").all():
             box = control.bounding_box()
             assert box and box["height"] >= 44
@@ -234,7 +234,7 @@ def test_all_of_it_can_be_read_in_light_and_dark_on_a_phone_and_a_desk(
         assert len(shot) > 20_000  # an empty page has less
 
 
-def test_a_page_that_is_left_has_its_beacon_and_its_last_fetch_in_the_database(up: Server, chromium: Browser) -> None:
+def test_beacons_and_the_last_fetch_of_a_closed_page_are_stored(up: Server, chromium: Browser) -> None:
     with context(chromium) as window:
         page = window.new_page()
         page.goto(f"http://localhost:{up.port}/status")
@@ -247,7 +247,7 @@ def test_a_page_that_is_left_has_its_beacon_and_its_last_fetch_in_the_database(u
         poll(lambda: {"text", "form", "keepalive"} <= set(stored(up, "votes", "choice")))
 
 
-def test_the_example_of_a_beacon_says_how_long_it_was_looked_at(up: Server, chromium: Browser) -> None:
+def test_the_beacon_example_reports_how_long_the_page_was_viewed(up: Server, chromium: Browser) -> None:
     with context(chromium) as window:
         page = window.new_page()
         page.goto(f"{(ROOT / 'examples/beacon.html').as_uri()}?sluice=http://localhost:{up.port}")
@@ -255,9 +255,7 @@ def test_the_example_of_a_beacon_says_how_long_it_was_looked_at(up: Server, chro
         poll(lambda: "looked" in stored(up, "metrics", "name"))
 
 
-def test_a_page_of_another_origin_posts_where_it_may_and_not_elsewhere(
-    up: Server, chromium: Browser, origin: int
-) -> None:
+def test_a_page_of_another_origin_posts_only_to_allowed_paths(up: Server, chromium: Browser, origin: int) -> None:
     ask = """async ([port, path]) => {
         const answer = await fetch(`http://localhost:${port}${path}`, {
             method: "POST", headers: { "Content-Type": "application/json" }, keepalive: true,
@@ -269,26 +267,26 @@ def test_a_page_of_another_origin_posts_where_it_may_and_not_elsewhere(
         page = window.new_page()
         page.goto(f"http://localhost:{origin}/")
         assert page.evaluate(ask, [up.port, "/gps"]) == [200, {"message": "OK"}]
-        assert page.evaluate(ask, [up.port, "/metrics"]) is None  # the preflight was not answered with a yes
-        # a beacon with a text asks nobody; that it was sent is all that its page may know
+        assert page.evaluate(ask, [up.port, "/metrics"]) is None  # the preflight was denied
+        # a text beacon needs no preflight; its page learns only that it was sent
         beacon = f"""navigator.sendBeacon("http://localhost:{up.port}/votes", '{{"poll":"b","choice":"afar"}}')"""
         assert page.evaluate(beacon) is True
         assert page.evaluate(f"fetch('http://localhost:{up.port}/status/status.json').catch(() => 'no')") == "no"
         poll(lambda: "elsewhere" in stored(up, "gps", "device") and "afar" in stored(up, "votes", "choice"))
 
 
-# The next tests stop and kill things; they come last.
+# The next tests stop and kill processes, so they come last.
 
 
-def test_a_backlog_that_nobody_stores_and_a_gateway_that_is_away_are_named(page: Page, up: Server) -> None:
+def test_a_backlog_without_progress_and_a_stopped_gateway_are_reported(page: Page, up: Server) -> None:
     (worker,) = up.pids("worker")[:1]
     os.kill(worker, signal.SIGSTOP)
     try:
         for _ in range(20):
             assert post(up.port, "/votes", b'{"poll":"p","choice":"late"}')[0] == 200
         expect(page.locator("#ready .figure")).to_have_text("20")
-        expect(page.locator("#ready .detail")).to_contain_text("the oldest for")
-        # the page calls it so after LATE seconds: as many as there are here
+        expect(page.locator("#ready .detail")).to_contain_text("oldest: ")
+        # as if LATE seconds had passed
         page.route("**/status.json", partial(later, waited=60))
         expect(page.locator("#verdict h2")).to_have_text("Nothing is being stored")
         expect(page.locator("#verdict p")).to_contain_text("20 bodies wait")
@@ -300,7 +298,7 @@ def test_a_backlog_that_nobody_stores_and_a_gateway_that_is_away_are_named(page:
     for pid in gateway:
         os.kill(pid, signal.SIGSTOP)
     try:
-        expect(page.locator("#verdict h2")).to_have_text("The gateway is away: nothing is taken")
+        expect(page.locator("#verdict h2")).to_have_text("The gateway is unavailable: no writes are accepted")
     finally:
         for pid in gateway:
             os.kill(pid, signal.SIGCONT)
@@ -308,7 +306,7 @@ def test_a_backlog_that_nobody_stores_and_a_gateway_that_is_away_are_named(page:
 
 
 def unknown(route: Route) -> None:
-    """Pass status.json on as if nobody knew how many bodies are dead."""
+    """Pass status.json on with an unknown number of dead bodies."""
     answer = route.fetch()
     shown = answer.json()
     for stream in shown["streams"]:
@@ -317,7 +315,7 @@ def unknown(route: Route) -> None:
 
 
 def later(route: Route, waited: float = 0, old: float = 0) -> None:
-    """Pass status.json on as if bodies had waited so many seconds longer, or it were itself so many seconds old."""
+    """Pass status.json on with bodies that have waited `waited` seconds longer, and figures `old` seconds older."""
     answer = route.fetch()
     shown = answer.json()
     shown["time"] -= old
@@ -327,25 +325,25 @@ def later(route: Route, waited: float = 0, old: float = 0) -> None:
     route.fulfill(response=answer, json=shown)
 
 
-def test_without_redis_the_page_says_that_nothing_is_taken(page: Page, up: Server) -> None:
+def test_without_redis_the_page_reports_that_no_writes_are_accepted(page: Page, up: Server) -> None:
     (redis,) = up.pids("redis")[:1]
     os.kill(redis, signal.SIGSTOP)
     try:
-        expect(page.locator("#verdict h2")).to_have_text("Redis is away: nothing is taken")
+        expect(page.locator("#verdict h2")).to_have_text("Redis is unavailable: no writes are accepted")
         expect(page.locator("#accepted .figure")).to_have_text("?")
     finally:
         os.kill(redis, signal.SIGCONT)
     expect(page.locator("#verdict")).to_have_attribute("data-state", "good")
 
 
-def test_old_figures_are_called_old_and_a_killed_writer_goes_on_with_its_hour(page: Page, up: Server) -> None:
+def test_old_figures_are_marked_and_a_killed_page_process_keeps_its_hour(page: Page, up: Server) -> None:
     path = up.home / "run/status.json"
     before = json.loads(path.read_text())["hour"]
     assert before
     (writer,) = up.pids("page")
     os.kill(writer, signal.SIGKILL)
     written = path.stat().st_mtime_ns
-    page.route("**/status.json", partial(later, old=60))  # the page calls it old after fewer
+    page.route("**/status.json", partial(later, old=60))  # more than STALE
     expect(page.locator("#verdict h2")).to_contain_text("These figures are")
     page.unroute_all()
     expect(page.locator("#verdict")).to_have_attribute("data-state", "good")
@@ -353,7 +351,7 @@ def test_old_figures_are_called_old_and_a_killed_writer_goes_on_with_its_hour(pa
     assert json.loads(path.read_text())["hour"][: len(before)] == before
 
 
-def test_nobody_but_this_machine_may_look_unless_it_is_said() -> None:
+def test_the_page_is_served_to_this_machine_only_unless_allowed() -> None:
     def look(port: int, source: str, target: str) -> int:
         with socket.create_connection(("127.0.0.1", port), 10, (source, 0)) as connection:
             connection.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
@@ -369,11 +367,13 @@ def test_nobody_but_this_machine_may_look_unless_it_is_said() -> None:
             status, headers, body = post(web.port, "/status/", b"x")
             assert (status, headers.get("allow")) == ((405, "GET, HEAD") if one == 200 else (403, None))
             assert json.loads(body)["status"] == status
+            if one == 200:
+                assert json.loads(body)["detail"] == "This path accepts only GET and HEAD."
     with pytest.raises(settings.SettingError, match="INGEST_STATUS_ALLOW='everybody' is invalid"):
         settings.load({"INGEST_STATUS_ALLOW": "everybody"})
 
 
-def test_the_page_loads_runs_and_tells_nothing_elsewhere(up: Server) -> None:
+def test_the_page_loads_nothing_from_other_hosts(up: Server) -> None:
     for target, kind in ("/status", "text/html"), ("/status/page.js", "text/javascript"):
         status, headers, body = get(up.port, target)
         assert (status, headers["content-type"]) == (200, f"{kind}; charset=utf-8")
@@ -382,7 +382,7 @@ def test_the_page_loads_runs_and_tells_nothing_elsewhere(up: Server) -> None:
         assert b"http://www.w3.org" in body or b"http" not in body
 
 
-def test_the_hour_stays_an_hour_and_tells_what_it_does_not_know() -> None:
+def test_the_hour_is_limited_to_an_hour_and_shows_unknown_values() -> None:
     hour = program.Hour([])
 
     def look(second: int, accepted: int | None, ready: int | None) -> None:
@@ -400,7 +400,7 @@ def test_the_hour_stays_an_hour_and_tells_what_it_does_not_know() -> None:
     assert list(hour.rows) == [[10, None, None, 4999, 0], [20, 1.0, 1.0, 0, 0]]
 
 
-def test_a_wrong_setting_is_one_line(tmp_path: Path) -> None:
+def test_an_invalid_setting_is_reported_in_one_line(tmp_path: Path) -> None:
     env = environment(tmp_path, {"INGEST_RECORDS": "no_such_module"})
     done = subprocess.run(
         [sys.executable, "-m", "sluice.run.page"],
