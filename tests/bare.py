@@ -457,5 +457,5 @@ def test_vagrant_up_makes_a_machine_that_stores_posts_of_its_host(box: Path, run
     assert ("pypy" in up.splitlines()[-2]) == (runtime == "pypy")
     said = [line.partition("default: ")[2] for line in provisioned.splitlines()]
     assert [line for line in said if line and "inline script" not in line] == [
-        "Sluice takes writes at http://localhost:8080; `sluice status` tells what became of them."
+        "Sluice accepts writes at http://localhost:8080; `sluice status` shows where they are."
     ]

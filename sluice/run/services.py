@@ -1,6 +1,7 @@
-"""bin/provision services: Sluice under the system's own systemd, nginx and Redis. What differs is written, and started.
+"""bin/provision services: run Sluice under the system's systemd, nginx and Redis.
 
-Settings are those of /etc/default/sluice; INGEST_ variables of the environment are written to it first.
+It writes the files that are missing or differ, and starts the services. The settings are in /etc/default/sluice;
+INGEST_ variables of the environment are written to that file first.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from sluice.run import configure, up
 from sluice.run.configure import ROOT
 from sluice.run.up import CannotStart
 
-HOME = Path("/var/lib/sluice")  # as systemd/ has it
+HOME = Path("/var/lib/sluice")  # the same path is in deploy/systemd/
 USER = "sluice"
 DEFAULTS = Path("/etc/default/sluice")
 UNITS = Path("/etc/systemd/system")
 WANTED = UNITS / "sluice.target.wants"
-FILES = 65535  # LimitNOFILE= of nginx in systemd/
-READERS = ("sluice-metrics.service", "sluice-page.service")  # of the database, beside the worker
+FILES = 65535  # LimitNOFILE= of nginx in deploy/systemd/
+READERS = ("sluice-metrics.service", "sluice-page.service")  # services that read the database
 FIXED = {"INGEST_HOME": str(HOME)}
-# what a unit with ProtectHome= and PrivateTmp= does not see
-SHELTERED = "/home", "/root", "/run/user", "/tmp", "/var/tmp"  # noqa: S108  # named, not written to
+# hidden from a unit by ProtectHome= and PrivateTmp=
+HIDDEN = "/home", "/root", "/run/user", "/tmp", "/var/tmp"  # noqa: S108  # named, not written to
 COMMAND = """\
 #!/bin/sh
 # The operator's command with the services' settings. bin/provision services wrote this.
@@ -43,9 +44,9 @@ exec runuser -u {user} -- {root}/bin/sluice "$@"
 
 
 def given(file: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The settings of the services: those of the file, those of the environment over them.
+    """The settings of the services: those of the file, overridden by those of the environment.
 
-    Raises: SettingError for one that services cannot have.
+    Raises: SettingError for INGEST_HOME and INGEST_REDIS, which are fixed.
     """
     found = FIXED.copy()
     for line in file.splitlines():
@@ -54,20 +55,20 @@ def given(file: str, environ: Mapping[str, str]) -> dict[str, str]:
             found[name] = value
     found |= {name: value for name, value in environ.items() if name.startswith("INGEST_")}
     if found["INGEST_HOME"] != str(HOME) or "INGEST_REDIS" in found:
-        raise settings.SettingError(f"INGEST_HOME and INGEST_REDIS are not for services: theirs are in {HOME}.")
+        raise settings.SettingError(f"services do not accept INGEST_HOME and INGEST_REDIS: theirs are in {HOME}.")
     return found
 
 
 def defaults(found: Mapping[str, str]) -> str:
-    """The settings as /etc/default/sluice has them, for systemd and for sh."""
+    """The text of /etc/default/sluice, which systemd and sh read."""
     lines = [f"{name}={shlex.quote(value)}\n" for name, value in sorted(found.items())]
-    return "# Settings: PROTOCOL.md, section 6. After a change: bin/provision services\n" + "".join(lines)
+    return "# Settings: docs/PROTOCOL.md, section 6. After a change, run bin/provision services.\n" + "".join(lines)
 
 
 def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, str]:
-    """What the system reads, by path: units, their drop-ins, and the like.
+    """The system's configuration files for Sluice, path -> text: units, their drop-ins, sysusers, tmpfiles, sysctl.
 
-    root: where Sluice lies. nginx: whether the system's nginx is Sluice's to configure.
+    root: the checkout. nginx: whether to configure the system's nginx.
     """
     wanted = {
         "sluice-gateway.service.d/zz-pypy.conf": s.runtime == "pypy",
@@ -91,26 +92,26 @@ def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, st
 
 
 def check(s: settings.Settings) -> None:
-    """See that services can work from here.
+    """Check that services can run from this checkout.
 
     Raises: CannotStart, SettingError.
     """
     if s.sink.startswith("sqlite:") and HOME not in Path(s.sink.removeprefix("sqlite:///")).parents:
-        raise settings.SettingError(f"INGEST_SINK={s.sink!r}: the services write in {HOME} only.")
+        raise settings.SettingError(f"INGEST_SINK={s.sink!r}: the services can write only in {HOME}.")
     if os.geteuid() != 0:
-        raise CannotStart("services are root's to set up: sudo bin/provision services")
-    if str(ROOT).startswith(tuple(f"{place}/" for place in SHELTERED)) or not re.fullmatch(r"[\w./+-]+", str(ROOT)):
-        raise CannotStart(f"a service would not see {ROOT}; a clone in /opt/sluice will do.")
+        raise CannotStart("this needs root: sudo bin/provision services")
+    if str(ROOT).startswith(tuple(f"{place}/" for place in HIDDEN)) or not re.fullmatch(r"[\w./+-]+", str(ROOT)):
+        raise CannotStart(f"services cannot read {ROOT}; use a clone in /opt/sluice.")
 
 
 def elsewhere() -> list[str]:
-    """The files that give the system's nginx something else to do already."""
+    """The files that configure other sites of the system's nginx."""
     folders = Path("/etc/nginx/sites-enabled"), Path("/etc/nginx/conf.d")
     return [str(path) for folder in folders if folder.is_dir() for path in folder.iterdir() if path.name != "default"]
 
 
 def write(path: Path, text: str, mode: int) -> bool:
-    """Write a file unless it is so already; whether it was written."""
+    """Write a file unless it has this content; returns whether it was written."""
     with contextlib.suppress(FileNotFoundError):
         if path.read_text() == text:
             return False
@@ -123,10 +124,7 @@ def write(path: Path, text: str, mode: int) -> bool:
 
 
 def run(*command: object) -> None:
-    """Run a program of the system.
-
-    Raises: CannotStart if it fails; it has said why.
-    """
+    """Run a program; its messages go to the terminal. Raises: CannotStart if it fails."""
     try:
         subprocess.run([str(word) for word in command], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -134,7 +132,7 @@ def run(*command: object) -> None:
 
 
 def prepare(found: Mapping[str, str]) -> bool:
-    """Make INGEST_HOME and the configuration of nginx and Redis in it, as who will read it; whether it changed.
+    """As USER, create INGEST_HOME and in it the configuration of nginx and Redis; returns whether it changed.
 
     Raises: CannotStart if that fails.
     """
@@ -144,22 +142,22 @@ def prepare(found: Mapping[str, str]) -> bool:
         user=USER, group=USER, extra_groups=[], cwd=ROOT, env={"PATH": os.environ["PATH"], **found},
     )  # fmt: skip
     if done.returncode:
-        raise CannotStart(f"{USER} could not make {HOME}; its own words are above")
+        raise CannotStart(f"{USER} could not create {HOME}; the error is above")
     return contents(HOME / "etc") != before
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """The files of a folder."""
+    """The texts of the files in a folder, by name."""
     return {path.name: path.read_text() for path in folder.iterdir()} if folder.is_dir() else {}
 
 
 def install(found: Mapping[str, str], s: settings.Settings) -> bool:
-    """Write all that is missing or differs, and have the system know it; whether there was anything."""
+    """Write the files that are missing or differ, enable the services; returns whether anything changed."""
     others = elsewhere()
     if others:
         print(
-            f"sluice: nginx serves {' '.join(others)} already, and is left as it is: "
-            f"include {HOME}/etc/sluice.conf in its http block, and let its user read /run/sluice."
+            f"sluice: nginx is not configured, because it already uses {' '.join(others)}: "
+            f"include {HOME}/etc/sluice.conf in its http block, and give its user read access to /run/sluice."
         )
     new = files(s, ROOT, nginx=not others)
     optional = files(settings.load({**found, "INGEST_RUNTIME": "pypy", "INGEST_SINK": "postgresql://x"}), ROOT)
@@ -175,7 +173,7 @@ def install(found: Mapping[str, str], s: settings.Settings) -> bool:
     changed |= prepare(found)
 
     if s.workers.max > s.workers.min:
-        print(f"sluice: services do not scale: {s.workers.min} worker(s) start; sluice-worker@N is one more")
+        print(f"sluice: services do not scale: {s.workers.min} worker(s) start; start sluice-worker@N for one more")
     workers = [f"sluice-worker@{n}.service" for n in range(1, s.workers.min + 1)]
     enabled = {path.name for path in WANTED.iterdir()} if WANTED.is_dir() else set()
     if surplus := enabled - set(workers):
@@ -185,12 +183,12 @@ def install(found: Mapping[str, str], s: settings.Settings) -> bool:
 
 
 def start(changed: bool, gateway: Path, port: int) -> None:
-    """Start what is not running; with `changed`, start all of it anew. Wait until it takes writes.
+    """Start the services, or restart them if something changed, and wait until the gateway accepts writes.
 
-    Raises: CannotStart if it does not.
+    Raises: CannotStart if it does not within a minute.
     """
     run("systemctl", "daemon-reload")
-    # a container may not set them, and works without
+    # a container may lack permission for this, and works without it
     subprocess.run(["sysctl", "-q", "-p", "/etc/sysctl.d/60-sluice.conf"])
     run("systemctl", "restart" if changed else "start", "sluice.target", "nginx.service")
     deadline = time.monotonic() + 60
@@ -200,11 +198,11 @@ def start(changed: bool, gateway: Path, port: int) -> None:
                 socket.create_connection(("127.0.0.1", port), 5).close()
                 return
         time.sleep(0.1)
-    raise CannotStart("it does not take writes yet: journalctl -u 'sluice*' -u redis-server@sluice -u nginx")
+    raise CannotStart("the gateway does not accept writes: journalctl -u 'sluice*' -u redis-server@sluice -u nginx")
 
 
 def ready(gateway: Path) -> bool:
-    """Whether the gateway takes writes. Asked at its socket: nginx may want a key, or TLS."""
+    """Whether the gateway accepts writes. This asks at its socket, because nginx may require a key or TLS."""
     connection = http.client.HTTPConnection("localhost", timeout=5)
     connection.sock = socket.socket(socket.AF_UNIX)
     with contextlib.closing(connection):
@@ -230,10 +228,10 @@ def main(words: list[str]) -> int:
             run(ROOT / "bin/provision", "pypy")
         changed = install(found, s)
         if not Path("/run/systemd/system").is_dir():
-            print("sluice: systemd does not run here; the services start with it.")
+            print("sluice: systemd is not running; the services start when it does.")
         else:
             start(changed, s.gateway_sockets[0], s.port)
-            print(f"Sluice takes writes at http://localhost:{s.port}; `sluice status` tells what became of them.")
+            print(f"Sluice accepts writes at http://localhost:{s.port}; `sluice status` shows where they are.")
     except settings.SettingError as error:
         return settings.complain(error)
     except CannotStart as error:

@@ -1,6 +1,6 @@
-"""Sluice under systemd: the units as systemd reads them, and what gateway and worker do with what it gives them.
+"""Sluice under systemd: the units, and how gateway and worker use what systemd passes to them.
 
-A systemd of its own boots in tests/bare.py (bin/test --bare); here its part is played by the test.
+Here the test plays systemd's part; tests/bare.py (bin/test --bare) boots a real one.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ UNITS = (
     "sluice-gateway.service", "sluice-worker@1.service", "nginx.service", "redis-server@sluice.service",
     "sluice-metrics.service", "sluice-page.service",
 )  # fmt: skip
-EXPOSED = 2.0  # of 10: what `systemd-analyze security` may say at most; it calls this OK
+EXPOSED = 2.0  # of 10: maximum exposure in `systemd-analyze security`, which calls this OK
 EVERY = {"INGEST_RUNTIME": "pypy", "INGEST_SINK": "postgresql://host/database"}
 
 
 def installed(tmp: Path, env: dict[str, str]) -> Path:
-    """The units of an installation with these settings, and the system's own that they complete."""
+    """The units of an installation with these settings, and the system's own units that they extend."""
     folder = tmp / "units"
     for path, text in services.files(settings.load(services.given("", env)), ROOT).items():
         if services.UNITS in path.parents:
@@ -63,28 +63,28 @@ def analyze(units: Path, *words: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize("env", [{}, EVERY], ids=["as it comes", "pypy and postgresql"])
-def test_systemd_finds_nothing_wrong_with_the_units(env: dict[str, str], tmp: Path) -> None:
+def test_systemd_analyze_accepts_the_units(env: dict[str, str], tmp: Path) -> None:
     done = analyze(installed(tmp, env), "verify", "--man=no", "sluice.target", "sluice-gateway.socket", *UNITS)
     assert (done.returncode, done.stderr + done.stdout) == (0, "")
 
 
 @pytest.mark.parametrize("env", [{}, EVERY], ids=["as it comes", "pypy and postgresql"])
 @pytest.mark.parametrize("unit", UNITS)
-def test_systemd_calls_the_sandbox_of_each_unit_ok_or_better(unit: str, env: dict[str, str], tmp: Path) -> None:
+def test_the_exposure_of_each_unit_is_ok_or_better(unit: str, env: dict[str, str], tmp: Path) -> None:
     done = analyze(installed(tmp, env), "security", "--offline=true", f"--threshold={EXPOSED * 10:.0f}", unit)
     print(done.stdout.splitlines()[-1])
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("runtime", PYTHON)
-def test_the_gateway_may_write_code_on_pypy_only(runtime: str, tmp: Path) -> None:
+def test_the_gateway_may_map_writable_code_on_pypy_only(runtime: str, tmp: Path) -> None:
     units = installed(tmp, {"INGEST_RUNTIME": runtime})
     done = analyze(units, "security", "--offline=true", "--json=short", "sluice-gateway.service")
     denied = {row["json_field"]: row["set"] for row in json.loads(done.stdout)}["MemoryDenyWriteExecute"]
     assert denied == (runtime != "pypy")
 
 
-def test_the_units_do_what_the_settings_say(tmp: Path) -> None:
+def test_the_units_follow_the_settings(tmp: Path) -> None:
     plain, every = (services.files(settings.load(services.given("", env)), Path("/srv/sluice")) for env in ({}, EVERY))
     more = {"sluice-gateway.service.d/zz-pypy.conf", "sluice-worker@.service.d/network.conf"}
     more |= {f"{unit}.d/network.conf" for unit in services.READERS}
@@ -100,13 +100,13 @@ def test_every_program_of_bin_up_has_a_unit() -> None:
     assert programs - names <= {"more", "scale"}  # INGEST_WORKERS=auto is for bin/up
 
 
-def test_every_limit_of_the_kernel_that_is_set_is_one() -> None:
+def test_every_kernel_limit_that_is_set_exists() -> None:
     lines = re.findall(r"^([\w.]+) = ", (ROOT / "deploy/systemd/sysctl.conf").read_text(), re.M)
     assert len(lines) == 5
     assert [name for name in lines if not Path("/proc/sys", name.replace(".", "/")).exists()] == []
 
 
-def test_settings_of_the_environment_are_written_over_those_of_the_file() -> None:
+def test_settings_of_the_environment_override_those_of_the_file() -> None:
     file = services.defaults(services.given("", {"INGEST_PORT": "80", "INGEST_SINK": "postgresql:///x?a='b'&c=d e"}))
     found = services.given(file, {"INGEST_PORT": "81", "HOME": "/root"})
     assert found == {
@@ -120,13 +120,15 @@ def test_settings_of_the_environment_are_written_over_those_of_the_file() -> Non
 @pytest.mark.parametrize(
     "env, status, words",
     [
-        ({"INGEST_HOME": "/srv"}, 2, "INGEST_HOME and INGEST_REDIS are not for services"),
+        ({"INGEST_HOME": "/srv"}, 2, "services do not accept INGEST_HOME and INGEST_REDIS"),
         ({"INGEST_PORT": "http"}, 2, "INGEST_PORT='http' is invalid"),
-        ({"INGEST_SINK": "sqlite:////srv/x.db"}, 2, "the services write in /var/lib/sluice only"),
-        ({}, 1, "a service would not see" if os.geteuid() == 0 else "services are root's to set up"),
+        ({"INGEST_SINK": "sqlite:////srv/x.db"}, 2, "the services can write only in /var/lib/sluice"),
+        ({}, 1, "services cannot read" if os.geteuid() == 0 else "this needs root"),
     ],
 )
-def test_what_services_cannot_have_is_told_in_one_line(env: dict[str, str], status: int, words: str, tmp: Path) -> None:
+def test_what_services_do_not_support_is_reported_in_one_line(
+    env: dict[str, str], status: int, words: str, tmp: Path
+) -> None:
     script = "import sys; from pathlib import Path; from sluice.run import services\n"
     script += f"services.DEFAULTS = Path('{tmp}/none')\n"
     script += "services.ROOT = Path('/home/ann/sluice')\nsys.exit(services.main([]))"
@@ -137,11 +139,11 @@ def test_what_services_cannot_have_is_told_in_one_line(env: dict[str, str], stat
     assert words in done.stderr
 
 
-# --- what systemd gives a program, and what it gets back -------------------------------------------------------------
+# --- notifications, sockets and watchdog -------------------------------------------------------------
 
 
 class Manager:
-    """Plays systemd's part towards one program: hears what it is notified of, holds its sockets."""
+    """Plays systemd's part for one program: receives its notifications."""
 
     def __init__(self, tmp: Path) -> None:
         self.path = tmp / "notify"
@@ -150,7 +152,7 @@ class Manager:
         self.inbox.setblocking(False)
 
     def heard(self) -> list[str]:
-        """All that came since the last time."""
+        """The notifications since the last call."""
         lines: list[str] = []
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -158,7 +160,7 @@ class Manager:
         return lines
 
     def env(self, seconds: float = 0.3) -> dict[str, str]:
-        """What a unit with such a WatchdogSec= has in its environment, its lines going to the journal."""
+        """The environment of a unit with this WatchdogSec= that logs to the journal."""
         return {
             "NOTIFY_SOCKET": str(self.path),
             "WATCHDOG_USEC": f"{seconds * 1e6:.0f}",
@@ -178,14 +180,14 @@ def alive(manager: Manager) -> None:
     poll(lambda: "WATCHDOG=1" in manager.heard(), what="a sign of life")
 
 
-def test_the_worker_says_that_it_is_ready_and_goes_on_to_show_that_it_lives(tmp: Path, manager: Manager) -> None:
+def test_the_worker_notifies_readiness_and_keeps_feeding_the_watchdog(tmp: Path, manager: Manager) -> None:
     with redis_server(tmp, appendfsync="no") as redis:
         env = environment(tmp, manager.env() | {"INGEST_REDIS": str(redis.socket)})
         with running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", env) as worker:
             poll(lambda: "READY=1" in manager.heard())
             alive(manager)
             alive(manager)
-            os.kill(redis.pid, signal.SIGKILL)  # waiting for Redis it lives all the same
+            os.kill(redis.pid, signal.SIGKILL)  # it feeds the watchdog while it waits for Redis
             poll(lambda: "Redis is unavailable" in (tmp / "worker.out").read_text())
             manager.heard()
             alive(manager)
@@ -199,14 +201,14 @@ def test_the_worker_says_that_it_is_ready_and_goes_on_to_show_that_it_lives(tmp:
 
 
 @pytest.mark.parametrize("runtime", PYTHON)
-def test_the_gateway_says_that_it_is_ready_and_shows_that_its_loop_turns(
+def test_the_gateway_notifies_readiness_and_feeds_the_watchdog_from_its_loop(
     runtime: str, tmp: Path, manager: Manager
 ) -> None:
     with redis_server(tmp, appendfsync="no") as redis, gateway(tmp, redis, runtime, env=manager.env()) as server:
         assert "READY=1" in manager.heard()
         alive(manager)
         alive(manager)
-        # the commit waits for Redis, and the whole loop with it: longer than that, and systemd would start it anew
+        # the commit, and so the loop, waits for Redis; if it lasted longer, systemd would restart the gateway
         os.kill(redis.pid, signal.SIGSTOP)
         with connect(server.socket) as client:
             client.sendall(b"POST /votes HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
@@ -240,7 +242,7 @@ def went_on(load: Load, taken: int) -> bool:
 
 
 @pytest.mark.parametrize("runtime", PYTHON)
-def test_restarted_again_and_again_behind_sockets_that_stay_it_fails_no_request(runtime: str, tmp: Path) -> None:
+def test_repeated_restarts_behind_inherited_sockets_fail_no_request(runtime: str, tmp: Path) -> None:
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(redis_server(tmp, appendfsync="no"))
         front = stack.enter_context(nginx(tmp))
@@ -259,7 +261,7 @@ def test_restarted_again_and_again_behind_sockets_that_stay_it_fails_no_request(
                     if not load.ident:
                         load.start()
                     poll(partial(went_on, load, load.taken + 5))
-            # nothing listens now; what comes waits
+            # no process accepts now; connections wait in the backlog
         with activated(tmp, sockets, env, runtime):
             for load in loads:
                 load.ended.set()
@@ -270,7 +272,7 @@ def test_restarted_again_and_again_behind_sockets_that_stay_it_fails_no_request(
             assert int(connection.recv(64)[1:]) == sum(load.taken for load in loads)
 
 
-def test_clients_hear_of_a_reload_of_nginx_before_it(tmp: Path) -> None:
+def test_clients_get_notice_before_nginx_reloads(tmp: Path) -> None:
     def connection() -> str:
         return post(front.port, "/votes", b"{}")[1]["connection"]
 
@@ -286,7 +288,7 @@ def test_clients_hear_of_a_reload_of_nginx_before_it(tmp: Path) -> None:
         poll(lambda: connection() == "keep-alive")
 
 
-def test_lines_go_to_the_journal_with_their_priority(tmp: Path, manager: Manager) -> None:
+def test_log_lines_go_to_the_journal_with_their_priority(tmp: Path, manager: Manager) -> None:
     with redis_server(tmp, appendfsync="no") as redis:
         env = manager.env() | {"INGEST_REDIS": str(redis.socket)}
         with gateway(tmp, redis, env=env) as server:
@@ -301,7 +303,7 @@ def test_lines_go_to_the_journal_with_their_priority(tmp: Path, manager: Manager
 
 
 @pytest.mark.parametrize("runtime", PYTHON)
-def test_lines_are_json_on_request(runtime: str, tmp: Path) -> None:
+def test_log_lines_are_json_if_set(runtime: str, tmp: Path) -> None:
     env = {"INGEST_LOG": "json"}
     with redis_server(tmp, appendfsync="no") as redis:
         with gateway(tmp, redis, runtime, env=env) as server:
@@ -328,7 +330,7 @@ def test_an_error_is_one_line_of_json_with_its_traceback() -> None:
 # --- Vagrant ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_path_and_port_in_the_vagrantfile_is_there() -> None:
+def test_every_path_and_port_in_the_vagrantfile_exists() -> None:
     text = (ROOT / "Vagrantfile").read_text()
     code = "".join(line.partition("#")[0] for line in text.splitlines(keepends=True))
     paths = re.findall(r"/opt/sluice/([\w./-]+)", code)
@@ -342,9 +344,9 @@ def test_every_path_and_port_in_the_vagrantfile_is_there() -> None:
     assert all(f"|{target}|" in usage for target in re.findall(r"bin/provision (\w+)", code))
 
 
-def test_the_siege_may_be_started_from_anywhere_by_a_link(tmp: Path) -> None:
+def test_the_siege_can_be_started_through_a_link(tmp: Path) -> None:
     (tmp / "bench").symlink_to(ROOT / "bench")
-    for name in "siege", "wrk":  # so that there is nothing to install
+    for name in "siege", "wrk":  # so that the script installs nothing
         (tmp / name).write_text("#!/bin/sh\n")
         (tmp / name).chmod(0o755)
     env = environment(tmp, {"INGEST_PORT": "1", "PATH": f"{tmp}:{os.environ['PATH']}"})
