@@ -1,8 +1,8 @@
-"""Let the gateway, the workers and the rest of a running bin/up go on with the code that is there now.
+"""Replace the gateway, the workers, metrics and page of a running bin/up by the code that is there now.
 
-No request fails meanwhile. The gateway is upgraded (USR2): a second one starts beside it on the same sockets, and only
-once that serves is the first one told to stop. Each worker finishes its batch and starts again, and so do
-metrics and page. Redis and nginx are left alone, and so are the settings: they are bin/up's, from its start.
+No request fails. The gateway is upgraded (USR2): a second one starts on the same sockets, and the first one stops once
+the second one serves. Each worker finishes its batch and restarts; metrics and page restart. Redis and nginx keep
+running, and the settings stay those with which bin/up was started.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from sluice import screen, settings
 from sluice.run import launch, up
 
 T = TypeVar("T")
-PATIENCE = 60.0  # seconds for any one step; a machine that is busy may take long
-NOTICE = 5  # seconds for clients to hear of a reload of nginx; the gateway tells them after one at most
-AGAIN = 1.0  # seconds after which USR2 is sent again: gunicorn passes over it for a second after the upgrade before
+PATIENCE = 60.0  # seconds per step; a busy machine may be slow
+NOTICE = 5  # seconds between the notice to clients and the reload of nginx; the gateway sees it within one
+AGAIN = 1.0  # seconds before USR2 is sent again: gunicorn ignores it for a second after an upgrade
 
 
 class Stuck(Exception):
-    """What does not go on, in one line for a person."""
+    """A step failed; the text is one line for the operator."""
 
 
 def run(s: settings.Settings, notice: int | None) -> int:
-    """Replace what can be replaced; returns the exit status.
+    """Replace the programs; returns the exit status.
 
     notice: seconds between the notice to clients and nginx's reload; None: nginx is not reloaded.
     """
     home = s.home.resolve()
     try:
         gateway = master(home, "gateway")
-        # of the running one, which were not necessarily ours; it started with them, so they make sense
+        # its settings may differ from those of this process; they are valid, because it started with them
         environ = Path(f"/proc/{gateway}/environ").read_bytes().split(b"\0")
         up.check_modules(settings.load(dict(os.fsdecode(entry).partition("=")[::2] for entry in environ)))
         upgrade_gateway(home, gateway)
@@ -45,33 +45,33 @@ def run(s: settings.Settings, notice: int | None) -> int:
                 restart(home, name)
         if notice is not None:
             reload_nginx(home, master(home, "nginx"), notice)
-    except (Stuck, OSError) as stuck:  # a process may end while it is looked at
+    except (Stuck, OSError) as stuck:  # a process may end while it is examined
         screen.complain(stuck)
         return 1
     return 0
 
 
 def family(home: Path, name: str) -> dict[int, int]:
-    """All processes of a program, each with its parent."""
+    """The processes of a program: pid -> parent's pid."""
     return {pid: launch.parent_of(pid) for pid in launch.holders(launch.tag(name, home))}
 
 
 def masters(home: Path, name: str) -> list[int]:
-    """Of a program's processes those that none of them started."""
+    """The processes of a program whose parent is not one of them."""
     processes = family(home, name)
     return [pid for pid, parent in processes.items() if parent not in processes]
 
 
 def master(home: Path, name: str) -> int:
-    """The process that started all others of a program. Raises: Stuck if there is none."""
+    """The process that started all others of a program. Raises: Stuck if there is none, or more than one."""
     found = masters(home, name)
     if len(found) != 1:
-        raise Stuck(f"no {name} runs in {home}; does bin/up?")
+        raise Stuck(f"no {name} runs in {home}; is bin/up running?")
     return found[0]
 
 
 def wait(until: Callable[[], T], what: str) -> T:
-    """Ask until the answer is true, and return it. Raises: Stuck when that takes too long."""
+    """Poll until the result is true, and return it. Raises: Stuck after PATIENCE seconds."""
     deadline = time.monotonic() + PATIENCE
     while not (answer := until()):
         if time.monotonic() > deadline:
@@ -81,7 +81,7 @@ def wait(until: Callable[[], T], what: str) -> T:
 
 
 def upgrade_gateway(home: Path, old: int) -> None:
-    """Start a second gateway beside the one whose master is `old`, and end that once the second one serves."""
+    """Start a second gateway beside the one whose master is `old`; stop the first once the second serves."""
     before = family(home, "gateway")
     sent = 0.0
 
@@ -90,7 +90,7 @@ def upgrade_gateway(home: Path, old: int) -> None:
         if time.monotonic() > sent + AGAIN:
             sent = time.monotonic()
             os.kill(old, signal.SIGUSR2)
-        # workers that the old one starts meanwhile are its children too, but no leaders
+        # new workers of the old gateway are its children too, but do not lead a process group
         return next((pid for pid, parent in family(home, "gateway").items() if parent == old and launch.leads(pid)), 0)
 
     new = wait(heir, "a second gateway")
@@ -98,18 +98,18 @@ def upgrade_gateway(home: Path, old: int) -> None:
     def serving() -> bool:
         processes = family(home, "gateway")
         if new not in processes:
-            raise Stuck(f"the new gateway does not start, the old one goes on: {home}/log/gateway.log tells why")
+            raise Stuck(f"the new gateway did not start; the old one continues: see {home}/log/gateway.log")
         children = [pid for pid, parent in processes.items() if parent == new]
         return bool(children) and all(map(serves, children))
 
     wait(serving, "the second gateway serves")
     os.kill(old, signal.SIGTERM)
     wait(lambda: not before.keys() & family(home, "gateway").keys(), "the first gateway ends")
-    print(f"gateway: process {new} in place of {old}")
+    print(f"gateway: process {new} replaced {old}")
 
 
 def serves(pid: int) -> bool:
-    """Whether a gateway process has got as far as its loop: it has the application then, and an epoll set."""
+    """Whether a gateway process runs its loop: it creates the epoll set after it has loaded the application."""
     try:
         files = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
     except OSError:
@@ -118,32 +118,32 @@ def serves(pid: int) -> bool:
 
 
 def reload_nginx(home: Path, pid: int, notice: int = NOTICE) -> None:
-    """Have nginx read its configuration anew, if there is no mistake in it; the old processes serve whom they have.
+    """Make nginx reload its configuration, if that is valid; its old processes finish the requests they have.
 
-    They hang up on idle clients, one of which may have just sent something. So for the seconds of `notice` before that
-    each good answer is the last on its connection (sluice/streams/replies.py), and who is active has none that is idle.
+    They close idle connections, and a client may just have sent a request on one. So for `notice` seconds before the
+    reload, each 2xx response closes its connection (sluice/streams/replies.py): an active client then has no idle one.
     """
     command = [os.readlink(f"/proc/{pid}/exe"), "-t", "-q", "-p", str(home), "-c", str(home / "etc/nginx.conf")]
     test = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if test.returncode:
-        raise Stuck(f"nginx goes on with the configuration it has: {test.stderr}")
+        raise Stuck(f"nginx keeps its configuration: {test.stderr}")
     closing = home / "run/closing"
     try:
         closing.touch()
-        for _ in range(10 * notice):  # turns, not time: a machine that stood still has told nobody
+        for _ in range(10 * notice):  # turns, not time: while the machine is suspended, no client gets the notice
             time.sleep(0.1)
         before = family(home, "nginx")
         os.kill(pid, signal.SIGHUP)
-        wait(lambda: family(home, "nginx").keys() - before.keys(), "new processes of nginx")
-        # until then the old ones keep connections
-        wait(lambda: all(map(retires, before.keys() - {pid})), "nginx's old processes leave")
+        wait(lambda: family(home, "nginx").keys() - before.keys(), "new nginx processes")
+        # until then the old ones accept connections
+        wait(lambda: all(map(retires, before.keys() - {pid})), "the old nginx processes stop accepting")
     finally:
         closing.unlink(missing_ok=True)
     print("nginx: reloaded")
 
 
 def retires(pid: int) -> bool:
-    """Whether a process of nginx takes no more clients, or is gone; it says so in its title."""
+    """Whether an nginx process accepts no more clients, as its title shows, or has ended."""
     try:
         return b"shutting down" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -151,8 +151,8 @@ def retires(pid: int) -> bool:
 
 
 def restart(home: Path, name: str) -> None:
-    """End a program that loses nothing by it; bin/up starts it again at once."""
+    """Stop a program that loses no data; bin/up restarts it at once."""
     if old := masters(home, name):
         os.kill(old[0], signal.SIGTERM)
         (new,) = wait(lambda: [pid for pid in masters(home, name) if pid not in old], f"another {name}")
-        print(f"{name}: process {new} in place of {old[0]}")
+        print(f"{name}: process {new} replaced {old[0]}")

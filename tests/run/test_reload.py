@@ -310,7 +310,7 @@ def test_a_gateway_that_cannot_start_does_not_replace_the_running_one(tmp: Path)
         module.write_text("import os\nROUTES = {}\nassert 'GUNICORN_PID' not in os.environ")  # only in a new gateway
         done = subprocess.run(command, env=environment(tmp), capture_output=True, text=True, timeout=120)
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-        assert "the new gateway does not start, the old one goes on" in done.stderr
+        assert "the new gateway did not start; the old one continues" in done.stderr
         module.write_text("ROUTES = 1")
         done = subprocess.run(command, env=environment(tmp), capture_output=True, text=True, timeout=120)
         assert (done.returncode, done.stderr) == (2, f"sluice: INGEST_ROUTES='{module}' has no dictionary ROUTES.\n")
@@ -320,4 +320,4 @@ def test_a_gateway_that_cannot_start_does_not_replace_the_running_one(tmp: Path)
 
 def test_a_reload_without_a_running_bin_up_is_one_line_and_status_1(tmp: Path) -> None:
     done = subprocess.run([ROOT / "bin/sluice", "reload"], env=environment(tmp), capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, f"sluice: no gateway runs in {tmp}; does bin/up?\n")
+    assert (done.returncode, done.stderr) == (1, f"sluice: no gateway runs in {tmp}; is bin/up running?\n")
