@@ -1,6 +1,6 @@
-"""Take the picture of `bin/sluice top` in docs/: half a minute of an installation of its own, with a worker that stops.
+"""Take the screenshot of `bin/sluice top` in docs/: a private installation runs half a minute, with a stopped worker.
 
-.venv/bin/python tests/screenshot_top.py
+.venv/bin/python tests/ops/screenshot_top.py
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import time
 
 from rich.console import Console
 
-from sluice.drill.harness import ROOT, environment, installation, post, settings, short_tmp  # isort: skip  # it finds the others
+from sluice.drill.harness import ROOT, environment, installation, post, settings, short_tmp  # isort: skip
 
 from sluice.ledger import Observer
 from sluice.ops.top import CHART, View
 
-STOPPED = range(8, 14)  # looks during which the worker takes nothing: a backlog
-FONT_FACE = re.compile(r"@font-face \{.*?\}\s*", re.S)  # nothing is loaded from elsewhere
+STOPPED = range(8, 14)  # readings in which the worker is stopped, so that a backlog builds up
+FONT_FACE = re.compile(r"@font-face \{.*?\}\s*", re.S)  # the SVG must load nothing from other hosts
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The command itself: it imports the chosen verb only, and knows how it was called and whether it is in a checkout."""
+"""The command `sluice`: its imports, its name in the help, and verbs that need a checkout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IMPORTED = "import sys\nfrom sluice.ops.__main__ import main\nmain(sys.argv[1:])
 
 
 def imported(tmp: Path, *words: str) -> tuple[str, set[str]]:
-    """What a call prints, and the modules that it imports."""
+    """The output of a call, and the modules that it imports."""
     command = [sys.executable, "-c", IMPORTED, *words]
     done = subprocess.run(command, cwd=ROOT, env=environment(tmp), capture_output=True, text=True, timeout=60)
     return done.stdout, set(done.stderr.splitlines()[-1].split())
@@ -36,7 +36,7 @@ def test_status_imports_no_other_verb_and_nothing_that_only_other_verbs_need(tmp
     assert not modules & {"rich", "prometheus_client", "supervisor", "sluice.run", "sluice.drill"}
 
 
-def test_the_help_lists_every_verb_with_a_line_and_imports_none(tmp: Path) -> None:
+def test_the_help_lists_every_verb_and_imports_none(tmp: Path) -> None:
     out, modules = imported(tmp)
     lines = [line.split() for line in out.splitlines()]
     assert [line[0] for line in lines if len(line) > 2 and line[0] in VERBS] == list(VERBS)
@@ -66,14 +66,14 @@ def test_the_json_of_status_has_the_documented_keys(tmp: Path) -> None:
 
 
 @pytest.mark.parametrize("called, name", [("/usr/local/bin/sluice", "sluice"), ("-m", "bin/sluice")])
-def test_it_calls_itself_as_it_was_called(called: str, name: str) -> None:
+def test_the_help_uses_the_name_by_which_it_was_called(called: str, name: str) -> None:
     program = f"import sys; sys.argv = [{called!r}, '--help']; from sluice.ops.__main__ import command; command()"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith(f"usage: {name} ")
 
 
 @pytest.mark.parametrize("verb, what", [("reload", "reload"), ("drill", "a private drill")])
-def test_outside_a_checkout_a_verb_that_needs_one_says_so_in_one_line(verb: str, what: str, tmp: Path) -> None:
+def test_outside_a_checkout_a_verb_that_needs_one_fails_with_one_line(verb: str, what: str, tmp: Path) -> None:
     shutil.copytree(ROOT / "sluice", tmp / "sluice", ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-m", "sluice.ops", verb]
     env = environment(tmp) | {"PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]}

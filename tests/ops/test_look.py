@@ -1,4 +1,4 @@
-"""top, tail, peek, requeue, purge: they show what there is, and change nothing without being told to."""
+"""top, tail, peek, requeue, purge: they show bodies, and change nothing without confirmation."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_peek_shows_the_oldest_bodies_and_takes_none(tmp: Path, redis: Server) -
     assert ready(redis) == before
 
 
-def test_peek_shows_many_long_bodies_piece_by_piece(tmp: Path, redis: Server) -> None:
+def test_peek_shows_long_bodies_in_several_reads(tmp: Path, redis: Server) -> None:
     push(redis, *[b"%d " % n + b"x" * 900_000 for n in range(12)])
     assert [line.split()[2] for line in sluice(tmp, "peek", "votes", "--limit", "12")[1].splitlines()] == [
         str(n) for n in range(12)
@@ -62,7 +62,7 @@ def test_peek_shows_many_long_bodies_piece_by_piece(tmp: Path, redis: Server) ->
 
 
 @pytest.mark.parametrize("verb", ["tail", "peek", "requeue", "purge"])
-def test_a_stream_that_is_not_there_is_one_line_and_status_2(verb: str, tmp: Path, redis: Server) -> None:
+def test_an_unknown_stream_is_reported_in_one_line_with_status_2(verb: str, tmp: Path, redis: Server) -> None:
     assert sluice(tmp, verb, "vots") == (
         2,
         "",
@@ -71,7 +71,7 @@ def test_a_stream_that_is_not_there_is_one_line_and_status_2(verb: str, tmp: Pat
 
 
 @pytest.mark.parametrize("verb", ["tail", "peek", "requeue", "purge"])
-def test_without_redis_there_is_a_line_and_status_1(verb: str, tmp: Path) -> None:
+def test_an_unavailable_redis_is_reported_in_one_line_with_status_1(verb: str, tmp: Path) -> None:
     code, out, complaints = sluice(tmp, verb, "votes")
     assert (code, out, complaints.count("\n")) == (1, "", 1)
     assert complaints.startswith("sluice: Redis is unavailable: ")
@@ -90,7 +90,7 @@ def test_tail_shows_every_body_in_order_and_takes_none(tmp: Path, redis: Server)
     assert len(ready(redis)) == 301
 
 
-def test_tail_counts_what_came_and_went_while_a_worker_takes_it(tmp: Path, redis: Server) -> None:
+def test_tail_counts_the_bodies_that_a_worker_stored_between_two_reads(tmp: Path, redis: Server) -> None:
     drain(tmp)
     with (
         running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", environment(tmp)),
@@ -105,21 +105,21 @@ def test_tail_counts_what_came_and_went_while_a_worker_takes_it(tmp: Path, redis
         for n in range(400):
             push(redis, vote(n))
 
-        def told() -> bool:
+        def complete() -> bool:
             text = (tmp / "tail.out").read_text()
             shown = len(re.findall(r"^\d+  (?:ready|claimed)", text, re.M))
             gone = sum(map(int, re.findall(r"^… (\d+) came and went", text, re.M)))
             assert shown > 0
             return shown + gone == 500
 
-        poll(told, 30)
+        poll(complete, 30)
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 130
     drain(tmp)
     assert status(tmp)[1]["votes"]["stored"] == 500
 
 
-def test_purge_asks_and_throws_away_what_was_ready_then(
+def test_purge_asks_and_discards_the_bodies_that_were_ready(
     tmp: Path, redis: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drain(tmp)
@@ -139,7 +139,7 @@ def test_purge_asks_and_throws_away_what_was_ready_then(
     votes = ledger["votes"]
     assert (code, trouble, votes["missing"], votes["purged"], votes["claimed"]) == (0, [], 0, 7, 3)
     assert "votes: 7 accepted bodies were discarded by `bin/sluice purge`." in sluice(tmp, "status")[1]
-    # no sequence number is given twice
+    # no sequence number is used twice
     push(redis, vote("after"))
     assert sluice(tmp, "peek", "votes", "--from", "4")[1].split()[0] == "11"
     Inspector(str(redis.socket)).requeue("votes")
@@ -149,7 +149,7 @@ def test_purge_asks_and_throws_away_what_was_ready_then(
     assert sluice(tmp, "purge", "votes", "--yes")[:2] == (0, "votes: no body is ready.\n")
 
 
-def test_what_arrives_while_purge_asks_stays(tmp: Path, redis: Server) -> None:
+def test_bodies_that_arrive_while_purge_asks_are_kept(tmp: Path, redis: Server) -> None:
     push(redis, b"old", b"old")
     seen = Inspector(str(redis.socket)).snapshot("votes")
     push(redis, b"new")
@@ -158,7 +158,7 @@ def test_what_arrives_while_purge_asks_stays(tmp: Path, redis: Server) -> None:
     assert Inspector(str(redis.socket)).purge("votes", seen.claimed + seen.ready) == 0
 
 
-def test_requeue_gives_claims_to_whoever_claims_next_with_their_ids(
+def test_requeued_claims_go_to_the_next_worker_with_the_same_ids(
     tmp: Path, redis: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push(redis, *map(vote, range(5)))
@@ -201,7 +201,7 @@ def test_top_shows_each_stream_its_workers_and_its_dead_letters_in_80_columns(tm
     assert re.search(r"3 +votes +neither JSON nor a form", out)
 
 
-def test_top_says_what_is_away(tmp: Path) -> None:
+def test_top_reports_what_is_unavailable(tmp: Path) -> None:
     code, out, _ = sluice(tmp, "top", "--count", "1", TERM="dumb")
     assert code == 0
     assert "! Redis is unavailable: " in out
@@ -209,7 +209,7 @@ def test_top_says_what_is_away(tmp: Path) -> None:
 
 
 @pytest.mark.parametrize("colour", [True, False])
-def test_top_on_a_terminal_ends_with_q_and_leaves_it_as_it_was(colour: bool, tmp: Path, redis: Server) -> None:
+def test_top_ends_with_q_and_restores_the_terminal(colour: bool, tmp: Path, redis: Server) -> None:
     push(redis, *map(vote, range(10)))
     env = environment(tmp) | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
     env |= {} if colour else {"NO_COLOR": "1"}
@@ -222,7 +222,7 @@ def test_top_on_a_terminal_ends_with_q_and_leaves_it_as_it_was(colour: bool, tmp
         try:
             while data := os.read(master, 65536):
                 seen.append(data)
-        except OSError:  # the other side is closed
+        except OSError:  # the terminal is closed
             pass
 
     reader = threading.Thread(target=read)
@@ -233,6 +233,6 @@ def test_top_on_a_terminal_ends_with_q_and_leaves_it_as_it_was(colour: bool, tmp
     reader.join()
     os.close(master)
     out = b"".join(seen)
-    assert out.index(b"\x1b[?1049h") < out.index(b"votes") < out.index(b"\x1b[?1049l")  # the other screen, and back
+    assert out.index(b"\x1b[?1049h") < out.index(b"votes") < out.index(b"\x1b[?1049l")  # the alternate screen, and back
     assert out.rindex(b"\x1b[?25h") > out.rindex(b"\x1b[?25l")  # the cursor is shown again
     assert bool(re.search(rb"\x1b\[[0-9;]*3[0-7]m", out)) == colour

@@ -1,4 +1,4 @@
-"""bin/sluice: the ledger is right at any moment, and a replay may be killed at any moment."""
+"""bin/sluice status, dead and replay: the ledger is right at any moment, and a replay may be killed at any moment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sluice.spool.outlet import Outlet
 from verbs import drain, push, sluice, status, vote
 
 poll = partial(harness.poll, seconds=60)
-# The next decoder: a number is a vote now, but for every seventh.
+# A new decoder: a number is a vote, except multiples of seven.
 MENDED = """
 import msgspec
 from sluice.streams.registry import STREAMS as OLD, Stream
@@ -50,7 +50,7 @@ def redis(tmp: Path) -> Iterator[Server]:
 
 
 def ask(tmp: Path, sql: str) -> list[tuple]:
-    """What a query gives. Through apsw, as the sink: two copies of SQLite in one process undo each other's locks."""
+    """The rows of a query. Through apsw, as the sink: two copies of SQLite in one process break each other's locks."""
     with contextlib.closing(apsw.Connection(str(tmp / "ingest.db"))) as db:
         db.set_busy_timeout(60_000)
         return db.execute(sql).fetchall()
@@ -61,7 +61,7 @@ def mended(tmp: Path) -> dict[str, object]:
     return {"INGEST_RECORDS": tmp / "mended.py"}
 
 
-def test_without_a_verb_it_lists_them_on_one_screen(tmp: Path) -> None:
+def test_without_a_verb_the_help_lists_them_on_one_screen(tmp: Path) -> None:
     for words in (), ("--help",), ("-h",):
         done = subprocess.run([ROOT / "bin/sluice", *words], capture_output=True, text=True, timeout=60)
         out = done.stdout
@@ -75,14 +75,14 @@ def test_without_a_verb_it_lists_them_on_one_screen(tmp: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["status", "dead", "replay"])
-def test_a_wrong_setting_is_one_line_and_status_2(verb: str, tmp: Path) -> None:
+def test_an_invalid_setting_is_reported_in_one_line_with_status_2(verb: str, tmp: Path) -> None:
     for env in {"INGEST_SINK": "nowhere"}, {"INGEST_RECORDS": "no_such_module"}:
         code, out, complaints = sluice(tmp, verb, **env)
         assert (code, out, complaints.count("\n")) == (2, "", 1)
         assert next(iter(env)) in complaints
 
 
-def test_it_finds_its_home_from_wherever_it_is_called(tmp: Path, redis: Server) -> None:
+def test_a_relative_home_is_relative_to_the_current_directory(tmp: Path, redis: Server) -> None:
     push(redis, vote("a"))
     drain(tmp)
     done = subprocess.run(
@@ -99,7 +99,7 @@ def test_it_finds_its_home_from_wherever_it_is_called(tmp: Path, redis: Server) 
 # status
 
 
-def test_the_ledger_says_where_every_body_is(tmp: Path, redis: Server) -> None:
+def test_the_ledger_accounts_for_every_body(tmp: Path, redis: Server) -> None:
     push(redis, vote("a"), vote("b"), b"nonsense", b"\n".join([vote("c"), vote(""), vote("")]))
     drain(tmp)
     push(redis, *map(vote, range(7)))
@@ -107,7 +107,7 @@ def test_the_ledger_says_where_every_body_is(tmp: Path, redis: Server) -> None:
     assert outlet.claim("votes", max_bodies=3, lease=3600)
     code, ledger, trouble = status(tmp)
     assert (code, trouble) == (0, [])
-    # a body of which anything is dead is counted once, as dead
+    # a body with a dead part is counted once, as dead
     assert {key: ledger["votes"][key] for key in ("accepted", "ready", "claimed", "stored", "dead", "missing")} == {
         **{"accepted": 11, "ready": 4, "claimed": 3, "stored": 2, "dead": 2, "missing": 0}
     }
@@ -180,7 +180,7 @@ def test_without_a_database_the_lists_are_still_shown(tmp: Path, redis: Server) 
     assert "not a database" in status(tmp)[2][0]
 
 
-def test_counters_that_went_back_are_told_in_a_sentence(tmp: Path, redis: Server) -> None:
+def test_counters_that_went_back_are_reported_in_a_sentence(tmp: Path, redis: Server) -> None:
     push(redis, *map(vote, range(9)))
     drain(tmp)
     with client.Redis(unix_socket_path=str(redis.socket)) as db:
@@ -218,7 +218,7 @@ def test_nothing_is_ever_missing_while_everything_runs_at_full_rate(tmp: Path) -
             inlet.commit(batch)
             assert batch.refused is None
             posted[thread] += 300
-            over.wait(0.002)  # the worker keeps up, just
+            over.wait(0.002)  # the worker barely keeps up
 
     command = [sys.executable, ROOT / "worker.py"]
     with redis_server(tmp, appendfsync="no") as server, contextlib.ExitStack() as stack:
@@ -269,7 +269,7 @@ def test_dead_letters_are_counted_by_reason_and_the_newest_are_shown(tmp: Path, 
     assert "\\x1b[31mred\n" + "x" * 500 + "\n" in sluice(tmp, "dead", "--full", "--limit", "1")[1]
 
 
-def test_dead_letters_for_programs(tmp: Path, redis: Server) -> None:
+def test_dead_letters_as_json(tmp: Path, redis: Server) -> None:
     push(redis, "ä".encode(), b"\xff\x00", vote("") + b"\n" + vote("a"))
     drain(tmp)
     code, out, _ = sluice(tmp, "dead", "--json")
@@ -305,7 +305,7 @@ def test_large_letters_are_all_listed(tmp: Path, redis: Server) -> None:
 
 
 @pytest.mark.parametrize("verb", ["dead", "replay"])
-def test_a_bad_condition_is_one_line_and_status_2_and_changes_nothing(verb: str, tmp: Path, redis: Server) -> None:
+def test_an_invalid_condition_is_reported_in_one_line_and_changes_nothing(verb: str, tmp: Path, redis: Server) -> None:
     push(redis, b"1", b"2")
     drain(tmp)
     for where in ("", "nope", "seq =", "1; DELETE FROM dead_letters", DEADLY):
@@ -316,7 +316,7 @@ def test_a_bad_condition_is_one_line_and_status_2_and_changes_nothing(verb: str,
 
 
 @pytest.mark.parametrize("verb", ["dead", "replay"])
-def test_without_a_database_there_is_a_line_and_status_1(verb: str, tmp: Path) -> None:
+def test_an_unavailable_database_is_reported_in_one_line_with_status_1(verb: str, tmp: Path) -> None:
     code, out, complaints = sluice(tmp, verb)
     assert (code, complaints) == (
         1,
@@ -326,7 +326,7 @@ def test_without_a_database_there_is_a_line_and_status_1(verb: str, tmp: Path) -
 
 
 @pytest.mark.parametrize("verb", ["dead", "replay"])
-def test_that_nothing_is_dead_is_said(verb: str, tmp: Path, redis: Server) -> None:
+def test_no_dead_letters_is_reported(verb: str, tmp: Path, redis: Server) -> None:
     push(redis, vote("a"))
     drain(tmp)
     code, out, _ = sluice(tmp, verb)
@@ -337,7 +337,7 @@ def test_that_nothing_is_dead_is_said(verb: str, tmp: Path, redis: Server) -> No
 # replay
 
 
-def test_a_replay_stores_what_passes_today_and_keeps_the_rest(tmp: Path, redis: Server) -> None:
+def test_a_replay_stores_valid_letters_and_keeps_the_others(tmp: Path, redis: Server) -> None:
     push(redis, vote("a"), *[b"%d" % n for n in range(1, 15)], b"x")
     drain(tmp)
     env = mended(tmp)
@@ -370,7 +370,7 @@ def test_a_replay_stores_what_passes_today_and_keeps_the_rest(tmp: Path, redis: 
     assert (ledger["accepted"], ledger["stored"], ledger["dead"], ledger["missing"]) == (16, 13, 3, 0)
 
 
-def test_what_stays_dead_is_taken_once_in_a_run(tmp: Path, redis: Server) -> None:
+def test_a_replay_decodes_each_letter_once(tmp: Path, redis: Server) -> None:
     push(redis, *[b"x%d" % n for n in range(1000)])
     drain(tmp)
     code, out, _ = sluice(tmp, "replay", **mended(tmp))
@@ -379,7 +379,7 @@ def test_what_stays_dead_is_taken_once_in_a_run(tmp: Path, redis: Server) -> Non
     assert ask(tmp, "SELECT count(*), count(DISTINCT body) FROM dead_letters") == [(1000, 1000)]
 
 
-def test_letters_of_a_stream_without_a_decoder_are_left_alone(tmp: Path, redis: Server) -> None:
+def test_letters_of_a_stream_without_a_decoder_are_unchanged(tmp: Path, redis: Server) -> None:
     (tmp / "own.py").write_text(MENDED.replace('"votes"', '"items"'))
     push(redis, b"x", b"y", stream="items")
     push(redis, b"z")
@@ -406,7 +406,7 @@ def test_a_decoder_that_raises_keeps_its_letter(tmp: Path, redis: Server) -> Non
     assert ask(tmp, "SELECT body FROM dead_letters") == [(b"1",)]
 
 
-def test_a_replay_that_is_killed_loses_and_doubles_nothing(tmp: Path, redis: Server) -> None:
+def test_a_killed_replay_loses_and_duplicates_nothing(tmp: Path, redis: Server) -> None:
     for start in range(0, 6_000, 1_000):
         push(redis, *[b"%d" % n for n in range(start, start + 1_000)])
     drain(tmp)
@@ -438,7 +438,7 @@ def test_a_replay_that_is_killed_loses_and_doubles_nothing(tmp: Path, redis: Ser
     assert status(tmp)[1]["votes"]["missing"] == 0
 
 
-def test_two_replays_at_once_double_nothing(tmp: Path, redis: Server) -> None:
+def test_two_concurrent_replays_duplicate_nothing(tmp: Path, redis: Server) -> None:
     push(redis, *[b"%d" % n for n in range(5_000)])
     drain(tmp)
     env = environment(tmp, mended(tmp))
@@ -453,7 +453,7 @@ def test_two_replays_at_once_double_nothing(tmp: Path, redis: Server) -> None:
     assert sorted(int(n) for (n,) in found) == list(range(5_000))
 
 
-def test_an_interrupted_replay_says_how_far_it_came(tmp: Path, redis: Server) -> None:
+def test_an_interrupted_replay_reports_its_progress(tmp: Path, redis: Server) -> None:
     for start in range(0, 40_000, 5_000):
         push(redis, *[b"%d" % n for n in range(start, start + 5_000)])
     drain(tmp)
@@ -474,7 +474,7 @@ def test_a_replay_waits_for_a_locked_database_and_then_gives_up(tmp: Path, redis
         db.execute("BEGIN IMMEDIATE")
         code, out, complaints = sluice(tmp, "replay", **mended(tmp))
         assert (code, complaints) == (1, f"sluice: the database is unavailable: {tmp}/ingest.db: database is locked\n")
-        # those who only read do not wait
+        # readers do not wait
         assert sluice(tmp, "dead")[0] == 0
         assert status(tmp)[0] == 0
     assert ask(tmp, "SELECT count(*) FROM dead_letters") == [(1,)]
