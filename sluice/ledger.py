@@ -1,7 +1,7 @@
-"""The ledger and all other figures of an installation, as plain data for every view of them.
+"""The ledger and all other figures of an installation, as plain data.
 
 A figure comes from Redis, from the database, or from the counters that the processes keep in Redis. `sluice status`,
-`top` and `metrics`, the status page and /status/metrics show what is read here.
+`top` and `metrics`, the status page and /status/metrics show these figures.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from sluice.streams.registry import Stream
 
 T = TypeVar("T")
 TIMEOUT = 3.0  # seconds to wait for a reply of Redis; an operator is waiting too
-ALL = 1 << 62  # above every sequence number and every id
+ALL = 1 << 62  # above any sequence number or id
 STATES = ("accepted", "ready", "claimed", "stored", "dead", "missing")
 BACK = (
     "{}: the database has more bodies than were ever accepted: Redis's counters went back. Redis was emptied, or lost "
     "its last writes in a power failure. Some bodies may be stored twice, and `missing` of this stream is meaningless."
 )
 GONE = "{}: {} bodies that were accepted are neither in Redis nor in the database."
-SHARE = 20  # counting in the database, slow with millions of batches, takes at most 1/20 of the time
+SHARE = 20  # counting in the database is slow with millions of batches: limit it to 1/20 of the time
 Figures = dict[str, Any]
 
 
@@ -64,10 +64,10 @@ class Observer:
 
         time: seconds since 1970. trouble: one line per problem.
         streams: by name
-            what `row` returns
+            the keys of `row`
             drained: bodies ever claimed; through: all bodies up to this sequence number are in the database
             backlog_bytes: memory of the READY and CLAIMED bodies, approximately
-            open_claims; received_bytes, of all bodies taken; sink_errors
+            open_claims; received_bytes, of all accepted bodies; sink_errors
             persist, decode: histograms of seconds: a claim, a body (one in 16)
         dead_letters: a list of stream, reason, letters, the most frequent first
         ledger_seconds: the age of stored, dead, missing and dead_letters, which take long to count
@@ -135,9 +135,9 @@ class Observer:
             return None
 
     def ledgers(self, sink: Sink, names: list[str], snapshots: dict[str, Snapshot]) -> dict[str, sinks.Ledger]:
-        """What the database has of the bodies that were claimed up to the snapshots.
+        """The database's figures for the bodies that were claimed at the time of the snapshots.
 
-        Redis is read first: a body that moves on meanwhile is found in the database, and later ones are not counted.
+        Redis is read first: a body stored meanwhile is found in the database, and bodies claimed later are not counted.
         """
         return {
             name: sink.ledger(name, *((one.claimed, one.claims) if (one := snapshots.get(name)) else (ALL,)))

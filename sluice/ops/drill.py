@@ -34,13 +34,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--rate", type=int, default=5000, help="events/s; events due during an outage are posted after it (5000)")
     add("--clients", type=int, default=64, help="connections (64)")
     add("--faults", default="all", help="comma-separated names, `none` or `all` (default); -NAME excludes one")
-    add("--seed", type=int, help="of the random choices; the drill prints it")
+    add("--seed", type=int, help="seed of the random choices; the drill prints it")
     add("--report", type=Path, metavar="DIR", help="directory of the report (INGEST_HOME/drill)")
     add("--keep", action="store_true", help="keep the files of the private installation")
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Hold the drill; returns the exit status."""
+    """Run the drill; returns the exit status."""
     if not arguments.home:
         require_checkout("a private drill")
     return conduct.run(arguments, s)

@@ -1,6 +1,6 @@
 """Show the bodies of a stream as they arrive, without taking them, until Ctrl-C.
 
-The list is read 200 times a second. Bodies that came and went between two reads are counted, not shown.
+The list is read 200 times a second. Bodies that arrive and are stored between two reads are counted, not shown.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         last, found = inspector.peek(name, following)
         for seq, state, body in found:
             if seq > following:
-                print(f"… {seq - following} came and went", flush=True)
+                print(f"… {seq - following} not shown", flush=True)
             print(screen.body_line(seq, state, body, arguments.full), flush=True)
             following, shown = seq + 1, shown + 1
             if shown == arguments.count:
                 return 0
         if not found and last >= following:
-            print(f"… {last + 1 - following} came and went", flush=True)
+            print(f"… {last + 1 - following} not shown", flush=True)
             following = last + 1
         if last + 1 < following:  # Redis was emptied, or lost the end of its log
             following = last + 1

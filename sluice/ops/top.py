@@ -1,7 +1,7 @@
 """Watch the streams live: rates, backlogs, ages, claims of workers, dead letters. q or Ctrl-C ends it.
 
-in/s is bodies accepted per second, out/s bodies that workers took off the list, over the last five seconds. The chart
-shows the bodies that wait, one reading per column, the newest at the right, scaled to its maximum.
+in/s is bodies accepted per second, out/s bodies that workers claimed, over the last five seconds. The chart
+shows the waiting bodies, one reading per column, the newest at the right, scaled to its maximum.
 Without a terminal, one screen is printed after another. NO_COLOR=1 switches colours off; they carry no information.
 """
 
@@ -30,7 +30,7 @@ SPAN = 5.0  # seconds over which a rate is taken
 CHART = 18  # columns
 RAMPS = {"utf-8": " ▁▂▃▄▅▆▇█", "ascii": " .:-=+*#@"}
 LETTERS = 5  # reasons
-OLD = 60.0  # seconds: the age of a body that has waited longer is coloured
+OLD = 60.0  # seconds; a greater age is coloured
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,12 +43,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     """Read and draw until stopped; returns the exit status."""
     view = View(Observer(s), Console(highlight=False))
-    looks = 0
+    readings = 0
     with contextlib.suppress(KeyboardInterrupt), display(view.console) as show, keys() as pressed:
         while True:
             show(view.frame())
-            looks += 1
-            if looks == arguments.count or pressed(max(arguments.every, 0.1)):
+            readings += 1
+            if readings == arguments.count or pressed(max(arguments.every, 0.1)):
                 break
     return 0
 
@@ -65,7 +65,7 @@ def display(console: Console) -> Iterator:
 
 @contextlib.contextmanager
 def keys() -> Iterator:
-    """A function that waits for up to so many seconds; True if q was pressed."""
+    """A function that waits up to a number of seconds; it returns True if q was pressed."""
     if not sys.stdin.isatty():
         yield lambda seconds: time.sleep(seconds)
         return
@@ -207,7 +207,7 @@ def size(n: float) -> str:
 
 
 def drawn(values: deque[int], ramp: str) -> str:
-    """A line of bars; a value above 0 has at least the smallest bar."""
+    """A line of bars; every value above 0 has a visible bar."""
     top = max(values, default=0) or 1
     last = len(ramp) - 1
     return "".join(ramp[0 if not value else max(1, round(value / top * last))] for value in values).rjust(CHART)

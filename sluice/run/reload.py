@@ -85,7 +85,7 @@ def upgrade_gateway(home: Path, old: int) -> None:
     before = family(home, "gateway")
     sent = 0.0
 
-    def heir() -> int:
+    def successor() -> int:
         nonlocal sent
         if time.monotonic() > sent + AGAIN:
             sent = time.monotonic()
@@ -93,7 +93,7 @@ def upgrade_gateway(home: Path, old: int) -> None:
         # new workers of the old gateway are its children too, but do not lead a process group
         return next((pid for pid, parent in family(home, "gateway").items() if parent == old and launch.leads(pid)), 0)
 
-    new = wait(heir, "a second gateway")
+    new = wait(successor, "a second gateway")
 
     def serving() -> bool:
         processes = family(home, "gateway")

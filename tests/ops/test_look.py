@@ -101,14 +101,14 @@ def test_tail_counts_the_bodies_that_a_worker_stored_between_two_reads(tmp: Path
         push(redis, *map(vote, range(100)))
         poll(lambda: status(tmp)[1]["votes"]["stored"] == 100, 30)
         os.killpg(process.pid, signal.SIGCONT)
-        poll(lambda: "\n… 100 came and went" in (tmp / "tail.out").read_text())
+        poll(lambda: "\n… 100 not shown" in (tmp / "tail.out").read_text())
         for n in range(400):
             push(redis, vote(n))
 
         def complete() -> bool:
             text = (tmp / "tail.out").read_text()
             shown = len(re.findall(r"^\d+  (?:ready|claimed)", text, re.M))
-            gone = sum(map(int, re.findall(r"^… (\d+) came and went", text, re.M)))
+            gone = sum(map(int, re.findall(r"^… (\d+) not shown", text, re.M)))
             assert shown > 0
             return shown + gone == 500
 

@@ -42,7 +42,7 @@ from sluice.streams.routes import ROUTES
 
 
 class Sent(NamedTuple):
-    """A request: what was posted, when it was sent and ended (seconds, monotonic), and what was wrong with the end."""
+    """A request: its vote, start and end (seconds, monotonic), and the response, if it was not 200."""
 
     body: str
     sent: float
@@ -53,10 +53,10 @@ class Sent(NamedTuple):
 class Load:
     """Clients in threads, each of which posts its own numbered votes.
 
-    kept: so many keep their connection, and do with it what HTTP asks of clients (RFC 9112, 9.3 and 9.5): they take
-    another one when it was closed meanwhile; and when it is closed under a request, without a byte of an answer, they
-    send that `again`, once, on a new one. fresh: so many come with a new connection each time, and send nothing twice.
-    pause: seconds between two requests of a client at most.
+    kept: number of clients that keep their connection and follow RFC 9112, 9.3 and 9.5: if it was closed while idle,
+    they open another; if it is closed after a request and before any byte of the response, they send the request
+    `again`, once, on a new one. fresh: number of clients that open a connection per request and never send it twice.
+    pause: maximum seconds between two requests of a client.
     """
 
     def __init__(self, port: int, kept: int, fresh: int, pause: float) -> None:
@@ -114,7 +114,7 @@ class Load:
 
 
 def ask(connection: socket.socket, data: bytes) -> bytes:
-    """Send a request, and read what there is of an answer: it has ended with a brace, or the connection has."""
+    """Send a request and read the response, up to its closing brace or the end of the connection."""
     said = b""
     with contextlib.suppress(OSError):
         connection.sendall(data)
@@ -124,7 +124,7 @@ def ask(connection: socket.socket, data: bytes) -> bytes:
 
 
 def hup_gateway(home: Path) -> None:
-    """gunicorn's reload: another process instead of each."""
+    """gunicorn's reload: it replaces the workers."""
     master = reload.master(home, "gateway")
     old = reload.family(home, "gateway").keys() - {master}
     os.kill(master, signal.SIGHUP)
@@ -132,7 +132,7 @@ def hup_gateway(home: Path) -> None:
 
 
 def upgrade_gateway(home: Path) -> None:
-    """gunicorn's upgrade: another master and its processes instead of all."""
+    """gunicorn's upgrade: it replaces the master and the workers."""
     reload.upgrade_gateway(home, reload.master(home, "gateway"))
 
 
@@ -177,7 +177,7 @@ def test_a_reload_under_load_fails_no_request(
                     spans[name].append((start, time.monotonic()))
                     answered[name] += len(load.acknowledged) - before
         wanted = sorted(load.acknowledged)
-        with contextlib.suppress(AssertionError):  # the next line says what is wrong
+        with contextlib.suppress(AssertionError):  # the next assertion shows the difference
             poll(lambda: len(stored(tmp)) >= len(wanted), 30)
         assert sorted(stored(tmp)) == wanted
 
@@ -209,7 +209,7 @@ def test_during_the_notice_a_2xx_differs_only_in_being_the_last_on_its_connectio
     keys.write_text(f"{'k' * 32} me;\n")
     keys.chmod(0o600)
     paths = [*ROUTES, "/%76otes?a=%20", "/0", "/1"]
-    stay = ["/2", "/3", "/4"]  # nginx cannot say these for the gateway
+    stay = ["/2", "/3", "/4"]  # responses that nginx cannot give itself
     headers = {"Origin": "https://a.example", "X-API-Key": "k" * 32}
     env = {"INGEST_CORS": " ".join([*ROUTES, headers["Origin"]]), "INGEST_API_KEYS": keys}
     closing = tmp / "run/closing"
@@ -224,7 +224,7 @@ def test_during_the_notice_a_2xx_differs_only_in_being_the_last_on_its_connectio
         connections = {path: stack.enter_context(connect(web.port)) for path in paths + stay}
 
         def answers() -> dict[str, Answer]:
-            """Of all paths, each on its connection; without what says when, and how long that stays."""
+            """Post to each path on its own connection; the responses, without Date."""
             nonlocal posted
             posted += len(connections)
             given = {path: post(connections[path], path, b"b" * 100_000, headers) for path in connections}
@@ -256,7 +256,7 @@ def test_during_the_notice_a_2xx_differs_only_in_being_the_last_on_its_connectio
 def test_nginx_closes_its_connections_before_a_stopping_gateway_does(tmp: Path) -> None:
     with redis_server(tmp, appendonly="no") as redis, gateway(tmp, redis) as behind, nginx(tmp) as web:
         for _ in range(20):
-            assert post(web.port, "/votes", b"{}")[0] == 200  # each of nginx's processes keeps a connection now
+            assert post(web.port, "/votes", b"{}")[0] == 200  # each nginx process keeps a connection now
         behind.process.terminate()
         assert behind.process.wait(20) == 0
         assert "still open" not in behind.said()
@@ -307,7 +307,9 @@ def test_a_gateway_that_cannot_start_does_not_replace_the_running_one(tmp: Path)
     command = [str(ROOT / "bin/sluice"), "reload"]
     with installation(tmp, {"INGEST_ROUTES": module}) as up:
         before = set(up.pids("gateway"))
-        module.write_text("import os\nROUTES = {}\nassert 'GUNICORN_PID' not in os.environ")  # only in a new gateway
+        module.write_text(
+            "import os\nROUTES = {}\nassert 'GUNICORN_PID' not in os.environ"
+        )  # fails only in a new gateway
         done = subprocess.run(command, env=environment(tmp), capture_output=True, text=True, timeout=120)
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
         assert "the new gateway did not start; the old one continues" in done.stderr
