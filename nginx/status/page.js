@@ -240,13 +240,13 @@ class Chart {
     this.width = this.svg.clientWidth;
     this.left = 40;
     const height = this.svg.clientHeight - 22;
-    const most = round(Math.max(1, ...this.rows.flatMap((row) => this.lines.map(([, column]) => row[column] ?? 0))));
+    const max = round(Math.max(1, ...this.rows.flatMap((row) => this.lines.map(([, column]) => row[column] ?? 0))));
     const x = (time) => this.left + (1 + (time - this.end) / this.span) * (this.width - this.left);
-    const y = (value) => height - (value / most) * (height - 8);
+    const y = (value) => height - (value / max) * (height - 8);
     this.svg.replaceChildren();
     for (const part of [0, 0.5, 1]) {
-      svg(this.svg, "line", { class: "grid", x1: this.left, x2: this.width, y1: y(most * part), y2: y(most * part) });
-      svg(this.svg, "text", { x: this.left - 8, y: y(most * part) + 4, "text-anchor": "end" }, short(most * part));
+      svg(this.svg, "line", { class: "grid", x1: this.left, x2: this.width, y1: y(max * part), y2: y(max * part) });
+      svg(this.svg, "text", { x: this.left - 8, y: y(max * part) + 4, "text-anchor": "end" }, short(max * part));
     }
     for (const part of this.width < 420 ? [1, 0.5, 0] : [1, 0.8, 0.6, 0.4, 0.2, 0]) {
       const anchor = { 1: "start", 0: "end" }[part] ?? "middle";

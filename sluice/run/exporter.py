@@ -38,7 +38,8 @@ GAUGES = (
     ("sluice_oldest_body_age_seconds", "Age of the oldest body that is not in the database; 0 if there is none.",
      "oldest_seconds"),
     ("sluice_dead_bodies", "Bodies of which at least a part is in dead_letters.", "dead"),
-    ("sluice_missing_bodies", "Accepted bodies that are nowhere. Negative: Redis's counters went back.",
+    ("sluice_missing_bodies",
+     "Accepted bodies that are neither in Redis nor in the database; negative if Redis's counters went back.",
      "missing"),
 )  # fmt: skip
 HISTOGRAMS = (

@@ -237,7 +237,7 @@ def activated(tmp: Path, sockets: list[socket.socket], env: dict[str, str], runt
         process.wait(15)
 
 
-def went_on(load: Load, taken: int) -> bool:
+def progressed(load: Load, taken: int) -> bool:
     return load.taken > taken or bool(load.failed)
 
 
@@ -260,7 +260,7 @@ def test_repeated_restarts_behind_inherited_sockets_fail_no_request(runtime: str
                 for load in loads:
                     if not load.ident:
                         load.start()
-                    poll(partial(went_on, load, load.taken + 5))
+                    poll(partial(progressed, load, load.taken + 5))
             # no process accepts now; connections wait in the backlog
         with activated(tmp, sockets, env, runtime):
             for load in loads:
