@@ -1,6 +1,6 @@
 """Take the screenshot of `bin/sluice top` in docs/: a private installation runs half a minute, with a stopped worker.
 
-.venv/bin/python tests/ops/screenshot_top.py
+PYTHONPATH=. .venv/bin/python tests/ops/screenshot_top.py
 """
 
 from __future__ import annotations

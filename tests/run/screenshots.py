@@ -1,6 +1,6 @@
 """Take the screenshots of the status page in docs/: a private installation runs three minutes, with a stopped worker.
 
-.venv/bin/python tests/run/screenshots.py
+PYTHONPATH=. .venv/bin/python tests/run/screenshots.py
 """
 
 from __future__ import annotations
