@@ -21,7 +21,7 @@ from typing import Any, Callable, NamedTuple, TypeVar
 T = TypeVar("T")
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 NETWORKS = "addresses and networks such as 192.0.2.7, 10.1.0.0/16 and 2001:db8::/32"
-GATEWAY_SOCKETS = 4  # one Unix socket refuses (502) when its backlog is full; see DECISIONS.md
+SOCKETS = 4  # of gateway and of reader: one Unix socket refuses (502) when its backlog is full; see DECISIONS.md
 SOCKET_PATH = 107  # bytes: sun_path in unix(7), without its NUL
 
 
@@ -99,7 +99,7 @@ def words(valid: Callable[[str], object], expected: str) -> Callable[[str], tupl
 
 
 def viewers(text: str) -> tuple[str, ...]:
-    """The parser of INGEST_STATUS_ALLOW."""
+    """The parser of INGEST_STATUS_ALLOW and INGEST_READ_ALLOW."""
     return () if text == "none" else words(ipaddress.ip_network, f"{NETWORKS}; or none")(text)
 
 
@@ -147,18 +147,13 @@ def file(text: str) -> Path | None:
     return path(text) if text else None
 
 
-def setting(
-    parse: Callable[[str], T], default: str, about: str, of: Callable[[dict[str, Any]], str] | None = None
-) -> T:
+def setting(parse: Callable[[str], T], default: str, about: str) -> T:
     """One row of the table.
 
-    default: a text for `parse`, in which $INGEST_HOME stands for that setting; with `of`, a description of what it
-        returns.
+    default: a text for `parse`, in which $INGEST_HOME stands for that setting.
     about: what the setting is, who changes it and when (Markdown).
-    of: computes the default's text from the settings above this one.
     """
-    metadata = {"parse": parse, "default": default, "about": about, "of": of}
-    return dataclasses.field(metadata=metadata)
+    return dataclasses.field(metadata={"parse": parse, "default": default, "about": about})
 
 
 @dataclass(frozen=True)
@@ -202,23 +197,14 @@ class Settings:
         "may fail over to a replica (section 4)",
     )
     max_body: int = setting(
-        size(1), "1m", "Bytes in one body; a larger one gets 413. Raise it when clients send larger batches"
-    )
-    max_inflated: int = setting(
-        size(1), "8m",
-        "Bytes that a compressed body may inflate to; a body may hold one record for each 32 of them, and at least "
-        "100,000. Raise it together with `INGEST_MAX_BODY`",
+        size(1), "1m",
+        "Bytes in one body; a larger one gets 413. A compressed body may inflate to 8 times as many. Raise it when "
+        "clients send larger batches",
     )
     max_memory: int = setting(
         size(8 << 20), "1g",
-        "Redis's `maxmemory`. When it is used up, posts get 503; nothing is evicted. Set it to the memory that bodies "
-        "may take while the database is unavailable",
-    )
-    max_backlog_bytes: int = setting(
-        size(1), "half of `INGEST_MAX_MEMORY`",
-        "Redis's memory for the READY bodies of one stream; beyond it, posts to that stream get 503. Raise it when "
-        "there is only one stream, lower it when there are many: no stream should fill Redis for the others",
-        of=lambda known: str(known["max_memory"] // 2),
+        "Redis's `maxmemory`. When it is used up, posts get 503; nothing is evicted. The READY bodies of one stream "
+        "may use half of it. Set it to the memory that bodies may take while the database is unavailable",
     )
     sink: str = setting(
         database, "sqlite:///$INGEST_HOME/ingest.db",
@@ -243,6 +229,11 @@ class Settings:
         "Module with `VIEWS`, named likewise, for views of your own (section 9); `off`: no views. Set it to read your "
         "own streams back, or to save the memory of the views",
     )
+    views_memory: int = setting(
+        size(8 << 20), "256m",
+        "`maxmemory` of the views' Redis. A view that does not fit is not served. Raise it when the views have more "
+        "keys than it holds (`bin/sluice views` shows the memory of each)",
+    )
     api_keys: Path | None = setting(
         file, "",
         "File of API keys; a client without one gets 401. Set it when the port is open to strangers (section 8)",
@@ -262,6 +253,11 @@ class Settings:
         words(ipaddress.ip_network, NETWORKS), "",
         "Addresses and networks that may send, IPv4 and IPv6, separated by commas or spaces; others get 403. Set it "
         "when the clients' networks are known",
+    )
+    read_allow: tuple[str, ...] = setting(
+        viewers, "127.0.0.1 ::1",
+        "Addresses and networks that may read the views, as in `INGEST_ALLOW`; `none`: nobody. Set it when clients on "
+        "other machines read; `0.0.0.0/0 ::/0` means everybody",
     )
     client_rate: int = setting(
         integer(0, 10**6), "0",
@@ -293,7 +289,12 @@ class Settings:
     @property
     def gateway_sockets(self) -> list[Path]:
         """The Unix sockets between nginx and the gateway."""
-        return [self.home / "run" / f"gateway-{n}.sock" for n in range(GATEWAY_SOCKETS)]
+        return [self.home / "run" / f"gateway-{n}.sock" for n in range(SOCKETS)]
+
+    @property
+    def reader_sockets(self) -> list[Path]:
+        """The Unix sockets between nginx and the reader."""
+        return [self.home / "run" / f"reader-{n}.sock" for n in range(SOCKETS)]
 
 
 def variable(row: dataclasses.Field[Any]) -> str:
@@ -311,10 +312,10 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """
     values: dict[str, Any] = {}
     for row in dataclasses.fields(Settings):
-        name, of = variable(row), row.metadata["of"]
+        name = variable(row)
         text = environ.get(name, "").strip()
         if not text:
-            text = of(values) if of else row.metadata["default"].replace("$INGEST_HOME", str(values.get("home")))
+            text = row.metadata["default"].replace("$INGEST_HOME", str(values.get("home")))
         try:
             values[row.name] = row.metadata["parse"](text)
         except ValueError as error:
@@ -385,7 +386,7 @@ def table() -> str:
     lines = ["| variable | default | what it is, and when to change it |", "|---|---|---|"]
     for row in dataclasses.fields(Settings):
         default = row.metadata["default"]
-        shown = default if row.metadata["of"] else f"`{default}`" if default else ""
+        shown = f"`{default}`" if default else ""
         lines.append(f"| `{variable(row)}` | {shown} | {row.metadata['about']} |")
     return "\n".join(lines) + "\n"
 

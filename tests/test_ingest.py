@@ -38,7 +38,7 @@ from sluice.drill.harness import request as send
 from sluice.streams.routes import ROUTES
 
 MAX_BODY = 100_000
-MAX_BACKLOG_BYTES = 1_000_000
+MAX_MEMORY = 8 << 20  # half of it for the backlog of a stream
 SIMPLE = """
 import sys
 from wsgiref.simple_server import WSGIRequestHandler, make_server
@@ -128,7 +128,7 @@ def installed(private_redis: Server, request: pytest.FixtureRequest) -> Iterator
     env = {
         "INGEST_REDIS": private_redis.socket,
         "INGEST_MAX_BODY": MAX_BODY,
-        "INGEST_MAX_BACKLOG_BYTES": MAX_BACKLOG_BYTES,
+        "INGEST_MAX_MEMORY": MAX_MEMORY,
     }
     client = redis_client.Redis(unix_socket_path=str(private_redis.socket), single_connection_client=True)
     with harness.short_tmp() as tmp:
@@ -398,9 +398,9 @@ def test_requests_get_503_while_redis_is_full(site: Site) -> None:
 
 def test_a_backlog_over_its_limit_gets_503_until_there_is_room(site: Site) -> None:
     key = "ingest:{votes}"
-    site.client.rpush(key, *[bytes(1000)] * 900)
+    site.client.rpush(key, *[bytes(1000)] * 3800)
     assert post(site.where, "/votes", b"below the limit")[0] == 200
-    site.client.rpush(key, *[bytes(1000)] * 100)
+    site.client.rpush(key, *[bytes(1000)] * 400)
     # the process that answers may not have seen the new length yet
     poll(lambda: post(site.where, "/votes", b"?")[0] == 503)
     assert is_unavailable(post(site.where, "/votes", b"lost"))

@@ -20,9 +20,7 @@ def test_the_table_shows_the_defaults() -> None:
     home = "/tmp/home"
     table = {name: default.strip("`").replace("$INGEST_HOME", home) for name, default in rows}
     assert table.keys() == set(settings.NAMES)
-    assert table["INGEST_MAX_BACKLOG_BYTES"] == "half of `INGEST_MAX_MEMORY"
-    table |= {"INGEST_HOME": home, "INGEST_MAX_BACKLOG_BYTES": str(1 << 29)}
-    assert settings.load(table) == settings.load({"INGEST_HOME": home})
+    assert settings.load(table | {"INGEST_HOME": home}) == settings.load({"INGEST_HOME": home})
 
 
 def test_the_table_in_the_protocol_is_up_to_date() -> None:
@@ -41,11 +39,6 @@ def test_the_command_writes_the_table_between_the_markers(tmp_path: Path) -> Non
 
 def test_there_are_at_most_26_settings() -> None:
     assert len(settings.NAMES) <= 26
-
-
-def test_the_backlog_of_a_stream_may_use_half_of_the_memory() -> None:
-    assert settings.load({"INGEST_MAX_MEMORY": "64m"}).max_backlog_bytes == 32 << 20
-    assert settings.load({"INGEST_MAX_MEMORY": "64m", "INGEST_MAX_BACKLOG_BYTES": "1m"}).max_backlog_bytes == 1 << 20
 
 
 def test_the_default_home_is_var_in_the_current_directory() -> None:
@@ -89,9 +82,8 @@ def test_sizes_may_have_a_unit(text: str, size: int) -> None:
         ("INGEST_MAX_BODY", "0"),
         ("INGEST_MAX_BODY", "1t"),
         ("INGEST_MAX_BODY", "1.5m"),
-        ("INGEST_MAX_INFLATED", "-1"),
         ("INGEST_MAX_MEMORY", "1m"),
-        ("INGEST_MAX_BACKLOG_BYTES", "0"),
+        ("INGEST_VIEWS_MEMORY", "1m"),
         ("INGEST_SINK", "mysql://localhost/x"),
         ("INGEST_SINK", "sqlite:///"),
         ("INGEST_ROUTES", "my-routes"),
@@ -102,6 +94,7 @@ def test_sizes_may_have_a_unit(text: str, size: int) -> None:
         ("INGEST_ALLOW", "2001:db8::1/32"),
         ("INGEST_ALLOW", "[::1]"),
         ("INGEST_STATUS_ALLOW", "everybody"),
+        ("INGEST_READ_ALLOW", "10.0.0.1/8"),
         ("INGEST_CLIENT_RATE", "10r/s"),
         ("INGEST_CLIENT_CONNECTIONS", "-1"),
         ("INGEST_CORS", "https://shop.example"),

@@ -29,7 +29,7 @@ THEIRS = {"cpython": VENV / "bin/python", "pypy": ROOT / ".venv-pypy/bin/python"
 harness.PYTHON.update({name: str(path) for name, path in OURS.items()})
 CFLAGS = ("-O2", "-Wall", "-Wextra", "-Werror")
 # No worker drains the lists, and a gateway that refuses bodies at its limit would look fast.
-UNBOUNDED = {"INGEST_MAX_BACKLOG_BYTES": "1024g"}
+UNBOUNDED = {"INGEST_MAX_MEMORY": "2048g", "INGEST_MAX_BACKLOG_BYTES": "1024g"}  # the second: of older checkouts
 
 # Runs in a checkout, old layout or new: writes the configuration of nginx, prints the sockets of the gateway.
 RENDER = """

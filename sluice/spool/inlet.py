@@ -16,7 +16,7 @@ from sluice.spool.counters import REPORT_INTERVAL, SECONDS, SIZES, Counter, Coun
 
 log = logging.getLogger("sluice.spool")
 MARK_INTERVAL = 0.1  # seconds between two marks of one process and stream: the precision of received_at
-MAX_BACKLOG = 10_000_000  # READY bodies per stream; of 54 bytes or more, INGEST_MAX_BACKLOG_BYTES (512m) acts first
+MAX_BACKLOG = 10_000_000  # READY bodies per stream; of 54 bytes or more, the limit in bytes (512m) acts first
 MAX_RETRY_AFTER = 60  # seconds
 RATE_WINDOW = 10.0  # seconds over which the drain rate is averaged
 UNLIMITED = 1 << 62

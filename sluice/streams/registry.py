@@ -10,6 +10,7 @@ from sluice.streams import custom, gps, metrics, votes
 from sluice.streams.decoder import JsonDecoder, LineDecoder
 from sluice.streams.record import Gps, Limits, Metric, Record, Reject, Vote
 
+INFLATED = 8  # times INGEST_MAX_BODY: a compressed body may inflate to this
 # The number of records in a body (DECISIONS.md)
 BYTES_PER_RECORD = 32  # gzip packs four million short lines into 8 KB, and rejecting one takes 3 µs
 MIN_RECORDS = 100_000
@@ -74,5 +75,5 @@ STREAMS: dict[str, Stream] = {
 
 def limits(config: Settings) -> Limits:
     """The limits of one body."""
-    records = max(MIN_RECORDS, config.max_inflated // BYTES_PER_RECORD)
-    return Limits(config.max_inflated, records)
+    inflated = INFLATED * config.max_body
+    return Limits(inflated, max(MIN_RECORDS, inflated // BYTES_PER_RECORD))

@@ -968,8 +968,8 @@ def test_requests_that_arrive_during_a_commit_share_the_next_one(ingest: Site, r
 
 
 def test_a_refusal_of_one_stream_does_not_affect_another_in_the_same_commit(redis: Redis) -> None:
-    redis.client.rpush("ingest:{votes}", bytes(10_000))
-    with short_tmp() as tmp, gateway(tmp, redis.server, env={"INGEST_MAX_BACKLOG_BYTES": 10_000}) as server:
+    redis.client.rpush("ingest:{votes}", bytes(4 << 20))
+    with short_tmp() as tmp, gateway(tmp, redis.server, env={"INGEST_MAX_MEMORY": "8m"}) as server:
         poll(lambda: post(server.socket, "/votes", b"x")[0] == 503)
         before = redis.pushes()
         with Client(server.socket) as client:
