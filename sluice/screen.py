@@ -75,6 +75,11 @@ def ago(seconds: float) -> str:
     return f"{seconds / 86400:.0f} d"
 
 
+def percent(share: float | None) -> str:
+    """A share with a tenth of a percent, rounded down: 100 % means all. Empty if there is none."""
+    return "" if share is None else f"{int(share * 1000 + 1e-9) / 10:g} %"
+
+
 def shown(text: str | bytes) -> str:
     """Text made printable, on one line."""
     return printable(text if isinstance(text, bytes) else text.encode())

@@ -1,6 +1,7 @@
-"""List the views with their keys, memory and lag; compare them with the database, or rebuild them.
+"""List the views with their keys, memory, lag and reads; compare them with the database, or rebuild them.
 
-views                   the list
+views                   the list; reads since the views' Redis was started; hits: of the
+                        answers 200 and 404, the share of 200
 views check [PATH]      compare each view with the database; lists keys that differ
 views rebuild [PATH]    build each view, or one, from the database while the old one is served, and wait for it
 """
@@ -20,7 +21,7 @@ from sluice.sinks.schema import load_streams
 from sluice.views import contract
 from sluice.views.check import Checker
 from sluice.views.contract import SOCKET
-from sluice.views.figures import View, look
+from sluice.views.figures import View, look, measured, rates
 from sluice.views.follower import Link
 
 SHOWN = 5  # keys that differ, of each view
@@ -63,8 +64,8 @@ def show(link: Link, declared: dict[str, views.View]) -> int:
     if not declared:
         print("INGEST_VIEWS is off.")
         return 0
-    found = look(link, declared)
-    print(screen.table(("view", "state", "keys", "memory", "lag"), map(cells, found), left=2))
+    found = measured(link, look(link, declared))
+    print(screen.table(("view", "state", "keys", "memory", "lag", "reads", "hits"), map(cells, found), left=2))
     return 0 if all(view.state == "served" for view in found) else 1
 
 
@@ -72,7 +73,8 @@ def cells(view: View) -> list[str]:
     """A line of the list."""
     lag = "" if view.lag is None else screen.ago(view.lag)
     size = "" if view.bytes is None else f"{view.bytes / 1048576:.1f} MiB"
-    return [view.path, view.state, str(view.keys), size, lag]
+    reads, hits = rates({}, view.reads, 1)
+    return [view.path, view.state, str(view.keys or 0), size, lag, f"{reads:.0f}", screen.percent(hits)]
 
 
 def check(checker: Checker, chosen: dict[str, views.View]) -> int:

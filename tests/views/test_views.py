@@ -123,12 +123,14 @@ def store(here: Site) -> None:
     here.caught_up()
 
 
-def test_the_list_shows_keys_memory_and_lag(here: Site) -> None:
+def test_the_list_shows_keys_memory_lag_and_reads(here: Site) -> None:
     store(here)
+    here.client().hset(contract.READS, mapping={"/gps/latest 200": 1999, "/gps/latest 404": 1, "/gps/latest 503": 1})
     status, text = sluice(here)
     assert status == 0
     line = next(line.split() for line in text.splitlines() if line.startswith("/gps/latest "))
     assert line[1:3] == ["served", "3"] and line[4] == "MiB"
+    assert line[-3:] == ["2001", "99.9", "%"]  # 99.95, rounded down
 
 
 def test_check_finds_what_was_changed(here: Site) -> None:
