@@ -1,5 +1,5 @@
-/* The fastest possible server behind nginx: it reads each request completely and sends the response of ingest.py.
- * One process, epoll, any number of Unix sockets: noop PATH... */
+/* The fastest possible server behind nginx: it reads each request completely and sends BODY, which is JSON.
+ * One process, epoll, any number of Unix sockets: noop BODY PATH... */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -12,8 +12,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
-
-static const char RESPONSE[] = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n{\"message\":\"OK\"}";
 
 enum { MAX_HEAD = 16384, MAX_CONNECTIONS = 65536 };
 
@@ -62,15 +60,20 @@ static int take(struct connection *c, const char *data, size_t size) {
     return done;
 }
 
-int main(int count, char **paths) {
+int main(int count, char **arguments) {
     int poll = epoll_create1(0);
+    char *response;
+    if (count < 3) return fprintf(stderr, "usage: noop BODY PATH...\n"), 2;
+    int response_size = asprintf(&response,
+        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s", strlen(arguments[1]),
+        arguments[1]);
     signal(SIGPIPE, SIG_IGN); /* nginx may close first */
-    for (int n = 1; n < count; n++) {
+    for (int n = 2; n < count; n++) {
         struct sockaddr_un address = {.sun_family = AF_UNIX};
         int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
-        strncpy(address.sun_path, paths[n], sizeof address.sun_path - 1);
-        unlink(paths[n]);
-        if (bind(fd, (void *)&address, sizeof address) || listen(fd, 65535)) return perror(paths[n]), 1;
+        strncpy(address.sun_path, arguments[n], sizeof address.sun_path - 1);
+        unlink(arguments[n]);
+        if (bind(fd, (void *)&address, sizeof address) || listen(fd, 65535)) return perror(arguments[n]), 1;
         is_listener[fd] = 1;
         epoll_ctl(poll, EPOLL_CTL_ADD, fd, &(struct epoll_event){.events = EPOLLIN, .data.fd = fd});
     }
@@ -93,7 +96,7 @@ int main(int count, char **paths) {
             int done = size > 0 ? take(connections[fd], data, size) : -1;
             /* a response always fits into the socket's buffer: nginx does not pipeline */
             for (; done > 0; done--)
-                if (send(fd, RESPONSE, sizeof RESPONSE - 1, 0) < 0) done = 0;
+                if (send(fd, response, response_size, 0) < 0) done = 0;
             if (done < 0) disconnect(fd);
         }
     }

@@ -17,9 +17,9 @@ that use Redis share one server, which is emptied between the runs.
 
 from __future__ import annotations
 
-from rig.environment import BENCH, ROOT  # isort: split
+from rig.environment import BENCH, ROOT, sibling  # isort: split
 
-from rig.load import GENERATOR, body, cpu, measured, memory, per_100k, processes
+from rig.load import GENERATOR, body, cpu, get, memory, post, processes
 from rig.parameters import Figures, options, output, progress
 from rig.report import (
     COLOURS,
@@ -34,6 +34,6 @@ from rig.stand import CFLAGS, OURS, THEIRS, Candidate, Stand
 
 __all__ = [
     "BENCH", "CFLAGS", "COLOURS", "GENERATOR", "LIMIT_COLOUR", "OURS", "OURS_COLOUR", "ROOT", "THEIRS", "THEIRS_COLOUR",
-    "Candidate", "Figures", "Report", "Stand", "body", "cpu", "measured", "memory", "options", "output", "per_100k",
-    "processes", "progress", "pyplot", "ratio", "ratios", "rounds",
+    "Candidate", "Figures", "Report", "Stand", "body", "cpu", "get", "memory", "options", "output", "post",
+    "processes", "progress", "pyplot", "ratio", "ratios", "rounds", "sibling",
 ]  # fmt: skip

@@ -43,6 +43,17 @@ def body(size: int) -> bytes:
     return text + b',"note":"' + b"x" * (padding - 10) + b'"}'
 
 
+def get(target: str) -> bytes:
+    """A request, for `users`."""
+    return b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % target.encode()
+
+
+def post(target: str, body: bytes) -> bytes:
+    """A request, for `users`."""
+    head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    return head % (target.encode(), len(body)) + body
+
+
 def wrk(tmp: Path, url: str, parts: Parts, seconds: float, connections: int, size: int) -> Figures:
     """Load by wrk on one thread.
 
@@ -94,6 +105,20 @@ def siege(tmp: Path, url: str, parts: Parts, seconds: float, connections: int, s
         "size": size,
         **per_100k(more, good),
     }
+
+
+def users(
+    tmp: Path, program: Path, port: int, requests: Path, parts: Parts, seconds: float, count: int,
+    rate: float = 0, warm: float = 0, patience: float = 10,
+) -> Figures:  # fmt: skip
+    """Load by users.c, which describes all options. requests: a file of whole HTTP requests. patience: TIMEOUT.
+
+    Returns: what it prints, and CPU and memory as in `measured`.
+    """
+    command = [program, port, count, warm, seconds, patience, rate, requests]
+    text, more = measured(tmp, command, parts, seconds + patience + 60)
+    found: Figures = json.loads(text)
+    return found | per_100k(more, found["requests"] + found["errors"])
 
 
 def measured(tmp: Path, command: Sequence[object], parts: Parts, seconds: float) -> tuple[str, Figures]:

@@ -30,6 +30,8 @@ harness.PYTHON.update({name: str(path) for name, path in OURS.items()})
 CFLAGS = ("-O2", "-Wall", "-Wextra", "-Werror")
 # No worker drains the lists, and a gateway that refuses bodies at its limit would look fast.
 UNBOUNDED = {"INGEST_MAX_MEMORY": "2048g", "INGEST_MAX_BACKLOG_BYTES": "1024g"}  # the second: of older checkouts
+# For nginx in front of a server that is not Sluice's reader: all paths go to the upstream of the gateway.
+NO_VIEWS = {"INGEST_VIEWS": "off"}
 
 # Runs in a checkout, old layout or new: writes the configuration of nginx, prints the sockets of the gateway.
 RENDER = """
@@ -157,10 +159,16 @@ class Stand:
         parts: dict[str, harness.Server],
         *change: tuple[str, str],
         path: str = "/gps",
+        read: str = "",
+        env: Mapping[str, object] | None = None,
         **about: Any,
     ) -> Candidate:
-        """A candidate: servers behind nginx with the configuration of bin/up. change: as for `harness.nginx`."""
-        return self.checked(name, home, parts, self.enter(harness.nginx(home, change=change)), path, about)
+        """A candidate: servers behind nginx with the configuration of bin/up.
+
+        env, change: as for `harness.nginx`; for a read env is NO_VIEWS unless given. read: see `checked`.
+        """
+        env = NO_VIEWS if read and env is None else env
+        return self.checked(name, home, parts, self.enter(harness.nginx(home, env, change)), path, about, read)
 
     def checked(
         self,
@@ -170,8 +178,12 @@ class Stand:
         nginx: harness.Server,
         path: str = "/gps",
         about: Figures | None = None,
+        read: str = "",
     ) -> Candidate:
-        """A candidate, once it answers a POST with a 2xx. Raises: AssertionError if it does not within 60 s."""
+        """A candidate, once it answers a POST, or a GET of the target `read`, with a 2xx.
+
+        Raises: AssertionError if it does not within 60 s.
+        """
         groups = {"nginx": [nginx.pid]} | {part: [server.pid] for part, server in parts.items()}
         candidate = Candidate(name, nginx.port, groups | {"redis": [self.redis.pid]}, home, path, about or {})
 
@@ -179,7 +191,10 @@ class Stand:
             for server in parts.values():
                 if server.process.poll() is not None:
                     raise harness.Died(f"{name}: {server.said()[-3000:]}")
-            status, _, text = harness.post(nginx.port, path, generators.body(80), {"Connection": "close"})
+            if read:
+                status, _, text = harness.get(nginx.port, read)
+            else:
+                status, _, text = harness.post(nginx.port, path, generators.body(80), {"Connection": "close"})
             if status // 100 != 2:
                 raise ValueError(f"{name}: {status} {text!r}\n" + "".join(s.said()[-2000:] for s in parts.values()))
             return True
@@ -225,6 +240,8 @@ class Stand:
         worker_class: str = "gevent",
         workers: int = 1,
         threads: int = 1,
+        read: str = "",
+        **env: object,
     ) -> Candidate:
         """A module of bench/rungs under gunicorn, with bench/rungs/gunicorn_conf.py, behind nginx."""
         home = self.home()
@@ -232,20 +249,26 @@ class Stand:
         command: list[object] = [THEIRS[runtime], "-m", "gunicorn", "-c", "python:rungs.gunicorn_conf"]
         command += ["-k", worker_class, "-w", workers, *(["--threads", threads] if threads > 1 else [])]
         command += [part for path in sockets for part in ("-b", f"unix:{path}")]
-        env = self.environment(home, PYTHONPATH=f"{BENCH}:{BENCH}/rungs")
-        server = self.run(home, [*command, app], env, sockets[0], "gunicorn")
+        surroundings = self.environment(home, PYTHONPATH=f"{BENCH}:{BENCH}/rungs", **env)
+        server = self.run(home, [*command, app], surroundings, sockets[0], "gunicorn")
         return self.front(
-            name, home, {"gateway": server}, runtime=runtime, worker=worker_class, processes=workers, threads=threads
-        )
+            name, home, {"gateway": server}, read=read,
+            runtime=runtime, worker=worker_class, processes=workers, threads=threads,
+        )  # fmt: skip
 
-    def noop(self, name: str = "no-op") -> Candidate:
+    def compiled(self, name: str) -> Path:
+        """A C program of bench/."""
+        program = self.tmp / name
+        if not program.exists():
+            subprocess.run(["gcc", *CFLAGS, "-o", program, BENCH / f"{name}.c"], check=True)
+        return program
+
+    def noop(self, name: str = "no-op", body: str = '{"message":"OK"}', read: str = "") -> Candidate:
         """The ceiling of any server behind nginx: a C program that sends the response of Sluice and stores nothing."""
         home = self.home()
-        program = home / "noop"
-        subprocess.run(["gcc", *CFLAGS, "-o", program, BENCH / "noop.c"], check=True)
         sockets = harness.settings.load({"INGEST_HOME": str(home)}).gateway_sockets
-        server = self.run(home, [program, *sockets], os.environ, sockets[-1], "noop")
-        return self.front(name, home, {"gateway": server}, runtime="C", worker="epoll", processes=1)
+        server = self.run(home, [self.compiled("noop"), body, *sockets], os.environ, sockets[-1], "noop")
+        return self.front(name, home, {"gateway": server}, read=read, runtime="C", worker="epoll", processes=1)
 
     def returning(self, name: str = "nginx return 200") -> Candidate:
         """nginx alone: the ceiling of the load generator and nginx."""
@@ -253,6 +276,23 @@ class Stand:
         return self.front(
             name, self.home(), {}, ("proxy_pass http://sluice_gateway;", answer), runtime="C", worker="nginx"
         )
+
+    def users(
+        self, candidate: Candidate, requests: Path, count: int, rate: float = 0, warm: float = 0, patience: float = 10,
+        details: bool = False,
+    ) -> Callable[[float], Figures]:  # fmt: skip
+        """A case for `rounds`: load by users.c on one candidate; see `rig.load.users`. details: `slots`, `timeline`."""
+        program = self.compiled("users")
+
+        def run(seconds: float) -> Figures:
+            found = generators.users(
+                self.tmp, program, candidate.port, requests, candidate.parts, seconds, count, rate, warm, patience
+            )
+            if not details:
+                del found["slots"], found["timeline"]
+            return found
+
+        return run
 
     # --- between the runs ---
 
