@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from xmlrpc.client import Fault, ServerProxy
 
 from redis.exceptions import RedisError
-from supervisor.states import RUNNING_STATES
+from supervisor.states import RUNNING_STATES, STOPPED_STATES
 from supervisor.xmlrpc import SupervisorTransport
 
 from sluice import settings
@@ -104,14 +104,18 @@ class Crew:
         waits = [age for name in self.spool.streams() for age in self.spool.snapshot(name).ages.values()]
         return Look(len(running), max(waits, default=0.0), sum(shares) / len(shares) if shares else 0.0)
 
-    def change(self, by: int) -> None:
-        """Start more workers, or stop those with the highest numbers. Raises: OSError, Fault."""
-        members = self.members()
-        idle = [one for one in members if one["state"] not in RUNNING_STATES]
-        busy = [one for one in members if one["state"] in RUNNING_STATES]
-        for one in idle[:by] if by > 0 else busy[by:]:
-            act = self.supervisor.startProcess if by > 0 else self.supervisor.stopProcess
+    def change(self, by: int) -> int:
+        """Start more workers, or stop those with the highest numbers; returns the change. Raises: OSError, Fault.
+
+        A worker that is still stopping counts as neither: supervisord would ignore a start.
+        """
+        states = STOPPED_STATES if by > 0 else RUNNING_STATES
+        act = self.supervisor.startProcess if by > 0 else self.supervisor.stopProcess
+        members = [one for one in self.members() if one["state"] in states]
+        chosen = members[:by] if by > 0 else members[by:]
+        for one in chosen:
             act(f"{one['group']}:{one['name']}", False)
+        return len(chosen) if by > 0 else -len(chosen)
 
 
 def seconds(pid: int) -> float:
@@ -127,9 +131,9 @@ def step(crew: Crew, rules: Rules) -> None:
     """Take one reading and act on it. A failed reading counts as none; other programs report the cause."""
     try:
         look = crew.look()
-        if decision := rules.decide(look):
-            print(f"{look.workers} -> {look.workers + decision.change} workers: {decision.why}", flush=True)
-            crew.change(decision.change)
+        decision = rules.decide(look)
+        if decision and (change := crew.change(decision.change)):
+            print(f"{look.workers} -> {look.workers + change} workers: {decision.why}", flush=True)
     except (RedisError, OSError, Fault):
         rules.clear()
 

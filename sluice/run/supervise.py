@@ -42,17 +42,17 @@ class Options(ServerOptions):
         )
 
     def waitpid(self) -> tuple[int | None, int | None]:
-        """The next child that has ended, or None. Its heir (gunicorn's USR2), if any, takes its place."""
+        """The next child that has ended, or None. If it was upgraded (gunicorn's USR2), its successor takes its place."""
         pid, status = super().waitpid()
         process = self.pidhistory.get(pid)
-        heir = process and find_heir(process.config.name)
-        if heir:
-            self.logger.warn(f"upgraded: {process.config.name} (process {heir} in place of {pid})")
+        successor = process and find_successor(process.config.name)
+        if successor:
+            self.logger.warn(f"upgraded: {process.config.name} (process {successor} in place of {pid})")
             del self.pidhistory[pid]
-            process.pid = heir
-            self.pidhistory[heir] = process
+            process.pid = successor
+            self.pidhistory[successor] = process
             if process.killing:
-                self.kill(heir, signal.SIGTERM)
+                self.kill(successor, signal.SIGTERM)
         return pid, status
 
     def setsignals(self) -> None:
@@ -63,7 +63,7 @@ class Options(ServerOptions):
         signal.signal(signal.SIGHUP, stop)
 
 
-def find_heir(name: str) -> int | None:
+def find_successor(name: str) -> int | None:
     """The new master of a program that has ended: it leads a process group and has become a child of this process."""
     ours = (pid for pid in launch.holders(launch.tag(name)) if launch.parent_of(pid) == os.getpid())
     return next(filter(launch.leads, ours), None)

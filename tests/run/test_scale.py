@@ -91,7 +91,7 @@ def test_while_bodies_wait_another_worker_starts_and_stores_them(tmp: Path) -> N
 
 
 def test_a_change_starts_and_stops_the_workers_with_the_highest_numbers(tmp: Path) -> None:
-    with installation(tmp, {"INGEST_WORKERS": "auto:1-4"}):
+    with installation(tmp, {"INGEST_WORKERS": "auto:1-4"}) as up:
         crew = Crew(settings.load(environment(tmp)))
 
         def running() -> list[str]:
@@ -101,6 +101,12 @@ def test_a_change_starts_and_stops_the_workers_with_the_highest_numbers(tmp: Pat
         for change, number in (3, 4), (-1, 3), (-2, 1):
             crew.change(change)
             assert running() == [f"worker-{n}" for n in range(number)]
+        crew.change(1)
+        (busy,) = poll(lambda: up.pids("worker-1"))
+        os.kill(busy, signal.SIGSTOP)  # supervisord has to wait for it
+        crew.change(-1)
+        assert crew.change(1) == 1
+        assert len(running()) == 2
 
 
 def vote(up: Server) -> int:
