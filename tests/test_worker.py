@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import itertools
 import json
 import random
 import re
@@ -26,7 +27,7 @@ from sluice import settings
 from sluice.drill import harness
 from sluice.drill.harness import ROOT, Server, ask, environment, gateway, post, redis_server, running
 from sluice.sinks import Outcome
-from sluice.spool.contract import Claim
+from sluice.spool.contract import LEASE, Claim
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import MAX_BODIES, Outlet
 from sluice.streams import registry
@@ -101,15 +102,15 @@ def numbers(count: int, start: int = 0) -> list[str]:
 
 def test_a_lone_body_is_stored_within_a_tenth_of_a_second(tmp: Path, redis: Server) -> None:
     with worker(tmp):
-        push(redis, "first")
-        poll(lambda: choices(tmp))
-        times = []
-        for n in range(10):
-            start = time.monotonic()
-            push(redis, n)
-            poll(lambda n=n: choices(tmp)[-1] == str(n))  # type: ignore[misc]
-            times.append(time.monotonic() - start)
-        assert sorted(times)[2] < 0.1  # other processes share this machine
+        number = itertools.count()
+
+        def soon() -> bool:
+            start, choice = time.monotonic(), str(next(number))
+            push(redis, choice)
+            poll(lambda: choices(tmp)[-1] == choice)
+            return time.monotonic() - start < 0.1
+
+        poll(lambda: all(soon() for _ in range(10)))  # ten in a row; while the machine is busy, they may take longer
 
 
 def test_a_drain_ends_when_the_lists_are_empty(tmp: Path, redis: Server) -> None:
@@ -193,13 +194,15 @@ def test_a_second_signal_stops_the_worker_at_once_and_loses_nothing(tmp: Path, r
 
 
 def test_a_stop_ends_the_lease_of_a_claim_that_is_not_stored(tmp: Path, redis: Server) -> None:
-    create_database(tmp)
-    with locked(tmp), worker(tmp) as running:
+    (tmp / "full").write_text("a file where the folder should be")
+    with worker(tmp, {"INGEST_SINK": f"sqlite:///{tmp}/full/ingest.db"}) as running:
         push(redis, "a")
         poll(lambda: "the sink is unavailable" in running.said())
+        (name,) = claims(redis)
         running.process.terminate()
         assert running.process.wait(60) == 0
-    assert Outlet(str(redis.socket)).claim("votes")  # before its lease ends
+    claim = Outlet(str(redis.socket)).claim("votes")  # before its lease would have ended
+    assert claim and claim.id == name
 
 
 def test_a_killed_worker_loses_nothing_and_stores_nothing_twice(tmp: Path, redis: Server) -> None:
@@ -339,11 +342,12 @@ def test_leases_are_renewed_while_the_sink_is_locked(tmp: Path, redis: Server) -
     with worker(tmp) as running:
         with locked(tmp):
             push(redis, "a")
-            start = time.monotonic()
             (name,) = poll(lambda: claims(redis))
-            while time.monotonic() - start < 6.5:  # a lease is five seconds
-                assert Outlet(str(redis.socket)).claim("votes") is None
-                time.sleep(0.1)
+            lease = partial(raw(redis).zscore, "ingest:{votes}:claims", name)  # when it ends, milliseconds
+            first = lease()
+            poll(lambda: "the sink is unavailable" in running.said())
+            poll(lambda: lease() > first + 1000 * LEASE / 2)  # renewed twice
+            assert Outlet(str(redis.socket)).claim("votes") is None
             push(redis, "b")
         poll(lambda: choices(tmp) == ["a", "b"])
         assert ask(tmp, "SELECT claim FROM batches ORDER BY id")[0] == (name,)
@@ -543,12 +547,17 @@ def test_an_idle_worker_takes_less_than_one_percent_of_a_core(tmp: Path, redis: 
     with worker(tmp) as running:
         push(redis, "a")
         poll(lambda: choices(tmp) == ["a"])
-        shares = []
-        for _ in range(3):
-            start, before = time.monotonic(), cpu(running.pid)
-            time.sleep(1.5)  # the share of CPU over this time is measured
-            shares.append((cpu(running.pid) - before) / (time.monotonic() - start))
-        assert min(shares) < 0.01
+
+        def turns() -> float:
+            return raw(redis).info("commandstats")["cmdstat_exists"]["calls"] / len(registry.STREAMS)
+
+        def share() -> float:
+            """Of a core, over 50 turns. While the machine is busy, a turn may take more CPU."""
+            start, before, first = time.monotonic(), cpu(running.pid), turns()
+            poll(lambda: turns() >= first + 50)
+            return (cpu(running.pid) - before) / (time.monotonic() - start)
+
+        poll(lambda: share() < 0.01)
 
 
 LINES = b"".join(b'm,host=h%d value=%d,text="%b" %d\n' % (n % 9, n, b"x" * 150, n) for n in range(40_000))
@@ -593,9 +602,9 @@ def test_the_worker_stays_below_100_mb_while_the_sink_searches_for_a_rejected_ro
         db.execute(
             "CREATE TRIGGER t BEFORE INSERT ON votes WHEN new.choice = '77777' BEGIN SELECT RAISE(ABORT, 'no'); END"
         )
-    body = gzip.compress(b"\n".join([vote(n) for n in range(200_000)]))
+    body = gzip.compress(b"\n".join([vote(n) for n in range(100_000)]))
     raw(redis).rpush("ingest:{votes}", body, body)
     with worker(tmp) as running:
-        poll(lambda: ask(tmp, "SELECT count(*) FROM votes") == [(399_998,)])
+        poll(lambda: ask(tmp, "SELECT count(*) FROM votes") == [(199_998,)])
         assert ask(tmp, "SELECT count(*), min(whole), max(whole) FROM dead_letters") == [(2, 0, 0)]
         assert peak(running.pid) < 100

@@ -42,7 +42,7 @@ class Options(ServerOptions):
         )
 
     def waitpid(self) -> tuple[int | None, int | None]:
-        """The next child that has ended, or None. If it was upgraded (gunicorn's USR2), its successor takes its place."""
+        """The next child that has ended, or None. After an upgrade (gunicorn's USR2), its successor takes its place."""
         pid, status = super().waitpid()
         process = self.pidhistory.get(pid)
         successor = process and find_successor(process.config.name)

@@ -36,7 +36,7 @@ from sluice.drill.harness import (
     redis_server,
     running,
 )
-from sluice.run import services
+from sluice.run import reload, services
 
 UNITS = (
     "sluice-gateway.service", "sluice-worker@1.service", "nginx.service", "redis-server@sluice.service",
@@ -279,9 +279,12 @@ def test_clients_get_notice_before_nginx_reloads(tmp: Path) -> None:
     unit = (ROOT / "deploy/systemd/nginx.service.d/sluice.conf").read_text()
     with redis_server(tmp, appendonly="no") as redis, gateway(tmp, redis), nginx(tmp) as front:
         places = {"/var/lib/sluice": tmp, "/run/sluice": tmp / "run", "$MAINPID": front.pid}
-        for line in re.findall(r"^ExecReload=(.+)$", unit, re.M):
+        lines = re.findall(r"^ExecReload=(.+)$", unit, re.M)
+        assert lines[2] == f"/bin/sleep {reload.NOTICE}"
+        lines[2] = "true"
+        for line in lines:
             if "-HUP" in line:
-                assert connection() == "close"
+                poll(lambda: connection() == "close")
             for place, here in places.items():
                 line = line.replace(place, str(here))
             subprocess.run(line.split(), check=True, timeout=60)

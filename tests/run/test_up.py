@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import resource
 import signal
 import subprocess
 import threading
-import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
+import redis
 
 from sluice.drill.harness import (
     ROOT,
@@ -28,6 +28,7 @@ from sluice.drill.harness import (
     poll,
     post,
     running,
+    short_tmp,
 )
 
 PROGRAMS = ("redis", "worker", "gateway", "nginx")
@@ -55,10 +56,16 @@ def refused(env: dict[str, object], tmp: Path) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_a_vote_is_answered_and_stored_at_once(tmp: Path) -> None:
-    with installation(tmp) as up:
-        assert post(up.port, "/votes", b'{"poll":"p","choice":"oreo"}')[::2] == (200, b'{"message":"OK"}')
-        poll(lambda: choices(up) == ["oreo"], 3)
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Server]:
+    """An installation for tests that leave it as it is."""
+    with short_tmp() as home, installation(home, {"INGEST_DURABILITY": "everysec", "INGEST_MAX_MEMORY": "64m"}) as up:
+        yield up
+
+
+def test_a_vote_is_answered_and_stored(shared: Server) -> None:
+    assert post(shared.port, "/votes", b'{"poll":"p","choice":"oreo"}')[::2] == (200, b'{"message":"OK"}')
+    poll(lambda: choices(shared) == ["oreo"])
 
 
 def test_a_stream_that_no_database_can_hold_stops_the_start(tmp: Path) -> None:
@@ -71,13 +78,13 @@ def test_a_stream_that_no_database_can_hold_stops_the_start(tmp: Path) -> None:
     assert "the stream name 'batches' is reserved" in words
 
 
-def test_the_first_screen_shows_the_addresses_and_a_command_to_try(tmp: Path) -> None:
-    with installation(tmp) as up:
-        screen = up.said()
-        assert f"http://localhost:{up.port}" in screen
-        assert f"""curl -d '{{"poll":"cookies","choice":"oreo"}}' localhost:{up.port}/votes""" in screen
-        assert f"{tmp}/ingest.db" in screen
-        assert "Ctrl-C" in screen
+def test_the_first_screen_shows_the_addresses_and_a_command_to_try(shared: Server) -> None:
+    screen = shared.said()
+    assert f"http://localhost:{shared.port}" in screen
+    assert f"""curl -d '{{"poll":"cookies","choice":"oreo"}}' localhost:{shared.port}/votes""" in screen
+    assert f"{shared.home}/ingest.db" in screen
+    assert "Ctrl-C" in screen
+    assert "install" not in screen  # not the first start in this checkout
 
 
 def test_every_line_of_output_begins_with_its_program(tmp: Path) -> None:
@@ -92,42 +99,28 @@ def test_every_line_of_output_begins_with_its_program(tmp: Path) -> None:
         assert "Listening at" in (tmp / "log/gateway.log").read_text()
 
 
-def test_all_files_of_an_installation_are_private(tmp: Path) -> None:
-    home = tmp / "home"
-    with installation(home) as up:
-        vote(up, "a")
-        poll(lambda: choices(up))
-        paths = [path for path in home.rglob("*") if path != home / "up.out"]  # which the test writes
-        assert len(paths) > 20
-        assert [path for path in paths if path.lstat().st_mode & 0o077] == []
+def test_all_files_of_an_installation_are_private(shared: Server) -> None:
+    vote(shared, "a")
+    poll(lambda: choices(shared))
+    paths = [path for path in shared.home.rglob("*") if path != shared.log]  # which the test writes
+    assert len(paths) > 20
+    assert [path for path in paths if path.lstat().st_mode & 0o077] == []
 
 
-def test_a_second_start_installs_nothing_and_takes_less_than_three_seconds(tmp: Path) -> None:
-    with installation(tmp):
-        pass
-    (tmp / "up.out").unlink()
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def test_a_signal_stops_the_programs_in_order_and_accepted_bodies_wait_for_the_next_start(tmp: Path) -> None:
+    signals = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+    for number in signals:
+        (tmp / "up.out").unlink(missing_ok=True)
+        with installation(tmp, {"INGEST_WORKERS": 0}) as up:
+            assert up.pids("worker") == []
+            assert [vote(up, f"{number} {n}") for n in range(100)] == [200] * 100
+            assert stop(up, number) == 0
+            assert [up.pids(name) for name in PROGRAMS] == [[], [], [], []]
+            order = ["gateway  | .*Shutting down: Master", "redis    | .*ready to exit"]
+            assert re.search(".*".join(order), up.said(), re.DOTALL)
+            assert "SIGKILL" not in up.said()
     with installation(tmp) as up:
-        assert "install" not in up.said()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # of CPU, with the stop: what the clock says depends on what else the machine does
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_stops_the_programs_in_order_and_accepted_bodies_wait_for_the_next_start(
-    number: int, tmp: Path
-) -> None:
-    with installation(tmp, {"INGEST_WORKERS": 0}) as up:
-        assert up.pids("worker") == []
-        assert [vote(up, str(n)) for n in range(100)] == [200] * 100
-        assert stop(up, number) == 0
-        assert [up.pids(name) for name in PROGRAMS] == [[], [], [], []]
-        order = ["gateway  | .*Shutting down: Master", "redis    | .*ready to exit"]
-        assert re.search(".*".join(order), up.said(), re.DOTALL)
-        assert "SIGKILL" not in up.said()
-    with installation(tmp) as up:
-        poll(lambda: choices(up) == [str(n) for n in range(100)])
+        poll(lambda: choices(up) == [f"{number} {n}" for number in signals for n in range(100)])
 
 
 def test_a_request_in_progress_during_the_stop_is_answered_and_kept(tmp: Path) -> None:
@@ -194,11 +187,8 @@ class Poster:
         poll(lambda: len(self.taken) > count, 20, "another vote to be taken")
 
 
-def back_after(up: Server, name: str, before: list[int]) -> float:
-    """Wait until a program has a process that it did not have before; the seconds that it took."""
-    start = time.monotonic()
-    poll(lambda: set(up.pids(name)) - set(before), 20, f"another {name}")
-    return time.monotonic() - start
+def restarted(up: Server, name: str, before: list[int]) -> bool:
+    return bool(set(up.pids(name)) - set(before))
 
 
 def gone(up: Server, name: str, before: list[int]) -> bool:
@@ -208,37 +198,31 @@ def gone(up: Server, name: str, before: list[int]) -> bool:
 VICTIMS = {
     "redis": ("redis", 0),
     "worker": ("worker", 0),
-    "gunicorns_master": ("gateway", 0),
-    "gunicorns_worker": ("gateway", 1),
-    "nginxs_master": ("nginx", 0),
+    "gunicorn's master": ("gateway", 0),
+    "gunicorn's worker": ("gateway", 1),
+    "nginx's master": ("nginx", 0),
 }
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
-def test_a_program_killed_ten_times_is_back_within_a_second_and_no_body_is_lost_or_stored_twice(
-    victim: str, tmp: Path
-) -> None:
-    name, index = VICTIMS[victim]
+def test_a_killed_program_is_restarted_alone_and_no_body_is_lost_or_stored_twice(tmp: Path) -> None:
+    """bin/sluice drill kills each of them ten times, and reports how long each outage lasts."""
     with installation(tmp) as up, Poster(up) as poster:
-        others = {other: up.pids(other) for other in PROGRAMS if other != name}
-        seconds = []
-        for _ in range(10):
-            poster.more()
-            before = up.pids(name)
-            os.kill(before[index], signal.SIGKILL)
-            seconds.append(back_after(up, name, before))
-            poster.more()
-            if index == 0:
-                poll(partial(gone, up, name, before), 20, "the end of what was left of it")
+        for victim, (name, index) in VICTIMS.items():
+            others = {other: up.pids(other) for other in PROGRAMS if other != name}
+            for _ in "the first", "its successor":
+                poster.more()
+                before = up.pids(name)
+                os.kill(before[index], signal.SIGKILL)
+                poll(partial(restarted, up, name, before), 20, f"another {victim}")
+                poster.more()
+                if index == 0:
+                    poll(partial(gone, up, name, before), 20, "the end of what was left of it")
+            assert {other: up.pids(other) for other in others} == others
         poster.ended = True
         poster.thread.join()
-        # the rest went on
-        assert {other: up.pids(other) for other in others} == others
         poll(lambda: set(poster.taken) <= set(choices(up)), 15)
         stored = choices(up)
         assert len(stored) == len(set(stored))
-        print(f"{victim}: {len(poster.taken)} taken, back after {sorted(seconds)} s")
-        assert sorted(seconds)[4] < 1  # the promise; a machine that is busy otherwise may break it now and then
 
 
 def test_a_program_killed_ten_times_in_a_burst_is_restarted(tmp: Path) -> None:
@@ -288,28 +272,22 @@ def test_bin_up_continues_after_the_reader_of_its_output_has_gone(tmp: Path) -> 
         process.kill()
 
 
-def test_a_second_bin_up_in_the_same_home_is_one_line_and_status_1(tmp: Path) -> None:
-    with installation(tmp) as up:
-        status, words = refused({"INGEST_PORT": free_port()}, tmp)
-        assert (status, words.count("\n")) == (1, 1)
-        assert f"bin/up already runs in {tmp}" in words
-        assert vote(up, "a") == 200
+def test_a_second_bin_up_in_the_same_home_is_one_line_and_status_1(shared: Server) -> None:
+    status, words = refused({"INGEST_PORT": free_port()}, shared.home)
+    assert (status, words.count("\n")) == (1, 1)
+    assert f"bin/up already runs in {shared.home}" in words
+    assert vote(shared, "a") == 200
 
 
-def test_a_port_in_use_is_one_line_and_status_1(tmp: Path) -> None:
-    with installation(tmp) as up:
-        status, words = refused({"INGEST_PORT": up.port}, tmp / "other")
-        assert (status, words) == (1, f"sluice: port {up.port} is in use; set INGEST_PORT to use another.\n")
+def test_a_port_in_use_is_one_line_and_status_1(shared: Server, tmp: Path) -> None:
+    status, words = refused({"INGEST_PORT": shared.port}, tmp)
+    assert (status, words) == (1, f"sluice: port {shared.port} is in use; set INGEST_PORT to use another.\n")
 
 
-def test_a_socket_in_use_is_one_line_and_status_1(tmp: Path) -> None:
-    with installation(tmp):
-        socket = tmp / "run/redis.sock"
-        status, words = refused({"INGEST_PORT": free_port(), "INGEST_REDIS": socket}, tmp / "other")
-        assert (status, words) == (
-            1,
-            f"sluice: another server listens on {socket}, where bin/up starts its own Redis.\n",
-        )
+def test_a_socket_in_use_is_one_line_and_status_1(shared: Server, tmp: Path) -> None:
+    socket = shared.home / "run/redis.sock"
+    status, words = refused({"INGEST_PORT": free_port(), "INGEST_REDIS": socket}, tmp)
+    assert (status, words) == (1, f"sluice: another server listens on {socket}, where bin/up starts its own Redis.\n")
 
 
 def test_an_unusable_home_is_one_line_and_status_1(tmp: Path) -> None:
@@ -369,20 +347,17 @@ def test_a_relative_home_is_relative_to_the_callers_directory(tmp: Path) -> None
         assert process.wait(10) == 0
 
 
-def test_durability_and_memory_are_passed_to_redis(tmp: Path) -> None:
-    with installation(tmp, {"INGEST_DURABILITY": "everysec", "INGEST_MAX_MEMORY": "64m"}) as up:
-        import redis
-
-        client = redis.Redis(unix_socket_path=str(up.home / "run/redis.sock"), decode_responses=True)
-        wanted = {
-            "appendonly": "yes",
-            "appendfsync": "everysec",
-            "no-appendfsync-on-rewrite": "no",
-            "aof-use-rdb-preamble": "yes",
-            "maxmemory": str(64 << 20),
-            "maxmemory-policy": "noeviction",
-            "save": "",
-            "port": "0",
-            "unixsocketperm": "700",
-        }
-        assert {name: client.config_get(name)[name] for name in wanted} == wanted
+def test_durability_and_memory_are_passed_to_redis(shared: Server) -> None:
+    client = redis.Redis(unix_socket_path=str(shared.home / "run/redis.sock"), decode_responses=True)
+    wanted = {
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "no-appendfsync-on-rewrite": "no",
+        "aof-use-rdb-preamble": "yes",
+        "maxmemory": str(64 << 20),
+        "maxmemory-policy": "noeviction",
+        "save": "",
+        "port": "0",
+        "unixsocketperm": "700",
+    }
+    assert {name: client.config_get(name)[name] for name in wanted} == wanted
