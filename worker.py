@@ -19,9 +19,8 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from sluice import daemon, settings, sinks
+from sluice import counters, daemon, settings, sinks
 from sluice.sinks.schema import load_streams
-from sluice.spool import counters
 from sluice.spool.contract import LEASE, Claim
 from sluice.spool.outlet import MAX_BODIES, MAX_BYTES, Lost, Outlet
 from sluice.streams import registry

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from redis.exceptions import RedisError
 
 from sluice import settings, sinks
+from sluice.counters import SECONDS, SIZES
 from sluice.settings import Settings
 from sluice.sinks import DeadLetter, Sink, second
 from sluice.sinks.schema import load_streams
-from sluice.spool.counters import SECONDS, SIZES
 from sluice.spool.inspector import Inspector, Snapshot
 from sluice.streams import routes
 from sluice.streams.registry import Stream

@@ -199,6 +199,32 @@ def odd_hop(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
     return [b"hop"]
 
 
+class Waiting:
+    """An answer that is not ready before a POST to /release; the body has the number of times that it was iterated."""
+
+    released = False
+
+    def __init__(self, environ: dict[str, Any], start: Start) -> None:
+        self.later, self.start, self.tries = environ["fastlane.later"], start, 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.tries += 1
+        if not Waiting.released:
+            raise self.later
+        self.start("200 OK", [])
+        return iter((b"late", b"r" if self.tries > 1 else b""))
+
+
+def odd_waits(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+    Waiting.released = False
+    return Waiting(environ, start)
+
+
+def odd_release(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+    Waiting.released = True
+    return plain(environ, start)
+
+
 def odd_wedged(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
     """Never returns."""
     while True:

@@ -8,6 +8,7 @@ def post(*fields: bytes, body: bytes = b"", line: bytes = b"POST /gps HTTP/1.1",
 
 
 SMUGGLED = b"POST /votes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx"
+GET = post(b"X-Real-IP: 192.0.2.1", line=b"GET /gps/latest?device=bike HTTP/1.1")
 CHUNKED = b"Transfer-Encoding: chunked"
 CHUNKS = b"3\r\nabc\r\n0\r\n\r\n"
 FIVE = b"Content-Length: 5"
@@ -33,7 +34,12 @@ DECLINED = {
     "nothing_but_a_line_end": b"\r\n\r\n",
     # 3: the request line
     "another_method": post(FIVE, body=BODY, line=b"PUT /gps HTTP/1.1"),
-    "get": post(line=b"GET /gps HTTP/1.1"),
+    "get_with_a_length": post(FIVE, body=BODY, line=b"GET /gps HTTP/1.1"),
+    "get_with_a_length_of_zero": post(b"Content-Length: 0", line=b"GET /gps HTTP/1.1"),
+    "get_with_chunks": post(CHUNKED, body=CHUNKS, line=b"GET /gps HTTP/1.1"),
+    "get_without_fields": b"GET /gps HTTP/1.1\r\n\r\n",
+    "the_fields_of_a_get": post(line=b"GET /gps HTTP/1.1").partition(b"\r\n")[2],
+    "head": post(line=b"HEAD /gps HTTP/1.1"),
     "a_lower_case_method": post(FIVE, body=BODY, line=b"post /gps HTTP/1.1"),
     "http_1_0": post(FIVE, body=BODY, line=b"POST /gps HTTP/1.0"),
     "http_0_9": b"POST /gps\r\n\r\n",
@@ -155,6 +161,12 @@ TAKEN = {
     "a_body_that_looks_like_a_request": (post(b"Content-Length: %d" % len(SMUGGLED), body=SMUGGLED), 1),
     "a_body_of_line_ends": (post(b"Content-Length: 8", body=b"\r\n\r\n\r\n\r\n"), 1),
     "two": (SMUGGLED * 2, 2),
+    "get": (GET, 1),
+    "two_gets_with_the_same_fields": (GET + GET.replace(b"bike", b"boat"), 2),
+    "a_get_before_a_post": (GET + SMUGGLED, 2),
+    "a_get_that_closes": (post(b"Connection: close", line=b"GET /gps HTTP/1.1") + SMUGGLED, 1),
+    "a_get_before_its_own_fields": (GET + GET.partition(b"\r\n")[2], 1),
+    "a_get_before_a_stray_byte": (GET + b"x" + GET, 1),
     "a_plain_one_before_chunks": (SMUGGLED + post(CHUNKED, body=CHUNKS), 1),
     "a_plain_one_before_a_stray_byte": (SMUGGLED + b"x" + SMUGGLED, 1),
     "a_plain_one_before_a_line_end": (SMUGGLED + b"\r\n" + SMUGGLED, 1),

@@ -7,12 +7,11 @@ PyPy. A private Redis holds the lists.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,14 @@ from typing import Any
 import pytest
 import redis as redis_client
 
+from runtimes import GUNICORN, SERVERS, is_problem, simple_server
 from sluice.drill import harness
 from sluice.drill.harness import (
     Server,
     answer,
     connect,
-    environment,
-    free_port,
     gateway,
     get,
-    listening,
     poll,
     post,
     redis_server,
@@ -39,30 +36,6 @@ from sluice.streams.routes import ROUTES
 
 MAX_BODY = 100_000
 MAX_MEMORY = 8 << 20  # half of it for the backlog of a stream
-SIMPLE = """
-import sys
-from wsgiref.simple_server import WSGIRequestHandler, make_server
-from wsgiref.validate import validator
-import ingest
-app = validator(ingest.app) if sys.argv[1] == "validated" else ingest.app
-make_server("127.0.0.1", int(sys.argv[2]), app).serve_forever()
-"""
-GUNICORN = {
-    "sync": "sync",
-    "gthread": "gthread",
-    "gevent": "gevent",
-    "fastlane": "sluice.fastlane.loop.FastLane",
-}
-SERVERS = [
-    pytest.param(
-        name,
-        runtime,
-        id=f"{runtime}-{name}",
-        marks=pytest.mark.skipif(not Path(harness.PYTHON[runtime]).exists(), reason="no .venv-pypy; bin/test makes it"),
-    )
-    for runtime in ("cpython", "pypy")
-    for name in ("validated", "wsgiref", *GUNICORN)
-]
 
 
 @dataclass
@@ -106,16 +79,6 @@ class Site:
             self.client.config_set(name, before)
 
 
-@contextlib.contextmanager
-def simple_server(name: str, runtime: str, tmp: Path, env: Mapping[str, object]) -> Iterator[Server]:
-    port = free_port()
-    command = [harness.PYTHON[runtime], "-c", SIMPLE, name, port]
-    with harness.running(command, tmp / "simple.out", environment(tmp, env)) as process:
-        server = Server(process, tmp / "simple.out", tmp, port)
-        poll(listening(server, port), 30)
-        yield server
-
-
 @pytest.fixture(scope="module")
 def private_redis() -> Iterator[Server]:
     with harness.short_tmp() as tmp, redis_server(tmp, appendonly="no", save="") as server:
@@ -137,7 +100,7 @@ def installed(private_redis: Server, request: pytest.FixtureRequest) -> Iterator
             with gateway(tmp, private_redis, runtime, GUNICORN[name], env, args) as server:
                 yield Site(name, runtime, server.socket, server, private_redis, client)
         else:
-            with simple_server(name, runtime, tmp, env) as server:
+            with simple_server("ingest", name, runtime, tmp, env) as server:
                 yield Site(name, runtime, server.port, server, private_redis, client)
     client.close()
 
@@ -158,18 +121,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "installed" in metafunc.fixturenames:
         pairs = [pytest.param(tuple(mark.values), id=mark.id, marks=mark.marks) for mark in SERVERS]
         metafunc.parametrize("installed", pairs, indirect=True, scope="module")
-
-
-def is_problem(given: tuple[int, dict[str, str], bytes], status: int) -> dict[str, str]:
-    """Assert that an answer is application/problem+json with this status, as PROTOCOL.md says; returns its headers."""
-    code, headers, body = given
-    assert code == status, body
-    assert headers["content-type"] == "application/problem+json"
-    problem = json.loads(body)
-    assert set(problem) == {"type", "title", "status", "detail"}
-    assert (problem["type"], problem["status"]) == ("about:blank", status)
-    assert problem["title"] and problem["detail"].endswith(".")
-    return headers
 
 
 # --- on the list: the route's answer ---------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from gunicorn.http.parser import RequestParser  # noqa: E402
 from gunicorn.http.wsgi import create  # noqa: E402
 
 from sluice.fastlane.connection import DECLINED, Connection, Listener  # noqa: E402
+from sluice.fastlane.grammar import Caches  # noqa: E402
 from sluice.fastlane.loop import FastLane  # noqa: E402
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ class Choices:
         return (self.number(256) * 256 + self.number(256)) % (size + 1)
 
 
-METHODS = (b"GET", b"PUT", b"post", b"Post", b"POSTS", b"PO ST", b"HEAD", b"OPTIONS", b"CONNECT", b"PRI", b"", b"P#ST")
+METHODS = (b"PUT", b"post", b"Post", b"POSTS", b"PO ST", b"HEAD", b"OPTIONS", b"CONNECT", b"PRI", b"", b"P#ST")
 TARGETS = (
     b"/gps",
     b"/write?db=x&precision=s",
@@ -236,10 +237,10 @@ BODIES = (
 
 def one(choices: Choices) -> bytes:
     """One request: plain unless chosen otherwise."""
-    method = choices.of(METHODS) if choices.seldom() else b"POST"
+    method = choices.of(METHODS) if choices.seldom() else (b"POST", b"POST", b"POST", b"GET")[choices.number(4)]
     target = choices.of(TARGETS) if choices.seldom() else TARGETS[choices.number(7)]
     version = choices.of(VERSIONS) if choices.seldom() else b"HTTP/1.1"
-    body = BODIES[choices.number(len(BODIES))]
+    body = BODIES[choices.number(len(BODIES))] if method != b"GET" or choices.seldom() else b""
     fields = [PLAIN[0]]
     for _ in range(choices.number(5)):
         field = choices.of(ODD) if choices.seldom() else choices.of(PLAIN)
@@ -248,6 +249,8 @@ def one(choices: Choices) -> bytes:
         if choices.seldom() or all(name != other.split(b":")[0].lower() for other in fields):
             fields.append(field)
     length = choices.of(LENGTHS) if choices.seldom() else LENGTHS[choices.number(3)]
+    if method == b"GET" and not choices.seldom():
+        length = b"Accept-Language: en"
     size = len(body) + (choices.number(7) - 3 if choices.seldom() else 0)
     fields.insert(choices.number(len(fields) + 1), length % ((max(size, 0),) * length.count(b"%")))
     lines = [b" ".join((method, target, version)), *fields, b""]
@@ -305,7 +308,7 @@ class Place:
         for name, value in settings.items():
             self.cfg.set(name, value)
         self.lane = Recorder(self.cfg)
-        self.listener = Listener(None, server, {})
+        self.listener = Listener(None, server, Caches({}, {}))
 
     def fast(self, parts: list[bytes]) -> tuple[list[dict[str, Any]], bool, bytes]:
         """The fast lane's result for the parts: the environs, whether it closes, and the bytes that it leaves."""
@@ -338,7 +341,8 @@ class Place:
             _, expected = create(request, sock, self.peer, self.listener.name, self.cfg)
             given, body = environ["wsgi.input"].read(), request.body.read()
             assert given == body, f"body {given!r} instead of {body!r}"
-            for key in "wsgi.input", "wsgi.errors", "gunicorn.socket", "wsgi.early_hints", "fastlane.head":
+            own = "fastlane.head", "fastlane.later"
+            for key in "wsgi.input", "wsgi.errors", "gunicorn.socket", "wsgi.early_hints", *own:
                 environ.pop(key, None), expected.pop(key, None)
             assert environ == expected
         if request is not None and not closes:

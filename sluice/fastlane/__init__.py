@@ -12,7 +12,11 @@ app.tick()                called about once a second, between two turns of the l
 environ["fastlane.head"]  bytes: the request's head as received, including its empty line. Absent in the slow lane
 a lazy answer             an iterable that commits and calls start_response only when it is iterated. The lane iterates
                           the answers of a turn after the last call of the application: the first one commits for all
-an answer's headers       the list is rendered once and recognised by its identity: make it at import, do not change it
+an answer's headers       the list is rendered once and recognised by its identity: make it at import, do not change it.
+                          Without Content-Length, the lane adds the length of each body
+environ["fastlane.later"] an exception, in the fast lane for GET only. An answer that is not ready raises it while it is
+                          iterated; the lane iterates it again after loop.LATER seconds, and meanwhile serves the other
+                          clients. Such an answer has no close()
 
 In the fast lane the application must wait for nothing but its commit: the loop and all clients wait with it.
 """

@@ -17,7 +17,8 @@ ACCESS_LOGS = "accesslog", "logconfig", "logconfig_dict", "logconfig_json", "sys
 MAX_RENDERED = 256  # cached heads of answers, each below 1 kB
 # An answer that is not iterated yet: connection, answer, (status, headers) if already started, keep-alive, environ
 Pending = tuple[Connection, Iterable[bytes], Any, bool, dict[str, Any]]
-# headers and status as given, head for keep-alive, head for closing, length of the body in bytes
+# headers and status as given, head for keep-alive, head for closing, length of the body in bytes. If the length is -1,
+# the heads lack the Content-Length and the empty line
 Rendered = tuple[list[tuple[str, str]], str, bytes, bytes, int]
 
 
@@ -43,26 +44,21 @@ class Answers:
             for number, (conn, answer, started, keep_alive, environ) in enumerate(pending)
         ]
 
-    def render(self, status: str, headers: list[tuple[str, str]], body: bytes) -> Rendered:
-        """Render an answer's head; cache it if the headers give the length of the body.
-
-        Raises: gunicorn's exceptions for an invalid header.
-        """
+    def render(self, status: str, headers: list[tuple[str, str]]) -> Rendered:
+        """Render an answer's head, and cache it. Raises: gunicorn's exceptions for an invalid header."""
         response = Response(SimpleNamespace(method="POST", version=(1, 1)), None, self.cfg)
         response.start_response(status, headers)
         # without Date and Server: nginx sets its own
         lines = [f"HTTP/1.1 {status}\r\n", *(f"{name}: {value}\r\n" for name, value in response.headers)]
         length = 0 if status[:3] in ("204", "304") else response.response_length
-        known = length is not None
-        if not known:
-            length = len(body)
-            lines.append(f"Content-Length: {length}\r\n")
+        end = b"\r\n"
+        if length is None:
+            length, end = -1, b""
         head = "".join(lines).encode("latin-1")
-        entry = headers, status, head + b"\r\n", head + b"Connection: close\r\n\r\n", length
-        if known:
-            if len(self.rendered) >= MAX_RENDERED:
-                self.rendered.clear()
-            self.rendered[id(headers)] = entry
+        entry = headers, status, head + end, head + b"Connection: close\r\n" + end, length
+        if len(self.rendered) >= MAX_RENDERED:
+            self.rendered.clear()
+        self.rendered[id(headers)] = entry
         return entry
 
     def log_access(self, status: str, headers: Any, body: bytes, environ: dict[str, Any], seconds: float) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 from typing import Any, NamedTuple
 
-from sluice.fastlane.grammar import ParsedHead, remote
+from sluice.fastlane.grammar import Caches, remote
 
 READ = 65536  # bytes that one recv asks for
 MAX_BODY = 1 << 20  # bytes; the application reads a longer body itself, in the slow lane
 
 # The states of a connection. In any of them `out` may hold answers that the client has not read yet; while it does,
-# nothing is read from the client.
+# nothing is read from the client; neither while an answer of it is not ready (FastLane.held).
 IDLE = 0  # between two requests
 RECEIVING = 1  # `pieces` is the beginning of a request, `missing` the number of bytes that it lacks
 WAITING = 2  # as RECEIVING, but not read: bodies of other connections use all of MAX_ADMITTED (loop.py)
@@ -33,7 +33,7 @@ class Connection:
         self.peer = peer
         self.remote = remote(peer)
         self.listener = listener
-        self.heads = listener.heads
+        self.heads = listener.caches.heads
         self.state = IDLE
         self.pieces: list[bytes] = []
         self.missing = 0
@@ -42,11 +42,11 @@ class Connection:
 
 
 class Listener(NamedTuple):
-    """A listening socket, its name, and the parsed heads of the requests that it received."""
+    """A listening socket, its name, and the caches of the requests that it received."""
 
     sock: Any
     name: Any
-    heads: dict[bytes, ParsedHead]
+    caches: Caches
 
     def getsockname(self) -> Any:
         """The name, for gunicorn's handler; works after the socket is closed."""

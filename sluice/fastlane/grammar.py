@@ -1,4 +1,6 @@
-"""Recognises plain requests: POST, HTTP/1.1, a strict head, exactly one Content-Length. Declines all others."""
+"""Recognises plain requests: HTTP/1.1, a strict head; POST with exactly one Content-Length, GET without. Declines all
+others.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,19 @@ from typing import Any, NamedTuple
 
 from gunicorn.http.wsgi import base_environ
 
+CACHED = 1024  # entries of a cache, 3 kB each
+MAX_CACHED = 1024  # bytes; a longer head is not cached
 TOKEN = rb"[!#$%&'*+.^`|~0-9A-Za-z-]+"  # RFC 9110, 5.6.2, without "_", which gunicorn may drop or reject
 # The path needs no decoding and cannot be read as an authority; the query is printable ASCII without a fragment.
-REQUEST = re.compile(
-    rb"POST ((?:/[A-Za-z0-9._~-]+)*/?)(?:\?([!\"$-~]*))? HTTP/1\.1\r\n((?:" + TOKEN + rb":[\t -~\x80-\xff]*\r\n)+)\r\n"
-)
+LINE = re.compile(rb"(POST|GET) ((?:/[A-Za-z0-9._~-]+)*/?)(?:\?([!\"$-~]*))? HTTP/1\.1")
+FIELDS = re.compile(rb"((?:" + TOKEN + rb":[\t -~\x80-\xff]*\r\n)+)\r\n")
 FIELD = re.compile(rb"(" + TOKEN + rb"):[ \t]*([\t -~\x80-\xff]*?)[ \t]*\r\n")
 LENGTH = re.compile(r"0|[1-9][0-9]{0,9}")
 DECLINED = frozenset((b"TRANSFER-ENCODING", b"EXPECT", b"UPGRADE", b"HTTP2-SETTINGS", b"TRAILER", b"TE"))
+
+
+class Later(Exception):
+    """Raised by an answer that is not ready: `environ["fastlane.later"]` (see sluice/fastlane/__init__.py)."""
 
 
 class ParsedHead(NamedTuple):
@@ -26,29 +33,69 @@ class ParsedHead(NamedTuple):
     keep_alive: bool
 
 
+class Caches(NamedTuple):
+    """What was parsed before: whole heads of POSTs, and the fields of GETs, which lack the entries of the target.
+
+    They are two, because a client may send the bytes of one where the other is expected.
+    """
+
+    heads: dict[bytes, ParsedHead]
+    fields: dict[bytes, ParsedHead]
+
+
+def keep(cache: dict[bytes, ParsedHead], key: bytes, parsed: ParsedHead) -> None:
+    """Add an entry to a cache."""
+    if len(key) <= MAX_CACHED:
+        if len(cache) >= CACHED:
+            cache.clear()
+        cache[key] = parsed
+
+
 class Grammar:
     """Parses plain heads as gunicorn's parser does, and declines all others."""
 
     def __init__(self, cfg: Any) -> None:
         """cfg: gunicorn's settings; its limits apply."""
         self.base = base_environ(cfg)
-        self.base.update({"REQUEST_METHOD": "POST", "SCRIPT_NAME": "", "SERVER_PROTOCOL": "HTTP/1.1"})
+        self.base.update({"SCRIPT_NAME": "", "SERVER_PROTOCOL": "HTTP/1.1"})
         limits = cfg.limit_request_line, cfg.limit_request_field_size
         self.max_head = min(limit for limit in (*limits, 8190) if limit > 0)
         self.max_fields = cfg.limit_request_fields if cfg.limit_request_fields > 0 else 100
         self.schemes = {name.encode(): value for name, value in cfg.secure_scheme_headers.items()}
 
-    def parse(self, head: bytes, server: Any) -> ParsedHead | None:
+    def parse(self, head: bytes, server: Any, caches: Caches) -> ParsedHead | None:
         """Parse a head, including its empty line. None: declined.
 
-        server: the listener's name from getsockname().
+        server: the listener's name from getsockname(). caches: of the listener.
         """
-        match = REQUEST.fullmatch(head)
+        line, _, block = head.partition(b"\r\n")
+        match = LINE.fullmatch(line)
         if match is None or len(head) > self.max_head:
             return None
-        target, query, block = match.groups()
-        fields = FIELD.findall(block)
-        if not target or len(fields) > self.max_fields:
+        method, target, query = match.groups()
+        parsed = caches.fields.get(block) or self.fields(block, server)
+        if not target or parsed is None or (parsed.length < 0) != (method == b"GET"):
+            return None
+        environ = parsed.environ.copy()
+        environ["REQUEST_METHOD"] = method.decode()
+        environ["PATH_INFO"] = target.decode()
+        environ["QUERY_STRING"] = query.decode() if query else ""
+        environ["RAW_URI"] = line[len(method) + 1 : -9].decode()
+        environ["fastlane.head"] = head
+        if method == b"GET":
+            # its target names what is asked for, and seldom comes again; its fields do
+            keep(caches.fields, block, parsed)
+            environ["fastlane.later"] = Later
+            return ParsedHead(environ, 0, parsed.keep_alive)
+        result = ParsedHead(environ, parsed.length, parsed.keep_alive)
+        keep(caches.heads, head, result)
+        return result
+
+    def fields(self, block: bytes, server: Any) -> ParsedHead | None:
+        """Parse the fields, including the empty line. None: declined. Without Content-Length the length is -1."""
+        match = FIELDS.fullmatch(block)
+        fields = FIELD.findall(match[1]) if match else ()
+        if not fields or len(fields) > self.max_fields:
             return None
         environ = self.base.copy()
         seen = set()
@@ -77,20 +124,12 @@ class Grammar:
                     return None
                 scheme = environ["wsgi.url_scheme"] = "https" if value == self.schemes[name] else "http"
             environ["HTTP_" + name.decode().replace("-", "_")] = value
-        if not LENGTH.fullmatch(environ.get("CONTENT_LENGTH", "")):
+        length = environ.get("CONTENT_LENGTH", "-1")
+        if length != "-1" and not LENGTH.fullmatch(length):
             return None
         name, port = served(server, host, scheme)
-        environ |= {
-            "PATH_INFO": target.decode(),
-            "QUERY_STRING": query.decode() if query else "",
-            "RAW_URI": head[5 : head.index(b" ", 5)].decode(),
-            "SERVER_NAME": name,
-            "SERVER_PORT": port,
-            "REMOTE_ADDR": "",
-            "wsgi.url_scheme": scheme,
-            "fastlane.head": head,
-        }
-        return ParsedHead(environ, int(environ["CONTENT_LENGTH"]), keep_alive)
+        environ |= {"SERVER_NAME": name, "SERVER_PORT": port, "REMOTE_ADDR": "", "wsgi.url_scheme": scheme}
+        return ParsedHead(environ, int(length), keep_alive)
 
 
 def served(server: Any, host: str, scheme: str) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 """A gunicorn worker class that answers many plain requests with one commit; between nginx and the WSGI callable.
 
-The fast lane takes one kind of request: POST, HTTP/1.1, a strict head, one Content-Length. All others take the slow
-lane: gunicorn's own gevent handler gets all their bytes, and serves that one request in a greenlet. So there is no
-second lenient HTTP parser: the fast lane recognises a request or declines it.
+The fast lane takes POST with one Content-Length and GET without, both with HTTP/1.1 and a strict head. All other
+requests take the slow lane: gunicorn's own gevent handler gets all their bytes, and serves that one request in a
+greenlet. So there is no second lenient HTTP parser: the fast lane recognises a request or declines it.
 
 One turn of the loop: read what is ready, call the application for each request and keep its answer object; then iterate
 the answers. An application that commits when its answer is iterated commits once for all of them. The commit is all
@@ -42,13 +42,12 @@ from sluice.fastlane.connection import (
     Connection,
     Listener,
 )
-from sluice.fastlane.grammar import Grammar, ParsedHead
+from sluice.fastlane.grammar import Caches, Grammar, Later, ParsedHead
 from sluice.fastlane.slow import SlowLane
 
 MAX_TURN = 2 << 20  # bytes read, after which a turn commits: limits the memory of a batch
 MAX_ADMITTED = 4 << 20  # bytes of incomplete bodies that are read at a time; the others wait in the kernel
-CACHED_HEADS = 1024  # parsed heads in the cache of a listener, 3 kB each
-MAX_CACHED_HEAD = 1024  # bytes; longer heads are not cached
+LATER = 0.02  # seconds after which an answer that was not ready is iterated again
 GRACE = 0.75  # fraction of gunicorn's graceful_timeout, at the end of which the master kills the process
 IN, OUT = select.EPOLLIN, select.EPOLLOUT
 # Settings of gunicorn that act on a request before the application; the fast lane supports none of them
@@ -111,6 +110,9 @@ class FastLane(SlowLane):
         self.admitted = 0  # bytes that the connections in state RECEIVING lacked when they were admitted
         self.waiting: deque[Connection] = deque()  # those in state WAITING; some may have left it
         self.declined: list[Connection] = []  # for the slow lane at the end of this turn
+        self.held: dict[Connection, None] = {}  # clients with an answer that is not ready, by age
+        self.later: list[Pending] = []  # that answer, and those that follow it
+        self.timer: Any = None  # runs `again`
         self.started: Any = None  # status and headers of the answer that is being made
         # gunicorn would end this process at max_requests and only then start another: see run()
         self.restart_at: int = self.max_requests
@@ -129,7 +131,7 @@ class FastLane(SlowLane):
         self.listeners = {}
         for sock in self.sockets:
             sock.setblocking(False)
-            self.listeners[sock.fileno()] = Listener(sock, sock.getsockname(), {})
+            self.listeners[sock.fileno()] = Listener(sock, sock.getsockname(), Caches({}, {}))
         self.start_accepting()
         # One watcher for all connections: gevent's loop wakes this process, and one epoll_wait returns all that are
         # ready. A watcher for each connection costs a callback each; DECISIONS.md has the measurement.
@@ -223,7 +225,7 @@ class FastLane(SlowLane):
         if self.declined:
             declined, self.declined = self.declined, []
             for conn in declined:
-                if not conn.out:
+                if not conn.out and conn not in self.held:
                     self.decline(conn)
 
     def accept(self, fd: int) -> None:
@@ -275,7 +277,8 @@ class FastLane(SlowLane):
 
     def watch(self, conn: Connection) -> None:
         """Poll for what the state of the connection allows."""
-        self.poller.modify(conn.fd, OUT if conn.out else IN if conn.state in (IDLE, RECEIVING) else 0)
+        reading = conn.state in (IDLE, RECEIVING) and conn not in self.held
+        self.poller.modify(conn.fd, OUT if conn.out else IN if reading else 0)
 
     def take(self, conn: Connection, data: bytes) -> None:
         """Call the application for each complete request in the bytes received; keep or decline the rest."""
@@ -348,13 +351,8 @@ class FastLane(SlowLane):
                 self.watch(first)
 
     def parse(self, conn: Connection, head: bytes) -> ParsedHead | None:
-        """Parse a head that is not in the cache, and cache it. None: declined."""
-        parsed = self.grammar.parse(head, conn.listener.name) if self.enabled else None
-        if parsed is not None and len(head) <= MAX_CACHED_HEAD:
-            if len(conn.heads) >= CACHED_HEADS:
-                conn.heads.clear()
-            conn.heads[head] = parsed
-        return parsed
+        """Parse a head that is not in the cache. None: declined."""
+        return self.grammar.parse(head, conn.listener.name, conn.listener.caches) if self.enabled else None
 
     def start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], Any]:
         """PEP 3333's start_response, one for all requests: answers are made one after the other."""
@@ -371,29 +369,69 @@ class FastLane(SlowLane):
         if not self.alive:
             pending = self.answers.closing(pending)
         begun = time.monotonic()
+        held = self.held
         rendered, render, logged = self.answers.rendered, self.answers.render, self.answers.logged
-        for conn, answer, started, keep_alive, environ in pending:
+        for item in pending:
+            conn, answer, started, keep_alive, environ = item
+            if held and conn in held:
+                self.later.append(item)
+                continue
             self.started = started
             try:
                 try:
                     body = b"".join(answer)
+                except Later:
+                    self.hold(item)
+                    continue
                 finally:
                     if hasattr(answer, "close"):
                         answer.close()
                 status, headers = self.started
                 entry = rendered.get(id(headers))
                 if entry is None or entry[0] is not headers or entry[1] is not status:
-                    entry = render(status, headers, body)
+                    entry = render(status, headers)
             except Exception:
                 self.log.exception("Error handling request %s", environ["PATH_INFO"])
                 (status, headers), body = BROKEN, b""
-                entry = render(status, headers, body)
-            if len(body) != entry[4]:  # as gunicorn does: cut what is too long, close after what is too short
-                body, keep_alive = body[: entry[4]], keep_alive and len(body) > entry[4]
-            self.send(conn, (entry[2] if keep_alive else entry[3]) + body, keep_alive)
+                entry = render(status, headers)
+            data = body
+            if len(body) != entry[4]:
+                if entry[4] < 0:
+                    data = b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+                else:  # as gunicorn does: cut what is too long, close after what is too short
+                    data = body = body[: entry[4]]
+                    keep_alive = keep_alive and len(body) == entry[4]
+            self.send(conn, (entry[2] if keep_alive else entry[3]) + data, keep_alive)
             if logged:
                 self.answers.log_access(status, headers, body, environ, time.monotonic() - begun)
         self.nr += len(pending)
+
+    def hold(self, item: Pending) -> None:
+        """Keep an answer that is not ready, and read nothing more from its client."""
+        self.held[item[0]] = None
+        self.later.append(item)
+        if item[0].state != LEFT:
+            self.watch(item[0])
+        if self.timer is None:
+            self.timer = get_hub().loop.timer(LATER)
+            self.timer.start(self.again)
+
+    def again(self) -> None:
+        """Iterate the answers that were not ready."""
+        self.timer.close()
+        self.timer = None
+        held, self.held = self.held, {}
+        self.pending, self.later = self.later + self.pending, []
+        try:
+            self.flush()
+            for conn in held:
+                if conn not in self.held and conn.state != LEFT:
+                    self.watch(conn)
+                    if conn.state == DECLINED:
+                        self.declined.append(conn)
+            self.finish()
+        except Exception:  # see `turn`
+            self.log.exception("Error in the loop")
 
     def send(self, conn: Connection, data: bytes, keep_alive: bool) -> None:
         """Send an answer; keep in `out` what the client does not take at once."""

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from redis.exceptions import RedisError
 
+from sluice.counters import Counts
 from sluice.spool.contract import (
     CLAIM,
     LEASE,
@@ -23,7 +24,6 @@ from sluice.spool.contract import (
     connection,
     count_command,
 )
-from sluice.spool.counters import Counts
 
 # Limits of a claim
 MAX_BODIES = 5_000  # stored in one transaction; SQLite takes 16 ms for it, so larger claims would save little

@@ -24,6 +24,7 @@ FULL = b"full"  # the state of a view whose data did not fit into maxmemory
 HOLDER = "lease"  # string: the follower's token
 REBUILD = "rebuild"  # set: paths to be rebuilt; the follower removes one when its build has begun
 ASKED = "asked"  # list of `asked(path, key)`: tallies without a kept value that a client waits for; pushed every second
+READS = "reads"  # hash: `PATH STATUS` -> answers
 REFRESHES = "refreshes"  # hash: path of a tally -> counts made
 READS = "reads"  # hash: path of a view, a space, status of the answer -> answers; the reader adds to it every second
 

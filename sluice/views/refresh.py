@@ -144,7 +144,7 @@ class Refresher:
             try:
                 asked: Any = self.client.blpop([contract.ASKED], timeout=self.every)
                 if asked:
-                    path, _, key = asked[1].decode(errors="surrogateescape").partition(" ")
+                    path, _, key = asked[1].decode(errors="replace").partition(" ")
                     self.refresh(database, path, key)
                 if time.monotonic() >= self.due:
                     self.due = time.monotonic() + self.every
@@ -164,7 +164,7 @@ class Refresher:
             wanted, now = contract.wanted(path), time.time() * 1000
             self.client.zremrangebyscore(wanted, "-inf", now - 2000 * view.period)
             keys: Any = self.client.zrange(wanted, 0, -1)
-            names = [key.decode(errors="surrogateescape") for key in keys]
+            names = [key.decode(errors="replace") for key in keys]
             pipeline = self.client.pipeline(transaction=False)
             for key in names:
                 pipeline.pttl(contract.tally(path, key))
@@ -177,7 +177,7 @@ class Refresher:
     def refresh(self, database: reader.Reader, path: str, key: str) -> None:
         """Compute a tally unless it is young."""
         view = self.tallies.get(path)
-        if view is None or len(key.encode(errors="surrogateescape")) > contract.KEY_BYTES:
+        if view is None or len(key.encode()) > contract.KEY_BYTES:
             return
 
         def compute() -> bytes:
@@ -191,10 +191,7 @@ class Refresher:
 def count(database: reader.Reader, view: Tally, key: str) -> bytes:
     """The JSON of a tally, counted now; empty if there is no row."""
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    try:
-        choices = database.count(view.stream, view.key, view.by, key)
-    except UnicodeEncodeError:  # no text in the database is equal to invalid UTF-8
-        return b""
+    choices = database.count(view.stream, view.key, view.by, key)
     if not choices:
         return b""
     ordered = dict(sorted(choices.items(), key=lambda item: (-item[1], item[0])))

@@ -216,7 +216,7 @@ CHUNKED = CODED + b"\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
 BIG = bytes(random.Random(1).randbytes(3 << 20))
 SLOW = {
     "chunks": (CHUNKED, b"abcde"),
-    "get": (b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n", b""),
+    "put": (b"PUT /slow HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc", b"abc"),
     "expect": (plain(b"abc", "/slow", "Expect: 100-continue"), b"abc"),
     "a_big_body": (plain(BIG, "/slow"), BIG),
     "http_1_0_with_keep_alive": (
@@ -643,6 +643,40 @@ OWN_ROUTES = """
 from sluice import OK, Route
 ROUTES = {"/ok": Route("own", OK), "/accepted": Route("own", OK._replace(status="202 Accepted"))}
 """
+
+
+WAITS = b"GET /waits HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def test_an_answer_that_is_not_ready_delays_only_its_own_client(odd: Site, kind: str) -> None:
+    with Client(odd[kind]) as first, Client(odd[kind]) as other:
+        # behind it: the fast lane, the slow lane, the fast lane with the end of the connection
+        first.send(WAITS + plain(b"a", "/shared-headers") + CODED.replace(b"slow", b"own-headers") + b"\r\n1\r\nb\r\n")
+        for n in range(3):
+            other.send(plain(b"%d" % n, "/shared-headers"))
+            assert other.answer()[2] == b"%d" % n
+        first.send(b"0\r\n\r\n" + plain(b"c", "/shared-headers", "Connection: close"))
+        assert kind == "tcp" or unread(first) > 0  # nothing more is read of it
+        other.send(plain(b"x", "/release"))
+        assert other.answer()[2] == b"plain"
+        assert [first.answer()[2] for _ in range(4)] == [b"later", b"a", b"b", b"c"]
+        assert first.ended()
+
+
+def test_a_client_may_leave_before_its_answer_is_ready(odd: Site, kind: str) -> None:
+    worker = odd.worker()
+    with Client(odd[kind]) as other:
+        other.send(plain(b"x"))
+        assert other.answer()[2] == b"plain"
+        before = descriptors(worker)
+        for _ in range(10):
+            with Client(odd[kind]) as first:
+                first.send_apart(WAITS + plain(b"a", "/shared-headers"))
+        for path in "/", "/release":  # the first one shows that all requests of the others are read
+            other.send(plain(b"x", path))
+            assert other.answer()[2] == b"plain"
+        poll(lambda: descriptors(worker) == before)
+    assert odd.worker() == worker
 
 
 def test_routes_that_share_a_headers_list_keep_their_own_status(redis: Redis, tmp: Path) -> None:

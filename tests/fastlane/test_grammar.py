@@ -94,10 +94,13 @@ def test_the_cache_of_heads_has_a_limit(everywhere: wire.Everywhere) -> None:
     place = everywhere.places[0]
     for number in range(3_000):
         assert place.check([post(b"X: %d" % number, FIVE, body=BODY)]) == 1
-    assert len(place.listener.heads) <= 1024
-    before = len(place.listener.heads)
+        assert place.check([post(b"X: %d" % number, line=b"GET /gps/latest HTTP/1.1")]) == 1
+    for cache in place.listener.caches:
+        assert 0 < len(cache) <= 1024
+    before = [len(cache) for cache in place.listener.caches]
     assert place.check([post(b"X: " + b"y" * 5_000, FIVE, body=BODY)]) == 1
-    assert len(place.listener.heads) == before
+    assert place.check([post(b"X: " + b"y" * 5_000, line=b"GET /gps/latest HTTP/1.1")]) == 1
+    assert [len(cache) for cache in place.listener.caches] == before
 
 
 def test_with_script_name_in_the_environment_every_request_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:

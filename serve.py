@@ -1,0 +1,181 @@
+"""The WSGI callable between nginx and the views' Redis: it answers GET for what has been stored. It runs on any WSGI
+server.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from urllib.parse import parse_qsl
+
+from sluice import settings, views
+from sluice.streams import replies
+from sluice.streams.replies import Rejected
+from sluice.streams.routes import JSON, Reply, reply
+from sluice.views.contract import KEY_BYTES, SOCKET
+from sluice.views.reads import BUILDING, DOWN, Reads, Source
+
+SETTINGS = settings.load_or_exit()
+READS = Reads(str(SETTINGS.home / SOCKET))
+MAX_KEYS = 100  # of one request
+PATIENCE = 10.0  # seconds that a request waits for the first count of a tally; nginx waits 15
+POLL = 0.02  # seconds between two looks for it, where the server cannot wait for an answer (sluice/fastlane)
+TRIES = 3  # reads of a view whose generation changes
+OK = "200 OK"
+HEADERS = [("Content-Type", JSON)]
+
+NOT_FOUND = replies.problem("404 Not Found", "There is no view at this path.")
+NO_KEY = replies.problem("404 Not Found", "Nothing is stored under this key.")
+NOT_COUNTED = "The count is not ready."
+
+
+class Endpoint:
+    """A view at its path."""
+
+    __slots__ = ("cap", "key", "path", "plain", "served", "source")
+
+    def __init__(self, path: str, view: views.View) -> None:
+        self.path = path
+        self.source = Source(path, view)
+        self.key = view.key
+        self.cap = view.cap if isinstance(view, views.Feed) else 0
+        self.plain = re.compile(f"{re.escape(view.key)}=([^&%+\\x80-\\xff]{{1,{KEY_BYTES}}})").fullmatch
+        self.served = READS.counts.counter(f"{path} 200")
+
+    def question(self, query: str) -> tuple[list[bytes], int]:
+        """The keys that a query names, and the limit of a feed. Raises: Rejected."""
+        plain = self.plain(query)
+        if plain:
+            return [plain[1].encode("latin-1")], self.cap
+        try:
+            text = query.encode("latin-1").decode()
+            pairs = parse_qsl(text, keep_blank_values=True, errors="strict")
+        except UnicodeDecodeError:
+            raise Rejected(bad_request("The query string is not UTF-8.")) from None
+        keys = [value.encode() for name, value in pairs if name == self.key]
+        if not 0 < len(keys) <= MAX_KEYS:
+            raise Rejected(bad_request(f"The parameter {self.key!r} must be there, at most {MAX_KEYS} times."))
+        if max(map(len, keys)) > KEY_BYTES:
+            raise Rejected(bad_request(f"The parameter {self.key!r} has at most {KEY_BYTES} bytes."))
+        limits = [value for name, value in pairs if name == "limit"] if self.cap else []
+        if not limits:
+            return keys, self.cap
+        if not re.fullmatch("[0-9]{1,4}", limits[-1]) or not 1 <= int(limits[-1]) <= self.cap:
+            raise Rejected(bad_request(f"The parameter 'limit' is an integer from 1 to {self.cap}."))
+        return keys, int(limits[-1])
+
+
+class Answer:
+    """The answer to a question. Iterating it sends the round trip, unless another answer did, and only then calls
+    start_response: a server that iterates answers late reads many values at once.
+    """
+
+    __slots__ = (
+        "deadline", "endpoint", "environ", "generation", "keys", "limit", "names", "start_response", "trip", "tries",
+    )  # fmt: skip
+
+    def __init__(self, endpoint: Endpoint, environ: dict[str, Any], start_response: Callable[..., Any]) -> None:
+        self.endpoint, self.environ, self.start_response = endpoint, environ, start_response
+        self.keys, self.limit = endpoint.question(environ["QUERY_STRING"])
+        self.deadline = 0.0
+        self.tries = TRIES
+        self.ask()
+
+    def ask(self) -> None:
+        """Add the question to the open round trip."""
+        source = self.endpoint.source
+        self.generation = source.generation
+        self.names = source.names(self.keys, self.limit)
+        self.trip = READS.add(source, self.keys, self.names)
+
+    def __iter__(self) -> Iterator[bytes]:
+        endpoint = self.endpoint
+        found = self.values()
+        if isinstance(found, str):
+            return iter(self.respond(replies.unavailable(found, 1)))
+        if len(self.keys) > 1:
+            body = b"[%b]" % b",".join([value or b"null" for value in found])
+        elif not found[0]:
+            return iter(self.respond(NO_KEY))
+        else:
+            body = found[0]
+        if "fastlane.later" in self.environ:  # the lane adds the length
+            endpoint.served.n += 1
+            self.start_response(OK, HEADERS)
+            return iter((body,))
+        return iter(self.respond(reply(OK, body)))
+
+    def respond(self, given: Reply) -> Iterable[bytes]:
+        return respond(given, self.endpoint.path, self.start_response, self.environ["REQUEST_METHOD"])
+
+    def values(self) -> list[bytes | None] | str:
+        """The JSON of each key, None or empty if it is unknown; or why there is no answer."""
+        source = self.endpoint.source
+        while True:
+            trip = self.trip
+            if not trip.done:
+                READS.fetch(trip)
+            if trip.failed:
+                return DOWN
+            state = trip.strings[source.state] if source.state else None
+            if state == self.generation:
+                values = source.values(trip, self.names)
+                if source.state or None not in values:
+                    return values
+                why = self.wait_for_count(values)
+            else:  # another generation is served
+                self.tries -= 1
+                why = source.follow(state) if self.tries else BUILDING
+            if why:
+                return why
+            self.ask()
+            if later := self.environ.get("fastlane.later"):
+                raise later
+            if not source.state:
+                pause(POLL)
+
+    def wait_for_count(self, values: list[bytes | None]) -> str:
+        """A tally was not counted yet: let it be counted. Returns: why not, or ""."""
+        now = time.monotonic()
+        self.deadline = self.deadline or now + PATIENCE
+        READS.ask(self.endpoint.path, [key for key, value in zip(self.keys, values) if value is None])
+        return "" if now < self.deadline else NOT_COUNTED
+
+
+def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    """PEP 3333: answer with what is stored under the keys of a view."""
+    method = environ["REQUEST_METHOD"]
+    try:
+        endpoint = ENDPOINTS[environ["PATH_INFO"]]
+    except KeyError:
+        return respond(NOT_FOUND, "", start_response, method)
+    if method != "GET" and method != "HEAD":
+        return respond(replies.GET_ONLY, endpoint.path, start_response, method)
+    try:
+        return Answer(endpoint, environ, start_response)
+    except Rejected as rejected:
+        return respond(rejected.args[0], endpoint.path, start_response, method)
+
+
+def respond(given: Reply, path: str, start_response: Callable[..., Any], method: str) -> Iterable[bytes]:
+    """Answer. path: of a view; "" counts all other paths together."""
+    READS.counts.counter(f"{path} {given.status[:3]}").n += 1
+    start_response(given.status, given.headers)
+    return given.chunks if method != "HEAD" else ()  # not every server omits the body of an answer to HEAD
+
+
+def bad_request(detail: str) -> Reply:
+    return replies.problem("400 Bad Request", detail)
+
+
+def pause(seconds: float) -> None:
+    """Wait; in a process with gevent, only this greenlet."""
+    gevent: Any = sys.modules.get("gevent")
+    (gevent or time).sleep(seconds)
+
+
+ENDPOINTS = {path: Endpoint(path, view) for path, view in views.load(SETTINGS).items()}
+app.tick = READS.tick  # type: ignore[attr-defined]  # see sluice/fastlane/__init__.py

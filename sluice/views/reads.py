@@ -1,0 +1,262 @@
+"""Group read, the twin of group commit: all reads that wait at the same moment share one round trip to Redis.
+
+How a value of a view is read: see `sluice.views.contract`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError, ResponseError
+from redis.retry import Retry
+
+from sluice.counters import REPORT_INTERVAL, Counts
+from sluice.views import Feed, Latest, Tally, View, contract
+
+log = logging.getLogger("sluice.reads")
+
+TIMEOUT = 1.0  # seconds to wait for Redis; all reads wait meanwhile
+PAUSE = 0.25  # seconds after a failure in which reads are refused without another try
+ASK = 1.0  # seconds between two requests for the same tally
+CACHED = 100_000  # tallies that clients asked for since the last report; more are forgotten, and refreshed later
+
+# The details of the 503 answers
+DOWN = "The views' Redis does not answer."
+BUILDING = "This view is being built."
+FULL = "This view does not fit into its memory."
+
+
+def pack(*words: bytes) -> bytes:
+    """A command in Redis's protocol."""
+    return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+
+
+class Trip:
+    """Reads that are sent together.
+
+    strings: key -> value. commands: packed command -> reply. done: the outcome is known.
+    failed: there was no reply, so both are without values.
+    """
+
+    __slots__ = ("commands", "done", "failed", "strings")
+
+    def __init__(self) -> None:
+        self.strings: dict[bytes, bytes | None] = {}
+        self.commands: dict[bytes, Any] = {}
+        self.done = False
+        self.failed = False
+
+
+class Reads:
+    """The reader's side of the views' Redis, one per process. Safe with threads and greenlets."""
+
+    def __init__(self, socket: str) -> None:
+        """socket: of the views' Redis."""
+        self.redis = redis.UnixDomainSocketConnection(  # type: ignore[abstract]
+            path=socket,
+            socket_timeout=TIMEOUT,
+            socket_connect_timeout=TIMEOUT,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+            client_name=f"sluice:reader:{os.getpid()}",
+        )
+        self.counts = Counts()  # "PATH STATUS"
+        self.open = Trip()
+        self.entry = threading.Lock()  # held for a moment, so that nothing is added to a trip that is under way
+        self.turn = threading.Lock()  # held for a round trip
+        self.retry_at = 0.0  # monotonic
+        self.wanted: dict[str, set[bytes]] = {}  # tallies that clients asked for since the last report, by path
+        self.asked: dict[tuple[str, bytes], float] = {}  # tallies without a value: when to ask for them again
+        self.logged = False
+
+    def add(self, source: Source, keys: list[bytes], names: list[bytes]) -> Trip:
+        """Add the reads of one request to the open trip, and return that trip. names: see `Source.names`."""
+        with self.entry:
+            trip = self.open
+            if source.string:
+                for name in names:
+                    trip.strings[name] = None
+            else:
+                for name in names:
+                    trip.commands[name] = None
+            if source.state:
+                trip.strings[source.state] = None
+            else:
+                self.want(source.path, keys)
+            return trip
+
+    def want(self, path: str, keys: list[bytes]) -> None:
+        """Note that a client asks for tallies, so that they are kept fresh."""
+        wanted = self.wanted.setdefault(path, set())
+        if len(wanted) < CACHED:
+            wanted.update(keys)
+
+    def ask(self, path: str, keys: list[bytes]) -> None:
+        """Ask the refresher for tallies without a value, at most once in ASK seconds for each."""
+        now = time.monotonic()
+        with self.entry:
+            for key in keys:
+                if now >= self.asked.get((path, key), 0.0):
+                    self.asked[path, key] = now + ASK
+                    self.open.commands[pack(b"RPUSH", contract.ASKED.encode(), path.encode() + b" " + key)] = None
+
+    def fetch(self, trip: Trip) -> None:
+        """Send the trip, unless another thread has. On return `done` is set."""
+        with self.turn:
+            if trip.done:
+                return
+            with self.entry:
+                self.open = Trip()
+            now = time.monotonic()
+            if now < self.retry_at:
+                trip.failed = trip.done = True
+                return
+            try:
+                self.send(trip, now)
+                self.say(None)
+            except (RedisError, OSError) as error:
+                self.redis.disconnect()
+                trip.failed = True
+                self.retry_at = now + PAUSE
+                self.say(error)
+            except BaseException:  # a signal before the replies
+                self.redis.disconnect()
+                trip.failed = True
+                raise
+            finally:
+                trip.done = True
+
+    def send(self, trip: Trip, now: float) -> None:
+        """One round trip. The strings are last: among them are the states, which must be read after the values."""
+        report, delta = self.report() if now >= self.counts.due else ([], {})
+        out = report + list(trip.commands)
+        keys = list(trip.strings)
+        if keys:
+            out.append(pack(b"MGET", *keys))
+        if not out:
+            return
+        self.redis.send_packed_command((b"".join(out),))
+        self.read_report(report, delta, now)
+        for command in trip.commands:
+            trip.commands[command] = self.redis.read_response()
+        if keys:
+            trip.strings = dict(zip(keys, self.redis.read_response()))
+
+    def report(self) -> tuple[list[bytes], dict[str, int]]:
+        """The commands that report what was counted and asked for, and the counts in them."""
+        milliseconds = str(int(time.time() * 1000)).encode()
+        wanted, self.wanted = self.wanted, {}
+        now = time.monotonic()
+        self.asked = {key: due for key, due in self.asked.items() if due > now}
+        commands = []
+        for path, keys in wanted.items():
+            words = [word for key in keys for word in (milliseconds, key)]
+            commands.append(pack(b"ZADD", contract.wanted(path).encode(), *words))
+        delta = self.counts.delta()
+        commands += [
+            pack(b"HINCRBY", contract.READS.encode(), field.encode(), str(n).encode()) for field, n in delta.items()
+        ]
+        return commands, delta
+
+    def read_report(self, report: list[bytes], delta: dict[str, int], now: float) -> None:
+        """Read the replies to a report. A full Redis refuses it; then the next one has the counts."""
+        refused = False
+        for _ in report:
+            try:
+                self.redis.read_response()
+            except ResponseError:
+                refused = True
+        if report or now >= self.counts.due:
+            self.counts.due = now + REPORT_INTERVAL
+        if not refused:
+            self.counts.confirm(delta)
+
+    def tick(self) -> None:
+        """Once a second: report what no read has reported."""
+        if time.monotonic() >= self.counts.due and (self.wanted or self.counts.delta()):
+            self.fetch(self.open)
+
+    def say(self, error: Exception | None) -> None:
+        """Log a failure when it begins, and its end."""
+        if bool(error) != self.logged:
+            self.logged = bool(error)
+            if error:
+                log.warning("the views' Redis is unavailable: %s", error)
+            else:
+                log.warning("the views' Redis is available again")
+
+
+class Source:
+    """A view as it is read: its generation, the names of its values, and their JSON.
+
+    string: values are strings, and one command reads all of a trip. state: the key of the state; b"" for a tally.
+    generation: the one that is served, as far as this process knows.
+    """
+
+    __slots__ = ("generation", "json", "path", "prefix", "state", "string", "view")
+
+    def __init__(self, path: str, view: View) -> None:
+        self.path, self.view = path, view
+        self.string = isinstance(view, Tally) or (isinstance(view, Latest) and not view.each)
+        self.state = b"" if isinstance(view, Tally) else contract.state(path).encode()
+        self.generation: bytes | None = None
+        self.prefix = contract.tally(path, "").encode()
+        self.json: Callable[[Any], bytes]
+        if isinstance(view, Tally):
+            self.json = bytes
+        elif isinstance(view, Feed):
+            self.json = members if view.member else array
+        else:
+            self.json = each if view.each else newest
+
+    def follow(self, state: bytes | None) -> str:
+        """Read this generation from now on. Returns: why the view is not served, or ""."""
+        if state is None or state == contract.FULL:
+            return FULL if state else BUILDING
+        self.generation = state
+        self.prefix = contract.prefix(self.path, state.decode()).encode()
+        return ""
+
+    def names(self, keys: list[bytes], limit: int) -> list[bytes]:
+        """What a trip reads for some keys: the keys of strings, or packed commands. limit: items of a feed."""
+        prefix = self.prefix
+        if self.string:
+            return [prefix + key for key in keys]
+        if isinstance(self.view, Feed):
+            last = b"%d" % (limit - 1)
+            return [pack(b"ZREVRANGE", prefix + key, b"0", last) for key in keys]
+        return [pack(b"HGETALL", prefix + key) for key in keys]
+
+    def values(self, trip: Trip, names: list[bytes]) -> list[bytes | None]:
+        """The JSON of each value. None: there is none; of a tally: it was not counted yet. b"": a tally of no rows."""
+        found: Mapping[bytes, Any] = trip.strings if self.string else trip.commands
+        json = self.json
+        return [None if (value := found[name]) is None or value == [] else json(value) for name in names]
+
+
+def newest(value: bytes) -> bytes:
+    """The JSON of a value of `latest`."""
+    return value[contract.ORDER :]
+
+
+def each(found: list[bytes]) -> bytes:
+    """The JSON of a value of `latest` with `each`, in the order of the fields."""
+    pairs = sorted(zip(found[::2], found[1::2]))
+    return array([newest(value) for _, value in pairs])
+
+
+def members(found: list[bytes]) -> bytes:
+    """The JSON of a feed with `member`."""
+    return array([item[: -contract.HASH] for item in found])
+
+
+def array(items: list[bytes]) -> bytes:
+    """A JSON array."""
+    return b"[%b]" % b",".join(items)

@@ -1,0 +1,272 @@
+"""`serve.app` on every server that it supports, with a real views' Redis, follower and database."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import re
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimes import GUNICORN, SERVERS, is_problem, simple_server
+from sluice.drill import harness
+from sluice.drill.harness import Server, connect, gateway, get, poll, post
+from sluice.drill.harness import request as send
+from sluice.streams.record import Gps, Metric, Vote
+from sluice.views import contract
+from viewing import NOON, Site
+from viewing import site as installation
+
+KEYS = ["bike", "a b", "50%", "a+b&c=d", "\u00e9\u20ac", "x" * 512, ""]
+LANE = "fastlane"
+
+
+@pytest.fixture(scope="module")
+def stored() -> Iterator[Site]:
+    """An installation with some rows; its follower runs."""
+    with installation(None) as site:
+        site.store(
+            "gps",
+            [
+                *(Gps(time=(NOON + n) * 10**9, device="bike", lat=n + 0.5, lon=2.25) for n in range(8)),
+                *(Gps(time=NOON * 10**9, device=key, lat=1.5, lon=2.25) for key in KEYS if key != "bike"),
+            ],
+        )
+        values: list[tuple[str, float]] = [("b", 1.5), ("a", 2.5), ("c", 3.5)]
+        site.store(
+            "metrics",
+            [
+                Metric(time=NOON * 10**9, name="room", tags={"id": tag}, field="value", value=value, type="float")
+                for tag, value in values
+            ],
+        )
+        site.store("votes", [Vote(time=None, poll="cookies", choice=choice) for choice in ("oreo", "fig", "oreo")])
+        notice: Any = site.streams["notices"].record
+        site.store("notices", [notice(time=NOON * 10**9, user="ann", kind="like", object=n % 6) for n in range(9)])
+        site.caught_up()
+        yield site
+
+
+@dataclass
+class Reader:
+    """The application on one server."""
+
+    name: str
+    where: int | Path
+    server: Server
+    site: Site
+
+    def json(self, target: str) -> Any:
+        """The JSON of an answer."""
+        status, headers, body = get(self.where, target)
+        assert (status, headers["content-type"]) == (200, "application/json"), body
+        return json.loads(body)
+
+
+@contextlib.contextmanager
+def reader(site: Site, name: str, runtime: str = "cpython") -> Iterator[Reader]:
+    if name in GUNICORN:
+        args = ("--threads", 4) if name == "gthread" else ()
+        with gateway(site.tmp, None, runtime, GUNICORN[name], site.env, (*args, "serve:app")) as server:
+            yield Reader(name, server.socket, server, site)
+    else:
+        with simple_server("serve", name, runtime, site.tmp, site.env) as server:
+            yield Reader(name, server.port, server, site)
+
+
+@pytest.fixture(scope="module", params=[pytest.param(p.values, id=p.id, marks=p.marks) for p in SERVERS])
+def installed(stored: Site, request: pytest.FixtureRequest) -> Iterator[Reader]:
+    with reader(stored, *request.param) as found:
+        yield found
+
+
+@pytest.fixture
+def any_server(installed: Reader) -> Iterator[Reader]:
+    """Afterwards, that the application raised nothing during the test."""
+    before = len(installed.server.said())
+    yield installed
+    assert "Traceback" not in installed.server.said()[before:]
+
+
+@pytest.fixture(scope="module")
+def lane(stored: Site) -> Iterator[Reader]:
+    with reader(stored, LANE) as found:
+        yield found
+
+
+def quoted(key: str) -> str:
+    return urllib.parse.quote_plus(key)
+
+
+def test_the_answer_is_the_value_of_the_view(any_server: Reader) -> None:
+    site = any_server.site
+    for key, text in site.expected("/gps/latest").items():
+        assert get(any_server.where, f"/gps/latest?device={quoted(key)}")[2].decode() == text
+    for path in "/gps/trail", "/notices/feed", "/notices/all":
+        for key, texts in site.expected(path).items():
+            target = f"{path}?{site.views[path].key}={quoted(key)}"
+            assert get(any_server.where, target)[2].decode() == f"[{','.join(texts)}]"
+    rooms = any_server.json("/metrics/latest?name=room")
+    assert [(room["tags"]["id"], room["value"]) for room in rooms] == [("a", 2.5), ("b", 1.5), ("c", 3.5)]
+    tally = any_server.json("/votes/tally?poll=cookies")
+    assert re.fullmatch(r"20..-..-..T..:..:..\....Z", tally.pop("as_of"))
+    assert tally == {"poll": "cookies", "total": 3, "choices": {"oreo": 2, "fig": 1}}
+
+
+def test_a_number_is_a_key_by_its_text(any_server: Reader) -> None:
+    assert any_server.json("/notices/object?object=5")["object"] == 5
+    assert get(any_server.where, "/notices/object?object=05")[0] == 404
+
+
+def test_limit_is_the_number_of_items_of_a_feed(any_server: Reader) -> None:
+    trail = any_server.json("/gps/trail?device=bike")
+    assert [item["lat"] for item in trail] == [7.5, 6.5, 5.5, 4.5, 3.5]
+    assert any_server.json("/gps/trail?device=bike&limit=2") == trail[:2]
+    assert any_server.json("/gps/trail?limit=5&device=bike") == trail
+    for limit in "0", "6", "-1", "two", "", "99999", "1.0":
+        is_problem(get(any_server.where, f"/gps/trail?device=bike&limit={limit}"), 400)
+
+
+def test_several_keys_get_one_array_with_null_for_each_unknown_one(any_server: Reader) -> None:
+    bike = any_server.json("/gps/latest?device=bike")
+    assert any_server.json("/gps/latest?device=bike&device=nobody&device=bike&device=") == [
+        bike, None, bike, any_server.json("/gps/latest?device=")
+    ]  # fmt: skip
+    assert any_server.json("/gps/trail?device=nobody&device=bike&limit=1") == [None, [bike]]
+    assert any_server.json("/metrics/latest?name=room&name=x") == [any_server.json("/metrics/latest?name=room"), None]
+    known, unknown = any_server.json("/votes/tally?poll=cookies&poll=nobody")
+    assert (known["total"], unknown) == (3, None)
+    assert any_server.json("/gps/latest?device=x&device=y") == [None, None]
+
+
+def test_other_parameters_are_ignored(any_server: Reader) -> None:
+    bike = any_server.json("/gps/latest?device=bike")
+    assert any_server.json("/gps/latest?_=17&device=bike&limit=many") == bike
+
+
+@pytest.mark.parametrize("path", ["/gps/latest", "/gps/trail", "/metrics/latest", "/votes/tally"])
+def test_an_unknown_key_gets_404_and_a_missing_one_400(any_server: Reader, path: str) -> None:
+    key = any_server.site.views[path].key
+    is_problem(get(any_server.where, f"{path}?{key}=nobody"), 404)
+    for query in "", "?", "?x=1", f"?x{key}=1", f"?{key}={'x' * 513}", "?" + "&".join([f"{key}=1"] * 101):
+        is_problem(get(any_server.where, path + query), 400)
+
+
+def test_a_key_is_text(any_server: Reader) -> None:
+    for path in "/gps/latest?device=%ff%fe", "/votes/tally?poll=%ed%a0%80":
+        is_problem(get(any_server.where, path), 400)
+    is_problem(get(any_server.where, "/gps/latest?device=%00"), 404)
+
+
+def test_head_has_the_same_head_and_no_body(any_server: Reader) -> None:
+    for target in "/gps/latest?device=bike", "/gps/latest?device=nobody", "/gps/latest":
+        head = send(any_server.where, f"HEAD {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        status, headers, body = get(any_server.where, target)
+        assert head[0] == status and head[2] == b""
+        assert head[1]["content-length"] == headers["content-length"] == str(len(body))
+
+
+def test_another_method_gets_405_and_another_path_404(any_server: Reader) -> None:
+    headers = is_problem(post(any_server.where, "/gps/latest?device=bike", b"x"), 405)
+    assert headers["allow"] == "GET, HEAD"
+    is_problem(get(any_server.where, "/gps/nothing?device=bike"), 404)
+    is_problem(get(any_server.where, "/"), 404)
+
+
+def test_without_redis_reads_get_503_and_continue_when_it_is_back(any_server: Reader) -> None:
+    client, path = any_server.site.client(), Path(any_server.site.socket)
+    away = path.with_suffix(".away")
+    client.ping()  # this connection stays
+    path.rename(away)
+    try:
+        client.client_kill_filter(_type="normal", skipme=True)
+        headers = is_problem(get(any_server.where, "/gps/latest?device=bike"), 503)
+        assert headers["retry-after"] == "1"
+    finally:
+        away.rename(path)
+    poll(lambda: any_server.json("/gps/latest?device=bike"))
+
+
+@pytest.mark.parametrize("state", ["", "full"])
+def test_a_view_that_is_not_served_gets_503(any_server: Reader, state: str) -> None:
+    client, name = any_server.site.client(), contract.state("/gps/latest")
+    before = any_server.json("/gps/latest?device=bike")
+    generation = client.get(name)
+    client.set(name, state) if state else client.delete(name)
+    try:
+        headers = is_problem(get(any_server.where, "/gps/latest?device=bike"), 503)
+        assert headers["retry-after"] == "1"
+        assert any_server.json("/gps/trail?device=bike")
+    finally:
+        client.set(name, generation)
+    assert any_server.json("/gps/latest?device=bike") == before
+
+
+def test_answers_are_right_while_generations_change(any_server: Reader) -> None:
+    site, client = any_server.site, any_server.site.client()
+    name = contract.state("/gps/trail")
+    expected = any_server.json("/gps/trail?device=bike")
+    before = client.get(name)
+    client.sadd(contract.REBUILD, "/gps/trail")
+    while client.get(name) == before:
+        assert any_server.json("/gps/trail?device=bike") == expected
+    poll(lambda: not client.exists(contract.prefix("/gps/trail", before.decode()) + "bike"))
+    assert any_server.json("/gps/trail?device=bike") == expected
+    assert site.differences() == {}
+
+
+# --- in the fast lane ------------------------------------------------------------------------------------------------
+
+
+def ask(*targets: str) -> bytes:
+    return b"".join(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() for target in targets)
+
+
+def test_the_reads_of_a_turn_share_one_round_trip(lane: Reader) -> None:
+    client = lane.site.client()
+    lane.json("/gps/latest?device=bike")
+
+    def calls() -> int:
+        stats: Any = client.info("commandstats")
+        return stats["cmdstat_mget"]["calls"]
+
+    before = calls()
+    with connect(lane.where) as connection:
+        connection.sendall(ask(*(f"/gps/latest?device={n}" for n in range(99)), "/gps/latest?device=bike"))
+        answers = [harness.answer(connection) for _ in range(100)]
+    assert [status for status, _, _ in answers] == [404] * 99 + [200]
+    assert calls() == before + 1
+
+
+def test_reads_are_counted_by_view_and_status(lane: Reader) -> None:
+    for user in "ann", "nobody", "none":
+        get(lane.where, f"/notices/all?user={user}&limit=3&only=here")
+    get(lane.where, "/notices/all")
+    client = lane.site.client()
+    for status, number in (404, 2), (400, 1):  # which no other test gets here
+        field = f"/notices/all {status}"
+        assert poll(functools.partial(client.hget, contract.READS, field)) == b"%d" % number
+
+
+def test_a_first_count_delays_only_those_who_ask_for_it() -> None:
+    with installation(None) as site, reader(site, LANE) as lane:
+        site.store("votes", [Vote(time=None, poll="cookies", choice="oreo")])
+        site.store("gps", [Gps(time=NOON * 10**9, device="bike", lat=1.5, lon=2.5)])
+        site.caught_up()
+        site.kill(site.follower)
+        with connect(lane.where) as first, connect(lane.where) as second:
+            first.sendall(ask("/votes/tally?poll=cookies", "/gps/latest?device=bike", "/votes/tally?poll=nobody"))
+            second.sendall(ask("/votes/tally?poll=cookies"))
+            poll(lambda: site.client().llen(contract.ASKED) >= 2)
+            assert lane.json("/gps/latest?device=bike")["lat"] == 1.5
+            site.start_follower()
+            answers = [harness.answer(first) for _ in range(3)]
+            assert [status for status, _, _ in answers] == [200, 200, 404]
+            assert [json.loads(body)["total"] for _, _, body in (answers[0], harness.answer(second))] == [1, 1]
+            assert json.loads(answers[1][2])["device"] == "bike"
