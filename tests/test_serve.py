@@ -254,6 +254,20 @@ def test_reads_are_counted_by_view_and_status(lane: Reader) -> None:
         assert poll(functools.partial(client.hget, contract.READS, field)) == b"%d" % number
 
 
+def test_a_reader_that_starts_while_no_view_is_served_answers_503(stored: Site) -> None:
+    client, names = stored.client(), [contract.state(path) for path in ("/gps/latest", "/gps/trail", "/metrics/latest")]
+    before = client.mget(names)
+    client.delete(*names)
+    with reader(stored, LANE) as lane:
+        try:
+            for target in "/gps/latest?device=bike", "/gps/trail?device=bike", "/metrics/latest?name=room":
+                is_problem(get(lane.where, target), 503)
+                is_problem(get(lane.where, target), 503)
+        finally:
+            client.mset(dict(zip(names, before)))
+        assert lane.json("/gps/trail?device=bike")
+
+
 def test_a_first_count_delays_only_those_who_ask_for_it() -> None:
     with installation(None) as site, reader(site, LANE) as lane:
         site.store("votes", [Vote(time=None, poll="cookies", choice="oreo")])

@@ -197,7 +197,7 @@ class Source:
     """A view as it is read: its generation, the names of its values, and their JSON.
 
     string: values are strings, and one command reads all of a trip. state: the key of the state; b"" for a tally.
-    generation: the one that is served, as far as this process knows.
+    generation: the one that is served, as far as this process knows; b"" before the first. None for a tally.
     """
 
     __slots__ = ("generation", "json", "path", "prefix", "state", "string", "view")
@@ -206,7 +206,8 @@ class Source:
         self.path, self.view = path, view
         self.string = isinstance(view, Tally) or (isinstance(view, Latest) and not view.each)
         self.state = b"" if isinstance(view, Tally) else contract.state(path).encode()
-        self.generation: bytes | None = None
+        # not None before the first one: an absent state, of a view that is not served, must differ
+        self.generation: bytes | None = None if isinstance(view, Tally) else b""
         self.prefix = contract.tally(path, "").encode()
         self.json: Callable[[Any], bytes]
         if isinstance(view, Tally):
