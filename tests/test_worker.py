@@ -591,7 +591,7 @@ def test_the_worker_stays_below_100_mb_with(load: str, tmp: Path, redis: Server)
         for start in range(0, len(bodies), 10_000):
             db.rpush("ingest:{%s}" % stream, *bodies[start : start + 10_000])
     with worker(tmp) as running:
-        poll(lambda: ask(tmp, f"SELECT count(*) FROM {table}") == [(rows,)])
+        poll(lambda: ask(tmp, f"SELECT count(*) FROM {table}") == [(rows,)], seconds=300)
         poll(lambda: not raw(redis).exists("ingest:{%s}" % stream, "ingest:{%s}:claims" % stream))
         assert peak(running.pid) < 100
 
@@ -602,9 +602,9 @@ def test_the_worker_stays_below_100_mb_while_the_sink_searches_for_a_rejected_ro
         db.execute(
             "CREATE TRIGGER t BEFORE INSERT ON votes WHEN new.choice = '77777' BEGIN SELECT RAISE(ABORT, 'no'); END"
         )
-    body = gzip.compress(b"\n".join([vote(n) for n in range(100_000)]))
+    body = gzip.compress(b"\n".join([vote(n) for n in range(130_000)]))
     raw(redis).rpush("ingest:{votes}", body, body)
     with worker(tmp) as running:
-        poll(lambda: ask(tmp, "SELECT count(*) FROM votes") == [(199_998,)])
+        poll(lambda: ask(tmp, "SELECT count(*) FROM votes") == [(259_998,)], seconds=300)
         assert ask(tmp, "SELECT count(*), min(whole), max(whole) FROM dead_letters") == [(2, 0, 0)]
         assert peak(running.pid) < 100
