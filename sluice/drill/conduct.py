@@ -27,7 +27,7 @@ from sluice.run.configure import ROOT
 from sluice.settings import Settings
 
 PROCESSES = 2  # client processes
-PAUSE = (0.0, 1.5)  # seconds between two faults; short enough that some begin before the last is healed
+PAUSE = (0.0, 0.5)  # seconds between two faults; short enough that some begin before the last is healed
 LAST = 8.0  # no fault begins in the last seconds; most last no longer than this
 SHOWN = 100  # event numbers of each kind in the Markdown report
 COUNTS = ("sent", "acknowledged", "rejected", "unanswered", "cut")
