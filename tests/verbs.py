@@ -6,8 +6,6 @@ import contextlib
 import io
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,12 @@ import pytest
 import redis as client
 
 from sluice import settings
-from sluice.drill.harness import ROOT, Server, environment
+from sluice.drill.harness import Server, environment
 from sluice.ops.__main__ import main
+from sluice.sinks.schema import load_streams
+from sluice.spool.outlet import Outlet
+from sluice.streams import registry
+from worker import Worker
 
 
 def sluice(tmp: Path, *words: str, **env: object) -> tuple[int, str, str]:
@@ -51,6 +53,10 @@ def vote(choice: object) -> bytes:
 
 
 def drain(tmp: Path, **env: object) -> None:
-    subprocess.run(
-        [sys.executable, ROOT / "worker.py", "drain"], env=environment(tmp, env), stderr=subprocess.DEVNULL, timeout=120
-    )
+    """Run a worker in this process until the lists are empty."""
+    s = settings.load(environment(tmp, env))
+    worker = Worker(Outlet(str(s.redis)), s.sink, load_streams(s), registry.limits(s))
+    worker.run(drain=True)
+    worker.stop()
+    if worker.sink:
+        worker.sink.close()
