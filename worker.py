@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from redis.exceptions import RedisError
 
@@ -262,23 +259,14 @@ def main(arguments: list[str]) -> int:
     if arguments not in ([], ["run"], ["drain"]):
         print("usage: worker.py [run | drain]", file=sys.stderr)
         return 2
-    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     config = settings.load_or_exit()
-    if style := daemon.formatter(config.log):
-        logging.getLogger().handlers[0].setFormatter(style)
+    daemon.start_logging(config.log)
     try:
         streams = load_streams(config)
     except settings.SettingError as error:
         return settings.complain(error)
     worker = Worker(Outlet(str(config.redis), replicas=config.replicas), config.sink, streams, registry.limits(config))
-
-    def stop(number: int, frame: Any) -> None:
-        if worker.stopping:
-            os._exit(128 + number)
-        worker.stop()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    daemon.stop_on_signal(worker)
     daemon.notify("READY=1")
     worker.run(drain=arguments == ["drain"])
     return 1 if worker.buried and arguments == ["drain"] else 0

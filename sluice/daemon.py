@@ -1,4 +1,4 @@
-"""Supervisor integration of gateway and worker: log formats, sd_notify, watchdog."""
+"""Supervisor integration: log formats, signals, sd_notify, watchdog."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 import logging
 import math
 import os
+import signal
 import socket
 import time
+from typing import Any
 
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}  # syslog(3)
 
@@ -48,6 +50,25 @@ def formatter(style: str) -> logging.Formatter | None:
     if style == "json":
         return Json()
     return Journal("%(name)s: %(message)s") if "JOURNAL_STREAM" in os.environ else None
+
+
+def start_logging(style: str) -> None:
+    """Log to standard error. style: see `formatter`."""
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    if found := formatter(style):
+        logging.getLogger().handlers[0].setFormatter(found)
+
+
+def stop_on_signal(loop: Any) -> None:
+    """At SIGTERM or SIGINT call `loop.stop()`; at the next one, while `loop.stopping`, exit at once."""
+
+    def stop(number: int, frame: Any) -> None:
+        if loop.stopping:
+            os._exit(128 + number)
+        loop.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
 
 
 def notify(state: str) -> None:

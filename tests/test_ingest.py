@@ -236,7 +236,7 @@ def test_a_request_with_neither_body_nor_query_string_gets_400(site: Site) -> No
 
 
 @pytest.mark.parametrize("size", [0, 1, 5_000])
-def test_a_body_shorter_than_its_content_length_gets_400_and_is_not_queued(site: Site, size: int) -> None:
+def test_a_body_shorter_than_its_content_length_gets_400_and_is_not_accepted(site: Site, size: int) -> None:
     with connect(site.where) as connection:
         connection.sendall(b"POST /votes HTTP/1.1\r\nHost: x\r\nContent-Length: 5001\r\n\r\n" + b"x" * size)
         connection.shutdown(socket.SHUT_WR)
@@ -266,7 +266,7 @@ def test_a_malformed_content_length_gets_400_and_a_huge_one_413(site: Site, leng
         CHUNKED[:-2] + b"Content-Length: 3\r\n\r\n0\r\n\r\n",
     ],
 )
-def test_malformed_http_gets_400_and_is_not_queued(site: Site, data: bytes) -> None:
+def test_malformed_http_gets_400_and_is_not_accepted(site: Site, data: bytes) -> None:
     if not site.is_gunicorn:
         pytest.skip("wsgiref accepts these")
     try:

@@ -41,10 +41,8 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
             following, shown = seq + 1, shown + 1
             if shown == arguments.count:
                 return 0
-        if not found and last >= following:
-            print(f"… {last + 1 - following} not shown", flush=True)
-            following = last + 1
-        if last + 1 < following:  # Redis was emptied, or lost the end of its log
-            following = last + 1
         if not found:
+            if last >= following:
+                print(f"… {last + 1 - following} not shown", flush=True)
+            following = last + 1  # a lower number: Redis was emptied, or lost the end of its log
             time.sleep(EVERY)

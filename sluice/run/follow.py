@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
 import sys
-from typing import Any
 
 from sluice import daemon, settings, views
 from sluice.sinks.schema import load_streams
@@ -17,10 +13,8 @@ from sluice.views.refresh import Refresher
 
 def main() -> int:
     """Follow until SIGTERM or SIGINT; the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     s = settings.load_or_exit()
-    if formatter := daemon.formatter(s.log):
-        logging.getLogger().handlers[0].setFormatter(formatter)
+    daemon.start_logging(s.log)
     try:
         streams = load_streams(s)
         declared = views.load(s)
@@ -30,14 +24,7 @@ def main() -> int:
     socket = str(s.home / SOCKET)
     follower = Follower(socket, s.sink, declared, streams)
     refresher = Refresher(socket, s.sink, declared, streams)
-
-    def stop(number: int, frame: Any) -> None:
-        if follower.stopping:
-            os._exit(128 + number)
-        follower.stop()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    daemon.stop_on_signal(follower)
     daemon.notify("READY=1")
     refresher.start()
     follower.run()

@@ -89,7 +89,7 @@ class Page:
         self.hour.add(now, rows)
         # not every second: the gateway counts its responses in Redis
         if self.looks % PROBE == 0 or not self.gateway:
-            self.gateway = answers(self.gateway_sockets)
+            self.gateway = answers(self.gateway_sockets, "/healthz")
         self.looks += 1
         return {
             "time": round(now, 3),
@@ -138,8 +138,8 @@ def turned_away(answered: list[dict[str, Any]], refused: list[dict[str, Any]]) -
     return sorted(found, key=lambda one: -one["answers"])[:REASONS]
 
 
-def answers(sockets: list[Path]) -> bool:
-    """Whether a gateway process answers /healthz with 200."""
+def answers(sockets: list[Path], target: str) -> bool:
+    """Whether a gateway process answers GET with 200 within a second."""
     for path in sockets:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(1)
@@ -148,7 +148,7 @@ def answers(sockets: list[Path]) -> bool:
             except OSError:
                 continue
             with contextlib.suppress(OSError):
-                connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                connection.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
                 return connection.recv(12) == b"HTTP/1.1 200"
             return False
     return False

@@ -1,9 +1,4 @@
-"""Replace the gateway, the workers, metrics and page of a running bin/up by the code that is there now.
-
-No request fails. The gateway is upgraded (USR2): a second one starts on the same sockets, and the first one stops once
-the second one serves. Each worker finishes its batch and restarts; metrics and page restart. Redis and nginx keep
-running, and the settings stay those with which bin/up was started.
-"""
+"""The steps of bin/sluice reload, which sluice/ops/reload.py describes."""
 
 from __future__ import annotations
 

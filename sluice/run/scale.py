@@ -23,7 +23,7 @@ EVERY = 2.0  # seconds between two readings
 TICK = os.sysconf("SC_CLK_TCK")  # clock ticks per second, the unit of CPU time in /proc
 
 
-class Look(NamedTuple):
+class Reading(NamedTuple):
     """One reading."""
 
     workers: int  # running
@@ -57,9 +57,9 @@ class Rules:
         """Forget the readings: after a decision, which needs time to take effect, and after a failed reading."""
         self.extreme = self.slow = self.calm = 0
 
-    def decide(self, look: Look) -> Decision | None:
+    def decide(self, reading: Reading) -> Decision | None:
         """The change that this reading and those before it require."""
-        workers, age, cpu = look
+        workers, age, cpu = reading
         behind, busy = age > self.TARGET, cpu > self.BUSY
         calm = age < self.TARGET / 4 and workers > 1 and cpu * workers / (workers - 1) < self.IDLE
         self.extreme = self.extreme + 1 if age > self.EXTREME else 0
@@ -80,7 +80,7 @@ class Rules:
         return Decision(change, why) if change else None
 
 
-class Crew:
+class Pool:
     """The workers of a running bin/up, through its supervisord."""
 
     def __init__(self, s: settings.Settings) -> None:
@@ -88,21 +88,21 @@ class Crew:
         self.supervisor: Any = ServerProxy("http://localhost", transport=transport).supervisor
         self.spool = Inspector(str(s.redis))
         self.used: dict[int, float] = {}  # process -> CPU seconds at the last reading
-        self.looked = time.monotonic()
+        self.read_at = time.monotonic()
 
     def members(self) -> list[dict[str, Any]]:
         """All workers, running or not, ordered by number."""
         workers = (one for one in self.supervisor.getAllProcessInfo() if one["name"].startswith("worker-"))
         return sorted(workers, key=lambda one: int(one["name"][7:]))
 
-    def look(self) -> Look:
+    def read(self) -> Reading:
         """Take a reading. Raises: RedisError; OSError, Fault if supervisord does not answer."""
         running = [one["pid"] for one in self.members() if one["state"] in RUNNING_STATES and one["pid"]]
         used, now = {pid: seconds(pid) for pid in running}, time.monotonic()
-        shares = [(used[pid] - self.used[pid]) / (now - self.looked) for pid in running if pid in self.used]
-        self.used, self.looked = used, now
+        shares = [(used[pid] - self.used[pid]) / (now - self.read_at) for pid in running if pid in self.used]
+        self.used, self.read_at = used, now
         waits = [age for name in self.spool.streams() for age in self.spool.snapshot(name).ages.values()]
-        return Look(len(running), max(waits, default=0.0), sum(shares) / len(shares) if shares else 0.0)
+        return Reading(len(running), max(waits, default=0.0), sum(shares) / len(shares) if shares else 0.0)
 
     def change(self, by: int) -> int:
         """Start more workers, or stop those with the highest numbers; returns the change. Raises: OSError, Fault.
@@ -127,23 +127,23 @@ def seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICK
 
 
-def step(crew: Crew, rules: Rules) -> None:
+def step(pool: Pool, rules: Rules) -> None:
     """Take one reading and act on it. A failed reading counts as none; other programs report the cause."""
     try:
-        look = crew.look()
-        decision = rules.decide(look)
-        if decision and (change := crew.change(decision.change)):
-            print(f"{look.workers} -> {look.workers + change} workers: {decision.why}", flush=True)
+        reading = pool.read()
+        decision = rules.decide(reading)
+        if decision and (change := pool.change(decision.change)):
+            print(f"{reading.workers} -> {reading.workers + change} workers: {decision.why}", flush=True)
     except (RedisError, OSError, Fault):
         rules.clear()
 
 
 def main() -> NoReturn:
     s = settings.load_or_exit()
-    crew, rules = Crew(s), Rules(*s.workers)
+    pool, rules = Pool(s), Rules(*s.workers)
     while True:
         time.sleep(EVERY)
-        step(crew, rules)
+        step(pool, rules)
 
 
 if __name__ == "__main__":

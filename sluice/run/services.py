@@ -7,7 +7,6 @@ INGEST_ variables of the environment are written to that file first.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import re
 import shlex
@@ -19,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sluice import settings
-from sluice.run import configure, up
+from sluice.run import configure, page, up
 from sluice.run.configure import ROOT
 from sluice.run.up import CannotStart
 
@@ -104,7 +103,7 @@ def check(s: settings.Settings) -> None:
         raise CannotStart(f"services cannot read {ROOT}; use a clone in /opt/sluice.")
 
 
-def elsewhere() -> list[str]:
+def other_sites() -> list[str]:
     """The files that configure other sites of the system's nginx."""
     folders = Path("/etc/nginx/sites-enabled"), Path("/etc/nginx/conf.d")
     return [str(path) for folder in folders if folder.is_dir() for path in folder.iterdir() if path.name != "default"]
@@ -153,7 +152,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 def install(found: Mapping[str, str], s: settings.Settings) -> bool:
     """Write the files that are missing or differ, enable the services; returns whether anything changed."""
-    others = elsewhere()
+    others = other_sites()
     if others:
         print(
             f"sluice: nginx is not configured, because it already uses {' '.join(others)}: "
@@ -193,23 +192,13 @@ def start(changed: bool, gateway: Path, port: int) -> None:
     run("systemctl", "restart" if changed else "start", "sluice.target", "nginx.service")
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            if ready(gateway):
+        # at the gateway's socket, because nginx may require a key or TLS
+        with contextlib.suppress(OSError):
+            if page.answers([gateway], "/readyz"):
                 socket.create_connection(("127.0.0.1", port), 5).close()
                 return
         time.sleep(0.1)
     raise CannotStart("the gateway does not accept writes: journalctl -u 'sluice*' -u redis-server@sluice -u nginx")
-
-
-def ready(gateway: Path) -> bool:
-    """Whether the gateway accepts writes. This asks at its socket, because nginx may require a key or TLS."""
-    connection = http.client.HTTPConnection("localhost", timeout=5)
-    connection.sock = socket.socket(socket.AF_UNIX)
-    with contextlib.closing(connection):
-        connection.sock.settimeout(5)
-        connection.sock.connect(str(gateway))
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status == 200
 
 
 def main(words: list[str]) -> int:

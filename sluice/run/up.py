@@ -45,7 +45,7 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def claim_home(s: settings.Settings) -> None:
+def lock_home(s: settings.Settings) -> None:
     """Lock $INGEST_HOME, and end the processes that a killed bin/up left. Raises: CannotStart if another one runs."""
     (s.home / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(s.home / "run/up.lock", os.O_RDWR | os.O_CREAT, 0o600)  # locked until this process ends
@@ -60,7 +60,7 @@ def claim_home(s: settings.Settings) -> None:
     (s.home / "run/closing").unlink(missing_ok=True)  # left by a killed bin/sluice reload
 
 
-def check_places(s: settings.Settings) -> None:
+def check_addresses(s: settings.Settings) -> None:
     """Check that the port and Redis's socket are free; otherwise nginx or Redis would be restarted forever.
 
     Raises: CannotStart.
@@ -146,8 +146,8 @@ def main() -> None:
     with exit_on_error(s.home):
         check_modules(s)
         check_access(s)
-        claim_home(s)
-        check_places(s)
+        lock_home(s)
+        check_addresses(s)
         configure.write(s)
         check_nginx(s)
     announce(s)

@@ -22,15 +22,15 @@ def problem(status: str, detail: str, *headers: tuple[str, str]) -> Reply:
 NOT_FOUND = problem("404 Not Found", "There is no stream at this path.")
 POST_ONLY = problem("405 Method Not Allowed", "This path accepts only POST.", ("Allow", "POST"))
 GET_ONLY = problem("405 Method Not Allowed", "This path accepts only GET and HEAD.", ("Allow", "GET, HEAD"))
-NO_LENGTH = problem("400 Bad Request", "The length of the body is malformed or ambiguous; nothing was queued.")
-CUT_OFF = problem("400 Bad Request", "The body is shorter than its Content-Length; nothing was queued.")
-EMPTY = problem("400 Bad Request", "The request has neither a body nor a query string; nothing was queued.")
+NO_LENGTH = problem("400 Bad Request", "The length of the body is malformed or ambiguous; the request had no effect.")
+CUT_OFF = problem("400 Bad Request", "The body is shorter than its Content-Length; the request had no effect.")
+EMPTY = problem("400 Bad Request", "The request has neither a body nor a query string; the request had no effect.")
 
 
 @lru_cache(maxsize=1)
 def too_large(max_body: int) -> Reply:
     """413. max_body: bytes."""
-    return problem("413 Content Too Large", f"A body may have at most {max_body} bytes; nothing was queued.")
+    return problem("413 Content Too Large", f"A body may have at most {max_body} bytes; the request had no effect.")
 
 
 @lru_cache(maxsize=256)

@@ -280,7 +280,7 @@ def test_requests_may_arrive_byte_by_byte(echo: Site, kind: str) -> None:
         assert [client.echo()["length"] for _ in range(3)] == [5, 5, 10]
 
 
-def test_bodies_of_any_length_in_any_pieces_are_queued_unchanged(ingest: Site, redis: Redis, kind: str) -> None:
+def test_bodies_of_any_length_in_any_pieces_are_accepted_unchanged(ingest: Site, redis: Redis, kind: str) -> None:
     rng = random.Random(kind)
     lengths = [1, 2, 100, 8191, 8192, 65535, 65536, 65537, 200_000, (1 << 20) - 1, 1 << 20]
     bodies = [rng.randbytes(length) for length in lengths]
@@ -450,7 +450,7 @@ def test_a_half_closed_client_gets_all_its_answers(echo: Site, kind: str) -> Non
 
 
 @pytest.mark.parametrize("lane", ["fast", "slow"])
-def test_a_truncated_body_gets_400_and_is_not_queued(ingest: Site, redis: Redis, kind: str, lane: str) -> None:
+def test_a_truncated_body_gets_400_and_is_not_accepted(ingest: Site, redis: Redis, kind: str, lane: str) -> None:
     data = plain(b"12345", "/votes", *["Accept: a", "Accept: b"][: 2 * (lane == "slow")])
     with Client(ingest[kind]) as client:
         client.send(plain(b"before") + data[:-1])
@@ -548,7 +548,7 @@ def test_max_body_of_the_application_applies_before_the_body_is_read(redis: Redi
         assert post(server.socket, "/votes", bytes(1024))[0] == 200
 
 
-def test_malformed_requests_get_400_and_are_not_queued(ingest: Site, redis: Redis, kind: str) -> None:
+def test_malformed_requests_get_400_and_are_not_accepted(ingest: Site, redis: Redis, kind: str) -> None:
     head = b"POST /votes HTTP/1.1\r\nHost: localhost\r\n"
     for line in (
         b"Content-Length: 1, 1",

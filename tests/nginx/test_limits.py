@@ -329,7 +329,7 @@ def a_slow_body(site: Site) -> str:
         site.serves()
         each = (sum(memory(site, "nginx", "VmRSS")) - sum(first)) // 100
     assert each < 100
-    return f"2 s: silence closed, nothing queued; a byte each 0.1 s for 2.5 s: 200; {each} kB each of 100 begun ones"
+    return f"2 s: silence closed, nothing accepted; a byte each 0.1 s for 2.5 s: 200; {each} kB each of 100 begun ones"
 
 
 def an_idle_connection(site: Site) -> str:

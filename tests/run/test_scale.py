@@ -11,12 +11,12 @@ from supervisor.states import RUNNING_STATES
 
 from sluice import settings
 from sluice.drill.harness import Server, ask, environment, installation, poll, post
-from sluice.run.scale import Crew, Look, Rules, step
+from sluice.run.scale import Pool, Reading, Rules, step
 
 
-def decided(rules: Rules, *looks: tuple[int, float, float]) -> list[int]:
+def decided(rules: Rules, *readings: tuple[int, float, float]) -> list[int]:
     """The change after each reading (workers, age, cpu)."""
-    found = [rules.decide(Look(*look)) for look in looks]
+    found = [rules.decide(Reading(*reading)) for reading in readings]
     return [decision.change if decision else 0 for decision in found]
 
 
@@ -66,13 +66,13 @@ def test_the_number_of_workers_stays_within_its_limits() -> None:
 
 def test_a_failed_reading_starts_the_count_over(rules: Rules, tmp: Path) -> None:
     assert decided(rules, (1, *LATE)) == [0]
-    step(Crew(settings.load(environment(tmp))), rules)  # no supervisord answers there
+    step(Pool(settings.load(environment(tmp))), rules)  # no supervisord answers there
     assert decided(rules, (1, *LATE), (1, *LATE)) == [0, 1]
 
 
 def test_a_decision_gives_its_reason(rules: Rules) -> None:
-    rules.decide(Look(1, *LATE))
-    decision = rules.decide(Look(1, *LATE))
+    rules.decide(Reading(1, *LATE))
+    decision = rules.decide(Reading(1, *LATE))
     assert decision
     assert decision.why == "the oldest body has waited 3.0 s, mean CPU of a worker 50%, 2 readings above 2 s"
 
@@ -92,20 +92,20 @@ def test_while_bodies_wait_another_worker_starts_and_stores_them(tmp: Path) -> N
 
 def test_a_change_starts_and_stops_the_workers_with_the_highest_numbers(tmp: Path) -> None:
     with installation(tmp, {"INGEST_WORKERS": "auto:1-4"}) as up:
-        crew = Crew(settings.load(environment(tmp)))
+        pool = Pool(settings.load(environment(tmp)))
 
         def running() -> list[str]:
-            return [one["name"] for one in crew.members() if one["state"] in RUNNING_STATES]
+            return [one["name"] for one in pool.members() if one["state"] in RUNNING_STATES]
 
         assert running() == ["worker-0"]
         for change, number in (3, 4), (-1, 3), (-2, 1):
-            crew.change(change)
+            pool.change(change)
             assert running() == [f"worker-{n}" for n in range(number)]
-        crew.change(1)
+        pool.change(1)
         (busy,) = poll(lambda: up.pids("worker-1"))
         os.kill(busy, signal.SIGSTOP)  # supervisord has to wait for it
-        crew.change(-1)
-        assert crew.change(1) == 1
+        pool.change(-1)
+        assert pool.change(1) == 1
         assert len(running()) == 2
 
 
