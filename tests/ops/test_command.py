@@ -7,11 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from sluice.drill.harness import ROOT, environment
+from sluice.drill.harness import PYTHON, ROOT, environment
 from sluice.ledger import STATES
 from sluice.ops.__main__ import VERBS
 from verbs import sluice
@@ -80,3 +82,24 @@ def test_outside_a_checkout_a_verb_that_needs_one_fails_with_one_line(verb: str,
     done = subprocess.run(command, cwd=tmp, env=env, capture_output=True, text=True, timeout=60)
     line = f"sluice: {what} needs a checkout of Sluice: run its bin/sluice instead.\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
+
+
+@pytest.mark.skipif(not Path(PYTHON["pypy"]).exists(), reason="no .venv-pypy, which can build; bin/test makes it")
+def test_the_installed_package_has_the_command_and_the_names_for_users_modules(tmp: Path) -> None:
+    """`pip install .` into an empty virtual environment; it then borrows the requirements of this one."""
+    source, venv = tmp / "source", tmp / "venv"
+    shutil.copytree(ROOT / "sluice", source / "sluice")
+    for name in "setup.cfg", "pyproject.toml", "README.md", "LICENSE":
+        shutil.copy(ROOT / name, source)
+    run = partial(subprocess.run, check=True, cwd=source, env=environment(tmp), capture_output=True, text=True)
+    run([PYTHON["pypy"], "-c", f"from setuptools.build_meta import build_wheel; build_wheel({str(tmp)!r})"])
+    run([sys.executable, "-m", "venv", "--without-pip", venv])
+    pip = "pip", "--python", venv / "bin/python", "install", "--no-index", "--no-deps", "--no-compile"
+    run([sys.executable, "-m", *pip, *tmp.glob("*.whl")])
+    (place,) = venv.glob("lib/*/site-packages")
+    assert run([venv / "bin/sluice", "--help"], cwd=tmp).stdout.startswith("usage: sluice ")  # needs no other package
+    (place / "requirements.pth").write_text(sysconfig.get_path("purelib"))
+    program = "import sluice; from sluice import Record, stream, Route; print(sluice.__file__)"
+    assert run([venv / "bin/python", "-c", program], cwd=tmp).stdout == f"{place}/sluice/__init__.py\n"
+    done = run([venv / "bin/sluice", "status"], cwd=tmp, check=False)
+    assert (done.returncode, done.stdout.split()[0]) == (1, "stream")
