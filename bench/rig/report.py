@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -139,6 +140,43 @@ class Report:
             )
         axes.set_xlabel(x + (f"\n{note}" if note else ""), fontsize=9)
         axes.set_ylabel(y, fontsize=9)
+        axes.set_title(title, loc="left", fontsize=11, fontweight="bold", wrap=True)
+        self.save(figure, axes, suffix)
+
+    def density(
+        self, series: Mapping[str, Sequence[tuple[float, int]]], title: str, marks: Mapping[str, float],
+        suffix: str = "", note: str = "",
+    ) -> None:  # fmt: skip
+        """Add a plot of the density of latencies. series: name -> [(upper end of a slot in ms, requests), …]
+
+        Both axes are logarithmic: of a million requests, even one is visible. marks: text -> ms of a vertical line.
+        """
+        plt = pyplot()
+        figure, axes = plt.subplots(figsize=(9, 4.6), layout="constrained")
+        for n, (name, slots) in enumerate(series.items()):
+            total = sum(count for _, count in slots)
+            bins: dict[int, int] = {}
+            for end, count in slots:
+                at = math.ceil(math.log2(end) * 16)
+                bins[at] = bins.get(at, 0) + count
+            ends = range(min(bins), max(bins) + 1)
+            edges = [2 ** ((at - 1) / 16) for at in (*ends, ends[-1] + 1)]
+            shares = [100 * bins.get(at, 0) / total for at in ends]
+            axes.stairs(shares, edges, fill=True, color=COLOURS[n], alpha=0.35, label=name)
+            axes.stairs(shares, edges, color=COLOURS[n], linewidth=1.2)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.yaxis.set_major_formatter("{x:,g}")
+        for n, (text, value) in enumerate(marks.items()):
+            axes.axvline(value, color="#444444", linewidth=0.9, linestyle=(0, (4, 3)))
+            axes.annotate(
+                text, (value, 1 - 0.06 * n), xycoords=("data", "axes fraction"), xytext=(3, -10),
+                textcoords="offset points", fontsize=8, color="#444444",
+            )  # fmt: skip
+        axes.legend(loc="upper left", fontsize=9)
+        axes.set_xlabel("ms" + (f"\n{note}" if note else ""), fontsize=9)
+        axes.set_ylabel("% of the requests, per 1/16 octave", fontsize=9)
         axes.set_title(title, loc="left", fontsize=11, fontweight="bold", wrap=True)
         self.save(figure, axes, suffix)
 

@@ -1,0 +1,188 @@
+"""Part `mix`: a feed of notifications with two reads to one write, at a fixed rate."""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+import rig
+from readside.site import FOLLOWER, WORKER, Site, Targets, requests
+from sluice.sinks.schema import load_streams
+from sluice.views import Feed, contract
+from sluice.views.check import Checker
+
+MODULE = rig.ROOT / "examples/notifications.py"
+PATH = "/notifications/feed"
+FULL = 23_000_000  # users, for the extrapolation of the memory
+KINDS = ("like", "follow", "mention", "reply")
+NUMBER = 300_000  # requests, before they repeat
+TARGETS = {5.0: 98.2, 10.0: 99.99}  # ms -> % of the requests within
+PERCENTILES = 50, 90, 98.2, 99, 99.9, 99.99
+KINDS_OF_REQUEST = "GET", "other"  # as users.c names them
+Slots = list[tuple[float, int]]  # (upper end in ms, requests)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--users", type=int, default=5_000, help="mix: users with a full set (%(default)s)")
+    parser.add_argument("--rate", type=float, default=10_000, help="mix: requests per second (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=1, help="mix: minutes of a round (%(default)s)")
+    parser.add_argument("--clients", type=int, default=256, help="mix: connections (%(default)s)")
+    parser.add_argument("--limit", type=int, default=100, help="mix: items of an answer (%(default)s)")
+    parser.add_argument("--durability", default="always", help="mix: appendfsync of the list (%(default)s)")
+
+
+def notification(chosen: random.Random, user: int) -> bytes:
+    kind = chosen.choice(KINDS).encode()
+    actor, thing = chosen.randrange(1000), chosen.randrange(10_000)
+    return b'{"user":"user-%05d","kind":"%b","actor":"actor-%04d","object":"photo %d"}' % (user, kind, actor, thing)
+
+
+def full(users: int, cap: int) -> Iterator[bytes]:
+    """A little more than full sets: some items are equal."""
+    chosen = random.Random(1)
+    for n in range(users * (cap + 5)):
+        yield notification(chosen, n % users)
+
+
+def mixed(users: int, limit: int, cap: int) -> Iterator[bytes]:
+    """Two reads to one write, for users by chance."""
+    chosen = random.Random(2)
+    more = f"&limit={limit}" if limit < cap else ""
+    for n in range(NUMBER):
+        user = chosen.randrange(users)
+        if n % 3 == 2:
+            yield rig.post("/notifications", notification(chosen, user))
+        else:
+            yield rig.get(f"{PATH}?user=user-{user:05}{more}")
+
+
+def summed(runs: Iterable[rig.Figures], kinds: Sequence[str]) -> Slots:
+    """The latencies of these kinds of requests (GET, other) in all runs."""
+    found: Counter[float] = Counter()
+    for run in runs:
+        for kind in kinds:
+            for end, count in run["slots"][kind]:
+                found[end / 1000] += count
+    return sorted(found.items())
+
+
+def percentile(slots: Slots, part: float) -> float:
+    """The upper end of the slot in which this percentile is."""
+    left = sum(count for _, count in slots) * part / 100
+    for end, count in slots:
+        left -= count
+        if left <= 0:
+            return end
+    return slots[-1][0]
+
+
+def within(slots: Slots, milliseconds: float, failures: int) -> float:
+    """Percent of the requests that were answered within this time; a slot that ends later is not."""
+    total = sum(count for _, count in slots) + failures
+    return 100 * sum(count for end, count in slots if end <= milliseconds) / total
+
+
+def audit(site: Site, view: Feed) -> tuple[int, int, int, float]:
+    """Keys, items of the largest set, items that are there twice, and mean bytes of a full key with its companion."""
+    state = (site.client.get(contract.state(PATH)) or b"").decode()
+    prefix, companion = contract.prefix(PATH, state), contract.companion(PATH, state)
+    keys = largest = doubled = 0
+    sizes: list[int] = []
+    for name in site.client.scan_iter(prefix + "*", count=1000):
+        items = [msgspec.json.decode(item[: -contract.HASH]) for item in site.client.zrange(name, 0, -1)]
+        members = {tuple(item[field] for field in view.member) for item in items}
+        keys, largest, doubled = keys + 1, max(largest, len(items)), doubled + len(items) - len(members)
+        if len(items) == view.cap and len(sizes) < 1000:
+            beside = companion + name.decode().removeprefix(prefix)
+            sizes.append(sum(site.client.memory_usage(one, samples=0) or 0 for one in (name, beside)))
+    return keys, largest, doubled, sum(sizes) / max(1, len(sizes))
+
+
+def run(options: argparse.Namespace) -> bool:
+    """Measure and report. Returns: whether the targets are met."""
+    if options.quick:
+        options.users, options.minutes = 500, 0.1
+    report = rig.Report("reads-mix", "How fast is a feed with two reads to one write, at a fixed rate?", options)
+    seconds = options.minutes * 60
+    with rig.Stand(options, "no", "4g") as stand:
+        module = {name: MODULE for name in ("INGEST_ROUTES", "INGEST_RECORDS", "INGEST_VIEWS")}
+        site = Site(stand, **module)
+        view = site.declared[PATH]
+        assert isinstance(view, Feed)
+        site.store("notifications", full(options.users, view.cap))
+        views, follower = site.views(), site.python("follower", FOLLOWER)
+        empty = site.client.info("memory")["used_memory"]
+        site.caught_up()
+        memory = site.client.info("memory")["used_memory"] - empty
+        keys, _, _, per_key = audit(site, view)
+        programs = {
+            "gateway": site.gateway(options.runtime), "reader": site.reader(options.runtime), "views": views,
+            "worker": site.python("worker", WORKER), "follower": follower,
+        }  # fmt: skip
+        candidate = site.front("Sluice", programs, f"{PATH}?user=user-00000")
+        stand.set_durability(options.durability)
+        stand.clear()
+        file = requests(stand.tmp / "mix", mixed(options.users, options.limit, view.cap))
+        warm = min(5.0, seconds / 3)
+        load = stand.users(candidate, file, options.clients, options.rate, warm, details=True)
+        runs = []
+        for n in range(options.rounds):
+            runs.append(load(seconds + warm))
+            tail = percentile(summed(runs[-1:], KINDS_OF_REQUEST), 99.99)
+            rig.progress(f"  round {n + 1}/{options.rounds}: p99.99 {tail:.1f} ms")
+        took = site.caught_up()
+        keys, largest, doubled, _ = audit(site, view)
+        checker = Checker(str(site.home / contract.SOCKET), site.settings.sink, load_streams(site.settings))
+        different = checker.check(PATH, view).different
+        checker.close()
+
+    failures = sum(int(one["errors"]) for one in runs)
+    everything = summed(runs, KINDS_OF_REQUEST)
+    by_kind = {"reads": summed(runs, ["GET"]), "writes": summed(runs, ["other"]), "all": everything}
+    report.data |= {"runs": [{k: v for k, v in one.items() if k != "timeline"} for one in runs]}
+    report.data |= {"keys": keys, "bytes of a full set": per_key, "caught up after s": took}
+    rows: list[list[object]] = []
+    for name, slots in by_kind.items():
+        shares = [f"{within(slots, ms, failures if name == 'all' else 0):.4f}" for ms in TARGETS]
+        rows.append([name, *(percentile(slots, part) for part in PERCENTILES), slots[-1][0], *shares])
+    report.table(
+        ["ms", *(f"p{part}" for part in PERCENTILES), "max", *(f"% within {ms:g} ms" for ms in TARGETS)],
+        rows,
+        f"From the moment when a request was due, all rounds: {sum(n for _, n in everything):,} requests",
+    )
+    rows = []
+    for n, one in enumerate(runs):
+        slots, used = summed([one], KINDS_OF_REQUEST), [10 * seconds for seconds in one["cpu"].values()]
+        slow = [percentile(slots, part) for part in PERCENTILES[2:]]
+        rows.append([f"round {n + 1}", one["rate"], *slow, one["max"], int(one["errors"]), *used])
+    parts = [f"CPU us a request: {part}" for part in runs[0]["cpu"]]
+    report.table(["", "requests/s", *(f"p{part}" for part in PERCENTILES[2:]), "max ms", "failures", *parts], rows)
+    gigabytes = FULL * max(per_key, memory / keys) / 1e9
+    report.table(
+        ["users", "bytes of a full set", "memory / users", f"for {FULL:,} users, GB"],
+        [[keys, int(per_key), int(memory / keys), gigabytes]],
+        f"Memory of the views' Redis: sets of {view.cap} items",
+    )
+    marks = {}
+    for part in (50, 99, 99.99):
+        value = percentile(everything, part)
+        marks[f"p{part}: {value:.1f} ms"] = value
+    report.density(
+        {name: by_kind[name] for name in ("reads", "writes")},
+        f"Latency of a feed of {view.cap} items: {options.rate:,.0f} requests/s, two reads to one write",
+        marks,
+        note="from the moment when the request was due; the lines are percentiles of all requests",
+    )
+    targets = Targets(report)
+    for ms, bar in TARGETS.items():
+        share = within(everything, ms, failures)
+        targets.add(f"% of the requests within {ms:g} ms", f"min {bar}", f"{share:.4f}", share >= bar)
+    targets.at_most("failures", failures, 0)
+    targets.at_most("items of the largest set", largest, view.cap)
+    targets.at_most("items that are there twice", doubled, 0)
+    targets.at_most("keys that differ from the database", len(different), 0)
+    return targets.write()

@@ -1,0 +1,22 @@
+"""The follower of Sluice, whose counts take some seconds of CPU."""
+
+import os
+import sys
+
+import redis
+
+from expensive import compute
+from sluice.run import follow
+from sluice.views import refresh
+
+r = redis.Redis(unix_socket_path=os.environ["INGEST_REDIS"])
+count = refresh.count
+
+
+def expensive_count(*arguments):
+    r.rpush("computed", compute(float(os.environ["HERD_SECONDS"])))
+    return count(*arguments)
+
+
+refresh.count = expensive_count
+sys.exit(follow.main())
