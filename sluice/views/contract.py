@@ -256,6 +256,11 @@ redis.call('DEL', KEYS[1])
 return 1
 """
 
+# The lease of a new follower, also in a full Redis, which only a follower can empty. ARGV: token, milliseconds.
+TAKE = """#!lua flags=allow-oom
+return redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
+"""
+
 # Moves the end of a lease or lock. ARGV: token, milliseconds.
 EXTEND = """#!lua flags=allow-oom
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end

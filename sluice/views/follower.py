@@ -181,7 +181,7 @@ class Follower:
         (client,) = self.link.ask(("CLIENT", "ID"))
         token = f"{client}:{os.getpid()}:{secrets.token_hex(8)}"
         lease = int(contract.LEASE * 1000)
-        if not self.link.ask(("SET", contract.HOLDER, token, "NX", "PX", lease))[0]:
+        if not self.link.ask(("EVAL", contract.TAKE, 1, contract.HOLDER, token, lease))[0]:
             holder = self.link.ask(("GET", contract.HOLDER))[0] or b""
             # the lease of a killed follower: its connection is gone, so there is no need to wait
             if holder and not self.link.ask(("CLIENT", "LIST", "ID", holder.partition(b":")[0]))[0]:

@@ -265,6 +265,20 @@ def test_a_view_that_does_not_fit_says_so_and_the_others_go_on(sqlite: Site) -> 
     sqlite.caught_up()
 
 
+def test_a_follower_that_starts_while_the_memory_is_full_makes_room(sqlite: Site) -> None:
+    sqlite.store("gps", [position("bike", 1)])
+    sqlite.caught_up()
+    sqlite.kill(sqlite.follower)
+    client = sqlite.client()
+    client.config_set("maxmemory", 1 << 19)
+    sqlite.store("gps", [position("bike", 2)])
+    sqlite.start_follower()
+    harness.poll(lambda: client.get(contract.state("/gps/latest")) == contract.FULL)
+    client.config_set("maxmemory", 0)
+    client.sadd(contract.REBUILD, *sqlite.views)
+    sqlite.caught_up()
+
+
 def test_a_key_longer_than_the_limit_is_in_no_view(sqlite: Site) -> None:
     sqlite.store("gps", [position("x" * (contract.KEY_BYTES + 1), 1), position("y" * contract.KEY_BYTES, 1)])
     harness.poll(lambda: sqlite.actual("/gps/latest"))
