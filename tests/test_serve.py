@@ -254,6 +254,22 @@ def test_reads_are_counted_by_view_and_status(lane: Reader) -> None:
         assert poll(functools.partial(client.hget, contract.READS, field)) == b"%d" % number
 
 
+def test_a_full_redis_refuses_the_first_count_of_a_tally_and_no_other_read(stored: Site) -> None:
+    client = stored.client()
+    with reader(stored, LANE) as lane:
+        stored.kill(stored.follower)  # it would make room
+        client.config_set("maxmemory", 1 << 19)
+        with connect(lane.where) as connection:
+            try:
+                connection.sendall(ask("/votes/tally?poll=new"))
+                for _ in range(20):
+                    assert lane.json("/gps/trail?device=bike")
+            finally:
+                client.config_set("maxmemory", 0)
+                stored.start_follower()
+            assert harness.answer(connection)[0] == 404  # counted once the refresher was asked again
+
+
 def test_a_reader_that_starts_while_no_view_is_served_answers_503(stored: Site) -> None:
     client, names = stored.client(), [contract.state(path) for path in ("/gps/latest", "/gps/trail", "/metrics/latest")]
     before = client.mget(names)

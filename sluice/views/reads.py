@@ -41,13 +41,15 @@ def pack(*words: bytes) -> bytes:
 class Trip:
     """Reads that are sent together.
 
-    strings: key -> value. commands: packed command -> reply. done: the outcome is known.
+    strings: key -> value. commands: packed command -> reply. asks: packed commands that a full Redis may refuse.
+    done: the outcome is known.
     failed: there was no reply, so both are without values.
     """
 
-    __slots__ = ("commands", "done", "failed", "strings")
+    __slots__ = ("asks", "commands", "done", "failed", "strings")
 
     def __init__(self) -> None:
+        self.asks: list[bytes] = []
         self.strings: dict[bytes, bytes | None] = {}
         self.commands: dict[bytes, Any] = {}
         self.done = False
@@ -105,7 +107,7 @@ class Reads:
             for key in keys:
                 if now >= self.asked.get((path, key), 0.0):
                     self.asked[path, key] = now + ASK
-                    self.open.commands[pack(b"RPUSH", contract.ASKED.encode(), path.encode() + b" " + key)] = None
+                    self.open.asks.append(pack(b"RPUSH", contract.ASKED.encode(), path.encode() + b" " + key))
 
     def fetch(self, trip: Trip) -> None:
         """Send the trip, unless another thread has. On return `done` is set."""
@@ -136,7 +138,7 @@ class Reads:
     def send(self, trip: Trip, now: float) -> None:
         """One round trip. The strings are last: among them are the states, which must be read after the values."""
         report, delta = self.report() if now >= self.counts.due else ([], {})
-        out = report + list(trip.commands)
+        out = [*report, *trip.asks, *trip.commands]
         keys = list(trip.strings)
         if keys:
             out.append(pack(b"MGET", *keys))
@@ -144,6 +146,7 @@ class Reads:
             return
         self.redis.send_packed_command((b"".join(out),))
         self.read_report(report, delta, now)
+        self.refused(len(trip.asks))
         for command in trip.commands:
             trip.commands[command] = self.redis.read_response()
         if keys:
@@ -167,16 +170,21 @@ class Reads:
 
     def read_report(self, report: list[bytes], delta: dict[str, int], now: float) -> None:
         """Read the replies to a report. A full Redis refuses it; then the next one has the counts."""
-        refused = False
-        for _ in report:
-            try:
-                self.redis.read_response()
-            except ResponseError:
-                refused = True
+        refused = self.refused(len(report))
         if report or now >= self.counts.due:
             self.counts.due = now + REPORT_INTERVAL
         if not refused:
             self.counts.confirm(delta)
+
+    def refused(self, replies: int) -> bool:
+        """Read replies; whether one is an error."""
+        found = False
+        for _ in range(replies):
+            try:
+                self.redis.read_response()
+            except ResponseError:
+                found = True
+        return found
 
     def tick(self) -> None:
         """Once a second: report what no read has reported."""
