@@ -194,13 +194,17 @@ class SqliteReader(Reader):
         """See `Reader`."""
         return ""
 
-    def news(self) -> bool:
-        """See `Reader`."""
+    def leave(self) -> None:
+        """Close the connection if the file has been replaced: it would read the old one for ever."""
         if self.db is not None:
             with contextlib.suppress(OSError):
                 found = os.stat(self.path)
                 if self.file != (found.st_dev, found.st_ino):
                     self.close()
+
+    def news(self) -> bool:
+        """See `Reader`."""
+        self.leave()
         with self.open() as db:
             (version,) = db.execute("PRAGMA data_version").fetchone()
         changed, self.version = version != self.version, version
@@ -264,6 +268,7 @@ class SqliteReader(Reader):
             f'SELECT CAST("{by}" AS TEXT), count(*) FROM "{stream}" '  # noqa: S608
             f'WHERE {where} AND "{by}" IS NOT NULL GROUP BY 1'
         )
+        self.leave()
         with self.open() as db:
             return dict(db.execute(query, (value,)).fetchall())
 

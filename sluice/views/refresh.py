@@ -68,7 +68,7 @@ def refresh_ahead(
                 client.eval(contract.EXTEND, 1, lock, token, int(FAILED * 1000))
                 if value is None:
                     raise
-                log.warning("%s: the old value is kept: %s", key, error)
+                log.debug("%s: the old value is kept: %s", key, error)  # each key would warn every second
                 return value
             lifetime = 2 * period if fresh else UNKNOWN
             if client.eval(contract.KEEP, 2, lock, key, token, fresh, int(lifetime * 1000)):
@@ -122,6 +122,7 @@ class Refresher:
         self.every = min([1.0, *(view.period / 4 for view in self.tallies.values())])  # seconds between two scans
         self.due = 0.0
         self.stopping = threading.Event()
+        self.trouble = ""
         self.threads = [
             threading.Thread(target=self.run, name=f"refresh-{n}", daemon=True)
             for n in range(THREADS if self.tallies else 0)
@@ -139,7 +140,6 @@ class Refresher:
     def run(self) -> None:
         """Compute until `stop`."""
         database = reader.connect(self.url, self.streams)
-        trouble = ""
         while not self.stopping.is_set():
             try:
                 asked: Any = self.client.blpop([contract.ASKED], timeout=self.every)
@@ -150,13 +150,17 @@ class Refresher:
                     self.due = time.monotonic() + self.every
                     for path, key in self.expiring():
                         self.refresh(database, path, key)
-                trouble = ""
             except (RedisError, Unavailable, TimeoutError) as error:
-                if str(error) != trouble:
-                    trouble = str(error)
-                    log.warning("tallies are not refreshed: %s", trouble)
+                self.say(error)
                 self.stopping.wait(self.every)
         database.close()
+
+    def say(self, error: Exception | None) -> None:
+        """Log a failure when it begins or changes, and the next count."""
+        trouble = str(error or "")
+        if trouble != self.trouble:
+            self.trouble = trouble
+            log.warning("tallies are not refreshed: %s", trouble) if trouble else log.info("recovered")
 
     def expiring(self) -> Iterator[tuple[str, str]]:
         """The tallies that are older than a period and were asked for within a lifetime; the others are forgotten."""
@@ -181,7 +185,12 @@ class Refresher:
             return
 
         def compute() -> bytes:
-            value = count(database, view, key)
+            try:
+                value = count(database, view, key)
+            except Unavailable as error:  # whoever has an old value does not see it
+                self.say(error)
+                raise
+            self.say(None)
             self.client.hincrby(contract.REFRESHES, path, 1)
             return value
 

@@ -196,3 +196,30 @@ def test_a_tally_follows_the_database_while_clients_ask_and_is_forgotten_after_t
     client = polls.client()
     assert int(client.hget(contract.REFRESHES, "/votes/tally")) >= 2
     harness.poll(lambda: not client.exists(contract.wanted("/votes/tally"), contract.tally("/votes/tally", "cookies")))
+
+
+def test_a_database_that_is_replaced_is_counted_anew(polls: Site) -> None:
+    harness.poll(lambda: ask(polls, "cookies"))
+    polls.sink.close()
+    for path in polls.tmp.glob("ingest.db*"):
+        path.unlink()
+    polls.sink = polls.connect()
+    polls.store("votes", [Vote(poll="cookies", choice="fig")])
+    harness.poll(lambda: json.loads(ask(polls, "cookies") or "{}").get("total") == 1)
+
+
+def test_a_database_that_is_away_is_logged_once_for_all_keys(polls: Site) -> None:
+    keys = [f"poll-{n}" for n in range(5)]
+    polls.store("votes", [Vote(poll=key, choice="fig") for key in keys])
+    harness.poll(lambda: all([ask(polls, key) for key in keys]))
+    polls.sink.close()
+    polls.tmp.joinpath("ingest.db").rename(polls.tmp / "away")
+    polls.tmp.joinpath("ingest.db").mkdir()
+    harness.poll(lambda: not any([ask(polls, key) for key in keys]))  # each was tried for a period
+    polls.tmp.joinpath("ingest.db").rmdir()
+    polls.tmp.joinpath("away").rename(polls.tmp / "ingest.db")
+    harness.poll(lambda: all([ask(polls, key) for key in keys]))
+    lines = [line for line in (polls.tmp / "follower.out").read_text().splitlines() if "sluice.refresh" in line]
+    assert len(lines) == 2, lines
+    assert "unable to open" in lines[0]
+    assert "recovered" in lines[1]
