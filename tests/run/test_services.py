@@ -254,7 +254,7 @@ def test_repeated_restarts_behind_inherited_sockets_fail_no_request(runtime: str
             sock.listen(4096)
             sockets.append(sock)
         loads = [Load(front.port, fresh) for fresh in (False, True, True)]
-        for _ in range(4):
+        for _ in range(3):
             with activated(tmp, sockets, env, runtime):
                 poll(lambda: get(front.port, "/readyz")[0] == 200)
                 for load in loads:
