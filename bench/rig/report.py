@@ -144,7 +144,7 @@ class Report:
         self.save(figure, axes, suffix)
 
     def density(
-        self, series: Mapping[str, Sequence[tuple[float, int]]], title: str, marks: Mapping[str, float],
+        self, series: Mapping[str, Sequence[tuple[float, float]]], title: str, marks: Mapping[str, float],
         suffix: str = "", note: str = "",
     ) -> None:  # fmt: skip
         """Add a plot of the density of latencies. series: name -> [(upper end of a slot in ms, requests), …]
@@ -155,7 +155,7 @@ class Report:
         figure, axes = plt.subplots(figsize=(9, 4.6), layout="constrained")
         for n, (name, slots) in enumerate(series.items()):
             total = sum(count for _, count in slots)
-            bins: dict[int, int] = {}
+            bins: dict[int, float] = {}
             for end, count in slots:
                 at = math.ceil(math.log2(end) * 16)
                 bins[at] = bins.get(at, 0) + count
@@ -166,8 +166,9 @@ class Report:
             axes.stairs(shares, edges, color=COLOURS[n], linewidth=1.2)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.xaxis.set_major_formatter("{x:,g}")
-        axes.yaxis.set_major_formatter("{x:,g}")
+        for axis in axes.xaxis, axes.yaxis:
+            axis.set_major_formatter("{x:,g}")
+            axis.set_minor_formatter("")
         for n, (text, value) in enumerate(marks.items()):
             axes.axvline(value, color="#444444", linewidth=0.9, linestyle=(0, (4, 3)))
             axes.annotate(
