@@ -1,8 +1,11 @@
 """gunicorn, which runs ingest.app between nginx and Redis: the settings that differ from its defaults.
 
+For the reader too, which runs serve.app: its command line names the application, the sockets and one process.
+
 gunicorn 23 (on PyPy) ignores settings that it does not know.
 """
 
+import logging
 import os
 import sys
 
@@ -49,13 +52,16 @@ def pre_exec(arbiter):
 
 
 class Log(Logger):
-    """gunicorn's logger, with the line format of the worker if INGEST_LOG or the journal asks for it."""
+    """gunicorn's logger, with the line format of the worker if INGEST_LOG or the journal asks for it; the application
+    logs through it too.
+    """
 
     def setup(self, cfg):
         super().setup(cfg)
         style = supervisor.formatter(_settings.log)
         for handler in self.error_log.handlers if style else ():
             handler.setFormatter(style)
+        logging.getLogger("sluice").handlers = self.error_log.handlers
 
 
 logger_class = Log

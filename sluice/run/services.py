@@ -28,7 +28,8 @@ DEFAULTS = Path("/etc/default/sluice")
 UNITS = Path("/etc/systemd/system")
 WANTED = UNITS / "sluice.target.wants"
 FILES = 65535  # LimitNOFILE= of nginx in deploy/systemd/
-READERS = ("sluice-metrics.service", "sluice-page.service")  # services that read the database
+READERS = ("sluice-follower.service", "sluice-metrics.service", "sluice-page.service")  # these read the database
+VIEWS = ("sluice-views.service", "sluice-follower.service", "sluice-reader.socket", "sluice-reader.service")
 FIXED = {"INGEST_HOME": str(HOME)}
 # hidden from a unit by ProtectHome= and PrivateTmp=
 HIDDEN = "/home", "/root", "/run/user", "/tmp", "/var/tmp"  # noqa: S108  # named, not written to
@@ -71,6 +72,7 @@ def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, st
     """
     wanted = {
         "sluice-gateway.service.d/zz-pypy.conf": s.runtime == "pypy",
+        "sluice-reader.service.d/zz-pypy.conf": s.runtime == "pypy",
         "sluice-worker@.service.d/network.conf": not s.sink.startswith("sqlite:"),
         "nginx.service.d/sluice.conf": nginx,
     }
@@ -173,12 +175,14 @@ def install(found: Mapping[str, str], s: settings.Settings) -> bool:
 
     if s.workers.max > s.workers.min:
         print(f"sluice: services do not scale: {s.workers.min} worker(s) start; start sluice-worker@N for one more")
-    workers = [f"sluice-worker@{n}.service" for n in range(1, s.workers.min + 1)]
+    units = [f"sluice-worker@{n}.service" for n in range(1, s.workers.min + 1)]
+    if s.views != "off":
+        units += VIEWS
     enabled = {path.name for path in WANTED.iterdir()} if WANTED.is_dir() else set()
-    if surplus := enabled - set(workers):
+    if surplus := enabled - set(units):
         run("systemctl", "disable", "--quiet", "--now", *sorted(surplus))
-    run("systemctl", "enable", "--quiet", "sluice.target", "nginx.service", *workers)
-    return changed or enabled != set(workers)
+    run("systemctl", "enable", "--quiet", "sluice.target", "nginx.service", *units)
+    return changed or enabled != set(units)
 
 
 def start(changed: bool, gateway: Path, port: int) -> None:

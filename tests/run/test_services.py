@@ -40,7 +40,8 @@ from sluice.run import reload, services
 
 UNITS = (
     "sluice-gateway.service", "sluice-worker@1.service", "nginx.service", "redis-server@sluice.service",
-    "sluice-metrics.service", "sluice-page.service",
+    "sluice-metrics.service", "sluice-page.service", "sluice-views.service", "sluice-follower.service",
+    "sluice-reader.service",
 )  # fmt: skip
 EXPOSED = 2.0  # of 10: maximum exposure in `systemd-analyze security`, which calls this OK
 EVERY = {"INGEST_RUNTIME": "pypy", "INGEST_SINK": "postgresql://host/database"}
@@ -64,7 +65,8 @@ def analyze(units: Path, *words: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize("env", [{}, EVERY], ids=["as it comes", "pypy and postgresql"])
 def test_systemd_analyze_accepts_the_units(env: dict[str, str], tmp: Path) -> None:
-    done = analyze(installed(tmp, env), "verify", "--man=no", "sluice.target", "sluice-gateway.socket", *UNITS)
+    names = "sluice.target", "sluice-gateway.socket", "sluice-reader.socket", *UNITS
+    done = analyze(installed(tmp, env), "verify", "--man=no", *names)
     assert (done.returncode, done.stderr + done.stdout) == (0, "")
 
 
@@ -77,16 +79,18 @@ def test_the_exposure_of_each_unit_is_ok_or_better(unit: str, env: dict[str, str
 
 
 @pytest.mark.parametrize("runtime", PYTHON)
-def test_the_gateway_may_map_writable_code_on_pypy_only(runtime: str, tmp: Path) -> None:
+@pytest.mark.parametrize("name", ["gateway", "reader"])
+def test_gateway_and_reader_may_map_writable_code_on_pypy_only(name: str, runtime: str, tmp: Path) -> None:
     units = installed(tmp, {"INGEST_RUNTIME": runtime})
-    done = analyze(units, "security", "--offline=true", "--json=short", "sluice-gateway.service")
+    done = analyze(units, "security", "--offline=true", "--json=short", f"sluice-{name}.service")
     denied = {row["json_field"]: row["set"] for row in json.loads(done.stdout)}["MemoryDenyWriteExecute"]
     assert denied == (runtime != "pypy")
 
 
 def test_the_units_follow_the_settings(tmp: Path) -> None:
     plain, every = (services.files(settings.load(services.given("", env)), Path("/srv/sluice")) for env in ({}, EVERY))
-    more = {"sluice-gateway.service.d/zz-pypy.conf", "sluice-worker@.service.d/network.conf"}
+    more = {f"sluice-{name}.service.d/zz-pypy.conf" for name in ("gateway", "reader")}
+    more |= {"sluice-worker@.service.d/network.conf"}
     more |= {f"{unit}.d/network.conf" for unit in services.READERS}
     assert {str(path.relative_to(services.UNITS)) for path in every.keys() - plain.keys()} == more
     unit = plain[services.UNITS / "sluice-gateway.service"]
@@ -309,6 +313,9 @@ def test_log_lines_go_to_the_journal_with_their_priority(tmp: Path, manager: Man
 def test_log_lines_are_json_if_set(runtime: str, tmp: Path) -> None:
     env = {"INGEST_LOG": "json"}
     with redis_server(tmp, appendfsync="no") as redis:
+        with gateway(tmp, None, runtime, env=env, args=("serve:app",)) as reader:
+            assert get(reader.socket, "/gps/latest?device=a")[0] == 503
+            assert "the views' Redis is unavailable" in reader.said()
         with gateway(tmp, redis, runtime, env=env) as server:
             pass
         with running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", environment(tmp, env)):
