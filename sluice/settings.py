@@ -173,8 +173,8 @@ class Settings:
     )
     runtime: str = setting(
         choice("cpython", "pypy"), "cpython",
-        "Python of the gateway: `cpython` or `pypy`. Change it when the gateway is the bottleneck: PyPy takes less CPU "
-        "per request and more memory",
+        "Python of gateway and reader: `cpython` or `pypy`. Change it when one of them is the bottleneck: PyPy takes "
+        "less CPU per request and more memory",
     )
     gateways: int = setting(
         integer(1, 256), "1",
@@ -271,13 +271,13 @@ class Settings:
     )
     cors: tuple[str, ...] = setting(
         origins, "",
-        "Paths to which browsers may post from pages of other origins, and those origins (unless given, any). Set it "
-        "when a web page on another host sends data",
+        "Paths that pages of other origins may post to or read, and those origins (unless given, any). Set it when a "
+        "web page on another host sends data or shows a view",
     )
     log: str = setting(
         choice("text", "json"), "text",
-        "Format of the logs of gateway and workers. Change it to `json` for a log collector: one object per line with "
-        "`time`, `level`, `logger`, `process`, `message`, and `traceback` after an error",
+        "Format of the logs of gateway, reader, workers and follower. Change it to `json` for a log collector: one "
+        "object per line with `time`, `level`, `logger`, `process`, `message`, and `traceback` after an error",
     )
     status_allow: tuple[str, ...] = setting(
         viewers, "127.0.0.1 ::1",

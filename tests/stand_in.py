@@ -1,4 +1,4 @@
-"""nginx with the real configuration, in front of a stand-in for the gateway that records its requests."""
+"""nginx with the real configuration, in front of a stand-in for gateway and reader that records its requests."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 16\r
 
 
 class Gateway:
-    """Stands in for the gateway: records each request and answers `reply`, or closes the connection if it is empty."""
+    """Stands in for gateway and reader: records each request and answers `reply`, or closes the connection if it is
+    empty. reads: the requests at the reader's sockets; requests: those at the gateway's.
+    """
 
     def __init__(self, home: Path) -> None:
         self.requests: list[bytes] = []
+        self.reads: list[bytes] = []
         self.connections = 0
         self.reply = OK
-        self.servers = [self.serve(path) for path in settings.load({"INGEST_HOME": str(home)}).gateway_sockets]
+        s = settings.load({"INGEST_HOME": str(home)})
+        self.servers = [self.serve(path, self.requests) for path in s.gateway_sockets]
+        self.readers = [self.serve(path, self.reads) for path in s.reader_sockets]
 
-    def serve(self, path: Path) -> socketserver.ThreadingUnixStreamServer:
+    def serve(self, path: Path, record: list[bytes]) -> socketserver.ThreadingUnixStreamServer:
         gateway = self
 
         class Handler(socketserver.StreamRequestHandler):
@@ -35,7 +40,7 @@ class Gateway:
                     while not head.endswith(b"\r\n\r\n"):
                         head += self.rfile.readline()
                     length = [int(field[16:]) for field in head.split(b"\r\n") if field.startswith(b"Content-Length: ")]
-                    gateway.requests.append(head + self.rfile.read(length[0] if length else 0))
+                    record.append(head + self.rfile.read(length[0] if length else 0))
                     if not gateway.reply:
                         return
                     self.wfile.write(gateway.reply)
@@ -47,7 +52,7 @@ class Gateway:
         return server
 
     def close(self) -> None:
-        for server in self.servers:
+        for server in self.servers + self.readers:
             server.shutdown()
             server.server_close()
 

@@ -1,8 +1,8 @@
-"""Replace the gateway, the workers, metrics and page of a running bin/up by the code that is there now.
+"""Replace the programs of a running bin/up, except nginx and both Redis, by the code that is there now.
 
 No request fails. A second gateway starts beside the first, on the same sockets (USR2); the first one stops once the
-second one serves. Each worker finishes its batch and restarts; metrics and page restart. Redis and nginx keep running,
-and the settings stay those with which bin/up was started.
+second one serves; likewise the reader. Each worker finishes its batch and restarts; follower, metrics and page restart.
+Redis and nginx keep running, and the settings stay those with which bin/up was started.
 """
 
 from __future__ import annotations

@@ -8,9 +8,11 @@ import resource
 import shutil
 import socket
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
-from sluice import settings
+from sluice import settings, views
+from sluice.views.contract import SOCKET
 
 ROOT = Path(__file__).resolve().parents[2]
 # for every program. Standard output goes to the terminal, with the program's name before each line; standard error goes
@@ -45,6 +47,16 @@ def redis_configuration(s: settings.Settings) -> str:
     )
 
 
+def views_configuration(s: settings.Settings) -> str:
+    """deploy/redis/views.conf with the paths and sizes of this installation."""
+    return replaced(
+        (ROOT / "deploy/redis/views.conf").read_text(),
+        ("unixsocket /run/sluice/views.sock", f'unixsocket "{s.home}/{SOCKET}"'),
+        ("dir /run/sluice", f'dir "{s.home}/run"'),
+        ("maxmemory 268435456", f"maxmemory {s.views_memory}"),
+    )
+
+
 def switched_on(text: str, *names: str) -> str:
     """The text with the lines uncommented that begin with one of these names between two #."""
     for name in names:
@@ -69,7 +81,7 @@ def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]
                 ("/etc/sluice/key.pem", f'"{s.tls_key}"'),
             ],
         ),
-        ("allow", bool(s.allow), [("allow 192.0.2.0/24;", " ".join(f"allow {network};" for network in s.allow))]),
+        ("allow", bool(s.allow), [("allow 192.0.2.0/24;", allows(s.allow))]),
         ("client-rate", s.client_rate > 0, [("1000r/s", f"{s.client_rate}r/s"), ("=2000 ", f"={2 * s.client_rate} ")]),
         (
             "client-connections", s.client_connections > 0,
@@ -77,6 +89,23 @@ def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]
         ),
         ("cors", bool(s.cors), [(r"^[^ ]+ /votes(\?|$)", rf"^({origins}) ({paths})(\?|$)")]),
     ]  # fmt: skip
+
+
+def with_views(text: str, s: settings.Settings) -> str:
+    """nginx/sluice.conf with a location for each view of this installation, made from the first one that it has."""
+    paths = views.load(s)
+    found = re.search(r"^    location = /gps/latest \{.*?^    \}\n", text, re.MULTILINE | re.DOTALL)
+    assert found, "the configuration has no location for a view"
+    template = replaced(found[0], ("allow 127.0.0.1; allow ::1;  # INGEST_READ_ALLOW", allows(s.read_allow)))
+    end = text.index("    # --- end of the views\n")
+    text = text[: found.start()] + "".join(template.replace("/gps/latest", path) for path in paths) + text[end:]
+    shipped, own = ("|".join(map(re.escape, each)) for each in (views.VIEWS, paths))
+    return replaced(text, (f'"~^({shipped})(', f'"~^({own or "(?!)"})('))  # (?!) matches nothing
+
+
+def allows(networks: Collection[str]) -> str:
+    """nginx's directives that admit these addresses and networks."""
+    return " ".join(f"allow {network};" for network in networks)
 
 
 def bind(address: str, port: int) -> None:
@@ -119,14 +148,14 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
         ),
     )
     server = replaced(
-        (ROOT / "nginx/sluice.conf").read_text(),
-        *((f"unix:/run/sluice/{path.name} ", f'"unix:{path}" ') for path in s.gateway_sockets),
+        with_views((ROOT / "nginx/sluice.conf").read_text(), s),
+        *((f"unix:/run/sluice/{path.name} ", f'"unix:{path}" ') for path in s.gateway_sockets + s.reader_sockets),
         ("unix:/run/sluice/metrics.sock;", f'"unix:{s.home}/run/metrics.sock";'),
         ("listen 8080 ", f"listen {s.port} "),
         ("listen [::]:8080 ", f"{'' if has_ipv6() else '#'}listen [::]:{s.port} "),
         ("/usr/share/sluice/status/", f'"{ROOT}/nginx/status/"'),
         ("/run/sluice/status.json", f'"{s.home}/run/status.json"'),
-        ("allow 127.0.0.1; allow ::1;", " ".join(f"allow {network};" for network in s.status_allow)),
+        ("allow 127.0.0.1; allow ::1;  # INGEST_STATUS_ALLOW", allows(s.status_allow)),
         ("client_max_body_size 1m", f"client_max_body_size {s.max_body}"),
     )
     for name, on, values in access(s):
@@ -161,6 +190,8 @@ def supervisor_configuration(s: settings.Settings) -> str:
         launch=f'"{python}" -I -S "{plain(ROOT)}/sluice/run/launch.py"',
         python=f'"{python}"',
         gateway=f'"{plain(ROOT)}/{venv}/bin/python"',
+        reader=" ".join(f'--bind "unix:{plain(path)}"' for path in s.reader_sockets),
+        views=f"autostart={'false' if s.views == 'off' else 'true'}",
         redis=shutil.which("redis-server", path=path),
         nginx=shutil.which("nginx", path=path),
         user="user=root" if os.geteuid() == 0 else "",
@@ -180,7 +211,11 @@ def write(s: settings.Settings, files: int = 0) -> None:
     for name in ("etc", "run", "log", "tmp", "redis"):
         (s.home / name).mkdir(exist_ok=True)
         (s.home / name).chmod(0o700)
-    texts = {"redis.conf": redis_configuration(s), "supervisord.conf": supervisor_configuration(s)}
+    texts = {
+        "redis.conf": redis_configuration(s),
+        "views.conf": views_configuration(s),
+        "supervisord.conf": supervisor_configuration(s),
+    }
     for name, text in (texts | nginx_configuration(s, files)).items():
         path = s.home / "etc" / name
         if not path.exists() or path.read_text() != text:  # so a second bin/provision services changes nothing

@@ -34,9 +34,11 @@ def run(s: settings.Settings, notice: int | None) -> int:
         # its settings may differ from those of this process; they are valid, because it started with them
         environ = Path(f"/proc/{gateway}/environ").read_bytes().split(b"\0")
         up.check_modules(settings.load(dict(os.fsdecode(entry).partition("=")[::2] for entry in environ)))
-        upgrade_gateway(home, gateway)
+        upgrade(home, "gateway", gateway)
         for name in sorted(tag.stem for tag in launch.tags(home)):
-            if name not in ("redis", "gateway", "nginx"):
+            if name == "reader" and masters(home, name):
+                upgrade(home, name, master(home, name))
+            elif name not in ("redis", "gateway", "nginx", "views", "reader"):
                 restart(home, name)
         if notice is not None:
             reload_nginx(home, master(home, "nginx"), notice)
@@ -75,9 +77,9 @@ def wait(until: Callable[[], T], what: str) -> T:
     return answer
 
 
-def upgrade_gateway(home: Path, old: int) -> None:
-    """Start a second gateway beside the one whose master is `old`; stop the first once the second serves."""
-    before = family(home, "gateway")
+def upgrade(home: Path, name: str, old: int) -> None:
+    """Start a second gateway or reader beside the one whose master is `old`; stop the first once the second serves."""
+    before = family(home, name)
     sent = 0.0
 
     def successor() -> int:
@@ -85,26 +87,26 @@ def upgrade_gateway(home: Path, old: int) -> None:
         if time.monotonic() > sent + AGAIN:
             sent = time.monotonic()
             os.kill(old, signal.SIGUSR2)
-        # new workers of the old gateway are its children too, but do not lead a process group
-        return next((pid for pid, parent in family(home, "gateway").items() if parent == old and launch.leads(pid)), 0)
+        # new workers of the old one are its children too, but do not lead a process group
+        return next((pid for pid, parent in family(home, name).items() if parent == old and launch.leads(pid)), 0)
 
-    new = wait(successor, "a second gateway")
+    new = wait(successor, f"a second {name}")
 
     def serving() -> bool:
-        processes = family(home, "gateway")
+        processes = family(home, name)
         if new not in processes:
-            raise Stuck(f"the new gateway did not start; the old one continues: see {home}/log/gateway.log")
+            raise Stuck(f"the new {name} did not start; the old one continues: see {home}/log/{name}.log")
         children = [pid for pid, parent in processes.items() if parent == new]
         return bool(children) and all(map(serves, children))
 
-    wait(serving, "the second gateway serves")
+    wait(serving, f"the second {name} serves")
     os.kill(old, signal.SIGTERM)
-    wait(lambda: not before.keys() & family(home, "gateway").keys(), "the first gateway ends")
-    print(f"gateway: process {new} replaced {old}")
+    wait(lambda: not before.keys() & family(home, name).keys(), f"the first {name} ends")
+    print(f"{name}: process {new} replaced {old}")
 
 
 def serves(pid: int) -> bool:
-    """Whether a gateway process runs its loop: it creates the epoll set after it has loaded the application."""
+    """Whether a process of gateway or reader runs its loop: it creates the epoll set after it has loaded `app`."""
     try:
         files = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
     except OSError:

@@ -15,18 +15,26 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from sluice import settings
+from sluice import settings, views
 from sluice.run import configure, launch
 from sluice.run.configure import ROOT
+from sluice.views.contract import SOCKET
 
 FIRST_SCREEN = """\
 Sluice takes writes at {url} and stores them in {sink}
 
-  try it     curl -d '{{"poll":"cookies","choice":"oreo"}}' {short}/votes
+  try it     curl -d '{{"poll":"cookies","choice":"oreo"}}' {short}/votes{read}
   status     {url}/status
   stop it    Ctrl-C; accepted bodies that are not yet stored wait for the next start
   log files  {home}/log
 """
+
+
+READ = """
+             curl '{short}/votes/tally?poll=cookies'"""
+# the order in which the programs of a killed bin/up are ended, after all others: a worker may have a batch to finish,
+# and writes are accepted until the others end
+ORDER = ("worker", "nginx", "gateway", "reader", "follower", "views", "redis")
 
 
 class CannotStart(Exception):
@@ -53,15 +61,19 @@ def lock_home(s: settings.Settings) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise CannotStart(f"bin/up already runs in {s.home}; set INGEST_HOME to use another directory.") from None
-    # the worker first: it may have a batch to finish, and writes are accepted until the others end
-    for tag in sorted(launch.tags(s.home), key=lambda path: "wngr".find(path.name[0])):
+
+    def place(tag: Path) -> int:
+        name = tag.stem.partition("-")[0]
+        return ORDER.index(name) if name in ORDER else -1
+
+    for tag in sorted(launch.tags(s.home), key=place):
         if launch.end(tag, signal.SIGTERM, patience=3.0):
             say(f"An earlier bin/up was killed; ended its {tag.stem}.")
     (s.home / "run/closing").unlink(missing_ok=True)  # left by a killed bin/sluice reload
 
 
 def check_addresses(s: settings.Settings) -> None:
-    """Check that the port and Redis's socket are free; otherwise nginx or Redis would be restarted forever.
+    """Check that the port and the sockets of both Redis are free; otherwise nginx or Redis would be restarted forever.
 
     Raises: CannotStart.
     """
@@ -71,25 +83,27 @@ def check_addresses(s: settings.Settings) -> None:
         except OSError as error:
             why = "is in use" if error.errno == errno.EADDRINUSE else f"is not available ({error.strerror})"
             raise CannotStart(f"port {s.port} {why}; set INGEST_PORT to use another.") from None
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(s.redis))
-        except OSError:
-            return
-        raise CannotStart(f"another server listens on {s.redis}, where bin/up starts its own Redis.")
+    for path, whose in (s.redis, "its own Redis"), (s.home / SOCKET, "that of the views"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(path))
+            except OSError:
+                continue
+        raise CannotStart(f"another server listens on {path}, where bin/up starts {whose}.")
 
 
 def check_modules(s: settings.Settings) -> None:
-    """Import the user's modules, without which the gateway or the workers would be restarted forever.
+    """Import the user's modules, without which a program that needs one would be restarted forever.
 
     Raises: SettingError if that fails.
     """
     if s.routes and not isinstance(getattr(settings.extension("INGEST_ROUTES", s.routes), "ROUTES", None), dict):
         raise settings.SettingError(f"INGEST_ROUTES={s.routes!r} has no dictionary ROUTES.")
-    if s.records:
+    declared = views.load(s)
+    if s.records or s.views:
         from sluice.sinks.schema import load_streams
 
-        load_streams(s)
+        views.verify(declared, load_streams(s))
 
 
 def check_access(s: settings.Settings) -> None:
@@ -135,7 +149,9 @@ def announce(s: settings.Settings) -> None:
     """Print the addresses and directories of this installation."""
     url = f"http{'s' if s.tls_key else ''}://localhost:{s.port}"
     sink = settings.without_password(s.sink).removeprefix("sqlite:///")
-    say(FIRST_SCREEN.format(url=url, short=url.removeprefix("http://"), home=s.home, sink=sink))
+    short = url.removeprefix("http://")
+    read = READ.format(short=short) if "/votes/tally" in views.load(s) else ""
+    say(FIRST_SCREEN.format(url=url, short=short, home=s.home, sink=sink, read=read))
 
 
 def main() -> None:

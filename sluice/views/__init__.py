@@ -17,7 +17,8 @@ from sluice import settings
 from sluice.streams.routes import ROUTES
 from sluice.views.contract import MAX_CAP
 
-PATH = re.compile(r"/[\w/.~-]{1,200}", re.ASCII)
+PATH = re.compile(r"(?=.{2,201}\Z)(/(?!\.\.?(/|\Z))[\w.~-]+)+/?", re.ASCII)  # as nginx passes it on
+TAKEN = re.compile(r"/(healthz|readyz|ping|_sluice_problem|status(/.*)?)")  # by gateway and nginx
 NAME = "INGEST_VIEWS"
 
 
@@ -107,7 +108,9 @@ def load(s: settings.Settings) -> dict[str, View]:
 def invalid(path: object, view: object) -> str:
     """Why a declaration cannot be a view, or ""."""
     if not (isinstance(path, str) and PATH.fullmatch(path)):
-        return "a path is / and letters, digits or / . ~ - _"
+        return "a path is / and letters, digits or / . ~ - _, without // and /../"
+    if TAKEN.fullmatch(path):
+        return "this path has another use"
     if not isinstance(view, (Latest, Feed, Tally)):
         return "the view is not made by latest, feed or tally of sluice.views"
     if isinstance(view, Feed) and not (type(view.cap) is int and 1 <= view.cap <= MAX_CAP):

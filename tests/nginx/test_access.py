@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from access import KEY, OTHER, curl, keys, passwords, private
-from sluice.drill.harness import ROOT, Server, answer, connect, environment, free_port, installation, poll, post
+from sluice.drill.harness import ROOT, Server, answer, connect, environment, free_port, get, installation, poll, post
 from stand_in import front, problem
 
-NO_KEY = problem("Unauthorized", 401, "The API key or the password is missing or wrong; nothing was queued.")
-FAST = problem("Too Many Requests", 429, "Too many requests from this client; nothing was queued. Send it again later.")
+NO_KEY = problem("Unauthorized", 401, "The API key or the password is missing or wrong; the request had no effect.")
+FAST = problem(
+    "Too Many Requests", 429, "Too many requests from this client; this one had no effect. Send it again later."
+)
 
 
 def rejected_unread(web: Server, *fields: str) -> int:
@@ -156,6 +158,49 @@ def test_only_addresses_on_the_list_are_accepted() -> None:
         assert len(gateway.requests) == 2
 
 
+def test_only_addresses_on_the_list_of_readers_may_read_the_views() -> None:
+    networks = "127.0.0.2, 127.3.0.0/16 ::1"
+    with front(INGEST_READ_ALLOW=networks, INGEST_ALLOW="127.0.0.9") as (web, gateway):
+        url = f"127.0.0.1:{web.port}/gps/latest?device=bike"
+        asked = {"127.0.0.2": 200, "127.3.4.5": 200, "127.0.0.1": 403, "127.0.0.9": 403}
+        for address, status in asked.items():
+            done = curl("--interface", address, "-H", "X-Forwarded-For: 127.0.0.2", url)
+            assert done[0] == status
+        assert done[1]["content-type"] == ["application/problem+json"]
+        assert done[2] == problem("Forbidden", 403, "This address has no access; the request had no effect.").decode()
+        assert (len(gateway.reads), gateway.requests) == (2, [])
+        assert gateway.reads[0].startswith(b"GET /gps/latest?device=bike HTTP/1.1\r\n")
+        # the other list is for posts
+        for address, status in ("127.0.0.2", 403), ("127.0.0.9", 200):
+            assert curl("-d", "x", "--interface", address, f"127.0.0.1:{web.port}/gps")[0] == status
+
+
+@pytest.mark.parametrize("networks, statuses", [("", [200, 403]), ("none", [403, 403]), ("0.0.0.0/0", [200, 200])])
+def test_only_this_machine_may_read_unless_set(networks: str, statuses: list[int]) -> None:
+    with front(INGEST_READ_ALLOW=networks) as (web, _):
+        url = f"127.0.0.1:{web.port}/votes/tally?poll=cookies"
+        assert [curl("--interface", address, url)[0] for address in ("127.0.0.1", "127.0.0.2")] == statuses
+
+
+def test_reading_needs_the_keys_and_passwords_of_writing(tmp: Path) -> None:
+    with front(INGEST_API_KEYS=keys(tmp), INGEST_PASSWORDS=passwords(tmp)) as (web, gateway):
+        key, password = ["-H", f"X-API-Key: {KEY}"], ["-u", "jane:s3cret"]
+        url = f"localhost:{web.port}/gps/latest?device=bike"
+        answers = [curl(*more, url) for more in ([], key, password, key + password)]
+        assert [status for status, _, _ in answers] == [401, 401, 401, 200]
+        assert answers[0][2].encode() == NO_KEY
+        assert len(gateway.reads) == 1
+        assert KEY.encode() not in gateway.reads[0] and b"Authorization" not in gateway.reads[0]
+
+
+def test_reads_and_posts_count_together_against_the_rate_of_a_client() -> None:
+    with front(INGEST_CLIENT_RATE=1) as (web, gateway):
+        answers = [get(web.port, "/gps/latest?device=a") if n % 2 else post(web.port, "/gps", b"x") for n in range(20)]
+        late = [given for given in answers if given[0] != 200]
+        assert {(status, body) for status, _, body in late} == {(429, FAST)}
+        assert len(gateway.reads) + len(gateway.requests) == 20 - len(late) < 20
+
+
 def test_a_client_beyond_its_rate_gets_429_and_another_client_is_not_affected() -> None:
     with front(INGEST_CLIENT_RATE=1) as (web, gateway):
         answers = [post(web.port, "/votes", b"x") for _ in range(20)]
@@ -190,8 +235,10 @@ def test_a_client_beyond_its_concurrent_requests_gets_429_and_another_client_is_
         assert len(gateway.requests) == 4
 
 
-def preflight(web: Server, path: str, origin: str, *more: object) -> tuple[int, dict[str, list[str]], str]:
-    ask = ["-H", f"Origin: {origin}", "-H", "Access-Control-Request-Method: POST"]
+def preflight(
+    web: Server, path: str, origin: str, *more: object, method: str = "POST"
+) -> tuple[int, dict[str, list[str]], str]:
+    ask = ["-H", f"Origin: {origin}", "-H", f"Access-Control-Request-Method: {method}"]
     return curl("-X", "OPTIONS", *ask, *more, f"localhost:{web.port}{path}")
 
 
@@ -221,6 +268,28 @@ def test_a_page_of_a_listed_origin_may_post_to_a_listed_path_and_nginx_answers_t
                 "access-control-expose-headers": ["Retry-After"],
                 "vary": ["Origin"],
             }
+
+
+def test_a_page_of_a_listed_origin_may_read_a_listed_view(tmp: Path) -> None:
+    origin = "https://shop.example"
+    with front(INGEST_CORS=f"/votes /votes/tally {origin}", INGEST_API_KEYS=keys(tmp)) as (web, gateway):
+        status, headers, body = preflight(web, "/votes/tally?poll=cookies", origin, method="GET")
+        assert (status, body, gateway.reads) == (204, "", [])
+        assert cors(headers) == {
+            "access-control-allow-origin": [origin],
+            "access-control-allow-methods": ["GET"],
+            "access-control-allow-headers": ["*, Authorization"],
+            "access-control-max-age": ["7200"],
+            "access-control-expose-headers": ["Retry-After"],
+            "vary": ["Origin"],
+        }
+        assert cors(preflight(web, "/votes", origin)[1])["access-control-allow-methods"] == ["POST"]
+        for number, more in enumerate(([], ["-H", f"X-API-Key: {KEY}"])):
+            url = f"localhost:{web.port}/votes/tally?poll=cookies"
+            status, headers, _ = curl("-H", f"Origin: {origin}", *more, url)
+            assert (status, len(gateway.reads)) == ((401, 0), (200, 1))[number]
+            assert cors(headers)["access-control-allow-origin"] == [origin]
+        assert "access-control-allow-origin" not in preflight(web, "/gps/latest", origin, method="GET")[1]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from access import curl
 from sluice.drill.harness import Server, ask, installation, poll, short_tmp
 from stand_in import front, problem
 
-LARGE = problem("Content Too Large", 413, "The body is too large; nothing was queued. Send smaller bodies.")
+LARGE = problem("Content Too Large", 413, "The body is too large; the request had no effect. Send smaller bodies.")
 VOTE = '{"poll":"http2","choice":"%s"}'
 
 

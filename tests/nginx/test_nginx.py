@@ -30,21 +30,24 @@ def web(both: tuple[Server, Gateway]) -> Server:
 @pytest.fixture
 def gateway(both: tuple[Server, Gateway]) -> Gateway:
     both[1].requests.clear()
+    both[1].reads.clear()
     both[1].reply = OK
     return both[1]
 
 
-BAD = problem("Bad Request", 400, "The request is not well-formed HTTP; nothing was queued.")
-LARGE = problem("Content Too Large", 413, "The body is too large; nothing was queued. Send smaller bodies.")
-LONG = problem("URI Too Long", 414, "The request line is too long; nothing was queued.")
-FIELDS = problem("Request Header Fields Too Large", 431, "The header fields are too long; nothing was queued.")
-CODING = problem("Not Implemented", 501, "The only supported transfer coding is chunked; nothing was queued.")
+BAD = problem("Bad Request", 400, "The request is not well-formed HTTP; it had no effect.")
+LARGE = problem("Content Too Large", 413, "The body is too large; the request had no effect. Send smaller bodies.")
+LONG = problem("URI Too Long", 414, "The request line is too long; the request had no effect.")
+FIELDS = problem("Request Header Fields Too Large", 431, "The header fields are too long; the request had no effect.")
+CODING = problem("Not Implemented", 501, "The only supported transfer coding is chunked; the request had no effect.")
 GONE = problem(
     "Bad Gateway",
     502,
-    "The gateway is down or closed the connection before it answered. The body may have been queued.",
+    "The server is down or closed the connection before it answered. If a body was sent, it may have been queued.",
 )
-LATE = problem("Gateway Timeout", 504, "The gateway did not answer in time. The body may have been queued.")
+LATE = problem(
+    "Gateway Timeout", 504, "The server did not answer in time. If a body was sent, it may have been queued."
+)
 
 CHUNKED = b"POST / HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
 REFUSED = {
@@ -68,7 +71,7 @@ REFUSED = {
     "an_internal_place": (
         b"GET /_sluice_problem HTTP/1.1\r\n" + HOST + b"\r\n",
         404,
-        problem("Not Found", 404, "The request failed; nothing was queued."),
+        problem("Not Found", 404, "The request failed and had no effect."),
     ),
     "a_body_over_the_limit": (b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 102401\r\n\r\n", 413, LARGE),
     "chunks_over_the_limit": (CHUNKED + (b"8000\r\n" + b"x" * 0x8000 + b"\r\n") * 4, 413, LARGE),
@@ -83,7 +86,7 @@ REFUSED = {
     "a_version_to_come": (
         b"POST / HTTP/2.0\r\n" + HOST + b"\r\n",
         505,
-        problem("HTTP Version Not Supported", 505, "The HTTP version is not supported; nothing was queued."),
+        problem("HTTP Version Not Supported", 505, "The HTTP version is not supported; the request had no effect."),
     ),
 }
 
@@ -129,6 +132,29 @@ def test_the_gateways_own_errors_pass_unchanged(web: Server, gateway: Gateway) -
     )
     status, headers, body = post(web.port, "/votes", b"x")
     assert (status, headers["content-type"], headers["retry-after"], body) == (503, "x/y", "7", b"full")
+
+
+VIEWS = "/gps/latest", "/gps/trail", "/votes/tally", "/metrics/latest"
+
+
+def test_the_views_are_read_from_the_reader_and_everything_else_goes_to_the_gateway(
+    web: Server, gateway: Gateway
+) -> None:
+    for path in VIEWS:
+        assert get(web.port, f"{path}?key=%20a&x")[0] == 200
+        assert gateway.reads.pop().startswith(f"GET {path}?key=%20a&x HTTP/1.1\r\n".encode())
+        for other in f"{path}/", f"{path}x", path.rpartition("/")[0]:
+            assert get(web.port, other)[0] == 200
+            assert gateway.requests.pop().startswith(f"GET {other} HTTP/1.1\r\n".encode())
+    assert (gateway.reads, gateway.requests) == ([], [])
+
+
+def test_a_rejected_read_is_told_which_methods_its_path_accepts(web: Server, gateway: Gateway) -> None:
+    for path in VIEWS:
+        status, headers, body = request(web.port, f"TRACE {path}?a HTTP/1.1\r\n".encode() + HOST + b"\r\n")
+        assert (status, headers["allow"]) == (405, "GET, HEAD")
+        assert body == problem("Method Not Allowed", 405, "This path accepts only GET and HEAD.")
+    assert gateway.reads == []
 
 
 def test_unknown_paths_are_passed_to_the_gateway(web: Server, gateway: Gateway) -> None:
@@ -185,6 +211,13 @@ def test_a_post_that_was_sent_is_not_sent_again(web: Server, gateway: Gateway) -
     assert len(gateway.requests) == 1
 
 
+def test_a_read_whose_connection_breaks_is_sent_again_to_the_other_sockets(web: Server, gateway: Gateway) -> None:
+    gateway.reply = b""
+    status, headers, body = get(web.port, "/gps/latest?device=bike")
+    assert (status, body, int(headers["retry-after"]) > 0) == (502, GONE, True)
+    assert len(gateway.reads) == 4
+
+
 def test_nginx_tries_the_next_socket_when_one_refuses() -> None:
     with front() as (web, gateway):
         for server in gateway.servers[:3]:
@@ -210,6 +243,13 @@ def test_a_gateway_that_does_not_answer_in_time_is_a_504() -> None:
         assert len(gateway.requests) == 1
 
 
+def test_a_reader_that_does_not_answer_in_time_is_asked_once() -> None:
+    with front(("proxy_read_timeout 15s", "proxy_read_timeout 100ms")) as (web, gateway):
+        gateway.reply = b"HTTP/1.1 "
+        assert get(web.port, "/gps/latest?device=bike")[::2] == (504, LATE)
+        assert len(gateway.reads) == 1
+
+
 def test_the_connection_of_a_client_that_stops_sending_is_closed() -> None:
     change = (
         ("client_header_timeout 30s", "client_header_timeout 100ms"),
@@ -230,7 +270,7 @@ def test_an_unwritable_temporary_directory_is_a_500() -> None:
         (web.home / "tmp/body").write_text("not a directory")
         status, headers, body = post(web.port, "/votes", b"x" * 200_000)
         assert (status, headers["content-type"]) == (500, "application/problem+json")
-        assert body == problem("Internal Server Error", 500, "The request failed; nothing was queued.")
+        assert body == problem("Internal Server Error", 500, "The request failed and had no effect.")
         assert gateway.requests == []
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.drill.harness import Server, connect, installation, poll, post, request
+from sluice.drill.harness import Answer, Server, connect, installation, poll, post, request
 from sluice.run.configure import has_ipv6
 
 SECRET = "s3cr3t"
@@ -66,7 +66,16 @@ def listeners(up: Server) -> set[tuple[str, str, int]]:
 
 def test_nothing_but_nginx_listens_on_the_network(tmp: Path) -> None:
     with installation(tmp) as up:
-        assert set(processes(up).values()) >= {"up", "redis", "worker", "gateway", "nginx"}
+        assert set(processes(up).values()) >= {
+            "up",
+            "redis",
+            "worker",
+            "gateway",
+            "nginx",
+            "views",
+            "follower",
+            "reader",
+        }
         assert listeners(up) == {("nginx", "tcp", up.port)} | ({("nginx", "tcp6", up.port)} if has_ipv6() else set())
 
 
@@ -81,7 +90,12 @@ def test_another_user_can_open_neither_sockets_nor_files(tmp: Path) -> None:
     with installation(home, {"INGEST_REDIS": tmp / "own/redis.sock"}) as up:
         post(up.port, "/votes", b'{"poll":"p","choice":"c"}')
         poll(lambda: (home / "ingest.db").exists())
-        sockets = [tmp / "own/redis.sock", *up.sockets]
+
+        def found() -> list[Path]:
+            return [tmp / "own/redis.sock", *(home / "run").glob("*.sock")]
+
+        poll(lambda: len(found()) == 11)  # of Redis, gateway (4), reader (4), the views' Redis and metrics
+        sockets = found()
         files = [path for path in home.rglob("*") if path.is_file() and path.name != "up.out"]  # the test's own
         assert len(files) > 15
         code = (
@@ -99,6 +113,14 @@ def test_another_user_can_open_neither_sockets_nor_files(tmp: Path) -> None:
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         again = subprocess.run(ask, capture_output=True, text=True)  # the program does report what it can open
         assert {str(path) for path in sockets + files if path.exists()} <= set(again.stdout.splitlines())
+
+
+def read(up: Server, target: str, headers: dict[str, str]) -> Answer:
+    """The answer to a GET. Raises: AssertionError while the views are not served yet."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    answer = request(up.port, f"GET {target} HTTP/1.1\r\nHost: a\r\n{lines}\r\n".encode())
+    assert answer[0] < 500
+    return answer
 
 
 def test_neither_bodies_nor_secrets_are_in_any_log(tmp: Path) -> None:
@@ -126,12 +148,15 @@ def test_neither_bodies_nor_secrets_are_in_any_log(tmp: Path) -> None:
             "no target": request(up.socket, f"POST {SECRET} HTTP/1.1\r\nHost: a\r\n\r\n".encode()),
             "no version": request(up.socket, f"POST /votes?{SECRET} HTTP/{SECRET}\r\nHost: a\r\n\r\n".encode()),
             "no field": request(up.socket, f"POST / HTTP/1.1\r\nHost: a\r\n({SECRET}): x\r\n\r\n".encode()),
+            "no value": poll(lambda: read(up, f"/gps/latest?device={SECRET}", right)),
+            "no key of a view": poll(lambda: read(up, f"/gps/latest?{SECRET}", right)),
+            "no count": poll(lambda: read(up, f"/votes/tally?poll={SECRET}", right)),
         }
         assert {what: given[0] for what, given in answers.items()} == {
             "taken": 200, "no stream": 404, "no key": 401, "too large": 413, "no request line": 400, "no target": 400,
-            "no version": 400, "no field": 400,
+            "no version": 400, "no field": 400, "no value": 404, "no key of a view": 400, "no count": 404,
         }  # fmt: skip
-        for program in "worker", "gateway", "redis":
+        for program in "worker", "gateway", "redis", "views", "follower", "reader":
             for pid in up.pids(program)[-1:]:
                 os.kill(pid, signal.SIGSEGV)  # by default, Redis logs a report with the current command
             poll(lambda: post(up.port, "/votes", SECRET.encode(), right)[0] == 200, 60)
@@ -146,4 +171,4 @@ def test_neither_bodies_nor_secrets_are_in_any_log(tmp: Path) -> None:
         assert "the decoder failed" in said["worker.log"]
         assert "ValueError" in said["worker.log"]
         assert [line for text in said.values() for line in text.splitlines() if SECRET in line] == []
-        assert "REDIS BUG REPORT" not in said["redis.log"]
+        assert "REDIS BUG REPORT" not in said["redis.log"] + said["views.log"]

@@ -133,7 +133,7 @@ def hup_gateway(home: Path) -> None:
 
 def upgrade_gateway(home: Path) -> None:
     """gunicorn's upgrade: it replaces the master and the workers."""
-    reload.upgrade_gateway(home, reload.master(home, "gateway"))
+    reload.upgrade(home, "gateway", reload.master(home, "gateway"))
 
 
 def hup_nginx(home: Path) -> None:
@@ -274,7 +274,7 @@ def test_a_reload_replaces_all_but_redis_and_bin_up_supervises_the_new_processes
             done = subprocess.run(command, env=environment(tmp), capture_output=True, text=True, timeout=120)
             assert (done.returncode, done.stderr) == (0, "")
             replaced = [line.split(":")[0] for line in done.stdout.splitlines()]
-            assert replaced == ["gateway", "metrics", "page", "worker", *(["nginx"] if more else [])]
+            assert replaced == ["gateway", "follower", "metrics", "page", "reader", "worker", *["nginx"][: len(more)]]
             assert (before["nginx"] == set(up.pids("nginx"))) == (not more)
         slow.sendall(b'"choice":"a"}')  # an upload that lasts longer than both
         assert answer(slow)[0] == 200

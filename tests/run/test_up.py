@@ -31,7 +31,7 @@ from sluice.drill.harness import (
     short_tmp,
 )
 
-PROGRAMS = ("redis", "worker", "gateway", "nginx")
+PROGRAMS = ("redis", "worker", "gateway", "nginx", "views", "follower", "reader")
 
 
 def vote(up: Server, choice: str) -> int:
@@ -94,7 +94,7 @@ def test_every_line_of_output_begins_with_its_program(tmp: Path) -> None:
         assert stop(up) == 0
         lines = up.said().split("\n\n")[-1].splitlines()
         assert {line[:11] for line in lines} >= {"up       | ", "gateway  | ", "redis    | "}
-        assert [line for line in lines if not re.match(r"(up|redis|worker|gateway|nginx) +\| ", line)] == []
+        assert [line for line in lines if not re.match(rf"(up|{'|'.join(PROGRAMS)}) +\| ", line)] == []
         # and the same without the name in files
         assert "Listening at" in (tmp / "log/gateway.log").read_text()
 
@@ -115,7 +115,7 @@ def test_a_signal_stops_the_programs_in_order_and_accepted_bodies_wait_for_the_n
             assert up.pids("worker") == []
             assert [vote(up, f"{number} {n}") for n in range(100)] == [200] * 100
             assert stop(up, number) == 0
-            assert [up.pids(name) for name in PROGRAMS] == [[], [], [], []]
+            assert not any(up.pids(name) for name in PROGRAMS)
             order = ["gateway  | .*Shutting down: Master", "redis    | .*ready to exit"]
             assert re.search(".*".join(order), up.said(), re.DOTALL)
             assert "SIGKILL" not in up.said()
@@ -250,7 +250,8 @@ def test_a_start_ends_the_processes_of_a_killed_bin_up_and_stores_their_bodies(t
             poll(lambda: choices(again) == ["a", "b"])
             assert not closing.exists()
             ended = re.findall(r"An earlier bin/up was killed; ended its (\w+)\.", again.said())
-            assert ended[-4:] == ["worker", "nginx", "gateway", "redis"]  # writes are taken until the worker has ended
+            # writes are taken until the worker has ended
+            assert ended[-7:] == ["worker", "nginx", "gateway", "reader", "follower", "views", "redis"]
             assert set(left).isdisjoint(pid for name in PROGRAMS for pid in again.pids(name))
 
 
@@ -285,9 +286,15 @@ def test_a_port_in_use_is_one_line_and_status_1(shared: Server, tmp: Path) -> No
 
 
 def test_a_socket_in_use_is_one_line_and_status_1(shared: Server, tmp: Path) -> None:
-    socket = shared.home / "run/redis.sock"
-    status, words = refused({"INGEST_PORT": free_port(), "INGEST_REDIS": socket}, tmp)
-    assert (status, words) == (1, f"sluice: another server listens on {socket}, where bin/up starts its own Redis.\n")
+    redis, views = shared.home / "run/redis.sock", tmp / "run/views.sock"
+    status, words = refused({"INGEST_PORT": free_port(), "INGEST_REDIS": redis}, tmp)
+    assert (status, words) == (1, f"sluice: another server listens on {redis}, where bin/up starts its own Redis.\n")
+    views.symlink_to(shared.home / "run/views.sock")
+    status, words = refused({"INGEST_PORT": free_port()}, tmp)
+    assert (status, words) == (
+        1,
+        f"sluice: another server listens on {views}, where bin/up starts that of the views.\n",
+    )
 
 
 def test_an_unusable_home_is_one_line_and_status_1(tmp: Path) -> None:
@@ -309,7 +316,7 @@ def test_an_invalid_setting_is_one_line_and_status_2(name: str, value: str, tmp:
     assert not home.exists()
 
 
-@pytest.mark.parametrize("name", ["INGEST_ROUTES", "INGEST_RECORDS"])
+@pytest.mark.parametrize("name", ["INGEST_ROUTES", "INGEST_RECORDS", "INGEST_VIEWS"])
 def test_a_module_that_cannot_be_imported_is_one_line_and_status_2(name: str, tmp: Path) -> None:
     (tmp / "mine.py").write_text("raise RuntimeError('half done')")
     home = tmp / "home"
@@ -317,6 +324,13 @@ def test_a_module_that_cannot_be_imported_is_one_line_and_status_2(name: str, tm
     assert (status, words.count("\n")) == (2, 1)
     assert "half done" in words
     assert not home.exists()
+
+
+def test_a_view_of_an_unknown_field_is_one_line_and_status_2(tmp: Path) -> None:
+    (tmp / "mine.py").write_text("from sluice.views import latest\nVIEWS = {'/mine': latest('gps', key='none')}")
+    status, words = refused({"INGEST_VIEWS": tmp / "mine.py"}, tmp / "home")
+    assert (status, words) == (2, "sluice: INGEST_VIEWS is invalid: '/mine': the stream 'gps' has no field 'none'.\n")
+    assert not (tmp / "home").exists()
 
 
 def test_several_gateways_and_workers_run_side_by_side(tmp: Path) -> None:
