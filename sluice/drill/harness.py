@@ -223,7 +223,7 @@ def nginx(
         for old, new in change:
             text = text.replace(old, new)
         (tmp / "etc" / name).write_text(text)
-    binary = shutil.which("nginx", path=os.environ["PATH"] + ":/usr/sbin")
+    binary = shutil.which("nginx", path=configure.program_path())
     command = [binary, "-p", tmp, "-c", tmp / "etc/nginx.conf"]
     with running(command, tmp / "nginx.out", environment(tmp), signal.SIGQUIT) as process:
         server = Server(process, tmp / "nginx.out", tmp, port=port)

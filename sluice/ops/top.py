@@ -24,6 +24,7 @@ from rich.text import Text
 
 from sluice import screen
 from sluice.ledger import Figures, Observer
+from sluice.run import page
 from sluice.settings import Settings
 
 SPAN = 5.0  # seconds over which a rate is taken
@@ -157,9 +158,9 @@ class View:
         old, new = self.seen[0], self.seen[-1]
         before = old["streams"].get(stream, {}).get(figure)
         after = new["streams"][stream][figure]
-        if None in (before, after) or new["time"] <= old["time"] or after < before:
-            return "" if after is not None else "?"
-        rate = (after - before) / (new["time"] - old["time"])
+        rate = page.rate(before, after, new["time"] - old["time"])
+        if rate is None:
+            return "?" if after is None else ""
         return f"{rate:.1f}" if 0 < rate < 10 else f"{rate:,.0f}"
 
     def workers(self, now: Figures) -> Table | None:

@@ -39,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Do it; the exit status."""
+    """Run the action; returns the exit status."""
     streams = load_streams(s)
     declared = views.load(s)
     views.verify(declared, streams)

@@ -206,7 +206,7 @@ def supervisor_configuration(s: settings.Settings) -> str:
 
 
 def write(s: settings.Settings, files: int = 0) -> None:
-    """Create $INGEST_HOME and the configuration in it, accessible to this user only. files: see above."""
+    """Write the configuration to $INGEST_HOME/etc, for this user only. files: as in `nginx_configuration`."""
     s.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in ("etc", "run", "log", "tmp", "redis"):
         (s.home / name).mkdir(exist_ok=True)

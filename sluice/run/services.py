@@ -27,7 +27,7 @@ USER = "sluice"
 DEFAULTS = Path("/etc/default/sluice")
 UNITS = Path("/etc/systemd/system")
 WANTED = UNITS / "sluice.target.wants"
-FILES = 65535  # LimitNOFILE= of nginx in deploy/systemd/
+OPEN_FILES = 65535  # LimitNOFILE= of nginx in deploy/systemd/
 READERS = ("sluice-follower.service", "sluice-metrics.service", "sluice-page.service")  # these read the database
 VIEWS = ("sluice-views.service", "sluice-follower.service", "sluice-reader.socket", "sluice-reader.service")
 FIXED = {"INGEST_HOME": str(HOME)}
@@ -212,7 +212,7 @@ def main(words: list[str]) -> int:
             s = settings.load()
             up.check_modules(s)
             up.check_access(s)
-            configure.write(s, FILES)
+            configure.write(s, OPEN_FILES)
             return 0
         found = given(DEFAULTS.read_text() if DEFAULTS.exists() else "", os.environ)
         s = settings.load(found)
