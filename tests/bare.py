@@ -387,10 +387,10 @@ def test_a_machine_boots_with_sluice_running_and_loses_nothing(machine: Machine,
     said("gateway stopped by SIGSTOP; the watchdog restarted it")
 
     pids = machine.ask("[pids(unit) for unit in UNITS]")
-    assert "Sluice takes writes" in machine.ask("sh('/opt/sluice/bin/provision', 'services')")
+    assert "Sluice accepts writes" in machine.ask("sh('/opt/sluice/bin/provision', 'services')")
     assert machine.ask("[pids(unit) for unit in UNITS]") == pids
     said("provisioned again: nothing was restarted")
-    assert "takes writes" in machine.ask("sh('env', 'INGEST_LOG=json', '/opt/sluice/bin/provision', 'services')")
+    assert "accepts writes" in machine.ask("sh('env', 'INGEST_LOG=json', '/opt/sluice/bin/provision', 'services')")
     assert vote("json") == 200
     said("provisioned with another setting: all restarted")
     poll(lambda: machine.ask("json.loads(sh('sluice', 'status', '--json'))")["streams"][-1]["ready"] == 0, PATIENCE)
