@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from posting import Load
-from sluice.drill.harness import ROOT, connect, free_port, poll, post, running
+from sluice.drill.harness import ROOT, connect, free_port, get, poll, post, running
 
 PACKAGES = "ca-certificates,curl,git,systemd-sysv,udev,linux-image-cloud-amd64,initramfs-tools,iproute2,procps,dbus"
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
@@ -115,7 +115,10 @@ UNIT = (
 WITHIN = r'''
 """Reads a line of Python from the second serial line, evaluates it, and writes the result as a line of JSON."""
 import glob, json, os, pathlib, re, sqlite3, subprocess, sys, time, tty
-UNITS = "redis-server@sluice", "sluice-worker@1", "sluice-gateway", "nginx", "sluice-metrics", "sluice-page"
+UNITS = (
+    "redis-server@sluice", "sluice-worker@1", "sluice-gateway", "nginx", "sluice-metrics", "sluice-page",
+    "sluice-views", "sluice-follower", "sluice-reader",
+)
 def sh(*words):
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return done.stdout.strip()
@@ -333,7 +336,7 @@ def test_a_machine_boots_with_sluice_running_and_loses_nothing(machine: Machine,
     began = time.monotonic()
     poll(lambda: vote("first") == 200, PATIENCE)
     said("booted; accepts a vote from outside")
-    assert machine.ask("[sh('systemctl', 'is-active', unit) for unit in UNITS]") == ["active"] * 6
+    assert machine.ask("[sh('systemctl', 'is-active', unit) for unit in UNITS]") == ["active"] * 9
     assert machine.ask("sh('systemctl', '--failed', '--quiet')") == ""
     assert machine.ask("{os.stat('/proc/%d' % pid).st_uid for unit in UNITS for pid in pids(unit)}.__len__()") == 1
     assert machine.ask("[os.sched_getscheduler(pid) for pid in pids('sluice-gateway')][1:]") == [os.SCHED_BATCH]
@@ -349,6 +352,14 @@ def test_a_machine_boots_with_sluice_running_and_loses_nothing(machine: Machine,
     assert machine.ask("{line.split()[3] for line in sh('ss', '-Htln6').splitlines()}.__len__()") == 1  # [::]:8080
     assert machine.ask("sh('curl', '-gs', 'http://[::1]:8080/healthz')") == '{"message":"OK"}'
     said(f"all units active on {runtime} under one user, limits set, only 8080 open, on IPv4 and IPv6")
+
+    def position() -> str:
+        return machine.ask("sh('curl', '-s', 'http://localhost:8080/gps/latest?device=bike')")
+
+    assert post(machine.port, "/gps", b'{"device":"bike","lat":1,"lon":2}')[0] == 200
+    poll(lambda: '"lat":1' in position(), PATIENCE)
+    assert get(machine.port, "/gps/latest?device=bike")[0] == 403
+    said("a posted position is read inside the machine, and not from outside")
 
     loads = [Load(machine.port, fresh) for fresh in (False, True)]
     for load in loads:
@@ -377,9 +388,11 @@ def test_a_machine_boots_with_sluice_running_and_loses_nothing(machine: Machine,
     said(f"bench/siege.sh completed, {table['Failed transactions']:.0f} of 400 failed; the rate is meaningless here")
     assert 0 < table["Successful transactions"] == 400 - table["Failed transactions"]
 
-    assert machine.ask("[sh('systemctl', 'kill', '-s', 'KILL', unit) for unit in UNITS]") == [""] * 6
+    assert machine.ask("[sh('systemctl', 'kill', '-s', 'KILL', unit) for unit in UNITS]") == [""] * 9
     poll(lambda: vote("after") == 200, PATIENCE)
     said("every process killed; accepts a vote again")
+    poll(lambda: '"lat":1' in position(), PATIENCE)
+    said("the views are built again")
     before = machine.ask("int(show('sluice-gateway', 'NRestarts'))")
     machine.ask("sh('systemctl', 'kill', '-s', 'STOP', 'sluice-gateway')")
     assert machine.ask(f"until(lambda: int(show('sluice-gateway', 'NRestarts')) > {before})")
