@@ -57,7 +57,7 @@ class Endpoint:
             raise Rejected(bad_request("The query string is not UTF-8.")) from None
         keys = [value.encode() for name, value in pairs if name == self.key]
         if not 0 < len(keys) <= MAX_KEYS:
-            raise Rejected(bad_request(f"The parameter {self.key!r} must be there, at most {MAX_KEYS} times."))
+            raise Rejected(bad_request(f"This path needs the parameter {self.key!r}, at most {MAX_KEYS} times."))
         if max(map(len, keys)) > KEY_BYTES:
             raise Rejected(bad_request(f"The parameter {self.key!r} has at most {KEY_BYTES} bytes."))
         limits = [value for name, value in pairs if name == "limit"] if self.cap else []
