@@ -43,10 +43,10 @@ CODING = problem("Not Implemented", 501, "The only supported transfer coding is 
 GONE = problem(
     "Bad Gateway",
     502,
-    "The server is down or closed the connection before it answered. If a body was sent, it may have been queued.",
+    "The server is down or closed the connection before it answered. If a body was sent, it may have been accepted.",
 )
 LATE = problem(
-    "Gateway Timeout", 504, "The server did not answer in time. If a body was sent, it may have been queued."
+    "Gateway Timeout", 504, "The server did not answer in time. If a body was sent, it may have been accepted."
 )
 
 CHUNKED = b"POST / HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
