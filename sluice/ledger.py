@@ -1,7 +1,7 @@
 """The ledger and all other figures of an installation, as plain data.
 
-A figure comes from Redis, from the database, or from the counters that the processes keep in Redis. `sluice status`,
-`top` and `metrics`, the status page and /status/metrics show these figures.
+A figure comes from Redis, from the database, from the views' Redis, or from the counters that the processes keep in
+Redis. `sluice status`, `top` and `metrics`, the status page and /status/metrics show these figures.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
-from sluice import settings, sinks
+from sluice import settings, sinks, views
 from sluice.counters import SECONDS, SIZES
 from sluice.settings import Settings
 from sluice.sinks import DeadLetter, Sink, second
@@ -20,6 +20,9 @@ from sluice.sinks.schema import load_streams
 from sluice.spool.inspector import Inspector, Snapshot
 from sluice.streams import routes
 from sluice.streams.registry import Stream
+from sluice.views import figures
+from sluice.views.contract import SOCKET
+from sluice.views.follower import Link
 
 T = TypeVar("T")
 TIMEOUT = 3.0  # seconds to wait for a reply of Redis; an operator is waiting too
@@ -42,6 +45,8 @@ class Observer:
         self.streams = load_streams(s)
         self.names = {*self.streams, *(route.stream for route in all_routes(s).values())}
         self.url = s.sink
+        self.views = views.load(s)
+        self.link = Link(str(s.home / SOCKET), figures.PATIENCE)
         self.spool = Inspector(str(s.redis), TIMEOUT)
         self.sink: Sink | None = None
         self.counted: Figures = {}  # the database's last answer, and when it came (monotonic)
@@ -76,6 +81,7 @@ class Observer:
         batch: a histogram of bodies per commit. commit: one of seconds per commit
         processes: a list of role, pid, and for a worker its claims: stream, first (sequence number), bodies, seconds
         memory: bytes of Redis: used, and most (maxmemory; 0: no limit)
+        views: a list with the fields of `sluice.views.figures.View`; empty if INGEST_VIEWS is `off`
 
         A histogram has bounds (upper; the last is None), buckets (not cumulative), count and sum.
         """
@@ -106,6 +112,7 @@ class Observer:
             for one in processes
         ]
         found["memory"] = memory and {"used": memory[0], "most": memory[1]}
+        found["views"] = [one._asdict() for one in self.ask_views(found["trouble"])]
         return found
 
     def sorted_names(self, snapshots: dict[str, Snapshot]) -> list[str]:
@@ -133,6 +140,14 @@ class Observer:
             trouble.append(f"the database is unavailable: {error}")
             self.sink = None
             return None
+
+    def ask_views(self, trouble: list[str]) -> list[figures.View]:
+        """The figures of the views; they are unknown, with a line in `trouble`, if the views' Redis is unavailable."""
+        try:
+            return figures.look(self.link, self.views) if self.views else []
+        except RedisError as error:
+            trouble.append(f"the views' Redis is unavailable: {error}")
+            return [figures.View(path, "unavailable") for path in self.views]
 
     def ledgers(self, sink: Sink, names: list[str], snapshots: dict[str, Snapshot]) -> dict[str, sinks.Ledger]:
         """The database's figures for the bodies that were claimed at the time of the snapshots.

@@ -25,7 +25,8 @@ def sluice(tmp: Path, *words: str, **env: object) -> tuple[int, str, str]:
     """Run a verb in this process, which saves many starts. Returns: exit status, standard output, standard error."""
     out, complaints = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "environ", environment(tmp, env) | {"COLUMNS": "80"})
+        # most callers run no views' Redis
+        patch.setattr(os, "environ", environment(tmp, {"INGEST_VIEWS": "off"} | env) | {"COLUMNS": "80"})
         patch.setattr(settings.load, "__defaults__", (os.environ,))
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(complaints):
             try:

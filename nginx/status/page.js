@@ -72,6 +72,14 @@ function judge() {
   if (shown.workers === 0 && ready) return ["slow", "No worker is running", `${waits}. Writes are accepted and wait in Redis.`];
   if (shown.memory.most && shown.memory.used > 0.9 * shown.memory.most)
     return ["slow", "Redis is nearly full", `${waits}. When it is full, clients get 503 with Retry-After.`];
+  const unread = shown.views.filter((view) => ["full", "unavailable"].includes(view.state));
+  if (unread.length)
+    return ["slow", `${unread.map((view) => view.path).join(", ")} cannot be read`, unread[0].state === "full"
+      ? "The views' Redis is full: raise INGEST_VIEWS_MEMORY. Reads get 503; writes are not affected."
+      : "The views' Redis is unavailable. Reads get 503; writes are not affected."];
+  const behind = Math.max(...shown.views.map(delay));
+  if (behind > LATE)
+    return ["slow", `The views are ${span(behind)} behind`, "The follower makes no progress; see the follower's log. Writes are not affected."];
   const dead = sum("dead");
   const but = dead ? ` ${bodies(dead)} ${dead === 1 ? "is" : "are"} dead: the reasons are below.` : "";
   if (sum("accepted") === 0) return ["good", "Ready. Nothing received yet", "Send a test event at the end of this page."];
@@ -120,22 +128,45 @@ function workers() {
   return count == null ? "" : count === 0 ? "no worker is running" : count === 1 ? "1 worker" : `${count} workers`;
 }
 
-function ledger() {
-  const names = [...document.querySelectorAll("#ledger thead th")].map((head) => head.textContent);
-  const purged = shown.streams.filter((stream) => stream.purged).map((stream) => `${stream.stream}: ${number(stream.purged)}`);
-  $("#purged").textContent = purged.length ? `Discarded by bin/sluice purge: ${purged.join(", ")}.` : "";
-  $("#ledger tbody").replaceChildren(...shown.streams.map((stream) => {
+// Replaces the rows of a table. rows: the name, then the cells, each a text, or a text and whether it is bad.
+function table(place, rows) {
+  const names = [...document.querySelectorAll(`${place} thead th`)].map((head) => head.textContent);
+  $(`${place} tbody`).replaceChildren(...rows.map(([name, ...cells]) => {
     const row = element("tr");
-    row.append(element("th", stream.stream, { scope: "row" }));
-    const counts = ["accepted", "ready", "claimed", "stored", "dead", "missing"].map((name) => stream[name]);
-    const oldest = stream.oldest_seconds == null ? "–" : span(stream.oldest_seconds);
-    const cells = [...counts.map(number), oldest, `${each(stream.accepted_rate)} /s`];
-    cells.forEach((text, at) => {
-      const bad = at === 5 && counts[at];
+    row.append(element("th", name, { scope: "row" }));
+    cells.forEach((cell, at) => {
+      const [text, bad] = [].concat(cell);
       row.append(element("td", text, { "data-name": names[at + 1], class: bad ? "bad" : /^(0|–|0 \/s)$/.test(text) ? "zero" : "" }));
     });
     return row;
   }));
+}
+
+function ledger() {
+  const purged = shown.streams.filter((stream) => stream.purged).map((stream) => `${stream.stream}: ${number(stream.purged)}`);
+  $("#purged").textContent = purged.length ? `Discarded by bin/sluice purge: ${purged.join(", ")}.` : "";
+  table("#ledger", shown.streams.map((stream) => {
+    const counts = ["accepted", "ready", "claimed", "stored", "dead"].map((name) => number(stream[name]));
+    const oldest = stream.oldest_seconds == null ? "–" : span(stream.oldest_seconds);
+    return [stream.stream, ...counts, [number(stream.missing), stream.missing], oldest, `${each(stream.accepted_rate)} /s`];
+  }));
+}
+
+// Seconds that a view is behind the database; a tally, the view with refreshes, may be as old as its period.
+const delay = (view) => (view.refreshes == null ? view.lag ?? 0 : 0);
+
+function views() {
+  $("#views").hidden = !shown.views.length; // INGEST_VIEWS=off
+  const known = (value, words) => (value == null ? "–" : words(value));
+  table("#views table", shown.views.map((view) => [
+    view.path,
+    [view.state, ["full", "unavailable"].includes(view.state)],
+    `${each(view.reads_rate)} /s`,
+    known(view.hits, (share) => `${Math.floor(share * 1000 + 1e-6) / 10} %`),
+    known(view.keys, number),
+    [known(view.lag, span), delay(view) > LATE],
+    known(view.refreshes, number),
+  ]));
 }
 
 // --- dead letters --------------------------------------------------------------------------------------------------
@@ -401,6 +432,7 @@ async function look() {
   verdict();
   picture();
   ledger();
+  views();
   letters();
   paths();
   for (const chart of charts) chart.draw();

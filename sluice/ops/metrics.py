@@ -17,7 +17,8 @@ from sluice.settings import Settings
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of this verb."""
     parser.epilog = (
-        "exit status: 0; 1 if Redis or the database is unavailable, or a body is missing; 2 if a setting is invalid"
+        "exit status: 0; 1 if Redis, the database or the views' Redis is unavailable, or a body is missing; 2 if a "
+        "setting is invalid"
     )
 
 

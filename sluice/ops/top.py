@@ -1,7 +1,9 @@
-"""Watch the streams live: rates, backlogs, ages, claims of workers, dead letters. q or Ctrl-C ends it.
+"""Watch the streams live: rates, backlogs, ages, claims of workers, views, dead letters. q or Ctrl-C ends it.
 
 in/s is bodies accepted per second, out/s bodies that workers claimed, over the last five seconds. The chart
 shows the waiting bodies, one reading per column, the newest at the right, scaled to its maximum.
+Of a view, reads/s and hits (of the answers 200 and 404, the share of 200) are over the same time. Its lag is how old
+its data may be; of a tally, the age of its oldest count.
 Without a terminal, one screen is printed after another. NO_COLOR=1 switches colours off; they carry no information.
 """
 
@@ -26,6 +28,7 @@ from sluice import screen
 from sluice.ledger import Figures, Observer
 from sluice.run import page
 from sluice.settings import Settings
+from sluice.views import figures
 
 SPAN = 5.0  # seconds over which a rate is taken
 CHART = 18  # columns
@@ -105,6 +108,8 @@ class View:
         parts: list[RenderableType] = [self.head(now), "", self.streams(now)]
         if workers := self.workers(now):
             parts += ["", workers]
+        if now["views"]:
+            parts += ["", self.views(now)]
         if now["dead_letters"]:
             parts += ["", self.letters(now)]
         parts += [Text(f"! {line}", "bold red") for line in now["trouble"]]
@@ -161,7 +166,7 @@ class View:
         rate = page.rate(before, after, new["time"] - old["time"])
         if rate is None:
             return "?" if after is None else ""
-        return f"{rate:.1f}" if 0 < rate < 10 else f"{rate:,.0f}"
+        return per_second(rate)
 
     def workers(self, now: Figures) -> Table | None:
         """The workers and their claims."""
@@ -179,6 +184,30 @@ class View:
             table.add_row(Text(f"worker {one['pid']}", "dim"), "holds " + ", ".join(held) if held else "holds nothing")
         return table
 
+    def views(self, now: Figures) -> Table:
+        """One row per view."""
+        table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
+        table.add_column("view", max_width=22, no_wrap=True)
+        table.add_column("", no_wrap=True)
+        for name in "reads/s", "hits", "keys", "lag", "refreshes":
+            table.add_column(name, justify="right", no_wrap=True)
+        then = self.seen[0]
+        before = {one["path"]: one["reads"] for one in then["views"]}
+        for one in now["views"]:
+            reads, hits = figures.rates(before.get(one["path"]), one["reads"], now["time"] - then["time"])
+            lag, made = one["lag"], one["refreshes"]
+            late = lag is not None and lag >= OLD and made is None  # a tally may be as old as its period
+            table.add_row(
+                Text(one["path"], "bold"),
+                Text(one["state"], "" if one["state"] == "served" else "bold yellow"),
+                "" if reads is None else per_second(reads),
+                screen.percent(hits),
+                "" if one["keys"] is None else number(one["keys"]),
+                Text("" if lag is None else screen.ago(lag), "bold yellow" if late else ""),
+                "" if made is None else number(made),
+            )
+        return table
+
     def letters(self, now: Figures) -> Table:
         """The dead letters by reason."""
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
@@ -191,6 +220,11 @@ class View:
         if (more := len(now["dead_letters"]) - LETTERS) > 0:
             table.add_row("", "", f"and {more} other reasons: {screen.PROGRAM} dead")
         return table
+
+
+def per_second(rate: float) -> str:
+    """A rate; small ones with a tenth."""
+    return f"{rate:.1f}" if 0 < rate < 10 else f"{rate:,.0f}"
 
 
 def number(n: int | None) -> str:

@@ -42,6 +42,11 @@ GAUGES = (
      "Accepted bodies that are neither in Redis nor in the database; negative if Redis's counters went back.",
      "missing"),
 )  # fmt: skip
+VIEW_GAUGES = (
+    ("sluice_view_lag_seconds", "Rows committed earlier are in the view; of a tally, the age of its oldest count.",
+     "lag"),
+    ("sluice_view_keys", "Keys of the view; of a tally, those asked for within two periods.", "keys"),
+)  # fmt: skip
 HISTOGRAMS = (
     ("sluice_decode_seconds", "Time to decode a body; one in 16 is timed.", "decode"),
     ("sluice_persist_seconds", "Time to decode and store a claim.", "persist"),
@@ -103,6 +108,9 @@ def metrics(figures: Figures) -> Iterator[Metric]:
         letters.add_metric(labels, number)
     yield letters
 
+    if figures["views"]:
+        yield from view_metrics(figures["views"])
+
     processes = GaugeMetricFamily("sluice_processes", "Processes connected to Redis.", labels=["role"])
     for role in ("gateway", "worker"):
         if figures["processes"] is not None:
@@ -121,6 +129,25 @@ def metrics(figures: Figures) -> Iterator[Metric]:
         yield GaugeMetricFamily(
             "sluice_ledger_age_seconds", "Age of the figures stored, dead and missing.", figures["ledger_seconds"]
         )
+
+
+def view_metrics(views: list[Figures]) -> Iterator[Metric]:
+    """The metric families of the views. An unknown figure has no sample."""
+    reads = CounterMetricFamily("sluice_view_reads", "Answers of the reader.", labels=["view", "status"])
+    refreshes = CounterMetricFamily("sluice_view_refreshes", "Counts made for a tally.", labels=["view"])
+    served = GaugeMetricFamily("sluice_view_served", "1 if the view is served, else 0.", labels=["view"])
+    gauges = {key: GaugeMetricFamily(name, about, labels=["view"]) for name, about, key in VIEW_GAUGES}
+    for one in views:
+        path = one["path"]
+        for status, n in (one["reads"] or {}).items():
+            reads.add_metric([path, status], n)
+        if one["refreshes"] is not None:
+            refreshes.add_metric([path], one["refreshes"])
+        served.add_metric([path], one["state"] == "served")
+        for key, gauge in gauges.items():
+            if one[key] is not None:
+                gauge.add_metric([path], one[key])
+    yield from (reads, refreshes, served, *gauges.values())
 
 
 def histogram(name: str, about: str, found: dict[Any, Figures | None]) -> HistogramMetricFamily:

@@ -21,6 +21,7 @@ from sluice import screen, settings, sinks
 from sluice.ledger import STATES, Observer, all_routes, newest, received_at
 from sluice.settings import Settings
 from sluice.sinks import DeadLetter
+from sluice.views import figures
 
 EVERY = 1.0  # seconds between two readings
 PROBE = 5  # readings per health check of the gateway
@@ -70,7 +71,7 @@ class Page:
             self.paths.setdefault(route.stream, []).append(path)
         self.looks = 0
         self.gateway = False
-        self.seen: deque[tuple[float, dict[str, Row]]] = deque(maxlen=RECENT + 1)
+        self.seen: deque[tuple[float, dict[str, Row], dict[str, Any]]] = deque(maxlen=RECENT + 1)
         self.hour = Hour(earlier(s.home / "run" / FILE))
         self.counts: list[Any] | None = None  # dead letters by reason at the time `letters` was read
         self.letters: list[dict[str, Any]] = []
@@ -79,7 +80,8 @@ class Page:
         """Take a reading; returns the content of status.json."""
         found = self.observer.look()
         now, streams = found["time"], found["streams"]
-        self.seen.append((now, {name: [one["accepted"], one["drained"]] for name, one in streams.items()}))
+        bodies = {name: [one["accepted"], one["drained"]] for name, one in streams.items()}
+        self.seen.append((now, bodies, {one["path"]: one["reads"] for one in found["views"]}))
         rows = []
         for name, one in streams.items():
             rates = zip(("accepted_rate", "drained_rate"), self.rates(name), strict=True)
@@ -98,6 +100,7 @@ class Page:
             "workers": found["processes"] and sum(one["role"] == "worker" for one in found["processes"]),
             "memory": found["memory"],
             "streams": rows,
+            "views": [self.view(one) for one in found["views"]],
             "trouble": found["trouble"],
             "dead": self.dead(found["dead_letters"]),
             "turned_away": turned_away(found["answered"], found["refused"]),
@@ -106,9 +109,16 @@ class Page:
 
     def rates(self, stream: str) -> list[float | None]:
         """Bodies per second, accepted and claimed, over the last RECENT readings."""
-        (then, before), (now, after) = self.seen[0], self.seen[-1]
+        (then, before, _), (now, after, _) = self.seen[0], self.seen[-1]
         pairs = zip(before.get(stream, [None, None]), after[stream], strict=True)
         return [rate(old, new, now - then) for old, new in pairs]
+
+    def view(self, one: dict[str, Any]) -> dict[str, Any]:
+        """A view, with its rate of reads and its hit rate over the last RECENT readings."""
+        (then, _, before), (now, _, after) = self.seen[0], self.seen[-1]
+        reads, hits = figures.rates(before.get(one["path"]), after[one["path"]], now - then)
+        shown = {name: one[name] for name in ("path", "state", "keys", "lag", "refreshes")}
+        return shown | {"reads_rate": reads, "hits": hits}
 
     def dead(self, counts: list[dict[str, Any]] | None) -> dict[str, Any]:
         """Counts by reason, and the newest dead letters, which are read again when a count has changed."""

@@ -26,7 +26,6 @@ REBUILD = "rebuild"  # set: paths to be rebuilt; the follower removes one when i
 ASKED = "asked"  # list of `asked(path, key)`: tallies without a kept value that a client waits for; pushed every second
 READS = "reads"  # hash: `PATH STATUS` -> answers
 REFRESHES = "refreshes"  # hash: path of a tally -> counts made
-READS = "reads"  # hash: path of a view, a space, status of the answer -> answers; the reader adds to it every second
 
 
 def state(path: str) -> str:

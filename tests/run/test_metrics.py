@@ -40,6 +40,7 @@ def up() -> Iterator[Server]:
         assert post(server.port, "/write", b"room temperature=21.5")[0] == 204
         assert post(server.port, "/nowhere", b"x")[0] == 404
         assert post(server.port, "/gps")[0] == 400
+        poll(lambda: get(server.port, "/votes/tally?poll=p")[0] == 200)
         yield server
 
 
@@ -73,6 +74,8 @@ def test_metrics_count_what_the_gateway_and_the_worker_did(up: Server) -> None:
         assert found["sluice_stored_bodies_total", "votes"] == 20
         assert found["sluice_answers_total", "/votes", "200"] == 21
         assert found["sluice_persist_seconds_count", "metrics"] == 1
+        assert found["sluice_view_reads_total", "200", "/votes/tally"] >= 1
+        assert found["sluice_view_keys", "/metrics/latest"] == 1
         return found
 
     found = poll(settled, 20)
@@ -97,14 +100,18 @@ def test_metrics_count_what_the_gateway_and_the_worker_did(up: Server) -> None:
         ("sluice_processes", "worker"): 1,
         ("sluice_up", "redis"): 1,
         ("sluice_up", "database"): 1,
+        ("sluice_view_served", "/votes/tally"): 1,
+        ("sluice_view_served", "/gps/trail"): 1,
     }
     assert {name: found.get(name) for name in expected} == expected
     assert found["sluice_decode_seconds_count", "votes"] == 1  # one body in 16 is timed
     assert found["sluice_commit_seconds_sum",] > 0
+    assert found["sluice_view_refreshes_total", "/votes/tally"] >= 1
+    assert found["sluice_view_lag_seconds", "/gps/latest"] >= 0
 
 
 def test_the_verb_metrics_prints_what_nginx_serves_and_promtool_accepts_it(up: Server) -> None:
-    code, out, complaints = sluice(up.home, "metrics")
+    code, out, complaints = sluice(up.home, "metrics", INGEST_VIEWS="")
     assert (code, complaints) == (0, "")
     assert {name[0] for name in samples(out)} == {name[0] for name in scraped(up)}
     promtool("check", "metrics", stdin=out)
@@ -141,14 +148,14 @@ def test_prometheus_scrapes_the_metrics_with_the_shipped_configuration(up: Serve
         assert (target["health"], target["lastError"]) == ("up", "")
         found = poll(lambda: ask("query?query=sluice_accepted_bodies_total")["result"])
         assert {one["metric"]["stream"]: one["value"][1] for one in found}["metrics"] == "1"
-        assert sum(len(group["rules"]) for group in ask("rules")["groups"]) == 11
+        assert sum(len(group["rules"]) for group in ask("rules")["groups"]) == 13
 
 
 def test_promtool_accepts_the_rules_and_each_alert_fires_in_its_test() -> None:
     promtool("check", "config", "prometheus.yml")
     promtool("test", "rules", "rules_test.yml")
     alerts = set(re.findall(r"alert: (\w+)", (PROMETHEUS / "rules.yml").read_text()))
-    assert len(alerts) == 9
+    assert len(alerts) == 11
 
 
 def test_the_dashboard_and_the_rules_query_only_metrics_that_exist(up: Server, tmp: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import http.server
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect, sync_playwright
 
 from sluice import settings
 from sluice.drill.harness import ROOT, Server, answer, ask, environment, get, installation, nginx, poll, post, short_tmp
@@ -275,7 +276,69 @@ def test_a_page_of_another_origin_posts_only_to_allowed_paths(up: Server, chromi
         poll(lambda: "elsewhere" in stored(up, "gps", "device") and "afar" in stored(up, "votes", "choice"))
 
 
+def view(page: Page, path: str, column: int) -> Locator:
+    return page.locator("#views tbody tr", has_text=path).locator("td").nth(column)
+
+
+def test_each_view_is_shown_with_its_reads_hits_and_lag(page: Page, up: Server) -> None:
+    post(up.port, "/gps", b'{"device":"seen","lat":1,"lon":2}')
+    post(up.port, "/votes", b'{"poll":"seen","choice":"x"}')
+    poll(lambda: get(up.port, "/gps/latest?device=seen")[0] == 200)
+    poll(lambda: get(up.port, "/votes/tally?poll=seen")[0] == 200)
+
+    def shown() -> bool:
+        for _ in range(10):
+            get(up.port, "/gps/latest?device=seen")
+        return view(page, "/gps/latest", 2).inner_text() == "100 %"  # over the last readings
+
+    poll(shown, 30)
+    assert view(page, "/gps/latest", 0).inner_text() == "served"
+    assert re.fullmatch(r"[\d.]+ /s", view(page, "/gps/latest", 1).inner_text())
+    assert int(view(page, "/gps/latest", 3).inner_text()) >= 1
+    expect(view(page, "/gps/latest", 4)).to_have_text(re.compile(r"^[\d.]+ s$"))
+    expect(view(page, "/votes/tally", 4)).to_have_text(re.compile(r"^[\d.]+ s$"))
+    expect(view(page, "/votes/tally", 5)).not_to_have_text("–")
+    expect(view(page, "/gps/latest", 5)).to_have_text("–")
+
+
+def test_views_that_are_not_served_or_behind_are_reported_and_without_views_none_is_shown(page: Page) -> None:
+    def changed(**figures: object) -> None:
+        def change(route: Route) -> None:
+            answer = route.fetch()
+            shown = answer.json()
+            shown["views"] = [one | figures for one in shown["views"][:1]] if figures else []
+            route.fulfill(response=answer, json=shown)
+
+        page.unroute_all()
+        page.route("**/status.json", change)
+
+    changed(state="full")
+    expect(page.locator("#verdict h2")).to_have_text("/gps/latest cannot be read")
+    expect(page.locator("#verdict p")).to_contain_text("raise INGEST_VIEWS_MEMORY")
+    changed(lag=3000)
+    expect(page.locator("#verdict h2")).to_have_text("The views are 50 min behind")
+    changed(lag=3000, refreshes=1)  # a tally
+    expect(page.locator("#verdict")).to_have_attribute("data-state", "good")
+    changed()
+    expect(page.locator("#views")).to_be_hidden()
+    expect(page.locator("#verdict")).to_have_attribute("data-state", "good")
+
+
 # The next tests stop and kill processes, so they come last.
+
+
+def test_while_the_views_redis_is_stopped_only_the_views_are_unavailable(page: Page, up: Server) -> None:
+    (redis,) = up.pids("views")[:1]
+    os.kill(redis, signal.SIGSTOP)
+    try:
+        expect(view(page, "/gps/latest", 0)).to_have_text("unavailable")
+        expect(page.locator("#verdict")).to_contain_text("The views' Redis is unavailable.")
+        assert post(up.port, "/votes", b'{"poll":"p","choice":"meanwhile"}')[0] == 200
+        poll(lambda: "meanwhile" in stored(up, "votes", "choice"))
+    finally:
+        os.kill(redis, signal.SIGCONT)
+    expect(page.locator("#verdict")).to_have_attribute("data-state", "good")
+    expect(view(page, "/gps/latest", 0)).to_have_text("served")
 
 
 def test_a_backlog_without_progress_and_a_stopped_gateway_are_reported(page: Page, up: Server) -> None:
