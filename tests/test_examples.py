@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import random
 import re
 import runpy
 import shutil
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,8 +25,9 @@ import pytest
 import redis
 import tomllib
 
+from runtimes import RUNTIMES
 from sluice.drill import harness
-from sluice.drill.harness import ROOT, Server, ask, installation, post, redis_server, short_tmp
+from sluice.drill.harness import ROOT, Server, ask, get, installation, post, redis_server, short_tmp
 
 EXAMPLES = ROOT / "examples"
 poll = partial(harness.poll, seconds=30)
@@ -148,6 +151,44 @@ def test_a_user_defined_stream_takes_ten_lines(up: Server) -> None:
     assert poll(lambda: ask(up.home, "SELECT sku, count FROM orders")) == [("A-1", 3)]
     printed = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL))
     assert all(line in printed for line in lines)  # the README shows these files
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_feed_of_notifications_has_the_last_100_different_ones_newest_first(runtime: str) -> None:
+    mine: dict[str, object] = dict.fromkeys(
+        ("INGEST_ROUTES", "INGEST_RECORDS", "INGEST_VIEWS"), EXAMPLES / "notifications.py"
+    )
+    times = [f"2026-01-01T12:{n // 60:02}:{n % 60:02}.000Z" for n in range(600)]
+    random.Random(11).shuffle(times)
+    sent = [
+        {"user": "jane", "kind": "like", "actor": f"user {n % 13}", "object": f"photo {n % 10}", "time": time}
+        for n, time in enumerate(times)
+    ]
+    newest: dict[tuple[str, ...], str] = {}
+    for one in sent:
+        item = one["kind"], one["actor"], one["object"]
+        newest[item] = max(newest.get(item, ""), one["time"])
+    assert len(newest) > 100
+    expected = sorted(((time, *item) for item, time in newest.items()), reverse=True)[:100]
+
+    def feed() -> list[tuple[str, ...]]:
+        status, _, body = get(server.port, "/notifications/feed?user=jane")
+        assert status in (200, 404, 503)
+        fields = itemgetter("time", "kind", "actor", "object")
+        found = [fields(one) for one in json.loads(body)] if status == 200 else []
+        assert len(found) <= 100
+        assert len({one[1:] for one in found}) == len(found)
+        assert found == sorted(found, key=itemgetter(0), reverse=True)
+        return found
+
+    with short_tmp() as tmp, installation(tmp, mine | {"INGEST_RUNTIME": runtime}) as server:
+        for at in range(0, 600, 10):
+            body = json.dumps([*sent[at : at + 10], sent[at] | {"user": "joe"}]).encode()
+            assert post(server.port, "/notifications", body)[0] == 200
+            feed()
+        poll(lambda: feed() == expected)
+        assert get(server.port, "/notifications/feed?user=nobody")[0] == 404
+        assert get(server.port, "/notifications/feed")[0] == 400
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect, sync_playwright
@@ -25,6 +26,7 @@ from sluice.drill.harness import ROOT, Server, answer, ask, environment, get, in
 from sluice.run import page as program
 
 FAILED = "Failed to load resource"  # Chromium logs every response that is not 2xx
+LIVE = ROOT / "examples/live.html"
 PHONE, DESKTOP = (360, 740), (1280, 800)
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
@@ -42,19 +44,19 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def origin() -> Iterator[int]:
-    """The port of another web server with one page: another origin."""
+    """The port of another web server, with the example live.html and an empty page: another origin."""
 
-    class Blank(http.server.BaseHTTPRequestHandler):
+    class Shop(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.send_header("Content-Type", "text/html")
             self.end_headers()
-            self.wfile.write(b"<!doctype html><title>a shop</title>")
+            self.wfile.write(LIVE.read_bytes() if "live" in self.path else b"<!doctype html><title>a shop</title>")
 
         def log_message(self, *_: object) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Blank) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Shop) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server.server_port
         server.shutdown()
@@ -62,7 +64,10 @@ def origin() -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def up(origin: int) -> Iterator[Server]:
-    with short_tmp() as tmp, installation(tmp, {"INGEST_CORS": f"/gps http://localhost:{origin}"}) as server:
+    with (
+        short_tmp() as tmp,
+        installation(tmp, {"INGEST_CORS": f"/gps /gps/trail /votes/tally http://localhost:{origin}"}) as server,
+    ):
         yield server
 
 
@@ -254,6 +259,94 @@ def test_the_beacon_example_reports_how_long_the_page_was_viewed(up: Server, chr
         page.goto(f"{(ROOT / 'examples/beacon.html').as_uri()}?sluice=http://localhost:{up.port}")
         page.goto("about:blank")
         poll(lambda: "looked" in stored(up, "metrics", "name"))
+
+
+# The widths of the bars: the longest run of the bars' colour in each row, without repetitions
+BARS = """() => {
+  const canvas = document.querySelector("#poll");
+  const { data, width, height } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const found = [];
+  for (let y = 0; y < height; y++) {
+    let run = 0, longest = 0;
+    for (let x = 0; x < width; x++) {
+      const at = 4 * (y * width + x);
+      run = data[at] === 0x16 && data[at + 1] === 0x68 && data[at + 2] === 0xb8 ? run + 1 : 0;
+      longest = Math.max(longest, run);
+    }
+    if (longest && longest !== found.at(-1)) found.push(longest);
+  }
+  return found;
+}"""
+INK = """() => {
+  const canvas = document.querySelector("#device");
+  return canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.some(Boolean);
+}"""
+
+
+def live(window: BrowserContext, where: str, up: Server, **names: str) -> Page:
+    """The example live.html, opened from `where`."""
+    page = window.new_page()
+    page.clock.install()
+    page.goto(f"{where}?{urlencode({'sluice': f'http://localhost:{up.port}'} | names)}")
+    return page
+
+
+def test_the_live_example_draws_a_poll_and_a_trail_of_another_origin(
+    up: Server, chromium: Browser, origin: int
+) -> None:
+    for choice in "oreo", "oreo", "oreo", "fig":
+        post(up.port, "/votes", f'{{"poll":"live","choice":"{choice}"}}'.encode())
+    poll(lambda: stored(up, "votes", "poll").count("live") == 4)
+    with context(chromium) as window:
+        page = live(window, f"http://localhost:{origin}/live.html", up, poll="live", device="walker")
+        expect(page.locator("#poll + p")).to_contain_text("4 votes, 3 of them for oreo; counted at ")
+        wide, narrow = page.evaluate(BARS)
+        assert abs(wide - page.evaluate("document.querySelector('#poll').clientWidth - 24")) < 2
+        assert abs(wide / narrow - 3) < 0.05
+        expect(page.locator("#device + p")).to_have_text("There is no device walker yet.")
+        assert not page.evaluate(INK)
+        for n in range(1, 4):
+            post(up.port, "/gps", f'{{"device":"walker","lat":48.1{n},"lon":11.5,"speed":{n}}}'.encode())
+            page.clock.run_for(3000)
+            expect(page.locator("#device + p")).to_contain_text(f"walker: {n} position")
+        expect(page.locator("#device")).to_have_attribute("aria-label", re.compile(r": 48.13, 11.5, 3 m/s\.$"))
+        assert page.evaluate(INK)
+        page.fill("[name=device]", "another")
+        page.click("button")
+        expect(page.locator("#device + p")).to_have_text("There is no device another yet.")
+
+
+def test_the_live_example_obeys_retry_after(up: Server, chromium: Browser, origin: int) -> None:
+    asked = []
+    problem = {"title": "Service Unavailable", "status": 503, "detail": "Try again."}
+
+    def refuse(route: Route) -> None:
+        asked.append(route.request.url)
+        fields = {
+            "Retry-After": "7",
+            "Access-Control-Allow-Origin": "*",
+            "Access-Control-Expose-Headers": "Retry-After",
+        }
+        route.fulfill(status=503, json=problem, headers=fields)
+
+    with context(chromium) as window:
+        window.route("**/votes/tally*", refuse)
+        page = live(window, f"http://localhost:{origin}/live.html", up, poll="live")
+        expect(page.locator("#poll + p")).to_have_text("503 Service Unavailable: Try again. Next try in 7 s.")
+        page.clock.run_for(6900)
+        expect(page.locator("#device + p")).to_contain_text("bike")  # has asked again meanwhile
+        assert len(asked) == 1
+        with page.expect_request("**/votes/tally*"):
+            page.clock.run_for(2000)
+        window.unroute_all()
+        page.clock.run_for(12_000)
+        expect(page.locator("#poll + p")).to_contain_text("4 votes")
+
+
+def test_the_live_example_says_that_its_origin_is_not_allowed(up: Server, chromium: Browser) -> None:
+    with context(chromium) as window:
+        page = live(window, LIVE.as_uri(), up)
+        expect(page.locator("#poll + p")).to_contain_text("does its INGEST_CORS have /votes/tally?")
 
 
 def test_a_page_of_another_origin_posts_only_to_allowed_paths(up: Server, chromium: Browser, origin: int) -> None:
