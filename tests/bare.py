@@ -406,6 +406,12 @@ def test_a_machine_boots_with_sluice_running_and_loses_nothing(machine: Machine,
     assert "accepts writes" in machine.ask("sh('env', 'INGEST_LOG=json', '/opt/sluice/bin/provision', 'services')")
     assert vote("json") == 200
     said("provisioned with another setting: all restarted")
+    machine.ask("sh('env', 'INGEST_VIEWS=off', '/opt/sluice/bin/provision', 'services')")
+    assert machine.ask("[sh('systemctl', 'is-active', unit) for unit in UNITS[6:]]") == ["inactive"] * 3
+    assert "There is no stream at this path" in position()
+    machine.ask("sh('env', 'INGEST_VIEWS=', '/opt/sluice/bin/provision', 'services')")
+    poll(lambda: '"lat":1' in position(), PATIENCE)
+    said("provisioned without views and with them again: stopped, and built again")
     poll(lambda: machine.ask("json.loads(sh('sluice', 'status', '--json'))")["streams"][-1]["ready"] == 0, PATIENCE)
     ledger = machine.ask("json.loads(sh('sluice', 'status', '--json'))")
     assert ledger["trouble"] == []
@@ -413,8 +419,11 @@ def test_a_machine_boots_with_sluice_running_and_loses_nothing(machine: Machine,
     said(f"the ledger: {votes}")
     assert (votes["stream"], votes["missing"], votes["stored"]) == ("votes", 0, votes["accepted"])
     lines = machine.ask(JOURNAL)
-    assert {name for name, _, _ in lines} >= {"sluice-gateway", "sluice-worker-1", "redis"}
-    assert ["sluice-gateway", "6", "gunicorn.error: Starting gunicorn"] in [[*line[:2], line[2][:33]] for line in lines]
+    names = {"sluice-gateway", "sluice-worker-1", "redis", "sluice-views", "sluice-follower", "sluice-reader"}
+    assert {name for name, _, _ in lines} >= names
+    first = [[*line[:2], line[2][:33]] for line in lines]
+    for name in "sluice-gateway", "sluice-reader":
+        assert [name, "6", "gunicorn.error: Starting gunicorn"] in first
     objects = [json.loads(text) for name, _, text in lines if name == "sluice-gateway" and text.startswith("{")]
     assert objects[0]["message"].startswith("Starting gunicorn")
 

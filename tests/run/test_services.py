@@ -223,6 +223,20 @@ def test_the_gateway_notifies_readiness_and_feeds_the_watchdog_from_its_loop(
         alive(manager)
 
 
+@pytest.mark.parametrize("runtime", PYTHON)
+def test_reader_and_follower_notify_readiness_and_feed_the_watchdog(runtime: str, tmp: Path, manager: Manager) -> None:
+    with gateway(tmp, None, runtime, env=manager.env(), args=("--workers", 1, "serve:app")):
+        assert "READY=1" in manager.heard()
+        alive(manager)
+        alive(manager)
+    manager.heard()
+    follow = [sys.executable, "-m", "sluice.run.follow"]
+    with running(follow, tmp / "follower.out", environment(tmp, manager.env())):
+        poll(lambda: "READY=1" in manager.heard())
+        alive(manager)  # while it waits for the views' Redis
+        alive(manager)
+
+
 @contextlib.contextmanager
 def activated(tmp: Path, sockets: list[socket.socket], env: dict[str, str], runtime: str) -> Iterator[subprocess.Popen]:
     """The gateway with listening sockets that it inherits, as from sluice-gateway.socket."""

@@ -343,11 +343,13 @@ def test_several_gateways_and_workers_run_side_by_side(tmp: Path) -> None:
         assert stop(up) == 0
 
 
-def test_the_gateway_runs_on_pypy_by_the_same_command(tmp: Path) -> None:
+def test_gateway_and_reader_run_on_pypy_by_the_same_command(tmp: Path) -> None:
     with installation(tmp, {"INGEST_RUNTIME": "pypy"}) as up:
-        assert "pypy" in os.readlink(f"/proc/{up.pids('gateway')[0]}/exe")
         assert vote(up, "a") == 200
         poll(lambda: choices(up) == ["a"])
+        poll(lambda: b'"choices":{"a":1}' in get(up.port, "/votes/tally?poll=p")[2], 60)
+        for name in "gateway", "reader":
+            assert "pypy" in os.readlink(f"/proc/{up.pids(name)[0]}/exe")
         assert stop(up) == 0
 
 
