@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 import subprocess
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -14,11 +13,11 @@ from hypothesis import strategies as st
 
 import wire
 from grammar_cases import BODY, DECLINED, FIVE, SMUGGLED, TAKEN, post
+from runtimes import RUNTIMES
 from sluice.drill import harness
 
-EXAMPLES = 10_000  # Hypothesis shrinks a failure, and takes four times as long for an example as tests/wire.py alone
-RANDOM_EXAMPLES = 80_000
-PYPY_EXAMPLES = 20_000
+EXAMPLES = 10_000  # Hypothesis takes four times as long for an example as tests/wire.py alone
+RANDOM_EXAMPLES = {"cpython": 80_000, "pypy": 20_000}
 QUICK = settings(
     deadline=None,
     database=None,
@@ -43,10 +42,6 @@ def test_generated_requests_are_declined_or_parsed_as_gunicorn_parses_them(choic
     assert seen["examples"] >= EXAMPLES
     # many requests are parsed, and many declined
     assert EXAMPLES // 5 < seen["taken"] < EXAMPLES * 0.9, seen
-
-
-def test_random_requests_are_declined_or_parsed_as_gunicorn_parses_them() -> None:
-    wire.main(RANDOM_EXAMPLES, random.SystemRandom().randrange(1 << 32))  # a failure shows the seed
 
 
 BEGINNINGS = b"", b"POST ", b"POST /gps HTTP/1.1\r\n", b"POST /gps HTTP/1.1\r\nContent-Length:"
@@ -117,8 +112,9 @@ def test_with_a_setting_that_only_gunicorn_supports_every_request_is_declined(se
     assert place.fast([SMUGGLED]) == ([], False, SMUGGLED)
 
 
-@pytest.mark.skipif(not Path(harness.PYTHON["pypy"]).exists(), reason="no .venv-pypy here; bin/test makes it")
-def test_the_older_gunicorn_on_pypy_agrees_too() -> None:
-    command = [harness.PYTHON["pypy"], wire.__file__, str(PYPY_EXAMPLES), "1"]
+@pytest.mark.parametrize("runtime", RUNTIMES)  # PyPy has an older gunicorn
+def test_random_requests_are_declined_or_parsed_as_gunicorn_parses_them(runtime: str) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    command = [harness.PYTHON[runtime], wire.__file__, str(RANDOM_EXAMPLES[runtime]), str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
