@@ -1,8 +1,8 @@
 """Bytes as clients send them, and the two parsers that read them: the fast lane's and gunicorn's own.
 
 A request is made from a string of choices, one byte each. No choices make the plainest request, so Hypothesis shrinks a
-failure towards it. `tests/fastlane/test_grammar.py` lets Hypothesis choose, and runs this file as a program that chooses
-at random: wire.py EXAMPLES SEED. It is faster, and PyPy has no Hypothesis here.
+failure towards it. `tests/fastlane/test_grammar.py` lets Hypothesis choose. It also runs this file as a program that
+chooses at random, wire.py EXAMPLES SEED: that is faster, and PyPy has no Hypothesis here.
 """
 
 from __future__ import annotations
