@@ -2,8 +2,8 @@
 
 in/s is bodies accepted per second, out/s bodies that workers claimed, over the last five seconds. The chart
 shows the waiting bodies, one reading per column, the newest at the right, scaled to its maximum.
-Of a view, reads/s and hits (of the answers 200 and 404, the share of 200) are over the same time. Its lag is how old
-its data may be; of a tally, the age of its oldest count.
+Of a view, reads/s and hits (of the answers 200 and 404, the share of 200) are over the same time. Its lag is how far
+it may be behind the database; of a tally, the age of its oldest count.
 Without a terminal, one screen is printed after another. NO_COLOR=1 switches colours off; they carry no information.
 """
 

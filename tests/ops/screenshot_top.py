@@ -12,7 +12,7 @@ import time
 
 from rich.console import Console
 
-from sluice.drill.harness import ROOT, environment, installation, post, settings, short_tmp  # isort: skip
+from sluice.drill.harness import ROOT, environment, get, installation, post, settings, short_tmp  # isort: skip
 
 from sluice.ledger import Observer
 from sluice.ops.top import CHART, View
@@ -23,7 +23,7 @@ FONT_FACE = re.compile(r"@font-face \{.*?\}\s*", re.S)  # the SVG must load noth
 
 def main() -> None:
     with short_tmp() as tmp, installation(tmp) as up:
-        console = Console(record=True, width=80, height=18, force_terminal=True, file=open(os.devnull, "w"))  # noqa: SIM115
+        console = Console(record=True, width=80, height=24, force_terminal=True, file=open(os.devnull, "w"))  # noqa: SIM115
         view = View(Observer(settings.load(environment(tmp))), console)
         for body in b'{"poll":"cookies"', b'{"poll":"cookies","choice":7}', b'{"choice":"oreo"}':
             post(up.port, "/votes", body)
@@ -40,6 +40,9 @@ def main() -> None:
                     post(up.port, "/gps", b'{"device":"bike","lat":48.13743,"lon":11.57549,"speed":6.2}')
                 if n % 4 == 0:
                     post(up.port, "/write?precision=s", b"room,floor=2 temperature=21.5,door=true")
+                    get(up.port, "/votes/tally?poll=cookies")
+                get(up.port, f"/gps/latest?device={'bike' if n % 15 else 'unknown'}")
+                get(up.port, "/gps/trail?device=bike&limit=20")
             picture = view.frame()
             if look == STOPPED[-1]:
                 break
