@@ -284,6 +284,16 @@ def test_a_reader_that_starts_while_no_view_is_served_answers_503(stored: Site) 
         assert lane.json("/gps/trail?device=bike")
 
 
+def test_a_view_that_was_built_for_another_declaration_is_not_read(stored: Site) -> None:
+    """Between the two steps of a reload, reader and follower have different declarations."""
+    other = stored.tmp / "other.py"
+    other.write_text("from sluice.views import latest\nVIEWS = {'/gps/trail': latest('gps', key='device')}")
+    args = ("serve:app",)
+    with gateway(stored.tmp, None, env=stored.env | {"INGEST_VIEWS": other}, args=args) as server:
+        is_problem(get(server.socket, "/gps/trail?device=bike"), 503)
+        assert get(server.socket, "/gps/latest?device=bike")[0] == 200
+
+
 def test_a_first_count_delays_only_those_who_ask_for_it() -> None:
     with installation(None) as site, reader(site, LANE) as lane:
         site.store("votes", [Vote(time=None, poll="cookies", choice="oreo")])

@@ -112,7 +112,7 @@ class Checker:
     def check_tally(self, path: str, view: Tally) -> Checked:
         """Compare the kept counts: a count may have grown since, and a tally may be no older than its lifetime."""
         different = []
-        prefix = contract.tally(path, "")
+        prefix = contract.tally(path, view, "")
         keys, cursor = 0, b"0"
         while True:
             cursor, names = self.link.ask(("SCAN", cursor, "MATCH", prefix + "*", "COUNT", 1000))[0]

@@ -6,12 +6,15 @@ How to read a value of a view. Generations change while the view is served, so:
 
 1. send the read with the last known generation, and *behind it, in the same round trip*, `GET state(path)`;
 2. if the state is that generation, the value is valid: at the time of the read its keys were complete;
-3. if it is another generation, read again with that one. If it is FULL or absent, the answer is 503.
+3. if it is another generation, read again with that one. If it is FULL or absent, or its name does not begin with
+   `mark` of the reader's own declaration, the answer is 503.
 
 A generation's keys are deleted only after the state has changed, which is why the state is read last.
 """
 
 from __future__ import annotations
+
+from hashlib import blake2b
 
 SOCKET = "run/views.sock"  # of the views' Redis, below INGEST_HOME
 KEY_BYTES = 512  # a record whose key is longer is in no view
@@ -26,6 +29,13 @@ REBUILD = "rebuild"  # set: paths to be rebuilt; the follower removes one when i
 ASKED = "asked"  # list of `asked(path, key)`: tallies without a kept value that a client waits for; pushed every second
 READS = "reads"  # hash: `PATH STATUS` -> answers
 REFRESHES = "refreshes"  # hash: path of a tally -> counts made
+
+
+def mark(view: object) -> str:
+    """Eight hex digits of a declaration. The names of generations and tallies have them: while a reload changes a view,
+    reader and follower may have different declarations of it, and each kind of view is read in another way.
+    """
+    return blake2b(repr(view).encode(), digest_size=4).hexdigest()
 
 
 def state(path: str) -> str:
@@ -62,12 +72,12 @@ def companion(path: str, generation: str) -> str:
     return f"i:{path}:{generation}:"
 
 
-def tally(path: str, key: str) -> str:
+def tally(path: str, view: object, key: str) -> str:
     """String, with a lifetime: the JSON of a count. Empty: the database has no row with that key: 404.
 
     Absent: the reader pushes `asked` and asks again until the value is there; every second it pushes again.
     """
-    return f"t:{path}:{key}"
+    return f"t:{path}:{mark(view)}:{key}"
 
 
 def wanted(path: str) -> str:

@@ -58,7 +58,7 @@ def look(link: Link, declared: Mapping[str, Declaration]) -> list[View]:
     commands: list[tuple[Any, ...]] = []
     for (path, view), first in zip(declared.items(), firsts):
         if isinstance(view, Tally):
-            names = [contract.tally(path, key.decode(errors="surrogateescape")) for key in first]
+            names = [contract.tally(path, view, key.decode(errors="surrogateescape")) for key in first]
             commands.append(("ZCARD", contract.wanted(path)))
             commands += [(verb, name) for name in names for verb in ("PTTL", "STRLEN")]
         elif first not in (None, contract.FULL):

@@ -219,7 +219,7 @@ class Follower:
     def build(self, path: str) -> None:
         """Begin a new generation of a view, and give up one that is being built."""
         self.generations = [one for one in self.generations if one.live or one.path != path]
-        name, position = secrets.token_hex(4), self.reader.start()
+        name, position = contract.mark(self.views[path]) + secrets.token_hex(4), self.reader.start()
         keys = contract.HOLDER, contract.building(path), contract.info(path, name)
         self.link.ask(("EVAL", contract.BEGIN, 3, *keys, self.token, name, self.specs[path], position))
         self.add(path, name, position, False)

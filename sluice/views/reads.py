@@ -204,19 +204,21 @@ class Reads:
 class Source:
     """A view as it is read: its generation, the names of its values, and their JSON.
 
-    string: values are strings, and one command reads all of a trip. state: the key of the state; b"" for a tally.
+    mark: the first bytes of the names of its generations. string: values are strings, and one command reads all of a
+    trip. state: the key of the state; b"" for a tally.
     generation: the one that is served, as far as this process knows; b"" before the first. None for a tally.
     """
 
-    __slots__ = ("generation", "json", "path", "prefix", "state", "string", "view")
+    __slots__ = ("generation", "json", "mark", "path", "prefix", "state", "string", "view")
 
     def __init__(self, path: str, view: View) -> None:
         self.path, self.view = path, view
+        self.mark = contract.mark(view).encode()
         self.string = isinstance(view, Tally) or (isinstance(view, Latest) and not view.each)
         self.state = b"" if isinstance(view, Tally) else contract.state(path).encode()
         # not None before the first one: an absent state, of a view that is not served, must differ
         self.generation: bytes | None = None if isinstance(view, Tally) else b""
-        self.prefix = contract.tally(path, "").encode()
+        self.prefix = contract.tally(path, view, "").encode()
         self.json: Callable[[Any], bytes]
         if isinstance(view, Tally):
             self.json = bytes
@@ -227,8 +229,10 @@ class Source:
 
     def follow(self, state: bytes | None) -> str:
         """Read this generation from now on. Returns: why the view is not served, or ""."""
-        if state is None or state == contract.FULL:
-            return FULL if state else BUILDING
+        if state == contract.FULL:
+            return FULL
+        if state is None or not state.startswith(self.mark):  # absent, or built for another declaration
+            return BUILDING
         self.generation = state
         self.prefix = contract.prefix(self.path, state.decode()).encode()
         return ""

@@ -171,8 +171,8 @@ class Refresher:
             names = [key.decode(errors="replace") for key in keys]
             pipeline = self.client.pipeline(transaction=False)
             for key in names:
-                pipeline.pttl(contract.tally(path, key))
-                pipeline.strlen(contract.tally(path, key))
+                pipeline.pttl(contract.tally(path, view, key))
+                pipeline.strlen(contract.tally(path, view, key))
             found = iter(pipeline.execute())
             for key, left, size in zip(names, found, found):
                 if size and left <= view.period * 1000:
@@ -194,7 +194,7 @@ class Refresher:
             self.client.hincrby(contract.REFRESHES, path, 1)
             return value
 
-        refresh_ahead(self.client, contract.tally(path, key), view.period, compute)
+        refresh_ahead(self.client, contract.tally(path, view, key), view.period, compute)
 
 
 def count(database: reader.Reader, view: Tally, key: str) -> bytes:
