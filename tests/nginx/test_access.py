@@ -337,7 +337,9 @@ def test_bin_up_starts_with_all_checks_on(tmp: Path, certificate: tuple[Path, Pa
         assert f" {url} " in up.said()
         assert f"' {url}/votes\n" in up.said()
         assert curl(*ask, "-d", '{"poll":"p","choice":"c"}', f"{url}/votes")[::2] == (200, '{"message":"OK"}')
-        assert curl("-k", f"{url}/readyz")[0] == 401
+        tally = f"{url}/votes/tally?poll=p"
+        poll(lambda: '"choices":{"c":1}' in curl(*ask, tally)[2], 60)
+        assert curl("-k", f"{url}/readyz")[0] == curl("-k", tally)[0] == 401
 
 
 def refused(env: dict[str, object], tmp: Path) -> tuple[int, str]:

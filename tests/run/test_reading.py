@@ -85,6 +85,8 @@ def test_what_was_posted_can_be_read(up: Server) -> None:
     assert (tally["total"], tally["choices"]) == (1, {"oreo": 1})
     both = read(up, "/gps/latest?device=bike&device=nobody")
     assert (both[0]["lat"], both[1]) == (48.5, None)
+    status, headers, _ = post(up.port, "/gps/latest?device=bike", b"x")
+    assert (status, headers["allow"]) == (405, "GET, HEAD")
 
 
 def test_only_this_machine_may_read_unless_set(up: Server) -> None:
