@@ -50,39 +50,40 @@ def outcome(status: int) -> str:
     return names.get(status, str(status))
 
 
-def compare(books: list[Book], rows: Iterable[tuple[int, float]]) -> Findings:
-    """Compare the books of processes 0, 1, … with the stored rows.
+def compare(books: list[Book], *streams: Iterable[tuple[int, float]]) -> Findings:
+    """Compare the books 0, 1, … with the stored rows.
 
-    rows: (event number, received_at in seconds since 1970), in the order of the list.
+    streams: the rows of each: (event number, received_at in seconds since 1970), in the order of the list.
 
-    Order: an event is appended to the list between its request and its response. If the response to one event precedes
-    the request of another, the first is before the second on the list, for any two clients and gateways.
+    Order: an event is appended to the list of its stream between its request and its response. If the response to one
+    event precedes the request of another, the first is before the second on the list, for any two clients and gateways.
     """
     found = Findings()
     seen = [bytearray(len(book.status)) for book in books]
-    posted_last = 0.0  # the latest request among the rows so far
-    for number, received in rows:
-        found.stored += 1
-        process, n = divmod(number, SPAN)
-        if not 0 <= process < len(books) or n >= len(seen[process]) or books[process].status[n] == HALF:
-            found.note("torn", number)
-            continue
-        if seen[process][n]:
-            found.note("doubled", number)
-            continue
-        seen[process][n] = 1
-        book = books[process]
-        sent, answered = book.sent[n], book.answered[n]
-        if 200 <= book.status[n] < 300:
-            early, late = sent - received, received - answered
-            found.early, found.late = max(found.early, early), max(found.late, late)
-            if early > SLACK + CLOCK or late > SLACK + CLOCK:
-                found.note("misdated", number)
-            if answered < posted_last:
-                found.note("disorder", number)
-        else:
-            found.note("unknown", number)
-        posted_last = max(posted_last, sent)
+    for rows in streams:
+        posted_last = 0.0  # the latest request among the rows so far
+        for number, received in rows:
+            found.stored += 1
+            process, n = divmod(number, SPAN)
+            if not 0 <= process < len(books) or n >= len(seen[process]) or books[process].status[n] == HALF:
+                found.note("torn", number)
+                continue
+            if seen[process][n]:
+                found.note("doubled", number)
+                continue
+            seen[process][n] = 1
+            book = books[process]
+            sent, answered = book.sent[n], book.answered[n]
+            if 200 <= book.status[n] < 300:
+                early, late = sent - received, received - answered
+                found.early, found.late = max(found.early, early), max(found.late, late)
+                if early > SLACK + CLOCK or late > SLACK + CLOCK:
+                    found.note("misdated", number)
+                if answered < posted_last:
+                    found.note("disorder", number)
+            else:
+                found.note("unknown", number)
+            posted_last = max(posted_last, sent)
     for process, book in enumerate(books):
         found.posted += len(book.status)
         found.answers.update(map(outcome, book.status))

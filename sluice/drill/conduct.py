@@ -8,50 +8,72 @@ import json
 import os
 import platform
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
 from datetime import datetime, timezone
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from sluice.drill.compare import Findings, compare
+from sluice import views
+from sluice.drill import read
+from sluice.drill.answers import KINDS as WRONG
+from sluice.drill.compare import LISTED, Findings, compare, outcome
 from sluice.drill.faults import FAULTS, Scene
-from sluice.drill.load import PATIENCE, Book
+from sluice.drill.load import PATIENCE, UNANSWERED, Book
+from sluice.drill.read import Reads
 from sluice.drill.site import STREAM, Site, Trouble, private, running, wait
+from sluice.drill.views import VIEWS as OWN
 from sluice.run.configure import ROOT
 from sluice.settings import Settings
 
-PROCESSES = 2  # client processes
+PROCESSES = 2  # client processes that only post
+READERS = 16  # clients of the process that also reads
+CALM = (3.0, 30.0)  # seconds before the first fault: a twentieth of the drill, within these limits
 PAUSE = (0.0, 0.5)  # seconds between two faults; short enough that some begin before the last is healed
 LAST = 8.0  # no fault begins in the last seconds; most last no longer than this
 SHOWN = 100  # event numbers of each kind in the Markdown report
+SHOWN_WRONG = 20  # wrong answers in it
 COUNTS = ("sent", "acknowledged", "rejected", "unanswered", "cut")
 
 
 class Load:
     """The client processes and their counts."""
 
-    def __init__(self, site: Site, clients: int, rate: float, run: str, folder: Path) -> None:
-        self.books = [folder / f"book-{n}" for n in range(PROCESSES)]
-        self.counts: list[dict[str, int]] = [dict.fromkeys(COUNTS, 0) for _ in range(PROCESSES)]
+    def __init__(self, site: Site, clients: int, rate: float, run: str, folder: Path, readers: int) -> None:
+        """readers: clients that also read, if the site has views."""
         each = max(1, clients // PROCESSES)
         port, tls = site.port, "tls" if site.tls else ""
+        programs: list[tuple[object, ...]] = [
+            ("sluice.drill.load", port, n, each, rate / PROCESSES, run, folder / f"book-{n}", tls)
+            for n in range(PROCESSES)
+        ]
+        judged = {**views.VIEWS, **OWN}
+        paths = [path for path in read.PATHS if site.views.get(path) == judged[path]]
+        if paths:
+            programs.append(("sluice.drill.read", port, readers, PROCESSES, run, folder, ",".join(paths), tls))
+        else:
+            readers = 0
+        self.books = [folder / f"book-{n}" for n in range(PROCESSES + 2 * readers)]
+        self.reads = folder / "reads" if readers else None
+        self.counts: list[dict[str, int]] = [{} for _ in programs]
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "sluice.drill.load"]
-                + [str(x) for x in (port, n, each, rate / PROCESSES, run, book, tls)],
+                [sys.executable, "-m", *map(str, program)],
                 env={**os.environ, "SLUICE_DRILL_HEADER": site.header},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
                 start_new_session=True,  # Ctrl-C must not reach the clients: the drill still needs their books
             )
-            for n, book in enumerate(self.books)
+            for program in programs
         ]  # fmt: skip
-        self.threads = [threading.Thread(target=self.listen, args=(n,)) for n in range(PROCESSES)]
+        self.threads = [threading.Thread(target=self.listen, args=(n,)) for n in range(len(programs))]
         for thread in self.threads:
             thread.start()
 
@@ -63,10 +85,10 @@ class Load:
 
     def count(self, what: str) -> int:
         """The sum of a count over all processes."""
-        return sum(counts[what] for counts in self.counts)
+        return sum(counts.get(what, 0) for counts in self.counts)
 
-    def send(self, command: str) -> None:
-        for process in self.processes:
+    def send(self, command: str, processes: int | None = None) -> None:
+        for process in self.processes[:processes]:
             assert process.stdin
             with contextlib.suppress(OSError):
                 process.stdin.write(command + "\n")
@@ -74,15 +96,15 @@ class Load:
 
     def cut(self, clients: int) -> None:
         """Make that many additional clients close their connection early."""
-        self.send(f"cut {clients // PROCESSES}")
+        self.send(f"cut {clients // PROCESSES}", PROCESSES)
 
-    def stop(self) -> list[Book]:
+    def stop(self) -> tuple[list[Book], Reads]:
         """Stop posting and wait for the responses. Returns: the books. Raises: Trouble if a process failed."""
         self.send("stop")
         for process in self.processes:
-            if process.wait(PATIENCE + 30):
+            if process.wait(PATIENCE + 60):
                 raise Trouble("a client process failed; its messages are above")
-        return [Book.load(path) for path in self.books]
+        return [Book.load(path) for path in self.books], Reads.load(self.reads) if self.reads else Reads()
 
     def close(self) -> None:
         for process in self.processes:
@@ -99,12 +121,14 @@ class Drill:
         self.site = site
         self.options = options
         self.run = run
-        self.random = random.Random(options.seed)
+        self.folder = folder
         self.begun = time.monotonic()
         self.faults: list[dict[str, Any]] = []
-        self.now = ""
+        self.now: list[str] = []
         self.over = threading.Event()
-        self.load = Load(site, options.clients, options.rate, run, folder)
+        self.ending = threading.Event()  # no more faults
+        self.trouble = ""
+        self.load = Load(site, options.clients, options.rate, run, folder, READERS)
 
     def elapsed(self) -> float:
         return time.monotonic() - self.begun
@@ -117,94 +141,163 @@ class Drill:
         before = 0
         while not self.over.wait(1):
             acknowledged = self.load.count("acknowledged")
-            rest = ", ".join(f"{self.load.count(what):,} {what}" for what in COUNTS[2:])
-            self.say(f"{acknowledged:9,} acknowledged ({acknowledged - before:5,}/s), {rest}  {self.now}")
+            counts = (*COUNTS[2:], *(("read", "wrong") if self.load.reads else ()))
+            rest = ", ".join(f"{self.load.count(what):,} {what}" for what in counts)
+            self.say(f"{acknowledged:9,} acknowledged ({acknowledged - before:5,}/s), {rest}  {', '.join(self.now)}")
             before = acknowledged
 
-    def order(self, names: list[str]) -> Iterator[str]:
-        """All faults in random order, round after round."""
-        count = 0
-        while names and (self.options.rounds is None or count < self.options.rounds):
-            yield from self.random.sample(names, len(names))
-            count += 1
-
-    def flows(self, seconds: float) -> float:
-        """Wait until new events are acknowledged. Returns: the seconds waited. Raises: Trouble."""
-        begun, before = time.monotonic(), self.load.count("acknowledged")
-        wait(lambda: self.load.count("acknowledged") > before + PROCESSES, seconds, "events are acknowledged")
+    def flows(self, what: str, seconds: float = 60) -> float:
+        """Wait until new events are acknowledged, or read. Returns: the seconds waited. Raises: Trouble."""
+        begun, before = time.monotonic(), self.load.count(what)
+        wait(lambda: self.load.count(what) > before + PROCESSES, seconds, f"events are {what}")
         return time.monotonic() - begun
 
-    def inject(self, name: str) -> None:
-        """Inject a fault, then wait until events are acknowledged again."""
+    def inject(self, name: str, scene: Scene) -> None:
+        """Inject a fault, then wait until events are acknowledged again, and read if it concerns reads."""
         entry: dict[str, Any] = {"fault": name, "at": round(self.elapsed(), 3)}
-        self.now = name
-        entry["what"] = FAULTS[name].inject(Scene(self.site, self.random, self.load.cut))
+        self.now.append(name)
+        entry["what"] = FAULTS[name].inject(scene)
         entry["lasted"] = round(self.elapsed() - entry["at"], 3)
-        entry["back_after"] = round(self.flows(60), 3)
-        self.now = ""
+        entry["back_after"] = round(self.flows("acknowledged"), 3)
+        if self.load.reads and (FAULTS[name].views or FAULTS[name].cuts):
+            entry["read_after"] = round(entry["back_after"] + self.flows("read"), 3)
+        self.now.remove(name)
         self.faults.append(entry)
         self.say(f"{name}: {entry['what'] or 'done'}; acknowledged again after {entry['back_after']:.1f} s")
+
+    def rounds(self, names: list[str], seed: str) -> None:
+        """Inject faults in random order, round after round, until the end of the drill or a trouble."""
+        scene = Scene(self.site, random.Random(seed), self.load.cut, self.load.count)
+        last, count = max(self.options.duration - LAST, self.options.duration / 2), 0
+        try:
+            while names and (self.options.rounds is None or count < self.options.rounds):
+                for name in scene.random.sample(names, len(names)):
+                    self.ending.wait(scene.random.uniform(*PAUSE))
+                    if self.elapsed() > last or self.ending.is_set():
+                        return
+                    self.inject(name, scene)
+                count += 1
+        except Trouble as error:
+            self.trouble = self.trouble or str(error)
+            self.ending.set()
 
     def go(self) -> dict[str, Any]:
         """Run the drill. Returns: the report."""
         speaker = threading.Thread(target=self.progress)
         speaker.start()
-        trouble = ""
+        # the faults of the views are a sequence of their own, so they meet all others
+        names = [[name for name in self.options.faults if FAULTS[name].views == kind] for kind in (False, True)]
+        names[1] *= bool(self.site.views)
+        beside = threading.Thread(target=self.rounds, args=(names[1], f"{self.options.seed} views"))
         try:
-            self.flows(60)
-            wait(lambda: self.site.store.bodies(STREAM), 60, "the first events are stored")  # then the tables exist
-            for name in self.order(self.options.faults):
-                time.sleep(self.random.uniform(*PAUSE))
-                if self.elapsed() > max(self.options.duration - LAST, self.options.duration / 2):
-                    break
-                self.inject(name)
-            while self.options.rounds is None and self.elapsed() < self.options.duration:
+            self.flows("acknowledged")
+            for stream in self.site.streams:
+                wait(partial(self.site.store.bodies, stream), 60, "the first events are stored")  # so the tables exist
+            if self.load.reads:
+                self.flows("read_back")
+            time.sleep(CALM[0] if self.options.rounds else min(CALM[1], max(CALM[0], self.options.duration / 20)))
+            beside.start()
+            self.rounds(names[0], str(self.options.seed))
+            while self.options.rounds is None and self.elapsed() < self.options.duration and not self.ending.is_set():
                 time.sleep(0.1)
         except Trouble as error:
-            trouble = str(error)
+            self.trouble = str(error)
         except KeyboardInterrupt:
             self.say("interrupted: the comparison follows")
-        books = self.load.stop()
+            self.ending.set()
+        if beside.ident:
+            beside.join()
+        books, reads = self.load.stop()
         posting = self.elapsed()
         self.over.set()
         speaker.join()
         self.say("posting has ended; waiting until the backlog is drained")
-        fresh: float | None = None
         begun = time.monotonic()
+        fresh: float | None = None
+        checked: dict[str, Any] = {}
         try:
             wait(lambda: not self.site.waiting(), 120, "the backlog is drained")
             drained = time.monotonic() - begun
             fresh = self.fresh()
+            checked = self.check() if self.site.views else {}
         except Trouble as error:
-            trouble, drained = trouble or str(error), time.monotonic() - begun
+            self.trouble, drained = self.trouble or str(error), time.monotonic() - begun
         self.say("comparing")
-        found = compare(books, self.site.store.rows(self.run))
-        return self.report(found, trouble, posting, drained, fresh)
+        found = compare(books, *(self.site.store.rows(stream, self.run) for stream in self.site.streams))
+        return self.report(found, posting, drained, fresh, self.read(reads, checked) if self.site.views else None)
 
     def fresh(self) -> float:
-        """Post a new event. Returns: the seconds until it is stored. Raises: Trouble."""
+        """Post a new event. Returns: the seconds until it is stored, and read from a view. Raises: Trouble."""
         name, begun = self.run + "-fresh", time.monotonic()
-        load = Load(self.site, 1, 5, name, self.load.books[0].parent)
+        load = Load(self.site, 1, 5, name, self.folder, 1)
         try:
-            wait(lambda: any(True for _ in self.site.store.rows(name)), 60, "a new event is stored")
+            wait(lambda: any(True for _ in self.site.store.rows(STREAM, name)), 60, "a new event is stored")
+            if load.reads:
+                wait(lambda: load.count("read_back"), 60, "a new event is read")
             return time.monotonic() - begun
         finally:
             load.stop()
             load.close()
 
+    def check(self) -> dict[str, int]:
+        """Run `views check` when all views are served. Returns: path -> keys that differ. Raises: Trouble."""
+
+        def compared() -> dict[str, int]:
+            done = self.site.command("views", "check")
+            found = dict(re.findall(r"^(\S+): \d+ keys, (\d+) different$", done.stdout, re.M))
+            if found.keys() != self.site.views.keys():
+                raise OSError(done.stdout + done.stderr)  # `wait` tries again
+            return {path: int(count) for path, count in found.items()}
+
+        return wait(compared, 120, "all views are served")
+
+    def read(self, reads: Reads, different: dict[str, int]) -> dict[str, Any]:
+        """The part of the report about the views."""
+        spans = []
+        for entry in self.faults:
+            end = entry["at"] + entry["lasted"] + entry.get("read_after", entry["back_after"])
+            spans.append((entry["at"], end, FAULTS[entry["fault"]].cuts))
+
+        def during(begin: float, end: float, cuts: bool = False) -> bool:
+            """Whether a fault (that cuts reads) meets a time span."""
+            return any(begin < last and end > first and (cut or not cuts) for first, last, cut in spans)
+
+        wrong = [(at - self.begun, path, kind, words) for at, path, kind, words in reads.wrong]
+        calm_503 = 0
+        for begin, end, path, status in reads.odd:
+            begin, end = begin - self.begun, end - self.begun
+            if status == 503:
+                calm_503 += not during(begin, end)
+            elif status not in (UNANSWERED, 502, 504) or not during(begin, end, cuts=True):
+                wrong.append((begin, path, "status", outcome(status)))
+        every = sorted(seconds for _, seconds in reads.fresh)
+        calm = sorted(seconds for at, seconds in reads.fresh if not during(at - self.begun, at - self.begun + seconds))
+        return {
+            "different": different,
+            "reads": sum(reads.statuses.values()),
+            "answers": {outcome(int(status)): count for status, count in reads.statuses.most_common()},
+            "unavailable_without_a_fault": calm_503,
+            "wrong": dict(Counter(kind for _, _, kind, _ in wrong)),
+            "examples": sorted(wrong)[:LISTED],
+            "read_after_acknowledgement": {"without a fault": percentiles(calm), "overall": percentiles(every)},
+            "never_read": reads.unread,
+        }
+
     def report(
-        self, found: Findings, trouble: str, posting: float, drained: float, fresh: float | None
+        self, found: Findings, posting: float, drained: float, fresh: float | None, reads: dict[str, Any] | None
     ) -> dict[str, Any]:
         """The report as JSON."""
-        dead = self.site.store.dead(STREAM, self.run)
+        dead = self.site.store.dead(self.run)
         ledger = self.site.ledger()
-        passed = found.sound and not dead and not trouble and fresh is not None
+        passed = found.sound and not dead and not self.trouble and fresh is not None
+        if reads:
+            passed = passed and bool(reads["different"]) and not any(reads["different"].values()) and not reads["wrong"]
         if self.site.private:  # the Redis of a running installation may be younger than its database
             passed = passed and ledger["missing"] == 0
         s = self.site.settings
         return {
             "passed": passed,
-            "trouble": trouble,
+            "trouble": self.trouble,
             "run": self.run,
             "seed": self.options.seed,
             "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -228,8 +321,18 @@ class Drill:
             "received_at": {"early": round(found.early, 3), "late": round(found.late, 3)},
             "drained_after": round(drained, 1),
             "fresh_after": fresh and round(fresh, 3),
-            "faults": self.faults,
+            "faults": sorted(self.faults, key=itemgetter("at")),
+            "views": reads,
         }  # fmt: skip
+
+
+def percentiles(ordered: list[float]) -> dict[str, float]:
+    """The number of seconds in an ordered list, and their percentiles."""
+    if not ordered:
+        return {"values": 0}
+    at = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    found = {name: round(ordered[min(len(ordered) - 1, int(part * len(ordered)))], 4) for name, part in at.items()}
+    return {"values": len(ordered), **found}
 
 
 KINDS = {
@@ -269,16 +372,42 @@ def markdown(report: dict[str, Any]) -> str:
         f"{report['drained_after']} s after the last response; a new event was "
         + (f"then stored within {report['fresh_after']} s." if report["fresh_after"] else "not stored."),
         "",
-        "| at s | fault | details | duration s | acknowledged again after s |",
-        "|---|---|---|---|---|",
-        *(f"| {x['at']:.1f} | {x['fault']} | {x['what']} | {x['lasted']:.1f} | {x['back_after']:.1f} |"
-          for x in report["faults"]),
+        *(described(report["views"]) if report["views"] else ()),
+        "| at s | fault | details | duration s | acknowledged again after s | read again after s |",
+        "|---|---|---|---|---|---|",
+        *(f"| {x['at']:.1f} | {x['fault']} | {x['what']} | {x['lasted']:.1f} | {x['back_after']:.1f} | "
+          f"{x.get('read_after', '')} |" for x in report["faults"]),
     ]  # fmt: skip
+    if report["views"]:
+        for at, path, kind, words in report["views"]["examples"][:SHOWN_WRONG]:
+            lines += ["", f"Wrong answer at {at:.1f} s, {path}: {WRONG[kind]}: {words}"]
     for kind, words in KINDS.items():
         if numbers := report["numbers"][kind]:
             more = " … (more in the JSON report)" if report["counts"][kind] > SHOWN else ""
             lines += ["", f"Event numbers, {words}: {', '.join(map(str, numbers[:SHOWN]))}{more}"]
     return "\n".join(lines) + "\n"
+
+
+def described(found: dict[str, Any]) -> list[str]:
+    """The views in the Markdown report."""
+    different = found["different"] or {"not compared": ""}
+    fresh = found["read_after_acknowledgement"]
+    return [
+        "| view | keys that differ from the database |",
+        "|---|---|",
+        *(f"| {path} | {count} |" for path, count in different.items()),
+        "",
+        f"Reads: {', '.join(f'{name}: {count:,}' for name, count in found['answers'].items())}. "
+        f"503 without a fault: {found['unavailable_without_a_fault']:,}. Wrong answers: "
+        + (", ".join(f"{count:,} ({WRONG[kind]})" for kind, count in found["wrong"].items()) or "0")
+        + f". Acknowledged values that were never read: {found['never_read']}.",
+        "",
+        "| from 2xx until the value was read | values | p50 s | p99 s | max s |",
+        "|---|---|---|---|---|",
+        *(f"| {when} | {x['values']:,} | {x.get('p50', '')} | {x.get('p99', '')} | {x.get('max', '')} |"
+          for when, x in fresh.items()),
+        "",
+    ]  # fmt: skip
 
 
 def chosen(words: str, private: bool) -> list[str]:
@@ -315,9 +444,9 @@ def run(options: argparse.Namespace, settings: Settings) -> int:
     try:
         with contextlib.ExitStack() as stack:
             site = (
-                running(options.home.absolute(), options.header)
+                running(options.home.absolute(), options.header, options.views)
                 if options.home
-                else stack.enter_context(private(options.keep))
+                else stack.enter_context(private(options.keep, options.views))
             )
             books = site.home / "drill-books"
             books.mkdir(exist_ok=True)

@@ -18,53 +18,73 @@ from typing import Any, NamedTuple
 import redis
 
 from sluice.drill import harness
+from sluice.drill.read import TRAIL, TRAIL_CAP
 from sluice.drill.site import KEYS, Site, Trouble, redis_client, wait
 from sluice.drill.store import Postgres
 from sluice.run.configure import ROOT
 from sluice.spool.contract import LEASE
+from sluice.views import Tally
+from sluice.views.contract import HOLDER, REBUILD, prefix, state
 
 
 class Scene(NamedTuple):
-    """The target of a fault. cut: make that many clients close their connection early."""
+    """The target of a fault. cut: make that many clients close their connection early. count: of the clients."""
 
     site: Site
     random: random.Random
     cut: Callable[[int], None]
+    count: Callable[[str], int]
 
 
 class Fault(NamedTuple):
     """A fault: its description, and the function that injects it and returns details for the report.
 
     private: for private installations only. proof: breaks a promise, to prove that the drill detects it; injected only
-    if named.
+    if named. views: concerns the views only. cuts: while it lasts, a read may get 502, 504, or no response.
     """
 
     words: str
     inject: Callable[[Scene], str]
     private: bool = False
     proof: bool = False
+    views: bool = False
+    cuts: bool = False
 
 
 FAULTS: dict[str, Fault] = {}
 
 
-def fault(name: str, words: str, private: bool = False, proof: bool = False) -> Callable:
-    """Register a function in FAULTS."""
+def fault(name: str, words: str, **kinds: bool) -> Callable:
+    """Register a function in FAULTS. kinds: of `Fault`."""
 
     def enter(inject: Callable[[Scene], str]) -> Callable[[Scene], str]:
-        FAULTS[name] = Fault(words, inject, private, proof)
+        FAULTS[name] = Fault(words, inject, **kinds)
         return inject
 
     return enter
 
 
-PROCESSES: dict[str, tuple[str, Callable[[Site], list[int]]]] = {
-    "gateway": ("a gateway process", lambda site: site.children("gateway")),
-    "master": ("gunicorn's master", lambda site: site.parents("gateway")),
-    "nginx": ("nginx's master", lambda site: site.parents("nginx")),
-    "nginx-worker": ("an nginx worker", lambda site: site.children("nginx")),
-    "worker": ("a worker", lambda site: site.parents("worker")),
-    "redis": ("Redis", lambda site: site.parents("redis")),
+class Target(NamedTuple):
+    """Processes to kill or stop. find: `Site.parents` or `Site.children` of the program."""
+
+    words: str
+    program: str
+    find: Callable[[Site, str], list[int]]
+    views: bool = False
+    cuts: bool = False
+
+
+PROCESSES = {
+    "gateway": Target("a gateway process", "gateway", Site.children),
+    "master": Target("gunicorn's master", "gateway", Site.parents),
+    "nginx": Target("nginx's master", "nginx", Site.parents, cuts=True),
+    "nginx-worker": Target("an nginx worker", "nginx", Site.children, cuts=True),
+    "worker": Target("a worker", "worker", Site.parents),
+    "redis": Target("Redis", "redis", Site.parents),
+    "views": Target("the views' Redis", "views", Site.parents, views=True),
+    "follower": Target("the follower", "follower", Site.parents, views=True),
+    "reader": Target("a reader process", "reader", Site.children, views=True, cuts=True),
+    "reader-master": Target("the reader's master", "reader", Site.parents, views=True, cuts=True),
 }
 
 
@@ -83,19 +103,22 @@ def gone(pid: int) -> bool:
         return True
 
 
-for _name, (_words, _find) in PROCESSES.items():
+for _name, _target in PROCESSES.items():
+    _kinds = {"views": _target.views, "cuts": _target.cuts}
 
-    @fault(f"kill-{_name}", f"SIGKILL to {_words}")
-    def _kill(scene: Scene, find: Callable[[Site], list[int]] = _find) -> str:
-        pid = scene.random.choice(find(scene.site))
+    @fault(f"kill-{_name}", f"SIGKILL to {_target.words}", **_kinds)
+    def _kill(scene: Scene, target: Target = _target) -> str:
+        site, program = scene.site, target.program
+        pid, before = scene.random.choice(target.find(site, program)), site.pids(program)
         strike(pid, signal.SIGKILL)
         wait(lambda: gone(pid), 60, f"the end of process {pid}")
-        wait(lambda: find(scene.site), 60, "a new process")
+        # not one of those that a killed master leaves
+        wait(lambda: set(target.find(site, program)) - {pid, *before}, 60, "a new process")
         return f"process {pid}"
 
-    @fault(f"stop-{_name}", f"SIGSTOP to {_words} for 0.5 to 5 s")
-    def _stop(scene: Scene, find: Callable[[Site], list[int]] = _find) -> str:
-        pid, seconds = scene.random.choice(find(scene.site)), scene.random.uniform(0.5, 5)
+    @fault(f"stop-{_name}", f"SIGSTOP to {_target.words} for 0.5 to 5 s", **_kinds)
+    def _stop(scene: Scene, target: Target = _target) -> str:
+        pid, seconds = scene.random.choice(target.find(scene.site, target.program)), scene.random.uniform(0.5, 5)
         with stopped(pid):
             time.sleep(seconds)
         return f"process {pid}, {seconds:.1f} s"
@@ -121,7 +144,7 @@ def reload_gateway(scene: Scene) -> str:
     return ""
 
 
-@fault("reload-nginx", "SIGHUP: nginx reads its configuration again")
+@fault("reload-nginx", "SIGHUP: nginx reads its configuration again", cuts=True)
 def reload_nginx(scene: Scene) -> str:
     before = scene.site.children("nginx")
     strike(scene.site.parents("nginx")[0], signal.SIGHUP)
@@ -129,20 +152,21 @@ def reload_nginx(scene: Scene) -> str:
     return ""
 
 
-@fault("restart", "stop and start every program")
+@fault("restart", "stop and start every program", cuts=True)
 def restart(scene: Scene) -> str:
     if scene.site.private:
         scene.site.stop()
         scene.site.start()
         return "bin/up"
-    for name in "nginx", "gateway", "worker", "redis":  # the order in which bin/up stops them
+    # the order in which bin/up stops them
+    for name in ("nginx", "gateway", "worker", "redis", *(("reader", "follower", "views") if scene.site.views else ())):
         for pid in scene.site.parents(name):
             strike(pid, signal.SIGTERM)  # the supervisor starts it again
     scene.site.wait_ready()
     return "each program"
 
 
-@fault("kill-up", "SIGKILL to bin/up; a new one takes over", private=True)
+@fault("kill-up", "SIGKILL to bin/up; a new one takes over", private=True, cuts=True)
 def kill_up(scene: Scene) -> str:
     assert scene.site.process
     scene.site.process.kill()
@@ -399,7 +423,7 @@ time_t time(time_t *now) {
 """
 
 
-@fault("clock", "the wall clock of gateways and workers jumps by hours; needs a C compiler", private=True)
+@fault("clock", "the wall clock of Python's programs jumps by hours; needs a C compiler", private=True, cuts=True)
 def clock(scene: Scene) -> str:
     site = scene.site
     step, real, library = site.home / "clock", site.home / "real", site.home / "clock.so"
@@ -439,6 +463,76 @@ def clock(scene: Scene) -> str:
 def cut(scene: Scene) -> str:
     scene.cut(100)
     return "100 clients"
+
+
+@fault("reload-reader", "SIGHUP: gunicorn replaces its reader processes", views=True)
+def reload_reader(scene: Scene) -> str:
+    before = scene.site.children("reader")
+    strike(scene.site.parents("reader")[0], signal.SIGHUP)
+    wait(lambda: set(scene.site.children("reader")) - set(before), 60, "a new reader process")
+    return ""
+
+
+@fault("views-flush", "FLUSHALL: the views' Redis is empty", views=True)
+def views_flush(scene: Scene) -> str:
+    wait(scene.site.views_redis.flushall, 60, "the views' Redis is empty")
+    return ""
+
+
+@fault("views-full", "the views' Redis is at maxmemory", views=True)
+def views_full(scene: Scene) -> str:
+    client, seconds = scene.site.views_redis, scene.random.uniform(0.5, 3)
+    before: Any = wait(lambda: client.config_get("maxmemory")["maxmemory"], 60, "the views' Redis answers")
+    try:
+        wait(lambda: client.config_set("maxmemory", 1 << 20), 10, "the views' Redis accepts another maxmemory")
+        time.sleep(seconds)
+    finally:
+        wait(lambda: client.config_set("maxmemory", before), 60, "the views' Redis accepts its former maxmemory")
+    return f"{seconds:.1f} s"
+
+
+@fault("views-rebuild", "every view is rebuilt; the drill does not wait for it", views=True)
+def views_rebuild(scene: Scene) -> str:
+    paths = [path for path, view in scene.site.views.items() if not isinstance(view, Tally)]
+    wait(lambda: scene.site.views_redis.sadd(REBUILD, *paths) >= 0, 60, "the views' Redis answers")
+    return ""
+
+
+@fault("follower-lease", "SIGSTOP to the follower until another one has taken over its lease", views=True)
+def follower_lease(scene: Scene) -> str:
+    site, client = scene.site, scene.site.views_redis
+    pid = site.parents("follower")[0]
+    before = wait(lambda: client.get(HOLDER), 60, "a follower")
+    command = [sys.executable, "-m", "sluice.run.follow"]
+    with harness.running(command, site.home / "log/second-follower.log", site.environ), stopped(pid):
+        wait(lambda: client.get(HOLDER) not in (None, before), 60, "another follower")
+        seconds = scene.random.uniform(0, 2)
+        time.sleep(seconds)
+    return f"{seconds:.1f} s"
+
+
+@fault("replay", "a dead letter is repaired and replayed", views=True)
+def replay(scene: Scene) -> str:
+    wrong, right = (b'{"device":"drill-replay","lat":%b,"lon":0}' % lat for lat in (b'"?"', b"1"))
+    store = scene.site.store
+    wait(lambda: scene.site.ask("POST", "/gps", wrong) == 200, 60, "a body is accepted")
+    wait(lambda: store.dead("drill-replay"), 60, "a dead letter")
+    wait(lambda: store.repair(wrong, right) is None, 60, "its repair")
+    wait(lambda: not scene.site.command("replay", "--stream", "gps").returncode, 60, "its replay")
+    return ""
+
+
+@fault("views-lose", "removes an item of a feed: the drill must report it", views=True, proof=True)
+def views_lose(scene: Scene) -> str:
+    client, path = scene.site.views_redis, TRAIL
+    generation: Any = wait(lambda: client.get(state(path)), 60, "a trail")
+    pattern = prefix(path, generation.decode()) + "*"
+    key: Any = wait(lambda: [key for key in client.scan_iter(pattern) if int(client.zcard(key)) > 10], 60, "a trail")[0]
+    size = int(client.zcard(key))
+    at = 0 if size < TRAIL_CAP else size // 2  # a client has seen it, and it does not fall off the end meanwhile
+    client.zremrangebyrank(key, at, at)
+    wait(lambda: scene.count("wrong"), 60, "a client notices it")
+    return key.decode()
 
 
 @fault("late", "moves the oldest body on the list behind the newest: the drill must report it", proof=True)

@@ -25,7 +25,8 @@ UNANSWERED, CUT, HALF = 0, 1, 2  # no response; closed after the last byte; clos
 PATIENCE = 20.0  # seconds to wait for a response; longer than nginx waits for the gateway
 REST = 0.1  # seconds before a client without a 2xx posts again
 FRESH = 50  # a client takes a new connection after that many requests
-SPAN = 1_000_000_000  # event n of process p has the number p * SPAN + n
+SPAN = 1_000_000_000  # event n of book p has the number p * SPAN + n
+SERIES = 20  # of one run, in which a view has the last event of each
 
 
 class Book:
@@ -63,7 +64,7 @@ class Book:
 
 def request(run: str, number: int, more: bytes) -> bytes:
     """The POST of an event: a metric `drill` whose field is the name of the run. more: header lines."""
-    body = b'{"name":"drill","field":"%b","value":%d}' % (run.encode(), number)
+    body = b'{"name":"drill","field":"%b","tags":{"series":"%d"},"value":%d}' % (run.encode(), number % SERIES, number)
     return b"POST /metrics HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: %d\r\n\r\n%b" % (more, len(body), body)
 
 

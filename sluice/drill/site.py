@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,19 +20,21 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from sluice import settings
+from sluice import settings, views
 from sluice.drill import harness
 from sluice.drill.load import unverified
-from sluice.drill.store import Postgres, Sqlite
+from sluice.drill.store import EVENTS, Postgres, Sqlite
 from sluice.run import launch
 from sluice.run.configure import ROOT
 from sluice.run.launch import parent_of
 from sluice.sinks import Unavailable
 from sluice.spool.contract import Keys
+from sluice.views.contract import SOCKET
 
 T = TypeVar("T")
-STREAM = "metrics"
+STREAM = "metrics"  # that the faults concern
 KEYS = Keys.of(STREAM)
+OWN_VIEWS = "sluice.drill.views"
 # Raised while a fault lasts: `wait` tries again.
 TRANSIENT = (OSError, redis.RedisError, Unavailable, http.client.HTTPException)
 
@@ -73,6 +76,9 @@ class Site:
         sink = self.settings.sink
         self.store = Sqlite(sink) if sink.startswith("sqlite:///") else Postgres(sink)
         self.redis = redis_client(self.settings.redis)
+        self.views_redis = redis_client(self.home / SOCKET)
+        self.views = views.load(self.settings)  # none: no client reads, and only the faults of writing are injected
+        self.streams = tuple(EVENTS) if self.views else (STREAM,)  # to which the drill posts
 
     # --- its processes ---
 
@@ -91,19 +97,21 @@ class Site:
                 launch.end(tag, signal.SIGKILL, 1)
             self.process = None
 
-    def ready(self) -> bool:
-        """Whether /readyz answers 200."""
+    def ask(self, method: str, target: str, body: bytes | None = None) -> int:
+        """Send a request. Returns: the status of the response. Raises: OSError, HTTPException."""
         connection = (
             http.client.HTTPSConnection("127.0.0.1", self.port, timeout=5, context=unverified())
             if self.tls
             else http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
         )
         name, _, value = self.header.partition(":")
-        try:
-            connection.request("GET", "/readyz", headers={name: value.strip()} if name else {})
-            return connection.getresponse().status == 200
-        finally:
-            connection.close()
+        with contextlib.closing(connection):
+            connection.request(method, target, body, {name: value.strip()} if name else {})
+            return connection.getresponse().status
+
+    def ready(self) -> bool:
+        """Whether /readyz answers 200."""
+        return self.ask("GET", "/readyz") == 200
 
     def wait_ready(self, seconds: float = 60) -> None:
         """Wait until it is ready. Raises: Trouble."""
@@ -119,7 +127,7 @@ class Site:
         wait(ready, seconds, f"port {self.port} is ready")
 
     def pids(self, name: str) -> list[int]:
-        """All processes of a program: redis, gateway, nginx or worker."""
+        """All processes of a program: redis, gateway, nginx, worker, views, follower or reader."""
         found: list[int] = []
         for tag in (self.home / "run").resolve().glob(f"{name}*.tag"):
             found += launch.holders(tag)
@@ -148,15 +156,21 @@ class Site:
 
     def waiting(self) -> int:
         """READY bodies plus open claims."""
-        ready: Any = self.redis.llen(KEYS.ready)
-        return int(ready) + len(self.claims())
+        keys = [Keys.of(stream) for stream in self.streams]
+        found: Any = [self.redis.llen(one.ready) + self.redis.zcard(one.claims) for one in keys]
+        return sum(found)
 
     def ledger(self) -> dict[str, int]:
-        """The ledger of the stream: bodies claimed since the beginning, and how many of them are in the database."""
-        stored = self.store.bodies(STREAM)
-        claims: Any = self.redis.get(KEYS.claimed)
-        claimed = int(claims or 0)
+        """The ledger: bodies claimed since the beginning, and how many of them are in the database."""
+        stored = sum(map(self.store.bodies, self.streams))
+        claims: Any = [self.redis.get(Keys.of(stream).claimed) for stream in self.streams]
+        claimed = sum(int(found or 0) for found in claims)
         return {"claimed": claimed, "in_the_database": stored, "missing": claimed - stored}
+
+    def command(self, *words: str) -> subprocess.CompletedProcess:
+        """Run bin/sluice."""
+        command = [sys.executable, "-m", "sluice.ops", *words]
+        return subprocess.run(command, cwd=ROOT, env=self.environ, capture_output=True, text=True, timeout=600)
 
 
 # A private installation has its own Redis and database, no replicas, no access control and no limits.
@@ -167,7 +181,7 @@ NOT_PASSED = {
 
 
 @contextlib.contextmanager
-def private(keep: bool) -> Iterator[Site]:
+def private(keep: bool, with_views: bool) -> Iterator[Site]:
     """A private installation with the settings of the environment, removed afterwards unless `keep`.
 
     If INGEST_SINK is a PostgreSQL, it gets its own schema there. Raises: Trouble.
@@ -177,6 +191,10 @@ def private(keep: bool) -> Iterator[Site]:
     home = Path(tempfile.mkdtemp(prefix="drill-"))
     own = {"INGEST_HOME": str(home), "INGEST_PORT": str(harness.free_port())}
     passed = {name: value for name, value in os.environ.items() if name not in NOT_PASSED}
+    if not with_views:
+        own["INGEST_VIEWS"] = "off"
+    elif not passed.get("INGEST_VIEWS"):
+        own["INGEST_VIEWS"] = OWN_VIEWS
     sink = settings.load().sink
     with contextlib.ExitStack() as stack:
         if keep:
@@ -196,7 +214,7 @@ def private(keep: bool) -> Iterator[Site]:
         yield site
 
 
-def running(home: Path, header: str) -> Site:
+def running(home: Path, header: str, with_views: bool) -> Site:
     """The running installation whose INGEST_HOME is `home`. header: see `Site`. Raises: Trouble if it is not ready."""
     try:
         nginx = (home / "etc/sluice.conf").read_text()
@@ -207,6 +225,8 @@ def running(home: Path, header: str) -> Site:
     unix_socket = re.search(r'^unixsocket "(.*)"', spool, re.M)
     assert listen and unix_socket
     environ = {**os.environ, "INGEST_HOME": str(home), "INGEST_PORT": listen[1], "INGEST_REDIS": unix_socket[1]}
+    if not with_views or not (home / SOCKET).exists():
+        environ["INGEST_VIEWS"] = "off"
     site = Site(environ, private=False, tls=bool(listen[2]), header=header)
     try:
         ready = site.ready()

@@ -18,6 +18,8 @@ from psycopg.conninfo import conninfo_to_dict
 from sluice.sinks import Unavailable
 
 Rows = Iterator[tuple[int, float]]  # number of an event, received_at in seconds since 1970
+# stream -> the column with the number of an event, the column with the name of the run, and what may follow the name
+EVENTS = {"metrics": ("value", "field", ""), "gps": ("altitude", "device", ".%"), "votes": ("voter", "poll", ".%")}
 
 
 class Sqlite:
@@ -52,20 +54,24 @@ class Sqlite:
         """The number of stored bodies of a stream."""
         return self.number("SELECT coalesce(sum(bodies), 0) FROM batches WHERE stream = ?", stream)
 
-    def dead(self, stream: str, run: str) -> int:
+    def dead(self, run: str) -> int:
         """The number of bodies of a drill in dead_letters."""
-        return self.number(
-            "SELECT count(*) FROM dead_letters WHERE stream = ? AND instr(CAST(body AS TEXT), ?)", stream, run
-        )
+        return self.number("SELECT count(*) FROM dead_letters WHERE instr(CAST(body AS TEXT), ?)", run)
 
-    def rows(self, run: str) -> Rows:
-        """The stored events of a drill, in the order of the list."""
+    def rows(self, stream: str, run: str) -> Rows:
+        """The stored events of a drill in a stream, in the order of the list."""
+        number, name, more = EVENTS[stream]
         with self.ask(
-            "SELECT value, (julianday(received_at) - 2440587.5) * 86400 FROM metrics "
-            "WHERE name = 'drill' AND field = ? ORDER BY seq",
-            run,
+            f"SELECT CAST({number} AS INTEGER), (julianday(received_at) - 2440587.5) * 86400 FROM {stream} "  # noqa: S608
+            f"WHERE {name} LIKE ? ORDER BY seq",
+            run + more,
         ) as rows:
             yield from rows
+
+    def repair(self, old: bytes, new: bytes) -> None:
+        """Change a dead letter's body."""
+        with contextlib.closing(sqlite3.connect(self.path, timeout=30)) as db, db:
+            db.execute("UPDATE dead_letters SET body = ? WHERE body = ?", (new, old))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -160,22 +166,25 @@ class Postgres:
         """The number of stored bodies of a stream."""
         return self.number("SELECT coalesce(sum(bodies), 0) FROM batches WHERE stream = %(s)s", s=stream)
 
-    def dead(self, stream: str, run: str) -> int:
+    def dead(self, run: str) -> int:
         """The number of bodies of a drill in dead_letters."""
-        return self.number(
-            "SELECT count(*) FROM dead_letters WHERE stream = %(s)s AND position(%(r)s::bytea IN body) > 0",
-            s=stream, r=run.encode(),
-        )  # fmt: skip
+        return self.number("SELECT count(*) FROM dead_letters WHERE position(%(r)s::bytea IN body) > 0", r=run.encode())
 
-    def rows(self, run: str) -> Rows:
-        """The stored events of a drill, in the order of the list."""
+    def rows(self, stream: str, run: str) -> Rows:
+        """The stored events of a drill in a stream, in the order of the list."""
+        number, name, more = EVENTS[stream]
         with self.session() as db, db.transaction(), db.cursor("rows", binary=True) as cursor:
             cursor.itersize = 10_000
             yield from cursor.execute(
-                "SELECT value::bigint, extract(epoch FROM received_at)::float8 FROM metrics "
-                "WHERE name = 'drill' AND field = %s ORDER BY seq",
-                (run,),
+                f"SELECT {number}::bigint, extract(epoch FROM received_at)::float8 FROM {stream} "  # noqa: S608
+                f"WHERE {name} LIKE %s ORDER BY seq".encode(),
+                (run + more,),
             )
+
+    def repair(self, old: bytes, new: bytes) -> None:
+        """Change a dead letter's body."""
+        with self.session() as db:
+            db.execute("UPDATE dead_letters SET body = %s WHERE body = %s", (new, old))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -1,8 +1,9 @@
 """Post numbered events, inject faults, and check that every acknowledged event is stored exactly once.
 
-The drill posts through nginx and compares the responses with the rows in the database. It starts a private
-installation with the settings of the environment. With --home it uses a running installation, whose database then keeps
-the events, as metrics named `drill`.
+The drill posts through nginx and compares the responses with the rows in the database. Some clients read what they
+post from the views; no answer may be wrong, and at the end no view may differ from the database. The drill starts a
+private installation with the settings of the environment. With --home it uses a running installation, whose database
+then keeps the events: metrics named `drill`, and positions and votes.
 
 exit status: 0 if no acknowledged event is missing or stored twice, and the other promises were kept; 1 if not, or if
 the drill could not finish; 2 for wrong arguments
@@ -21,11 +22,12 @@ from sluice.settings import Settings
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command line."""
-    listed = "".join(
-        f"\n  {name:<17} {fault.words}{' (private only)' * fault.private}{' (only if named)' * fault.proof}"
-        for name, fault in FAULTS.items()
-    )
-    parser.epilog = f"faults (private only: not with --home):{listed}"
+    listed = [
+        f"\n  {name:<18} {fault.words}{' (private only)' * fault.private}{' (only if named)' * fault.proof}"
+        for name, fault in sorted(FAULTS.items(), key=lambda item: item[1].views)
+    ]
+    listed.insert(sum(not fault.views for fault in FAULTS.values()), "\nfaults of the views, at the same time:")
+    parser.epilog = f"faults (private only: not with --home):{''.join(listed)}"
     add = parser.add_argument
     add("--home", type=Path, help="INGEST_HOME of a running installation (default: start a private one)")
     add("--header", default="", metavar="LINE", help="header line for each request to it, such as `X-API-Key: KEY`")
@@ -33,6 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=int, help="inject each fault that many times, instead of --duration")
     add("--rate", type=int, default=5000, help="events/s; events due during an outage are posted after it (5000)")
     add("--clients", type=int, default=64, help="connections (64)")
+    add("--no-views", action="store_false", dest="views", help="without views: only post, and compare what is stored")
     add("--faults", default="all", help="comma-separated names, `none` or `all` (default); -NAME excludes one")
     add("--seed", type=int, help="seed of the random choices; the drill prints it")
     add("--report", type=Path, metavar="DIR", help="directory of the report (INGEST_HOME/drill)")

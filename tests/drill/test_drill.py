@@ -47,15 +47,24 @@ def broken(report: dict[str, Any]) -> dict[str, int]:
     return {kind: report["counts"][kind] for kind in PROMISES}
 
 
+def reads(report: dict[str, Any]) -> tuple[dict[str, int], int]:
+    """The wrong answers of views by kind, and the number of keys that differ from the database."""
+    found = report["views"]
+    assert found["answers"]["200"] > 100
+    assert len(found["different"]) == 6  # the built-in views and those of the drill
+    return found["wrong"], sum(found["different"].values())
+
+
 NONE = dict.fromkeys(PROMISES, 0)
 
 
 def test_ten_kills_of_each_program_lose_and_double_no_acknowledged_event(tmp: Path) -> None:
     names = [f"kill-{name}" for name in FIVE]
-    status, report, _ = drill(tmp, "--rounds", 10, "--rate", 1500, "--seed", 2, "--faults", ",".join(names))
+    options = "--no-views", "--rounds", 10, "--rate", 1500, "--seed", 2, "--faults", ",".join(names)
+    status, report, _ = drill(tmp, *options)
     killed = [entry["fault"] for entry in report["faults"]]
     assert {name: killed.count(name) for name in names} == dict.fromkeys(names, 10)
-    assert (broken(report), report["dead"], report["trouble"]) == (NONE, 0, "")
+    assert (broken(report), report["dead"], report["trouble"], report["views"]) == (NONE, 0, "", None)
     assert report["stored"] == report["acknowledged"] + report["counts"]["unknown"] > 5000
     assert status == 0
 
@@ -63,7 +72,9 @@ def test_ten_kills_of_each_program_lose_and_double_no_acknowledged_event(tmp: Pa
 def test_all_faults_in_random_order_break_no_promise(tmp: Path) -> None:
     status, report, _ = drill(tmp, "--duration", 45, "--rate", 1500)
     assert (broken(report), report["dead"], report["ledger"]["missing"], report["trouble"]) == (NONE, 0, 0, "")
-    assert report["faults"]  # about twenty; fewer while the machine is busy
+    assert reads(report) == ({}, 0)
+    # about twenty of each kind; fewer while the machine is busy
+    assert {FAULTS[entry["fault"]].views for entry in report["faults"]} == {False, True}
     assert status == 0
 
 
@@ -76,7 +87,10 @@ def test_faults_with_two_gateways_and_two_workers_break_no_promise(tmp: Path) ->
 
 
 def test_a_broken_promise_is_reported_and_gives_status_1(tmp: Path) -> None:
-    status, report, said = drill(tmp, "--rounds", 1, "--rate", 500, "--faults", "lose,double,late")
+    status, report, said = drill(tmp, "--rounds", 1, "--rate", 500, "--faults", "lose,double,late,views-lose")
+    wrong, different = reads(report)
+    assert (set(wrong), different) == ({"lost"}, 1)
+    assert "/gps/trail" in report["views"]["examples"][0][1]
     assert (status, report["passed"]) == (1, False)
     found = broken(report)
     assert found.pop("misdated") >= 1  # the late event, and events that now have the position of another
@@ -158,12 +172,12 @@ def server() -> Iterator[Postgres]:
 
 
 def test_a_drill_into_postgresql_breaks_no_promise_and_drops_its_schema(tmp: Path, server: Postgres) -> None:
-    faults = "sink-locked,sink-away,sink-full,kill-settle"
+    faults = "sink-locked,sink-away,sink-full,kill-settle,kill-views,kill-follower,views-rebuild,replay"
     status, report, _ = drill(
         tmp, "--rounds", 1, "--rate", 1500, "--seed", 149, "--faults", faults, env={"INGEST_SINK": server.url}
     )  # a seed with short faults
-    assert (status, broken(report), report["ledger"]["missing"]) == (0, NONE, 0)
-    assert (report["settings"]["sink"], len(report["faults"])) == ("PostgreSQL", 4)
+    assert (status, broken(report), report["ledger"]["missing"], reads(report)) == (0, NONE, 0, ({}, 0))
+    assert (report["settings"]["sink"], len(report["faults"])) == ("PostgreSQL", 8)
     assert server.ask("SELECT nspname FROM pg_namespace WHERE nspname ~ 'drill'") == []
 
 
