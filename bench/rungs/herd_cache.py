@@ -1,5 +1,5 @@
-"""A plain cache: a request that does not find the value computes it, and keeps it for a period. Ten are computed at a
-time, as over ten connections to a database.
+"""A plain cache: a request that does not find the value computes it, and keeps it for a period. Four are computed at a
+time, as over four connections to a database.
 """
 
 import os
@@ -12,7 +12,7 @@ from expensive import compute
 PERIOD, SECONDS = (float(os.environ[name]) for name in ("HERD_PERIOD", "HERD_SECONDS"))
 pool = redis.BlockingConnectionPool.from_url("unix://" + os.environ["INGEST_REDIS"], max_connections=64, timeout=20)
 r = redis.Redis(connection_pool=pool)
-gevent.get_hub().threadpool.maxsize = 10
+gevent.get_hub().threadpool.maxsize = 4
 
 
 def app(environ, start_response):
