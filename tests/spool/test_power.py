@@ -287,7 +287,9 @@ def stored(home: Path) -> list[str]:
 def drain(redis: Server, home: Path) -> None:
     """Run a worker until the list is empty."""
     url = f"sqlite:///{home}/ingest.db"
-    Worker(Outlet(str(redis.socket)), url, registry.STREAMS, LIMITS).run(drain=True)
+    worker = Worker(Outlet(str(redis.socket)), url, registry.STREAMS, LIMITS)
+    worker.run(drain=True)
+    worker.stop()  # ends its thread
 
 
 def step(redis: Server, sink: sinks.Sink, settle: bool) -> None:
