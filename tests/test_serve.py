@@ -16,7 +16,7 @@ import pytest
 
 from runtimes import GUNICORN, SERVERS, is_problem, simple_server
 from sluice.drill import harness
-from sluice.drill.harness import Server, connect, gateway, get, poll, post
+from sluice.drill.harness import Server, connect, get, poll, post
 from sluice.drill.harness import request as send
 from sluice.streams.record import Gps, Metric, Vote
 from sluice.views import contract
@@ -73,7 +73,7 @@ class Reader:
 def reader(site: Site, name: str, runtime: str = "cpython") -> Iterator[Reader]:
     if name in GUNICORN:
         args = ("--threads", 4) if name == "gthread" else ()
-        with gateway(site.tmp, None, runtime, GUNICORN[name], site.env, (*args, "serve:app")) as server:
+        with harness.reader(site.tmp, runtime, GUNICORN[name], site.env, args) as server:
             yield Reader(name, server.socket, server, site)
     else:
         with simple_server("serve", name, runtime, site.tmp, site.env) as server:
@@ -288,8 +288,7 @@ def test_a_view_that_was_built_for_another_declaration_is_not_read(stored: Site)
     """Between the two steps of a reload, reader and follower have different declarations."""
     other = stored.tmp / "other.py"
     other.write_text("from sluice.views import latest\nVIEWS = {'/gps/trail': latest('gps', key='device')}")
-    args = ("serve:app",)
-    with gateway(stored.tmp, None, env=stored.env | {"INGEST_VIEWS": other}, args=args) as server:
+    with harness.reader(stored.tmp, env=stored.env | {"INGEST_VIEWS": other}) as server:
         is_problem(get(server.socket, "/gps/trail?device=bike"), 503)
         assert get(server.socket, "/gps/latest?device=bike")[0] == 200
 

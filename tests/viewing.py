@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,6 @@ class Site:
 
     def __init__(self, tmp: Path, postgres: Postgres | None) -> None:
         self.tmp = tmp
-        (tmp / "run").mkdir()
         (tmp / "records.py").write_text(RECORDS)
         (tmp / "views.py").write_text(VIEWS)
         self.env: dict[str, object] = {"INGEST_RECORDS": tmp / "records.py", "INGEST_VIEWS": tmp / "views.py"}
@@ -84,18 +82,11 @@ class Site:
 
     def start_redis(self) -> None:
         """Start the views' Redis; it is empty."""
-        options = ["--port", "0", "--unixsocket", self.socket, "--save", "", "--maxmemory", str(self.memory)]
-        self.redis = self.running.enter_context(
-            harness.running(["redis-server", *options], self.tmp / "redis.out", harness.environment(self.tmp))
-        )
-        harness.poll(lambda: self.client().ping())
+        self.redis = self.running.enter_context(harness.views_redis(self.tmp, maxmemory=self.memory)).process
 
     def start_follower(self) -> None:
         """Start the follower."""
-        environment = harness.environment(self.tmp, self.env)
-        self.follower = self.running.enter_context(
-            harness.running([sys.executable, "-m", "sluice.run.follow"], self.tmp / "follower.out", environment)
-        )
+        self.follower = self.running.enter_context(harness.follower(self.tmp, self.env)).process
 
     @staticmethod
     def kill(process: subprocess.Popen | None) -> None:

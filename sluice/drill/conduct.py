@@ -263,11 +263,11 @@ class Drill:
             return any(begin < last and end > first and (cut or not cuts) for first, last, cut in spans)
 
         wrong = [(at - self.begun, path, kind, words) for at, path, kind, words in reads.wrong]
-        calm_503 = 0
+        unavailable: Counter[str] = Counter()
         for begin, end, path, status in reads.odd:
             begin, end = begin - self.begun, end - self.begun
             if status == 503:
-                calm_503 += not during(begin, end)
+                unavailable[path] += not during(begin, end)
             elif status not in (UNANSWERED, 502, 504) or not during(begin, end, cuts=True):
                 wrong.append((begin, path, "status", outcome(status)))
         every = sorted(seconds for _, seconds in reads.fresh)
@@ -276,7 +276,7 @@ class Drill:
             "different": different,
             "reads": sum(reads.statuses.values()),
             "answers": {outcome(int(status)): count for status, count in reads.statuses.most_common()},
-            "unavailable_without_a_fault": calm_503,
+            "unavailable_without_a_fault": dict(+unavailable),
             "wrong": dict(Counter(kind for _, _, kind, _ in wrong)),
             "examples": sorted(wrong)[:LISTED],
             "read_after_acknowledgement": {"without a fault": percentiles(calm), "overall": percentiles(every)},
@@ -398,7 +398,9 @@ def described(found: dict[str, Any]) -> list[str]:
         *(f"| {path} | {count} |" for path, count in different.items()),
         "",
         f"Reads: {', '.join(f'{name}: {count:,}' for name, count in found['answers'].items())}. "
-        f"503 without a fault: {found['unavailable_without_a_fault']:,}. Wrong answers: "
+        "503 without a fault: "
+        + (", ".join(f"{path}: {count:,}" for path, count in found["unavailable_without_a_fault"].items()) or "0")
+        + ". Wrong answers: "
         + (", ".join(f"{count:,} ({WRONG[kind]})" for kind, count in found["wrong"].items()) or "0")
         + f". Acknowledged values that were never read: {found['never_read']}.",
         "",

@@ -1,4 +1,4 @@
-"""The harness of tests, bench and drill: private servers (redis-server, gateway, nginx, bin/up), and raw HTTP to them.
+"""The harness of tests, bench and drill: private servers (each program of Sluice, and bin/up), and raw HTTP to them.
 
 Each server is a context manager: it takes a directory `tmp` as its INGEST_HOME, waits until the server answers, and
 ends the server and its children. Servers in the same `tmp` connect to each other as in an installation. The path of a
@@ -25,6 +25,7 @@ from typing import TypeVar
 from sluice import settings
 from sluice.run import configure, launch
 from sluice.run.configure import ROOT
+from sluice.views.contract import SOCKET
 
 T = TypeVar("T")
 PYTHON = {"cpython": sys.executable, "pypy": str(ROOT / ".venv-pypy/bin/python")}
@@ -165,26 +166,53 @@ def listening(server: Server, where: int | Path) -> Callable[[], bool]:
 
 
 @contextlib.contextmanager
-def redis_server(tmp: Path, **config: object) -> Iterator[Server]:
+def _redis(tmp: Path, name: str, socket: Path, config: Mapping[str, object]) -> Iterator[Server]:
+    """redis-server with `tmp`/etc/NAME.conf."""
+    configure.write(settings.load({"INGEST_HOME": str(tmp)}))
+    more = [part for key, value in config.items() for part in ("--" + key.replace("_", "-"), value)]
+    command, log = ["redis-server", tmp / f"etc/{name}.conf", *more], tmp / f"{name}.out"
+    # SIGTERM would wait for Redis's next tenth of a second; what it has replied to is in its log already
+    with running(command, log, environment(tmp), signal.SIGKILL) as process:
+        server = Server(process, log, tmp, sockets=[socket])
+        # while it loads its log, it answers LOADING
+        poll(lambda: listening(server, socket)() and exchange(socket, b"PING\r\n", 5) == b"+PONG", what="redis-server")
+        yield server
+
+
+def redis_server(tmp: Path, **config: object) -> contextlib.AbstractContextManager[Server]:
     """redis-server with deploy/redis/redis.conf, on `tmp`/run/redis.sock.
 
     config: directives with _ for -, such as appendfsync="no".
     """
-    s = settings.load({"INGEST_HOME": str(tmp)})
-    configure.write(s)
-    more = [part for name, value in config.items() for part in ("--" + name.replace("_", "-"), value)]
-    command = ["redis-server", tmp / "etc/redis.conf", *more]
-    # SIGTERM would wait for Redis's next tenth of a second; what it has replied to is in its log already
-    with running(command, tmp / "redis.out", environment(tmp), signal.SIGKILL) as process:
-        server = Server(process, tmp / "redis.out", tmp, sockets=[s.redis])
-        # while it loads its log, it answers LOADING
-        poll(
-            lambda: listening(server, s.redis)() and exchange(s.redis, b"PING\r\n", 5) == b"+PONG", what="redis-server"
-        )
-        yield server
+    return _redis(tmp, "redis", tmp / "run/redis.sock", config)
+
+
+def views_redis(tmp: Path, **config: object) -> contextlib.AbstractContextManager[Server]:
+    """redis-server with deploy/redis/views.conf, on `tmp`/run/views.sock. config: as above."""
+    return _redis(tmp, "views", tmp / SOCKET, config)
 
 
 @contextlib.contextmanager
+def follower(tmp: Path, env: Mapping[str, object] | None = None) -> Iterator[Server]:
+    """The follower of the database and the views' Redis in `tmp`. The views may not be built yet."""
+    command, log = [sys.executable, "-m", "sluice.run.follow"], tmp / "follower.out"
+    with running(command, log, environment(tmp, env)) as process:
+        yield Server(process, log, tmp)
+
+
+@contextlib.contextmanager
+def _gunicorn(
+    tmp: Path, name: str, sockets: list[Path], command: Sequence[object], env: Mapping[str, str]
+) -> Iterator[Server]:
+    """gunicorn with gunicorn.conf.py."""
+    sockets[0].parent.mkdir(parents=True, exist_ok=True)
+    with running(command, tmp / f"{name}.out", env) as process:
+        server = Server(process, tmp / f"{name}.out", tmp, sockets=sockets)
+        # the master listens before its first worker runs; a worker answers, the reader 404
+        poll(lambda: listening(server, server.socket)() and get(server.socket, "/healthz")[0], 30, name)
+        yield server
+
+
 def gateway(
     tmp: Path,
     redis: Server | Path | None = None,
@@ -192,20 +220,29 @@ def gateway(
     worker_class: str = "",
     env: Mapping[str, object] | None = None,
     args: tuple[object, ...] = (),
-) -> Iterator[Server]:
-    """gunicorn with gunicorn.conf.py, on `tmp`/run/gateway-*.sock. args: options of gunicorn."""
+) -> contextlib.AbstractContextManager[Server]:
+    """gunicorn with ingest.app, on `tmp`/run/gateway-*.sock. args: options of gunicorn."""
     where = redis.socket if isinstance(redis, Server) else redis
     surroundings = environment(tmp, ({"INGEST_REDIS": where} if where else {}) | dict(env or {}))
-    s = settings.load(surroundings)
-    s.gateway_sockets[0].parent.mkdir(parents=True, exist_ok=True)
     command = [PYTHON[runtime], "-m", "gunicorn", "-c", ROOT / "gunicorn.conf.py", *args]
-    with running(
-        command + (["-k", worker_class] if worker_class else []), tmp / "gateway.out", surroundings
-    ) as process:
-        server = Server(process, tmp / "gateway.out", tmp, sockets=s.gateway_sockets)
-        # the master listens before its first worker runs; the worker answers /healthz
-        poll(lambda: listening(server, server.socket)() and get(server.socket, "/healthz")[0], 30, "gateway")
-        yield server
+    command += ["-k", worker_class] if worker_class else []
+    return _gunicorn(tmp, "gateway", settings.load(surroundings).gateway_sockets, command, surroundings)
+
+
+def reader(
+    tmp: Path,
+    runtime: str = "cpython",
+    worker_class: str = "",
+    env: Mapping[str, object] | None = None,
+    args: tuple[object, ...] = (),
+) -> contextlib.AbstractContextManager[Server]:
+    """gunicorn with serve.app, on `tmp`/run/reader-*.sock. args: as above."""
+    surroundings = environment(tmp, env)
+    sockets = settings.load(surroundings).reader_sockets
+    command = [PYTHON[runtime], "-m", "gunicorn", "-c", ROOT / "gunicorn.conf.py", "--workers", 1, *args]
+    command += ["-k", worker_class] if worker_class else []
+    command += [word for path in sockets for word in ("--bind", f"unix:{path}")]
+    return _gunicorn(tmp, "reader", sockets, [*command, "serve:app"], surroundings)
 
 
 @contextlib.contextmanager

@@ -28,11 +28,13 @@ from sluice.drill.harness import (
     answer,
     connect,
     environment,
+    follower,
     gateway,
     get,
     nginx,
     poll,
     post,
+    reader,
     redis_server,
     running,
 )
@@ -225,13 +227,12 @@ def test_the_gateway_notifies_readiness_and_feeds_the_watchdog_from_its_loop(
 
 @pytest.mark.parametrize("runtime", PYTHON)
 def test_reader_and_follower_notify_readiness_and_feed_the_watchdog(runtime: str, tmp: Path, manager: Manager) -> None:
-    with gateway(tmp, None, runtime, env=manager.env(), args=("--workers", 1, "serve:app")):
+    with reader(tmp, runtime, env=manager.env()):
         assert "READY=1" in manager.heard()
         alive(manager)
         alive(manager)
     manager.heard()
-    follow = [sys.executable, "-m", "sluice.run.follow"]
-    with running(follow, tmp / "follower.out", environment(tmp, manager.env())):
+    with follower(tmp, manager.env()):
         poll(lambda: "READY=1" in manager.heard())
         alive(manager)  # while it waits for the views' Redis
         alive(manager)
@@ -327,9 +328,9 @@ def test_log_lines_go_to_the_journal_with_their_priority(tmp: Path, manager: Man
 def test_log_lines_are_json_if_set(runtime: str, tmp: Path) -> None:
     env = {"INGEST_LOG": "json"}
     with redis_server(tmp, appendfsync="no") as redis:
-        with gateway(tmp, None, runtime, env=env, args=("serve:app",)) as reader:
-            assert get(reader.socket, "/gps/latest?device=a")[0] == 503
-            assert "the views' Redis is unavailable" in reader.said()
+        with reader(tmp, runtime, env=env) as reading:
+            assert get(reading.socket, "/gps/latest?device=a")[0] == 503
+            assert "the views' Redis is unavailable" in reading.said()
         with gateway(tmp, redis, runtime, env=env) as server:
             pass
         with running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", environment(tmp, env)):
