@@ -15,7 +15,7 @@ import threading
 import time
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -297,6 +297,7 @@ class PostgresReader(Reader):
         self.settled = (0, 0)  # ids of batches and of changes
         self.claim = ""  # of the settled batch
         self.pending: tuple[tuple[int, int], set[str]] | None = None
+        self.reading = contextlib.ExitStack()  # what the end of the snapshot closes
         self.due = 0.0  # monotonic: the next check of the transactions
         self.summarize = 0.0
         self.queries: dict[str, str] = {}
@@ -395,7 +396,10 @@ class PostgresReader(Reader):
         with self.open() as db:
             db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             try:
-                yield
+                # Rows that are not read to the end would leave their cursor to the garbage collector. It may run within
+                # another query of this connection; closing the cursor then waits for that query for ever
+                with contextlib.ExitStack() as self.reading:
+                    yield
             finally:
                 with contextlib.suppress(Exception):  # the connection may be gone
                     db.execute("ROLLBACK")
@@ -460,9 +464,10 @@ class PostgresReader(Reader):
                 ids = [row[0] for row in replayed]
                 change, changes_above = behind(change, changes_above, ids, self.settled[1], more)
             pieces = self.rows(db, self.query(db, stream), batches, size, sorted({row[1] for row in replayed}))
+            self.reading.callback(pieces.close)
         return Changes(pieces, json.dumps([settled, above, change, changes_above, last, claim]), more)
 
-    def rows(self, db: Any, query: str, batches: list[int], size: int, replayed: list[int]) -> Iterator[list[Row]]:
+    def rows(self, db: Any, query: str, batches: list[int], size: int, replayed: list[int]) -> Generator[list[Row]]:
         """The rows of `batches`, then all rows of the batches in `replayed`. size: rows in `batches`."""
         if not query:
             return

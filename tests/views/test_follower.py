@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from sluice.drill import harness
 from sluice.drill.postgres import Postgres, postgres_server
-from sluice.sinks import DeadLetter, Entry
+from sluice.sinks import DeadLetter, Entry, reader
 from sluice.streams.record import Gps, Metric, Reject
 from sluice.views import contract, feed, follower
 from viewing import NOON, Site, site
@@ -131,6 +132,19 @@ def test_replayed_dead_letters_appear(here: Site) -> None:
     assert replayed.stored == 1
     here.caught_up()
     assert '"lat":8.0' in here.actual("/gps/latest")["bike"]
+
+
+def test_rows_that_are_not_read_to_the_end_leave_no_cursor(postgres: Site) -> None:
+    """The garbage collector would close it, perhaps within another query, which would then wait for itself."""
+    postgres.store("gps", [position("bike", n) for n in range(10_001)])
+    with contextlib.closing(reader.connect(postgres.url, postgres.streams)) as own:
+        own.news()
+        with pytest.raises(follower.Lost), own.snapshot():
+            changes = own.changes("gps", own.start(), follower.ROWS)
+            for _ in changes.pieces:
+                raise follower.Lost
+        assert isinstance(changes.pieces, Generator)
+        assert inspect.getgeneratorstate(changes.pieces) == inspect.GEN_CLOSED
 
 
 def test_a_lost_redis_is_filled_again(here: Site) -> None:
