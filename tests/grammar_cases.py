@@ -36,6 +36,7 @@ DECLINED = {
     "another_method": post(FIVE, body=BODY, line=b"PUT /gps HTTP/1.1"),
     "get_with_a_length": post(FIVE, body=BODY, line=b"GET /gps HTTP/1.1"),
     "get_with_a_length_of_zero": post(b"Content-Length: 0", line=b"GET /gps HTTP/1.1"),
+    "get_with_a_length_of_minus_one": post(b"Content-Length: -1", line=b"GET /gps HTTP/1.1"),
     "get_with_chunks": post(CHUNKED, body=CHUNKS, line=b"GET /gps HTTP/1.1"),
     "get_without_fields": b"GET /gps HTTP/1.1\r\n\r\n",
     "the_fields_of_a_get": post(line=b"GET /gps HTTP/1.1").partition(b"\r\n")[2],

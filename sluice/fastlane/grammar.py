@@ -124,12 +124,12 @@ class Grammar:
                     return None
                 scheme = environ["wsgi.url_scheme"] = "https" if value == self.schemes[name] else "http"
             environ["HTTP_" + name.decode().replace("-", "_")] = value
-        length = environ.get("CONTENT_LENGTH", "-1")
-        if length != "-1" and not LENGTH.fullmatch(length):
+        length = environ.get("CONTENT_LENGTH")
+        if length is not None and not LENGTH.fullmatch(length):
             return None
         name, port = served(server, host, scheme)
         environ |= {"SERVER_NAME": name, "SERVER_PORT": port, "REMOTE_ADDR": "", "wsgi.url_scheme": scheme}
-        return ParsedHead(environ, int(length), keep_alive)
+        return ParsedHead(environ, -1 if length is None else int(length), keep_alive)
 
 
 def served(server: Any, host: str, scheme: str) -> tuple[str, str]:
