@@ -1,7 +1,7 @@
 """A client process of the drill that reads: its clients post positions and votes, and read them back from the views.
 
-Standard input takes `stop`. Standard output gets a JSON line of counts every 0.1 s. At the end the process writes the
-books of its clients and the result of the reads (`Reads`) to files.
+Standard input takes `stop`. Standard output gets a JSON line of counts every 0.1 s, with the time. At the end the
+process writes the books of its clients and the result of the reads (`Reads`) to files.
 """
 
 from __future__ import annotations
@@ -290,10 +290,11 @@ def main(port: str, clients: str, first: str, run: str, folder: str, paths: str,
             for client in crowd:
                 client.end = time.monotonic() + PATIENCE
             stopping.set()
-        read = sum(client.reads.statuses["200"] for client in crowd)
-        wrong = sum(len(client.reads.wrong) for client in crowd)
-        back = sum(len(client.reads.fresh) for client in crowd)
-        print(json.dumps({"read": read, "wrong": wrong, "read_back": back}), flush=True)
+        counts: dict[str, float] = {"at": time.monotonic()}
+        counts["read"] = sum(client.reads.statuses["200"] for client in crowd)
+        counts["read_back"] = sum(len(client.reads.fresh) for client in crowd)
+        counts["wrong"] = sum(len(client.reads.wrong) for client in crowd)
+        print(json.dumps(counts), flush=True)
         time.sleep(0.1)
     total = Reads()
     for client in crowd:
