@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import platform
 import random
@@ -157,7 +158,8 @@ class Drill:
 
     def inject(self, name: str, scene: Scene) -> None:
         """Inject a fault, then wait until events are acknowledged again, and read if it concerns reads."""
-        entry: dict[str, Any] = {"fault": name, "at": round(self.elapsed(), 3)}
+        entry: dict[str, Any] = {"fault": name, "at": round(self.elapsed(), 3), "what": "not completed"}
+        self.faults.append(entry)  # one that is interrupted explains answers too
         self.now.append(name)
         entry["what"] = FAULTS[name].inject(scene)
         entry["lasted"] = round(self.elapsed() - entry["at"], 3)
@@ -165,7 +167,6 @@ class Drill:
         if self.load.reads and (FAULTS[name].views or FAULTS[name].cuts):
             entry["read_after"] = round(entry["back_after"] + self.flows("read"), 3)
         self.now.remove(name)
-        self.faults.append(entry)
         self.say(f"{name}: {entry['what'] or 'done'}; acknowledged again after {entry['back_after']:.1f} s")
 
     def rounds(self, names: list[str], seed: str) -> None:
@@ -227,7 +228,9 @@ class Drill:
             self.trouble, drained = self.trouble or str(error), time.monotonic() - begun
         self.say("comparing")
         found = compare(books, *(self.site.store.rows(stream, self.run) for stream in self.site.streams))
-        return self.report(found, posting, drained, fresh, self.read(reads, checked) if self.site.views else None)
+        return self.report(
+            found, posting, drained, fresh, judged(reads, self.faults, self.begun, checked) if self.site.views else None
+        )
 
     def fresh(self) -> float:
         """Post a new event. Returns: the seconds until it is stored, and read from a view. Raises: Trouble."""
@@ -253,38 +256,6 @@ class Drill:
             return {path: int(count) for path, count in found.items()}
 
         return wait(compared, 120, "all views are served")
-
-    def read(self, reads: Reads, different: dict[str, int]) -> dict[str, Any]:
-        """The part of the report about the views."""
-        spans = []
-        for entry in self.faults:
-            end = entry["at"] + entry["lasted"] + entry.get("read_after", entry["back_after"])
-            spans.append((entry["at"], end, FAULTS[entry["fault"]].cuts))
-
-        def during(begin: float, end: float, cuts: bool = False) -> bool:
-            """Whether a fault (that cuts reads) meets a time span."""
-            return any(begin < last and end > first and (cut or not cuts) for first, last, cut in spans)
-
-        wrong = [(at - self.begun, path, kind, words) for at, path, kind, words in reads.wrong]
-        unavailable: Counter[str] = Counter()
-        for begin, end, path, status in reads.odd:
-            begin, end = begin - self.begun, end - self.begun
-            if status == 503:
-                unavailable[path] += not during(begin, end)
-            elif status not in (UNANSWERED, 502, 504) or not during(begin, end, cuts=True):
-                wrong.append((begin, path, "status", outcome(status)))
-        every = sorted(seconds for _, seconds in reads.fresh)
-        calm = sorted(seconds for at, seconds in reads.fresh if not during(at - self.begun, at - self.begun + seconds))
-        return {
-            "different": different,
-            "reads": sum(reads.statuses.values()),
-            "answers": {outcome(int(status)): count for status, count in reads.statuses.most_common()},
-            "unavailable_without_a_fault": dict(+unavailable),
-            "wrong": dict(Counter(kind for _, _, kind, _ in wrong)),
-            "examples": sorted(wrong)[:LISTED],
-            "read_after_acknowledgement": {"without a fault": percentiles(calm), "overall": percentiles(every)},
-            "never_read": reads.unread,
-        }
 
     def report(
         self, found: Findings, posting: float, drained: float, fresh: float | None, reads: dict[str, Any] | None
@@ -327,6 +298,40 @@ class Drill:
             "faults": sorted(self.faults, key=itemgetter("at")),
             "views": reads,
         }  # fmt: skip
+
+
+def judged(reads: Reads, faults: list[dict[str, Any]], begun: float, different: dict[str, int]) -> dict[str, Any]:
+    """The part of the report about the views. begun: the drill, by time.monotonic()."""
+    spans = []
+    for entry in faults:
+        fault = FAULTS[entry["fault"]]
+        last = entry.get("read_after" if fault.views or fault.cuts else "back_after", math.inf)
+        spans.append((entry["at"], entry["at"] + entry.get("lasted", math.inf) + last, fault.cuts))
+
+    def during(begin: float, end: float, cuts: bool = False) -> bool:
+        """Whether a fault (that cuts reads) meets a time span."""
+        return any(begin < last and end > first and (cut or not cuts) for first, last, cut in spans)
+
+    wrong = [(at - begun, path, kind, words) for at, path, kind, words in reads.wrong]
+    unavailable: Counter[str] = Counter()
+    for begin, end, path, status in reads.odd:
+        begin, end = begin - begun, end - begun
+        if status == 503:
+            unavailable[path] += not during(begin, end)
+        elif status not in (UNANSWERED, 502, 504) or not during(begin, end, cuts=True):
+            wrong.append((begin, path, "status", outcome(status)))
+    every = sorted(seconds for _, seconds in reads.fresh)
+    calm = sorted(seconds for at, seconds in reads.fresh if not during(at - begun, at - begun + seconds))
+    return {
+        "different": different,
+        "reads": sum(reads.statuses.values()),
+        "answers": {outcome(int(status)): count for status, count in reads.statuses.most_common()},
+        "unavailable_without_a_fault": dict(+unavailable),
+        "wrong": dict(Counter(kind for _, _, kind, _ in wrong)),
+        "examples": sorted(wrong)[:LISTED],
+        "read_after_acknowledgement": {"without a fault": percentiles(calm), "overall": percentiles(every)},
+        "never_read": reads.unread,
+    }
 
 
 def percentiles(ordered: list[float]) -> dict[str, float]:
@@ -378,8 +383,9 @@ def markdown(report: dict[str, Any]) -> str:
         *(described(report["views"]) if report["views"] else ()),
         "| at s | fault | details | duration s | acknowledged again after s | read again after s |",
         "|---|---|---|---|---|---|",
-        *(f"| {x['at']:.1f} | {x['fault']} | {x['what']} | {x['lasted']:.1f} | {x['back_after']:.1f} | "
-          f"{x.get('read_after', '')} |" for x in report["faults"]),
+        *(f"| {x['at']:.1f} | {x['fault']} | {x['what']} | "
+          + " | ".join(f"{x[name]:.1f}" if name in x else "" for name in ("lasted", "back_after", "read_after"))
+          + " |" for x in report["faults"]),
     ]  # fmt: skip
     if report["views"]:
         for at, path, kind, words in report["views"]["examples"][:SHOWN_WRONG]:

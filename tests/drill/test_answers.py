@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from sluice.drill.answers import Positions, Series, Votes, Wrong
+from sluice.drill.conduct import judged
 from sluice.drill.harness import ROOT
 from sluice.drill.load import SPAN, UNANSWERED, Book
 from sluice.drill.read import Reads
@@ -152,6 +153,39 @@ def test_series_are_added_and_become_newer() -> None:
     assert kind(known.latest, [series("1", 6), series("2", 2)]) == "back"
     assert kind(known.latest, [series("1", 6), series("1", 6), series("2", 3)]) == "double"
     assert kind(known.latest, {}) == "shape"
+
+
+# --- the faults that explain a status ---
+
+DONE = {"lasted": 1.0, "back_after": 0.5, "read_after": 2.0}
+
+
+@pytest.mark.parametrize(
+    "fault, entry, at, right",
+    [
+        ("kill-reader", DONE, 12.9, True),
+        ("kill-reader", DONE, 13.1, False),  # reads were back
+        ("kill-reader", DONE, 9.0, False),
+        ("kill-reader", {}, 99.0, True),  # it was interrupted
+        ("kill-nginx", {"lasted": 1.0, "back_after": 0.5}, 99.0, True),  # its wait for reads was interrupted
+        ("kill-follower", DONE, 11.0, False),  # it does not concern the reader
+        ("kill-worker", {"lasted": 1.0, "back_after": 0.5}, 11.0, False),
+    ],
+)
+@pytest.mark.parametrize("status", [UNANSWERED, 502, 504])
+def test_a_read_may_fail_only_while_a_fault_cuts_it_off(
+    fault: str, entry: dict[str, float], at: float, right: bool, status: int
+) -> None:
+    begun = 1000.0
+    odd = [(begun + at, begun + at + 0.01, "/gps/latest", status)]
+    found = judged(Reads(odd=odd), [{"fault": fault, "at": 10.0, **entry}], begun, {})
+    assert found["wrong"] == ({} if right else {"status": 1})
+
+
+def test_no_fault_explains_another_status_and_503_is_counted() -> None:
+    odd = [(11.0, 11.1, "/gps/latest", 500), (11.0, 11.1, "/gps/latest", 503), (50.0, 50.1, "/gps/trail", 503)]
+    found = judged(Reads(odd=odd), [{"fault": "restart", "at": 10.0, **DONE}], 0.0, {})
+    assert (found["wrong"], found["unavailable_without_a_fault"]) == ({"status": 1}, {"/gps/trail": 1})
 
 
 # --- the clients that read ---
