@@ -121,8 +121,9 @@ def short_tmp() -> Iterator[Path]:
 
 
 def environment(tmp: Path, env: Mapping[str, object] | None = None) -> dict[str, str]:
-    """The environment of this process without its INGEST_ variables, plus `tmp` as INGEST_HOME and `env`."""
+    """The environment of bin/up's programs: `tmp` as INGEST_HOME, `env`, and no other INGEST_ variable."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("INGEST_")}
+    clean = configure.NURSERY | clean
     return clean | {"INGEST_HOME": str(tmp)} | {name: str(value) for name, value in (env or {}).items()}
 
 

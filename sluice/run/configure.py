@@ -15,6 +15,9 @@ from sluice import settings, views
 from sluice.views.contract import SOCKET
 
 ROOT = Path(__file__).resolve().parents[2]
+# PyPy sizes the nursery of its garbage collector by the CPU's caches. In a small one, each collection finds many
+# requests alive, and copies them (docs/DECISIONS.md)
+NURSERY = {"PYPY_GC_NURSERY": "32M"}
 # for every program. Standard output goes to the terminal, with the program's name before each line; standard error goes
 # to the log file, without it (launch.py)
 COMMON = """\

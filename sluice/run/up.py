@@ -158,6 +158,7 @@ def main() -> None:
     """The boot order."""
     s = settings.load_or_exit()
     os.umask(0o077)
+    os.environ.update(configure.NURSERY | os.environ)
     os.environ.update(INGEST_HOME=str(s.home), INGEST_REDIS=str(s.redis), PYTHONUNBUFFERED="1")
     with exit_on_error(s.home):
         check_modules(s)

@@ -38,7 +38,7 @@ from sluice.drill.harness import (
     redis_server,
     running,
 )
-from sluice.run import reload, services
+from sluice.run import configure, reload, services
 
 UNITS = (
     "sluice-gateway.service", "sluice-worker@1.service", "nginx.service", "redis-server@sluice.service",
@@ -87,6 +87,13 @@ def test_gateway_and_reader_may_map_writable_code_on_pypy_only(name: str, runtim
     done = analyze(units, "security", "--offline=true", "--json=short", f"sluice-{name}.service")
     denied = {row["json_field"]: row["set"] for row in json.loads(done.stdout)}["MemoryDenyWriteExecute"]
     assert denied == (runtime != "pypy")
+
+
+@pytest.mark.parametrize("name", ["gateway", "reader"])
+def test_pypy_has_the_nursery_of_bin_up_under_systemd_too(name: str, tmp: Path) -> None:
+    units = services.files(settings.load(services.given("", {"INGEST_RUNTIME": "pypy"})), Path("/srv/sluice"))
+    ((variable, size),) = configure.NURSERY.items()
+    assert f"Environment={variable}={size}\n" in units[services.UNITS / f"sluice-{name}.service.d/zz-pypy.conf"]
 
 
 def test_the_units_follow_the_settings(tmp: Path) -> None:
