@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
 import threading
 import time
@@ -27,6 +28,7 @@ LOCK = 3.0  # seconds after which another process computes if the holder of the 
 FAILED = 1.0  # seconds before a computation that failed is tried again
 UNKNOWN = 1.0  # seconds for which an empty value is kept
 POLL = 0.02  # seconds between two looks for the value that another process computes
+NICE = 10  # of the threads that count
 THREADS = 2  # of the refresher: one long count does not hold up all others
 
 
@@ -138,7 +140,8 @@ class Refresher:
         self.stopping.set()
 
     def run(self) -> None:
-        """Compute until `stop`."""
+        """Compute until `stop`. A count may take seconds of CPU, so all other processes have precedence."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         database = reader.connect(self.url, self.streams)
         while not self.stopping.is_set():
             try:

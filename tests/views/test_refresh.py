@@ -182,6 +182,18 @@ def test_the_first_question_is_answered_with_a_fresh_count(polls: Site) -> None:
     polls.caught_up()
 
 
+def test_other_processes_have_precedence_over_counts(polls: Site) -> None:
+    assert polls.follower
+    follower = polls.follower.pid
+
+    def nice() -> list[int]:
+        threads = [int(task.name) for task in Path(f"/proc/{follower}/task").iterdir()]
+        return [thread for thread in threads if os.getpriority(os.PRIO_PROCESS, thread) == refresh.NICE]
+
+    harness.poll(lambda: len(nice()) == refresh.THREADS)
+    assert follower not in nice()  # the thread that follows
+
+
 def test_an_unknown_poll_is_empty(polls: Site) -> None:
     def known() -> bool:
         return ask(polls, "none") == b""
