@@ -217,7 +217,7 @@ def test_a_killed_program_is_restarted_alone_and_no_body_is_lost_or_stored_twice
                 poster.more()
                 if index == 0:
                     poll(partial(gone, up, name, before), 20, "the end of what was left of it")
-            assert {other: up.pids(other) for other in others} == others
+            assert all(set(pids) <= set(up.pids(other)) for other, pids in others.items())  # some may still start
         poster.ended = True
         poster.thread.join()
         poll(lambda: set(poster.taken) <= set(choices(up)), 15)
