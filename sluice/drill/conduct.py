@@ -129,6 +129,7 @@ class Drill:
         self.over = threading.Event()
         self.ending = threading.Event()  # no more faults
         self.trouble = ""
+        self.interrupted = False
         self.load = Load(site, options.clients, options.rate, run, folder, READERS)
 
     def elapsed(self) -> float:
@@ -208,6 +209,7 @@ class Drill:
             self.trouble = str(error)
         except KeyboardInterrupt:
             self.say("interrupted: the comparison follows")
+            self.interrupted = True
             self.ending.set()
         if beside.ident:
             beside.join()
@@ -272,6 +274,7 @@ class Drill:
         return {
             "passed": passed,
             "trouble": self.trouble,
+            "interrupted": self.interrupted,
             "run": self.run,
             "seed": self.options.seed,
             "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -357,7 +360,8 @@ def markdown(report: dict[str, Any]) -> str:
     """The report as Markdown."""
     s = report["settings"]
     lines = [
-        f"# Drill {report['run']}: {'passed' if report['passed'] else 'FAILED'}",
+        f"# Drill {report['run']}: {'passed' if report['passed'] else 'FAILED'}"
+        + (f", interrupted after {report['seconds']} s" if report["interrupted"] else ""),
         "",
         f"{report['ended']}, {report['installation']} installation, {report['machine']}, {s['runtime']}, "
         f"{s['gateways']} gateway process(es), {s['workers']} worker(s), durability {s['durability']}, {s['sink']}. "

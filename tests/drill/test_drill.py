@@ -184,6 +184,20 @@ def test_a_drill_into_postgresql_breaks_no_promise_and_drops_its_schema(tmp: Pat
     assert server.ask("SELECT nspname FROM pg_namespace WHERE nspname ~ 'drill'") == []
 
 
+def test_a_report_says_that_the_drill_was_interrupted(tmp: Path) -> None:
+    options = "--no-views", "--duration", 60, "--rate", 200, "--faults", "none", "--report", tmp
+    command = [str(word) for word in (ROOT / "bin/sluice", "drill", *options)]
+    with subprocess.Popen(command, cwd=ROOT, env=environment(tmp), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        # a script that starts the tests with & makes them ignore SIGINT; SIGTERM does the same here
+        assert any(" acknowledged" in line and " 0 acknowledged" not in line for line in process.stdout)
+        process.terminate()
+        said = process.stdout.read()
+    (report,) = (json.loads(path.read_text()) for path in tmp.glob("*.json"))
+    assert (process.returncode, report["passed"], report["interrupted"]) == (0, True, True)
+    assert f": passed, interrupted after {report['seconds']} s" in said
+
+
 def test_a_home_without_an_installation_is_an_error_of_one_line(tmp: Path) -> None:
     command = [ROOT / "bin/sluice", "drill", "--home", tmp / "none"]
     done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment(tmp), capture_output=True, text=True)
