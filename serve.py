@@ -42,14 +42,15 @@ class Endpoint:
         self.source = Source(path, view)
         self.key = view.key
         self.cap = view.cap if isinstance(view, views.Feed) else 0
-        self.plain = re.compile(f"{re.escape(view.key)}=([^&%+\\x80-\\xff]{{1,{KEY_BYTES}}})").fullmatch
+        limit = "(?:&limit=([1-9][0-9]{0,3}))?" if self.cap else "()"
+        self.plain = re.compile(f"{re.escape(view.key)}=([^&%+\\x80-\\xff]{{1,{KEY_BYTES}}}){limit}").fullmatch
         self.served = READS.counts.counter(f"{path} 200")
 
     def question(self, query: str) -> tuple[list[bytes], int]:
         """The keys that a query names, and the limit of a feed. Raises: Rejected."""
         plain = self.plain(query)
-        if plain:
-            return [plain[1].encode("latin-1")], self.cap
+        if plain and (limit := int(plain[2] or self.cap)) <= self.cap:
+            return [plain[1].encode("latin-1")], limit
         try:
             text = query.encode("latin-1").decode()
             pairs = parse_qsl(text, keep_blank_values=True, errors="strict")
@@ -88,7 +89,7 @@ class Answer:
         """Add the question to the open round trip."""
         source = self.endpoint.source
         self.generation = source.generation
-        self.names = source.names(self.keys, self.limit)
+        self.names = source.names(self.keys)
         self.trip = READS.add(source, self.keys, self.names)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -122,7 +123,7 @@ class Answer:
                 return DOWN
             state = trip.strings[source.state] if source.state else None
             if state == self.generation:
-                values = source.values(trip, self.names)
+                values = source.values(trip, self.names, self.limit)
                 if source.state or None not in values:
                     return values
                 why = self.wait_for_count(values)

@@ -5,8 +5,9 @@
  * FILE holds whole HTTP requests, which are sent in this order, from the first again after the last. With RATE 0 each
  * user sends as soon as it has a response (closed loop). Otherwise RATE requests are due each second, at equal
  * distances, whatever the server does (open loop), and the users take turns: a latency begins when the request was due,
- * so a request that waits for a free user is as slow as it is for a client. The first WARM of the SECONDS are not
- * counted.
+ * so a request that waits for a free user is as slow as it is for a client. The clock is looked at once a millisecond,
+ * as most generators do, so a request is up to 1 ms late, which counts; otherwise the generator, which shares the
+ * processors with the server, would wake up for each single request. The first WARM of the SECONDS are not counted.
  *
  * Prints one JSON object. `slots` has, for GET and for all other methods, the latencies: pairs of the upper end of a
  * slot in microseconds and the number of requests. `timeline` has, for each tenth of a second in which requests were
@@ -34,7 +35,8 @@
 #include <unistd.h>
 
 enum { ADDRESSES = 8, MAX_CONNECTING = 500, STEPS = 128, SLOTS = 64 * STEPS / 2, MAX_HEAD = 2048, STATUSES = 600 };
-enum { PERIOD = 20000, BIN = 100000 }; /* microseconds: between two looks for timeouts; of the timeline */
+enum { PERIOD = 20000, BIN = 100000, TICK = 1000 }; /* microseconds: between looks for timeouts; of the timeline; of the
+                                                       clock */
 enum state { DISCONNECTED, CONNECTING, IDLE, WAITING };
 
 struct request {
@@ -236,7 +238,7 @@ static void turn(void) {
     struct timespec wait = {.tv_nsec = PERIOD * 1000};
     if (rate > 0 && sent < total && idle_count > 0) {
         uint64_t at = now(), next = due(sent);
-        uint64_t left = next > at ? next - at : 0;
+        uint64_t left = next > at ? (next - start + TICK - 1) / TICK * TICK + start - at : 0;
         if (left < PERIOD) wait.tv_nsec = left * 1000;
     }
     int count = epoll_pwait2(poller, events, 1024, &wait, NULL);

@@ -19,7 +19,7 @@ from sluice.drill.postgres import Postgres
 from sluice.sinks import Entry, Sink
 from sluice.sinks.schema import load_streams
 from sluice.spool.contract import Claim
-from sluice.views import contract
+from sluice.views import contract, feeds
 from sluice.views.check import Checker
 from sluice.views.contract import SOCKET
 
@@ -170,8 +170,7 @@ class Site:
         for name in client.scan_iter(prefix + "*", count=1000):
             key = name.decode().removeprefix(prefix)
             if isinstance(view, views.Feed):
-                cut = -contract.HASH if view.member else None
-                found[key] = [member[:cut].decode() for member in client.zrange(name, 0, -1, desc=True)]
+                found[key] = [item[1].decode() for item in feeds.decode(client.get(name), bool(view.member))]
             elif view.each:
                 found[key] = sorted(value[contract.ORDER :].decode() for value in client.hvals(name))
             else:

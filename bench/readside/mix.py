@@ -12,7 +12,7 @@ import msgspec
 import rig
 from readside.site import FOLLOWER, WORKER, Site, Targets, requests
 from sluice.sinks.schema import load_streams
-from sluice.views import Feed, contract
+from sluice.views import Feed, contract, feeds
 from sluice.views.check import Checker
 
 MODULE = rig.ROOT / "examples/notifications.py"
@@ -87,18 +87,17 @@ def within(slots: Slots, milliseconds: float, failures: int) -> float:
 
 
 def audit(site: Site, view: Feed) -> tuple[int, int, int, float]:
-    """Keys, items of the largest set, items that are there twice, and mean bytes of a full key with its companion."""
+    """Keys, items of the largest set, items that are there twice, and mean bytes of a full key."""
     state = (site.client.get(contract.state(PATH)) or b"").decode()
-    prefix, companion = contract.prefix(PATH, state), contract.companion(PATH, state)
+    prefix = contract.prefix(PATH, state)
     keys = largest = doubled = 0
     sizes: list[int] = []
     for name in site.client.scan_iter(prefix + "*", count=1000):
-        items = [msgspec.json.decode(item[: -contract.HASH]) for item in site.client.zrange(name, 0, -1)]
+        items = [msgspec.json.decode(item) for _, item, _ in feeds.decode(site.client.get(name), bool(view.member))]
         members = {tuple(item[field] for field in view.member) for item in items}
         keys, largest, doubled = keys + 1, max(largest, len(items)), doubled + len(items) - len(members)
         if len(items) == view.cap and len(sizes) < 1000:
-            beside = companion + name.decode().removeprefix(prefix)
-            sizes.append(sum(site.client.memory_usage(one, samples=0) or 0 for one in (name, beside)))
+            sizes.append(site.client.memory_usage(name) or 0)
     return keys, largest, doubled, sum(sizes) / max(1, len(sizes))
 
 

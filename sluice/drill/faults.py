@@ -23,7 +23,7 @@ from sluice.drill.site import KEYS, Site, Trouble, redis_client, wait
 from sluice.drill.store import Postgres
 from sluice.run.configure import ROOT
 from sluice.spool.contract import LEASE
-from sluice.views import Tally
+from sluice.views import Tally, feeds
 from sluice.views.contract import HOLDER, REBUILD, prefix, state
 
 
@@ -527,10 +527,20 @@ def views_lose(scene: Scene) -> str:
     client, path = scene.site.views_redis, TRAIL
     generation: Any = wait(lambda: client.get(state(path)), 60, "a trail")
     pattern = prefix(path, generation.decode()) + "*"
-    key: Any = wait(lambda: [key for key in client.scan_iter(pattern) if int(client.zcard(key)) > 10], 60, "a trail")[0]
-    size = int(client.zcard(key))
-    at = 0 if size < TRAIL_CAP else size // 2  # a client has seen it, and it does not fall off the end meanwhile
-    client.zremrangebyrank(key, at, at)
+
+    def trail() -> Any:
+        for key in client.scan_iter(pattern):
+            value: Any = client.get(key)
+            items = feeds.decode(value, False)
+            if len(items) > 10:
+                return key, items
+        return None
+
+    with stopped(*scene.site.parents("follower")):
+        key, items = wait(trail, 60, "a trail")
+        # a client has seen it, and it does not fall off the end meanwhile
+        del items[-1 if len(items) < TRAIL_CAP else len(items) // 2]
+        client.set(key, feeds.encode(items))
     wait(lambda: scene.count("wrong"), 60, "a client notices it")
     return key.decode()
 

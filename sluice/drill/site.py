@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from sluice import settings, views
+from sluice import connect, settings, views
 from sluice.drill import harness
 from sluice.drill.load import unverified
 from sluice.drill.store import EVENTS, Postgres, Sqlite
@@ -53,7 +51,7 @@ def wait(until: Callable[[], T], seconds: float, what: str) -> T:
 
 def redis_client(path: Path) -> redis.Redis:
     """A client without retries: the drill must see each error, and send each command once."""
-    return redis.Redis(unix_socket_path=str(path), socket_timeout=30, retry=Retry(NoBackoff(), 0))
+    return connect.client(str(path), 30)
 
 
 class Site:

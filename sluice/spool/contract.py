@@ -14,10 +14,6 @@ import re
 from bisect import bisect_right
 from typing import Any, NamedTuple
 
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
 TIMEOUT = 3.0  # seconds to wait for one reply: longer than a slow fsync, shorter than a client waits
 REPLICAS_MS = 1000  # milliseconds to wait for replicas
 LEASE = 5.0  # seconds until the claim of a dead worker is claimed again
@@ -215,20 +211,3 @@ class Claim(NamedTuple):
         at = bisect_right(self.marks, (seq, 1 << 62))
         until = self.marks[at][0] if at < len(self.marks) else self.first + self.count
         return self.marks[max(at - 1, 0)][1], until
-
-
-def connection(path: str, timeout: float, **options: Any) -> redis.UnixDomainSocketConnection:
-    """One connection, for a caller that packs its own commands. path: Redis's Unix socket. timeout: seconds per reply.
-
-    No retry: a push whose reply was lost may have been executed, and a second one would add the bodies again.
-    """
-    return redis.UnixDomainSocketConnection(  # type: ignore[abstract]
-        path=path, socket_timeout=timeout, socket_connect_timeout=TIMEOUT, retry=Retry(NoBackoff(), 0), **options
-    )
-
-
-def client(path: str, timeout: float) -> redis.Redis:
-    """A client with a pool of connections. Arguments, and no retry: see `connection`."""
-    return redis.Redis(
-        unix_socket_path=path, socket_timeout=timeout, socket_connect_timeout=TIMEOUT, retry=Retry(NoBackoff(), 0)
-    )

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
+from sluice.connect import connection
 from sluice.counters import REPORT_INTERVAL, SECONDS, SIZES, Counter, Counts
-from sluice.spool.contract import MARK, NAME, PROBE, REPLICAS_MS, TIMEOUT, Keys, connection, count_command
+from sluice.spool.contract import MARK, NAME, PROBE, REPLICAS_MS, TIMEOUT, Keys, count_command
 
 log = logging.getLogger("sluice.spool")
 MARK_INTERVAL = 0.1  # seconds between two marks of one process and stream: the precision of received_at

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from sluice.spool.contract import COUNTS, NAME, PATTERN, PEEK, PURGE, RENEW, SNAPSHOT, STREAM, Keys, client
+from sluice.connect import client
+from sluice.spool.contract import COUNTS, NAME, PATTERN, PEEK, PURGE, RENEW, SNAPSHOT, STREAM, Keys
 
 PEEK_BYTES = 4 << 20  # of bodies that one peek returns
 

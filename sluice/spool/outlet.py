@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from redis.exceptions import RedisError
 
+from sluice.connect import client, connection
 from sluice.counters import Counts
 from sluice.spool.contract import (
     CLAIM,
@@ -20,8 +21,6 @@ from sluice.spool.contract import (
     SETTLE,
     Claim,
     Keys,
-    client,
-    connection,
     count_command,
 )
 

@@ -15,7 +15,7 @@ from zlib import crc32
 from sluice.sinks import reader
 from sluice.sinks.reader import Reader
 from sluice.streams.registry import Stream
-from sluice.views import Feed, Latest, Tally, View, contract, refresh
+from sluice.views import Feed, Latest, Tally, View, contract, feeds, refresh
 from sluice.views.follower import ROWS, Link
 from sluice.views.reduce import Renderer, reducer
 
@@ -92,21 +92,14 @@ class Checker:
 
     def values(self, path: str, view: Latest | Feed, generation: str, keys: set[str]) -> dict[str, Any]:
         """The values of some keys in the views' Redis, in the form of `Reducer.values`."""
-        prefix, companion = contract.prefix(path, generation), contract.companion(path, generation)
+        prefix = contract.prefix(path, generation)
+        command = "HGETALL" if isinstance(view, Latest) and view.each else "GET"
         found: dict[str, Any] = {}
         ordered = sorted(keys)
         for start in range(0, len(ordered), 500):
             some = ordered[start : start + 500]
-            commands: list[tuple[Any, ...]] = []
-            for key in some:
-                if isinstance(view, Latest):
-                    commands.append(("HGETALL" if view.each else "GET", prefix + key))
-                else:
-                    commands.append(("ZRANGE", prefix + key, 0, -1, "WITHSCORES"))
-                    commands.append(("HGETALL", companion + key))
-            replies = iter(self.link.ask(*commands))
-            for key in some:
-                found[key] = value(view, replies)
+            for key, reply in zip(some, self.link.ask(*((command, prefix + key) for key in some))):
+                found[key] = value(view, reply)
         return found
 
     def check_tally(self, path: str, view: Tally) -> Checked:
@@ -168,16 +161,10 @@ def in_share(key: str, share: int, shares: int) -> bool:
     return shares == 1 or crc32(key.encode(errors="surrogateescape")) % shares == share
 
 
-def value(view: Latest | Feed, replies: Any) -> Any:
-    """The value of one key from the replies."""
-    first = next(replies)
-    if isinstance(view, Latest):
-        if not view.each:
-            return ABSENT if first is None else first
-        return dict(zip(first[::2], first[1::2])) or ABSENT
-    items = [(int(float(score)), member) for member, score in zip(first[::2], first[1::2])]
-    flat = next(replies)
-    companion = dict(zip(flat[::2], flat[1::2]))
-    if view.member and companion != {member[-contract.HASH :]: member for _, member in items}:
-        return "the companion differs"
-    return items or ABSENT
+def value(view: Latest | Feed, reply: Any) -> Any:
+    """The value of one key from the reply of the views' Redis."""
+    if not reply:
+        return ABSENT
+    if isinstance(view, Feed):
+        return feeds.decode(reply, bool(view.member))
+    return dict(zip(reply[::2], reply[1::2])) if view.each else reply

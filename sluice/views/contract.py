@@ -20,9 +20,10 @@ SOCKET = "run/views.sock"  # of the views' Redis, below INGEST_HOME
 KEY_BYTES = 512  # a record whose key is longer is in no view
 MAX_CAP = 1000  # items of a feed: one script call handles one feed
 ORDER = 40  # bytes before the JSON in a value of `latest`: time (20 digits, ns) and sequence number (20 digits)
-HASH = 8  # bytes behind the JSON in a member of a feed with `member`
 LEASE = 3.0  # seconds after which another follower may take over from one that is stopped
 FULL = b"full"  # the state of a view whose data did not fit into maxmemory
+
+LAYOUT = 2  # of the values; with another one all views are built again
 
 HOLDER = "lease"  # string: the follower's token
 REBUILD = "rebuild"  # set: paths to be rebuilt; the follower removes one when its build has begun
@@ -32,10 +33,11 @@ REFRESHES = "refreshes"  # hash: path of a tally -> counts made
 
 
 def mark(view: object) -> str:
-    """Eight hex digits of a declaration. The names of generations and tallies have them: while a reload changes a view,
-    reader and follower may have different declarations of it, and each kind of view is read in another way.
+    """Eight hex digits of a declaration and of LAYOUT. The names of generations and tallies have them: while a reload
+    changes a view, reader and follower may have different declarations of it, and each kind of view is read in another
+    way.
     """
-    return blake2b(repr(view).encode(), digest_size=4).hexdigest()
+    return blake2b(f"{LAYOUT} {view!r}".encode(), digest_size=4).hexdigest()
 
 
 def state(path: str) -> str:
@@ -61,15 +63,9 @@ def prefix(path: str, generation: str) -> str:
     """The beginning of all keys of a generation; the key's text follows.
 
     latest: a string, ORDER bytes and JSON. With `each` a hash: JSON of the `each` values -> ORDER bytes and JSON.
-    feed: a sorted set, JSON (with `member`: JSON and HASH bytes) scored by the time in microseconds. Newest first is
-    ZREVRANGE; items of the same microsecond are in the order of the bytes of their JSON.
+    feed: a string, see `sluice.views.feeds`.
     """
     return f"v:{path}:{generation}:"
-
-
-def companion(path: str, generation: str) -> str:
-    """The beginning of the keys of the hashes beside feeds with `member`: HASH bytes -> the member."""
-    return f"i:{path}:{generation}:"
 
 
 def tally(path: str, view: object, key: str) -> str:
@@ -156,49 +152,12 @@ if made > 0 then redis.call('HINCRBY', KEYS[2], 'keys', made) end
 return made
 """
 
-# ARGV: token, cap, and of each key: how many items, and score, member …
+# ARGV: token, how many of the keys are new, and the values.
 FEED = f"""#!lua
 {HELD}
-local made, arg, cap = 0, 3, tonumber(ARGV[2])
-for at = 3, #KEYS do
-  made = made + 1 - redis.call('EXISTS', KEYS[at])
-  local last = arg + 2 * tonumber(ARGV[arg])
-  redis.call('ZADD', KEYS[at], unpack(ARGV, arg + 1, last))
-  redis.call('ZREMRANGEBYRANK', KEYS[at], 0, -cap - 1)
-  arg = last + 1
-end
-if made > 0 then redis.call('HINCRBY', KEYS[2], 'keys', made) end
-return made
-"""
-
-# The same for feeds with `member`. KEYS: lease, info, and of each key the feed and its companion.
-MEMBERS = f"""#!lua
-{HELD}{BELOW}
-local made, arg, cap = 0, 3, tonumber(ARGV[2])
-for at = 3, #KEYS, 2 do
-  local feed, index = KEYS[at], KEYS[at + 1]
-  made = made + 1 - redis.call('EXISTS', feed)
-  local last = arg + 2 * tonumber(ARGV[arg])
-  for item = arg + 1, last, 2 do
-    local score, new = tonumber(ARGV[item]), ARGV[item + 1]
-    local hash = string.sub(new, -{HASH})
-    local old = redis.call('HGET', index, hash)
-    local before = old and tonumber(redis.call('ZSCORE', feed, old))
-    if not old or before < score or (before == score and below(old, new)) then
-      if old then redis.call('ZREM', feed, old) end
-      redis.call('ZADD', feed, ARGV[item], new)
-      redis.call('HSET', index, hash, new)
-    end
-  end
-  local above = redis.call('ZCARD', feed) - cap
-  if above > 0 then
-    local gone = redis.call('ZPOPMIN', feed, above)
-    for item = 1, #gone, 2 do redis.call('HDEL', index, string.sub(gone[item], -{HASH})) end
-  end
-  arg = last + 1
-end
-if made > 0 then redis.call('HINCRBY', KEYS[2], 'keys', made) end
-return made
+for at = 3, #KEYS do redis.call('SET', KEYS[at], ARGV[at]) end
+if ARGV[2] ~= '0' then redis.call('HINCRBY', KEYS[2], 'keys', ARGV[2]) end
+return ARGV[2]
 """
 
 # After the rows up to a position are applied. KEYS: lease, info … ARGV: token, position, rows, milliseconds (0: the

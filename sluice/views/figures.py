@@ -108,21 +108,21 @@ def measured(link: Link, found: list[View]) -> list[View]:
 
 
 def sample(link: Link) -> dict[str, float]:
-    """The mean memory of a key, with that of its companion, by the path of the view; from some keys of each."""
-    names: dict[tuple[str, bytes], list[bytes]] = {}
+    """The mean memory of a key, by the path of the view; from some keys of each."""
+    names: dict[str, list[bytes]] = {}
     cursor: Any = b"0"
     for _ in range(STEPS):
         cursor, keys = link.ask(("SCAN", cursor, "COUNT", 500))[0]
         for key in keys:
             kind, _, rest = key.partition(b":")
-            if kind in (b"v", b"i", b"t"):
-                names.setdefault((rest.partition(b":")[0].decode(), kind), []).append(key)
+            if kind in (b"v", b"t"):
+                names.setdefault(rest.partition(b":")[0].decode(), []).append(key)
         if int(cursor) == 0:
             break
     means: dict[str, float] = {}
-    for (path, _), some in names.items():
+    for path, some in names.items():
         step = max(1, len(some) // SAMPLE)
         sizes = [size for size in link.ask(*(("MEMORY", "USAGE", key) for key in some[::step])) if size]
         if sizes:
-            means[path] = means.get(path, 0) + sum(sizes) / len(sizes)
+            means[path] = sum(sizes) / len(sizes)
     return means

@@ -13,15 +13,14 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, NoReturn
 
-import redis
 from hiredis import pack_command
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
-from redis.retry import Retry
 
 from sluice import daemon
+from sluice.connect import connection
 from sluice.sinks import Unavailable, reader
 from sluice.sinks.reader import Diverged, Reader
 from sluice.streams.registry import Stream
@@ -54,13 +53,7 @@ class Link:
     """One connection to the views' Redis; every call is one round trip."""
 
     def __init__(self, socket: str, patience: float = PATIENCE) -> None:
-        self.connection = redis.UnixDomainSocketConnection(  # type: ignore[abstract]
-            path=socket,
-            socket_timeout=patience,
-            socket_connect_timeout=patience,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-        )
+        self.connection = connection(socket, patience, protocol=2)
 
     def ask(self, *commands: tuple[Any, ...]) -> list[Any]:
         """Send commands, return their replies. Raises: RedisError; Lost, Full for an error among the replies."""
@@ -311,14 +304,20 @@ class Follower:
                 if not one.live and self.memory() > MEMORY[0]:
                     raise Full
                 window: list[tuple[Any, ...]] = []
-                for command in reduced.commands(one.path, one.name, self.token):
+                for command in reduced.commands(one.path, one.name, self.token, partial(self.read, window)):
                     window.append(command)
                     if len(window) == WINDOW:
                         self.link.ask(*window)
-                        window = []
+                        window.clear()
                 self.link.ask(*window)
             except Full:
                 self.full(one)
+
+    def read(self, window: list[tuple[Any, ...]], keys: list[str]) -> list[Any]:
+        """Send the commands in the window, and read strings behind them."""
+        replies = self.link.ask(*window, ("MGET", *keys))
+        window.clear()
+        return replies[-1]
 
     def memory(self) -> float:
         """The used share of the memory of the views' Redis."""
@@ -400,7 +399,7 @@ class Follower:
         """Whether a key may stay."""
         kind, _, rest = key.decode(errors="surrogateescape").partition(":")
         path, _, more = rest.partition(":")
-        if kind in ("v", "i", "g"):
+        if kind in ("v", "g"):
             return (path, more.partition(":")[0]) in used
         if kind in ("s", "n"):
             return path in self.views

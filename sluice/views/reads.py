@@ -10,15 +10,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-import redis
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
-from redis.retry import Retry
 
+from sluice.connect import connection
 from sluice.counters import REPORT_INTERVAL, Counts
-from sluice.views import Feed, Latest, Tally, View, contract
+from sluice.views import Feed, Latest, Tally, View, contract, feeds
 
 log = logging.getLogger("sluice.reads")
 
@@ -61,14 +60,7 @@ class Reads:
 
     def __init__(self, socket: str) -> None:
         """socket: of the views' Redis."""
-        self.redis = redis.UnixDomainSocketConnection(  # type: ignore[abstract]
-            path=socket,
-            socket_timeout=TIMEOUT,
-            socket_connect_timeout=TIMEOUT,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-            client_name=f"sluice:reader:{os.getpid()}",
-        )
+        self.redis = connection(socket, TIMEOUT, protocol=2, client_name=f"sluice:reader:{os.getpid()}")
         self.counts = Counts()  # "PATH STATUS"
         self.open = Trip()
         self.entry = threading.Lock()  # held for a moment, so that nothing is added to a trip that is under way
@@ -214,16 +206,16 @@ class Source:
     def __init__(self, path: str, view: View) -> None:
         self.path, self.view = path, view
         self.mark = contract.mark(view).encode()
-        self.string = isinstance(view, Tally) or (isinstance(view, Latest) and not view.each)
+        self.string = not (isinstance(view, Latest) and view.each)
         self.state = b"" if isinstance(view, Tally) else contract.state(path).encode()
         # not None before the first one: an absent state, of a view that is not served, must differ
         self.generation: bytes | None = None if isinstance(view, Tally) else b""
         self.prefix = contract.tally(path, view, "").encode()
-        self.json: Callable[[Any], bytes]
+        self.json: Callable[[Any, int], bytes]
         if isinstance(view, Tally):
-            self.json = bytes
+            self.json = count
         elif isinstance(view, Feed):
-            self.json = members if view.member else array
+            self.json = partial(feeds.page, bool(view.member))
         else:
             self.json = each if view.each else newest
 
@@ -237,39 +229,34 @@ class Source:
         self.prefix = contract.prefix(self.path, state.decode()).encode()
         return ""
 
-    def names(self, keys: list[bytes], limit: int) -> list[bytes]:
-        """What a trip reads for some keys: the keys of strings, or packed commands. limit: items of a feed."""
+    def names(self, keys: list[bytes]) -> list[bytes]:
+        """What a trip reads for some keys: the keys of strings, or packed commands."""
         prefix = self.prefix
         if self.string:
             return [prefix + key for key in keys]
-        if isinstance(self.view, Feed):
-            last = b"%d" % (limit - 1)
-            return [pack(b"ZREVRANGE", prefix + key, b"0", last) for key in keys]
         return [pack(b"HGETALL", prefix + key) for key in keys]
 
-    def values(self, trip: Trip, names: list[bytes]) -> list[bytes | None]:
-        """The JSON of each value. None: there is none; of a tally: it was not counted yet. b"": a tally of no rows."""
+    def values(self, trip: Trip, names: list[bytes], limit: int) -> list[bytes | None]:
+        """The JSON of each value. None: there is none; of a tally: it was not counted yet. b"": a tally of no rows.
+
+        limit: items of a feed.
+        """
         found: Mapping[bytes, Any] = trip.strings if self.string else trip.commands
         json = self.json
-        return [None if (value := found[name]) is None or value == [] else json(value) for name in names]
+        return [None if (value := found[name]) is None or value == [] else json(value, limit) for name in names]
 
 
-def newest(value: bytes) -> bytes:
+def count(value: bytes, limit: int) -> bytes:
+    """The JSON of a tally."""
+    return value
+
+
+def newest(value: bytes, limit: int) -> bytes:
     """The JSON of a value of `latest`."""
     return value[contract.ORDER :]
 
 
-def each(found: list[bytes]) -> bytes:
+def each(found: list[bytes], limit: int) -> bytes:
     """The JSON of a value of `latest` with `each`, in the order of the fields."""
     pairs = sorted(zip(found[::2], found[1::2]))
-    return array([newest(value) for _, value in pairs])
-
-
-def members(found: list[bytes]) -> bytes:
-    """The JSON of a feed with `member`."""
-    return array([item[: -contract.HASH] for item in found])
-
-
-def array(items: list[bytes]) -> bytes:
-    """A JSON array."""
-    return b"[%b]" % b",".join(items)
+    return b"[%b]" % b",".join([newest(value, 0) for _, value in pairs])

@@ -1,13 +1,14 @@
 """From rows to the values of a view: each reducer holds, of the rows added, only those that the view would keep.
 
 The result depends on the set of rows only, not on their order or on how they are divided into calls: all comparisons
-are of (time, sequence number, JSON) or (time, JSON), which is a total order. The scripts in contract.py compare alike.
+are of (time, sequence number, JSON) or (time, JSON), which is a total order. The scripts in contract.py and `merge` in
+feeds.py compare alike.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from operator import itemgetter
 from typing import Any
@@ -15,11 +16,13 @@ from typing import Any
 import msgspec
 
 from sluice.sinks.reader import Reader, Row, canonical
-from sluice.views import Feed, Latest, Tally, View, contract
+from sluice.views import Feed, Latest, Tally, View, contract, feeds
 
 Stamp = tuple[Any, int, bytes]  # time as the reader has it, sequence number, JSON
 Item = tuple[str, Stamp, Row]  # the text of the key
+Read = Callable[[list[str]], list[Any]]  # keys -> the strings that the views' Redis has, or None
 CALL = 500  # items of one script call: about a millisecond, in which the views' Redis answers no reader
+FEEDS = 32  # feeds of one script call: their values are some 10 kB each
 
 
 class Renderer:
@@ -97,8 +100,8 @@ class Reducer(ABC):
         """The keys, and their values as the views' Redis holds them."""
 
     @abstractmethod
-    def commands(self, path: str, generation: str, token: str) -> Iterator[tuple[Any, ...]]:
-        """The commands that apply the values to a generation."""
+    def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[tuple[Any, ...]]:
+        """The commands that apply the values to a generation. They are sent in this order, and before another read."""
 
     def order(self, stamp: Stamp) -> bytes:
         """The value of a string of `latest`: ORDER bytes and the JSON."""
@@ -136,7 +139,7 @@ class Newest(Reducer):
             if fits(key):
                 yield key, self.order(stamp)
 
-    def commands(self, path: str, generation: str, token: str) -> Iterator[tuple[Any, ...]]:
+    def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[tuple[Any, ...]]:
         """See `Reducer`."""
         prefix = contract.prefix(path, generation)
         head = contract.HOLDER, contract.info(path, generation)
@@ -172,7 +175,7 @@ class Each(Reducer):
             if fits(key):
                 yield key, {field: self.order(stamp) for field, stamp in held.items()}
 
-    def commands(self, path: str, generation: str, token: str) -> Iterator[tuple[Any, ...]]:
+    def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[tuple[Any, ...]]:
         """See `Reducer`."""
         prefix = contract.prefix(path, generation)
         head = contract.HOLDER, contract.info(path, generation)
@@ -188,13 +191,34 @@ class Each(Reducer):
             yield ("EVAL", contract.EACH, 2 + len(some), *head, *(prefix + key for key, _ in some), *arguments)
 
 
-class Items(Reducer):
+class Feeds(Reducer):
+    """Of `feed`: what its two kinds have in common."""
+
+    def __init__(self, view: Feed, reader: Reader, renderer: Renderer) -> None:
+        super().__init__(view, reader, renderer)
+        self.cap, self.member = view.cap, bool(view.member)
+        self.limit = 2 * view.cap + 32  # records held of a key before they are cut to `cap`
+
+    @abstractmethod
+    def values(self) -> Iterator[tuple[str, list[feeds.Item]]]:
+        """See `Reducer`. The value: items, newest first."""
+
+    def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[tuple[Any, ...]]:
+        """See `Reducer`. Only the follower writes, so it merges here what Redis has with what is new."""
+        prefix = contract.prefix(path, generation)
+        head = contract.HOLDER, contract.info(path, generation)
+        for some in parts(self.values(), lambda items: max(len(items), CALL // FEEDS)):
+            keys = [prefix + key for key, _ in some]
+            old = read(keys)
+            new = [feeds.merge(value, items, self.member, self.cap) for value, (_, items) in zip(old, some)]
+            yield "EVAL", contract.FEED, 2 + len(keys), *head, *keys, token, old.count(None), *new
+
+
+class Items(Feeds):
     """Of `feed` without `member`: key -> its last `cap` records, each once."""
 
     def __init__(self, view: Feed, reader: Reader, renderer: Renderer) -> None:
         super().__init__(view, reader, renderer)
-        self.cap = view.cap
-        self.limit = 2 * view.cap + 32  # records held of a key before they are cut to `cap`
         self.held: dict[str, list[Stamp]] = {}
 
     def add(self, items: list[Item]) -> None:
@@ -215,85 +239,39 @@ class Items(Reducer):
         unique = {stamp[2]: stamp for stamp in some}
         some[:] = sorted(unique.values(), key=lambda stamp: (self.score(stamp), stamp[2]))[-self.cap :]
 
-    def pairs(self, some: list[Stamp]) -> list[tuple[int, bytes]]:
-        """Scores and members of the last `cap` different records, in order."""
-        nanoseconds = self.nanoseconds
-        return sorted({(nanoseconds(time) // 1000, document) for time, _, document in some})[-self.cap :]
-
-    def arguments(self, token: str, some: list[tuple[str, list[Stamp]]]) -> list[Any]:
-        """ARGV of the script. Few records need neither order nor to be different: the sorted set sees to both."""
-        nanoseconds, cap = self.nanoseconds, self.cap
-        arguments: list[Any] = [token, cap]
-        for _, stamps in some:
-            if len(stamps) > cap:
-                self.cut(stamps)
-            arguments.append(len(stamps))
-            for time, _, document in stamps:
-                arguments.append(nanoseconds(time) // 1000)
-                arguments.append(document)
-        return arguments
-
-    def values(self) -> Iterator[tuple[str, list[tuple[int, bytes]]]]:
-        """See `Reducer`. The value: scores and members, ascending."""
+    def values(self) -> Iterator[tuple[str, list[feeds.Item]]]:
+        """See `Feeds`."""
+        score, cap = self.score, self.cap
         for key, some in self.held.items():
             if fits(key):
-                yield key, self.pairs(some)
-
-    def commands(self, path: str, generation: str, token: str) -> Iterator[tuple[Any, ...]]:
-        """See `Reducer`."""
-        prefix = contract.prefix(path, generation)
-        head = contract.HOLDER, contract.info(path, generation)
-        for some in parts(((key, stamps) for key, stamps in self.held.items() if fits(key)), len):
-            yield (
-                *("EVAL", contract.FEED, 2 + len(some), *head, *(prefix + key for key, _ in some)),
-                *self.arguments(token, some),
-            )
+                yield key, feeds.newest([(score(stamp), stamp[2], b"") for stamp in some], cap)
 
 
-class Members(Reducer):
+class Members(Feeds):
     """Of `feed` with `member`: key -> the last `cap` items, of each its newest record."""
 
     def __init__(self, view: Feed, reader: Reader, renderer: Renderer) -> None:
         super().__init__(view, reader, renderer)
-        self.cap = view.cap
-        self.limit = 2 * view.cap + 32
-        self.member = [renderer.at[name] for name in view.member]
-        self.held: dict[str, dict[bytes, tuple[int, bytes]]] = {}
+        self.fields = [renderer.at[name] for name in view.member]
+        self.held: dict[str, dict[bytes, feeds.Item]] = {}
 
     def add(self, items: list[Item]) -> None:
         """See `Reducer`."""
         for key, stamp, row in items:
             held = self.held.setdefault(key, {})
-            digest = blake2b(self.part(row, self.member), digest_size=contract.HASH).digest()
-            new = self.score(stamp), stamp[2] + digest
-            old = held.get(digest)
+            identity = blake2b(self.part(row, self.fields), digest_size=feeds.IDENTITY).digest()
+            new = self.score(stamp), stamp[2], identity
+            old = held.get(identity)
             if old is None or new > old:
-                held[digest] = new
+                held[identity] = new
                 if len(held) >= self.limit:
-                    self.held[key] = self.cut(held)
+                    self.held[key] = {item[2]: item for item in feeds.newest(held.values(), self.cap)}
 
-    def cut(self, held: dict[bytes, tuple[int, bytes]]) -> dict[bytes, tuple[int, bytes]]:
-        """The last `cap` items, in order."""
-        return {item[1][-contract.HASH :]: item for item in sorted(held.values())[-self.cap :]}
-
-    def values(self) -> Iterator[tuple[str, list[tuple[int, bytes]]]]:
-        """See `Reducer`. The value: scores and members, ascending."""
+    def values(self) -> Iterator[tuple[str, list[feeds.Item]]]:
+        """See `Feeds`."""
         for key, held in self.held.items():
             if fits(key):
-                yield key, list(self.cut(held).values())
-
-    def commands(self, path: str, generation: str, token: str) -> Iterator[tuple[Any, ...]]:
-        """See `Reducer`."""
-        prefix, companion = contract.prefix(path, generation), contract.companion(path, generation)
-        head = contract.HOLDER, contract.info(path, generation)
-        for some in parts(self.values(), len):
-            keys = [start + key for key, _ in some for start in (prefix, companion)]
-            arguments: list[Any] = [token, self.cap]
-            for _, items in some:
-                arguments.append(len(items))
-                for pair in items:
-                    arguments += pair
-            yield ("EVAL", contract.MEMBERS, 2 + len(keys), *head, *keys, *arguments)
+                yield key, feeds.newest(held.values(), self.cap)
 
 
 def reducer(view: View, reader: Reader, renderer: Renderer) -> Reducer:

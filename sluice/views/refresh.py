@@ -14,10 +14,9 @@ from typing import Any
 
 import msgspec
 import redis
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
-from redis.retry import Retry
 
+from sluice import connect
 from sluice.sinks import Unavailable, reader
 from sluice.streams.registry import Stream
 from sluice.views import Tally, View, contract
@@ -27,6 +26,7 @@ log = logging.getLogger("sluice.refresh")
 LOCK = 3.0  # seconds after which another process computes if the holder of the lock was killed; at most half a period
 FAILED = 1.0  # seconds before a computation that failed is tried again
 UNKNOWN = 1.0  # seconds for which an empty value is kept
+PATIENCE = 10.0  # seconds that Redis may take for one reply
 POLL = 0.02  # seconds between two looks for the value that another process computes
 NICE = 10  # of the threads that count
 THREADS = 2  # of the refresher: one long count does not hold up all others
@@ -116,9 +116,7 @@ class Refresher:
 
     def __init__(self, socket: str, url: str, views: Mapping[str, View], streams: dict[str, Stream]) -> None:
         """socket: of the views' Redis. url: of the sink."""
-        self.client = redis.Redis(
-            unix_socket_path=socket, socket_timeout=10, socket_connect_timeout=10, retry=Retry(NoBackoff(), 0)
-        )
+        self.client = connect.client(socket, PATIENCE)
         self.url, self.streams = url, streams
         self.tallies = {path: view for path, view in views.items() if isinstance(view, Tally)}
         self.every = min([1.0, *(view.period / 4 for view in self.tallies.values())])  # seconds between two scans

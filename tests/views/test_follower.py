@@ -46,7 +46,7 @@ def postgres(server: Postgres) -> Iterator[Site]:
         yield found
 
 
-SCRIPTS = ["LATEST", "EACH", "FEED", "MEMBERS", "PLACE", "TOUCH", "BEGIN", "SWITCH", "MARK_FULL", "DROP"]
+SCRIPTS = ["LATEST", "EACH", "FEED", "PLACE", "TOUCH", "BEGIN", "SWITCH", "MARK_FULL", "DROP"]
 
 
 def position(device: str, second: int, lat: float = 1.5) -> Gps:

@@ -1,0 +1,113 @@
+"""The value of a feed: one string with its items, newest first, as a client gets them.
+
+    count        4 bytes: the number of items, n
+    scores       n times 8 bytes: microseconds since 1970
+    lengths      n times 4 bytes: of the JSON of each item
+    identities   n times 8 bytes, only with `member`: a hash of these fields
+    array        a JSON array
+
+Integers are little-endian; scores have a sign. Newest first is descending by (score, JSON). Standard library only: the
+reader runs on PyPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from struct import Struct, pack, unpack_from
+
+IDENTITY = 8  # bytes
+COUNT = Struct("<I")
+SCORE, LENGTH = 8, 4  # bytes
+
+Item = tuple[int, bytes, bytes]  # score, JSON, identity; the identity is b"" without `member`
+
+
+def encode(items: Sequence[Item]) -> bytes:
+    """The value with these items, at least one, newest first."""
+    scores, documents, identities = zip(*items)
+    head = pack(f"<I{len(items)}q{len(items)}I", len(items), *scores, *map(len, documents))
+    return b"%b%b[%b]" % (head, b"".join(identities), b",".join(documents))
+
+
+def decode(value: bytes, member: bool) -> list[Item]:
+    """The items of a value, newest first. member: the feed has `member`."""
+    count, lengths, identities, array = parts(value, member)
+    scores = unpack_from(f"<{count}q", value, COUNT.size)
+    sizes = unpack_from(f"<{count}I", value, lengths)
+    starts = accumulate((size + 1 for size in sizes), initial=array + 1)
+    width = (array - identities) // count
+    names = (value[at : at + width] for at in range(identities, identities + count * 8, 8))
+    return [
+        (score, value[start : start + size], name) for score, start, size, name in zip(scores, starts, sizes, names)
+    ]
+
+
+def parts(value: bytes, member: bool) -> tuple[int, int, int, int]:
+    """The number of items, and where lengths, identities and array begin."""
+    (count,) = COUNT.unpack_from(value)
+    lengths = COUNT.size + count * SCORE
+    identities = lengths + count * LENGTH
+    return count, lengths, identities, identities + (count * IDENTITY if member else 0)
+
+
+def page(member: bool, value: bytes, limit: int) -> bytes:
+    """The JSON array of the newest items, at most `limit`."""
+    count, lengths, _, array = parts(value, member)
+    if limit >= count:
+        return value[array:]
+    return value[array : array + size_of(value, lengths, limit)] + b"]"
+
+
+def size_of(value: bytes, lengths: int, count: int) -> int:
+    """Bytes of the beginning of the array: "[" and the first items, with the commas between them."""
+    return sum(unpack_from(f"<{count}I", value, lengths)) + count
+
+
+def merge(value: bytes | None, new: list[Item], member: bool, cap: int) -> bytes:
+    """The value with more items: of equal ones the newest, and of all the newest `cap`.
+
+    value: None if there is none yet. new: at least one item, newest first, no two equal.
+    """
+    if value is None or len(new) >= cap:
+        old = [] if value is None else decode(value, member)
+        return encode(newest([*new, *old], cap))
+    count, lengths, identities, array = parts(value, member)
+    (last,) = unpack_from("<q", value, COUNT.size)
+    if new[-1][0] <= last or (member and some_in(new, value[identities:array])):
+        return encode(newest([*new, *decode(value, member)], cap))
+    # the usual case: all are newer than the value, so its beginning is copied behind them
+    kept = min(count, cap - len(new))
+    scores, documents, names = zip(*new)
+    return b"".join(
+        (
+            pack(f"<I{len(new)}q", len(new) + kept, *scores),
+            value[COUNT.size : COUNT.size + kept * SCORE],
+            pack(f"<{len(new)}I", *map(len, documents)),
+            value[lengths : lengths + kept * LENGTH],
+            *names,
+            value[identities : identities + kept * IDENTITY] if member else b"",
+            b"[",
+            b",".join(documents),
+            b",",
+            value[array + 1 : array + size_of(value, lengths, kept)],
+            b"]",
+        )
+    )
+
+
+def some_in(items: list[Item], identities: bytes) -> bool:
+    """Whether one of the items may be among these identities. A match between two of them is an error in favour of
+    `newest`, which looks at each.
+    """
+    return any(identity in identities for _, _, identity in items)
+
+
+def newest(items: Iterable[Item], cap: int) -> list[Item]:
+    """Of equal items the newest; of these the newest `cap`, newest first. Without identities, equal JSON is equal."""
+    found: dict[bytes, Item] = {}
+    for item in sorted(items, reverse=True):
+        found.setdefault(item[2] or item[1], item)
+        if len(found) == cap:
+            break
+    return list(found.values())
