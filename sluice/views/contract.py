@@ -152,14 +152,6 @@ if made > 0 then redis.call('HINCRBY', KEYS[2], 'keys', made) end
 return made
 """
 
-# ARGV: token, how many of the keys are new, and the values.
-FEED = f"""#!lua
-{HELD}
-for at = 3, #KEYS do redis.call('SET', KEYS[at], ARGV[at]) end
-if ARGV[2] ~= '0' then redis.call('HINCRBY', KEYS[2], 'keys', ARGV[2]) end
-return ARGV[2]
-"""
-
 # After the rows up to a position are applied. KEYS: lease, info … ARGV: token, position, rows, milliseconds (0: the
 # view is behind).
 PLACE = f"""#!lua flags=allow-oom

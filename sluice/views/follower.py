@@ -61,11 +61,13 @@ class Link:
             # redis-py looks at the type of each argument first, which takes as long as packing
             self.connection.send_packed_command([pack_command(command) for command in commands])
             replies, error = [], None
-            for _ in commands:
+            for command in commands:
                 try:
                     replies.append(self.connection.read_response())
                 except ResponseError as found:
                     error = error or found
+                if command[0] == "EXEC" and replies and replies[-1] is None and not error:
+                    raise Lost("the lease has passed to another follower")
         except BaseException:
             self.connection.disconnect()
             raise
@@ -314,10 +316,14 @@ class Follower:
                 self.full(one)
 
     def read(self, window: list[tuple[Any, ...]], keys: list[str]) -> list[Any]:
-        """Send the commands in the window, and read strings behind them."""
-        replies = self.link.ask(*window, ("MGET", *keys))
+        """Send the commands in the window, and read strings behind them, for a transaction that writes them again."""
+        *_, holder, found = self.link.ask(
+            *window, ("WATCH", contract.HOLDER), ("GET", contract.HOLDER), ("MGET", *keys)
+        )
         window.clear()
-        return replies[-1]
+        if holder != self.token.encode():
+            raise Lost("another follower has the lease, or Redis was emptied")
+        return found
 
     def memory(self) -> float:
         """The used share of the memory of the views' Redis."""

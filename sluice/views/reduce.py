@@ -22,7 +22,7 @@ Stamp = tuple[Any, int, bytes]  # time as the reader has it, sequence number, JS
 Item = tuple[str, Stamp, Row]  # the text of the key
 Read = Callable[[list[str]], list[Any]]  # keys -> the strings that the views' Redis has, or None
 CALL = 500  # items of one script call: about a millisecond, in which the views' Redis answers no reader
-FEEDS = 32  # feeds of one script call: their values are some 10 kB each
+FEEDS = 8  # feeds of one script call: their values are some 10 kB each, and glibc maps memory anew for each 128 kB
 
 
 class Renderer:
@@ -206,12 +206,16 @@ class Feeds(Reducer):
     def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[tuple[Any, ...]]:
         """See `Reducer`. Only the follower writes, so it merges here what Redis has with what is new."""
         prefix = contract.prefix(path, generation)
-        head = contract.HOLDER, contract.info(path, generation)
         for some in parts(self.values(), lambda items: max(len(items), CALL // FEEDS)):
             keys = [prefix + key for key, _ in some]
             old = read(keys)
             new = [feeds.merge(value, items, self.member, self.cap) for value, (_, items) in zip(old, some)]
-            yield "EVAL", contract.FEED, 2 + len(keys), *head, *keys, token, old.count(None), *new
+            # a script would take three times as long: Lua copies and hashes each value
+            yield ("MULTI",)
+            yield "MSET", *(word for pair in zip(keys, new) for word in pair)
+            yield "PEXPIRE", contract.HOLDER, int(contract.LEASE * 1000)
+            yield "HINCRBY", contract.info(path, generation), "keys", old.count(None)
+            yield ("EXEC",)
 
 
 class Items(Feeds):

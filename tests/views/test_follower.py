@@ -46,7 +46,7 @@ def postgres(server: Postgres) -> Iterator[Site]:
         yield found
 
 
-SCRIPTS = ["LATEST", "EACH", "FEED", "PLACE", "TOUCH", "BEGIN", "SWITCH", "MARK_FULL", "DROP"]
+SCRIPTS = ["LATEST", "EACH", "PLACE", "TOUCH", "BEGIN", "SWITCH", "MARK_FULL", "DROP"]
 
 
 def position(device: str, second: int, lat: float = 1.5) -> Gps:
@@ -261,6 +261,35 @@ def test_a_script_without_the_lease_changes_nothing(tmp: Path, name: str) -> Non
             link.ask(call)
         assert link.ask(("DBSIZE",), ("GET", "b")) == [2, b"kept"]
         link.close()
+
+
+def test_a_feed_is_not_written_once_another_follower_has_the_lease(
+    sqlite: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sqlite.store("gps", [position("bike", 1)])
+    sqlite.caught_up()
+    assert sqlite.follower
+    sqlite.kill(sqlite.follower)
+    client = sqlite.client()
+    generation = client.get(contract.state("/gps/trail")).decode()
+    key = contract.prefix("/gps/trail", generation) + "bike"
+    before = client.get(key)
+    late = follower.Follower(sqlite.socket, sqlite.url, sqlite.views, sqlite.streams)
+    harness.poll(lambda: late.token or late.take_over() and late.token)
+    read = late.read
+
+    def overtaken(window: list[tuple[Any, ...]], keys: list[str]) -> list[Any]:
+        found = read(window, keys)
+        client.set(contract.HOLDER, "another")
+        return found
+
+    monkeypatch.setattr(late, "read", overtaken)
+    sqlite.store("gps", [position("bike", 2)])
+    with pytest.raises(follower.Lost):
+        late.turn()
+    assert client.get(key) == before
+    late.link.close()
+    late.reader.close()
 
 
 def test_a_view_that_does_not_fit_says_so_and_the_others_go_on(sqlite: Site) -> None:
