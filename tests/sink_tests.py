@@ -124,6 +124,18 @@ class SinkTests:
             ("2026-01-01T12:00:01.000Z", "e", -1.0, 2.0, None, None, None, None, None, 2),
         ]
 
+    def test_a_log_is_stored_with_its_attributes(self, store: Store, sink: Sink) -> None:
+        body = (
+            b'{"message":"disk full","level":"ERROR","service":"web","time":"2026-01-01T12:30:00.123Z","free":0.5,'
+            b'"disks":[{"name":"a","bytes":123456789012345678901234567890}]}'
+        )
+        sink.persist(claim("logs", 2), decoded(STREAMS["logs"], [body, b"[warn] slow"]))
+        one, two = store.ask("SELECT time, level, service, message, attributes FROM logs ORDER BY seq")
+        assert one[:-1] == ("2026-01-01T12:30:00.123Z", "error", "web", "disk full")
+        assert json.loads(one[-1]) == {"free": 0.5, "disks": [{"name": "a", "bytes": 123456789012345678901234567890}]}
+        assert two[:-1] == ("2026-01-01T12:00:01.000Z", None, None, "[warn] slow")
+        assert json.loads(two[-1]) == {}
+
     def test_a_metric_is_stored_with_its_tags_its_type_and_its_exact_value(self, store: Store, sink: Sink) -> None:
         lines = b'cpu,host=a\\ b,core=0 idle=97.25,n=9223372036854775807i,on=t,s="x y" 1767225600123456789'
         sink.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [lines]))

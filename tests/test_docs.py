@@ -20,7 +20,7 @@ from sluice import settings, views
 from sluice.drill import harness
 from sluice.sinks.sqlite import TABLES, Table
 from sluice.spool import contract
-from sluice.streams import registry, replies, routes, signature
+from sluice.streams import logs, registry, replies, routes, signature
 
 PROTOCOL = (harness.ROOT / "docs/PROTOCOL.md").read_text()
 README = (harness.ROOT / "README.md").read_text()
@@ -116,6 +116,13 @@ def test_the_tables_of_the_database_have_the_documented_columns():
         assert list(Table(stream).columns) == documented[name]
     for name, columns in re.findall(r"TABLE IF NOT EXISTS (\w+) \((.*?)\);", TABLES, re.S):
         assert [column.split()[0] for column in columns.split(",")] == documented[name]
+
+
+def test_the_table_of_levels_is_that_of_the_decoder():
+    documented: dict[str, str] = {}
+    for stored, (names, numbers) in table(3, "level").items():
+        documented |= dict.fromkeys([stored, *re.findall(r"\w+", names), *re.findall(r"\d+", numbers)], stored)
+    assert documented == logs.LEVELS
 
 
 def test_the_checks_of_access_are_the_lines_that_nginx_has_for_them():

@@ -7,6 +7,7 @@ const EXAMPLES = {
   "/votes": (mark) => `{"poll":"status page","choice":"it works","voter":"${mark}"}`,
   "/gps": (mark) => `{"device":"${mark}","lat":48.13743,"lon":11.57549,"speed":6.2}`,
   "/metrics": (mark) => `{"name":"status_page","value":1,"tags":{"mark":"${mark}"}}`,
+  "/logs": (mark) => `{"level":"info","service":"status page","message":"it works","mark":"${mark}"}`,
   "/write": (mark) => `status_page,mark=${mark} value=1`,
 };
 let shown = null; // the newest status.json

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -52,6 +52,15 @@ class Vote(Record, kw_only=True, gc=False):
     poll: str
     choice: str
     voter: str | None = None
+
+
+class Log(Record, kw_only=True, gc=False):
+    """One line of a log. attributes: whatever else was sent with it, as JSON values."""
+
+    level: str | None = None
+    service: str | None = None
+    message: str
+    attributes: dict[str, Any] = {}
 
 
 class Reject(NamedTuple):

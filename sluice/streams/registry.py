@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from sluice.settings import Settings
-from sluice.streams import custom, gps, metrics, votes
+from sluice.streams import custom, gps, logs, metrics, votes
 from sluice.streams.decoder import JsonDecoder, LineDecoder
-from sluice.streams.record import Gps, Limits, Metric, Record, Reject, Vote
+from sluice.streams.record import Gps, Limits, Log, Metric, Record, Reject, Vote
 
 INFLATED = 8  # times INGEST_MAX_BODY: a compressed body may inflate to this
 # The number of records in a body (DECISIONS.md)
@@ -69,6 +69,7 @@ def stream(name: str, record_type: type[Record], parse: Callable[[bytes], Record
 STREAMS: dict[str, Stream] = {
     "metrics": Stream("metrics", Metric, metrics.MetricsDecoder(metrics.Plain, metrics.build).decode),
     "gps": Stream("gps", Gps, gps.GpsDecoder(gps.Plain, gps.build).decode),
+    "logs": Stream("logs", Log, logs.LogsDecoder(dict, logs.build).decode),
     "votes": Stream("votes", Vote, JsonDecoder(votes.Plain, votes.build).decode),
 }
 

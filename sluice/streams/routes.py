@@ -43,6 +43,7 @@ ROUTES: dict[str, Route] = {
     "/metrics": Route("metrics", OK),
     "/gps": Route("gps", OK),
     "/votes": Route("votes", OK),
+    "/logs": Route("logs", OK),
     # InfluxDB clients accept only 204; the query string has the precision
     "/write": Route("metrics", NO_CONTENT, keep_head=True),
     "/api/v2/write": Route("metrics", NO_CONTENT, keep_head=True),

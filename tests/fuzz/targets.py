@@ -21,7 +21,7 @@ from sluice.streams import registry  # noqa: E402
 from sluice.streams.body import BOM, GZIP, ZSTD, inflate  # noqa: E402
 from sluice.streams.decoder import SEPARATE  # noqa: E402
 from sluice.streams.message import parse  # noqa: E402
-from sluice.streams.record import Invalid, Record, Reject  # noqa: E402
+from sluice.streams.record import Invalid, Log, Record, Reject  # noqa: E402
 from sluice.streams.registry import Stream  # noqa: E402
 
 LIMITS = registry.limits(settings.load({}))
@@ -45,6 +45,7 @@ GOOD = {
     "metrics": b'{"name":"room","value":21.5}',
     "gps": b'{"device":"a1","lat":48.1,"lon":11.6}',
     "votes": b'{"poll":"cookies","choice":"oreo"}',
+    "logs": b'{"message":"a"}',
     "own": b'{"name":"a"}',
 }
 
@@ -60,8 +61,9 @@ def gps(data: bytes) -> None:
 
 
 def plain(data: bytes) -> None:
-    """Votes, and a user-defined stream."""
+    """Votes, logs, and a user-defined stream."""
     decoder(STREAMS["votes"], data)
+    decoder(STREAMS["logs"], data)
     decoder(STREAMS["own"], data)
 
 
@@ -181,7 +183,7 @@ def storable(record: Record) -> None:
     for value in (getattr(record, name) for name in record.__struct_fields__):
         for part in [*value, *value.values()] if isinstance(value, dict) else [value]:
             assert not isinstance(part, str) or (part.encode() is not None and "\0" not in part)
-            assert not isinstance(part, int) or -(2**63) <= part < 2**63
+            assert isinstance(record, Log) or not isinstance(part, int) or -(2**63) <= part < 2**63
             assert not isinstance(part, float) or part - part == 0
     assert record.time is None or -(2**63) <= record.time < 2**63
 

@@ -250,7 +250,8 @@ def test_during_the_notice_a_2xx_differs_only_in_being_the_last_on_its_connectio
         closing.unlink()
         poll(lambda: not last())
         with client.Redis(unix_socket_path=str(redis.socket)) as db:
-            assert sum(db.llen(f"ingest:{{{stream}}}") for stream in ("metrics", "gps", "votes", "own")) == posted
+            streams = {"own", *(route.stream for route in ROUTES.values())}
+            assert sum(db.llen(f"ingest:{{{stream}}}") for stream in streams) == posted
 
 
 def test_nginx_closes_its_connections_before_a_stopping_gateway_does(tmp: Path) -> None:

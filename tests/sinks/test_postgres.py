@@ -184,7 +184,7 @@ def test_many_workers_may_create_the_tables_at_once(pg: Postgres):
         opened = list(pool.map(lambda _: connect(pg), range(8)))
     assert len(opened) == 8
     assert {row[0] for row in pg.ask("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")} == {
-        *("batches", "dead_letters", "gps", "metrics", "view_changes", "votes")
+        *("batches", "dead_letters", "gps", "logs", "metrics", "view_changes", "votes")
     }
 
 

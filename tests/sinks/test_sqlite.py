@@ -16,7 +16,7 @@ from sink_tests import SinkTests, claim, decoded, votes
 from sluice import sinks
 from sluice.drill.harness import ROOT, short_tmp
 from sluice.sinks import Outcome, Sink, Unavailable
-from sluice.streams.record import Gps, Metric, Vote
+from sluice.streams.record import Gps, Log, Metric, Vote
 from sluice.streams.registry import STREAMS
 
 
@@ -66,12 +66,12 @@ class TestSqlite(SinkTests):
     def test_the_tables_are_those_of_the_protocol(self, store: SqliteStore, sink: Sink) -> None:
         columns = {
             name: ", ".join(row[1] for row in store.ask(f"PRAGMA table_info({name})"))
-            for name in ("metrics", "gps", "votes", "dead_letters", "batches")
+            for name in ("metrics", "gps", "votes", "logs", "dead_letters", "batches")
         }
         protocol = (ROOT / "docs/PROTOCOL.md").read_text()
         for name, listed in columns.items():
             assert f"| `{name}` | `{listed}` |" in protocol
-        for record in Metric, Gps, Vote:  # in the order of the record type
+        for record in Metric, Gps, Vote, Log:  # in the order of the record type
             assert (
                 ", ".join(x.name for x in msgspec.structs.fields(record))
                 in columns[record.__name__.lower() + ("s" if record is not Gps else "")]
