@@ -12,7 +12,7 @@ from readside.site import FOLLOWER, Site, Targets, requests
 from rig import LIMIT_COLOUR, OURS_COLOUR, THEIRS_COLOUR, Candidate
 from sluice.drill import harness
 from sluice.drill.postgres import Postgres, postgres_server
-from sluice.views import contract
+from sluice.views import contract, feeds
 
 OURS, PYPY, NOOP, FILE, LUA = "Sluice, CPython", "Sluice, PyPy", "nginx -> C no-op", "nginx, a file", "nginx Lua GET"
 WEBDIS, USUAL, USUAL_PYPY = "webdis", "gevent, redis-py, CPython", "gevent, redis-py, PyPy"
@@ -72,15 +72,17 @@ def values(site: Site, devices: int, port: int) -> dict[str, dict[str, list[byte
     """What Sluice serves: view -> key -> JSON of the items, newest first; one for latest and tally."""
     pipe = site.client.pipeline(transaction=False)
     names = [device(n) for n in range(devices)]
-    for path, ask in (("/gps/latest", pipe.get), ("/gps/trail", lambda key: pipe.zrevrange(key, 0, -1))):
+    for path in "/gps/latest", "/gps/trail":
         generation = (site.client.get(contract.state(path)) or b"").decode()
         for name in names:
-            ask(contract.prefix(path, generation) + name)
+            pipe.get(contract.prefix(path, generation) + name)
     found = pipe.execute()
     polls = [f"poll-{n:02}" for n in range(POLLS)]
     return {
         "latest": {name: [value[contract.ORDER :]] for name, value in zip(names, found)},
-        "trail": dict(zip(names, found[devices:])),
+        "trail": {
+            name: [item for _, item, _ in feeds.decode(value, False)] for name, value in zip(names, found[devices:])
+        },
         "tally": {poll: [harness.get(port, VIEWS["tally"] + poll)[2]] for poll in polls},
     }
 

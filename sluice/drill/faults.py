@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import redis
 
 from sluice.drill import harness
+from sluice.drill.harness import stopped, strike
 from sluice.drill.read import TRAIL, TRAIL_CAP
 from sluice.drill.site import KEYS, Site, Trouble, redis_client, wait
 from sluice.drill.store import Postgres
@@ -88,12 +89,6 @@ PROCESSES = {
 }
 
 
-def strike(pid: int, number: int) -> None:
-    """Send a signal to a process, if it still exists."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
 def gone(pid: int) -> bool:
     """Whether a process has ended."""
     try:
@@ -124,32 +119,22 @@ for _name, _target in PROCESSES.items():
         return f"process {pid}, {seconds:.1f} s"
 
 
-@contextlib.contextmanager
-def stopped(*pids: int) -> Iterator[None]:
-    """Stop processes by SIGSTOP; continue them at the end."""
-    try:
-        for pid in pids:
-            strike(pid, signal.SIGSTOP)
-        yield
-    finally:
-        for pid in pids:
-            strike(pid, signal.SIGCONT)
+def reloaded(scene: Scene, name: str) -> str:
+    """Send SIGHUP to a program, and wait until it has a new child process."""
+    before = scene.site.children(name)
+    strike(scene.site.parents(name)[0], signal.SIGHUP)
+    wait(lambda: set(scene.site.children(name)) - set(before), 60, f"a new process of {name}")
+    return ""
 
 
 @fault("reload-gateway", "SIGHUP: gunicorn replaces its gateway processes")
 def reload_gateway(scene: Scene) -> str:
-    before = scene.site.children("gateway")
-    strike(scene.site.parents("gateway")[0], signal.SIGHUP)
-    wait(lambda: set(scene.site.children("gateway")) - set(before), 60, "a new gateway process")
-    return ""
+    return reloaded(scene, "gateway")
 
 
 @fault("reload-nginx", "SIGHUP: nginx reads its configuration again", cuts=True)
 def reload_nginx(scene: Scene) -> str:
-    before = scene.site.children("nginx")
-    strike(scene.site.parents("nginx")[0], signal.SIGHUP)
-    wait(lambda: set(scene.site.children("nginx")) - set(before), 60, "a new nginx worker")
-    return ""
+    return reloaded(scene, "nginx")
 
 
 @fault("restart", "stop and start every program", cuts=True)
@@ -467,10 +452,7 @@ def cut(scene: Scene) -> str:
 
 @fault("reload-reader", "SIGHUP: gunicorn replaces its reader processes", views=True)
 def reload_reader(scene: Scene) -> str:
-    before = scene.site.children("reader")
-    strike(scene.site.parents("reader")[0], signal.SIGHUP)
-    wait(lambda: set(scene.site.children("reader")) - set(before), 60, "a new reader process")
-    return ""
+    return reloaded(scene, "reader")
 
 
 @fault("views-flush", "FLUSHALL: the views' Redis is empty", views=True)

@@ -58,6 +58,24 @@ class Server:
         return sorted(launch.holders(launch.tag(name, self.home)))
 
 
+def strike(pid: int, number: int) -> None:
+    """Send a signal to a process, if it still exists."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+@contextlib.contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    """Stop processes by SIGSTOP; continue them at the end."""
+    try:
+        for pid in pids:
+            strike(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            strike(pid, signal.SIGCONT)
+
+
 class Died(Exception):
     """A server ended unexpectedly; the message is its log. `poll` does not retry."""
 

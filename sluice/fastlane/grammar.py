@@ -64,7 +64,7 @@ class Grammar:
         self.schemes = {name.encode(): value for name, value in cfg.secure_scheme_headers.items()}
 
     def parse(self, head: bytes, server: Any, caches: Caches) -> ParsedHead | None:
-        """Parse a head, including its empty line. None: declined.
+        """Parse a head, including its empty line. None: declined. The environ is not in a cache.
 
         server: the listener's name from getsockname(). caches: of the listener.
         """
@@ -73,7 +73,8 @@ class Grammar:
         if match is None or len(head) > self.max_head:
             return None
         method, target, query = match.groups()
-        parsed = caches.fields.get(block) or self.fields(block, server)
+        known = caches.fields.get(block)
+        parsed = known or self.fields(block, server)
         if not target or parsed is None or (parsed.length < 0) != (method == b"GET"):
             return None
         environ = parsed.environ.copy()
@@ -84,12 +85,12 @@ class Grammar:
         environ["fastlane.head"] = head
         if method == b"GET":
             # its target names what is asked for, and seldom comes again; its fields do
-            keep(caches.fields, block, parsed)
+            if not known:
+                keep(caches.fields, block, parsed)
             environ["fastlane.later"] = Later
             return ParsedHead(environ, 0, parsed.keep_alive)
-        result = ParsedHead(environ, parsed.length, parsed.keep_alive)
-        keep(caches.heads, head, result)
-        return result
+        keep(caches.heads, head, ParsedHead(environ.copy(), parsed.length, parsed.keep_alive))
+        return ParsedHead(environ, parsed.length, parsed.keep_alive)
 
     def fields(self, block: bytes, server: Any) -> ParsedHead | None:
         """Parse the fields, including the empty line. None: declined. Without Content-Length the length is -1."""

@@ -296,10 +296,15 @@ class FastLane(SlowLane):
         while True:
             end = data.find(b"\r\n\r\n") + 4
             head = data[:end]
-            parsed = conn.heads.get(head) or self.parse(conn, head)
+            parsed = conn.heads.get(head)
             if parsed is None:
-                break
-            environ, length, keep_alive = parsed
+                parsed = self.parse(conn, head)
+                if parsed is None:
+                    break
+                environ, length, keep_alive = parsed
+            else:
+                environ, length, keep_alive = parsed
+                environ = environ.copy()
             stop = end + length
             if len(data) < stop:
                 if length > self.max_body:
@@ -308,7 +313,6 @@ class FastLane(SlowLane):
                 conn.missing = stop - len(data)
                 self.admit(conn)
                 return
-            environ = environ.copy()
             if conn.remote is not None:
                 environ.update(conn.remote)
             environ["wsgi.input"] = BytesIO(data[end:stop])

@@ -166,7 +166,10 @@ class Follower:
         """Log a trouble when it begins or changes, and its end."""
         if trouble != self.trouble:
             self.trouble = trouble
-            log.warning("%s", trouble) if trouble else log.info("recovered")
+            if trouble:
+                log.warning("%s", trouble)
+            else:
+                log.info("recovered")
 
     def take_over(self) -> bool:
         """Take the lease and load the positions; False if another follower has it."""

@@ -24,7 +24,7 @@ log = logging.getLogger("sluice.reads")
 TIMEOUT = 1.0  # seconds to wait for Redis; all reads wait meanwhile
 PAUSE = 0.25  # seconds after a failure in which reads are refused without another try
 ASK = 1.0  # seconds between two requests for the same tally
-CACHED = 100_000  # tallies that clients asked for since the last report; more are forgotten, and refreshed later
+MAX_WANTED = 100_000  # tallies that clients asked for since the last report; more are forgotten, and refreshed later
 
 # The details of the 503 answers
 DOWN = "The views' Redis does not answer."
@@ -41,8 +41,7 @@ class Trip:
     """Reads that are sent together.
 
     strings: key -> value. commands: packed command -> reply. asks: packed commands that a full Redis may refuse.
-    done: the outcome is known.
-    failed: there was no reply, so both are without values.
+    done: the outcome is known. failed: there was no reply, so no read has a value.
     """
 
     __slots__ = ("asks", "commands", "done", "failed", "strings")
@@ -89,7 +88,7 @@ class Reads:
     def want(self, path: str, keys: list[bytes]) -> None:
         """Note that a client asks for tallies, so that they are kept fresh."""
         wanted = self.wanted.setdefault(path, set())
-        if len(wanted) < CACHED:
+        if len(wanted) < MAX_WANTED:
             wanted.update(keys)
 
     def ask(self, path: str, keys: list[bytes]) -> None:
@@ -163,7 +162,7 @@ class Reads:
     def read_report(self, report: list[bytes], delta: dict[str, int], now: float) -> None:
         """Read the replies to a report. A full Redis refuses it; then the next one has the counts."""
         refused = self.refused(len(report))
-        if report or now >= self.counts.due:
+        if now >= self.counts.due:
             self.counts.due = now + REPORT_INTERVAL
         if not refused:
             self.counts.confirm(delta)

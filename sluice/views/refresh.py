@@ -161,7 +161,10 @@ class Refresher:
         trouble = str(error or "")
         if trouble != self.trouble:
             self.trouble = trouble
-            log.warning("tallies are not refreshed: %s", trouble) if trouble else log.info("recovered")
+            if trouble:
+                log.warning("tallies are not refreshed: %s", trouble)
+            else:
+                log.info("recovered")
 
     def expiring(self) -> Iterator[tuple[str, str]]:
         """The tallies that are older than a period and were asked for within a lifetime; the others are forgotten."""

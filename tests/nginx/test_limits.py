@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-import os
 import re
 import select
-import signal
 import socket
 import threading
 import time
@@ -21,7 +19,7 @@ import redis as client
 
 from sluice import settings
 from sluice.drill import harness
-from sluice.drill.harness import Server, connect, installation, nginx, post, request, short_tmp
+from sluice.drill.harness import Server, connect, installation, nginx, post, request, short_tmp, stopped
 from sluice.run import configure
 from sluice.spool import inlet
 from sluice.spool.inspector import Inspector
@@ -84,17 +82,9 @@ class Site:
         ((reason,),) = poll(lambda: self.ask("SELECT reason FROM dead_letters WHERE id > ?", last))
         return reason
 
-    @contextlib.contextmanager
-    def without_worker(self) -> Iterator[None]:
-        """The worker is stopped (SIGSTOP)."""
-        pids = self.server.pids("worker")
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
+    def without_worker(self) -> contextlib.AbstractContextManager[None]:
+        """The worker is stopped."""
+        return stopped(*self.server.pids("worker"))
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -18,7 +17,7 @@ import pytest
 
 from access import curl
 from sluice import views
-from sluice.drill.harness import ROOT, Server, connect, environment, get, installation, poll, post, short_tmp
+from sluice.drill.harness import ROOT, Server, connect, environment, get, installation, poll, post, short_tmp, stopped
 
 BIKE = "/gps/latest?device=bike"
 RECORDS = """
@@ -98,19 +97,6 @@ def test_only_this_machine_may_read_unless_set(up: Server) -> None:
     assert "bike" not in body
 
 
-@contextlib.contextmanager
-def stopped(server: Server, name: str) -> Iterator[None]:
-    """A program is stopped (SIGSTOP)."""
-    pids = server.pids(name)
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-
-
 def refused(server: Server) -> bool:
     """Whether a read gets 503, as PROTOCOL.md describes it."""
     status, headers, body = get(server.port, BIKE)
@@ -123,7 +109,7 @@ def refused(server: Server) -> bool:
 
 def test_while_the_views_redis_is_away_reads_get_503_and_then_the_same_values(up: Server) -> None:
     arrives(up, 48.75)
-    with stopped(up, "follower"):
+    with stopped(*up.pids("follower")):
         before = up.pids("views")
         os.kill(before[0], signal.SIGKILL)
         poll(partial(refused, up))
@@ -144,7 +130,7 @@ def test_a_killed_follower_misses_nothing(up: Server) -> None:
 
 
 def test_a_reader_that_hangs_delays_no_post(up: Server) -> None:
-    with stopped(up, "reader"):
+    with stopped(*up.pids("reader")):
         for lat in 50.5, 50.75:
             ride(up, lat)
     poll(lambda: read(up, BIKE)["lat"] == 50.75, 60)

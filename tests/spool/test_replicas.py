@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 import redis as client
 
 from sluice import settings
-from sluice.drill.harness import Server, free_port, gateway, poll, post, redis_server, short_tmp
+from sluice.drill.harness import Server, free_port, gateway, poll, post, redis_server, short_tmp, stopped
 from sluice.spool.contract import Keys
 from sluice.spool.inlet import Inlet
 from sluice.spool.outlet import Outlet
@@ -34,14 +32,9 @@ class Pair(NamedTuple):
     at_master: Any
     at_replica: Any
 
-    @contextlib.contextmanager
-    def replica_stopped(self) -> Iterator[None]:
-        """The replica is stopped (SIGSTOP) and gets no writes."""
-        os.kill(self.replica.pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(self.replica.pid, signal.SIGCONT)
+    def replica_stopped(self) -> contextlib.AbstractContextManager[None]:
+        """The replica is stopped and gets no writes."""
+        return stopped(self.replica.pid)
 
     def cut_off(self) -> None:
         """The replica loses its master and gets no more writes."""
