@@ -19,7 +19,7 @@ if SETTINGS.routes:
     ROUTES.update(settings.extension("INGEST_ROUTES", SETTINGS.routes).ROUTES)
 MAX_BODY = SETTINGS.max_body
 CLOSING = SETTINGS.home / "run/closing"  # while this file exists, replies close the clients' connections
-INLET = Inlet(str(SETTINGS.redis), replicas=SETTINGS.replicas, max_bytes=SETTINGS.max_memory // 2)
+INLET = Inlet(SETTINGS.redis, replicas=SETTINGS.replicas, max_bytes=SETTINGS.max_memory // 2)
 append, commit, counts = INLET.append, INLET.commit, INLET.counts
 
 

@@ -265,7 +265,7 @@ def main(arguments: list[str]) -> int:
         streams = load_streams(config)
     except settings.SettingError as error:
         return settings.complain(error)
-    worker = Worker(Outlet(str(config.redis), replicas=config.replicas), config.sink, streams, registry.limits(config))
+    worker = Worker(Outlet(config.redis, replicas=config.replicas), config.sink, streams, registry.limits(config))
     daemon.stop_on_signal(worker)
     daemon.notify("READY=1")
     worker.run(drain=arguments == ["drain"])

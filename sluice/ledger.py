@@ -47,7 +47,7 @@ class Observer:
         self.url = s.sink
         self.views = views.load(s)
         self.link = Link(str(s.home / SOCKET), figures.PATIENCE)
-        self.spool = Inspector(str(s.redis), TIMEOUT)
+        self.spool = Inspector(s.redis, TIMEOUT)
         self.sink: Sink | None = None
         self.counted: Figures = {}  # the database's last answer, and when it came (monotonic)
         self.due = 0.0
@@ -252,7 +252,7 @@ def discrepancies(rows: dict[str, Figures]) -> list[str]:
 
 def inspector(stream: str, s: Settings) -> Inspector:
     """Access to the spool, for a stream that exists. Raises: SettingError if it does not; RedisError."""
-    found = Inspector(str(s.redis), TIMEOUT)
+    found = Inspector(s.redis, TIMEOUT)
     names = {*load_streams(s), *(route.stream for route in all_routes(s).values())}
     if stream not in names and stream not in (names := names | found.streams()):
         raise settings.SettingError(f"there is no stream {stream!r}; there are {', '.join(sorted(names))}.")

@@ -142,6 +142,26 @@ def path(text: str) -> Path:
     return Path(text).absolute()
 
 
+def spool(text: str) -> str:
+    """The parser of INGEST_REDIS: the absolute path of a socket, or a URL; see `parse` in sluice/connect.py."""
+    if "://" not in text:
+        return str(path(text))
+    host = r"([\w.-]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}"
+    match = re.fullmatch(
+        rf"redis(?P<tls>s)?(\+(?P<sentinel>sentinel))?://([^:@/?#\s]*:[^:@/?#\s]*@)?{host}(?P<more>(,{host})*)"
+        r"(?P<name>/[\w.-]+)?(?P<query>\?(ssl_(ca_certs|certfile|keyfile)=/[^&#\s]+&?)+)?",
+        text, re.ASCII,
+    )  # fmt: skip
+    if not match or bool(match["sentinel"]) != bool(match["name"]) or (match["more"] and not match["sentinel"]):
+        raise ValueError(
+            "the path of a socket, redis://USER:PASSWORD@HOST:PORT, rediss://…, or "
+            "redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT,HOST:PORT/NAME"
+        )
+    if match["query"] and not match["tls"]:
+        raise ValueError("rediss:// or rediss+sentinel:// with ssl_ca_certs, ssl_certfile and ssl_keyfile")
+    return text
+
+
 def file(text: str) -> Path | None:
     """The parser of the path of a file; empty means none."""
     return path(text) if text else None
@@ -211,10 +231,11 @@ class Settings:
         "Database. Change it to `postgresql://USER:PASSWORD@HOST/DATABASE?sslmode=verify-full` (libpq's URI; each "
         "`@ : / ? # %` of the password is written `%40` …) when other programs or machines read the rows",
     )
-    redis: Path = setting(
-        path, "$INGEST_HOME/run/redis.sock",
-        "Redis's Unix socket. Change it when the path in `INGEST_HOME` is too long for a socket, or when gateway and "
-        "workers use a Redis that `bin/up` does not start",
+    redis: str = setting(
+        spool, "$INGEST_HOME/run/redis.sock",
+        "The Unix socket of the Redis that `bin/up` starts. Change it when the path in `INGEST_HOME` is too long for a "
+        "socket, or to `redis://USER:PASSWORD@HOST:PORT`, `rediss://…` or `redis+sentinel://…` to use a Redis on "
+        "other machines (section 4); then `bin/up` starts none",
     )
     routes: str = setting(
         module, "",
@@ -287,6 +308,11 @@ class Settings:
     # fmt: on
 
     @property
+    def has_own_redis(self) -> bool:
+        """Whether INGEST_REDIS is the socket of a Redis that belongs to this installation."""
+        return "://" not in self.redis
+
+    @property
     def gateway_sockets(self) -> list[Path]:
         """The Unix sockets between nginx and the gateway."""
         return [self.home / "run" / f"gateway-{n}.sock" for n in range(SOCKETS)]
@@ -322,7 +348,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
             raise SettingError(f"{name}={without_password(text)!r} is invalid: expected {error}.") from None
     found = Settings(**values)
     for name, socket in ("INGEST_HOME", found.gateway_sockets[0]), ("INGEST_REDIS", found.redis):
-        if len(os.fsencode(socket)) > SOCKET_PATH:
+        if len(os.fsencode(socket)) > SOCKET_PATH and (name == "INGEST_HOME" or found.has_own_redis):
             raise SettingError(f"{name} is too long: the path of the socket {socket} may have {SOCKET_PATH} bytes.")
     if (found.tls_certificate is None) != (found.tls_key is None):
         raise SettingError("INGEST_TLS_CERTIFICATE and INGEST_TLS_KEY must be set together: one of them is empty.")
@@ -331,7 +357,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
 
 def without_password(url: str) -> str:
     """A connection string for display, with … in place of the password."""
-    return re.sub(r"(?<=[^/:@]:)[^/].*(?=@)|(?<=password=)[^&\s]*", "…", url)
+    return re.sub(r"(?<=[^/:@]:)[^/].*(?=@)|(?<=//:).*(?=@)|(?<=password=)[^&\s]*", "…", url)
 
 
 def load_or_exit() -> Settings:

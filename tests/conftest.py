@@ -1,4 +1,4 @@
-"""Fixtures for all tests, the option --reloads, and tables of measurements after the tests."""
+"""Fixtures for all tests, the options for how often, and tables of measurements after the tests."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--reloads", type=int, default=2, help="reloads of each program in test_reload.py (2)")
+    parser.addoption("--failovers", type=int, default=2, help="failovers by Sentinels in test_failover.py (2)")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -86,6 +86,15 @@ def test_sizes_may_have_a_unit(text: str, size: int) -> None:
         ("INGEST_VIEWS_MEMORY", "1m"),
         ("INGEST_SINK", "mysql://localhost/x"),
         ("INGEST_SINK", "sqlite:///"),
+        ("INGEST_REDIS", "redis://h"),
+        ("INGEST_REDIS", "redis://h:1,i:2"),
+        ("INGEST_REDIS", "redis://h:1/main"),
+        ("INGEST_REDIS", "redis://h:1?retry_on_timeout=yes"),
+        ("INGEST_REDIS", "redis://h:1?ssl_ca_certs=/ca.pem"),
+        ("INGEST_REDIS", "rediss://h:1?ssl_cert_reqs=none"),
+        ("INGEST_REDIS", "rediss://h:1?ssl_ca_certs=ca.pem"),
+        ("INGEST_REDIS", "redis+sentinel://a:1,b:2"),
+        ("INGEST_REDIS", "unix:///run/redis.sock"),
         ("INGEST_ROUTES", "my-routes"),
         ("INGEST_RECORDS", "./mine.py"),
         ("INGEST_ALLOW", ","),
@@ -114,6 +123,22 @@ def test_an_invalid_value_is_reported_with_what_was_expected(name: str, value: s
 def test_a_certificate_without_its_key_is_invalid() -> None:
     with pytest.raises(settings.SettingError, match="INGEST_TLS_CERTIFICATE and INGEST_TLS_KEY must be set together"):
         settings.load({"INGEST_TLS_CERTIFICATE": "/c.pem"})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h:6379",
+        "redis://u:p%40@[::1]:6379",
+        "rediss://:p@h:1?ssl_ca_certs=/ca.pem&ssl_certfile=/c.pem&ssl_keyfile=/k.pem",
+        "redis+sentinel://a:1,b:2,c.example:3/main",
+        "rediss+sentinel://:p@a:1/main?ssl_ca_certs=/ca.pem",
+    ],
+)
+def test_redis_may_be_elsewhere(url: str) -> None:
+    found = settings.load({"INGEST_REDIS": url})
+    assert (found.redis, found.has_own_redis) == (url, False)
+    assert ":p" not in settings.without_password(url)
 
 
 @pytest.mark.parametrize("name", ["INGEST_HOME", "INGEST_REDIS"])

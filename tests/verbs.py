@@ -56,7 +56,7 @@ def vote(choice: object) -> bytes:
 def drain(tmp: Path, **env: object) -> None:
     """Run a worker in this process until the lists are empty."""
     s = settings.load(environment(tmp, env))
-    worker = Worker(Outlet(str(s.redis)), s.sink, load_streams(s), registry.limits(s))
+    worker = Worker(Outlet(s.redis), s.sink, load_streams(s), registry.limits(s))
     worker.run(drain=True)
     worker.stop()
     if worker.sink:

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 import redis
 
+from sluice import connect
 from sluice.drill import harness
 from sluice.drill.harness import stopped, strike
 from sluice.drill.read import TRAIL, TRAIL_CAP
-from sluice.drill.site import KEYS, Site, Trouble, redis_client, wait
+from sluice.drill.site import KEYS, Site, Trouble, wait
 from sluice.drill.store import Postgres
 from sluice.run.configure import ROOT
 from sluice.spool.contract import LEASE
@@ -231,7 +232,7 @@ def replica(scene: Scene) -> str:
     with contextlib.ExitStack() as stack:
         stack.callback(give_up)
         process = stack.enter_context(harness.running(command, site.home / "log/replica.log", site.environ))
-        follower = redis_client(sock)
+        follower = connect.client(str(sock), 30)
 
         def caught_up() -> bool:
             info = follower.info()

@@ -49,11 +49,6 @@ def wait(until: Callable[[], T], seconds: float, what: str) -> T:
         raise Trouble(str(error)) from None
 
 
-def redis_client(path: Path) -> redis.Redis:
-    """A client without retries: the drill must see each error, and send each command once."""
-    return connect.client(str(path), 30)
-
-
 class Site:
     """An installation, its processes and its stores.
 
@@ -73,8 +68,8 @@ class Site:
         self.running = contextlib.ExitStack()
         sink = self.settings.sink
         self.store = Sqlite(sink) if sink.startswith("sqlite:///") else Postgres(sink)
-        self.redis = redis_client(self.settings.redis)
-        self.views_redis = redis_client(self.home / SOCKET)
+        self.redis = connect.client(self.settings.redis, 30)
+        self.views_redis = connect.client(str(self.home / SOCKET), 30)
         self.views = views.load(self.settings)  # none: no client reads, and only the faults of writing are injected
         self.streams = tuple(EVENTS) if self.views else (STREAM,)  # to which the drill posts
 
@@ -218,7 +213,7 @@ def running(home: Path, header: str, with_views: bool) -> Site:
         nginx = (home / "etc/sluice.conf").read_text()
         spool = (home / "etc/redis.conf").read_text()
     except OSError as error:
-        raise Trouble(f"no installation in {home}: {error}") from None
+        raise Trouble(f"no installation with a Redis of its own in {home}: {error}") from None
     listen = re.search(r"^\s*listen (\d+)( ssl)?", nginx, re.M)
     unix_socket = re.search(r'^unixsocket "(.*)"', spool, re.M)
     assert listen and unix_socket

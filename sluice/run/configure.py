@@ -194,6 +194,7 @@ def supervisor_configuration(s: settings.Settings) -> str:
         python=f'"{python}"',
         gateway=f'"{plain(ROOT)}/{venv}/bin/python"',
         reader=" ".join(f'--bind "unix:{plain(path)}"' for path in s.reader_sockets),
+        own_redis=f"autostart={'true' if s.has_own_redis else 'false'}",
         views=f"autostart={'false' if s.views == 'off' else 'true'}",
         redis=shutil.which("redis-server", path=path),
         nginx=shutil.which("nginx", path=path),
@@ -214,11 +215,11 @@ def write(s: settings.Settings, files: int = 0) -> None:
     for name in ("etc", "run", "log", "tmp", "redis"):
         (s.home / name).mkdir(exist_ok=True)
         (s.home / name).chmod(0o700)
-    texts = {
-        "redis.conf": redis_configuration(s),
-        "views.conf": views_configuration(s),
-        "supervisord.conf": supervisor_configuration(s),
-    }
+    texts = {"views.conf": views_configuration(s), "supervisord.conf": supervisor_configuration(s)}
+    if s.has_own_redis:
+        texts["redis.conf"] = redis_configuration(s)
+    else:  # without this file, systemd starts no Redis
+        (s.home / "etc/redis.conf").unlink(missing_ok=True)
     for name, text in (texts | nginx_configuration(s, files)).items():
         path = s.home / "etc" / name
         if not path.exists() or path.read_text() != text:  # so a second bin/provision services changes nothing

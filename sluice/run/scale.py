@@ -86,7 +86,7 @@ class Pool:
     def __init__(self, s: settings.Settings) -> None:
         transport = SupervisorTransport(None, None, f"unix://{s.home}/run/up.sock")
         self.supervisor: Any = ServerProxy("http://localhost", transport=transport).supervisor
-        self.spool = Inspector(str(s.redis))
+        self.spool = Inspector(s.redis)
         self.used: dict[int, float] = {}  # process -> CPU seconds at the last reading
         self.read_at = time.monotonic()
 

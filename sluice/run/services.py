@@ -46,7 +46,7 @@ exec runuser -u {user} -- {root}/bin/sluice "$@"
 def given(file: str, environ: Mapping[str, str]) -> dict[str, str]:
     """The settings of the services: those of the file, overridden by those of the environment.
 
-    Raises: SettingError for INGEST_HOME and INGEST_REDIS, which are fixed.
+    Raises: SettingError for INGEST_HOME, which is fixed, and for INGEST_REDIS, unless it is a URL.
     """
     found = FIXED.copy()
     for line in file.splitlines():
@@ -54,8 +54,10 @@ def given(file: str, environ: Mapping[str, str]) -> dict[str, str]:
             name, _, value = word.partition("=")
             found[name] = value
     found |= {name: value for name, value in environ.items() if name.startswith("INGEST_")}
-    if found["INGEST_HOME"] != str(HOME) or "INGEST_REDIS" in found:
-        raise settings.SettingError(f"services do not accept INGEST_HOME and INGEST_REDIS: theirs are in {HOME}.")
+    if found["INGEST_HOME"] != str(HOME) or "://" not in found.get("INGEST_REDIS", "://"):
+        raise settings.SettingError(
+            f"services do not accept INGEST_HOME, nor a socket as INGEST_REDIS: theirs are in {HOME}."
+        )
     return found
 
 
@@ -70,10 +72,11 @@ def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, st
 
     root: the checkout. nginx: whether to configure the system's nginx.
     """
+    network = not s.sink.startswith("sqlite:") or not s.has_own_redis
     wanted = {
         "sluice-gateway.service.d/zz-pypy.conf": s.runtime == "pypy",
         "sluice-reader.service.d/zz-pypy.conf": s.runtime == "pypy",
-        "sluice-worker@.service.d/network.conf": not s.sink.startswith("sqlite:"),
+        "sluice-worker@.service.d/network.conf": network,
         "nginx.service.d/sluice.conf": nginx,
     }
     places = {
@@ -86,9 +89,10 @@ def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, st
         name = str(path.relative_to(ROOT / "deploy/systemd"))
         if path.is_file() and wanted.get(name, True):
             found[places.get(name, UNITS / name)] = path.read_text().replace("/opt/sluice", str(root))
-    network = UNITS / "sluice-worker@.service.d/network.conf"
-    if network in found:
-        found |= {UNITS / f"{unit}.d/network.conf": found[network] for unit in READERS}
+    if network:
+        text = found[UNITS / "sluice-worker@.service.d/network.conf"]
+        units = READERS if s.has_own_redis else (*READERS, "sluice-gateway.service")
+        found |= {UNITS / f"{unit}.d/network.conf": text for unit in units}
     return found
 
 
@@ -161,7 +165,7 @@ def install(found: Mapping[str, str], s: settings.Settings) -> bool:
             f"include {HOME}/etc/sluice.conf in its http block, and give its user read access to /run/sluice."
         )
     new = files(s, ROOT, nginx=not others)
-    optional = files(settings.load({**found, "INGEST_RUNTIME": "pypy", "INGEST_SINK": "postgresql://x"}), ROOT)
+    optional = files(settings.load({**found, "INGEST_RUNTIME": "pypy", "INGEST_REDIS": "redis://x:1"}), ROOT)
     changed = write(DEFAULTS, defaults(found), 0o600)  # it may hold a password
     for path, text in new.items():
         changed |= write(path, text, 0o755 if path.parent.name == "bin" else 0o644)

@@ -26,10 +26,12 @@ Sluice takes writes at {url} and stores them in {sink}
   try it     curl -d '{{"poll":"cookies","choice":"oreo"}}' {short}/votes{read}
   status     {url}/status
   stop it    Ctrl-C; accepted bodies that are not yet stored wait for the next start
-  log files  {home}/log
+  log files  {home}/log{elsewhere}
 """
 
 
+ELSEWHERE = """
+  Redis      {redis}; bin/up starts none"""
 READ = """
              curl '{short}/votes/tally?poll=cookies'"""
 # the order in which the programs of a killed bin/up are ended, after all others: a worker may have a batch to finish,
@@ -73,7 +75,7 @@ def lock_home(s: settings.Settings) -> None:
 
 
 def check_addresses(s: settings.Settings) -> None:
-    """Check that the port and the sockets of both Redis are free; otherwise nginx or Redis would be restarted forever.
+    """Check that the port and the sockets of each Redis are free; otherwise nginx or Redis would be restarted forever.
 
     Raises: CannotStart.
     """
@@ -83,10 +85,11 @@ def check_addresses(s: settings.Settings) -> None:
         except OSError as error:
             why = "is in use" if error.errno == errno.EADDRINUSE else f"is not available ({error.strerror})"
             raise CannotStart(f"port {s.port} {why}; set INGEST_PORT to use another.") from None
-    for path, whose in (s.redis, "its own Redis"), (s.home / SOCKET, "that of the views"):
+    own = [(s.redis, "its own Redis")] if s.has_own_redis else []
+    for path, whose in *own, (str(s.home / SOCKET), "that of the views"):
         with socket.socket(socket.AF_UNIX) as probe:
             try:
-                probe.connect(str(path))
+                probe.connect(path)
             except OSError:
                 continue
         raise CannotStart(f"another server listens on {path}, where bin/up starts {whose}.")
@@ -151,7 +154,8 @@ def announce(s: settings.Settings) -> None:
     sink = settings.without_password(s.sink).removeprefix("sqlite:///")
     short = url.removeprefix("http://")
     read = READ.format(short=short) if "/votes/tally" in views.load(s) else ""
-    say(FIRST_SCREEN.format(url=url, short=short, home=s.home, sink=sink, read=read))
+    elsewhere = "" if s.has_own_redis else ELSEWHERE.format(redis=settings.without_password(s.redis))
+    say(FIRST_SCREEN.format(url=url, short=short, home=s.home, sink=sink, read=read, elsewhere=elsewhere))
 
 
 def main() -> None:
@@ -159,7 +163,7 @@ def main() -> None:
     s = settings.load_or_exit()
     os.umask(0o077)
     os.environ.update(configure.NURSERY | os.environ)
-    os.environ.update(INGEST_HOME=str(s.home), INGEST_REDIS=str(s.redis), PYTHONUNBUFFERED="1")
+    os.environ.update(INGEST_HOME=str(s.home), INGEST_REDIS=s.redis, PYTHONUNBUFFERED="1")
     with exit_on_error(s.home):
         check_modules(s)
         check_access(s)

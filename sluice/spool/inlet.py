@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
-from sluice.connect import connection
+from sluice.connect import connection, required
 from sluice.counters import REPORT_INTERVAL, SECONDS, SIZES, Counter, Counts
 from sluice.spool.contract import MARK, NAME, PROBE, REPLICAS_MS, TIMEOUT, Keys, count_command
 
@@ -100,23 +100,21 @@ class Inlet:
     """The gateway's side of the list, one per process. Safe with threads and greenlets."""
 
     def __init__(
-        self, socket: str, max_backlog: int = MAX_BACKLOG, replicas: int = 0, max_bytes: int = UNLIMITED
+        self, address: str, max_backlog: int = MAX_BACKLOG, replicas: int = 0, max_bytes: int = UNLIMITED
     ) -> None:
-        """socket: the path of Redis's Unix socket.
+        """address: of Redis; see sluice/connect.py.
 
         max_backlog, max_bytes: READY bodies of a stream, and their bytes, beyond which new bodies are refused.
-        replicas: number of replicas of Redis that must confirm a commit.
+        replicas: number of replicas of Redis that must confirm a commit, at least.
         """
-        self.redis = connection(socket, TIMEOUT, client_name=f"{NAME}:gateway:{os.getpid()}")
+        self.redis = connection(address, TIMEOUT, client_name=f"{NAME}:gateway:{os.getpid()}")
         self.counts = Counts()
         self.batches = self.counts.histogram("batch_bodies", SIZES)
         self.commits = self.counts.histogram("commit_seconds", SECONDS)
         self.limits = max_backlog, max_bytes
         self.replicas = replicas
         self.behind = False  # too few replicas confirmed the last commit
-        self.wait, self.probe = [
-            self.redis.pack_command("WAIT", replicas, ms) if replicas else [] for ms in (REPLICAS_MS, 1)
-        ]
+        self.required = replicas  # of the last WAIT
         self.open = Batch()
         self.backlogs: dict[str, Backlog] = {}
         self.entry = threading.Lock()  # held for a moment, so that no body is added to a batch that is being sent
@@ -158,7 +156,7 @@ class Inlet:
         out: list[bytes] = []
         sent = []
         if self.behind:  # probe first: otherwise each retry adds another copy
-            self.redis.send_packed_command(self.probe)
+            self.redis.send_packed_command(self.wait_command(1))
             if self.read_wait_reply(batch):
                 return
         for stream, bodies in batch.bodies.items():
@@ -182,7 +180,8 @@ class Inlet:
             sent.append((stream, bodies, backlog, marking))
         if not sent:
             return
-        out += self.wait
+        if self.replicas:
+            out += self.wait_command(REPLICAS_MS)
         delta = {}
         if now >= self.counts.due and (delta := self.counts.delta()):
             out.insert(0, b"".join(self.redis.pack_command(*count_command(delta))))
@@ -207,10 +206,15 @@ class Inlet:
         self.batches.add(accepted)
         self.commits.add(time.monotonic() - now)
 
+    def wait_command(self, milliseconds: int) -> list[bytes]:
+        """WAIT for the replicas that must have this connection's writes."""
+        self.required = required(self.redis, self.replicas)
+        return self.redis.pack_command("WAIT", self.required, milliseconds)
+
     def read_wait_reply(self, batch: Batch) -> bool:
         """Read the reply of WAIT. If too few replicas confirmed this connection's last write, the batch is refused."""
-        self.behind = self.redis.read_response() < self.replicas
-        detail = REPLICAS_BEHIND % self.replicas if self.behind else None
+        self.behind = self.redis.read_response() < self.required
+        detail = REPLICAS_BEHIND % self.required if self.behind else None
         if detail:
             for stream in batch.bodies.keys() - (batch.refused or {}).keys():
                 self.count_refused(batch, stream, detail)
@@ -291,6 +295,10 @@ class Inlet:
         """None if Redis accepts writes, else the reason why not."""
         with self.turn:
             try:
+                if self.behind:  # nothing is posted to a gateway that a balancer has taken out for this
+                    self.redis.send_packed_command(self.wait_command(1))
+                    if self.read_wait_reply(Batch()):
+                        return REPLICAS_BEHIND % self.required
                 self.redis.send_command("SET", PROBE, "1", "EX", "60")
                 self.redis.read_response()
             except ResponseError as error:

@@ -38,9 +38,9 @@ class Process(NamedTuple):
 class Inspector:
     """Reads the state of Redis, purges and requeues. Every method raises RedisError."""
 
-    def __init__(self, socket: str, timeout: float = 30) -> None:
-        """socket: the path of Redis's Unix socket. timeout: seconds to wait for one reply."""
-        self.redis = client(socket, timeout)
+    def __init__(self, address: str, timeout: float = 30) -> None:
+        """address: of Redis; see sluice/connect.py. timeout: seconds to wait for one reply."""
+        self.redis = client(address, timeout)
 
     def snapshot(self, stream: str) -> Snapshot:
         """The state of a stream."""

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from redis.exceptions import RedisError
 
-from sluice.connect import client, connection
+from sluice.connect import client, connection, required
 from sluice.counters import Counts
 from sluice.spool.contract import (
     CLAIM,
@@ -37,17 +37,17 @@ class Lost(Exception):
 class Outlet:
     """The worker's side of the list. Safe with threads, except where noted."""
 
-    def __init__(self, socket: str, timeout: float = 30, replicas: int = 0) -> None:
-        """socket: the path of Redis's Unix socket. timeout: seconds to wait for one reply.
+    def __init__(self, address: str, timeout: float = 30, replicas: int = 0) -> None:
+        """address: of Redis; see sluice/connect.py. timeout: seconds to wait for one reply.
 
-        replicas: number of replicas of Redis that must confirm a claim.
+        replicas: number of replicas of Redis that must confirm a claim, at least.
         """
         self.replicas = replicas
-        self.redis = client(socket, timeout)
+        self.redis = client(address, timeout)
         # An idle worker polls often, and polling through the client takes four times the CPU.
-        self.polling = connection(socket, timeout)
+        self.polling = connection(address, timeout)
         # This connection's name lists the claims that the worker holds, and disappears with the process.
-        self.reporting = connection(socket, timeout)
+        self.reporting = connection(address, timeout)
         self.report_lock = threading.Lock()
         self.counts = Counts()
 
@@ -68,10 +68,11 @@ class Outlet:
         commands: list[tuple[Any, ...]] = [
             ("EVAL", CLAIM, 4, *keys[:4], keys.claim, max_bodies, max_bytes, int(lease * 1000))
         ]
-        if self.replicas:
-            commands.append(("WAIT", self.replicas, REPLICAS_MS))  # covers the writes of its own connection only
         pool = self.redis.connection_pool
         link = pool.get_connection()
+        replicas = required(link, self.replicas)
+        if replicas:
+            commands.append(("WAIT", replicas, REPLICAS_MS))  # covers the writes of its own connection only
 
         def read_reply() -> Claim | None:
             try:
@@ -83,8 +84,8 @@ class Outlet:
                 pool.release(link)
             if reply is None:
                 return None
-            if confirmed and confirmed[0] < self.replicas:
-                raise RedisError(f"fewer than {self.replicas} replicas confirmed a claim")
+            if confirmed and confirmed[0] < replicas:
+                raise RedisError(f"fewer than {replicas} replicas confirmed a claim")
             name, count, size, before, within = reply
             _, first, at = name.split(b":")
             marks = [(int(seq), int(us)) for seq, us in (mark.split(b":") for mark in before + within)]

@@ -46,7 +46,9 @@ UNITS = (
     "sluice-reader.service",
 )  # fmt: skip
 EXPOSED = 2.0  # of 10: maximum exposure in `systemd-analyze security`, which calls this OK
-EVERY = {"INGEST_RUNTIME": "pypy", "INGEST_SINK": "postgresql://host/database"}
+EVERY = {
+    "INGEST_RUNTIME": "pypy", "INGEST_SINK": "postgresql://host/database", "INGEST_REDIS": "rediss://u:p@host:6379"
+}  # fmt: skip
 
 
 def installed(tmp: Path, env: dict[str, str]) -> Path:
@@ -100,7 +102,7 @@ def test_the_units_follow_the_settings(tmp: Path) -> None:
     plain, every = (services.files(settings.load(services.given("", env)), Path("/srv/sluice")) for env in ({}, EVERY))
     more = {f"sluice-{name}.service.d/zz-pypy.conf" for name in ("gateway", "reader")}
     more |= {"sluice-worker@.service.d/network.conf"}
-    more |= {f"{unit}.d/network.conf" for unit in services.READERS}
+    more |= {f"{unit}.d/network.conf" for unit in (*services.READERS, "sluice-gateway.service")}
     assert {str(path.relative_to(services.UNITS)) for path in every.keys() - plain.keys()} == more
     unit = plain[services.UNITS / "sluice-gateway.service"]
     assert "ExecStart=/srv/sluice/.venv/bin/python" in unit
@@ -133,7 +135,8 @@ def test_settings_of_the_environment_override_those_of_the_file() -> None:
 @pytest.mark.parametrize(
     "env, status, words",
     [
-        ({"INGEST_HOME": "/srv"}, 2, "services do not accept INGEST_HOME and INGEST_REDIS"),
+        ({"INGEST_HOME": "/srv"}, 2, "services do not accept INGEST_HOME, nor a socket"),
+        ({"INGEST_REDIS": "/run/redis.sock"}, 2, "services do not accept INGEST_HOME, nor a socket"),
         ({"INGEST_PORT": "http"}, 2, "INGEST_PORT='http' is invalid"),
         ({"INGEST_SINK": "sqlite:////srv/x.db"}, 2, "the services can write only in /var/lib/sluice"),
         ({}, 1, "services cannot read" if os.geteuid() == 0 else "this needs root"),
