@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -14,6 +15,7 @@ import pytest
 from influxdb_client import InfluxDBClient, Point, WriteOptions, WritePrecision
 from influxdb_client.client.write_api import SYNCHRONOUS
 
+from integrations import samples
 from sluice.drill import harness
 from sluice.drill.harness import Server, ask, installation, request, short_tmp
 
@@ -217,6 +219,78 @@ def test_overland_sends_many_positions_and_gets_its_response(up: Server) -> None
     ]
     # negative: unknown
     assert ask(up.home, "SELECT DISTINCT speed, bearing FROM gps WHERE device = 'iphone-2'") == [(None, None)]
+
+
+GPSLOGGER = {
+    "LAT": "48.137431", "LON": "11.575492", "ALT": "519.5", "SPD": "5.25", "ACC": "5.0", "DIR": "270.0", "BATT": "87.0",
+    "TIMESTAMP": "1767268800", "TIME": "2026-01-01T12:00:00.000Z", "PROV": "gps", "ACT": "STILL",
+}  # fmt: skip
+GPSLOGGER_VALUES = near(48.137431, 11.575492, 519.5, 5.25, 5, 270, 87)
+
+
+def from_gpslogger(template: str, serial: str) -> str:
+    """A text as GPSLogger sends it: with the values of its parameters."""
+    values = GPSLOGGER | {"SER": serial}
+    return re.sub(r"%([A-Z]+)", lambda found: values[found[1]], template)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_gpslogger_sends_everything_in_its_custom_url(method: str, up: Server) -> None:
+    url = from_gpslogger(samples("GPSLogger")[0].strip().replace("=phone&", "=%SER&"), f"gpslogger {method}")
+    target = url.removeprefix("http://localhost:8080").replace(" ", "%20")
+    head = f"""
+        {method} {target} HTTP/1.1
+        Host: localhost
+        Connection: Keep-Alive
+        Accept-Encoding: gzip
+        User-Agent: okhttp/4.12.0
+    """
+    assert sent(up, head + ("Content-Length: 0" if method == "POST" else ""))[0] == 200
+    assert list(positions(up, f"gpslogger {method}")) == ["2026-01-01T12:00:00.000Z", *GPSLOGGER_VALUES]
+
+
+def test_gpslogger_sends_the_body_that_home_assistant_wants(up: Server) -> None:
+    head = """
+        POST /gpslogger HTTP/1.1
+        Host: localhost
+        Content-Type: application/x-www-form-urlencoded
+        Content-Length: {length}
+    """
+    assert sent(up, head, from_gpslogger(samples("GPSLogger")[1].strip(), "unknown").encode())[0] == 200
+    assert list(positions(up, "unknown"))[1:] == GPSLOGGER_VALUES
+
+
+def test_gpslogger_may_keep_its_default_url_if_a_device_is_added(up: Server) -> None:
+    template = "/gpslogger?lat=%LAT&longitude=%LON&time=%TIME&s=%SPD&device=%SER"
+    assert sent(up, f"GET {from_gpslogger(template, 'default')} HTTP/1.1\nHost: localhost")[0] == 200
+    expected = near(48.137431, 11.575492, None, 5.25, None, None, None)
+    assert list(positions(up, "default")) == ["2026-01-01T12:00:00.000Z", *expected]
+
+
+def test_home_assistants_companion_app_is_identified_by_the_url(up: Server) -> None:
+    head = """
+        POST /homeassistant?device=jane%27s%20phone HTTP/1.1
+        Host: localhost
+        Content-Type: application/json; charset=utf-8
+        Content-Length: {length}
+    """
+    data = {"gps": [48.137431, 11.575492], "gps_accuracy": 5, "battery": 87, "speed": 4, "altitude": 519, "course": 270}
+    body = {"type": "update_location", "data": data | {"vertical_accuracy": 2, "location_name": "home"}}
+    assert sent(up, head, json.dumps(body).encode())[0] == 200
+    assert list(positions(up, "jane''s phone"))[1:] == near(48.137431, 11.575492, 519, 4, 5, 270, 87)
+    other = {"type": "encrypted", "encrypted": True, "encrypted_data": "AbC"}
+    assert sent(up, head, json.dumps(other).encode())[0] == 200
+    poll(lambda: ask(up.home, "SELECT 1 FROM dead_letters WHERE reason LIKE '%encrypted%'"))
+
+
+def test_home_assistant_passes_positions_on(up: Server) -> None:
+    (sample,) = samples("Home Assistant")
+    (payload,) = re.findall(r"payload: '(.*)'", sample)
+    values = {"device": "from home assistant", "lat": "48.137431", "lon": "11.575492", "accuracy": "5", "battery": "87"}
+    body = re.sub(r"{{ (\w+) }}", lambda found: values[found[1]], payload)
+    assert sent(up, "POST /gps HTTP/1.1\nHost: localhost\nContent-Length: {length}", body.encode())[0] == 200
+    expected = near(48.137431, 11.575492, None, None, 5, None, 87)
+    assert list(positions(up, "from home assistant"))[1:] == expected
 
 
 TRACCAR = (

@@ -7,13 +7,15 @@ from typing import Annotated
 
 import msgspec
 
-from sluice.streams import overland, owntracks, traccar
+from sluice.streams import gpslogger, homeassistant, overland, owntracks, traccar
 from sluice.streams.body import Budget
 from sluice.streams.decoder import JsonDecoder, Result
 from sluice.streams.message import Message
 from sluice.streams.position import Number, position
 from sluice.streams.record import Gps
 from sluice.streams.times import Time, first
+
+HOME_ASSISTANT = "/homeassistant"
 
 NotNegative = Annotated[float, msgspec.Meta(ge=0)] | None
 Raw = msgspec.Raw | msgspec.UnsetType
@@ -82,7 +84,7 @@ class GpsDecoder(JsonDecoder):
     """The decoder of positions."""
 
     def object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:
-        """OwnTracks, Overland, Traccar Client 9, or a plain object that `Plain` does not accept."""
+        """OwnTracks, Overland, Traccar Client 9, Home Assistant, or a plain object that `Plain` does not accept."""
         shape = read_shape(part)
         if shape.kind is not msgspec.UNSET:
             return (owntracks.decode(part, message),)
@@ -90,12 +92,16 @@ class GpsDecoder(JsonDecoder):
             return overland.decode(part, budget)
         if shape.location is not msgspec.UNSET:
             return (traccar.decode(part),)
+        if message and message.path == HOME_ASSISTANT:
+            return (homeassistant.decode(part, message),)
         return (loose(read_loose(part)),)
 
     def form(self, fields: dict[str, str]) -> Gps:
-        """Traccar's form if it names the device `id` or `deviceid`; otherwise a plain form."""
+        """Traccar's form if the device is `id` or `deviceid`, GPSLogger's if it has `longitude`, else a plain one."""
         if "device" not in fields and ("id" in fields or "deviceid" in fields):
             return traccar.form(fields)
+        if "longitude" in fields:
+            return gpslogger.form(fields)
         return loose(msgspec.convert(fields, Loose))
 
 

@@ -20,6 +20,8 @@ from sluice.streams.times import Time, first
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 
+REMOTE_WRITE = "/api/v1/write"
+
 # line protocol has a space before the fields of a line; a form encodes spaces as +
 FORM = re.compile(rb"\s*(?:[^ \n]*&)?name=[^ \n]*+\s*")
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,19})")
@@ -69,7 +71,11 @@ class MetricsDecoder(JsonDecoder):
     bounded = False  # tags and fields take about 20 bytes of memory per byte
 
     def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
-        """See `Decoder.contents`. A body that was sent to a path of InfluxDB is always line protocol."""
+        """See `Decoder.contents`. A body that was sent to a path of InfluxDB or Prometheus always has their format."""
+        if message and message.path == REMOTE_WRITE:
+            from sluice.streams import prometheus  # protobuf and snappy take 8 MB, which only its users need
+
+            return prometheus.decode(body, message, budget)
         if message and message.path.endswith("/write"):
             return lines(body.removeprefix(bodies.BOM), budget, influx.scale(message.parameter("precision")))
         return super().contents(body, message, budget)

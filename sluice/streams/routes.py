@@ -47,9 +47,14 @@ ROUTES: dict[str, Route] = {
     # InfluxDB clients accept only 204; the query string has the precision
     "/write": Route("metrics", NO_CONTENT, keep_head=True),
     "/api/v2/write": Route("metrics", NO_CONTENT, keep_head=True),
+    # Prometheus remote write; the Content-Type has the version
+    "/api/v1/write": Route("metrics", NO_CONTENT, keep_head=True),
     # OwnTracks reads the answer as a list of commands; X-Limit-U and X-Limit-D may have the device's name
     "/owntracks": Route("gps", reply("200 OK", b"[]"), keep_head=True),
     # Overland sends its batch again unless it gets exactly this
     "/overland": Route("gps", reply("200 OK", b'{"result":"ok"}')),
     "/traccar": Route("gps", OK),
+    "/gpslogger": Route("gps", OK),
+    # the parameter `device` has the name of the phone
+    "/homeassistant": Route("gps", OK, keep_head=True),
 }

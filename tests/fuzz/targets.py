@@ -15,6 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+import cramjam  # noqa: E402
+
 import wire  # noqa: E402
 from sluice import settings  # noqa: E402
 from sluice.streams import registry  # noqa: E402
@@ -84,6 +86,17 @@ def influx(data: bytes) -> None:
             assert good(quick) == good(whole), f"{line!r} depends on its spaces"
 
 
+def prometheus(data: bytes) -> None:
+    """Remote write: an uncompressed request, of both versions; and the same compressed."""
+    for version in b"prometheus.WriteRequest", b"io.prometheus.write.v2.Request":
+        head = b"POST /api/v1/write HTTP/1.1\r\nContent-Type: application/x-protobuf;proto=%b\r\n" % version
+        if data.strip() and not data.startswith((GZIP, ZSTD)):  # see Decoder.unpack
+            results = promises(STREAMS["metrics"], head + b"\r\n" + data)
+            block = bytes(cramjam.snappy.compress_raw(data))
+            same(results, promises(STREAMS["metrics"], head + b"Content-Encoding: snappy\r\n\r\n" + block))
+        promises(STREAMS["metrics"], head + b"Content-Encoding: snappy\r\n\r\n" + data)
+
+
 def packed(data: bytes) -> None:
     """gzip: several members, trailing zeros, damage. The result, if any, is that of the standard library."""
     choices = wire.Choices(data)
@@ -133,7 +146,7 @@ def fastlane(data: bytes) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    function.__name__: function for function in (metrics, influx, gps, plain, packed, fastlane)
+    function.__name__: function for function in (metrics, influx, prometheus, gps, plain, packed, fastlane)
 }
 
 

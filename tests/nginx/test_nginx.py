@@ -105,6 +105,57 @@ def test_a_request_that_nginx_rejects_gets_a_problem_and_never_reaches_the_gatew
     assert gateway.requests == []
 
 
+PROTOBUF = "application/x-protobuf"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "encoding", "status"),
+    [
+        (PROTOBUF, "snappy", 200),
+        (f"{PROTOBUF};proto=prometheus.WriteRequest", "snappy", 200),
+        (f"{PROTOBUF};proto=io.prometheus.write.v2.Request", "snappy", 200),
+        (f'{PROTOBUF}; proto="io.prometheus.write.v2.Request"', "snappy", 200),
+        (f"{PROTOBUF};proto=io.prometheus.write.v3.Request", "snappy", 415),
+        (f"{PROTOBUF};proto=", "snappy", 415),
+        ("application/json", "snappy", 415),
+        (PROTOBUF, "gzip", 415),
+        (PROTOBUF, "", 415),
+        ("", "snappy", 415),
+    ],
+)
+def test_remote_write_in_an_unknown_format_gets_415(
+    content_type: str, encoding: str, status: int, web: Server, gateway: Gateway
+) -> None:
+    given = {"Content-Type": content_type, "Content-Encoding": encoding}
+    headers = {name: text for name, text in given.items() if text}
+    got, fields, text = post(web.port, "/api/v1/write", b"x", headers)
+    assert got == status
+    if status == 200:
+        (received,) = gateway.requests
+        assert all(f"\r\n{name}: {text}\r\n".encode() in received for name, text in headers.items())
+        return
+    accepts = "This path accepts only Prometheus remote write 1.0 or 2.0, compressed with snappy"
+    assert text == problem("Unsupported Media Type", 415, f"{accepts}; the request had no effect.")
+    assert fields["content-type"] == "application/problem+json" and gateway.requests == []
+
+
+def test_another_method_at_the_path_of_remote_write_reaches_the_gateway(web: Server, gateway: Gateway) -> None:
+    assert get(web.port, "/api/v1/write")[0] == 200
+    assert len(gateway.requests) == 1
+
+
+def test_a_get_to_gpslogger_becomes_a_post_that_is_sent_once(web: Server, gateway: Gateway) -> None:
+    assert get(web.port, "/gpslogger?lat=1")[0] == 200
+    assert gateway.requests.pop().startswith(b"POST /gpslogger?lat=1 HTTP/1.1\r\n")
+    assert post(web.port, "/gpslogger", b"lat=1")[0] == 200
+    assert gateway.requests.pop().endswith(b"\r\n\r\nlat=1")
+    assert request(web.port, b"DELETE /gpslogger?lat=1 HTTP/1.1\r\n" + HOST + b"\r\n")[0] == 200
+    assert gateway.requests.pop().startswith(b"DELETE ")
+    gateway.reply = b""  # it closes the connection instead of answering
+    assert get(web.port, "/gpslogger?lat=1")[0] == 502
+    assert len(gateway.requests) == 1
+
+
 def test_an_oversized_body_is_rejected_before_it_is_read(web: Server, gateway: Gateway) -> None:
     with connect(web.port) as connection:
         # no byte of the body is sent, nor asked for

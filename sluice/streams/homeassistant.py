@@ -1,0 +1,59 @@
+"""Decodes the positions of Home Assistant's companion apps ("Sending data home", update_location)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sluice.streams.message import Message
+from sluice.streams.position import Number, position
+from sluice.streams.record import Gps, Invalid
+
+
+class Location(msgspec.Struct):
+    """Degrees, metres, metres per second, percent. The apps send 0 or less for what they do not know."""
+
+    gps: tuple[Number, Number] = (None, None)
+    gps_accuracy: Number = None
+    battery: Number = None
+    speed: Number = None
+    altitude: Number = None
+    course: Number = None
+
+
+class Request(msgspec.Struct):
+    """A message to a webhook."""
+
+    type: str
+    data: Location
+
+
+class Kind(msgspec.Struct):
+    """The field that all messages have."""
+
+    type: str = ""
+
+
+read_kind = msgspec.json.Decoder(Kind).decode
+read = msgspec.json.Decoder(Request).decode
+
+
+def decode(part: bytes, message: Message | None) -> Gps:
+    """The position of a message; the device is the parameter `device`. It has the time of arrival.
+
+    Raises: Invalid if it is not a valid position; msgspec's errors.
+    """
+    kind = read_kind(part).type
+    if kind != "update_location":
+        raise Invalid(f"not a position: type {kind!r:.40}")
+    about = read(part).data
+    lat, lon = about.gps
+    return position(
+        message.parameter("device") if message else None,
+        lat,
+        lon,
+        altitude=about.altitude,
+        speed=about.speed,
+        accuracy=about.gps_accuracy,
+        bearing=about.course,
+        battery=about.battery,
+    )

@@ -1,0 +1,79 @@
+"""Splits protobuf messages in bounded memory, and uncompresses snappy, for the decoders of Prometheus's formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import cramjam
+
+from sluice.streams.record import Invalid
+
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5  # wire types
+
+
+class Field(NamedTuple):
+    """A field of a message: its number, and the offsets of its tag, of its content and of its end."""
+
+    number: int
+    start: int
+    content: int
+    end: int
+
+
+def fields(message: bytes) -> Iterator[Field]:
+    """The fields whose content has a length: messages, strings, packed numbers. Skips all others.
+
+    The generated classes decode a message as a whole, and an empty one of 2 bytes takes 100 bytes of memory. So the
+    decoders let them decode one repeated message at a time. Raises: Invalid if it is not a protobuf message.
+    """
+    at, size = 0, len(message)
+    try:
+        while at < size:
+            tag, content = varint(message, at)
+            kind, end = tag & 7, content
+            if kind == LENGTH:
+                length, content = varint(message, content)
+                end = content + length
+            elif kind == VARINT:
+                _, end = varint(message, content)
+            elif kind in (FIXED32, FIXED64):
+                end = content + (8 if kind == FIXED64 else 4)
+            else:
+                raise Invalid("not protobuf: unknown wire type")
+            if end > size:
+                raise Invalid("not protobuf: truncated")
+            if kind == LENGTH:
+                yield Field(tag >> 3, at, content, end)
+            at = end
+    except IndexError:
+        raise Invalid("not protobuf: truncated") from None
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number at an offset, and the offset of its end. Raises: Invalid; IndexError if the data ends before it."""
+    value = data[at]
+    if value < 0x80:
+        return value, at + 1
+    value &= 0x7F
+    for shift in range(7, 70, 7):
+        at += 1
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at + 1
+    raise Invalid("not protobuf: number too long")
+
+
+def uncompress(data: bytes, limit: int) -> bytes:
+    """The content of a snappy block (google/snappy, format_description.txt).
+
+    limit: bytes of content. A block begins with its size, and only as much is allocated.
+    Raises: Invalid if the block is damaged or has more content.
+    """
+    try:
+        if cramjam.snappy.decompress_raw_len(data) > limit:
+            raise Invalid(f"snappy: inflates to more than {limit} bytes")
+        return bytes(cramjam.snappy.decompress_raw(data))
+    except cramjam.DecompressionError as error:
+        raise Invalid(str(error)) from None  # begins with "snappy"

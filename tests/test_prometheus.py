@@ -1,0 +1,285 @@
+"""Debian's Prometheus, unmodified, writes what it scrapes from itself to a whole installation."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import socketserver
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+
+from integrations import samples
+from sluice.drill import harness
+from sluice.drill.harness import Server, ask, free_port, installation, request, running, short_tmp
+from sluice.streams import prometheus_pb2
+from sluice.streams.protobuf import uncompress
+
+poll = partial(harness.poll, seconds=60, interval=0.05)
+Sample = tuple[str, str, int]  # name, tags, milliseconds
+
+
+class Target(socketserver.ThreadingTCPServer):
+    """Serves `text` to whoever connects: a scrape target."""
+
+    daemon_threads = allow_reuse_address = True
+    text = ""
+
+    def __init__(self) -> None:
+        target = self
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                while self.rfile.readline().strip():
+                    pass
+                kind = b"Content-Type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n"
+                self.wfile.write(b"HTTP/1.1 200 OK\r\n%bConnection: close\r\n\r\n%b" % (kind, target.text.encode()))
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+
+class Between(socketserver.ThreadingTCPServer):
+    """A proxy that answers the first requests itself, with one of `replies` each, and forwards all others.
+
+    replies: whole answers; an empty one forwards the request and closes the connection instead of answering.
+    answered: the bodies of the requests that got one of these.
+    """
+
+    daemon_threads = allow_reuse_address = True
+
+    def __init__(self, port: int, replies: list[bytes]) -> None:
+        self.answered: list[bytes] = []
+        between, lock = self, threading.Lock()
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                while line := self.rfile.readline():
+                    head = line
+                    while not head.endswith(b"\r\n\r\n"):
+                        head += self.rfile.readline()
+                    (length,) = (int(part[15:]) for part in head.split(b"\r\n") if part.startswith(b"Content-Length:"))
+                    body = self.rfile.read(length)
+                    with lock:
+                        reply = replies.pop(0) if replies else None
+                        between.answered += [body] if reply is not None else []
+                    if reply:
+                        self.wfile.write(reply)
+                        continue
+                    status, headers, _ = request(port, head + body)
+                    if reply is not None:
+                        return
+                    retry = f"Retry-After: {headers['retry-after']}\r\n" if "retry-after" in headers else ""
+                    self.wfile.write(f"HTTP/1.1 {status} Any\r\n{retry}Content-Length: 0\r\n\r\n".encode())
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+
+@contextlib.contextmanager
+def closing(server: socketserver.TCPServer) -> Iterator[int]:
+    """The port of a server, which ends with the block."""
+    with server:
+        yield server.server_address[1]
+        server.shutdown()
+
+
+@contextlib.contextmanager
+def prometheus(tmp: Path, write: int, scrape: int = 0, options: str = "") -> Iterator[int]:
+    """Prometheus, which scrapes itself and the port `scrape`, and writes to the port `write`. Returns: its port.
+
+    options: further lines of queue_config.
+    """
+    port = free_port()
+    targets = [f"127.0.0.1:{each}" for each in (port, scrape) if each]
+    (documented,) = samples("Prometheus", write)
+    (tmp / "prometheus.yml").write_text(f"""{documented}
+    send_exemplars: true
+    metadata_config: {{send_interval: 2s}}
+    queue_config: {{max_shards: 1, batch_send_deadline: 200ms, {options}}}
+global: {{scrape_interval: 500ms, scrape_timeout: 500ms}}
+scrape_configs: [{{job_name: all, static_configs: [{{targets: {json.dumps(targets)}}}]}}]
+""")
+    command = ["prometheus", f"--config.file={tmp}/prometheus.yml", f"--storage.tsdb.path={tmp}/tsdb"]
+    command += [f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage"]
+    # SIGKILL: at its end it would wait for a gateway that has gone
+    with running(command, tmp / "prometheus.out", harness.environment(tmp), signal.SIGKILL):
+        poll(lambda: harness.get(port, "/-/ready")[0] == 200)
+        yield port
+
+
+def query(port: int, expression: str) -> list[dict]:
+    """The result of a query to Prometheus."""
+    with contextlib.closing(HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request("GET", "/api/v1/query?" + urlencode({"query": expression}))
+        return json.load(connection.getresponse())["data"]["result"]
+
+
+def value(port: int, name: str) -> float:
+    """A metric of Prometheus itself, added up."""
+    with contextlib.closing(HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith((name + "{", name + " ")))
+
+
+def scraped(port: int) -> dict[Sample, float]:
+    """All samples in Prometheus's own database."""
+    found: dict[Sample, float] = {}
+    for series in query(port, '{__name__=~".+"}[1h]'):
+        name = series["metric"].pop("__name__")
+        tags = json.dumps(series["metric"], sort_keys=True)
+        found |= {(name, tags, round(time * 1000)): float(text) for time, text in series["values"]}
+    return found
+
+
+def stored(up: Server) -> dict[Sample, list[float]]:
+    """All samples in the worker's database, except stale markers."""
+    found: dict[Sample, list[float]] = {}
+    sql = """
+        SELECT name, tags, round((julianday(substr(time, 1, 23)) - 2440587.5) * 86400000), value FROM metrics
+        WHERE field = 'value' OR field = 'state' AND value <> 'stale'"""
+    for name, tags, time, number in ask(up.home, sql):
+        found.setdefault((name, json.dumps(json.loads(tags), sort_keys=True), int(time)), []).append(float(number))
+    return found
+
+
+def same(ours: dict[Sample, list[float]], theirs: dict[Sample, float]) -> bool:
+    """Whether each sample of Prometheus is stored exactly once, with its value."""
+    return all(
+        len(ours[key]) == 1 and (ours[key][0] == number or math.isnan(ours[key][0]) and math.isnan(number))
+        for key, number in theirs.items()
+    )
+
+
+@pytest.fixture(scope="module")
+def up() -> Iterator[Server]:
+    with short_tmp() as tmp, installation(tmp) as server:
+        yield server
+
+
+def test_every_sample_is_stored_exactly_once_although_the_worker_is_killed_twenty_times(tmp: Path) -> None:
+    with installation(tmp) as up, prometheus(tmp, up.port) as port:
+        for _ in range(20):
+            (before,) = poll(lambda: up.pids("worker"))
+            rows = len(ask(up.home, "SELECT 1 FROM metrics"))
+            poll(lambda rows=rows: len(ask(up.home, "SELECT 1 FROM metrics")) > rows)  # type: ignore[misc]
+            os.kill(before, signal.SIGKILL)
+            poll(lambda before=before: before not in up.pids("worker"))  # type: ignore[misc]
+        theirs = scraped(port)
+        assert len(theirs) > 5000
+        poll(lambda: theirs.keys() <= stored(up).keys())
+        assert same(stored(up), theirs)
+        assert all(len(values) == 1 for values in stored(up).values())
+        assert ask(up.home, "SELECT reason FROM dead_letters") == []
+        assert value(port, "prometheus_remote_storage_samples_retried_total") == 0
+
+
+TEXT = """# HELP requests_seconds How long.
+# TYPE requests_seconds histogram
+# UNIT requests_seconds seconds
+requests_seconds_bucket{le="1.0"} 3 # {trace_id="4bf92f3577b34da6"} 0.54 1767268800.5
+requests_seconds_bucket{le="+Inf"} 4
+requests_seconds_sum 5.5
+requests_seconds_count 4
+# TYPE idle gauge
+idle{where="a \\"b\\""} NaN
+# TYPE most gauge
+most +Inf
+# TYPE gone gauge
+gone 1
+# EOF
+"""
+
+
+def test_stale_markers_exemplars_metadata_and_numbers_that_are_not_finite_are_stored(up: Server, tmp: Path) -> None:
+    def rows(name: str, field: str) -> list[tuple]:
+        sql = "SELECT DISTINCT type, value FROM metrics WHERE name = ? AND field = ?"
+        return ask(up.home, sql, name, field)
+
+    target = Target()
+    target.text = TEXT
+    with closing(target) as scrape, prometheus(tmp, up.port, scrape):
+        assert poll(lambda: rows("gone", "value")) == [("float", 1)]
+        assert rows("gone", "state") == []
+        target.text = TEXT.replace("gone 1\n", "")
+        assert poll(lambda: rows("gone", "state")) == [("string", "stale")]
+        assert rows("idle", "state") == [("string", "NaN")]
+        assert rows("most", "state") == [("string", "+Inf")]
+        assert rows("idle", "value") == rows("most", "value") == []
+        assert rows("requests_seconds_sum", "value") == [("float", 5.5)]
+        ((tags, time, kind, about),) = poll(
+            lambda: ask(up.home, "SELECT tags, time, type, value FROM metrics WHERE field = 'exemplar'")
+        )
+        assert json.loads(tags) == {"le": "1.0", "job": "all", "instance": f"127.0.0.1:{scrape}"}
+        assert (time, kind) == ("2026-01-01T12:00:00.500000000Z", "string")
+        assert json.loads(about) == {"value": 0.54, "labels": {"trace_id": "4bf92f3577b34da6"}}
+        expected = {"type": "histogram", "help": "How long.", "unit": "seconds"}
+        ((kind, about),) = poll(lambda: rows("requests_seconds", "metadata"))
+        assert (kind, json.loads(about)) == ("string", expected)
+        ((tags,),) = ask(up.home, "SELECT DISTINCT tags FROM metrics WHERE name = 'idle' AND field = 'state'")
+        assert json.loads(tags)["where"] == 'a "b"'
+
+
+@contextlib.contextmanager
+def proxied(tmp: Path, replies: list[bytes], options: str = "") -> Iterator[tuple[Server, Between, int]]:
+    """An installation, and Prometheus that writes to it through a proxy. Returns: also the port of Prometheus."""
+    with contextlib.ExitStack() as stack:
+        up = stack.enter_context(installation(tmp))
+        write = stack.enter_context(closing(between := Between(up.port, replies)))
+        yield up, between, stack.enter_context(prometheus(tmp, write, options=options))
+
+
+def reply(status: int, *headers: str) -> bytes:
+    return "\r\n".join([f"HTTP/1.1 {status} Any", *headers, "Content-Length: 0", "", ""]).encode()
+
+
+@pytest.mark.parametrize(
+    ("replies", "options", "retried"),
+    [
+        ([reply(400), reply(413), reply(415)], "", False),
+        ([reply(429, "Retry-After: 1")], "", False),
+        ([reply(429, "Retry-After: 1")], "retry_on_http_429: true", True),
+        ([reply(503, "Retry-After: 1"), reply(503), reply(500), reply(502), reply(504)], "", True),
+    ],
+    ids=["4xx", "429", "429 with retry_on_http_429", "5xx"],
+)
+def test_prometheus_repeats_a_request_after_5xx_and_drops_it_after_4xx(
+    replies: list[bytes], options: str, retried: bool, tmp: Path
+) -> None:
+    count = len(replies)
+    with proxied(tmp, replies, options) as (up, between, port):
+        poll(lambda: len(between.answered) == count and stored(up))
+        theirs = scraped(port)
+        dropped: set[Sample] = set()
+        for body in between.answered if not retried else ():
+            for series in prometheus_pb2.Request1.FromString(uncompress(body, 1 << 20)).timeseries:
+                tags = {label.name: label.value for label in series.labels}
+                name = tags.pop("__name__")
+                dropped |= {(name, json.dumps(tags, sort_keys=True), each.timestamp) for each in series.samples}
+        assert bool(dropped) != retried
+        kept = {key: number for key, number in theirs.items() if key not in dropped}
+        poll(lambda: kept.keys() <= stored(up).keys())
+        assert same(stored(up), kept) and dropped.isdisjoint(stored(up))
+        assert value(port, "prometheus_remote_storage_samples_failed_total") == len(dropped)
+        assert bool(value(port, "prometheus_remote_storage_samples_retried_total")) == retried
+
+
+def test_prometheus_sends_again_what_it_got_no_answer_to(tmp: Path) -> None:
+    """The rows of that request are stored twice, and name, tags, field and time show it."""
+    with proxied(tmp, [b""]) as (up, between, port):
+        poll(lambda: between.answered and stored(up))
+        theirs = scraped(port)
+        poll(lambda: theirs.keys() <= stored(up).keys())
+        ours = stored(up)
+        twice = {key: values for key, values in ours.items() if len(values) > 1}
+        assert twice and all(len(values) == 2 for values in twice.values())
+        assert same({key: values[:1] for key, values in ours.items()}, theirs)
