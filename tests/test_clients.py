@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import subprocess
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from functools import partial
+from typing import Any
 
+import cramjam
 import influxdb
+import logging_loki
 import pytest
 from influxdb_client import InfluxDBClient, Point, WriteOptions, WritePrecision
 from influxdb_client.client.write_api import SYNCHRONOUS
@@ -18,6 +22,7 @@ from influxdb_client.client.write_api import SYNCHRONOUS
 from integrations import samples
 from sluice.drill import harness
 from sluice.drill.harness import Server, ask, installation, request, short_tmp
+from sluice.streams import loki_pb2
 
 poll = partial(harness.poll, seconds=60)
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
@@ -136,6 +141,34 @@ def test_influxdb_version_1_client_writes_at_every_precision(gzip: bool, up: Ser
         (noon, tags, "text"): ["string", 'a "b" c'],
         **{(noon, tags, f"p{n}"): ["integer", n] for n in range(6)},
     }
+
+
+def test_python_logging_loki_accepts_the_answer_and_its_lines_are_rows(up: Server) -> None:
+    (sample,) = samples("Loki", up.port)
+    names: dict[str, Any] = {"logging": logging, "logging_loki": logging_loki}
+    exec(sample, names)  # noqa: S102  # our own document
+    (handler,) = logging.getLogger("web").handlers
+    failed: list[logging.LogRecord] = []
+    handler.handleError = failed.append  # type: ignore[assignment,method-assign]
+    logging.getLogger("web").error("disk %s", "full", extra={"tags": {"disk": "sda"}})
+    logging.getLogger("web").removeHandler(handler)
+    columns = "level, service, message, attributes"
+    ((*row, attributes),) = poll(lambda: ask(up.home, f"SELECT {columns} FROM logs WHERE message = 'disk full'"))
+    assert row == ["error", "web", "disk full"]
+    assert json.loads(attributes) == {"logger": "web", "disk": "sda"}
+    assert failed == []
+
+
+@pytest.mark.parametrize("encoding", [(), ("Content-Encoding: snappy",)])
+def test_loki_in_protobuf_gets_204(encoding: tuple[str, ...], up: Server) -> None:
+    line = f"protobuf {len(encoding)}"
+    one = loki_pb2.Entry(timestamp=loki_pb2.Timestamp(seconds=1767268800, nanos=5_000_000), line=line)
+    body = loki_pb2.Push(streams=[loki_pb2.Stream(labels='{app="x"}', entries=[one])]).SerializeToString()
+    head = ["POST /loki/api/v1/push HTTP/1.1", "Host: localhost", "Content-Type: application/x-protobuf", *encoding]
+    packed = bytes(cramjam.snappy.compress_raw(body))
+    assert sent(up, "\n".join([*head, "Content-Length: {length}"]), packed) == (204, b"")
+    sql = f"SELECT time, attributes FROM logs WHERE message = '{line}'"
+    assert poll(lambda: ask(up.home, sql)) == [("2026-01-01T12:00:00.005Z", '{"app":"x"}')]
 
 
 def test_owntracks_is_identified_by_its_headers_and_its_speed_is_in_kmh(up: Server) -> None:

@@ -15,6 +15,8 @@ from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
 from sluice.streams.times import Time, first
 
+LOKI = "/loki/api/v1/push"
+
 # The names that a field has in the formats of log libraries, in the order in which they are tried: OpenTelemetry and
 # Elastic's ECS, pino, slog, zap, structlog, Docker, Logstash
 MESSAGES = "message", "msg", "log", "event"
@@ -95,6 +97,14 @@ class LogsDecoder(JsonDecoder):
     """The decoder of logs."""
 
     bounded = False  # attributes take about 20 bytes of memory per byte
+
+    def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+        """See `Decoder.contents`. A body that was sent to the path of Loki always has its format."""
+        if message and message.path == LOKI:
+            from sluice.streams import loki  # protobuf and snappy take 8 MB, which only its users need
+
+            return loki.decode(body, message, budget)
+        return super().contents(body, message, budget)
 
     def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         """See `JsonDecoder.json`. Lines may begin as JSON does: `[warn] disk full`."""

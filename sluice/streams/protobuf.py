@@ -1,4 +1,4 @@
-"""Splits protobuf messages in bounded memory, and uncompresses snappy, for the decoders of Prometheus's formats."""
+"""Splits protobuf messages in bounded memory, and uncompresses snappy, for the decoders of Prometheus and Loki."""
 
 from __future__ import annotations
 
@@ -63,6 +63,16 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at + 1
     raise Invalid("not protobuf: number too long")
+
+
+def wrapped(number: int, content: bytes) -> bytes:
+    """A field with this number and content, as it stands in a message."""
+    length, written = len(content), bytearray([number << 3 | LENGTH])
+    while length >= 0x80:
+        written.append(length & 0x7F | 0x80)
+        length >>= 7
+    written.append(length)
+    return bytes(written) + content
 
 
 def uncompress(data: bytes, limit: int) -> bytes:

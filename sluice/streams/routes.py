@@ -49,6 +49,8 @@ ROUTES: dict[str, Route] = {
     "/api/v2/write": Route("metrics", NO_CONTENT, keep_head=True),
     # Prometheus remote write; the Content-Type has the version
     "/api/v1/write": Route("metrics", NO_CONTENT, keep_head=True),
+    # Loki's clients accept only 204; the Content-Type says whether it is protobuf
+    "/loki/api/v1/push": Route("logs", NO_CONTENT, keep_head=True),
     # OwnTracks reads the answer as a list of commands; X-Limit-U and X-Limit-D may have the device's name
     "/owntracks": Route("gps", reply("200 OK", b"[]"), keep_head=True),
     # Overland sends its batch again unless it gets exactly this

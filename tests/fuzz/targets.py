@@ -97,6 +97,15 @@ def prometheus(data: bytes) -> None:
         promises(STREAMS["metrics"], head + b"Content-Encoding: snappy\r\n\r\n" + data)
 
 
+def loki(data: bytes) -> None:
+    """A push to Loki as JSON, as protobuf, and as bytes that may be a snappy block."""
+    head = b"POST /loki/api/v1/push HTTP/1.1\r\n"
+    promises(STREAMS["logs"], head + b"\r\n" + data)
+    head += b"Content-Type: application/x-protobuf\r\n\r\n"
+    promises(STREAMS["logs"], head + data)
+    promises(STREAMS["logs"], head + bytes(cramjam.snappy.compress_raw(data)))
+
+
 def packed(data: bytes) -> None:
     """gzip: several members, trailing zeros, damage. The result, if any, is that of the standard library."""
     choices = wire.Choices(data)
@@ -146,7 +155,7 @@ def fastlane(data: bytes) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    function.__name__: function for function in (metrics, influx, prometheus, gps, plain, packed, fastlane)
+    function.__name__: function for function in (metrics, influx, prometheus, loki, gps, plain, packed, fastlane)
 }
 
 
