@@ -164,6 +164,7 @@ class Drill:
         self.now.append(name)
         entry["what"] = FAULTS[name].inject(scene)
         entry["lasted"] = round(self.elapsed() - entry["at"], 3)
+        wait(self.site.redis.ping, 60, "Redis answers")  # the counts of `flows` may be older than the fault
         entry["back_after"] = round(self.flows("acknowledged"), 3)
         if self.load.reads and (FAULTS[name].views or FAULTS[name].cuts):
             entry["read_after"] = round(entry["back_after"] + self.flows("read"), 3)

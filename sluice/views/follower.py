@@ -58,8 +58,9 @@ class Link:
     def ask(self, *commands: tuple[Any, ...]) -> list[Any]:
         """Send commands, return their replies. Raises: RedisError; Lost, Full for an error among the replies."""
         try:
-            # redis-py looks at the type of each argument first, which takes as long as packing
-            self.connection.send_packed_command([pack_command(command) for command in commands])
+            # redis-py looks at the type of each argument first, which takes as long as packing, and would send each
+            # command by itself, which wakes Redis each time
+            self.connection.send_packed_command((b"".join([pack_command(command) for command in commands]),))
             replies, error = [], None
             for command in commands:
                 try:
