@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import socketserver
+import struct
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -21,17 +22,18 @@ from integrations import samples
 from sluice.drill import harness
 from sluice.drill.harness import Server, ask, free_port, installation, request, running, short_tmp
 from sluice.streams import prometheus_pb2
-from sluice.streams.protobuf import uncompress
+from sluice.streams.protobuf import uncompress, wrapped
 
 poll = partial(harness.poll, seconds=60, interval=0.05)
 Sample = tuple[str, str, int]  # name, tags, milliseconds
 
 
 class Target(socketserver.ThreadingTCPServer):
-    """Serves `text` to whoever connects: a scrape target."""
+    """Serves `text` to whoever connects, as OpenMetrics unless told otherwise: a scrape target."""
 
     daemon_threads = allow_reuse_address = True
-    text = ""
+    text = b""
+    content_type = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
 
     def __init__(self) -> None:
         target = self
@@ -40,8 +42,8 @@ class Target(socketserver.ThreadingTCPServer):
             def handle(self) -> None:
                 while self.rfile.readline().strip():
                     pass
-                kind = b"Content-Type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n"
-                self.wfile.write(b"HTTP/1.1 200 OK\r\n%bConnection: close\r\n\r\n%b" % (kind, target.text.encode()))
+                head = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nConnection: close\r\n\r\n" % target.content_type
+                self.wfile.write(head + target.text)
 
         super().__init__(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
@@ -103,13 +105,14 @@ def prometheus(tmp: Path, write: int, scrape: int = 0, options: str = "") -> Ite
     (documented,) = samples("Prometheus", write)
     (tmp / "prometheus.yml").write_text(f"""{documented}
     send_exemplars: true
+    send_native_histograms: true
     metadata_config: {{send_interval: 2s}}
     queue_config: {{max_shards: 1, batch_send_deadline: 200ms, {options}}}
 global: {{scrape_interval: 500ms, scrape_timeout: 500ms}}
 scrape_configs: [{{job_name: all, static_configs: [{{targets: {json.dumps(targets)}}}]}}]
 """)
     command = ["prometheus", f"--config.file={tmp}/prometheus.yml", f"--storage.tsdb.path={tmp}/tsdb"]
-    command += [f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage"]
+    command += [f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage,native-histograms"]
     # SIGKILL: at its end it would wait for a gateway that has gone
     with running(command, tmp / "prometheus.out", harness.environment(tmp), signal.SIGKILL):
         poll(lambda: harness.get(port, "/-/ready")[0] == 200)
@@ -183,7 +186,7 @@ def test_every_sample_is_stored_exactly_once_although_the_worker_is_killed_twent
         assert value(port, "prometheus_remote_storage_samples_retried_total") == 0
 
 
-TEXT = """# HELP requests_seconds How long.
+TEXT = b"""# HELP requests_seconds How long.
 # TYPE requests_seconds histogram
 # UNIT requests_seconds seconds
 requests_seconds_bucket{le="1.0"} 3 # {trace_id="4bf92f3577b34da6"} 0.54 1767268800.5
@@ -210,7 +213,7 @@ def test_stale_markers_exemplars_metadata_and_numbers_that_are_not_finite_are_st
     with closing(target) as scrape, prometheus(tmp, up.port, scrape):
         assert poll(lambda: rows("gone", "value")) == [("float", 1)]
         assert rows("gone", "state") == []
-        target.text = TEXT.replace("gone 1\n", "")
+        target.text = TEXT.replace(b"gone 1\n", b"")
         assert poll(lambda: rows("gone", "state")) == [("string", "stale")]
         assert rows("idle", "state") == [("string", "NaN")]
         assert rows("most", "state") == [("string", "+Inf")]
@@ -236,6 +239,24 @@ def proxied(tmp: Path, replies: list[bytes], options: str = "") -> Iterator[tupl
         up = stack.enter_context(installation(tmp))
         write = stack.enter_context(closing(between := Between(up.port, replies)))
         yield up, between, stack.enter_context(prometheus(tmp, write, options=options))
+
+
+def test_native_histograms_are_stored(up: Server, tmp: Path) -> None:
+    target = Target()
+    target.content_type = (
+        b"application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
+    )
+    span = b"\x08\x02\x10\x03"  # offset 1, length 3
+    histogram = b"\x08\x07\x11%b\x28\x02\x31%b\x38\x01" % (struct.pack("<d", 12.5), struct.pack("<d", 0.001))
+    histogram += wrapped(12, span) + b"\x68\x02\x68\x04\x68\x03"  # schema 1, one in the zero bucket, deltas 1, 2, -2
+    family = wrapped(1, b"latency") + b"\x18\x04" + wrapped(4, wrapped(7, histogram))
+    target.text = bytes([len(family)]) + family
+    with closing(target) as scrape, prometheus(tmp, up.port, scrape):
+        fields = "field IN ('count', 'histogram', 'sum')"
+        sql = f"SELECT DISTINCT field, type, value FROM metrics WHERE name = 'latency' AND {fields} ORDER BY field"
+        count, whole, total = poll(lambda: ask(up.home, sql))
+    assert (count, total) == (("count", "integer", 7), ("sum", "float", 12.5))
+    assert json.loads(whole[2])["buckets"] == [[-0.001, 0.001, 1], [1, 2**0.5, 1], [2**0.5, 2, 3], [2, 2**1.5, 1]]
 
 
 def reply(status: int, *headers: str) -> bytes:
