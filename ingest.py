@@ -19,6 +19,7 @@ if SETTINGS.routes:
     ROUTES.update(settings.extension("INGEST_ROUTES", SETTINGS.routes).ROUTES)
 MAX_BODY = SETTINGS.max_body
 CLOSING = SETTINGS.home / "run/closing"  # while this file exists, replies close the clients' connections
+LEFT = SETTINGS.home / "run/left"  # while this one exists, /readyz sends the balancer elsewhere
 INLET = Inlet(SETTINGS.redis, replicas=SETTINGS.replicas, max_bytes=SETTINGS.max_memory // 2)
 append, commit, counts = INLET.append, INLET.commit, INLET.counts
 
@@ -84,13 +85,16 @@ def respond(reply: Reply, path: str, start_response: Callable[..., Any], method:
 
 
 def probe(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """Answer a health check; /readyz asks Redis whether it accepts writes."""
+    """Answer a health check; /readyz asks Redis whether it accepts writes, unless bin/sluice leave was called."""
     path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
     if path not in PROBES:
         return respond(replies.NOT_FOUND, "", start_response, method)
     if method not in ("GET", "HEAD"):
         return respond(replies.GET_ONLY, path, start_response, method)
-    detail = INLET.ready() if path == "/readyz" else None
+    if path == "/readyz":
+        detail = "This installation has left; bin/sluice join puts it back." if os.path.exists(LEFT) else INLET.ready()
+    else:
+        detail = None
     return respond(replies.unavailable(detail, 1) if detail else PROBES[path], path, start_response, method)
 
 

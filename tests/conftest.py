@@ -36,6 +36,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--reloads", type=int, default=2, help="reloads of each program in test_reload.py (2)")
+    parser.addoption("--leaves", type=int, default=2, help="how often a cell leaves in test_balancer.py (2)")
     parser.addoption("--failovers", type=int, default=2, help="failovers by Sentinels in test_failover.py (2)")
 
 

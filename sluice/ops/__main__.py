@@ -15,7 +15,22 @@ from pathlib import Path
 
 from sluice import screen, settings
 
-VERBS = ("status", "top", "tail", "peek", "dead", "replay", "requeue", "purge", "views", "metrics", "reload", "drill")
+VERBS = (
+    "status",
+    "top",
+    "tail",
+    "peek",
+    "dead",
+    "replay",
+    "requeue",
+    "purge",
+    "views",
+    "metrics",
+    "reload",
+    "leave",
+    "join",
+    "drill",
+)
 STATUSES = """\
 exit status: 0 no problem; 1 something needs attention: Redis or the database is unavailable, a body is missing
 (status), letters are still dead (replay); 2 the command line, a condition or a setting is invalid.

@@ -1,0 +1,31 @@
+"""Put this installation back behind its balancer: /readyz answers 200 again, once Redis accepts writes."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from sluice import screen
+from sluice.run.page import answers
+from sluice.settings import Settings
+
+PATIENCE = 10.0  # seconds for Redis to accept writes
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of this verb."""
+    parser.epilog = "exit status: 0; 1 if /readyz does not answer 200 within ten seconds; 2 if a setting is invalid"
+
+
+def run(arguments: argparse.Namespace, s: Settings) -> int:
+    """Join; returns the exit status."""
+    for name in "closing", "left":
+        (s.home / "run" / name).unlink(missing_ok=True)
+    deadline = time.monotonic() + PATIENCE
+    while not answers(s.gateway_sockets, "/readyz"):
+        if time.monotonic() > deadline:
+            screen.complain("/readyz does not answer 200: does bin/up run here, and does Redis accept writes?")
+            return 1
+        time.sleep(0.1)
+    print("joined: /readyz answers 200")
+    return 0

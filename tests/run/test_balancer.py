@@ -1,0 +1,159 @@
+"""deploy/haproxy.cfg before two cells: one leaves, is killed, starts and joins under load, and no request fails.
+
+`bin/test tests/run/test_balancer.py --leaves 100 -o faulthandler_timeout=0` takes about 40 minutes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from test_reload import Load
+
+from sluice.drill import harness
+from sluice.drill.harness import ROOT, Server, environment, free_port, get, installation, poll, post, running
+from sluice.run import launch
+from sluice.run.configure import program_path, replaced
+
+HAPROXY = shutil.which("haproxy", path=program_path())
+
+
+@contextlib.contextmanager
+def haproxy(tmp: Path, cells: list[int]) -> Iterator[Server]:
+    """HAProxy with deploy/haproxy.cfg in front of cells on these ports, once it has found all of them ready."""
+    port, admin = free_port(), tmp / "haproxy.sock"
+    text = (ROOT / "deploy/haproxy.cfg").read_text()
+    head, _, _ = text.partition("    server cell-1")
+    text = replaced(head, ("bind :8000", f"bind 127.0.0.1:{port}"), ("/run/haproxy/admin.sock", str(admin)))
+    text += "".join(f"    server cell-{n} 127.0.0.1:{cell}\n" for n, cell in enumerate(cells))
+    (tmp / "haproxy.cfg").write_text(text)
+    with running([HAPROXY, "-db", "-f", tmp / "haproxy.cfg"], tmp / "haproxy.out", environment(tmp)) as process:
+        server = Server(process, tmp / "haproxy.out", tmp, port, [admin])
+        poll(harness.listening(server, port), what="haproxy")
+        poll(lambda: all(state(server, n) == "UP" for n in range(len(cells))), what="all cells are up")
+        yield server
+
+
+def state(balancer: Server, number: int) -> str:
+    """What the balancer thinks of a cell: UP, DOWN, or no check."""
+    with harness.connect(balancer.socket) as connection:
+        connection.sendall(b"show stat\n")
+        said = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+    names, *rows = [line.split(",") for line in said.removeprefix("# ").splitlines() if line]
+    (row,) = [found for found in (dict(zip(names, row)) for row in rows) if found["svname"] == f"cell-{number}"]
+    return row["status"].split()[0]
+
+
+def sluice(home: Path, *words: str) -> str:
+    """The output of a verb that succeeds."""
+    command = [str(ROOT / "bin/sluice"), *words]
+    done = subprocess.run(command, env=environment(home), capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def stored(homes: list[Path]) -> list[str]:
+    return sorted(choice for home in homes for (choice,) in harness.ask(home, "SELECT choice FROM votes"))
+
+
+@pytest.fixture
+def homes(tmp: Path) -> list[Path]:
+    found = [tmp / "a", tmp / "b"]
+    for home in found:
+        home.mkdir()
+    return found
+
+
+def test_a_cell_is_taken_out_killed_and_put_back_under_load_and_no_request_fails(
+    homes: list[Path], tmp: Path, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
+) -> None:
+    ports = [free_port(), free_port()]
+    times = request.config.getoption("--leaves")
+    up: dict[int, Server] = {}
+
+    def start(cell: int, ready: bool = True) -> None:
+        env = {"INGEST_PORT": ports[cell], "INGEST_VIEWS": "off"}
+        up[cell] = stacks[cell].enter_context(installation(homes[cell], env, ready))
+
+    def kill(cell: int) -> None:
+        """End all its processes at once (SIGKILL): a request that it still has would fail."""
+        up[cell].process.kill()
+        for pid in [pid for tag in launch.tags(homes[cell]) for pid in launch.holders(tag)]:
+            os.kill(pid, signal.SIGKILL)
+        stacks[cell].close()
+
+    def leave_and_join(cell: int) -> None:
+        said = sluice(homes[cell], "leave", "--notice", "3").splitlines()
+        assert said == ["/readyz answers 503", "connections close", "left; bin/sluice join puts it back"]
+        assert state(balancer, cell) == "DOWN"
+        kill(cell)
+        start(cell, ready=False)
+        poll(lambda: get(ports[cell], "/healthz")[0] == 200, 60, "the cell has started")
+        assert b"bin/sluice join" in get(ports[cell], "/readyz")[2]
+        assert sluice(homes[cell], "join") == "joined: /readyz answers 200\n"
+        poll(lambda: state(balancer, cell) == "UP", 30, "the balancer puts it back")
+        before = len(load.acknowledged)
+        poll(lambda: len(load.acknowledged) > before + 20, 30, "requests go on")
+
+    with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
+        stacks = first, second
+        start(0)
+        start(1)
+        with haproxy(tmp, ports) as balancer, Load(balancer.port, 12, 4, 0.05) as load:
+            for turn in range(times):
+                leave_and_join(turn % 2)
+        wanted = sorted(load.acknowledged)
+        with contextlib.suppress(AssertionError):  # the next assertion shows the difference
+            poll(lambda: len(stored(homes)) >= len(wanted), 30)
+        assert stored(homes) == wanted
+    head = ("cells taken out and put back", "answered", "failed", "sent again")
+    row = (str(times), str(len(wanted)), str(len(load.failed)), str(len(load.again)))
+    record_property("row", ("deploy/haproxy.cfg", head, row))
+    assert load.failed == load.again == []
+
+
+def test_a_request_is_tried_elsewhere_only_if_its_connection_was_refused(tmp: Path) -> None:
+    """Of two cells, one takes each request and closes without an answer; then nothing listens on its port."""
+    with (
+        harness.redis_server(tmp, appendonly="no") as redis,
+        harness.gateway(tmp, redis),
+        harness.nginx(tmp) as web,
+        socket.create_server(("127.0.0.1", 0)) as bad,
+    ):
+        posts: list[bytes] = []
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = bad.accept()
+                    with connection:
+                        data = connection.recv(65536)
+                        if data.startswith(b"GET /readyz"):
+                            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+                        elif data:
+                            posts.append(data)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with haproxy(tmp, [web.port, bad.getsockname()[1]]) as balancer:
+            statuses = [post(balancer.port, "/votes", b"{}")[0] for _ in range(20)]
+            sent = len(posts)
+            assert sent and statuses.count(502) == sent and statuses.count(200) == 20 - sent
+            bad.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            bad.close()
+            assert {post(balancer.port, "/votes", b"{}")[0] for _ in range(20)} == {200}
+
+
+def test_leave_where_nothing_runs_is_one_line_and_status_1(tmp: Path) -> None:
+    env = environment(tmp / "none")
+    done = subprocess.run([ROOT / "bin/sluice", "leave"], env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"sluice: nothing runs in {tmp}/none\n")
