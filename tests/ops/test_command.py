@@ -64,7 +64,7 @@ def test_the_json_of_status_has_the_documented_keys(tmp: Path) -> None:
     assert list(found) == ["streams", "trouble"]
     keys = ["stream", *STATES, "purged", "oldest_seconds", "decoder"]
     assert STATES == ("accepted", "ready", "claimed", "stored", "dead", "missing")
-    assert [list(row) for row in found["streams"]] == [keys] * 3
+    assert [list(row) for row in found["streams"]] == [keys] * 4
 
 
 @pytest.mark.parametrize("called, name", [("/usr/local/bin/sluice", "sluice"), ("-m", "bin/sluice")])
