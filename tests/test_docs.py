@@ -58,7 +58,8 @@ def test_the_table_of_paths_is_the_routing_table():
         route = routes.ROUTES[path]
         assert stream == f"`{route.stream}`"
         text = b"".join(route.reply.chunks).decode()
-        assert answer == route.reply.status.split()[0] + (f" `{text}`" if text else "")
+        in_json = f"; to JSON `{b''.join(route.json.chunks).decode()}`" if route.json else ""
+        assert answer == route.reply.status.split()[0] + (f" `{text}`" if text else "") + in_json
         assert item == ("the whole HTTP message" if route.keep_head else "the body")
 
 

@@ -7,6 +7,7 @@ PyPy. A private Redis holds the lists.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import socket
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 import redis as redis_client
+from google.rpc.status_pb2 import Status
 
 from runtimes import GUNICORN, SERVERS, is_problem, simple_server
 from sluice.drill import harness
@@ -129,7 +131,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.mark.parametrize("path", ROUTES)
 def test_a_body_on_the_list_gets_the_answer_of_its_route(site: Site, path: str) -> None:
     route = ROUTES[path]
-    status, headers, body = post(site.where, path, b'{"a":1}\xff\x00', {"Content-Type": "application/json"})
+    status, headers, body = post(site.where, path, b'{"a":1}\xff\x00', {"Content-Type": "text/plain"})
     assert (f"{status} "[:4], body) == (route.reply.status[:4], b"".join(route.reply.chunks))
     for name, value in route.reply.headers:
         assert headers[name.lower()] == value
@@ -138,6 +140,40 @@ def test_a_body_on_the_list_gets_the_answer_of_its_route(site: Site, path: str) 
         assert item.startswith(f"POST {path} HTTP/1.1\r\n".encode()) and item.endswith(b'\r\n\r\n{"a":1}\xff\x00')
     else:
         assert item == b'{"a":1}\xff\x00'
+
+
+RPC = [path for path, route in ROUTES.items() if route.json]
+
+
+@pytest.mark.parametrize("path", RPC)
+def test_an_answer_of_otlp_has_the_encoding_of_its_request(site: Site, path: str) -> None:
+    for content_type, in_json in (
+        *(("application/json", True), ("Application/JSON; charset=utf-8", True)),
+        *(("application/x-protobuf", False), ("text/plain", False), ("", False)),
+    ):
+        headers = {"Content-Type": content_type} if content_type else {}
+        for body in b"\n\x00", b"":  # a request without telemetry is valid
+            status, fields, answer = post(site.where, path, body, headers)
+            assert (status, answer) == (200, b"{}" if in_json else b"")
+            assert fields["content-type"] == ("application/json" if in_json else "application/x-protobuf")
+    assert len(site.items(ROUTES[path].stream)) == 5
+
+
+@pytest.mark.parametrize("path", RPC)
+def test_an_error_of_otlp_is_a_status_in_the_encoding_of_its_request(site: Site, path: str) -> None:
+    with site.without_redis():
+        status, fields, answer = post(site.where, path, b"\n\x00", {"Content-Type": "application/json"})
+        assert (status, fields["content-type"]) == (503, "application/json")
+        message = json.loads(answer)["message"]
+        assert message and fields["retry-after"] == "1"
+        status, fields, answer = post(site.where, path, b"\n\x00", {"Content-Type": "application/x-protobuf"})
+        assert (status, fields["content-type"], fields["retry-after"]) == (503, "application/x-protobuf", "1")
+        assert Status.FromString(answer) == Status(message=message)
+    status, _, answer = post(site.where, path, bytes(MAX_BODY + 1), {"Content-Type": "application/x-protobuf"})
+    assert (status, Status.FromString(answer).message[:15]) == (413, "A body may have")
+    status, _, answer = post(site.where, path, bytes(MAX_BODY + 1), {"Content-Type": "application/json"})
+    assert (status, json.loads(answer)["message"][:15]) == (413, "A body may have")
+    assert not site.client.keys("ingest:{*")
 
 
 def test_an_empty_body_is_replaced_by_the_query_string(site: Site) -> None:

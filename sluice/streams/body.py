@@ -27,6 +27,10 @@ LINE = re.compile(rb"[^\n]++")
 skip = msgspec.json.Decoder(msgspec.Raw).decode
 
 
+class Empty(Exception):
+    """A body is valid and has no record. It counts as stored."""
+
+
 class Remainder(bytes):
     """The part of a body after its last permitted record. It was not decoded."""
 
@@ -37,13 +41,16 @@ class Budget:
     """The number of records that a body may still hold.
 
     Without this limit, 8 KB of gzip keep a worker busy for ten seconds.
+
+    separator: what the decoder expects between invalid records that are buried together.
     """
 
-    __slots__ = ("limits", "left")
+    __slots__ = ("limits", "left", "separator")
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.left = limits.records
+        self.separator = b"\n"
 
 
 def inflate(data: bytes, limit: int) -> bytes:

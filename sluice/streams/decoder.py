@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget, Remainder
+from sluice.streams.body import Budget, Empty, Remainder
 from sluice.streams.message import START, Message, parse
 from sluice.streams.record import Invalid, Limits, Record, Reject
 
@@ -42,7 +42,10 @@ class Decoder:
         self.decode = self.slow_path
 
     def slow_path(self, item: bytes, limits: Limits) -> Iterator[Result]:
-        """The records and rejects of an item; one reject of the whole item if nothing of it can be stored."""
+        """The records and rejects of an item; one reject of the whole item if nothing of it can be stored.
+
+        Nothing, if a valid request of OTLP has no record.
+        """
         results = self.unpack(item, limits)
         reason = ""
         try:
@@ -52,6 +55,8 @@ class Decoder:
                 reason = reason or result.reason
             else:
                 raise Invalid(reason or "no record in it")
+        except Empty:
+            return
         except Exception as error:  # also exceptions of a user's record type or parser
             yield Reject(item, one_line(bodies.reason(error)), True)
             return
@@ -263,7 +268,7 @@ def merge_rejects(results: Iterable[Result], budget: Budget) -> Iterator[Result]
         count += 1
         remainder = result.reason is Remainder.reason
         if parts and (remainder or size >= MERGED):
-            yield Reject(b"\n".join(parts), reason, False)
+            yield Reject(budget.separator.join(parts), reason, False)
             size, parts, reason = 0, [], ""
         if count <= SEPARATE or remainder:
             yield result
@@ -273,7 +278,7 @@ def merge_rejects(results: Iterable[Result], budget: Budget) -> Iterator[Result]
         parts.append(result.part.replace(b"\n", b" ") if result.part.startswith((b"{", b"[")) else result.part)
         size += len(result.part)
     if parts:
-        yield Reject(b"\n".join(parts), reason, False)
+        yield Reject(budget.separator.join(parts), reason, False)
 
 
 def check_numbers(values: Iterable[Any]) -> None:

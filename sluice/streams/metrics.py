@@ -78,6 +78,10 @@ class MetricsDecoder(JsonDecoder):
             return prometheus.decode(body, message, budget)
         if message and message.path.endswith("/write"):
             return lines(body.removeprefix(bodies.BOM), budget, influx.scale(message.parameter("precision")))
+        if message and message.path.endswith("/v1/metrics"):
+            from sluice.streams import otlp, otlp_metrics  # 10 MB, and 0.1 s: only for those who send OTLP
+
+            return otlp.decode(otlp_metrics.REQUEST, message, body, budget)
         return super().contents(body, message, budget)
 
     def object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:

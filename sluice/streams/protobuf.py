@@ -1,4 +1,4 @@
-"""Splits protobuf messages in bounded memory, and uncompresses snappy, for the decoders of Prometheus and Loki."""
+"""Splits protobuf messages in bounded memory, and uncompresses snappy, for Prometheus, Loki and OTLP."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 JSON = "application/json"
+PROTOBUF = "application/x-protobuf"
 
 
 class Reply(NamedTuple):
@@ -29,15 +30,19 @@ class Route(NamedTuple):
     stream: the name of the list and of the worker's decoder.
     reply: the 2xx that this path's clients expect once the body is on the list.
     keep_head: the item is the whole HTTP message, because the decoder needs the target or a field.
+    json: the 2xx for a request in JSON, if answers have the encoding of their request, as OTLP's do. Then `reply` is
+        in protobuf, errors are google.rpc.Status, and a request without a body is valid.
     """
 
     stream: str
     reply: Reply
     keep_head: bool = False
+    json: Reply | None = None
 
 
 OK = reply("200 OK", b'{"message":"OK"}')
 NO_CONTENT = reply("204 No Content")
+PROTOBUF_OK, JSON_OK = reply("200 OK", b"", PROTOBUF), reply("200 OK", b"{}")
 
 ROUTES: dict[str, Route] = {
     "/metrics": Route("metrics", OK),
@@ -59,4 +64,7 @@ ROUTES: dict[str, Route] = {
     "/gpslogger": Route("gps", OK),
     # the parameter `device` has the name of the phone
     "/homeassistant": Route("gps", OK, keep_head=True),
+    # OTLP: an empty ExportMetricsServiceResponse or ExportLogsServiceResponse, without a partial success
+    "/v1/metrics": Route("metrics", PROTOBUF_OK, keep_head=True, json=JSON_OK),
+    "/v1/logs": Route("logs", PROTOBUF_OK, keep_head=True, json=JSON_OK),
 }
