@@ -17,6 +17,7 @@ from sluice.counters import SECONDS, SIZES
 from sluice.settings import Settings
 from sluice.sinks import DeadLetter, Sink, second
 from sluice.sinks.schema import load_streams
+from sluice.spool.contract import Claim
 from sluice.spool.inspector import Inspector, Snapshot
 from sluice.streams import routes
 from sluice.streams.registry import Stream
@@ -30,7 +31,7 @@ ALL = 1 << 62  # above any sequence number or id
 STATES = ("accepted", "ready", "claimed", "stored", "dead", "missing")
 BACK = (
     "{}: the database has more bodies than were ever accepted: Redis's counters went back. Redis was emptied, or lost "
-    "its last writes in a power failure. Some bodies may be stored twice, and `missing` of this stream is meaningless."
+    "its last writes in a power failure. No body is stored twice, but `missing` of this stream is meaningless."
 )
 GONE = "{}: {} bodies that were accepted are neither in Redis nor in the database."
 SHARE = 20  # counting in the database is slow with millions of batches: limit it to 1/20 of the time
@@ -184,12 +185,13 @@ class Observer:
         """
         row: Figures = dict.fromkeys((*STATES, "purged", "oldest_seconds"))
         if snapshot:
-            stored = ledger.persisted if ledger else set()  # claims that are stored but not yet settled
+            stored = ledger.persisted if ledger else {}  # of claims that are not settled
+            left = {claim: bodies - stored.get(claim, 0) for claim, bodies in snapshot.claims.items()}
             row["accepted"] = snapshot.claimed + snapshot.ready
             row["purged"] = snapshot.purged
             row["ready"] = snapshot.ready
-            row["claimed"] = sum(bodies for claim, bodies in snapshot.claims.items() if claim not in stored)
-            row["oldest_seconds"] = max((age for at, age in snapshot.ages.items() if at not in stored), default=None)
+            row["claimed"] = sum(left.values())
+            row["oldest_seconds"] = max((age for at, age in snapshot.ages.items() if left.get(at, 1)), default=None)
         if ledger:
             row["stored"] = ledger.bodies - ledger.dead
             row["dead"] = ledger.dead
@@ -223,7 +225,11 @@ class Observer:
 
 def through(snapshot: Snapshot, ledger: sinks.Ledger) -> int:
     """The sequence number up to which every claimed body is in the database."""
-    held = [int(claim.split(":")[1]) for claim in snapshot.claims if claim not in ledger.persisted]
+    held = [
+        Claim.of("", claim, bodies).first
+        for claim, bodies in snapshot.claims.items()
+        if ledger.persisted[claim] < bodies
+    ]
     return min(held, default=snapshot.claimed + 1) - 1
 
 

@@ -40,6 +40,9 @@ class Store(Protocol):
     def refuse(self, table: str, column: str, value: str) -> None:
         """Make the database reject rows with this value, by a trigger or a constraint."""
 
+    def load(self, name: str) -> None:
+        """Run the SQL in tests/sinks/NAME.*."""
+
     def away(self) -> contextlib.AbstractContextManager[None]:
         """Within the `with` block the database cannot be written."""
 
@@ -177,6 +180,93 @@ class SinkTests:
         assert sorted(outcomes) == [Outcome(0, 0, True)] * 20 + [Outcome(50, 0, False)] * 20
         assert self.choices(store) == [str(n) for n in range(1, 1001)]
 
+    @pytest.mark.parametrize("number, stored", [((3, 4), "34"), ((1, 8), "12345678"), ((5, 20), "56789")])
+    def test_a_claim_with_other_boundaries_stores_only_what_is_not_there(
+        self, number: tuple[int, int], stored: str, store: Store, sink: Sink
+    ) -> None:
+        """Workers on two copies of a list, of the bodies 1 to 9: this claim, then one of all of them."""
+        first, last = number[0], min(number[1], 9)
+        assert sink.persist(*votes(*range(first, last + 1), first=first)) == Outcome(len(stored), 0)
+        left = 9 - len(stored)
+        again = claim("votes", 9)._replace(id=f"votes:1:{NOON + 1}")  # the same bodies, claimed at another time
+        entries = votes(*range(1, 10))[1]
+        assert sink.ledger("votes", 9, {again.id: 9}).persisted == {again.id: len(stored)}
+        assert sink.persist(again, entries) == Outcome(left, 0)
+        assert sink.persist(again, entries) == Outcome(0, 0, again=True)
+        assert self.choices(store) == list("123456789")
+        assert sink.ledger("votes", 9, {again.id: 9}) == (9, 0, {again.id: 9})
+        assert sink.ledger("votes", 5)[0] == 5  # a batch counts only up to that number
+        traced = "SELECT count(*) FROM votes JOIN batches ON batch = id WHERE seq BETWEEN first AND first + bodies - 1"
+        assert store.ask(traced) == [(9,)]
+
+    def test_dead_letters_of_a_claim_that_is_stored_in_part_are_buried_once(self, store: Store, sink: Sink) -> None:
+        sink.persist(*votes("", "a", first=2))
+        given = claim("votes", 5)._replace(id="votes:1:1")
+        entries = votes("x", "", "a", "", "b")[1]
+        assert sink.persist(given, entries) == Outcome(2, 1)
+        assert [letter.seq for letter in sink.letters()] == [2, 4]
+        assert self.choices(store) == ["x", "a", "b"]
+        assert sink.ledger("votes", 5)[:2] == (5, 2)
+
+    def test_the_numbers_of_another_spool_or_stream_are_others(self, store: Store, sink: Sink) -> None:
+        given, entries = votes("a", "b")
+        assert sink.persist(given, entries) == Outcome(2, 0)
+        assert sink.persist(given._replace(id=f"other:1:{NOON}"), entries) == Outcome(2, 0)
+        body = b'{"device":"e","lat":-1,"lon":2}'
+        elsewhere = Claim("gps", f"votes:1:{NOON + 1}", 1, 1, 0, [(1, NOON)])
+        assert sink.persist(elsewhere, decoded(STREAMS["gps"], [body])) == Outcome(1, 0)
+        assert store.ask("SELECT count(*), sum(last - first + 1) FROM batches_ranges") == [(3, 5)]
+
+    def test_workers_that_chose_other_boundaries_at_once_store_each_body_once(self, store: Store) -> None:
+        """Each claims all bodies in pieces of its own size: in each piece others have stored some, or are storing."""
+        end = 1201
+        sinks.connect(store.url, STREAMS).close()
+        start = threading.Barrier(3)
+        failed: list[Exception] = []
+
+        def persist(size: int) -> None:
+            sink = sinks.connect(store.url, STREAMS)
+            start.wait(20)
+            for first in range(1, end, size):
+                last = min(first + size, end)
+                given = Claim("votes", f"votes:{first}:{size}", first, last - first, 0, [(first, NOON)])
+                entries = votes(*range(first, last), first=first)[1]
+                while True:
+                    try:
+                        sink.persist(given, entries)
+                        break
+                    except Unavailable as error:
+                        failed.append(error)
+            sink.close()
+
+        threads = [threading.Thread(target=persist, args=(size,)) for size in (50, 70, 333)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert self.choices(store) == [str(n) for n in range(1, end)]
+        sink = sinks.connect(store.url, STREAMS)
+        assert sink.ledger("votes", 1 << 62)[:2] == (end - 1, 0)
+        sink.close()
+        assert not failed
+
+    def test_a_database_of_the_layout_before_ranges_is_brought_up_to_date(self, store: Store) -> None:
+        """tests/sinks/before_ranges.* are tables of commit ce97cc1 with a claim of five votes, one of them dead."""
+        store.load("before_ranges")
+        old = Claim("votes", f"{'4f' * 20}:1:{NOON}", 1, 5, 0, [(1, NOON)])
+        sink = sinks.connect(store.url, STREAMS)
+        assert self.choices(store) == ["a", "b", "c", "d"]
+        assert sink.ledger("votes", 5, {old.id: 5}) == (5, 1, {old.id: 5})
+        # it was stored and not settled: it is delivered again
+        assert sink.persist(old, votes("a", "", "b", "c", "d")[1]) == Outcome(0, 0, again=True)
+        # the first spool has the next numbers, and after Redis was emptied the same ones
+        for spool, first in ("new", 6), ("newer", 1):
+            given = Claim("votes", f"{spool}:{first}:{NOON}", first, 2, 0, [(first, NOON)])
+            assert sink.persist(given, votes("x", "y", first=first)[1]) == Outcome(2, 0)
+        assert sink.replay(sink.letters(), lambda letter: [Vote(poll="p", choice="mended")]).stored == 1
+        assert sorted(self.choices(store)) == ["a", "b", "c", "d", "mended", "x", "x", "y", "y"]
+        sink.close()
+
     def test_an_empty_claim_is_stored_once_too(self, store: Store, sink: Sink) -> None:
         assert sink.persist(claim("votes", 0), lambda: iter(())) == Outcome(0, 0)
         assert sink.persist(*votes("a")) == Outcome(0, 0, again=True)
@@ -205,7 +295,7 @@ class SinkTests:
         letters = sink.letters()
         assert [(x.seq, x.body, x.whole) for x in letters] == [(n + 1, vote("poison"), True) for n in sorted(bad)]
         assert {x.reason.startswith("rejected by the database: ") for x in letters} == {True}
-        assert sink.ledger("votes", count, ())[:2] == (count, len(bad))
+        assert sink.ledger("votes", count)[:2] == (count, len(bad))
 
     def test_only_the_rejected_record_of_a_body_is_buried_and_only_once(self, store: Store, sink: Sink) -> None:
         store.refuse("votes", "choice", "poison")
@@ -216,7 +306,7 @@ class SinkTests:
             ("", False),
             ("poison", False),
         ]
-        assert sink.ledger("votes", 1, ())[:2] == (1, 1)
+        assert sink.ledger("votes", 1)[:2] == (1, 1)
 
     def test_a_value_that_no_column_can_hold_is_buried(self, store: Store) -> None:
         class Order(Record, kw_only=True):
@@ -351,11 +441,11 @@ class SinkTests:
                 process.send_signal(signal.SIGKILL)
             assert store.ask("SELECT count(*) FROM votes") == store.ask("SELECT 500 * count(*) FROM batches")
             assert store.ask("SELECT count(*) FROM votes") == store.ask("SELECT count(DISTINCT choice) FROM votes")
-            store.ask("DELETE FROM votes")
-            store.ask("DELETE FROM batches")
+            for table in "votes", "batches", "batches_ranges":
+                store.ask(f"DELETE FROM {table}")
             assert sink.persist(*votes(*range(500))) == Outcome(500, 0)
-            store.ask("DELETE FROM votes")
-            store.ask("DELETE FROM batches")
+            for table in "votes", "batches", "batches_ranges":
+                store.ask(f"DELETE FROM {table}")
 
     def test_a_replayed_letter_is_stored_or_stays_dead_with_the_new_reason(self, store: Store, sink: Sink) -> None:
         sink.persist(*votes("", "a", ""))
@@ -377,7 +467,7 @@ class SinkTests:
         row = "SELECT received_at, choice, batch, seq FROM votes WHERE choice = 'mended'"
         assert store.ask(row) == [("2026-01-01T12:00:00.000Z", "mended", old[0].batch, 1)]
         assert store.ask("SELECT records FROM batches") == [(3,)]
-        assert sink.ledger("votes", 3, ())[:2] == (3, 1)
+        assert sink.ledger("votes", 3)[:2] == (3, 1)
         # the letters are gone
         assert sink.replay(old, mended, False) == (0, 0, 0, {})
         assert sink.letters() == new
@@ -449,10 +539,10 @@ class SinkTests:
         body = b"\n".join([vote(""), vote("c"), vote("")])  # one body, two letters
         for given in first, second, (claim("votes", 1, 4), decoded(STREAMS["votes"], [body], 4)):
             sink.persist(*given)
-        ids = [first[0].id, second[0].id, "other:9:1"]
-        assert sink.ledger("votes", 4, ids) == (4, 2, set(ids[:2]))
-        assert sink.ledger("votes", 3, ()) == (3, 1, set())
-        assert sink.ledger("gps", 1 << 62, ()) == (0, 0, set())
+        ids = {first[0].id: 2, second[0].id: 1, "other:9:1": 5}
+        assert sink.ledger("votes", 4, ids) == (4, 2, ids | {"other:9:1": 0})
+        assert sink.ledger("votes", 3) == (3, 1, {})
+        assert sink.ledger("gps", 1 << 62) == (0, 0, {})
 
     def test_readers_and_writers_do_not_block_each_other(self, store: Store, sink: Sink) -> None:
         sink.persist(*votes("a", ""))
@@ -460,7 +550,7 @@ class SinkTests:
 
         def entries() -> Iterator[Entry]:
             yield from votes("b", first=3)[1]()
-            assert other.ledger("votes", 9, ())[:2] == (2, 1)
+            assert other.ledger("votes", 9)[:2] == (2, 1)
             assert len(other.letters()) == 1
 
         assert sink.persist(claim("votes", 1, 3), entries) == Outcome(1, 0)

@@ -8,6 +8,7 @@ import itertools
 import json
 import random
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -28,6 +29,7 @@ from sluice.drill import harness
 from sluice.drill.harness import ROOT, Server, ask, environment, gateway, post, redis_server, running
 from sluice.sinks import Outcome
 from sluice.spool.contract import LEASE, Claim
+from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import MAX_BODIES, Outlet
 from sluice.streams import registry
@@ -55,6 +57,15 @@ def push(server: Server, *choices: object) -> None:
     """RPUSH votes, as any tool may."""
     with raw(server) as db:
         db.rpush("ingest:{votes}", *map(vote, choices))
+
+
+def commit(server: Server, *choices: object) -> None:
+    """Push votes as the gateway does."""
+    inlet = Inlet(str(server.socket))
+    for choice in choices:
+        batch = inlet.append("votes", vote(choice))
+    inlet.commit(batch)
+    assert batch.refused is None
 
 
 @contextlib.contextmanager
@@ -264,6 +275,25 @@ def test_a_worker_that_loses_its_lease_while_it_persists_stores_nothing_twice(tm
         assert first.process.poll() is None
     assert choices(tmp) == [*numbers(100), "later"]
     assert ask(tmp, "SELECT claim FROM batches ORDER BY id")[0] == (name,)
+
+
+def test_two_workers_on_two_copies_of_a_list_store_each_body_once_and_what_is_pushed_to_either(tmp: Path) -> None:
+    """A master that was cut off and its promoted replica, each with a worker: they choose other boundaries."""
+    with redis_server(tmp) as one:
+        create_database(tmp)
+        commit(one, *range(20_000))
+    homes = [tmp / "one", tmp / "two"]
+    for home in homes:
+        shutil.copytree(tmp / "redis", home / "redis")
+    env: dict[str, object] = {"INGEST_SINK": f"sqlite:///{tmp}/ingest.db"}
+    with redis_server(homes[0]) as one, redis_server(homes[1]) as two:
+        assert Outlet(str(two.socket)).claim("votes", max_bodies=777, lease=0)
+        commit(one, *range(20_000, 20_100))  # the same sequence numbers as
+        commit(two, *range(20_100, 20_200))
+        with worker(homes[0], env), worker(homes[1], env):
+            poll(lambda: not claims(one) and not claims(two) and len(choices(tmp)) >= 20_200)
+    assert sorted(choices(tmp), key=int) == numbers(20_200)
+    assert ask(tmp, "SELECT sum(bodies), sum(records) FROM batches") == [(20_200, 20_200)]
 
 
 @pytest.mark.parametrize("then", [signal.SIGCONT, signal.SIGKILL])

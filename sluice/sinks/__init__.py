@@ -1,4 +1,7 @@
-"""The worker's interface to a database: one transaction stores a claim with its id, so each claim is stored once."""
+"""The worker's interface to a database: one transaction stores a claim with the range of its sequence numbers.
+
+The database refuses a range that overlaps a stored one, so that each body is stored once, whatever claims it was in.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ class DeadLetter(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Records stored and dead letters buried from a claim. again: the sink already had the claim; nothing changed."""
+    """Records stored and dead letters buried from a claim. again: the sink already had all of it; nothing changed."""
 
     records: int
     letters: int
@@ -74,12 +77,12 @@ class Ledger(NamedTuple):
     """A stream's counts in the sink.
 
     bodies: all persisted bodies. dead: those with at least one dead letter.
-    persisted: those of the given claims that the sink has.
+    persisted: how many bodies of each of the given claims the sink has.
     """
 
     bodies: int
     dead: int
-    persisted: set[str]
+    persisted: dict[str, int]
 
 
 Decode = Callable[[DeadLetter], Iterable["Record | Reject"]]
@@ -104,11 +107,18 @@ class Sink(ABC, Generic[Db]):
         Raises: Unavailable; and any exception of `entries`, with nothing stored.
         """
         with self.transaction() as db:
-            batch = self.add_batch(db, claim)
-            if batch is None:
-                return Outcome(0, 0, again=True)
-            outcome = fill(partial(self.insert, db, self.table(db, claim.stream), batch, True), entries)
-            self.add_records(db, batch, outcome.records)
+            outcome = Outcome(0, 0, again=True)
+            parts = [claim]
+            while parts:
+                part = parts.pop(0)
+                batch = self.add_batch(db, part)
+                if batch is None:
+                    parts = [*gaps(part, self.stored(db, part)), *parts]
+                    continue
+                some = partial(self.insert, db, self.table(db, claim.stream), batch, True)
+                stored = fill(some, entries if part is claim else partial(within, part, entries))
+                self.add_records(db, batch, stored.records)
+                outcome = Outcome(outcome.records + stored.records, outcome.letters + stored.letters)
         return outcome
 
     def replay(self, letters: list[DeadLetter], decode: Decode, dry: bool = False) -> Replayed:
@@ -177,8 +187,11 @@ class Sink(ABC, Generic[Db]):
             db.close()
 
     @abstractmethod
-    def ledger(self, stream: str, last: int, claims: Iterable[str] = ()) -> Ledger:
-        """The counts of a stream up to the sequence number `last`, and which of `claims` are stored: one snapshot."""
+    def ledger(self, stream: str, last: int, claims: dict[str, int] | None = None) -> Ledger:
+        """The counts of a stream up to the sequence number `last`, and how much of `claims` is stored: one snapshot.
+
+        claims: id -> number of bodies.
+        """
 
     @abstractmethod
     def transaction(self) -> contextlib.AbstractContextManager[Db]:
@@ -190,7 +203,14 @@ class Sink(ABC, Generic[Db]):
 
     @abstractmethod
     def add_batch(self, db: Db, claim: Claim) -> int | None:
-        """Insert a claim into `batches`; its id there, or None if it is there already."""
+        """Insert a claim into `batches` and its range into `batches_ranges`; its id in `batches`.
+
+        None, with nothing done, if its id is there already, or if a body of it is stored.
+        """
+
+    @abstractmethod
+    def stored(self, db: Db, claim: Claim) -> list[tuple[int, int]]:
+        """The stored ranges that overlap a claim, ascending: first and last sequence number of each."""
 
     @abstractmethod
     def add_records(self, db: Db, batch: int, records: int) -> None:
@@ -243,6 +263,22 @@ def connect(url: str, streams: dict[str, Stream], make: bool = True) -> Sink:
     from sluice.sinks.postgres import Postgres
 
     return Postgres(url, streams, make)
+
+
+def gaps(claim: Claim, stored: Iterable[tuple[int, int]]) -> Iterator[Claim]:
+    """The parts of a claim between the stored ranges."""
+    start = claim.first
+    for first, last in stored:
+        if first > start:
+            yield claim.part(start, first)
+        start = max(start, last + 1)
+    if start < claim.end:
+        yield claim.part(start, claim.end)
+
+
+def within(part: Claim, entries: Callable[[], Iterable[Entry]]) -> Iterator[Entry]:
+    """The entries of a part of their claim."""
+    return (entry for entry in entries() if part.first <= entry[0] < part.end)
 
 
 def fill(insert: Callable[[Iterable[Entry]], Outcome], entries: Callable[[], Iterable[Entry]]) -> Outcome:

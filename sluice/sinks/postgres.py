@@ -42,6 +42,26 @@ BATCHES = {
     "records": "bigint NOT NULL",
     "persisted_at": f"{STAMP} NOT NULL DEFAULT clock_timestamp()",
 }
+RANGES = {
+    "stream": "text NOT NULL",
+    "spool": "text NOT NULL",
+    "first": "bigint NOT NULL",
+    "last": "bigint NOT NULL",
+}
+
+
+def span(stream: str, spool: str, first: str, end: str) -> str:
+    """SQL for a range of bodies, from SQL for its parts. PostgreSQL can index a range of texts; to exclude ranges of
+    numbers per stream and spool it would need the extension btree_gist.
+    """
+    low, high = (f"{stream} || ' ' || {spool} || ' ' || lpad(({number})::text, 19, '0')" for number in (first, end))
+    return f"batches_span({low}, {high})"
+
+
+SPAN = span("stream", "spool", "first", "last + 1")
+EXCLUDE = f"""DO $$ BEGIN CREATE TYPE batches_span AS RANGE (SUBTYPE = text, COLLATION = "C");
+EXCEPTION WHEN duplicate_object THEN NULL; END $$;
+ALTER TABLE batches_ranges ADD CONSTRAINT batches_ranges_excluded EXCLUDE USING gist (({SPAN}) WITH &&)"""
 LETTERS = {
     "id": "bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY",
     "received_at": f"{STAMP} NOT NULL",
@@ -159,6 +179,7 @@ class Postgres(Sink[psycopg.Connection]):
                     db.execute(BEGIN)
                     if self.make:
                         ensure(db, "batches", BATCHES)
+                        ensure(db, "batches_ranges", RANGES, EXCLUDE)
                         ensure(db, "dead_letters", LETTERS, INDEX)
                         ensure(db, "view_changes", CHANGES)
                     elif not one(db.execute("SELECT to_regclass('batches')::text"))[0]:
@@ -192,13 +213,25 @@ class Postgres(Sink[psycopg.Connection]):
         ensure(db, table.name, table.columns)
 
     def add_batch(self, db: psycopg.Connection, claim: Claim) -> int | None:
-        """See `sinks.Sink`. Waits for the end of another transaction with this claim."""
+        """See `sinks.Sink`. Waits for the end of another transaction that stores a body of this claim."""
         row = db.execute(
-            "INSERT INTO batches (claim, stream, first, bodies, records) VALUES (%s, %s, %s, %s, 0) "
-            "ON CONFLICT (claim) DO NOTHING RETURNING id",
-            (claim.id, claim.stream, claim.first, claim.count),
+            "WITH free AS (INSERT INTO batches_ranges (stream, spool, first, last) "
+            "  SELECT %(stream)s, %(spool)s, %(first)s, %(last)s "
+            "  WHERE NOT EXISTS (SELECT FROM batches WHERE claim = %(id)s) ON CONFLICT DO NOTHING RETURNING 1) "
+            "INSERT INTO batches (claim, stream, first, bodies, records) "
+            "SELECT %(id)s, %(stream)s, %(first)s, %(bodies)s, 0 FROM free ON CONFLICT (claim) DO NOTHING RETURNING id",
+            named(claim),
         ).fetchone()
         return row[0] if row else None
+
+    def stored(self, db: psycopg.Connection, claim: Claim) -> list[tuple[int, int]]:
+        """See `sinks.Sink`."""
+        given = span("%(stream)s::text", "%(spool)s::text", "%(first)s::bigint", "%(last)s::bigint + 1")
+        query = (
+            "SELECT %(first)s::bigint, %(last)s::bigint FROM batches WHERE claim = %(id)s UNION ALL "  # noqa: S608
+            f"SELECT first, last FROM batches_ranges WHERE {SPAN} && {given} ORDER BY 1"
+        )
+        return db.execute(typing.cast("Any", query), named(claim)).fetchall()
 
     def add_records(self, db: psycopg.Connection, batch: int, records: int) -> None:
         """See `sinks.Sink`."""
@@ -308,19 +341,30 @@ class Postgres(Sink[psycopg.Connection]):
                     raise
                 raise ValueError(f"not a condition on dead letters: {message(error)}") from None
 
-    def ledger(self, stream: str, last: int, claims: Iterable[str] = ()) -> Ledger:
+    def ledger(self, stream: str, last: int, claims: dict[str, int] | None = None) -> Ledger:
         """See `sinks.Sink`."""
         with self.transaction() as db:
+            persisted = (
+                "SELECT CASE WHEN EXISTS (SELECT FROM batches WHERE claim = c.id) THEN c.past - c.low ELSE "  # noqa: S608
+                "  (SELECT coalesce(sum(least(last + 1, c.past) - greatest(first, c.low)), 0)::bigint "
+                f"   FROM batches_ranges WHERE {SPAN} && {span('%(s)s::text', 'c.spool', 'c.low', 'c.past')}) END "
+                "FROM unnest(%(id)s::text[], %(spool)s::text[], %(low)s::bigint[], %(past)s::bigint[]) "
+                "  WITH ORDINALITY AS c (id, spool, low, past, at) ORDER BY at"
+            )
+            given = [Claim.of(stream, id, count) for id, count in (claims or {}).items()]
             found = db.execute(  # one statement sees one snapshot
-                "SELECT (SELECT coalesce(sum(bodies), 0)::bigint FROM batches "
+                "SELECT (SELECT coalesce(sum(least(bodies, %(n)s - first + 1)), 0)::bigint FROM batches "  # noqa: S608
                 "        WHERE stream = %(s)s AND first <= %(n)s), "
                 "       (SELECT count(DISTINCT (batch, seq)) FROM dead_letters "
                 "        WHERE stream = %(s)s AND seq <= %(n)s), "
-                "       ARRAY(SELECT claim FROM batches WHERE claim = ANY(%(c)s))",
-                {"s": stream, "n": last, "c": list(claims)},
+                f"      ARRAY({persisted})",
+                {
+                    **{"s": stream, "n": last, "id": [one.id for one in given], "spool": [one.spool for one in given]},
+                    **{"low": [one.first for one in given], "past": [one.end for one in given]},
+                },
             )
-            bodies, dead, persisted = one(found)
-        return Ledger(bodies, dead, set(persisted))
+            bodies, dead, counts = one(found)
+        return Ledger(bodies, dead, {claim.id: count for claim, count in zip(given, counts, strict=True)})
 
 
 def ensure(db: psycopg.Connection, name: str, columns: dict[str, str], index: str = "") -> None:
@@ -349,6 +393,14 @@ def ensure(db: psycopg.Connection, name: str, columns: dict[str, str], index: st
             raise Unavailable(
                 f"PostgreSQL: column {column} of table {name} has the type {present[column]}, expected {plain}"
             )
+
+
+def named(claim: Claim) -> dict[str, Any]:
+    """A claim as the values of a query."""
+    return {"id": claim.id, "stream": claim.stream, "spool": claim.spool, "first": claim.first} | {
+        "last": claim.end - 1,
+        "bodies": claim.count,
+    }
 
 
 def execute(db: psycopg.Connection, statement: str) -> None:

@@ -18,7 +18,7 @@ import apsw
 import msgspec
 from msgspec.structs import astuple
 
-from sluice.sinks import DeadLetter, Entry, Ledger, Outcome, RowsRejected, Sink, Unavailable, second
+from sluice.sinks import DeadLetter, Entry, Ledger, Outcome, RowsRejected, Sink, Unavailable, gaps, second
 from sluice.sinks.schema import field_types
 from sluice.spool.contract import Claim
 from sluice.streams.record import Metric, Reject
@@ -36,6 +36,9 @@ TABLES = """
 CREATE TABLE IF NOT EXISTS batches (
   id INTEGER PRIMARY KEY, claim TEXT NOT NULL UNIQUE, stream TEXT NOT NULL, first INTEGER NOT NULL,
   bodies INTEGER NOT NULL, records INTEGER NOT NULL, persisted_at TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS batches_ranges (
+  stream TEXT NOT NULL, spool TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL);
+CREATE UNIQUE INDEX IF NOT EXISTS batches_ranges_by_first ON batches_ranges (stream, spool, first);
 CREATE TABLE IF NOT EXISTS dead_letters (
   id INTEGER PRIMARY KEY AUTOINCREMENT, received_at TEXT NOT NULL, stream TEXT NOT NULL, body BLOB NOT NULL,
   reason TEXT NOT NULL, whole INTEGER NOT NULL, batch INTEGER NOT NULL REFERENCES batches, seq INTEGER NOT NULL);
@@ -181,12 +184,36 @@ class Sqlite(Sink[apsw.Connection]):
         table.create(db)
 
     def add_batch(self, db: apsw.Connection, claim: Claim) -> int | None:
-        """See `sinks.Sink`."""
+        """See `sinks.Sink`. No other connection writes during this transaction. Ranges that meet become one."""
+        of = claim.stream, claim.spool
+        below = "SELECT first, last FROM batches_ranges WHERE stream=? AND spool=? AND first<? ORDER BY 1 DESC LIMIT 1"
+        start, last = db.execute(below, (*of, claim.end)).fetchone() or (0, -1)
+        if last >= claim.first:
+            return None
         db.execute(
             "INSERT OR IGNORE INTO batches (claim, stream, first, bodies, records, persisted_at) VALUES (?,?,?,?,0,?)",
             (claim.id, claim.stream, claim.first, claim.count, now()),
         )
-        return db.last_insert_rowid() if db.changes() else None
+        if not db.changes():
+            return None
+        batch = db.last_insert_rowid()
+        above = "DELETE FROM batches_ranges WHERE stream = ? AND spool = ? AND first = ? RETURNING last"
+        end = db.execute(above, (*of, claim.end)).get or claim.end - 1
+        db.execute(
+            "INSERT OR REPLACE INTO batches_ranges (stream, spool, first, last) VALUES (?,?,?,?)",
+            (*of, start if last == claim.first - 1 else claim.first, end),
+        )
+        return batch
+
+    def stored(self, db: apsw.Connection, claim: Claim) -> list[tuple[int, int]]:
+        """See `sinks.Sink`."""
+        if db.execute("SELECT 1 FROM batches WHERE claim = ?", (claim.id,)).fetchone():
+            return [(claim.first, claim.end - 1)]
+        found: Any = db.execute(
+            "SELECT first, last FROM batches_ranges WHERE stream = ? AND spool = ? AND first < ? AND last >= ?",
+            (claim.stream, claim.spool, claim.end, claim.first),
+        )
+        return list(found)
 
     def add_records(self, db: apsw.Connection, batch: int, records: int) -> None:
         """See `sinks.Sink`."""
@@ -240,18 +267,23 @@ class Sqlite(Sink[apsw.Connection]):
             finally:
                 db.execute("PRAGMA query_only=0")
 
-    def ledger(self, stream: str, last: int, claims: Iterable[str] = ()) -> Ledger:
+    def ledger(self, stream: str, last: int, claims: dict[str, int] | None = None) -> Ledger:
         """See `sinks.Sink`."""
         with self.transaction("BEGIN") as db:
             bodies = db.execute(
-                "SELECT coalesce(sum(bodies), 0) FROM batches WHERE stream = ? AND first <= ?", (stream, last)
+                "SELECT coalesce(sum(min(bodies, ?2 - first + 1)), 0) FROM batches WHERE stream = ?1 AND first <= ?2",
+                (stream, last),
             ).get
             dead = db.execute(
                 "SELECT count(*) FROM (SELECT DISTINCT batch, seq FROM dead_letters WHERE stream = ? AND seq <= ?)",
                 (stream, last),
             ).get
-            found = {c for c in claims if db.execute("SELECT 1 FROM batches WHERE claim = ?", (c,)).fetchone()}
+            found = {id: self.bodies(db, Claim.of(stream, id, count)) for id, count in (claims or {}).items()}
         return Ledger(bodies, dead, found)
+
+    def bodies(self, db: apsw.Connection, claim: Claim) -> int:
+        """How many bodies of a claim are stored."""
+        return claim.count - sum(part.count for part in gaps(claim, self.stored(db, claim)))
 
 
 def busy_handler() -> Callable[[int], bool]:

@@ -28,13 +28,14 @@ class Keys(NamedTuple):
     claims: str
     marks: str
     purged: str
+    spools: str
     claim: str  # a prefix: the claim's id follows
 
     @classmethod
     def of(cls, stream: str) -> Keys:
         """The keys of a stream, all in one slot of a Redis Cluster."""
         base = "ingest:{%s}" % stream
-        return cls(base, f"{base}:claimed", f"{base}:claims", f"{base}:marks", f"{base}:purged", f"{base}:claim:")
+        return cls(base, *(f"{base}:{name}" for name in ("claimed", "claims", "marks", "purged", "spools", "claim:")))
 
 
 COUNTS = "ingest:counts"  # of the whole installation
@@ -42,21 +43,51 @@ PROBE = "ingest:ready"  # written by the gateway's readiness check
 PATTERN = "ingest:{*"  # glob: every key of every stream
 STREAM = re.compile(rb"ingest:\{([^}]+)\}")  # the stream of a key
 
+# A spool is a history of a list: within one, a sequence number is given to one body only. Redis has another history
+# (master_replid) after each restart and promotion, because its last writes may be lost, and their numbers with them.
+# Bodies that are on the list at that moment keep their spool; the next ones belong to a new spool. The time makes its
+# name unique if the keys are deleted while Redis runs. Each spool is scored by its first number that is not claimed.
+SPOOLS = """
+local function spools(key, claimed, ready, us)
+  local history = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
+  local found = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+  local start
+  if #found == 0 or tonumber(found[2]) > claimed + 1 then -- no spool has the first body: the counter was deleted
+    start = claimed + 1
+  elseif string.sub(found[#found - 1], 1, #history) ~= history then
+    start = claimed + ready + 1
+  else
+    return found
+  end
+  start = string.format('%.0f', start)
+  redis.call('ZREMRANGEBYSCORE', key, start, '+inf')
+  redis.call('ZADD', key, start, history .. '-' .. us)
+  return redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+end
+"""
+
 # Every call sends the whole script (EVAL). Redis caches it by its hash; SCRIPT FLUSH does no harm.
-MARK = """
+MARK = (
+    SPOOLS
+    + """
 local t = redis.call('TIME')
 local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
 local ready = redis.call('LLEN', KEYS[1])
 local seq = string.format('%.0f', claimed + ready + 1)
 local us = t[1] .. string.format('%06d', t[2])
+spools(KEYS[4], claimed, ready, us)
 redis.call('ZREMRANGEBYSCORE', KEYS[3], seq, seq) -- keep one mark per number, or a refused stream would collect them
 redis.call('ZADD', KEYS[3], seq, seq .. ':' .. us)
 return {claimed, ready, us, redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', 0) or 0}
 """
+)
 
 # allow-oom: a full Redis must still be drained. If the whole list fits into the claim, RENAME makes it the claim: no
 # body is copied or written to the append-only file again. Otherwise the head of the list moves in pieces.
-CLAIM = """#!lua flags=allow-oom
+CLAIM = (
+    "#!lua flags=allow-oom"
+    + SPOOLS
+    + """
 local t = redis.call('TIME')
 local ms = t[1] * 1000 + math.floor(t[2] / 1000)
 local prefix, max_bodies, max_bytes, lease = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -76,8 +107,15 @@ end
 local ready = redis.call('LLEN', KEYS[1])
 if ready == 0 then return false end
 local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
-local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
-local id = run .. ':' .. string.format('%.0f', claimed + 1) .. ':' .. t[1] .. string.format('%06d', t[2])
+local us = t[1] .. string.format('%06d', t[2])
+local found = spools(KEYS[5], claimed, ready, us)
+local spool, following
+for at = 1, #found, 2 do
+  if tonumber(found[at + 1]) <= claimed + 1 then spool = found[at]
+  elseif not following then following = tonumber(found[at + 1]) end
+end
+if following then max_bodies = math.min(max_bodies, following - claimed - 1) end -- a claim has bodies of one spool
+local id = spool .. ':' .. string.format('%.0f', claimed + 1) .. ':' .. us
 local key = prefix .. id
 local n, size = 0, 0
 if ready <= max_bodies then size = redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', 0) end
@@ -100,9 +138,12 @@ else
   until n >= max_bodies or size >= max_bytes
 end
 redis.call('SET', KEYS[2], string.format('%.0f', claimed + n))
+redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', string.format('%.0f', claimed + 1))
+if following ~= claimed + n + 1 then redis.call('ZADD', KEYS[5], string.format('%.0f', claimed + n + 1), spool) end
 redis.call('ZADD', KEYS[3], ms + lease, id)
 return give(id, n, size)
 """
+)
 
 RENEW = """#!lua flags=allow-oom
 if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 0 end
@@ -193,6 +234,7 @@ def count_command(delta: dict[str, int]) -> tuple[Any, ...]:
 class Claim(NamedTuple):
     """One claimed batch: its bodies have the sequence numbers first, first + 1, …
 
+    id: SPOOL:FIRST:MICROSECONDS, with the time of the claim. What identifies a body is spool, stream and number.
     size: approximate bytes.
     marks: (sequence number, microseconds since 1970), ascending; the first one is the last mark at or before `first`.
     """
@@ -204,10 +246,30 @@ class Claim(NamedTuple):
     size: int
     marks: list[tuple[int, int]]
 
+    @classmethod
+    def of(cls, stream: str, id: str, count: int) -> Claim:
+        """A claim of which only the id and the number of bodies are known."""
+        return cls(stream, id, int(id.split(":")[1]), count, 0, [])
+
+    @property
+    def spool(self) -> str:
+        """The history of the list in which these sequence numbers were given."""
+        return self.id.partition(":")[0]
+
+    @property
+    def end(self) -> int:
+        """The sequence number after the last body."""
+        return self.first + self.count
+
+    def part(self, first: int, end: int) -> Claim:
+        """The bodies from `first` to the one before `end`, as a claim of their own."""
+        at = self.id.rpartition(":")[2]
+        return self._replace(id=f"{self.spool}:{first}:{at}", first=first, count=end - first)
+
     def received(self, seq: int) -> tuple[int, int]:
         """When the body with this sequence number arrived (microseconds since 1970, up to 100 ms early), and the first
         sequence number to which the next mark applies.
         """
         at = bisect_right(self.marks, (seq, 1 << 62))
-        until = self.marks[at][0] if at < len(self.marks) else self.first + self.count
+        until = self.marks[at][0] if at < len(self.marks) else self.end
         return self.marks[max(at - 1, 0)][1], until

@@ -64,7 +64,7 @@ class Backlog:
         key = keys.ready.encode()
         self.bytes = Counter()  # of the accepted bodies
         self.push = b"$5\r\nRPUSH\r\n$%d\r\n%b\r\n" % (len(key), key)
-        self.mark = ("EVAL", MARK, 3, keys.ready, keys.claimed, keys.marks)
+        self.mark = ("EVAL", MARK, 4, keys.ready, keys.claimed, keys.marks, keys.spools)
         self.mark_due = 0.0  # monotonic
         self.length = 0  # at the last reply
         self.refused_bodies = 0  # since the last accepted one; their clients will retry
@@ -141,14 +141,20 @@ class Inlet:
             try:
                 self.push(batch)
             except (RedisError, OSError) as error:
-                self.redis.disconnect()
+                self.disconnect()
                 self.refuse_all(batch, error)
             except BaseException as error:  # a signal before the reply: the outcome is unknown, so nothing gets 2xx
-                self.redis.disconnect()
+                self.disconnect()
                 self.refuse_all(batch, error)
                 raise
             finally:
                 batch.done = True
+
+    def disconnect(self) -> None:
+        """Close the connection. The next one may lead to a Redis that lost bodies; a mark tells it first."""
+        self.redis.disconnect()
+        for backlog in self.backlogs.values():
+            backlog.mark_due = 0.0
 
     def push(self, batch: Batch) -> None:
         """One pipelined round trip: an RPUSH per stream, before it a mark if one is due."""
@@ -190,15 +196,17 @@ class Inlet:
             self.read_report_reply(delta, now)
         accepted = 0
         for stream, bodies, backlog, marking in sent:
-            if marking:
-                self.read_mark_reply(backlog, now)
+            unmarked = self.read_mark_reply(backlog, now) if marking else None
             try:
                 backlog.length = self.redis.read_response()
+                if unmarked:  # the bodies may have got numbers that others had in this spool
+                    raise unmarked
                 backlog.refused_bodies = 0
                 accepted += len(bodies)
                 backlog.bytes.n += sum(map(len, bodies))
                 self.log_change(stream, None)
             except ResponseError as error:
+                backlog.mark_due = 0.0  # what refused the push may have been a replica
                 detail = REDIS_FULL if isinstance(error, OutOfMemoryError) else REDIS_READ_ONLY % error
                 self.refuse(batch, stream, backlog.refusal(backlog.length // 20 + 1, detail))
         if self.replicas:
@@ -241,23 +249,25 @@ class Inlet:
                 self.redis.send_command(*count_command(delta))
                 self.read_report_reply(delta, now)
             except (RedisError, OSError):
-                self.redis.disconnect()
+                self.disconnect()
 
     def refresh(self, backlog: Backlog, now: float) -> None:
         """Ask Redis whether a full backlog has room again: a client that waited for Retry-After must be accepted."""
         self.redis.send_command(*backlog.mark)
         self.read_mark_reply(backlog, now)
 
-    def read_mark_reply(self, backlog: Backlog, now: float) -> None:
-        """Read a mark's reply. A full Redis rejects the mark; it rejects the push that follows too.
+    def read_mark_reply(self, backlog: Backlog, now: float) -> ResponseError | None:
+        """Read a mark's reply; returns the error if Redis rejected the mark.
 
         now: when the mark was sent. The next one is due from then, because the reply may have waited for an fsync.
         """
         try:
             backlog.update(*self.redis.read_response())
             backlog.mark_due = now + MARK_INTERVAL
-        except ResponseError:
+        except ResponseError as error:
             backlog.mark_due = 0.0
+            return error
+        return None
 
     def refuse(self, batch: Batch, stream: str, refusal: Refusal) -> None:
         """Refuse the bodies of one stream."""
@@ -274,8 +284,6 @@ class Inlet:
 
     def refuse_all(self, batch: Batch, error: BaseException) -> None:
         """Refuse a batch without a reply: its bodies may or may not be on the list."""
-        for backlog in self.backlogs.values():
-            backlog.mark_due = 0.0
         for stream in batch.bodies:
             self.refuse(batch, stream, Refusal(REDIS_DOWN, 1))
         log.debug("no reply: %s: %s", type(error).__name__, error)
@@ -304,6 +312,6 @@ class Inlet:
             except ResponseError as error:
                 return REDIS_READ_ONLY % error
             except (RedisError, OSError):
-                self.redis.disconnect()
+                self.disconnect()
                 return REDIS_DOWN
         return None

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,6 +88,9 @@ class PostgresStore:
 
     def ask(self, sql: str) -> list[tuple]:
         return [tuple(map(simple, row)) for row in self.pg.ask(sql)]
+
+    def load(self, name: str) -> None:
+        self.pg.ask((Path(__file__).parent / f"{name}.postgres.sql").read_text())
 
     def refuse(self, table: str, column: str, value: str) -> None:
         self.pg.ask(f"ALTER TABLE {table} ADD CHECK ({column} <> '{value}')")
@@ -184,7 +188,7 @@ def test_many_workers_may_create_the_tables_at_once(pg: Postgres):
         opened = list(pool.map(lambda _: connect(pg), range(8)))
     assert len(opened) == 8
     assert {row[0] for row in pg.ask("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")} == {
-        *("batches", "dead_letters", "gps", "logs", "metrics", "view_changes", "votes")
+        *("batches", "batches_ranges", "dead_letters", "gps", "logs", "metrics", "view_changes", "votes")
     }
 
 
@@ -511,7 +515,11 @@ def test_an_operator_command_creates_no_tables(pg: Postgres):
         sinks.connect(pg.url, registry.STREAMS, make=False)
     assert pg.ask("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(0,)]
     connect(pg).persist(claim(), gps(3))
-    assert sinks.connect(pg.url, registry.STREAMS, make=False).ledger("gps", 9, ["run:1:1", "x"]) == (1, 0, {"run:1:1"})
+    assert sinks.connect(pg.url, registry.STREAMS, make=False).ledger("gps", 9, {"run:1:1": 1, "x:9:1": 1}) == (
+        1,
+        0,
+        {"run:1:1": 1, "x:9:1": 0},
+    )
 
 
 # --- secrets ---------------------------------------------------------------------------------------------------------

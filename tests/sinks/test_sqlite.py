@@ -32,6 +32,9 @@ class SqliteStore:
             db.set_busy_timeout(10_000)
             return db.execute(sql).fetchall()
 
+    def load(self, name: str) -> None:
+        self.ask((Path(__file__).parent / f"{name}.sqlite.sql").read_text())
+
     def refuse(self, table: str, column: str, value: str) -> None:
         self.ask(
             f"CREATE TRIGGER t BEFORE INSERT ON {table} WHEN new.{column} = '{value}' "
@@ -66,7 +69,7 @@ class TestSqlite(SinkTests):
     def test_the_tables_are_those_of_the_protocol(self, store: SqliteStore, sink: Sink) -> None:
         columns = {
             name: ", ".join(row[1] for row in store.ask(f"PRAGMA table_info({name})"))
-            for name in ("metrics", "gps", "votes", "logs", "dead_letters", "batches")
+            for name in ("metrics", "gps", "votes", "logs", "dead_letters", "batches", "batches_ranges")
         }
         protocol = (ROOT / "docs/PROTOCOL.md").read_text()
         for name, listed in columns.items():
@@ -87,6 +90,19 @@ class TestSqlite(SinkTests):
         (first, _) = store.ask(f"SELECT poll, choice, voter, batch, seq{', mine' * bool(more)} FROM votes ORDER BY seq")
         assert first == ("p", "a", None, 1, 1, *["mine"] * bool(more))
         assert store.ask("SELECT count(*) FROM votes WHERE received_at LIKE '20%Z' AND time = received_at") == [(2,)]
+
+    def test_ranges_that_meet_become_one(self, store: SqliteStore, sink: Sink) -> None:
+        for first, last, ranges in [
+            (11, 20, [(11, 20)]),
+            (31, 40, [(11, 20), (31, 40)]),
+            (1, 10, [(1, 20), (31, 40)]),
+            (21, 25, [(1, 25), (31, 40)]),
+            (18, 33, [(1, 40)]),
+        ]:
+            given = claim("votes", last - first + 1, first)
+            sink.persist(given, votes(*range(first, last + 1), first=first)[1])
+            assert store.ask("SELECT first, last FROM batches_ranges ORDER BY 1") == ranges
+        assert self.choices(store) == [str(n) for n in range(1, 41)]
 
     def test_every_commit_is_synced_to_disk(self, sink: Any) -> None:
         assert sink.db.execute("PRAGMA journal_mode").get == "wal"

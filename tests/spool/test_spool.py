@@ -134,8 +134,8 @@ def drained(outlet: Outlet, stream: str = "s", **limits: float) -> list[bytes]:
     return bodies
 
 
-def numbers(count: int) -> list[bytes]:
-    return [b"%d" % n for n in range(count)]
+def numbers(count: int, start: int = 0) -> list[bytes]:
+    return [b"%d" % n for n in range(start, start + count)]
 
 
 # append and commit
@@ -376,7 +376,7 @@ def test_settle_leaves_only_the_counter_and_one_mark(
     taken = claim(outlet)
     outlet.settle(taken)
     outlet.settle(taken)
-    assert set(raw(server).keys("*")) == {KEYS.claimed.encode(), KEYS.marks.encode()}
+    assert set(raw(server).keys("*")) == {key.encode() for key in (KEYS.claimed, KEYS.marks, KEYS.spools)}
     assert inspector.snapshot("s").claimed == 10
     assert len(marks(server)) == 1
 
@@ -647,6 +647,146 @@ def test_a_claim_in_pieces_is_complete_in_a_full_redis(tmp: Path) -> None:
         assert inspector.snapshot("s")[:2] == (900, before - 900)
 
 
+# spools: what names the numbers of a history of the list
+
+
+def spools(server: Server) -> dict[str, int]:
+    """The spools of the list, each with its first number that is not claimed."""
+    return {name.decode(): int(first) for name, first in raw(server).zrange(KEYS.spools, 0, -1, withscores=True)}
+
+
+def test_a_restart_begins_a_spool_and_bodies_of_before_keep_theirs(own: Server, tmp: Path) -> None:
+    inlet, outlet = Inlet(str(own.socket), 10**9), Outlet(str(own.socket))
+    push(inlet, *numbers(10))
+    opened = claim(outlet, max_bodies=4)
+    own.process.kill()
+    own.process.wait()
+    with redis_server(tmp) as again:
+        inlet, outlet = Inlet(str(again.socket), 10**9), Outlet(str(again.socket))
+        push(inlet, *numbers(3, 10))
+        old, new = spools(again)
+        assert (old, spools(again)) == (opened.spool, {old: 5, new: 11})
+        outlet.renew(opened, 0)
+        assert claim(outlet)[:4] == opened[:4]  # delivered again, as it was
+        rest, later = claim(outlet), claim(outlet)  # a claim has bodies of one spool
+        assert [(one.spool, one.first, one.count) for one in (rest, later)] == [(old, 5, 6), (new, 11, 3)]
+        assert [*outlet.bodies(rest), *outlet.bodies(later)] == numbers(9, 4)
+        push(inlet, b"x")
+        assert claim(outlet).spool == new
+        assert spools(again) == {new: 15}
+
+
+def test_restarts_without_a_body_in_between_leave_one_spool(own: Server, tmp: Path) -> None:
+    push(Inlet(str(own.socket), 10**9), b"a")
+    (first,) = spools(own)
+    own.process.kill()
+    own.process.wait()
+    names = []
+    for _ in range(3):
+        with redis_server(tmp) as again:
+            inlet = Inlet(str(again.socket), 10**9)
+            inlet.backlogs["s"] = Backlog("s")
+            inlet.refresh(inlet.backlogs["s"], 0)  # a mark without a push
+            old, name = spools(again)
+            assert old == first
+            names.append(name)
+    assert len(set(names)) == 3
+
+
+def test_deleting_the_counter_begins_a_spool(server: Server, inlet: Inlet, outlet: Outlet) -> None:
+    push(inlet, *numbers(3))
+    before = claim(outlet)
+    raw(server).delete(KEYS.claimed)
+    push(inlet, b"x")
+    after = claim(outlet)
+    assert (before.first, after.first) == (1, 1)
+    assert before.spool != after.spool
+
+
+def test_a_purge_past_the_end_of_a_spool_leaves_the_next_one(own: Server, tmp: Path) -> None:
+    push(Inlet(str(own.socket), 10**9), *numbers(5))
+    own.process.kill()
+    own.process.wait()
+    with redis_server(tmp) as again:
+        push(Inlet(str(again.socket), 10**9), *numbers(5, 5))
+        _, new = spools(again)
+        Inspector(str(again.socket)).purge("s", 7)
+        taken = claim(Outlet(str(again.socket)))
+        assert (taken.spool, taken.first, taken.count) == (new, 8, 3)
+        assert spools(again) == {new: 11}
+
+
+def test_bodies_that_a_redis_took_without_their_mark_are_refused(
+    server: Server, inlet: Inlet, outlet: Outlet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(inlet, b"a")
+    inlet.backlogs["s"].mark_due = 0.0
+    monkeypatch.setattr(inlet.backlogs["s"], "mark", ("EVAL", "return redis.error_reply('READONLY a replica')", 0))
+    refused = push(inlet, b"b")
+    assert refused
+    assert refused.detail == "Redis refuses to write: a replica"
+    monkeypatch.undo()
+    assert push(inlet, b"c") is None
+    assert len(marks(server)) == 2  # the next push is marked, without waiting for the interval
+
+
+@pytest.mark.parametrize("through", ["ready", "report", "refused push"])
+def test_the_first_push_after_a_lost_connection_or_an_error_is_marked(through: str, own: Server, tmp: Path) -> None:
+    inlet = Inlet(str(own.socket), 10**9)
+    push(inlet, b"a")
+    inlet.backlogs["s"].mark_due = 1e18
+    if through == "refused push":
+        raw(own).config_set("min-replicas-to-write", 1)
+        assert push(inlet, b"x")
+        raw(own).config_set("min-replicas-to-write", 0)
+        assert push(inlet, b"b") is None
+        assert [seq for seq, _ in marks(own)] == [1, 2]
+        return
+    own.process.kill()
+    own.process.wait()
+    inlet.ready() if through == "ready" else inlet.report(last=True)
+    with redis_server(tmp) as again:
+        assert push(inlet, b"b") is None
+        assert [seq for seq, _ in marks(again)] == [1, 2]
+        assert len(spools(again)) == 2
+
+
+@pytest.mark.parametrize("lost", ["nothing", "the last writes"])
+def test_after_a_kill_each_body_is_stored_once_and_new_ones_with_lost_numbers_too(lost: str, tmp: Path) -> None:
+    """Bodies are stored, then Redis is killed and starts again, from all of its log or from an older copy of it."""
+
+    def store(outlet: Outlet, **limits: float) -> None:
+        while taken := outlet.claim("votes", **limits):  # type: ignore[arg-type]
+            entries = [
+                (seq, 0, body, Vote(poll="p", choice=body.decode()))
+                for seq, body in enumerate(outlet.bodies(taken), taken.first)
+            ]
+            sink.persist(taken, lambda entries=entries: entries)  # type: ignore[misc]
+            outlet.settle(taken)
+
+    sink = sinks.connect(f"sqlite:///{tmp}/ingest.db", STREAMS)
+    with redis_server(tmp) as server:
+        inlet, outlet = Inlet(str(server.socket), 10**9), Outlet(str(server.socket))
+        push(inlet, *numbers(10), stream="votes")
+        assert claim(outlet, "votes", max_bodies=3, lease=0)  # of a worker that dies
+        copied = tmp / "copy"
+        shutil.copytree(tmp / "redis", copied)
+        push(inlet, *numbers(10, 10), stream="votes")
+        store(outlet, max_bodies=8)
+        store(outlet, max_bodies=8)
+        push(inlet, *numbers(2, 20), stream="votes")
+    if lost != "nothing":
+        shutil.rmtree(tmp / "redis")
+        copied.rename(tmp / "redis")
+    with redis_server(tmp) as server:
+        inlet, outlet = Inlet(str(server.socket), 10**9), Outlet(str(server.socket))
+        push(inlet, *numbers(10, 30), stream="votes")
+        store(outlet, max_bodies=4)  # other boundaries than before
+    found = [int(choice) for (choice,) in sink.db.execute("SELECT choice FROM votes ORDER BY CAST(choice AS INTEGER)")]
+    assert found == [*range(22 if lost == "nothing" else 20), *range(30, 40)]
+    sink.close()
+
+
 # a Redis that is stopped, killed or emptied
 
 
@@ -779,7 +919,7 @@ def test_claim_ids_are_never_used_again_so_the_sink_stores_new_bodies(how: str, 
                 push(inlet, b"a", b"b", stream="votes")
                 taken = claim(outlet, "votes")
                 assert taken.first == 1 or how != "flushed"
-                assert taken.id.startswith(raw(server).info("server")["run_id"] + ":")
+                assert taken.id.startswith(raw(server).info("replication")["master_replid"] + "-")
                 seen.append(taken.id)
                 entries = [(taken.first, 0, b"a", Vote(poll="p", choice="a"))]
                 assert sink.persist(taken, lambda entries=entries: entries) == Outcome(1, 0)  # type: ignore[misc]
