@@ -18,9 +18,10 @@ from urllib.parse import urlencode
 
 import pytest
 
+from between import Between, closing, reply
 from integrations import samples
 from sluice.drill import harness
-from sluice.drill.harness import Server, ask, free_port, installation, request, running, short_tmp
+from sluice.drill.harness import Server, ask, free_port, installation, running, short_tmp
 from sluice.streams import prometheus_pb2
 from sluice.streams.protobuf import uncompress, wrapped
 
@@ -47,51 +48,6 @@ class Target(socketserver.ThreadingTCPServer):
 
         super().__init__(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
-
-
-class Between(socketserver.ThreadingTCPServer):
-    """A proxy that answers the first requests itself, with one of `replies` each, and forwards all others.
-
-    replies: whole answers; an empty one forwards the request and closes the connection instead of answering.
-    answered: the bodies of the requests that got one of these.
-    """
-
-    daemon_threads = allow_reuse_address = True
-
-    def __init__(self, port: int, replies: list[bytes]) -> None:
-        self.answered: list[bytes] = []
-        between, lock = self, threading.Lock()
-
-        class Handler(socketserver.StreamRequestHandler):
-            def handle(self) -> None:
-                while line := self.rfile.readline():
-                    head = line
-                    while not head.endswith(b"\r\n\r\n"):
-                        head += self.rfile.readline()
-                    (length,) = (int(part[15:]) for part in head.split(b"\r\n") if part.startswith(b"Content-Length:"))
-                    body = self.rfile.read(length)
-                    with lock:
-                        reply = replies.pop(0) if replies else None
-                        between.answered += [body] if reply is not None else []
-                    if reply:
-                        self.wfile.write(reply)
-                        continue
-                    status, headers, _ = request(port, head + body)
-                    if reply is not None:
-                        return
-                    retry = f"Retry-After: {headers['retry-after']}\r\n" if "retry-after" in headers else ""
-                    self.wfile.write(f"HTTP/1.1 {status} Any\r\n{retry}Content-Length: 0\r\n\r\n".encode())
-
-        super().__init__(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
-
-
-@contextlib.contextmanager
-def closing(server: socketserver.TCPServer) -> Iterator[int]:
-    """The port of a server, which ends with the block."""
-    with server:
-        yield server.server_address[1]
-        server.shutdown()
 
 
 @contextlib.contextmanager
@@ -257,10 +213,6 @@ def test_native_histograms_are_stored(up: Server, tmp: Path) -> None:
         count, whole, total = poll(lambda: ask(up.home, sql))
     assert (count, total) == (("count", "integer", 7), ("sum", "float", 12.5))
     assert json.loads(whole[2])["buckets"] == [[-0.001, 0.001, 1], [1, 2**0.5, 1], [2**0.5, 2, 3], [2, 2**1.5, 1]]
-
-
-def reply(status: int, *headers: str) -> bytes:
-    return "\r\n".join([f"HTTP/1.1 {status} Any", *headers, "Content-Length: 0", "", ""]).encode()
 
 
 @pytest.mark.parametrize(

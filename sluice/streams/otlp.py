@@ -27,6 +27,9 @@ from sluice.streams.record import Invalid, Reject
 Tags = dict[str, Any]
 HEX = re.compile(r"[0-9a-f]*")
 TIME_END = 2**63  # nanoseconds since 1970
+# So many bytes that a data point or log record inherits count as one record more: otherwise a body of 8 MiB with large
+# attributes of its resource and many small points becomes 10 GB of rows
+INHERITED = 1024
 
 
 class Node:
@@ -82,7 +85,7 @@ class Protobuf:
     def join(self, node: Node, own: bytes, name: str, child: bytes) -> bytes:
         """A message with one child."""
         number = next(number for number in node.numbers if node.numbers[number] == name)
-        return own + varint(number << 3 | protobuf.LENGTH) + varint(len(child)) + child
+        return own + protobuf.wrapped(number, child)
 
     def parse(self, node: Node, data: bytes) -> Any:
         """The message of a node. Raises: Invalid."""
@@ -157,7 +160,7 @@ class Json:
 class Context(NamedTuple):
     """What a message inherits: the attributes of its resource and scope, and of these the names that the scope has.
 
-    name: of the metric. service: of a log record. identifier: see `Protobuf.identifier`.
+    name: of the metric. service: of a log record. identifier: see `Protobuf.identifier`. size: of all this, in bytes.
     """
 
     identifier: Callable[[bytes], str]
@@ -165,6 +168,7 @@ class Context(NamedTuple):
     scope: Tags = {}
     name: str = ""
     service: str | None = None
+    size: int = 0
 
     def merged(self, own: Tags) -> Tags:
         """The attributes with a message's own. An inherited one with the same name and another value is renamed."""
@@ -221,8 +225,9 @@ def walk(
         if len(own if node.children else data) > budget.limits.record // 4:
             raise Invalid(f"{node.kind.DESCRIPTOR.name} larger than {budget.limits.record // 4} bytes")
         if node.children:
-            context = node.read(encoding.parse(node, own), context)
+            context = node.read(encoding.parse(node, own), context)._replace(size=context.size + len(own))
         else:
+            budget.left -= context.size // INHERITED
             records = node.read(encoding.parse(node, data), context)
     except Exception as error:
         yield Reject(wrap(data), bodies.reason(error), False)
@@ -241,16 +246,6 @@ def walk(
             return wrap(encoding.join(node, own, name, part))
 
         yield from walk(encoding, below, child, context, joined, budget)
-
-
-def varint(value: int) -> bytes:
-    """An integer in protobuf's wire format."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def attributes(pairs: Iterable[Any], convert: Callable[[Any], Any]) -> Tags:

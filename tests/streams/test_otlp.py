@@ -358,6 +358,16 @@ def test_what_exceeds_the_limit_of_records_is_buried_undecoded_and_can_be_replay
         assert sorted(found) == list(range(3001))
 
 
+def test_what_many_points_inherit_counts_towards_the_limit_of_records() -> None:
+    """Otherwise a body of 8 MiB with large attributes of its resource becomes many gigabytes of rows."""
+    request = metrics(gauge(*({"as_int": n} for n in range(1000))))
+    request.resource_metrics[0].resource.attributes.add(key="large").value.string_value = "x" * 100_000
+    for sent in items("/v1/metrics", request):
+        found = decode("metrics", sent, LIMITS._replace(records=20_000))
+        assert len(found) < 250
+        assert found[-1].reason == "too many records in one body: the rest was not decoded"
+
+
 BOMBS = {
     "points": ("/v1/metrics", b"\n\0", (0x2A, 0x12, 0x12, 0x0A)),
     "metrics": ("/v1/metrics", b"\x12\0", (0x12, 0x0A)),

@@ -1,0 +1,73 @@
+"""A proxy that gives some answers itself: how unmodified senders behave after an error or a lost answer."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socketserver
+import threading
+from collections.abc import Iterator
+
+from sluice.drill.harness import request
+
+
+class Between(socketserver.ThreadingTCPServer):
+    """A proxy that answers the first requests itself, with one of `replies` each, and forwards all others.
+
+    replies: whole answers; an empty one forwards the request and closes the connection instead of answering.
+    answered: the bodies of the requests that got one of these.
+    """
+
+    daemon_threads = allow_reuse_address = True
+
+    def __init__(self, port: int, replies: list[bytes]) -> None:
+        self.answered: list[bytes] = []
+        between, lock = self, threading.Lock()
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                while line := self.rfile.readline():
+                    head = line
+                    while not head.endswith(b"\r\n\r\n"):
+                        head += self.rfile.readline()
+                    fields = dict(re.findall(rb"\r\n([\w-]+): *([^\r]*)", head.lower()))
+                    if b"content-length" in fields:
+                        body = sent = self.rfile.read(int(fields[b"content-length"]))
+                    else:
+                        sent, body = self.chunks()
+                    with lock:
+                        reply = replies.pop(0) if replies else None
+                        between.answered += [body] if reply is not None else []
+                    if reply:
+                        self.wfile.write(reply)
+                        continue
+                    status, headers, _ = request(port, head + sent)
+                    if reply is not None:
+                        return
+                    retry = f"Retry-After: {headers['retry-after']}\r\n" if "retry-after" in headers else ""
+                    self.wfile.write(f"HTTP/1.1 {status} Any\r\n{retry}Content-Length: 0\r\n\r\n".encode())
+
+            def chunks(self) -> tuple[bytes, bytes]:
+                """A chunked body as it is sent, and its content."""
+                sent = content = b""
+                while True:
+                    line = self.rfile.readline()
+                    chunk = self.rfile.read(int(line, 16) + 2)
+                    sent, content = sent + line + chunk, content + chunk[:-2]
+                    if len(chunk) == 2:
+                        return sent, content
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+
+@contextlib.contextmanager
+def closing(server: socketserver.TCPServer) -> Iterator[int]:
+    """The port of a server, which ends with the block."""
+    with server:
+        yield server.server_address[1]
+        server.shutdown()
+
+
+def reply(status: int, *headers: str) -> bytes:
+    return "\r\n".join([f"HTTP/1.1 {status} Any", *headers, "Content-Length: 0", "", ""]).encode()
