@@ -39,7 +39,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
 
     Raises, before it yields: Invalid.
     """
-    encoding = message.field("Content-Encoding")
+    encoding = message.field("Content-Encoding").lower()  # as nginx compares it
     if encoding == "snappy":
         body = uncompress(body, budget.limits.inflated)
     elif encoding:  # the head of a buried part has none

@@ -56,6 +56,14 @@ def test_a_sample_is_a_row_with_the_other_labels_as_tags() -> None:
     assert decode("metrics", item(body)) == [one, two, three]
 
 
+def test_the_name_of_the_compression_may_have_capital_letters() -> None:
+    body = compressed(request(series(UP, samples=[sample(1)])))
+    (row,) = decode(
+        "metrics", kept(body, "/api/v1/write", "content-type: Application/X-Protobuf", "Content-Encoding: Snappy")
+    )
+    assert row.value == 1
+
+
 def test_a_value_that_is_not_finite_is_a_state() -> None:
     values = [STALE, float("nan"), float("inf"), float("-inf")]
     found = decode("metrics", item(request(series(UP, samples=[sample(value) for value in values]))))
