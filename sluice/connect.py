@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError, ReadOnlyError, RedisError
+from redis.exceptions import ConnectionError, ReadOnlyError
 from redis.retry import Retry
 
 CONNECT_TIMEOUT = 1.0  # seconds to wait for a connection to another machine
@@ -113,7 +113,7 @@ class Sentinels:
                 state, (host, port), *replicas = (link.read_response() for _ in verbs)
                 candidates = sum(map(is_candidate, map(pairs, *replicas)))
                 answer = Answer(int(pairs(state)[b"config-epoch"]), (host.decode(), int(port)), candidates)
-            except (RedisError, OSError) as error:
+            except Exception as error:  # whatever a Sentinel says, it is asked again
                 link.disconnect()
                 self.trouble = str(error)
             self.learn(number, answer)

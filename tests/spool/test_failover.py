@@ -35,7 +35,7 @@ from sluice.drill.harness import (
     post,
     running,
 )
-from sluice.drill.replicated import Replicated, replicated
+from sluice.drill.replicated import NAME, PASSWORD, Replicated, replicated
 from sluice.spool.contract import Keys
 from sluice.spool.inlet import Inlet
 
@@ -129,7 +129,7 @@ def fail_over(cluster: Replicated, kind: str, chance: random.Random) -> None:
         os.kill(victim.process.pid, signal.SIGSTOP)
     else:
         with chance.choice(cluster.sentinels).client() as sentinel:
-            sentinel.execute_command("SENTINEL", "FAILOVER", "sluice")
+            sentinel.execute_command("SENTINEL", "FAILOVER", NAME)
     poll(lambda: cluster.master() is not victim, 60, "a new master")
     if kind == "kill":
         victim.start()
@@ -193,6 +193,27 @@ def test_each_replica_that_may_be_promoted_must_confirm(tmp: Path, tls: Path, ru
             lambda: get(gate.socket, "/readyz")[0] == 200, 60
         )  # a Sentinel that was stopped for two seconds waits for 30
         assert post(gate.socket, "/votes", VOTE % b"c")[0] == 200
+
+
+def test_the_sentinel_with_the_highest_epoch_is_believed_and_readers_leave_the_old_master(tmp: Path) -> None:
+    (tmp / "other").mkdir()
+    with replicated(tmp, 1) as cluster, replicated(tmp / "other", 0) as other:
+        # another master of the same name, whose Sentinels have seen no failover; they are asked, too
+        hosts = [f"localhost:{one.port}" for one in (*other.sentinels, *cluster.sentinels)]
+        redis: Any = connect.client(f"redis+sentinel://:{PASSWORD}@{','.join(hosts)}/{NAME}", 3)
+        before = cluster.master()
+        with cluster.sentinels[0].client() as sentinel:
+            sentinel.execute_command("SENTINEL", "FAILOVER", NAME)
+        poll(lambda: cluster.master() is not before, 60, "a new master")
+        after = cluster.master()
+
+        def follows() -> bool:
+            return after.port == int(redis.config_get("port")["port"])
+
+        poll(follows, 30, "a client that only reads follows")
+        for sentinel in cluster.sentinels:
+            sentinel.kill()
+        poll(lambda: not follows(), 30, "the other Sentinels are asked")
 
 
 @pytest.fixture
