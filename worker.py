@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from sluice import counters, daemon, settings, sinks
 from sluice.sinks.schema import load_streams
-from sluice.spool.contract import LEASE, Claim
+from sluice.spool.contract import LEASE, Claim, NewerLayout
 from sluice.spool.outlet import MAX_BODIES, MAX_BYTES, Lost, Outlet
 from sluice.streams import registry
 from sluice.streams.record import Limits, Record, Reject
@@ -86,15 +86,23 @@ class Worker:
         self.logged: dict[str, str | None] = {}
 
     def run(self, drain: bool = False) -> None:
-        """Work until `stop`; with `drain`, until the lists are empty."""
-        with contextlib.suppress(sinks.Unavailable):  # logged when there is something to store
+        """Work until `stop`; with `drain`, until the lists are empty. Raises: NewerLayout."""
+        try:
             self.sink = self.sink or sinks.connect(self.url, self.streams)
+        except sinks.NewerTables:
+            raise
+        except sinks.Unavailable:  # logged when there is something to store
+            pass
         threading.Thread(target=self.renew, name="renew", daemon=True).start()
         backoff = BACKOFF[0]
         watchdog = daemon.Watchdog()
+        checked = False
         while not self.stopping:
             watchdog.turn()
             try:
+                if not checked:
+                    self.outlet.check_layout()
+                    checked = True
                 held = any(state.claim for state in self.states)
                 work = self.outlet.has_work([state.stream.name for state in self.states])
                 busy = False
@@ -161,6 +169,8 @@ class Worker:
                 return self.sink.persist(claim, lambda: self.entries(state, claim))
             except PartialDecode:
                 return self.sink.persist(claim, lambda: self.entries(state, claim, whole=True))
+        except sinks.NewerTables:
+            raise
         except sinks.Unavailable as error:
             state.errors.n += 1
             self.log_change(state.stream.name, f"the sink is unavailable: {error}")
@@ -268,7 +278,11 @@ def main(arguments: list[str]) -> int:
     worker = Worker(Outlet(config.redis, replicas=config.replicas), config.sink, streams, registry.limits(config))
     daemon.stop_on_signal(worker)
     daemon.notify("READY=1")
-    worker.run(drain=arguments == ["drain"])
+    try:
+        worker.run(drain=arguments == ["drain"])
+    except NewerLayout as error:
+        worker.release()
+        return settings.complain(error)
     return 1 if worker.buried and arguments == ["drain"] else 0
 
 

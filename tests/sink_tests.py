@@ -19,7 +19,7 @@ import pytest
 
 from sluice import settings, sinks
 from sluice.drill.harness import ROOT, poll
-from sluice.sinks import DeadLetter, Entry, Outcome, Sink, Unavailable
+from sluice.sinks import DeadLetter, Entry, NewerTables, Outcome, Sink, Unavailable
 from sluice.spool.contract import Claim
 from sluice.streams import registry
 from sluice.streams.record import Limits, Record, Reject, Vote
@@ -42,6 +42,9 @@ class Store(Protocol):
 
     def load(self, name: str) -> None:
         """Run the SQL in tests/sinks/NAME.*."""
+
+    def set_layout(self, version: int) -> None:
+        """Change the layout that the database says it has."""
 
     def away(self) -> contextlib.AbstractContextManager[None]:
         """Within the `with` block the database cannot be written."""
@@ -253,6 +256,8 @@ class SinkTests:
     def test_a_database_of_the_layout_before_ranges_is_brought_up_to_date(self, store: Store) -> None:
         """tests/sinks/before_ranges.* are tables of commit ce97cc1 with a claim of five votes, one of them dead."""
         store.load("before_ranges")
+        with pytest.raises(Unavailable, match="has layout 0; a worker of this version brings it up to date"):
+            sinks.connect(store.url, STREAMS, make=False)
         old = Claim("votes", f"{'4f' * 20}:1:{NOON}", 1, 5, 0, [(1, NOON)])
         sink = sinks.connect(store.url, STREAMS)
         assert self.choices(store) == ["a", "b", "c", "d"]
@@ -266,6 +271,19 @@ class SinkTests:
         assert sink.replay(sink.letters(), lambda letter: [Vote(poll="p", choice="mended")]).stored == 1
         assert sorted(self.choices(store)) == ["a", "b", "c", "d", "mended", "x", "x", "y", "y"]
         sink.close()
+
+    @pytest.mark.parametrize("make", [True, False])
+    def test_a_newer_layout_is_refused_and_left_alone(self, make: bool, store: Store, sink: Sink) -> None:
+        sink.persist(*votes("a"))
+        sink.close()
+        store.set_layout(7)
+        store.ask("DROP TABLE dead_letters")  # as if the newer layout had none
+        with pytest.raises(NewerTables, match="has layout 7, and this version of Sluice knows only 1: update Sluice"):
+            sinks.connect(store.url, STREAMS, make)
+        with pytest.raises(NewerTables):
+            sink.persist(*votes("b", first=2))
+        store.set_layout(1)
+        assert self.choices(store) == ["a"]
 
     def test_an_empty_claim_is_stored_once_too(self, store: Store, sink: Sink) -> None:
         assert sink.persist(claim("votes", 0), lambda: iter(())) == Outcome(0, 0)

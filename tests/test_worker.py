@@ -28,7 +28,7 @@ from sluice import settings
 from sluice.drill import harness
 from sluice.drill.harness import ROOT, Server, ask, environment, gateway, post, redis_server, running
 from sluice.sinks import Outcome
-from sluice.spool.contract import LEASE, Claim
+from sluice.spool.contract import LAYOUT_KEY, LEASE, Claim
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import MAX_BODIES, Outlet
@@ -248,6 +248,38 @@ def test_a_killed_worker_loses_nothing_and_stores_nothing_twice(tmp: Path, redis
     assert pushed > 1000
     assert sorted(choices(tmp), key=int) == numbers(pushed)
     assert ask(tmp, "SELECT sum(bodies), count(DISTINCT claim) = count(*) FROM batches") == [(pushed, 1)]
+
+
+@pytest.mark.parametrize("newer", ["Redis", "database", "database, later"])
+def test_a_worker_refuses_a_newer_layout_in_one_line_and_leaves_the_bodies(
+    newer: str, tmp: Path, redis: Server
+) -> None:
+    create_database(tmp)
+    assert raw(redis).get(LAYOUT_KEY) == b"1"
+    if newer == "Redis":
+        raw(redis).set(LAYOUT_KEY, 2)
+    else:
+        with contextlib.closing(sqlite3.connect(tmp / "ingest.db")) as db:
+            db.execute("PRAGMA user_version=2")
+    place = "Redis" if newer == "Redis" else f"{tmp}/ingest.db"
+    if newer != "database, later":
+        commit(redis, 1, 2)
+    else:  # the database comes back in another layout while a worker holds a claim
+        (tmp / "ingest.db").rename(tmp / "hidden.db")
+        (tmp / "ingest.db").write_text("somebody's letters " * 100)
+        commit(redis, 1, 2)
+        with worker(tmp, log="later.out") as running:
+            poll(lambda: "the sink is unavailable" in running.said())
+            (tmp / "hidden.db").rename(tmp / "ingest.db")
+            assert running.process.wait(60) == 2
+            assert running.said().splitlines()[-1].startswith(f"sluice: {place} has layout 2, and this version")
+    refused = drain(tmp)
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        f"sluice: {place} has layout 2, and this version of Sluice knows only 1: update Sluice\n",
+    )
+    left = Inspector(str(redis.socket)).snapshot("votes")
+    assert left.ready + sum(left.claims.values()) == 2
 
 
 def test_two_workers_share_a_backlog(tmp: Path, redis: Server) -> None:

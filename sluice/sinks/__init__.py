@@ -15,19 +15,24 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from sluice.spool.contract import Claim
+from sluice.spool.contract import Claim, NewerLayout
 from sluice.streams.record import Record, Reject
 from sluice.streams.registry import Stream
 
 # (sequence number, received: microseconds since 1970, the body, a record or reject of it)
 Entry = tuple[int, int, bytes, "Record | Reject"]
 
+LAYOUT = 1  # of the tables; 0: without `batches_ranges`. A version of this program that changes their meaning raises it
 CHUNK = (1_000, 4 << 20)  # entries, and bytes of their bodies, held in memory while a rejected record is searched for
 LETTER_BYTES = 4 << 20  # bytes of dead letters held in memory at once
 
 
 class Unavailable(Exception):
     """The sink cannot be written now. Nothing of the batch was stored; all of it can be retried."""
+
+
+class NewerTables(Unavailable, NewerLayout):
+    """See `NewerLayout`."""
 
 
 class RowsRejected(Unavailable):
@@ -263,6 +268,17 @@ def connect(url: str, streams: dict[str, Stream], make: bool = True) -> Sink:
     from sluice.sinks.postgres import Postgres
 
     return Postgres(url, streams, make)
+
+
+def check_layout(where: str, found: int, make: bool) -> None:
+    """Check the layout that a database has. make: the caller brings an earlier one up to date.
+
+    Raises: Unavailable, NewerTables.
+    """
+    if found > LAYOUT:
+        raise NewerTables(where, found, LAYOUT)
+    if found < LAYOUT and not make:
+        raise Unavailable(f"{where} has layout {found}; a worker of this version brings it up to date")
 
 
 def gaps(claim: Claim, stored: Iterable[tuple[int, int]]) -> Iterator[Claim]:

@@ -18,7 +18,18 @@ import psycopg
 from msgspec.structs import astuple
 from psycopg.conninfo import conninfo_to_dict
 
-from sluice.sinks import LETTER_BYTES, DeadLetter, Entry, Ledger, Outcome, RowsRejected, Sink, Unavailable
+from sluice.sinks import (
+    LAYOUT,
+    LETTER_BYTES,
+    DeadLetter,
+    Entry,
+    Ledger,
+    Outcome,
+    RowsRejected,
+    Sink,
+    Unavailable,
+    check_layout,
+)
 from sluice.sinks.schema import field_types
 from sluice.spool.contract import Claim
 from sluice.streams.record import Metric, Reject
@@ -42,6 +53,7 @@ BATCHES = {
     "records": "bigint NOT NULL",
     "persisted_at": f"{STAMP} NOT NULL DEFAULT clock_timestamp()",
 }
+VERSION = {"version": "bigint NOT NULL"}
 RANGES = {
     "stream": "text NOT NULL",
     "spool": "text NOT NULL",
@@ -178,12 +190,22 @@ class Postgres(Sink[psycopg.Connection]):
                 with db.transaction():
                     db.execute(BEGIN)
                     if self.make:
+                        ensure(db, "batches_layout", VERSION)
+                        (layout,) = one(db.execute("SELECT coalesce(max(version), 0) FROM batches_layout"))
+                        check_layout(self.name, layout, self.make)
+                        if layout < LAYOUT:
+                            db.execute("INSERT INTO batches_layout (version) VALUES (%s)", (LAYOUT,))
                         ensure(db, "batches", BATCHES)
                         ensure(db, "batches_ranges", RANGES, EXCLUDE)
                         ensure(db, "dead_letters", LETTERS, INDEX)
                         ensure(db, "view_changes", CHANGES)
                     elif not one(db.execute("SELECT to_regclass('batches')::text"))[0]:
                         raise Unavailable(f"{self.name}: there are no tables yet")
+                    else:
+                        layout = 0
+                        if one(db.execute("SELECT to_regclass('batches_layout')::text"))[0]:
+                            (layout,) = one(db.execute("SELECT coalesce(max(version), 0) FROM batches_layout"))
+                        check_layout(self.name, layout, self.make)
                 if self.make:
                     for name in self.tables:
                         with contextlib.suppress(psycopg.Error, Unavailable), db.transaction():

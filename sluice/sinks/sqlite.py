@@ -18,7 +18,19 @@ import apsw
 import msgspec
 from msgspec.structs import astuple
 
-from sluice.sinks import DeadLetter, Entry, Ledger, Outcome, RowsRejected, Sink, Unavailable, gaps, second
+from sluice.sinks import (
+    LAYOUT,
+    DeadLetter,
+    Entry,
+    Ledger,
+    Outcome,
+    RowsRejected,
+    Sink,
+    Unavailable,
+    check_layout,
+    gaps,
+    second,
+)
 from sluice.sinks.schema import field_types
 from sluice.spool.contract import Claim
 from sluice.streams.record import Metric, Reject
@@ -148,10 +160,14 @@ class Sqlite(Sink[apsw.Connection]):
             try:
                 db.set_busy_handler(busy_handler())
                 db.execute("PRAGMA synchronous=FULL")
+                layout: Any = db.execute("PRAGMA user_version").get
+                check_layout(self.path, layout, self.make)
                 if self.make:
                     db.execute("PRAGMA journal_mode=WAL")
                     with db:
                         db.execute(TABLES)
+                        if layout < LAYOUT:
+                            db.execute(f"PRAGMA user_version={LAYOUT}")
                     for name in self.tables:
                         with contextlib.suppress(apsw.SQLError):  # a table that cannot be created stops its stream only
                             self.table(db, name)

@@ -20,6 +20,13 @@ LEASE = 5.0  # seconds until the claim of a dead worker is claimed again
 NAME = "sluice"  # prefix of connection names: sluice:gateway:PID, sluice:worker:PID:STREAM@FIRST:…
 
 
+class NewerLayout(Exception):
+    """Redis or the database has a layout that only a later version of this program knows."""
+
+    def __init__(self, where: str, found: int, known: int) -> None:
+        super().__init__(f"{where} has layout {found}, and this version of Sluice knows only {known}: update Sluice")
+
+
 class Keys(NamedTuple):
     """The keys of one stream."""
 
@@ -39,6 +46,8 @@ class Keys(NamedTuple):
 
 
 COUNTS = "ingest:counts"  # of the whole installation
+LAYOUT = 1  # of the keys; 0: without `spools`. A version of this program that changes their meaning raises it
+LAYOUT_KEY = "ingest:layout"
 PROBE = "ingest:ready"  # written by the gateway's readiness check
 PATTERN = "ingest:{*"  # glob: every key of every stream
 STREAM = re.compile(rb"ingest:\{([^}]+)\}")  # the stream of a key

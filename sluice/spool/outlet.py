@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from urllib.parse import quote
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from sluice.connect import client, connection, required
 from sluice.counters import Counts
 from sluice.spool.contract import (
     CLAIM,
+    LAYOUT,
+    LAYOUT_KEY,
     LEASE,
     NAME,
     RENEW,
@@ -21,6 +24,7 @@ from sluice.spool.contract import (
     SETTLE,
     Claim,
     Keys,
+    NewerLayout,
     count_command,
 )
 
@@ -126,6 +130,15 @@ class Outlet:
         """Delete a claim whose bodies are in the sink, and the marks that are no longer needed."""
         keys = Keys.of(claim.stream)
         self.redis.eval(SETTLE, 3, keys.claimed, keys.claims, keys.marks, keys.claim, claim.id)
+
+    def check_layout(self) -> None:
+        """Write the layout of the keys to Redis, if it has an earlier one or none. Raises: NewerLayout, RedisError."""
+        found: Any = self.redis.get(LAYOUT_KEY)
+        if int(found or 0) > LAYOUT:
+            raise NewerLayout("Redis", int(found), LAYOUT)
+        if int(found or 0) < LAYOUT:
+            with contextlib.suppress(ResponseError):  # a full Redis must still be drained
+                self.redis.set(LAYOUT_KEY, LAYOUT)
 
     def has_work(self, streams: list[str]) -> list[bool]:
         """Whether each of the streams has READY bodies or open claims. Not safe with threads."""

@@ -92,6 +92,9 @@ class PostgresStore:
     def load(self, name: str) -> None:
         self.pg.ask((Path(__file__).parent / f"{name}.postgres.sql").read_text())
 
+    def set_layout(self, version: int) -> None:
+        self.pg.ask(f"UPDATE batches_layout SET version = {version}")
+
     def refuse(self, table: str, column: str, value: str) -> None:
         self.pg.ask(f"ALTER TABLE {table} ADD CHECK ({column} <> '{value}')")
 
@@ -188,7 +191,17 @@ def test_many_workers_may_create_the_tables_at_once(pg: Postgres):
         opened = list(pool.map(lambda _: connect(pg), range(8)))
     assert len(opened) == 8
     assert {row[0] for row in pg.ask("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")} == {
-        *("batches", "batches_ranges", "dead_letters", "gps", "logs", "metrics", "view_changes", "votes")
+        *(
+            "batches",
+            "batches_layout",
+            "batches_ranges",
+            "dead_letters",
+            "gps",
+            "logs",
+            "metrics",
+            "view_changes",
+            "votes",
+        )
     }
 
 

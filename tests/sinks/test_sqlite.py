@@ -35,6 +35,9 @@ class SqliteStore:
     def load(self, name: str) -> None:
         self.ask((Path(__file__).parent / f"{name}.sqlite.sql").read_text())
 
+    def set_layout(self, version: int) -> None:
+        self.ask(f"PRAGMA user_version={version}")
+
     def refuse(self, table: str, column: str, value: str) -> None:
         self.ask(
             f"CREATE TRIGGER t BEFORE INSERT ON {table} WHEN new.{column} = '{value}' "
