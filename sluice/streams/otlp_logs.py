@@ -38,7 +38,7 @@ def record(message: Any, context: Context) -> tuple[Log]:
         own["observed_time_unix_nano"] = observed
     for name in "trace_id", "span_id":
         if given := getattr(message, name):
-            own[name] = context.identifier(given)
+            own[name] = given.hex()
     if message.flags:
         own["trace_flags"] = message.flags
     if message.event_name:

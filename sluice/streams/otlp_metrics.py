@@ -55,7 +55,7 @@ class Rows(list[Metric]):
             labels = attributes(exemplar.filtered_attributes, text)
             for name in "trace_id", "span_id":
                 if given := getattr(exemplar, name):
-                    labels[name] = self.context.identifier(given)
+                    labels[name] = given.hex()
             value = getattr(exemplar, exemplar.WhichOneof("value") or "as_double")
             about = as_json({"value": finite(value), "labels": labels})
             self.append(self.row("exemplar", about, self.context.tags, when(exemplar.time_unix_nano)))

@@ -327,7 +327,16 @@ def test_json_is_recognised_without_its_content_type_and_may_be_lines() -> None:
 
 def test_an_id_in_json_must_be_hexadecimal() -> None:
     body = in_json(logs({"trace_id": TRACE})).replace(TRACE.hex().encode(), b"A" * 4 + b"//" + b"A" * 26)
-    assert reject_reason("logs", item("/v1/logs", body, JSON)) == "a trace id or span id is not hexadecimal"
+    assert reject_reason("logs", item("/v1/logs", body, JSON)).startswith("not a LogRecord of OTLP: non-hexadecimal")
+
+
+@pytest.mark.parametrize(
+    "field",
+    ['"timeUnixNano":1.5', '"body":5', '"attributes":{}', '"body":[]', '"severityText":5', '"attributes":[null]'],
+)
+def test_a_field_of_another_type_in_json_is_buried(field: str) -> None:
+    body = f'{{"resourceLogs":[{{"scopeLogs":[{{"logRecords":[{{"eventName":"e",{field}}}]}}]}}]}}'.encode()
+    assert reject_reason("logs", item("/v1/logs", body, JSON)).startswith("not a LogRecord of OTLP: ")
 
 
 def test_many_invalid_data_points_become_few_dead_letters_that_can_be_decoded_again() -> None:
