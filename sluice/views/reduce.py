@@ -245,10 +245,10 @@ class Items(Feeds):
 
     def values(self) -> Iterator[tuple[str, list[feeds.Item]]]:
         """See `Feeds`."""
-        score, cap = self.score, self.cap
+        nanoseconds, cap = self.nanoseconds, self.cap
         for key, some in self.held.items():
             if fits(key):
-                yield key, feeds.newest([(score(stamp), stamp[2], b"") for stamp in some], cap)
+                yield key, feeds.newest([(nanoseconds(time) // 1000, document, b"") for time, _, document in some], cap)
 
 
 class Members(Feeds):
