@@ -151,11 +151,15 @@ def labelled(labels: list[tuple[str, str]]) -> tuple[str, dict[str, str]]:
 
 
 def when(part: Any) -> int:
-    """Nanoseconds since 1970 of a sample, histogram or exemplar. Raises: Invalid."""
-    time: int = part.timestamp * MILLISECOND
-    if not -(2**63) <= time < 2**63:
+    """The time of a sample, exemplar or histogram. Raises: Invalid."""
+    return nanoseconds(part.timestamp)
+
+
+def nanoseconds(milliseconds: int) -> int:
+    """Milliseconds since 1970 as nanoseconds. Raises: Invalid if these are no 64-bit integer."""
+    if not -(2**63) <= milliseconds * MILLISECOND < 2**63:
         raise Invalid("timestamp out of range")
-    return time
+    return milliseconds * MILLISECOND
 
 
 def samples(name: str, tags: dict[str, str], parts: Iterable[Any], created: int) -> Iterator[Metric]:
@@ -165,7 +169,7 @@ def samples(name: str, tags: dict[str, str], parts: Iterable[Any], created: int)
         time, value, start = when(part), part.value, part.start_timestamp or created
         if start != last:
             last = start
-            yield Metric(time=time, name=name, tags=tags, field="start", value=start, type="integer")
+            yield Metric(time=time, name=name, tags=tags, field="start", value=nanoseconds(start), type="integer")
         yield number(time, name, tags, value)
 
 
@@ -213,7 +217,10 @@ def native(name: str, tags: dict[str, str], part: Any, created: int) -> list[Met
     if isinstance(count, float):
         finite([count])
     about: dict[str, Any] = {"count": count, "sum": total, "schema": part.schema, "zero_threshold": part.zero_threshold}
-    about |= {"reset_hint": named(part.ResetHint, part.reset_hint), "start": part.start_timestamp or created}
+    about |= {
+        "reset_hint": named(part.ResetHint, part.reset_hint),
+        "start": nanoseconds(part.start_timestamp or created),
+    }
     about["buckets"] = buckets(part)
     rows = [Metric(time=time, name=name, tags=tags, field="count", value=count, type=kind)]
     if isinstance(total, float):

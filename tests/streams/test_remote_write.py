@@ -188,7 +188,7 @@ def test_version_2_is_decoded_as_prometheus_sends_it() -> None:
     assert [(row.name, row.field) for row in rows] == counter + native * 2
     assert all(row.tags == ({} if row.field == "metadata" else {"job": "api"}) for row in rows)
     assert [row.value for row in rows[:8]] == [
-        NOON - 3_600_000, 3.0, 5.0, '{"value":0.25,"labels":{"trace_id":"4bf92f3577b34da6"}}',
+        (NOON - 3_600_000) * 10**6, 3.0, 5.0, '{"value":0.25,"labels":{"trace_id":"4bf92f3577b34da6"}}',
         '{"type":"counter","help":"Requests.","unit":"requests"}', "stale", 6, 12.5,
     ]  # fmt: skip
     assert [(row.time or 0) // 10**6 - NOON for row in rows if row.field in ("value", "state", "histogram")] == [
@@ -223,7 +223,7 @@ def test_a_start_is_a_row_when_it_changes() -> None:
     starts = [sample(1, NOON, start_timestamp=5), sample(2, NOON, start_timestamp=5), sample(3, NOON)]
     part = messages.Series2(labels_refs=[1, 2], samples=starts, created_timestamp=7)
     body = messages.Request2(symbols=["", "__name__", "up"], timeseries=[part]).SerializeToString()
-    expected = [("start", 5), ("value", 1), ("value", 2), ("start", 7), ("value", 3)]
+    expected = [("start", 5_000_000), ("value", 1), ("value", 2), ("start", 7_000_000), ("value", 3)]
     assert [(row.field, row.value) for row in decode("metrics", item(body, 2))] == expected
 
 
