@@ -46,6 +46,9 @@ class Store(Protocol):
     def set_layout(self, version: int) -> None:
         """Change the layout that the database says it has."""
 
+    def idle(self) -> bool:
+        """Whether no client has a transaction, also none that was killed."""
+
     def away(self) -> contextlib.AbstractContextManager[None]:
         """Within the `with` block the database cannot be written."""
 
@@ -457,6 +460,7 @@ class SinkTests:
                     pass
                 time.sleep(round / 1000)  # at another point each time
                 process.send_signal(signal.SIGKILL)
+            poll(store.idle)
             assert store.ask("SELECT count(*) FROM votes") == store.ask("SELECT 500 * count(*) FROM batches")
             assert store.ask("SELECT count(*) FROM votes") == store.ask("SELECT count(DISTINCT choice) FROM votes")
             for table in "votes", "batches", "batches_ranges":

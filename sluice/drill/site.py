@@ -211,9 +211,12 @@ def running(home: Path, header: str, with_views: bool) -> Site:
     """The running installation whose INGEST_HOME is `home`. header: see `Site`. Raises: Trouble if it is not ready."""
     try:
         nginx = (home / "etc/sluice.conf").read_text()
+    except OSError as error:
+        raise Trouble(f"no installation in {home}: {error}") from None
+    try:
         spool = (home / "etc/redis.conf").read_text()
     except OSError as error:
-        raise Trouble(f"no installation with a Redis of its own in {home}: {error}") from None
+        raise Trouble(f"the installation in {home} has no Redis of its own, so it cannot be drilled: {error}") from None
     listen = re.search(r"^\s*listen (\d+)( ssl)?", nginx, re.M)
     unix_socket = re.search(r'^unixsocket "(.*)"', spool, re.M)
     assert listen and unix_socket

@@ -1,4 +1,4 @@
-"""List the dead letters: how many for each reason, then the newest ones.
+"""List the dead letters: how many by reason, then the newest ones.
 
 CONDITION is SQL on id, received_at, stream, body, reason, whole, batch, seq; for example: reason LIKE 'missing%'
 """

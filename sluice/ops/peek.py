@@ -1,4 +1,4 @@
-"""Show the oldest bodies of a stream that are ready or claimed, without taking them."""
+"""Show the oldest ready or claimed bodies of a stream, without taking them.
 
 from __future__ import annotations
 
