@@ -1,4 +1,4 @@
-"""Show the oldest ready or claimed bodies of a stream, without taking them.
+"""Show the oldest ready or claimed bodies, without taking them."""
 
 from __future__ import annotations
 
