@@ -326,6 +326,7 @@ class Follower:
         )
         window.clear()
         if holder != self.token.encode():
+            self.link.close()  # else the key stays watched, and the first transaction under the next lease fails
             raise Lost("another follower has the lease, or Redis was emptied")
         return found
 

@@ -21,8 +21,8 @@ from sluice.views import Feed, Latest, Tally, View, contract, feeds
 Stamp = tuple[Any, int, bytes]  # time as the reader has it, sequence number, JSON
 Item = tuple[str, Stamp, Row]  # the text of the key
 Read = Callable[[list[str]], list[Any]]  # keys -> the strings that the views' Redis has, or None
-CALL = 500  # items of one script call: about a millisecond, in which the views' Redis answers no reader
-FEEDS = 8  # feeds of one script call: their values are some 10 kB each, and glibc maps memory anew for each 128 kB
+CALL = 500  # items of one call: about a millisecond, in which the views' Redis answers no reader
+FEEDS = 8  # feeds of one transaction: their values are some 10 kB each, and glibc maps memory anew for each 128 kB
 
 
 class Renderer:
