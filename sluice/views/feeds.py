@@ -97,8 +97,8 @@ def merge(value: bytes | None, new: list[Item], member: bool, cap: int) -> bytes
 
 
 def some_in(items: list[Item], identities: bytes) -> bool:
-    """Whether one of the items may be among these identities. A match between two of them is an error in favour of
-    `newest`, which looks at each.
+    """Whether one of the items may be among these identities. A match that spans two of them is no such item, and costs
+    only time: `newest` compares each.
     """
     return any(identity in identities for _, _, identity in items)
 
