@@ -88,6 +88,16 @@ class Site:
         """Start the follower."""
         self.follower = self.running.enter_context(harness.follower(self.tmp, self.env)).process
 
+    @contextlib.contextmanager
+    def paused_follower(self) -> Iterator[None]:
+        """A block in which the follower does nothing."""
+        assert self.follower
+        os.kill(self.follower.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.follower.pid, signal.SIGCONT)
+
     @staticmethod
     def kill(process: subprocess.Popen | None) -> None:
         """SIGKILL a process and wait for its end."""
