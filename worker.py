@@ -17,8 +17,10 @@ from collections.abc import Callable, Iterable, Iterator
 from redis.exceptions import RedisError
 
 from sluice import counters, daemon, settings, sinks
+from sluice.sinks.cells import CellLine
 from sluice.sinks.schema import load_streams
 from sluice.spool.contract import LEASE, Claim, NewerLayout
+from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import MAX_BODIES, MAX_BYTES, Lost, Outlet
 from sluice.streams import registry
 from sluice.streams.record import Limits, Record, Reject
@@ -70,9 +72,12 @@ class PartialDecode(Exception):
 class Worker:
     """The loop: claim, persist and settle a batch of one stream after the other."""
 
-    def __init__(self, outlet: Outlet, url: str, streams: dict[str, Stream], limits: Limits) -> None:
-        """url: of the sink. limits: of one body."""
+    def __init__(
+        self, outlet: Outlet, url: str, streams: dict[str, Stream], limits: Limits, line: CellLine | None = None
+    ) -> None:
+        """url: of the sink. limits: of one body. line: where the figures of the cell go."""
         self.outlet = outlet
+        self.line = line
         self.url = url
         self.streams = streams
         self.limits = limits
@@ -109,6 +114,7 @@ class Worker:
                 for state, some in zip(self.states, work, strict=True):
                     if (some or state.claim) and not self.stopping:
                         busy |= self.step(state)
+                self.leave_line()
                 self.log_change("redis", None)
                 backoff = BACKOFF[0]
             except RedisError as error:
@@ -125,6 +131,20 @@ class Worker:
                 with contextlib.suppress(RedisError):
                     self.step(state)
         self.release()
+        if drain:  # the next line of this cell may never come
+            with contextlib.suppress(RedisError):
+                self.leave_line(last=True)
+
+    def leave_line(self, last: bool = False) -> None:
+        """Leave the figures of this cell in the database, if it is available. Raises: RedisError, NewerTables."""
+        if not (self.line and self.sink):
+            return
+        try:
+            self.line.leave(self.sink, last)
+        except sinks.NewerTables:
+            raise
+        except sinks.Unavailable:  # logged when there is something to store
+            pass
 
     def stop(self) -> None:
         """Stop after the present batch. Call it once."""
@@ -275,7 +295,9 @@ def main(arguments: list[str]) -> int:
         streams = load_streams(config)
     except settings.SettingError as error:
         return settings.complain(error)
-    worker = Worker(Outlet(config.redis, replicas=config.replicas), config.sink, streams, registry.limits(config))
+    line = CellLine(Inspector(config.redis), streams, config.cell, keep=not config.has_own_redis)
+    outlet = Outlet(config.redis, replicas=config.replicas)
+    worker = Worker(outlet, config.sink, streams, registry.limits(config), line)
     daemon.stop_on_signal(worker)
     daemon.notify("READY=1")
     try:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from redis.exceptions import RedisError
 
-from sluice import settings, sinks, views
+from sluice import screen, settings, sinks, views
 from sluice.counters import SECONDS, SIZES
 from sluice.settings import Settings
 from sluice.sinks import DeadLetter, Sink, second
+from sluice.sinks.cells import Figures, row, sums
 from sluice.sinks.schema import load_streams
 from sluice.spool.contract import Claim
 from sluice.spool.inspector import Inspector, Snapshot
@@ -28,14 +29,10 @@ from sluice.views.follower import Link
 T = TypeVar("T")
 TIMEOUT = 3.0  # seconds to wait for a reply of Redis; an operator is waiting too
 ALL = 1 << 62  # above any sequence number or id
-STATES = ("accepted", "ready", "claimed", "stored", "dead", "missing")
-BACK = (
-    "{}: the database has more bodies than were ever accepted: Redis's counters went back. Redis was emptied, or lost "
-    "its last writes in a power failure. No body is stored twice, but `missing` of this stream is meaningless."
-)
 GONE = "{}: {} bodies that were accepted are neither in Redis nor in the database."
+ABSENT = "{}: last seen {} ago, {:,} bodies waiting there."
+LATE = 3  # a cell that has left no figures for so many of its intervals is late
 SHARE = 20  # counting in the database is slow with millions of batches: limit it to 1/20 of the time
-Figures = dict[str, Any]
 
 
 class Observer:
@@ -45,12 +42,13 @@ class Observer:
         """Raises: SettingError if a user's module cannot be imported."""
         self.streams = load_streams(s)
         self.names = {*self.streams, *(route.stream for route in all_routes(s).values())}
-        self.url = s.sink
+        self.url, self.cell = s.sink, s.cell
         self.views = views.load(s)
         self.link = Link(str(s.home / SOCKET), figures.PATIENCE)
         self.spool = Inspector(s.redis, TIMEOUT)
         self.sink: Sink | None = None
         self.counted: Figures = {}  # the database's last answer, and when it came (monotonic)
+        self.earlier: dict[str, int] = {}  # bodies of earlier lists, from the database
         self.due = 0.0
 
     def ledger(self) -> Figures:
@@ -64,6 +62,25 @@ class Observer:
         ledgers = self.ask_sink(lambda sink: self.ledgers(sink, names, snapshots), trouble) or {}
         rows = {name: self.row(name, snapshots.get(name), ledgers.get(name)) for name in names}
         return {"streams": rows, "trouble": trouble + discrepancies(rows)}
+
+    def cells(self, trouble: list[str]) -> list[Figures] | None:
+        """The cells that store in this database, by name; None, with a line in `trouble`, if it is unavailable.
+
+        cell, seconds: the name, and the time since the cell left its figures. late: it should have left others since.
+        streams: a list of stream and the keys of `row` but `decoder`.
+        """
+        lines = self.ask_sink(lambda sink: sink.lines(), trouble)
+        if lines is None:
+            return None
+        return [
+            {"cell": cell, "seconds": ago, "late": ago > LATE * figures["every"], "streams": figures["streams"]}
+            for cell, ago, figures in lines
+        ]
+
+    def forget(self, cell: str) -> bool:
+        """Delete the figures of a cell; False if there are none. Raises: Unavailable."""
+        self.sink = self.sink or connect(self.url, self.streams)
+        return self.sink.forget(cell)
 
     def look(self) -> Figures:
         """All figures of this moment; an unknown one is None, and `trouble` has the reason.
@@ -82,6 +99,7 @@ class Observer:
         batch: a histogram of bodies per commit. commit: one of seconds per commit
         processes: a list of role, pid, and for a worker its claims: stream, first (sequence number), bodies, seconds
         memory: bytes of Redis: used, and most (maxmemory; 0: no limit)
+        cells: as from `cells`
         views: a list with the fields of `sluice.views.figures.View`; empty if INGEST_VIEWS is `off`
 
         A histogram has bounds (upper; the last is None), buckets (not cumulative), count and sum.
@@ -113,6 +131,10 @@ class Observer:
             for one in processes
         ]
         found["memory"] = memory and {"used": memory[0], "most": memory[1]}
+        found["cells"] = self.cells(found["trouble"]) if self.sink else None
+        for one in found["cells"] or ():
+            one["late"] &= one["cell"] != self.cell  # its own state is shown above
+            found["trouble"] += absences([one])
         found["views"] = [one._asdict() for one in self.ask_views(found["trouble"])]
         return found
 
@@ -122,6 +144,7 @@ class Observer:
 
     def snapshots(self) -> dict[str, Snapshot]:
         """The state of every stream in Redis. Raises: RedisError."""
+        self.cell = self.spool.cell(self.cell)
         return {name: self.spool.snapshot(name) for name in self.names | self.spool.streams()}
 
     def ask_redis(self, question: Callable[[], T], trouble: list[str]) -> T | None:
@@ -155,10 +178,11 @@ class Observer:
 
         Redis is read first: a body stored meanwhile is found in the database, and bodies claimed later are not counted.
         """
-        return {
-            name: sink.ledger(name, *((one.claimed, one.claims) if (one := snapshots.get(name)) else (ALL,)))
-            for name in names
-        }
+        found = {}
+        for name in names:
+            one = snapshots.get(name)
+            found[name] = sink.ledger(name, one.history if one else (), self.cell, one.claims if one else None)
+        return found
 
     def count(self, names: list[str], snapshots: dict[str, Snapshot], trouble: list[str]) -> dict[str, sinks.Ledger]:
         """`ledgers`, and the dead letters by reason in `counted`; empty while the next count is not yet due."""
@@ -177,27 +201,8 @@ class Observer:
         return ledgers
 
     def row(self, name: str, snapshot: Snapshot | None, ledger: sinks.Ledger | None) -> Figures:
-        """A stream's ledger; an unknown figure is None.
-
-        accepted, ready, claimed, stored, dead, missing, purged: bodies
-        oldest_seconds: age of the oldest body that is not in the database; None too if there is none
-        decoder: whether the stream has one
-        """
-        row: Figures = dict.fromkeys((*STATES, "purged", "oldest_seconds"))
-        if snapshot:
-            stored = ledger.persisted if ledger else {}  # of claims that are not settled
-            left = {claim: bodies - stored.get(claim, 0) for claim, bodies in snapshot.claims.items()}
-            row["accepted"] = snapshot.claimed + snapshot.ready
-            row["purged"] = snapshot.purged
-            row["ready"] = snapshot.ready
-            row["claimed"] = sum(left.values())
-            row["oldest_seconds"] = max((age for at, age in snapshot.ages.items() if left.get(at, 1)), default=None)
-        if ledger:
-            row["stored"] = ledger.bodies - ledger.dead
-            row["dead"] = ledger.dead
-        if snapshot and ledger:
-            row["missing"] = snapshot.claimed - snapshot.purged - row["claimed"] - ledger.bodies
-        return row | {"decoder": name in self.streams}
+        """The figures of `sluice.sinks.cells.row`. decoder: whether the stream has one."""
+        return row(snapshot, ledger) | {"decoder": name in self.streams}
 
     def stream(
         self, name: str, snapshot: Snapshot | None, ledger: sinks.Ledger | None, counted: dict[str, int] | None
@@ -206,8 +211,11 @@ class Observer:
         found = self.row(name, snapshot, ledger)
         last = self.counted.get("streams", {})
         if ledger:
+            self.earlier[name] = ledger.earlier
             last[name] = {state: found[state] for state in ("stored", "dead", "missing")}
             last[name]["through"] = through(snapshot, ledger) if snapshot else None
+        elif snapshot:
+            found["accepted"] += self.earlier.get(name, 0)
         return (
             found
             | last.get(name, {"through": None})
@@ -224,13 +232,13 @@ class Observer:
 
 
 def through(snapshot: Snapshot, ledger: sinks.Ledger) -> int:
-    """The sequence number up to which every claimed body is in the database."""
+    """The number of the last body before which each accepted one is in the database, counted as `accepted` is."""
     held = [
         Claim.of("", claim, bodies).first
         for claim, bodies in snapshot.claims.items()
         if ledger.persisted[claim] < bodies
     ]
-    return min(held, default=snapshot.claimed + 1) - 1
+    return min(held, default=snapshot.claimed + 1) - 1 + ledger.earlier
 
 
 def histogram(counted: dict[str, int] | None, field: str, bounds: Sequence[float]) -> Figures | None:
@@ -253,7 +261,18 @@ def held(snapshots: dict[str, Snapshot], stream: str, first: int) -> Figures:
 def discrepancies(rows: dict[str, Figures]) -> list[str]:
     """One line per stream whose `missing` is known and not 0."""
     missing = {name: row["missing"] for name, row in rows.items() if row["missing"]}
-    return [BACK.format(name) if n < 0 else GONE.format(name, n) for name, n in missing.items()]
+    return [GONE.format(name, n) for name, n in missing.items()]
+
+
+def absences(cells: list[Figures]) -> list[str]:
+    """One line per cell that leaves no figures."""
+    return [ABSENT.format(one["cell"], screen.ago(one["seconds"]), waiting(one)) for one in cells if one["late"]]
+
+
+def waiting(cell: Figures) -> int:
+    """The ready and claimed bodies of a cell."""
+    of = sums([cell])
+    return of["ready"] + of["claimed"]
 
 
 def inspector(stream: str, s: Settings) -> Inspector:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
 import importlib
 import importlib.util
 import ipaddress
@@ -27,6 +29,13 @@ SOCKET_PATH = 107  # bytes: sun_path in unix(7), without its NUL
 
 class SettingError(ValueError):
     """An invalid setting. The text is one line: the setting, its value, the values that are valid."""
+
+
+class ClientLimits(NamedTuple):
+    """Limits of one client: requests per second, and concurrent requests; 0: no limit."""
+
+    rate: int
+    connections: int
 
 
 class Span(NamedTuple):
@@ -70,6 +79,21 @@ def processes(text: str) -> Span:
         if low <= high <= 256 and (low or not match[1]):
             return Span(low, high)
     raise ValueError("an integer from 0 to 256, auto, or auto:MIN-MAX such as auto:1-4")
+
+
+def client_limits(text: str) -> ClientLimits:
+    """The parser of INGEST_CLIENT_RATE."""
+    match = re.fullmatch(r"([0-9]{1,7})(?:,([0-9]{1,5}))?", text)
+    if match and int(match[1]) <= 10**6 and int(match[2] or 0) <= 65535:
+        return ClientLimits(int(match[1]), int(match[2] or 0))
+    raise ValueError("RATE or RATE,CONNECTIONS: two integers up to 1000000 and 65535, such as 20,8")
+
+
+def cell(text: str) -> str:
+    """The parser of INGEST_CELL; see `default_cell`."""
+    if text and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", text):
+        raise ValueError("up to 63 letters, digits, dots, hyphens and underscores, of which the first is no sign")
+    return text
 
 
 def choice(*names: str) -> Callable[[str], str]:
@@ -191,6 +215,12 @@ class Settings:
         "Directory for sockets, logs, Redis's files and `ingest.db`. Change it to keep the data on another disk, or to "
         "run a second installation",
     )
+    cell: str = setting(
+        cell, "",
+        "Name of this installation among those that store in the same database, up to 63 letters, digits and `._-`; "
+        "unless set, the name of the machine with a hash of `/etc/machine-id` and `INGEST_HOME`. Set it when there are "
+        "several, to the name by which you know the machine (section 5)",
+    )
     runtime: str = setting(
         choice("cpython", "pypy"), "cpython",
         "Python of gateway and reader: `cpython` or `pypy`. Change it when one of them is the bottleneck: PyPy takes "
@@ -280,15 +310,11 @@ class Settings:
         "Addresses and networks that may read the views, as in `INGEST_ALLOW`; `none`: nobody. Set it when clients on "
         "other machines read; `0.0.0.0/0 ::/0` means everybody",
     )
-    client_rate: int = setting(
-        integer(0, 10**6), "0",
+    client_rate: ClientLimits = setting(
+        client_limits, "0",
         "Requests per second from one client, an IPv4 address or an IPv6 network /64, and twice as many in a burst; "
-        "beyond it, 429. `0`: no limit. Set it on a public port, above the rate of the busiest client",
-    )
-    client_connections: int = setting(
-        integer(0, 65535), "0",
-        "Concurrent requests of one client, as above; beyond it, 429. `0`: no limit. Set it on a public port, against "
-        "clients that hold connections open",
+        "after a comma, its concurrent requests: `20,8`. Beyond either, 429. `0`: no limit. Set it on a public port: "
+        "the rate above that of the busiest client, the other against clients that hold connections open",
     )
     cors: tuple[str, ...] = setting(
         origins, "",
@@ -334,8 +360,11 @@ NAMES = tuple(map(variable, dataclasses.fields(Settings)))
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read all settings. An empty variable counts as not set.
 
-    Raises: SettingError for the first invalid value.
+    Raises: SettingError for the first invalid value, or for a variable INGEST_… that is no setting.
     """
+    for name in environ:
+        if name.startswith("INGEST_") and name not in NAMES:
+            raise SettingError(f"{name} is not a setting: docs/PROTOCOL.md, section 6, has all of them.")
     values: dict[str, Any] = {}
     for row in dataclasses.fields(Settings):
         name = variable(row)
@@ -346,13 +375,23 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
             values[row.name] = row.metadata["parse"](text)
         except ValueError as error:
             raise SettingError(f"{name}={without_password(text)!r} is invalid: expected {error}.") from None
-    found = Settings(**values)
+    found = Settings(**values | {"cell": values["cell"] or default_cell(values["home"])})
     for name, socket in ("INGEST_HOME", found.gateway_sockets[0]), ("INGEST_REDIS", found.redis):
         if len(os.fsencode(socket)) > SOCKET_PATH and (name == "INGEST_HOME" or found.has_own_redis):
             raise SettingError(f"{name} is too long: the path of the socket {socket} may have {SOCKET_PATH} bytes.")
     if (found.tls_certificate is None) != (found.tls_key is None):
         raise SettingError("INGEST_TLS_CERTIFICATE and INGEST_TLS_KEY must be set together: one of them is empty.")
     return found
+
+
+def default_cell(home: Path) -> str:
+    """The name of a cell that has none: the same after each start, and another one on each machine and in each home."""
+    identity = b""
+    with contextlib.suppress(OSError):  # not every container has the file
+        identity = Path("/etc/machine-id").read_bytes()
+    number = hashlib.blake2b(identity + os.fsencode(home), digest_size=3).hexdigest()
+    name = re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9._-]", "", os.uname().nodename)
+    return f"{name[:40] or 'cell'}-{number}"
 
 
 def without_password(url: str) -> str:

@@ -19,8 +19,8 @@ import pytest
 
 from sluice import settings, sinks
 from sluice.drill.harness import ROOT, poll
-from sluice.sinks import DeadLetter, Entry, NewerTables, Outcome, Sink, Unavailable
-from sluice.spool.contract import Claim
+from sluice.sinks import DeadLetter, Entry, NewerTables, Outcome, Sink, Spool, Unavailable
+from sluice.spool.contract import Claim, Window
 from sluice.streams import registry
 from sluice.streams.record import Limits, Record, Reject, Vote
 from sluice.streams.registry import STREAMS, Stream, stream
@@ -80,6 +80,11 @@ def vote(choice: object) -> bytes:
 def votes(*choices: object, first: int = 1) -> tuple[Claim, Callable[[], Iterator[Entry]]]:
     """A claim of votes with its entries."""
     return claim("votes", len(choices), first), decoded(STREAMS["votes"], map(vote, choices), first)
+
+
+def upto(number: int, spool: str = "votes") -> list[Window]:
+    """The history of a list in which one spool has all numbers, up to this one."""
+    return [Window(spool, 1, number + 1, number)]
 
 
 def today(letter: DeadLetter) -> list[Record | Reject]:
@@ -196,12 +201,12 @@ class SinkTests:
         left = 9 - len(stored)
         again = claim("votes", 9)._replace(id=f"votes:1:{NOON + 1}")  # the same bodies, claimed at another time
         entries = votes(*range(1, 10))[1]
-        assert sink.ledger("votes", 9, {again.id: 9}).persisted == {again.id: len(stored)}
+        assert sink.ledger("votes", claims={again.id: 9}).persisted == {again.id: len(stored)}
         assert sink.persist(again, entries) == Outcome(left, 0)
         assert sink.persist(again, entries) == Outcome(0, 0, again=True)
         assert self.choices(store) == list("123456789")
-        assert sink.ledger("votes", 9, {again.id: 9}) == (9, 0, {again.id: 9})
-        assert sink.ledger("votes", 5)[0] == 5  # a batch counts only up to that number
+        assert sink.ledger("votes", upto(9), claims={again.id: 9})[:3] == (9, 0, {again.id: 9})
+        assert sink.ledger("votes", upto(5)).bodies == 5  # a batch counts only up to that number
         traced = "SELECT count(*) FROM votes JOIN batches ON batch = id WHERE seq BETWEEN first AND first + bodies - 1"
         assert store.ask(traced) == [(9,)]
 
@@ -212,7 +217,7 @@ class SinkTests:
         assert sink.persist(given, entries) == Outcome(2, 1)
         assert [letter.seq for letter in sink.letters()] == [2, 4]
         assert self.choices(store) == ["x", "a", "b"]
-        assert sink.ledger("votes", 5)[:2] == (5, 2)
+        assert sink.ledger("votes", upto(5))[:2] == (5, 2)
 
     def test_the_numbers_of_another_spool_or_stream_are_others(self, store: Store, sink: Sink) -> None:
         given, entries = votes("a", "b")
@@ -252,7 +257,7 @@ class SinkTests:
             thread.join()
         assert self.choices(store) == [str(n) for n in range(1, end)]
         sink = sinks.connect(store.url, STREAMS)
-        assert sink.ledger("votes", 1 << 62)[:2] == (end - 1, 0)
+        assert sink.ledger("votes")[:2] == (end - 1, 0)
         sink.close()
         assert not failed
 
@@ -264,7 +269,7 @@ class SinkTests:
         old = Claim("votes", f"{'4f' * 20}:1:{NOON}", 1, 5, 0, [(1, NOON)])
         sink = sinks.connect(store.url, STREAMS)
         assert self.choices(store) == ["a", "b", "c", "d"]
-        assert sink.ledger("votes", 5, {old.id: 5}) == (5, 1, {old.id: 5})
+        assert sink.ledger("votes", upto(5, ""), claims={old.id: 5})[:3] == (5, 1, {old.id: 5})
         # it was stored and not settled: it is delivered again
         assert sink.persist(old, votes("a", "", "b", "c", "d")[1]) == Outcome(0, 0, again=True)
         # the first spool has the next numbers, and after Redis was emptied the same ones
@@ -273,6 +278,11 @@ class SinkTests:
             assert sink.persist(given, votes("x", "y", first=first)[1]) == Outcome(2, 0)
         assert sink.replay(sink.letters(), lambda letter: [Vote(poll="p", choice="mended")]).stored == 1
         assert sorted(self.choices(store)) == ["a", "b", "c", "d", "mended", "x", "x", "y", "y"]
+        # its numbers are those of the list, and after Redis was emptied those of an earlier one
+        sink.leave_line("mine", {}, [])
+        assert sink.ledger("votes", [Window("", 1, 6), Window("new", 6, 8, 7)], "mine")[:2] == (7, 0)
+        assert sink.ledger("votes", upto(2, "newer"), "mine").earlier == 5
+        assert sink.ledger("votes", upto(2, "newer"), "other")[:2] == (2, 0)
         sink.close()
 
     @pytest.mark.parametrize("make", [True, False])
@@ -281,11 +291,11 @@ class SinkTests:
         sink.close()
         store.set_layout(7)
         store.ask("DROP TABLE dead_letters")  # as if the newer layout had none
-        with pytest.raises(NewerTables, match="has layout 7, and this version of Sluice knows only 1: update Sluice"):
+        with pytest.raises(NewerTables, match="has layout 7, and this version of Sluice knows only 2: update Sluice"):
             sinks.connect(store.url, STREAMS, make)
         with pytest.raises(NewerTables):
             sink.persist(*votes("b", first=2))
-        store.set_layout(1)
+        store.set_layout(2)
         assert self.choices(store) == ["a"]
 
     def test_an_empty_claim_is_stored_once_too(self, store: Store, sink: Sink) -> None:
@@ -316,7 +326,7 @@ class SinkTests:
         letters = sink.letters()
         assert [(x.seq, x.body, x.whole) for x in letters] == [(n + 1, vote("poison"), True) for n in sorted(bad)]
         assert {x.reason.startswith("rejected by the database: ") for x in letters} == {True}
-        assert sink.ledger("votes", count)[:2] == (count, len(bad))
+        assert sink.ledger("votes", upto(count))[:2] == (count, len(bad))
 
     def test_only_the_rejected_record_of_a_body_is_buried_and_only_once(self, store: Store, sink: Sink) -> None:
         store.refuse("votes", "choice", "poison")
@@ -327,7 +337,7 @@ class SinkTests:
             ("", False),
             ("poison", False),
         ]
-        assert sink.ledger("votes", 1)[:2] == (1, 1)
+        assert sink.ledger("votes", upto(1))[:2] == (1, 1)
 
     def test_a_value_that_no_column_can_hold_is_buried(self, store: Store) -> None:
         class Order(Record, kw_only=True):
@@ -489,7 +499,7 @@ class SinkTests:
         row = "SELECT received_at, choice, batch, seq FROM votes WHERE choice = 'mended'"
         assert store.ask(row) == [("2026-01-01T12:00:00.000Z", "mended", old[0].batch, 1)]
         assert store.ask("SELECT records FROM batches") == [(3,)]
-        assert sink.ledger("votes", 3)[:2] == (3, 1)
+        assert sink.ledger("votes", upto(3))[:2] == (3, 1)
         # the letters are gone
         assert sink.replay(old, mended, False) == (0, 0, 0, {})
         assert sink.letters() == new
@@ -562,9 +572,37 @@ class SinkTests:
         for given in first, second, (claim("votes", 1, 4), decoded(STREAMS["votes"], [body], 4)):
             sink.persist(*given)
         ids = {first[0].id: 2, second[0].id: 1, "other:9:1": 5}
-        assert sink.ledger("votes", 4, ids) == (4, 2, ids | {"other:9:1": 0})
-        assert sink.ledger("votes", 3) == (3, 1, {})
-        assert sink.ledger("gps", 1 << 62) == (0, 0, {})
+        assert sink.ledger("votes", upto(4), claims=ids)[:3] == (4, 2, ids | {"other:9:1": 0})
+        assert sink.ledger("votes", upto(3))[:3] == (3, 1, {})
+        assert sink.ledger("gps")[:3] == (0, 0, {})
+
+    def test_the_ledger_counts_the_numbers_that_were_lost_from_the_list(self, store: Store, sink: Sink) -> None:
+        """Redis went back to 3 of 6, and was emptied before: each number counts once, in the spool that has it."""
+        for spool, first, last in ("old", 1, 4), ("lost", 1, 6), ("new", 4, 5):
+            bodies = ["" if n == last else n for n in range(first, last + 1)]
+            given, entries = votes(*bodies, first=first)
+            sink.persist(given._replace(id=f"{spool}:{first}:{NOON}"), entries)
+        for spool, first, last, purged in ("old", 1, 9, 3), ("lost", 1, 8, 0), ("new", 4, 5, 0), ("c", 1, 9, 0):
+            cell = "other" if spool == "c" else "mine"
+            sink.leave_line(cell, {}, [Spool("votes", spool, cell, first, last, purged)])
+        history = [Window("lost", 1, 4), Window("new", 4, 8, 5)]
+        # of "old" 9 numbers but 3 purged, of "lost" those from 4 to 8
+        assert sink.ledger("votes", history, "mine") == (12, 3, {}, 6 + 5, {"old": 3, "lost": 0, "new": 0})
+        assert sink.ledger("votes", history[:1] + [Window("new", 4, 8, 4)], "mine")[:2] == (11, 2)
+        assert sink.ledger("votes", (), "other")[:4] == (0, 0, {}, 9)
+
+    def test_each_cell_leaves_a_line_and_may_be_forgotten(self, store: Store, sink: Sink) -> None:
+        assert sink.lines() == []
+        sink.leave_line("c1", {"streams": {"votes": {"ready": 7}}}, [Spool("votes", "a", "c1", 1, 9, 0)])
+        sink.leave_line("c2", {}, [])
+        sink.leave_line("c1", {"streams": {"votes": {"ready": 8}}}, [Spool("votes", "a", "c1", 1, 7, 2)])
+        assert [(line.cell, line.figures) for line in sink.lines()] == [
+            ("c1", {"streams": {"votes": {"ready": 8}}}), ("c2", {}),
+        ]  # fmt: skip
+        assert all(0 <= line.seconds < 60 for line in sink.lines())
+        assert store.ask("SELECT * FROM batches_spools") == [("votes", "a", "c1", 1, 9, 2)]  # 9 was given once
+        assert (sink.forget("c1"), sink.forget("c1")) == (True, False)
+        assert [line.cell for line in sink.lines()] == ["c2"]
 
     def test_readers_and_writers_do_not_block_each_other(self, store: Store, sink: Sink) -> None:
         sink.persist(*votes("a", ""))
@@ -572,7 +610,7 @@ class SinkTests:
 
         def entries() -> Iterator[Entry]:
             yield from votes("b", first=3)[1]()
-            assert other.ledger("votes", 9)[:2] == (2, 1)
+            assert other.ledger("votes")[:2] == (2, 1)
             assert len(other.letters()) == 1
 
         assert sink.persist(claim("votes", 1, 3), entries) == Outcome(1, 0)

@@ -105,7 +105,14 @@ def test_sizes_may_have_a_unit(text: str, size: int) -> None:
         ("INGEST_STATUS_ALLOW", "everybody"),
         ("INGEST_READ_ALLOW", "10.0.0.1/8"),
         ("INGEST_CLIENT_RATE", "10r/s"),
-        ("INGEST_CLIENT_CONNECTIONS", "-1"),
+        ("INGEST_CLIENT_RATE", "1,"),
+        ("INGEST_CLIENT_RATE", "1,-1"),
+        ("INGEST_CLIENT_RATE", "1000001"),
+        ("INGEST_CLIENT_RATE", "1,65536"),
+        ("INGEST_CELL", "-one"),
+        ("INGEST_CELL", "a cell"),
+        ("INGEST_CELL", "zelle-ü"),
+        ("INGEST_CELL", "c" * 64),
         ("INGEST_CORS", "https://shop.example"),
         ("INGEST_CORS", "/votes *"),
         ("INGEST_CORS", "/votes https://shop.example/"),
@@ -118,6 +125,23 @@ def test_an_invalid_value_is_reported_with_what_was_expected(name: str, value: s
     text = str(caught.value)
     assert text.startswith(f"{name}={value!r} is invalid: expected ")
     assert text.count("\n") == 0
+
+
+def test_the_second_number_of_a_client_is_that_of_its_concurrent_requests() -> None:
+    found = [settings.load({"INGEST_CLIENT_RATE": text}).client_rate for text in ("20", "20,8", "0,8")]
+    assert found == [(20, 0), (20, 8), (0, 8)]
+
+
+def test_a_variable_that_is_no_setting_is_refused() -> None:
+    with pytest.raises(settings.SettingError, match=r"^INGEST_CLIENT_CONNECTIONS is not a setting: docs/PROTOCOL.md"):
+        settings.load({"INGEST_CLIENT_CONNECTIONS": "8"})
+
+
+def test_an_unnamed_cell_has_a_name_of_its_own_in_each_home() -> None:
+    one, again, other = (settings.load({"INGEST_HOME": home}).cell for home in ("/a", "/a", "/b"))
+    assert one == again != other
+    assert settings.load({"INGEST_CELL": one}).cell == one  # it is a valid name
+    assert settings.load({"INGEST_CELL": "c2"}).cell == "c2"
 
 
 def test_a_certificate_without_its_key_is_invalid() -> None:

@@ -28,7 +28,7 @@ from sluice import settings
 from sluice.drill import harness
 from sluice.drill.harness import ROOT, Server, ask, environment, gateway, post, redis_server, running
 from sluice.sinks import Outcome
-from sluice.spool.contract import LAYOUT_KEY, LEASE, Claim
+from sluice.spool.contract import CELL, LAYOUT_KEY, LEASE, Claim
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import MAX_BODIES, Outlet
@@ -255,12 +255,12 @@ def test_a_worker_refuses_a_newer_layout_in_one_line_and_leaves_the_bodies(
     newer: str, tmp: Path, redis: Server
 ) -> None:
     create_database(tmp)
-    assert raw(redis).get(LAYOUT_KEY) == b"1"
+    assert raw(redis).get(LAYOUT_KEY) == b"2"
     if newer == "Redis":
-        raw(redis).set(LAYOUT_KEY, 2)
+        raw(redis).set(LAYOUT_KEY, 3)
     else:
         with contextlib.closing(sqlite3.connect(tmp / "ingest.db")) as db:
-            db.execute("PRAGMA user_version=2")
+            db.execute("PRAGMA user_version=3")
     place = "Redis" if newer == "Redis" else f"{tmp}/ingest.db"
     if newer != "database, later":
         commit(redis, 1, 2)
@@ -272,14 +272,31 @@ def test_a_worker_refuses_a_newer_layout_in_one_line_and_leaves_the_bodies(
             poll(lambda: "the sink is unavailable" in running.said())
             (tmp / "hidden.db").rename(tmp / "ingest.db")
             assert running.process.wait(60) == 2
-            assert running.said().splitlines()[-1].startswith(f"sluice: {place} has layout 2, and this version")
+            assert running.said().splitlines()[-1].startswith(f"sluice: {place} has layout 3, and this version")
     refused = drain(tmp)
     assert (refused.returncode, refused.stderr) == (
         2,
-        f"sluice: {place} has layout 2, and this version of Sluice knows only 1: update Sluice\n",
+        f"sluice: {place} has layout 3, and this version of Sluice knows only 2: update Sluice\n",
     )
     left = Inspector(str(redis.socket)).snapshot("votes")
     assert left.ready + sum(left.claims.values()) == 2
+
+
+def test_workers_leave_the_figures_of_their_cell_every_few_seconds(tmp: Path, redis: Server) -> None:
+    commit(redis, 1, 3)
+    lines: set[tuple[str, str, int]] = set()
+
+    def left() -> int:
+        for cell, seen, figures in ask(tmp, "SELECT cell, seen, figures FROM batches_cells"):
+            stored = [row["stored"] for row in json.loads(figures)["streams"] if row["stream"] == "votes"]
+            lines.add((cell, seen, *stored))
+        return len(lines)
+
+    with worker(tmp, {"INGEST_CELL": "c1"}), worker(tmp, {"INGEST_CELL": "c1"}, "other.out"):
+        poll(lambda: left() > 2, seconds=60)
+    assert {(cell, stored) for cell, _, stored in lines} <= {("c1", 0), ("c1", 2)}
+    assert ask(tmp, "SELECT stream, cell, first, last FROM batches_spools") == [("votes", "c1", 1, 2)]
+    assert raw(redis).get(CELL) == b"c1"
 
 
 def test_two_workers_share_a_backlog(tmp: Path, redis: Server) -> None:

@@ -15,7 +15,9 @@ import redis as client
 from sluice import settings
 from sluice.drill.harness import Server, environment
 from sluice.ops.__main__ import main
+from sluice.sinks.cells import CellLine
 from sluice.sinks.schema import load_streams
+from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from sluice.streams import registry
 from worker import Worker
@@ -56,7 +58,8 @@ def vote(choice: object) -> bytes:
 def drain(tmp: Path, **env: object) -> None:
     """Run a worker in this process until the lists are empty."""
     s = settings.load(environment(tmp, env))
-    worker = Worker(Outlet(s.redis), s.sink, load_streams(s), registry.limits(s))
+    line = CellLine(Inspector(s.redis), load_streams(s), s.cell, keep=not s.has_own_redis)
+    worker = Worker(Outlet(s.redis), s.sink, load_streams(s), registry.limits(s), line)
     worker.run(drain=True)
     worker.stop()
     if worker.sink:

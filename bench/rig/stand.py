@@ -29,7 +29,8 @@ THEIRS = {"cpython": VENV / "bin/python", "pypy": ROOT / ".venv-pypy/bin/python"
 harness.PYTHON.update({name: str(path) for name, path in OURS.items()})
 CFLAGS = ("-O2", "-Wall", "-Wextra", "-Werror")
 # No worker drains the lists, and a gateway that refuses bodies at its limit would look fast.
-UNBOUNDED = {"INGEST_MAX_MEMORY": "2048g", "INGEST_MAX_BACKLOG_BYTES": "1024g"}  # the second: of older checkouts
+UNBOUNDED = {"INGEST_MAX_MEMORY": "2048g"}
+UNBOUNDED_BEFORE = {"INGEST_MAX_BACKLOG_BYTES": "1024g"}  # a setting before the package
 # For nginx in front of a server that is not Sluice's reader: all paths go to the upstream of the gateway.
 NO_VIEWS = {"INGEST_VIEWS": "off"}
 
@@ -219,7 +220,8 @@ class Stand:
         The checkout may have the layout before the package `sluice`.
         """
         home, port = self.home(), harness.free_port()
-        env = self.environment(home, INGEST_PORT=port, **UNBOUNDED)
+        unbounded = UNBOUNDED if (root / "sluice").exists() else UNBOUNDED | UNBOUNDED_BEFORE
+        env = self.environment(home, INGEST_PORT=port, **unbounded)
         python = {"cpython": root / ".venv/bin/python", "pypy": root / ".venv-pypy/bin/python"}
         rendered = subprocess.run(
             [python["cpython"], "-c", RENDER], env=env, cwd=root, check=True, stdout=subprocess.PIPE, text=True

@@ -73,6 +73,10 @@ function judge() {
   if (shown.workers === 0 && ready) return ["slow", "No worker is running", `${waits}. Writes are accepted and wait in Redis.`];
   if (shown.memory.most && shown.memory.used > 0.9 * shown.memory.most)
     return ["slow", "Redis is nearly full", `${waits}. When it is full, clients get 503 with Retry-After.`];
+  const late = shown.cells.filter((cell) => cell.late);
+  if (late.length)
+    return ["slow", `${late.map((cell) => cell.cell).join(", ")} was not seen for ${span(Math.max(...late.map((cell) => cell.seconds)))}`,
+      `${bodies(late.reduce((waiting, cell) => waiting + cell.ready + cell.claimed, 0))} waited there. If the cell is gone for good, bin/sluice status --forget removes it.`];
   const unread = shown.views.filter((view) => ["full", "unavailable"].includes(view.state));
   if (unread.length)
     return ["slow", `${unread.map((view) => view.path).join(", ")} cannot be read`, unread[0].state === "full"
@@ -150,6 +154,14 @@ function ledger() {
     const counts = ["accepted", "ready", "claimed", "stored", "dead"].map((name) => number(stream[name]));
     const oldest = stream.oldest_seconds == null ? "–" : span(stream.oldest_seconds);
     return [stream.stream, ...counts, [number(stream.missing), stream.missing], oldest, `${each(stream.accepted_rate)} /s`];
+  }));
+}
+
+function cells() {
+  $("#cells").hidden = shown.cells.length < 2;
+  table("#cells table", shown.cells.map((cell) => {
+    const counts = ["accepted", "ready", "claimed", "stored", "dead"].map((name) => number(cell[name]));
+    return [cell.cell, [`${span(cell.seconds)} ago`, cell.late], ...counts, [number(cell.missing), cell.missing]];
   }));
 }
 
@@ -433,6 +445,7 @@ async function look() {
   verdict();
   picture();
   ledger();
+  cells();
   views();
   letters();
   paths();

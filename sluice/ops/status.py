@@ -2,6 +2,7 @@
 
 accepted = ready + claimed + stored + dead + missing, counted in bodies. missing is 0, under any load.
 oldest is the age of the oldest body that is not yet in the database.
+With --all: the cells that store in this database, each from the figures that it left there last.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import argparse
 import json
 
 from sluice import screen
-from sluice.ledger import STATES, Figures, Observer
-from sluice.settings import Settings
+from sluice.ledger import Figures, Observer, absences, discrepancies
+from sluice.settings import SettingError, Settings
+from sluice.sinks.cells import STATES, sums
 
 PURGED = "{}: {} accepted bodies were discarded by `{} purge`."
 NO_DECODER = "{}: no decoder, so its bodies stay on the list; INGEST_RECORDS names the module that has one."
@@ -19,32 +21,63 @@ NO_DECODER = "{}: no decoder, so its bodies stay on the list; INGEST_RECORDS nam
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of this verb."""
+    parser.add_argument("--all", action="store_true", help="show all cells")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--forget", metavar="CELL", help="no longer show a cell that is gone for good; its rows stay")
     parser.epilog = (
-        "exit status: 0; 1 if Redis or the database is unavailable, or missing is not 0; 2 if a setting is invalid"
+        "exit status: 0; 1 if Redis or the database is unavailable, missing is not 0, or a cell leaves no figures; "
+        "2 if a setting is invalid or there is no such cell"
     )
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     """Print the ledger; returns the exit status."""
-    found = Observer(s).ledger()
-    if arguments.json:
-        rows = [{"stream": name} | row for name, row in found["streams"].items()]
-        print(json.dumps({"streams": rows, "trouble": found["trouble"]}, indent=2))
+    observer = Observer(s)
+    if arguments.forget is not None:
+        if not observer.forget(arguments.forget):
+            raise SettingError(f"there is no cell {arguments.forget!r} in this database.")
+        return 0
+    trouble: list[str] = []
+    if arguments.all:
+        every = observer.cells(trouble)
+        for one in every or ():
+            trouble += absences([one])
+            trouble += discrepancies({f"{one['cell']}: {row['stream']}": row for row in one["streams"]})
+        show_cells(every, trouble, arguments.json)
     else:
-        print(screen.table(("stream", *STATES, "oldest"), (cells(*item) for item in found["streams"].items())))
-        for name, row in found["streams"].items():
-            if not row["decoder"]:
-                print(NO_DECODER.format(name))
-            if row["purged"]:
-                print(PURGED.format(name, row["purged"], screen.PROGRAM))
-    for line in found["trouble"]:
+        found = observer.ledger()
+        trouble = found["trouble"]
+        show_streams(found["streams"], trouble, arguments.json)
+    for line in trouble:
         screen.complain(line)
-    return 1 if found["trouble"] else 0
+    return 1 if trouble else 0
 
 
-def cells(name: str, row: Figures) -> list[str]:
-    """A line of the table; ? for an unknown figure."""
+def show_streams(streams: dict[str, Figures], trouble: list[str], as_json: bool) -> None:
+    """Print the ledger of this cell."""
+    if as_json:
+        rows = [{"stream": name} | row for name, row in streams.items()]
+        print(json.dumps({"streams": rows, "trouble": trouble}, indent=2))
+        return
+    print(screen.table(("stream", *STATES, "oldest"), ([screen.shown(n), *cells(row)] for n, row in streams.items())))
+    for name, row in streams.items():
+        if not row["decoder"]:
+            print(NO_DECODER.format(name))
+        if row["purged"]:
+            print(PURGED.format(name, row["purged"], screen.PROGRAM))
+
+
+def show_cells(found: list[Figures] | None, trouble: list[str], as_json: bool) -> None:
+    """Print all cells, and their sum."""
+    if as_json:
+        print(json.dumps({"cells": found, "trouble": trouble}, indent=2))
+        return
+    lines = [[one["cell"], f"{screen.ago(one['seconds'])} ago", *cells(sums([one]))] for one in found or ()]
+    print(screen.table(("cell", "seen", *STATES, "oldest"), [*lines, ["all", "", *cells(sums(found or ()))]]))
+
+
+def cells(row: Figures) -> list[str]:
+    """The figures of a line of the table; ? for an unknown one."""
     known = ["?" if row[state] is None else str(row[state]) for state in STATES]
     oldest = row["oldest_seconds"]
-    return [screen.shown(name), *known, "" if oldest is None else screen.ago(oldest)]
+    return [*known, "" if oldest is None else screen.ago(oldest)]

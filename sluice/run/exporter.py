@@ -16,7 +16,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from sluice import settings
-from sluice.ledger import Figures, Observer
+from sluice.ledger import Figures, Observer, waiting
+from sluice.sinks.cells import sums
 
 REASONS = 20  # label values: the most frequent reasons; the others share one
 LONGEST = 120  # characters of a reason
@@ -38,9 +39,7 @@ GAUGES = (
     ("sluice_oldest_body_age_seconds", "Age of the oldest body that is not in the database; 0 if there is none.",
      "oldest_seconds"),
     ("sluice_dead_bodies", "Bodies of which at least a part is in dead_letters.", "dead"),
-    ("sluice_missing_bodies",
-     "Accepted bodies that are neither in Redis nor in the database; negative if Redis's counters went back.",
-     "missing"),
+    ("sluice_missing_bodies", "Accepted bodies that are neither in Redis nor in the database.", "missing"),
 )  # fmt: skip
 VIEW_GAUGES = (
     ("sluice_view_lag_seconds", "Rows committed earlier are in the view; of a tally, the age of its oldest count.",
@@ -108,6 +107,8 @@ def metrics(figures: Figures) -> Iterator[Metric]:
         letters.add_metric(labels, number)
     yield letters
 
+    if figures["cells"]:
+        yield from cell_metrics(figures["cells"])
     if figures["views"]:
         yield from view_metrics(figures["views"])
 
@@ -129,6 +130,20 @@ def metrics(figures: Figures) -> Iterator[Metric]:
         yield GaugeMetricFamily(
             "sluice_ledger_age_seconds", "Age of the figures stored, dead and missing.", figures["ledger_seconds"]
         )
+
+
+def cell_metrics(cells: list[Figures]) -> Iterator[Metric]:
+    """The metric families of the cells that store in this database."""
+    for name, about, figure in (
+        ("sluice_cell_seen_seconds", "Age of the figures that the cell left last.", lambda one: one["seconds"]),
+        ("sluice_cell_late", "1 if the cell should have left figures since, else 0.", lambda one: one["late"]),
+        ("sluice_cell_waiting_bodies", "Bodies that were ready or claimed then.", waiting),
+        ("sluice_cell_missing_bodies", "Bodies that were missing then.", lambda one: sums([one])["missing"]),
+    ):
+        gauge = GaugeMetricFamily(name, about, labels=["cell"])
+        for one in cells:
+            gauge.add_metric([one["cell"]], figure(one))
+        yield gauge
 
 
 def view_metrics(views: list[Figures]) -> Iterator[Metric]:

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from sluice import screen, settings, sinks
-from sluice.ledger import STATES, Observer, all_routes, newest, received_at
+from sluice.ledger import Observer, all_routes, newest, received_at
 from sluice.settings import Settings
 from sluice.sinks import DeadLetter
+from sluice.sinks.cells import STATES, sums
 from sluice.views import figures
 
 EVERY = 1.0  # seconds between two readings
@@ -100,6 +101,7 @@ class Page:
             "workers": found["processes"] and sum(one["role"] == "worker" for one in found["processes"]),
             "memory": found["memory"],
             "streams": rows,
+            "cells": [shown_cell(one) for one in found["cells"] or ()],
             "views": [self.view(one) for one in found["views"]],
             "trouble": found["trouble"],
             "dead": self.dead(found["dead_letters"]),
@@ -129,6 +131,11 @@ class Page:
                 self.counts = counts
         known = self.counts or []
         return {"reasons": known[:REASONS], "more": len(known[REASONS:]), "letters": self.letters}
+
+
+def shown_cell(one: dict[str, Any]) -> dict[str, Any]:
+    """A cell for status.json: its name, since when it was not seen, and the sums over its streams."""
+    return {name: one[name] for name in ("cell", "seconds", "late")} | sums([one])
 
 
 def shown(letter: DeadLetter) -> dict[str, Any]:

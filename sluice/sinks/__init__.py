@@ -8,21 +8,23 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from functools import lru_cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from sluice.spool.contract import Claim, NewerLayout
+from sluice.spool.contract import Claim, NewerLayout, Window
 from sluice.streams.record import Record, Reject
 from sluice.streams.registry import Stream
 
 # (sequence number, received: microseconds since 1970, the body, a record or reject of it)
 Entry = tuple[int, int, bytes, "Record | Reject"]
 
-LAYOUT = 1  # of the tables; 0: without `batches_ranges`. A version of this program that changes their meaning raises it
+# Of the tables; 0: without `batches_ranges`; 1: it lacks the claims of before, and `batches_spools`. A version of this
+# program that changes their meaning raises it
+LAYOUT = 2
 CHUNK = (1_000, 4 << 20)  # entries, and bytes of their bodies, held in memory while a rejected record is searched for
 LETTER_BYTES = 4 << 20  # bytes of dead letters held in memory at once
 
@@ -83,11 +85,53 @@ class Ledger(NamedTuple):
 
     bodies: all persisted bodies. dead: those with at least one dead letter.
     persisted: how many bodies of each of the given claims the sink has.
+    earlier: bodies that were accepted, and whose numbers are not in the present list: Redis has lost them.
+    purged: how many bodies of each spool were purged, as the database knows it.
     """
 
     bodies: int
     dead: int
     persisted: dict[str, int]
+    earlier: int = 0
+    purged: dict[str, int] = {}
+
+
+class SpoolCount(NamedTuple):
+    """What the database knows of a spool in a stream; see `batches_spools` for the last four, None if it has no row.
+
+    bodies: persisted ones, and highest: the highest number of one. dead: those with at least one dead letter.
+    """
+
+    spool: str
+    bodies: int
+    highest: int
+    dead: int
+    cell: str | None
+    first: int | None
+    last: int | None
+    purged: int | None
+
+
+class Spool(NamedTuple):
+    """A row of `batches_spools`.
+
+    first: its first number. last: the highest one that is known to have been given to a body. purged: bodies.
+    """
+
+    stream: str
+    spool: str
+    cell: str
+    first: int
+    last: int
+    purged: int
+
+
+class Line(NamedTuple):
+    """The figures that a cell has left. seconds: since then. figures: see `sluice.sinks.cells`."""
+
+    cell: str
+    seconds: float
+    figures: dict[str, Any]
 
 
 Decode = Callable[[DeadLetter], Iterable["Record | Reject"]]
@@ -192,11 +236,31 @@ class Sink(ABC, Generic[Db]):
             db.close()
 
     @abstractmethod
-    def ledger(self, stream: str, last: int, claims: dict[str, int] | None = None) -> Ledger:
-        """The counts of a stream up to the sequence number `last`, and how much of `claims` is stored: one snapshot.
+    def ledger(
+        self,
+        stream: str,
+        history: Sequence[Window] = (),
+        cell: str | None = None,
+        claims: dict[str, int] | None = None,
+    ) -> Ledger:
+        """The counts of a stream of a cell, and how much of `claims` is stored: one snapshot.
 
+        history: of the cell's list. What was claimed after it was read is not counted.
+        cell: None for all cells.
         claims: id -> number of bodies.
         """
+
+    @abstractmethod
+    def leave_line(self, cell: str, figures: dict[str, Any], spools: list[Spool]) -> None:
+        """Replace the figures of a cell, and add the spools or bring their rows up to date."""
+
+    @abstractmethod
+    def lines(self) -> list[Line]:
+        """The figures of all cells, by name."""
+
+    @abstractmethod
+    def forget(self, cell: str) -> bool:
+        """Delete the figures of a cell; False if there are none."""
 
     @abstractmethod
     def transaction(self) -> contextlib.AbstractContextManager[Db]:
@@ -279,6 +343,51 @@ def check_layout(where: str, found: int, make: bool) -> None:
         raise NewerTables(where, found, LAYOUT)
     if found < LAYOUT and not make:
         raise Unavailable(f"{where} has layout {found}; a worker of this version brings it up to date")
+
+
+# Claims of layout 0 get their ranges, merged where they meet. {0} is the spool in a claim's id; later spools have a
+# hyphen in their names.
+RANGES_OF_CLAIMS = """
+INSERT INTO batches_ranges (stream, spool, first, last)
+SELECT stream, spool, min(first), max(last) FROM (
+  SELECT stream, spool, first, last, sum(CASE WHEN first <= before + 1 THEN 0 ELSE 1 END) OVER
+    (PARTITION BY stream, spool ORDER BY first) AS island FROM (
+    SELECT stream, {0} AS spool, first, first + bodies - 1 AS last, max(first + bodies - 1) OVER
+      (PARTITION BY stream, {0} ORDER BY first ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+    FROM batches WHERE bodies > 0 AND {0} NOT LIKE '%-%') AS a) AS b
+WHERE true GROUP BY stream, spool, island ON CONFLICT DO NOTHING
+"""
+# What is not stored below the highest number was purged or is lost; which of them, this version cannot know.
+SPOOLS_OF_RANGES = """
+INSERT INTO batches_spools (stream, spool, cell, first, last, purged)
+SELECT stream, spool, '', min(first), max(last), max(last) - min(first) + 1 - sum(last - first + 1)
+FROM batches_ranges WHERE true GROUP BY stream, spool ON CONFLICT DO NOTHING
+"""
+
+
+def summed(
+    counts: Iterable[SpoolCount], history: Sequence[Window], cell: str | None, persisted: dict[str, int]
+) -> Ledger:
+    """The ledger from the counts of the spools: those of the cell, and those of its list."""
+    ends = {window.spool: window.end for window in history}
+    present = {window.spool for window in history if window.claimed is not None}
+    bodies = dead = earlier = 0
+    purged = {}
+    for one in counts:
+        if not (cell is None or one.cell == cell or one.spool in ends):
+            continue
+        bodies, dead = bodies + one.bodies, dead + one.dead
+        purged[one.spool] = one.purged or 0
+        if not present & {one.spool, ""}:
+            lost = max(one.highest, one.last or 0) + 1 - max(ends.get(one.spool, one.first or 1), ends.get("", 0))
+            earlier += max(0, lost if one.spool in ends else lost - purged[one.spool])
+    return Ledger(bodies, dead, persisted, earlier, purged)
+
+
+def limits(history: Sequence[Window]) -> tuple[dict[str, int], int]:
+    """The highest number to count of each spool that has one, and of all others."""
+    found = {window.spool: window.claimed for window in history if window.claimed is not None}
+    return found, found.pop("", 1 << 62)
 
 
 def gaps(claim: Claim, stored: Iterable[tuple[int, int]]) -> Iterator[Claim]:

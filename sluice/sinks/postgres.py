@@ -9,7 +9,7 @@ import contextlib
 import logging
 import re
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -17,21 +17,29 @@ import msgspec
 import psycopg
 from msgspec.structs import astuple
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.types.json import Jsonb
 
 from sluice.sinks import (
     LAYOUT,
     LETTER_BYTES,
+    RANGES_OF_CLAIMS,
+    SPOOLS_OF_RANGES,
     DeadLetter,
     Entry,
     Ledger,
+    Line,
     Outcome,
     RowsRejected,
     Sink,
+    Spool,
+    SpoolCount,
     Unavailable,
     check_layout,
+    limits,
+    summed,
 )
 from sluice.sinks.schema import field_types
-from sluice.spool.contract import Claim
+from sluice.spool.contract import Claim, Window
 from sluice.streams.record import Metric, Reject
 from sluice.streams.registry import Stream
 
@@ -60,6 +68,16 @@ RANGES = {
     "first": "bigint NOT NULL",
     "last": "bigint NOT NULL",
 }
+SPOOLS = {
+    "stream": "text NOT NULL",
+    "spool": "text NOT NULL",
+    "cell": "text NOT NULL",
+    "first": "bigint NOT NULL",
+    "last": "bigint NOT NULL",
+    "purged": "bigint NOT NULL",
+}
+CELLS = {"cell": "text PRIMARY KEY", "seen": f"{STAMP} NOT NULL", "figures": "jsonb NOT NULL"}
+SPOOL_INDEX = "CREATE UNIQUE INDEX batches_spools_by_name ON batches_spools (stream, spool)"
 
 
 def span(stream: str, spool: str, first: str, end: str) -> str:
@@ -92,6 +110,23 @@ CHANGES = {
 INDEX = "CREATE INDEX dead_letters_by_body ON dead_letters (stream, batch, seq)"
 BURY = "COPY dead_letters (received_at, stream, body, reason, whole, batch, seq) FROM STDIN (FORMAT BINARY)"
 BURIED = ("int8", "text", "bytea", "bytea", "bool", "int8", "int8")
+SPOOL_OF = "split_part(claim, ':', 1)"
+# The counts of a stream's spools. limits: a JSON object, the highest number of a spool to count; rest: that of others
+COUNTS = f"""
+WITH most AS (SELECT key, value::bigint FROM jsonb_each_text(%(limits)s)),
+stored AS (
+  SELECT spool, sum(greatest(0, least(last, coalesce(value, %(rest)s)) - first + 1))::bigint AS bodies,
+    max(last) AS highest
+  FROM batches_ranges LEFT JOIN most ON key = spool WHERE stream = %(stream)s GROUP BY 1),
+dead AS (
+  SELECT {SPOOL_OF} AS spool, count(*) AS letters
+  FROM (SELECT DISTINCT batch, seq FROM dead_letters WHERE stream = %(stream)s) AS d JOIN batches AS b ON b.id = batch
+  LEFT JOIN most ON key = {SPOOL_OF} WHERE seq <= coalesce(value, %(rest)s) GROUP BY 1),
+known AS (SELECT spool, cell, first, last, purged FROM batches_spools WHERE stream = %(stream)s)
+SELECT coalesce(jsonb_agg(jsonb_build_array(coalesce(s.spool, k.spool), coalesce(bodies, 0), coalesce(highest, 0),
+  coalesce(letters, 0), cell, first, last, purged)), '[]')
+FROM stored AS s FULL JOIN known AS k ON k.spool = s.spool LEFT JOIN dead AS d ON d.spool = s.spool
+"""  # noqa: S608  # names of our own
 LOCK = 0x736C75696365  # "sluice": the advisory lock that is held while tables are created
 
 # Set for each transaction, so that it also works behind a connection pooler. lock_timeout limits the wait for another
@@ -193,12 +228,16 @@ class Postgres(Sink[psycopg.Connection]):
                         ensure(db, "batches_layout", VERSION)
                         (layout,) = one(db.execute("SELECT coalesce(max(version), 0) FROM batches_layout"))
                         check_layout(self.name, layout, self.make)
-                        if layout < LAYOUT:
-                            db.execute("INSERT INTO batches_layout (version) VALUES (%s)", (LAYOUT,))
                         ensure(db, "batches", BATCHES)
                         ensure(db, "batches_ranges", RANGES, EXCLUDE)
+                        ensure(db, "batches_spools", SPOOLS, SPOOL_INDEX)
+                        ensure(db, "batches_cells", CELLS)
                         ensure(db, "dead_letters", LETTERS, INDEX)
                         ensure(db, "view_changes", CHANGES)
+                        if layout < LAYOUT:
+                            execute(db, RANGES_OF_CLAIMS.format(SPOOL_OF))
+                            execute(db, SPOOLS_OF_RANGES)
+                            db.execute("INSERT INTO batches_layout (version) VALUES (%s)", (LAYOUT,))
                     elif not one(db.execute("SELECT to_regclass('batches')::text"))[0]:
                         raise Unavailable(f"{self.name}: there are no tables yet")
                     else:
@@ -363,30 +402,65 @@ class Postgres(Sink[psycopg.Connection]):
                     raise
                 raise ValueError(f"not a condition on dead letters: {message(error)}") from None
 
-    def ledger(self, stream: str, last: int, claims: dict[str, int] | None = None) -> Ledger:
+    def ledger(
+        self,
+        stream: str,
+        history: Sequence[Window] = (),
+        cell: str | None = None,
+        claims: dict[str, int] | None = None,
+    ) -> Ledger:
         """See `sinks.Sink`."""
+        own, rest = limits(history)
+        persisted = (
+            "SELECT CASE WHEN EXISTS (SELECT FROM batches WHERE claim = c.id) THEN c.past - c.low ELSE "  # noqa: S608
+            "  (SELECT coalesce(sum(least(last + 1, c.past) - greatest(first, c.low)), 0)::bigint "
+            f"   FROM batches_ranges WHERE {SPAN} && {span('%(stream)s::text', 'c.spool', 'c.low', 'c.past')}) END "
+            "FROM unnest(%(id)s::text[], %(spool)s::text[], %(low)s::bigint[], %(past)s::bigint[]) "
+            "  WITH ORDINALITY AS c (id, spool, low, past, at) ORDER BY at"
+        )
+        given = [Claim.of(stream, id, count) for id, count in (claims or {}).items()]
         with self.transaction() as db:
-            persisted = (
-                "SELECT CASE WHEN EXISTS (SELECT FROM batches WHERE claim = c.id) THEN c.past - c.low ELSE "  # noqa: S608
-                "  (SELECT coalesce(sum(least(last + 1, c.past) - greatest(first, c.low)), 0)::bigint "
-                f"   FROM batches_ranges WHERE {SPAN} && {span('%(s)s::text', 'c.spool', 'c.low', 'c.past')}) END "
-                "FROM unnest(%(id)s::text[], %(spool)s::text[], %(low)s::bigint[], %(past)s::bigint[]) "
-                "  WITH ORDINALITY AS c (id, spool, low, past, at) ORDER BY at"
-            )
-            given = [Claim.of(stream, id, count) for id, count in (claims or {}).items()]
             found = db.execute(  # one statement sees one snapshot
-                "SELECT (SELECT coalesce(sum(least(bodies, %(n)s - first + 1)), 0)::bigint FROM batches "  # noqa: S608
-                "        WHERE stream = %(s)s AND first <= %(n)s), "
-                "       (SELECT count(DISTINCT (batch, seq)) FROM dead_letters "
-                "        WHERE stream = %(s)s AND seq <= %(n)s), "
-                f"      ARRAY({persisted})",
+                typing.cast("Any", f"SELECT ({COUNTS}), ARRAY({persisted})"),
                 {
-                    **{"s": stream, "n": last, "id": [one.id for one in given], "spool": [one.spool for one in given]},
+                    **{"stream": stream, "limits": Jsonb(own), "rest": rest},
+                    **{"id": [one.id for one in given], "spool": [one.spool for one in given]},
                     **{"low": [one.first for one in given], "past": [one.end for one in given]},
                 },
             )
-            bodies, dead, counts = one(found)
-        return Ledger(bodies, dead, {claim.id: count for claim, count in zip(given, counts, strict=True)})
+            counts, present = one(found)
+        stored = {claim.id: count for claim, count in zip(given, present, strict=True)}
+        return summed((SpoolCount(*row) for row in counts), history, cell, stored)
+
+    def leave_line(self, cell: str, figures: dict[str, Any], spools: list[Spool]) -> None:
+        """See `sinks.Sink`."""
+        with self.transaction() as db, db.cursor() as cursor:
+            db.execute("UPDATE batches_spools SET cell = %s WHERE cell = ''", (cell,))
+            cursor.executemany(
+                "INSERT INTO batches_spools AS b (stream, spool, cell, first, last, purged) "
+                "VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (stream, spool) DO UPDATE "
+                "SET cell = excluded.cell, last = greatest(b.last, excluded.last), purged = excluded.purged",
+                spools,
+            )
+            db.execute(
+                "INSERT INTO batches_cells VALUES (%s, clock_timestamp(), %s) ON CONFLICT (cell) DO UPDATE "
+                "SET seen = excluded.seen, figures = excluded.figures",
+                (cell, Jsonb(figures)),
+            )
+
+    def lines(self) -> list[Line]:
+        """See `sinks.Sink`."""
+        with self.transaction() as db:
+            found = db.execute(
+                "SELECT cell, greatest(0, extract(epoch FROM clock_timestamp() - seen))::float8, figures "
+                "FROM batches_cells ORDER BY 1"
+            )
+            return [Line(*row) for row in found]
+
+    def forget(self, cell: str) -> bool:
+        """See `sinks.Sink`."""
+        with self.transaction() as db:
+            return bool(db.execute("DELETE FROM batches_cells WHERE cell = %s", (cell,)).rowcount)
 
 
 def ensure(db: psycopg.Connection, name: str, columns: dict[str, str], index: str = "") -> None:

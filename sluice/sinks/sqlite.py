@@ -6,10 +6,11 @@ The driver is apsw: it binds a row in a third of the time that the standard libr
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any
@@ -20,19 +21,26 @@ from msgspec.structs import astuple
 
 from sluice.sinks import (
     LAYOUT,
+    RANGES_OF_CLAIMS,
+    SPOOLS_OF_RANGES,
     DeadLetter,
     Entry,
     Ledger,
+    Line,
     Outcome,
     RowsRejected,
     Sink,
+    Spool,
+    SpoolCount,
     Unavailable,
     check_layout,
     gaps,
+    limits,
     second,
+    summed,
 )
 from sluice.sinks.schema import field_types
-from sluice.spool.contract import Claim
+from sluice.spool.contract import Claim, Window
 from sluice.streams.record import Metric, Reject
 from sluice.streams.registry import Stream
 
@@ -51,6 +59,11 @@ CREATE TABLE IF NOT EXISTS batches (
 CREATE TABLE IF NOT EXISTS batches_ranges (
   stream TEXT NOT NULL, spool TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL);
 CREATE UNIQUE INDEX IF NOT EXISTS batches_ranges_by_first ON batches_ranges (stream, spool, first);
+CREATE TABLE IF NOT EXISTS batches_spools (
+  stream TEXT NOT NULL, spool TEXT NOT NULL, cell TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
+  purged INTEGER NOT NULL);
+CREATE UNIQUE INDEX IF NOT EXISTS batches_spools_by_name ON batches_spools (stream, spool);
+CREATE TABLE IF NOT EXISTS batches_cells (cell TEXT NOT NULL UNIQUE, seen TEXT NOT NULL, figures TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS dead_letters (
   id INTEGER PRIMARY KEY AUTOINCREMENT, received_at TEXT NOT NULL, stream TEXT NOT NULL, body BLOB NOT NULL,
   reason TEXT NOT NULL, whole INTEGER NOT NULL, batch INTEGER NOT NULL REFERENCES batches, seq INTEGER NOT NULL);
@@ -58,6 +71,21 @@ CREATE INDEX IF NOT EXISTS dead_letters_by_body ON dead_letters (stream, batch, 
 """
 Row = tuple[Any, ...]
 BURY = "INSERT INTO dead_letters (received_at, stream, body, reason, whole, batch, seq) VALUES (?,?,?,?,?,?,?)"
+SPOOL_OF = "substr(claim, 1, instr(claim, ':') - 1)"
+# The counts of a stream's spools. limits: a JSON object, the highest number of a spool to count; rest: that of others
+COUNTS = f"""
+WITH stored AS (
+  SELECT spool, sum(max(0, min(last, coalesce(l.value, :rest)) - first + 1)) AS bodies, max(last) AS highest
+  FROM batches_ranges LEFT JOIN json_each(:limits) AS l ON l.key = spool WHERE stream = :stream GROUP BY 1),
+dead AS (
+  SELECT {SPOOL_OF} AS spool, count(*) AS letters
+  FROM (SELECT DISTINCT batch, seq FROM dead_letters WHERE stream = :stream) AS d JOIN batches AS b ON b.id = batch
+  LEFT JOIN json_each(:limits) AS l ON l.key = {SPOOL_OF} WHERE seq <= coalesce(l.value, :rest) GROUP BY 1),
+known AS (SELECT spool, cell, first, last, purged FROM batches_spools WHERE stream = :stream)
+SELECT coalesce(s.spool, k.spool), coalesce(bodies, 0), coalesce(highest, 0), coalesce(letters, 0),
+  cell, first, last, purged
+FROM stored AS s FULL JOIN known AS k ON k.spool = s.spool LEFT JOIN dead AS d ON d.spool = s.spool
+"""  # noqa: S608  # names of our own
 
 
 class Table:
@@ -166,8 +194,8 @@ class Sqlite(Sink[apsw.Connection]):
                     db.execute("PRAGMA journal_mode=WAL")
                     with db:
                         db.execute(TABLES)
-                        if layout < LAYOUT:
-                            db.execute(f"PRAGMA user_version={LAYOUT}")
+                    if layout < LAYOUT:
+                        upgrade(db)
                     for name in self.tables:
                         with contextlib.suppress(apsw.SQLError):  # a table that cannot be created stops its stream only
                             self.table(db, name)
@@ -283,23 +311,65 @@ class Sqlite(Sink[apsw.Connection]):
             finally:
                 db.execute("PRAGMA query_only=0")
 
-    def ledger(self, stream: str, last: int, claims: dict[str, int] | None = None) -> Ledger:
+    def ledger(
+        self,
+        stream: str,
+        history: Sequence[Window] = (),
+        cell: str | None = None,
+        claims: dict[str, int] | None = None,
+    ) -> Ledger:
+        """See `sinks.Sink`."""
+        own, rest = limits(history)
+        with self.transaction("BEGIN") as db:
+            counts = db.execute(COUNTS, {"stream": stream, "limits": json.dumps(own), "rest": rest})
+            found = [SpoolCount(*typing.cast("Any", row)) for row in counts]
+            persisted = {id: self.bodies(db, Claim.of(stream, id, count)) for id, count in (claims or {}).items()}
+        return summed(found, history, cell, persisted)
+
+    def leave_line(self, cell: str, figures: dict[str, Any], spools: list[Spool]) -> None:
+        """See `sinks.Sink`."""
+        with self.transaction() as db:
+            db.execute("UPDATE batches_spools SET cell = ? WHERE cell = ''", (cell,))
+            db.executemany(
+                "INSERT INTO batches_spools (stream, spool, cell, first, last, purged) VALUES (?, ?, ?, ?, ?, ?) "
+                "ON CONFLICT (stream, spool) DO UPDATE "
+                "SET cell = excluded.cell, last = max(last, excluded.last), purged = excluded.purged",
+                spools,
+            )
+            db.execute(
+                "INSERT OR REPLACE INTO batches_cells (cell, seen, figures) VALUES (?, ?, ?)",
+                (cell, now(), json.dumps(figures)),
+            )
+
+    def lines(self) -> list[Line]:
         """See `sinks.Sink`."""
         with self.transaction("BEGIN") as db:
-            bodies = db.execute(
-                "SELECT coalesce(sum(min(bodies, ?2 - first + 1)), 0) FROM batches WHERE stream = ?1 AND first <= ?2",
-                (stream, last),
-            ).get
-            dead = db.execute(
-                "SELECT count(*) FROM (SELECT DISTINCT batch, seq FROM dead_letters WHERE stream = ? AND seq <= ?)",
-                (stream, last),
-            ).get
-            found = {id: self.bodies(db, Claim.of(stream, id, count)) for id, count in (claims or {}).items()}
-        return Ledger(bodies, dead, found)
+            found: Any = db.execute("SELECT cell, seen, figures FROM batches_cells ORDER BY 1").fetchall()
+        at = time.time()
+        return [
+            Line(cell, max(0.0, at - microseconds(seen) / 1e6), json.loads(figures)) for cell, seen, figures in found
+        ]
+
+    def forget(self, cell: str) -> bool:
+        """See `sinks.Sink`."""
+        with self.transaction() as db:
+            db.execute("DELETE FROM batches_cells WHERE cell = ?", (cell,))
+            return bool(db.changes())
 
     def bodies(self, db: apsw.Connection, claim: Claim) -> int:
         """How many bodies of a claim are stored."""
         return claim.count - sum(part.count for part in gaps(claim, self.stored(db, claim)))
+
+
+def upgrade(db: apsw.Connection) -> None:
+    """Bring tables of an earlier layout up to date. Another worker may do so at the same time."""
+    db.execute("BEGIN IMMEDIATE")
+    with db:
+        if db.execute("PRAGMA user_version").get < LAYOUT:
+            db.execute(RANGES_OF_CLAIMS.format(SPOOL_OF))
+            db.execute(SPOOLS_OF_RANGES)
+            db.execute(f"PRAGMA user_version={LAYOUT}")
+    db.execute("COMMIT")
 
 
 def busy_handler() -> Callable[[int], bool]:

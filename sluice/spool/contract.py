@@ -36,18 +36,21 @@ class Keys(NamedTuple):
     marks: str
     purged: str
     spools: str
+    history: str
     claim: str  # a prefix: the claim's id follows
 
     @classmethod
     def of(cls, stream: str) -> Keys:
         """The keys of a stream, all in one slot of a Redis Cluster."""
         base = "ingest:{%s}" % stream
-        return cls(base, *(f"{base}:{name}" for name in ("claimed", "claims", "marks", "purged", "spools", "claim:")))
+        names = "claimed", "claims", "marks", "purged", "spools", "history", "claim:"
+        return cls(base, *(f"{base}:{name}" for name in names))
 
 
 COUNTS = "ingest:counts"  # of the whole installation
-LAYOUT = 1  # of the keys; 0: without `spools`. A version of this program that changes their meaning raises it
+LAYOUT = 2  # of the keys; 0: without `spools`; 1: without `history`. A change of their meaning raises it
 LAYOUT_KEY = "ingest:layout"
+CELL = "ingest:cell"  # the name of the cell whose list this is
 PROBE = "ingest:ready"  # written by the gateway's readiness check
 PATTERN = "ingest:{*"  # glob: every key of every stream
 STREAM = re.compile(rb"ingest:\{([^}]+)\}")  # the stream of a key
@@ -56,8 +59,10 @@ STREAM = re.compile(rb"ingest:\{([^}]+)\}")  # the stream of a key
 # (master_replid) after each restart and promotion, because its last writes may be lost, and their numbers with them.
 # Bodies that are on the list at that moment keep their spool; the next ones belong to a new spool. The time makes its
 # name unique if the keys are deleted while Redis runs. Each spool is scored by its first number that is not claimed.
+# `history` keeps the first number of every spool of the present list, for the ledger: bodies with other numbers are
+# from a list that Redis has lost. In a list that is older than `history`, the numbers before it belong to the spool "".
 SPOOLS = """
-local function spools(key, claimed, ready, us)
+local function spools(key, history_key, claimed, ready, us)
   local history = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
   local found = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
   local start
@@ -68,9 +73,12 @@ local function spools(key, claimed, ready, us)
   else
     return found
   end
+  if start > 1 and redis.call('EXISTS', history_key) == 0 then redis.call('ZADD', history_key, 1, '') end
   start = string.format('%.0f', start)
-  redis.call('ZREMRANGEBYSCORE', key, start, '+inf')
-  redis.call('ZADD', key, start, history .. '-' .. us)
+  for _, each in ipairs({key, history_key}) do
+    redis.call('ZREMRANGEBYSCORE', each, start, '+inf')
+    redis.call('ZADD', each, start, history .. '-' .. us)
+  end
   return redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
 end
 """
@@ -84,7 +92,7 @@ local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
 local ready = redis.call('LLEN', KEYS[1])
 local seq = string.format('%.0f', claimed + ready + 1)
 local us = t[1] .. string.format('%06d', t[2])
-spools(KEYS[4], claimed, ready, us)
+spools(KEYS[4], KEYS[5], claimed, ready, us)
 redis.call('ZREMRANGEBYSCORE', KEYS[3], seq, seq) -- keep one mark per number, or a refused stream would collect them
 redis.call('ZADD', KEYS[3], seq, seq .. ':' .. us)
 return {claimed, ready, us, redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', 0) or 0}
@@ -117,7 +125,7 @@ local ready = redis.call('LLEN', KEYS[1])
 if ready == 0 then return false end
 local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
 local us = t[1] .. string.format('%06d', t[2])
-local found = spools(KEYS[5], claimed, ready, us)
+local found = spools(KEYS[5], KEYS[6], claimed, ready, us)
 local spool, following
 for at = 1, #found, 2 do
   if tonumber(found[at + 1]) <= claimed + 1 then spool = found[at]
@@ -231,13 +239,26 @@ end
 local t = redis.call('TIME')
 local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
 return {t[1] .. string.format('%06d', t[2]), claimed, redis.call('LLEN', KEYS[1]), since(claimed + 1), claims, size,
-  tonumber(redis.call('GET', KEYS[5]) or 0)}
+  tonumber(redis.call('GET', KEYS[5]) or 0), redis.call('ZRANGE', KEYS[6], 0, -1, 'WITHSCORES')}
 """
 
 
 def count_command(delta: dict[str, int]) -> tuple[Any, ...]:
     """The command that adds these counts to those in Redis."""
     return "EVAL", COUNT, 1, COUNTS, *(part for pair in delta.items() for part in pair)
+
+
+class Window(NamedTuple):
+    """The sequence numbers of the present list that belong to a spool: from `first` to the one before `end`.
+
+    spool: "" stands for any spool. claimed: the last of them that was claimed; None if another spool has followed, so
+    that Redis has lost the bodies with higher numbers.
+    """
+
+    spool: str
+    first: int
+    end: int
+    claimed: int | None = None
 
 
 class Claim(NamedTuple):

@@ -64,7 +64,7 @@ class Backlog:
         key = keys.ready.encode()
         self.bytes = Counter()  # of the accepted bodies
         self.push = b"$5\r\nRPUSH\r\n$%d\r\n%b\r\n" % (len(key), key)
-        self.mark = ("EVAL", MARK, 4, keys.ready, keys.claimed, keys.marks, keys.spools)
+        self.mark = ("EVAL", MARK, 5, keys.ready, keys.claimed, keys.marks, keys.spools, keys.history)
         self.mark_due = 0.0  # monotonic
         self.length = 0  # at the last reply
         self.refused_bodies = 0  # since the last accepted one; their clients will retry

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from redis.exceptions import ResponseError
+
 from sluice.connect import client
-from sluice.spool.contract import COUNTS, NAME, PATTERN, PEEK, PURGE, RENEW, SNAPSHOT, STREAM, Keys
+from sluice.spool.contract import (
+    CELL,
+    COUNTS,
+    NAME,
+    PATTERN,
+    PEEK,
+    PURGE,
+    RENEW,
+    SNAPSHOT,
+    STREAM,
+    Keys,
+    Window,
+)
 
 PEEK_BYTES = 4 << 20  # of bodies that one peek returns
 
@@ -17,6 +32,7 @@ class Snapshot(NamedTuple):
     claimed: bodies ever claimed. ready: READY bodies. claims: the open claims, id -> number of bodies.
     ages: claim id, or "" for the READY bodies -> seconds since the first of these bodies arrived, if a mark dates it.
     size: approximate bytes of memory of all these bodies. purged: bodies ever purged.
+    history: which spool has which of the numbers from 1 to claimed + ready, ascending.
     """
 
     claimed: int
@@ -25,6 +41,7 @@ class Snapshot(NamedTuple):
     ages: dict[str, float]
     size: int
     purged: int
+    history: list[Window]
 
 
 class Process(NamedTuple):
@@ -45,7 +62,8 @@ class Inspector:
     def snapshot(self, stream: str) -> Snapshot:
         """The state of a stream."""
         keys = Keys.of(stream)
-        now, claimed, ready, since, claims, size, purged = self.redis.eval(SNAPSHOT, 5, *keys[:5], keys.claim)
+        reply = self.redis.eval(SNAPSHOT, 6, *keys[:5], keys.history, keys.claim)
+        now, claimed, ready, since, claims, size, purged, spools = reply
         arrived = {name.decode(): at for name, _, at in claims} | ({"": since} if ready else {})
         return Snapshot(
             claimed,
@@ -54,6 +72,7 @@ class Inspector:
             {name: max(0, int(now) - int(at)) / 1e6 for name, at in arrived.items() if at},
             size,
             purged,
+            windows([(name.decode(), int(first)) for name, first in zip(spools[::2], spools[1::2])], claimed, ready),
         )
 
     def peek(self, stream: str, first: int = 0, limit: int = 100) -> tuple[int, list[tuple[int, str, bytes]]]:
@@ -89,6 +108,17 @@ class Inspector:
         found: Any = self.redis.hgetall(COUNTS)
         return {field.decode(): int(n) for field, n in found.items()}
 
+    def cell(self, default: str) -> str:
+        """The name of the cell whose list this is."""
+        found: Any = self.redis.get(CELL)
+        return (found or default.encode()).decode()
+
+    def name_cell(self, name: str, keep: bool) -> str:
+        """Name the cell whose list this is, and return its name. keep: a name that it has."""
+        with contextlib.suppress(ResponseError):  # a full Redis
+            self.redis.set(CELL, name, nx=keep)
+        return self.cell(name)
+
     def memory(self) -> tuple[int, int]:
         """Bytes that Redis uses, and its limit (0: none)."""
         info = self.redis.info("memory")
@@ -98,3 +128,12 @@ class Inspector:
         """All streams that have a key in Redis."""
         found = (STREAM.match(key) for key in self.redis.scan_iter(PATTERN, count=1000))
         return {match[1].decode("utf-8", "replace") for match in found if match}
+
+
+def windows(spools: list[tuple[str, int]], claimed: int, ready: int) -> list[Window]:
+    """The windows of the spools of a list. spools: each with its first number, ascending."""
+    if not spools:
+        spools = [("", 1)]
+    ends = [first for _, first in spools[1:]]
+    closed = [Window(name, first, end) for (name, first), end in zip(spools, ends)]
+    return [*closed, Window(*spools[-1], claimed + ready + 1, claimed)]

@@ -70,7 +70,7 @@ class Outlet:
         """Send the command of `claim`. Call the returned function exactly once: it reads the reply."""
         keys = Keys.of(stream)
         commands: list[tuple[Any, ...]] = [
-            ("EVAL", CLAIM, 5, *keys[:4], keys.spools, keys.claim, max_bodies, max_bytes, int(lease * 1000))
+            ("EVAL", CLAIM, 6, *keys[:4], *keys[5:7], keys.claim, max_bodies, max_bytes, int(lease * 1000))
         ]
         pool = self.redis.connection_pool
         link = pool.get_connection()

@@ -217,7 +217,7 @@ def test_a_client_beyond_its_rate_gets_429_and_another_client_is_not_affected() 
 
 
 def test_a_client_beyond_its_concurrent_requests_gets_429_and_another_client_is_not_affected() -> None:
-    with front(INGEST_CLIENT_CONNECTIONS=2) as (web, gateway):
+    with front(INGEST_CLIENT_RATE="0,2") as (web, gateway):
         half = b"POST /votes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nx"
         with connect(web.port) as one, connect(web.port) as two, connect(web.port) as three:
             for connection in one, two, three:
@@ -328,8 +328,8 @@ def test_without_these_settings_nginx_has_none_of_their_directives() -> None:
 def test_bin_up_starts_with_all_checks_on(tmp: Path, certificate: tuple[Path, Path]) -> None:
     env = {
         "INGEST_API_KEYS": keys(tmp), "INGEST_PASSWORDS": passwords(tmp), "INGEST_TLS_CERTIFICATE": certificate[0],
-        "INGEST_TLS_KEY": certificate[1], "INGEST_ALLOW": "127.0.0.0/8 ::1", "INGEST_CLIENT_RATE": 1000,
-        "INGEST_CLIENT_CONNECTIONS": 100, "INGEST_CORS": "/votes",
+        "INGEST_TLS_KEY": certificate[1], "INGEST_ALLOW": "127.0.0.0/8 ::1", "INGEST_CLIENT_RATE": "1000,100",
+        "INGEST_CORS": "/votes",
     }  # fmt: skip
     with installation(tmp / "home", env, ready=False) as up:
         url = f"https://localhost:{up.port}"

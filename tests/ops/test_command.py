@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from sluice.drill.harness import PYTHON, ROOT, environment
-from sluice.ledger import STATES
 from sluice.ops.__main__ import VERBS
+from sluice.sinks.cells import STATES
 from verbs import sluice
 
 IMPORTED = "import sys\nfrom sluice.ops.__main__ import main\nmain(sys.argv[1:])\nprint(*sys.modules, file=sys.stderr)"

@@ -98,6 +98,7 @@ def test_metrics_count_what_the_gateway_and_the_worker_did(up: Server) -> None:
         ("sluice_sink_errors_total", "votes"): 0,
         ("sluice_processes", "gateway"): 1,
         ("sluice_processes", "worker"): 1,
+        ("sluice_cell_late", settings.load({"INGEST_HOME": str(up.home)}).cell): 0,
         ("sluice_up", "redis"): 1,
         ("sluice_up", "database"): 1,
         ("sluice_view_served", "/votes/tally"): 1,
@@ -148,14 +149,14 @@ def test_prometheus_scrapes_the_metrics_with_the_shipped_configuration(up: Serve
         assert (target["health"], target["lastError"]) == ("up", "")
         found = poll(lambda: ask("query?query=sluice_accepted_bodies_total")["result"])
         assert {one["metric"]["stream"]: one["value"][1] for one in found}["metrics"] == "1"
-        assert sum(len(group["rules"]) for group in ask("rules")["groups"]) == 13
+        assert sum(len(group["rules"]) for group in ask("rules")["groups"]) == 14
 
 
 def test_promtool_accepts_the_rules_and_each_alert_fires_in_its_test() -> None:
     promtool("check", "config", "prometheus.yml")
     promtool("test", "rules", "rules_test.yml")
     alerts = set(re.findall(r"alert: (\w+)", (PROMETHEUS / "rules.yml").read_text()))
-    assert len(alerts) == 11
+    assert len(alerts) == 12
 
 
 def test_the_dashboard_and_the_rules_query_only_metrics_that_exist(up: Server, tmp: Path) -> None:

@@ -417,6 +417,23 @@ def test_views_that_are_not_served_or_behind_are_reported_and_without_views_none
     expect(page.locator("#verdict")).to_have_attribute("data-state", "good")
 
 
+def test_the_cells_of_a_database_are_shown_when_there_are_several(page: Page) -> None:
+    expect(page.locator("#cells")).to_be_hidden()
+    other = dict.fromkeys(("accepted", "claimed", "stored", "dead", "missing"), 0) | {"ready": 1234}
+
+    def change(route: Route) -> None:
+        answer = route.fetch()
+        shown = answer.json()
+        shown["cells"].append({"cell": "c2", "seconds": 40, "late": True} | other)
+        route.fulfill(response=answer, json=shown)
+
+    page.route("**/status.json", change)
+    expect(page.locator("#cells tbody tr")).to_have_count(2)
+    expect(page.locator("#cells tbody tr", has_text="c2").locator("td").nth(0)).to_have_text("40 s ago")
+    expect(page.locator("#verdict h2")).to_have_text("c2 was not seen for 40 s")
+    expect(page.locator("#verdict p")).to_contain_text("1,234 bodies waited there.")
+
+
 # The next tests stop and kill processes, so they come last.
 
 

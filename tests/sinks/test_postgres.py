@@ -197,8 +197,10 @@ def test_many_workers_may_create_the_tables_at_once(pg: Postgres):
     assert {row[0] for row in pg.ask("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")} == {
         *(
             "batches",
+            "batches_cells",
             "batches_layout",
             "batches_ranges",
+            "batches_spools",
             "dead_letters",
             "gps",
             "logs",
@@ -532,11 +534,8 @@ def test_an_operator_command_creates_no_tables(pg: Postgres):
         sinks.connect(pg.url, registry.STREAMS, make=False)
     assert pg.ask("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(0,)]
     connect(pg).persist(claim(), gps(3))
-    assert sinks.connect(pg.url, registry.STREAMS, make=False).ledger("gps", 9, {"run:1:1": 1, "x:9:1": 1}) == (
-        1,
-        0,
-        {"run:1:1": 1, "x:9:1": 0},
-    )
+    found = sinks.connect(pg.url, registry.STREAMS, make=False).ledger("gps", claims={"run:1:1": 1, "x:9:1": 1})
+    assert found[:3] == (1, 0, {"run:1:1": 1, "x:9:1": 0})
 
 
 # --- secrets ---------------------------------------------------------------------------------------------------------

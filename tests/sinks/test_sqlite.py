@@ -75,7 +75,7 @@ class TestSqlite(SinkTests):
     def test_the_tables_are_those_of_the_protocol(self, store: SqliteStore, sink: Sink) -> None:
         columns = {
             name: ", ".join(row[1] for row in store.ask(f"PRAGMA table_info({name})"))
-            for name in ("metrics", "gps", "votes", "logs", "dead_letters", "batches", "batches_ranges")
+            for name in ("metrics", "gps", "votes", "logs", "dead_letters", "batches_spools", "batches_cells")
         }
         protocol = (ROOT / "docs/PROTOCOL.md").read_text()
         for name, listed in columns.items():
