@@ -33,7 +33,7 @@ log = logging.getLogger("sluice.worker")
 IDLE = 0.03
 # Streams take turns. A claim holds as many bodies as should take TURN at the rate of the last claim, but at most
 # FIRST_BODIES or twice as many as the last one: a burst of expensive bodies must not delay the other streams either.
-TURN = 1.0  # seconds of CPU
+TURN = 1.0  # seconds of CPU, or of decoding if decoders wait for something
 FIRST_BODIES = 64
 SAMPLE = 16  # time one decode in 16: reading the clock takes a thirtieth of the time of storing a body
 BACKOFF = (0.1, 10.0)  # seconds between two attempts while the sink or Redis is unavailable: first, maximum
@@ -60,7 +60,7 @@ class StreamState:
         self.retry_at = time.monotonic() + self.backoff
 
     def size_next_claim(self, claim: Claim, seconds: float) -> None:
-        """Set the size of the next claim from the CPU seconds that this one took."""
+        """Set the size of the next claim from the seconds of work that this one took."""
         fit = int(claim.count * TURN / max(seconds, 1e-6))
         self.max_bodies = max(1, min(fit, max(FIRST_BODIES, 2 * claim.count), MAX_BODIES))
 
@@ -162,7 +162,7 @@ class Worker:
                 return False
         elif time.monotonic() < state.retry_at:
             return False
-        cpu, began = time.thread_time(), time.monotonic()
+        cpu, decoding, began = time.thread_time(), state.decoded.sum, time.monotonic()
         outcome = self.persist(state, claim)
         if outcome is None:
             return state.claim is None
@@ -173,7 +173,7 @@ class Worker:
             log.warning("%s: %d buried; `bin/sluice dead` lists them", state.stream.name, outcome.letters)
         self.outlet.settle(claim)
         full = claim.count >= state.max_bodies or claim.size >= MAX_BYTES
-        state.size_next_claim(claim, time.thread_time() - cpu)
+        state.size_next_claim(claim, max(time.thread_time() - cpu, SAMPLE * (state.decoded.sum - decoding)))
         state.claim, state.backoff = None, 0.0
         return full
 

@@ -233,8 +233,7 @@ class Settings:
     workers: Span = setting(
         processes, "1",
         "Worker processes; `0`: none, bodies wait in Redis; `auto` or `auto:MIN-MAX`: as many as the backlog needs, "
-        "1 to 4 unless given (`bin/up` only; as services, MIN are started). Raise it when the backlog grows although "
-        "the database is not busy",
+        "1 to 4 unless given. Raise it when the backlog grows although the database is not busy",
     )
     durability: str = setting(
         choice("always", "everysec", "no"), "always",

@@ -185,28 +185,28 @@ def supervisor_configuration(s: settings.Settings) -> str:
     python = plain(sys.executable)
     venv = ".venv" if s.runtime == "cpython" else ".venv-pypy"
     workers = s.workers
-    many = workers.max > 1
-    config = (ROOT / "deploy/supervisord.conf").read_text()
-    if workers.min == workers.max:
-        config = config.partition("; --- INGEST_WORKERS=auto")[0]
-    return config.format(
-        home=plain(s.home),
-        launch=f'"{python}" -I -S "{plain(ROOT)}/sluice/run/launch.py"',
-        python=f'"{python}"',
-        gateway=f'"{plain(ROOT)}/{venv}/bin/python"',
-        reader=" ".join(f'--bind "unix:{plain(path)}"' for path in s.reader_sockets),
-        own_redis=f"autostart={'true' if s.has_own_redis else 'false'}",
-        views=f"autostart={'false' if s.views == 'off' else 'true'}",
-        redis=shutil.which("redis-server", path=path),
-        nginx=shutil.which("nginx", path=path),
-        user="user=root" if os.geteuid() == 0 else "",
-        worker="worker-%(process_num)s" if many else "worker",
-        workers=f"process_name=%(program_name)s-%(process_num)s\nnumprocs={workers.min}"
-        if many
-        else f"autostart={'true' if workers.min else 'false'}",
-        min=workers.min,
-        more=workers.max - workers.min,
-        common=COMMON.format(root=plain(ROOT)),
+    many = workers.min > 1
+    return (
+        (ROOT / "deploy/supervisord.conf")
+        .read_text()
+        .format(
+            home=plain(s.home),
+            launch=f'"{python}" -I -S "{plain(ROOT)}/sluice/run/launch.py"',
+            python=f'"{python}"',
+            gateway=f'"{plain(ROOT)}/{venv}/bin/python"',
+            reader=" ".join(f'--bind "unix:{plain(path)}"' for path in s.reader_sockets),
+            own_redis=f"autostart={'true' if s.has_own_redis else 'false'}",
+            views=f"autostart={'false' if s.views == 'off' else 'true'}",
+            redis=shutil.which("redis-server", path=path),
+            nginx=shutil.which("nginx", path=path),
+            user="user=root" if os.geteuid() == 0 else "",
+            worker="worker-%(process_num)s" if many else "worker",
+            workers=f"process_name=%(program_name)s-%(process_num)s\nnumprocs={workers.min}"
+            if many
+            else f"autostart={'true' if workers.min else 'false'}",
+            scale=f"autostart={'true' if workers.max > workers.min else 'false'}",
+            common=COMMON.format(root=plain(ROOT)),
+        )
     )
 
 

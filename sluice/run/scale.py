@@ -1,34 +1,60 @@
-"""INGEST_WORKERS=auto: a program of bin/up that starts and stops workers as the backlog requires.
+"""INGEST_WORKERS=auto: starts and stops workers beside those that always run; they are its child processes.
 
-The rules follow a published case that cut a fleet to a third: up by one, by three in an extreme, down by one after a
-long calm, and never for a single reading. They do no I/O, so `bench/autoscale` replays a day in a second.
+Another worker must help: the database answers, the workers are busy, and bodies wait all the same. If more are then not
+stored with it, the database is the bottleneck, and the worker stops again. The rules see averages, never a single
+reading, and do no I/O, so `bench/autoscale` replays a day in seconds.
 """
 
 from __future__ import annotations
 
-import os
+import math
+import signal
+import subprocess
+import sys
 import time
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
-from xmlrpc.client import Fault, ServerProxy
+from collections import deque
+from typing import NamedTuple, NoReturn
 
 from redis.exceptions import RedisError
-from supervisor.states import RUNNING_STATES, STOPPED_STATES
-from supervisor.xmlrpc import SupervisorTransport
 
 from sluice import settings
+from sluice.run.configure import ROOT
+from sluice.settings import Settings, Span
+from sluice.sinks.schema import load_streams
 from sluice.spool.inspector import Inspector
 
 EVERY = 2.0  # seconds between two readings
-TICK = os.sysconf("SC_CLK_TCK")  # clock ticks per second, the unit of CPU time in /proc
+
+
+class Work(NamedTuple):
+    """One stream at the time of a reading. All but `waiting` only grow."""
+
+    waiting: int  # accepted bodies that are not in the database
+    stored: int  # bodies
+    seconds: float  # that the workers took for it
+    errors: int  # failed attempts to store a claim
 
 
 class Reading(NamedTuple):
-    """One reading."""
+    """One reading. streams: those that have a decoder."""
 
-    workers: int  # running
-    age: float  # seconds since the arrival of the oldest body that is not in the database
-    cpu: float  # mean over the workers, 0 to 1 of a core
+    at: float  # seconds, monotonic
+    workers: int
+    streams: dict[str, Work]
+
+
+class Load(NamedTuple):
+    """Averages over a window of readings, of the streams that are being stored."""
+
+    waiting: int  # bodies
+    arrived: float  # bodies per second
+    stored: float  # bodies per second
+    busy: float  # mean over the workers: the share of the time in which they stored, 0 to 1
+
+    @property
+    def wait(self) -> float:
+        """Seconds until a body that arrives now is stored."""
+        return self.waiting / self.stored if self.stored else 0.0
 
 
 class Decision(NamedTuple):
@@ -39,111 +65,174 @@ class Decision(NamedTuple):
 
 
 class Rules:
-    """Decides when to change the number of workers. A threshold must be crossed in several consecutive readings."""
+    """Decides when to change the number of workers."""
 
     TARGET = 2.0  # seconds a body may wait
-    EXTREME = 20.0  # seconds of waiting that add three workers at once
-    BUSY = 0.85  # of a core: above it a worker has no reserve for a burst
-    IDLE = 0.5  # of a core: the load that each of one fewer workers would have must stay below
+    CALM = TARGET / 4  # seconds a body may wait where one worker fewer shall suffice
+    BUSY = 0.7  # share of the time from which a worker is a bottleneck
+    REST = 0.7  # of the capacity of one worker fewer: the load must stay below
+    RECOVERY = 30.0  # seconds in which a backlog shall be stored
+    MOST = 3  # workers added at once
+    GAIN = 1 / 3  # of its share of the capacity: what a new worker must add to what is stored
+    HOLD = 600.0  # seconds until more workers are tried again where they did not help
     UP, DOWN = 2, 30  # consecutive readings
+    WINDOW = 5, 10  # readings that averages need, and cover
 
-    def __init__(self, min: int, max: int) -> None:
-        """min, max: limits of the number of workers."""
-        self.min = min
-        self.max = max
-        self.clear()
+    def __init__(self, limits: Span) -> None:
+        self.limits = limits
+        self.readings: deque[Reading] = deque(maxlen=self.WINDOW[1])
+        self.late = self.calm = 0  # consecutive readings
+        self.capacity = 0.0  # bodies/s that one worker stores, measured when the workers were last the bottleneck
+        self.tried: tuple[int, float] | None = None  # workers before the last addition, and bodies/s that they stored
+        self.held = -math.inf  # no addition before this time
 
     def clear(self) -> None:
-        """Forget the readings: after a decision, which needs time to take effect, and after a failed reading."""
-        self.extreme = self.slow = self.calm = 0
+        """Forget the readings: after a decision, which takes effect later, and when one failed."""
+        self.readings.clear()
+        self.late = self.calm = 0
+
+    def load(self) -> Load:
+        """The averages. A stream counts if some of its bodies were stored and no attempt failed."""
+        first, last = self.readings[0], self.readings[-1]
+        took = last.at - first.at
+        waiting = stored = growth = 0
+        seconds = 0.0
+        for name, now in last.streams.items():
+            before = first.streams.get(name, Work(0, 0, 0.0, 0))
+            if now.stored > before.stored and now.errors == before.errors:
+                waiting, growth = waiting + now.waiting, growth + now.waiting - before.waiting
+                stored, seconds = stored + now.stored - before.stored, seconds + now.seconds - before.seconds
+        return Load(waiting, (stored + growth) / took, stored / took, min(1.0, seconds / took / last.workers))
 
     def decide(self, reading: Reading) -> Decision | None:
         """The change that this reading and those before it require."""
-        workers, age, cpu = reading
-        behind, busy = age > self.TARGET, cpu > self.BUSY
-        calm = age < self.TARGET / 4 and workers > 1 and cpu * workers / (workers - 1) < self.IDLE
-        self.extreme = self.extreme + 1 if age > self.EXTREME else 0
-        self.slow = self.slow + 1 if behind or busy else 0
-        self.calm = self.calm + 1 if calm else 0
-        seen = f"the oldest body has waited {age:.1f} s, mean CPU of a worker {cpu:.0%}"
-        if self.extreme >= self.UP:
-            change, why = 3, f"{seen}, {self.extreme} readings above {self.EXTREME:g} s"
-        elif self.slow >= self.UP:
-            threshold = f"{self.TARGET:g} s" if behind else f"{self.BUSY:.0%}"
-            change, why = 1, f"{seen}, {self.slow} readings above {threshold}"
-        elif self.calm >= self.DOWN:
-            change, why = -1, f"{seen}, {self.calm} readings in which one fewer would suffice"
-        else:
+        self.readings.append(reading)
+        if len(self.readings) < self.WINDOW[0]:
             return None
+        load, workers = self.load(), reading.workers
+        late = load.wait > self.TARGET and load.busy > self.BUSY
+        if late:
+            self.capacity = load.stored / load.busy / workers
+        elif load.wait < self.TARGET:
+            self.tried = None
+        capacity = self.capacity or (load.stored / load.busy / workers if load.busy else math.inf)
+        calm = load.wait < self.CALM and load.stored <= self.REST * capacity * (workers - 1)
+        self.late = self.late + 1 if late else 0
+        self.calm = self.calm + 1 if calm else 0
+        seen = (
+            f"bodies wait {load.wait:.1f} s, workers store {load.stored:.0f} bodies/s and are busy for {load.busy:.0%}"
+        )
+        if self.late >= self.UP:
+            if self.tried and not self.helped(workers, load.stored):
+                if len(self.readings) < self.WINDOW[1]:
+                    return None
+                fewer, self.held, self.tried = self.tried[0] - workers, reading.at + self.HOLD, None
+                return self.decided(workers, fewer, f"{seen}, no more than before: the database is the bottleneck")
+            if reading.at < self.held:
+                return None
+            need = math.ceil((load.arrived + load.waiting / self.RECOVERY) / capacity) - workers
+            return self.decided(workers, max(1, min(self.MOST, need)), seen, load.stored)
+        if self.calm >= self.DOWN:
+            return self.decided(workers, -1, f"{seen}, {self.calm} readings in which one fewer would suffice")
+        return None
+
+    def helped(self, workers: int, stored: float) -> bool:
+        """Whether more bodies are stored since the last addition."""
+        assert self.tried
+        before, then = self.tried
+        return stored >= then * (1 + self.GAIN * (workers / before - 1))
+
+    def decided(self, workers: int, change: int, why: str, stored: float | None = None) -> Decision | None:
+        """The decision, if the limits allow a change. stored: before an addition, bodies/s."""
+        change = max(self.limits.min, min(self.limits.max, workers + change)) - workers
+        if not change:
+            return None
+        if stored is not None:
+            self.tried = workers, stored
         self.clear()
-        change = max(self.min, min(self.max, workers + change)) - workers
-        return Decision(change, why) if change else None
+        return Decision(change, why)
 
 
 class Pool:
-    """The workers of a running bin/up, through its supervisord."""
+    """The workers of an installation: the minimum, which bin/up or systemd runs, and children of this process."""
 
-    def __init__(self, s: settings.Settings) -> None:
-        transport = SupervisorTransport(None, None, f"unix://{s.home}/run/up.sock")
-        self.supervisor: Any = ServerProxy("http://localhost", transport=transport).supervisor
+    def __init__(self, s: Settings) -> None:
+        """Raises: SettingError if a user's module cannot be imported."""
+        self.least = s.workers.min
         self.spool = Inspector(s.redis)
-        self.used: dict[int, float] = {}  # process -> CPU seconds at the last reading
-        self.read_at = time.monotonic()
+        self.streams = load_streams(s)
+        self.children: list[subprocess.Popen] = []
+        self.stopping: list[subprocess.Popen] = []
 
-    def members(self) -> list[dict[str, Any]]:
-        """All workers, running or not, ordered by number."""
-        workers = (one for one in self.supervisor.getAllProcessInfo() if one["name"].startswith("worker-"))
-        return sorted(workers, key=lambda one: int(one["name"][7:]))
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return self.least + len(self.children)
 
     def read(self) -> Reading:
-        """Take a reading. Raises: RedisError; OSError, Fault if supervisord does not answer."""
-        running = [one["pid"] for one in self.members() if one["state"] in RUNNING_STATES and one["pid"]]
-        used, now = {pid: seconds(pid) for pid in running}, time.monotonic()
-        shares = [(used[pid] - self.used[pid]) / (now - self.read_at) for pid in running if pid in self.used]
-        self.used, self.read_at = used, now
-        waits = [age for name in self.spool.streams() for age in self.spool.snapshot(name).ages.values()]
-        return Reading(len(running), max(waits, default=0.0), sum(shares) / len(shares) if shares else 0.0)
+        """Take a reading. Raises: RedisError."""
+        counted = self.spool.counters()
+        streams = {}
+        for name in self.streams:
+            found = self.spool.snapshot(name)
+            held = sum(found.claims.values())
+            seconds = counted.get(f"persist_seconds {name} sum", 0) / 1e6
+            streams[name] = Work(
+                found.ready + held, found.claimed - found.purged - held, seconds, counted.get(f"sink_errors {name}", 0)
+            )
+        return Reading(time.monotonic(), self.size, streams)
 
-    def change(self, by: int) -> int:
-        """Start more workers, or stop those with the highest numbers; returns the change. Raises: OSError, Fault.
+    def change(self, by: int) -> None:
+        """Start more workers, or stop the newest; they finish their batches meanwhile. Raises: OSError."""
+        for _ in range(by):
+            self.children.append(subprocess.Popen([sys.executable, ROOT / "worker.py", "run"], cwd=ROOT))
+        for _ in range(-by):
+            leaver = self.children.pop()
+            leaver.terminate()
+            self.stopping.append(leaver)
 
-        A worker that is still stopping counts as neither: supervisord would ignore a start.
-        """
-        states = STOPPED_STATES if by > 0 else RUNNING_STATES
-        act = self.supervisor.startProcess if by > 0 else self.supervisor.stopProcess
-        members = [one for one in self.members() if one["state"] in states]
-        chosen = members[:by] if by > 0 else members[by:]
-        for one in chosen:
-            act(f"{one['group']}:{one['name']}", False)
-        return len(chosen) if by > 0 else -len(chosen)
+    def replace(self) -> None:
+        """Start a worker in place of each one that died. Raises: OSError."""
+        self.stopping = [child for child in self.stopping if child.poll() is None]
+        alive = [child for child in self.children if child.poll() is None]
+        dead, self.children = len(self.children) - len(alive), alive
+        self.change(dead)
 
-
-def seconds(pid: int) -> float:
-    """CPU seconds of a process; 0 if it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / TICK
+    def close(self) -> None:
+        """Stop all children and wait until they have finished their batches."""
+        self.change(-len(self.children))
+        for child in self.stopping:
+            child.wait()
 
 
 def step(pool: Pool, rules: Rules) -> None:
     """Take one reading and act on it. A failed reading counts as none; other programs report the cause."""
     try:
-        reading = pool.read()
-        decision = rules.decide(reading)
-        if decision and (change := pool.change(decision.change)):
-            print(f"{reading.workers} -> {reading.workers + change} workers: {decision.why}", flush=True)
-    except (RedisError, OSError, Fault):
+        pool.replace()
+        decision = rules.decide(pool.read())
+        if decision:
+            print(f"{pool.size} -> {pool.size + decision.change} workers: {decision.why}", flush=True)
+            pool.change(decision.change)
+    except (RedisError, OSError):
         rules.clear()
 
 
 def main() -> NoReturn:
     s = settings.load_or_exit()
-    pool, rules = Pool(s), Rules(*s.workers)
-    while True:
-        time.sleep(EVERY)
-        step(pool, rules)
+    try:
+        pool, rules = Pool(s), Rules(s.workers)
+    except settings.SettingError as error:
+        sys.exit(settings.complain(error))
+    for number in signal.SIGTERM, signal.SIGINT:
+        signal.signal(number, lambda *_: sys.exit())
+    try:
+        while True:
+            time.sleep(EVERY)
+            step(pool, rules)
+    finally:
+        for number in signal.SIGTERM, signal.SIGINT:
+            signal.signal(number, signal.SIG_IGN)
+        pool.close()
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ DEFAULTS = Path("/etc/default/sluice")
 UNITS = Path("/etc/systemd/system")
 WANTED = UNITS / "sluice.target.wants"
 OPEN_FILES = 65535  # LimitNOFILE= of nginx in deploy/systemd/
-READERS = ("sluice-follower.service", "sluice-metrics.service", "sluice-page.service")  # these read the database
+DATABASE_USERS = ("sluice-scale.service", "sluice-follower.service", "sluice-metrics.service", "sluice-page.service")
 VIEWS = ("sluice-views.service", "sluice-follower.service", "sluice-reader.socket", "sluice-reader.service")
 FIXED = {"INGEST_HOME": str(HOME)}
 # hidden from a unit by ProtectHome= and PrivateTmp=
@@ -91,7 +91,7 @@ def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, st
             found[places.get(name, UNITS / name)] = path.read_text().replace("/opt/sluice", str(root))
     if network:
         text = found[UNITS / "sluice-worker@.service.d/network.conf"]
-        units = READERS if s.has_own_redis else (*READERS, "sluice-gateway.service")
+        units = DATABASE_USERS if s.has_own_redis else (*DATABASE_USERS, "sluice-gateway.service")
         found |= {UNITS / f"{unit}.d/network.conf": text for unit in units}
     return found
 
@@ -177,9 +177,9 @@ def install(found: Mapping[str, str], s: settings.Settings) -> bool:
     run("systemd-tmpfiles", "--create", "/etc/tmpfiles.d/sluice.conf")
     changed |= prepare(found)
 
-    if s.workers.max > s.workers.min:
-        print(f"sluice: services do not scale: {s.workers.min} worker(s) start; start sluice-worker@N for one more")
     units = [f"sluice-worker@{n}.service" for n in range(1, s.workers.min + 1)]
+    if s.workers.max > s.workers.min:
+        units.append("sluice-scale.service")
     if s.views != "off":
         units += VIEWS
     enabled = {path.name for path in WANTED.iterdir()} if WANTED.is_dir() else set()

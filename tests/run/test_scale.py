@@ -1,123 +1,225 @@
-"""INGEST_WORKERS=auto: the rules alone, and the workers of a running bin/up."""
+"""INGEST_WORKERS=auto: the rules in a model of the workers, and the workers of a running bin/up."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from supervisor.states import RUNNING_STATES
+import redis
+from redis.exceptions import RedisError
 
 from sluice import settings
-from sluice.drill.harness import Server, ask, environment, installation, poll, post
-from sluice.run.scale import Pool, Reading, Rules, step
+from sluice.drill.harness import environment, installation, poll, redis_server
+from sluice.drill.postgres import postgres_server
+from sluice.run.scale import EVERY, Pool, Reading, Rules, Work, step
+from sluice.settings import Span
+
+EACH = 950  # bodies/s that one worker of the model stores
 
 
-def decided(rules: Rules, *readings: tuple[int, float, float]) -> list[int]:
-    """The change after each reading (workers, age, cpu)."""
-    found = [rules.decide(Reading(*reading)) for reading in readings]
-    return [decision.change if decision else 0 for decision in found]
+class Model:
+    """Workers that store one stream, and the rules that decide on their number."""
 
+    def __init__(self, most: int = 8) -> None:
+        self.rules = Rules(Span(1, most))
+        self.at, self.workers, self.work = 0.0, 1, Work(0, 0, 0.0, 0)
+        self.history: list[int] = []  # workers after each reading
+        self.late: list[float] = []  # when a body that arrived would have waited longer than the target
+        self.why: list[str] = []
 
-CALM, BUSY, LATE, EXTREME = (0.0, 0.1), (0.0, 0.95), (3.0, 0.5), (60.0, 0.9)
+    def run(
+        self, seconds: float, arrive: float, store: Callable[[int], float] = lambda n: EACH * n, errors: int = 0
+    ) -> list[int]:
+        """The workers after each reading. arrive, store: bodies/s. errors: per reading."""
+        history: list[int] = []
+        for _ in range(int(seconds / EVERY)):
+            self.at += EVERY
+            waiting, able = self.work.waiting + arrive * EVERY, store(self.workers) * EVERY
+            done = min(waiting, able)
+            took = self.workers * EVERY * (done / able) if able else 0.0
+            self.work = Work(
+                int(waiting - done), self.work.stored + int(done), self.work.seconds + took, self.work.errors + errors
+            )
+            if waiting - done > Rules.TARGET * store(self.workers):
+                self.late.append(self.at)
+            if decision := self.rules.decide(Reading(self.at, self.workers, {"s": self.work})):
+                self.workers += decision.change
+                self.why.append(decision.why)
+            history.append(self.workers)
+        self.history += history
+        return history
 
 
 @pytest.fixture
-def rules() -> Rules:
-    return Rules(1, 8)
+def model() -> Model:
+    return Model()
 
 
-@pytest.mark.parametrize("alarm", [BUSY, LATE])
-def test_a_threshold_crossed_in_two_consecutive_readings_adds_one_worker(
-    rules: Rules, alarm: tuple[float, float]
-) -> None:
-    assert decided(rules, (2, *alarm), (2, *alarm), (3, *alarm), (3, *alarm)) == [0, 1, 0, 1]
+def test_as_many_workers_come_as_a_load_needs_and_they_go_with_it(model: Model) -> None:
+    assert set(model.run(300, 500)) == {1}
+    busy = model.run(300, 3000)
+    assert busy.index(2 if 2 in busy else 4) * EVERY <= 20  # the first ones
+    assert 4 <= busy[-1] <= 5
+    calm = model.run(600, 500)
+    assert calm[-1] == 1
+    assert max(a - b for a, b in zip(calm, calm[1:])) == 1  # one at a time, each after a minute
+    assert [calm.index(n) for n in range(busy[-1] - 1, 0, -1)][0] * EVERY >= 60
 
 
-def test_an_extreme_adds_three_workers(rules: Rules) -> None:
-    assert decided(rules, (1, *EXTREME), (1, *EXTREME)) == [0, 3]
+def test_no_body_is_late_for_longer_than_a_minute_while_the_load_doubles_and_halves(model: Model) -> None:
+    for rate in 500, 1000, 2000, 4000, 2000, 1000, 3000, 500:
+        began = model.at
+        model.run(300, rate)
+        assert [at for at in model.late if at > began + 60] == []
+    assert model.history[-1] == 1
 
 
-@pytest.mark.parametrize("alarm", [BUSY, LATE, EXTREME])
-def test_a_single_spike_changes_nothing(rules: Rules, alarm: tuple[float, float]) -> None:
-    assert not any(decided(rules, *[(2, *alarm), (2, 0.0, 0.6)] * 50))
+@pytest.mark.parametrize("rate", [500, 3000])
+@pytest.mark.parametrize("errors", [1, 0], ids=["refuses", "hangs"])
+def test_no_worker_starts_for_a_database_that_is_away(model: Model, errors: int, rate: float) -> None:
+    before = model.run(120, rate)[-1]
+    away = model.run(300, rate, lambda n: 0, errors)
+    assert max(away) <= before
+    assert away[-1] == 1  # they have nothing to do
+    assert max(model.run(60, rate)) > 1  # they help to catch up
 
 
-def test_a_long_calm_removes_one_worker_at_a_time(rules: Rules) -> None:
-    changes = decided(rules, *[(4, *CALM)] * (2 * Rules.DOWN))
-    assert changes == ([0] * (Rules.DOWN - 1) + [-1]) * 2
+def test_no_worker_starts_while_the_database_rejects_each_second_attempt(model: Model) -> None:
+    assert set(model.run(300, 3000, errors=1)) == {1}
 
 
-def test_an_interrupted_calm_starts_over(rules: Rules) -> None:
-    almost = [(4, *CALM)] * (Rules.DOWN - 1)
-    assert not any(decided(rules, *almost, (4, *LATE), *almost))
+def test_workers_that_store_no_more_stop_again_and_are_not_tried_for_ten_minutes(model: Model) -> None:
+    def locked(workers: int) -> float:
+        return EACH
+
+    tried = model.run(900, 3000, locked)
+    assert max(tried) > 1
+    assert model.why[-1].endswith("no more than before: the database is the bottleneck")
+    stopped = tried.index(1, tried.index(max(tried)))
+    assert stopped * EVERY <= 60 and set(tried[stopped : stopped + int(Rules.HOLD / EVERY)]) == {1}
+    assert model.run(Rules.HOLD + 60, 3000)[-1] >= 4  # then the database stores more
 
 
-def test_no_worker_stops_while_one_fewer_would_be_overloaded(rules: Rules) -> None:
-    assert not any(decided(rules, *[(2, 0.0, 0.4)] * 100))
+def test_a_worker_that_adds_its_share_stays_though_the_next_one_adds_nothing(model: Model) -> None:
+    assert model.run(300, 5000, lambda n: EACH * min(n, 4))[-1] == 4
+
+
+def test_a_single_reading_changes_nothing(model: Model) -> None:
+    model.run(60, 500)
+    model.run(EVERY, 3000)
+    assert model.late
+    assert set(model.run(60, 100)) == {1}
+
+
+def test_a_load_that_alternates_does_not_change_the_workers_forever(model: Model) -> None:
+    for _ in range(30):
+        model.run(10, 2.6 * EACH)
+        model.run(10, 0.8 * EACH)
+    assert len(set(model.history[len(model.history) // 2 :])) == 1
 
 
 def test_the_number_of_workers_stays_within_its_limits() -> None:
-    rules = Rules(2, 4)
-    assert decided(rules, (3, *EXTREME), (3, *EXTREME)) == [0, 1]
-    assert not any(decided(rules, *[(4, *EXTREME)] * 10, *[(2, *CALM)] * 100))
+    assert max(Model(3).run(600, 9000)) == 3
 
 
-def test_a_failed_reading_starts_the_count_over(rules: Rules, tmp: Path) -> None:
-    assert decided(rules, (1, *LATE)) == [0]
-    step(Pool(settings.load(environment(tmp))), rules)  # no supervisord answers there
-    assert decided(rules, (1, *LATE), (1, *LATE)) == [0, 1]
+def test_a_burst_that_one_worker_stores_in_time_needs_no_other(model: Model) -> None:
+    for _ in range(50):
+        model.run(EVERY, 1.5 * EACH)
+        model.run(2 * EVERY, 0)
+    assert set(model.history) == {1}
 
 
-def test_a_decision_gives_its_reason(rules: Rules) -> None:
-    rules.decide(Reading(1, *LATE))
-    decision = rules.decide(Reading(1, *LATE))
-    assert decision
-    assert decision.why == "the oldest body has waited 3.0 s, mean CPU of a worker 50%, 2 readings above 2 s"
+def test_a_failed_reading_starts_the_averages_over(model: Model) -> None:
+    class Failing:
+        def replace(self) -> None:
+            raise RedisError
+
+    for _ in range(20):
+        assert set(model.run(EVERY * (Rules.WINDOW[0] - 1), 3000)) == {1}
+        step(Failing(), model.rules)  # type: ignore[arg-type]
 
 
-def test_while_bodies_wait_another_worker_starts_and_stores_them(tmp: Path) -> None:
-    with installation(tmp, {"INGEST_WORKERS": "auto:1-2"}) as up:
-        (first,) = poll(lambda: up.pids("worker-0"))
-        assert vote(up) == 200
-        poll(lambda: stored(tmp) == 1)  # it has nothing left to do, and holds nothing
-        assert not up.pids("worker-1")
-        os.kill(first, signal.SIGSTOP)
-        assert vote(up) == 200
-        poll(lambda: up.pids("worker-1"), 30, "another worker")
-        poll(lambda: stored(tmp) == 2, 30, "the body to be stored")
-        poll(lambda: "1 -> 2 workers: the oldest body has waited" in up.said())
-        os.kill(first, signal.SIGCONT)  # so that the stop need not wait for it
+def test_a_decision_gives_its_reason(model: Model) -> None:
+    model.run(30, 3000)
+    assert model.why[0] == "bodies wait 25.9 s, workers store 950 bodies/s and are busy for 100%"
 
 
-def test_a_change_starts_and_stops_the_workers_with_the_highest_numbers(tmp: Path) -> None:
-    with installation(tmp, {"INGEST_WORKERS": "auto:1-4"}) as up:
-        pool = Pool(settings.load(environment(tmp)))
+# --- real workers ----------------------------------------------------------------------------------------------------
 
-        def running() -> list[str]:
-            return [one["name"] for one in pool.members() if one["state"] in RUNNING_STATES]
-
-        assert running() == ["worker-0"]
-        for change, number in (3, 4), (-1, 3), (-2, 1):
-            pool.change(change)
-            assert running() == [f"worker-{n}" for n in range(number)]
-        poll(lambda: pool.change(1))  # once one of the others has ended
-        (busy,) = poll(lambda: up.pids(running()[1]))
-        os.kill(busy, signal.SIGSTOP)  # supervisord has to wait for it
-        pool.change(-1)
-        poll(lambda: pool.change(1))
-        assert len(running()) == 2
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(busy, signal.SIGCONT)
+RECORDS = """
+import time
+from sluice import Record, stream
+class Slow(Record, kw_only=True):
+    n: int
+def parse(line):
+    time.sleep({pause})
+    return Slow(n=int(line))
+STREAMS = {{"slow": stream("slow", Slow, parse)}}
+"""
 
 
-def vote(up: Server) -> int:
-    """Post a vote; the status."""
-    return post(up.port, "/votes", b'{"poll":"p","choice":"c"}')[0]
+def push(home: Path, count: int, stream: str = "slow") -> None:
+    """Append bodies to a stream's list, as any tool may."""
+    with redis.Redis(unix_socket_path=str(home / "run/redis.sock")) as link:
+        link.rpush(f"ingest:{{{stream}}}", *range(count))
 
 
-def stored(home: Path) -> int:
-    """Votes in the database."""
-    return len(ask(home, "SELECT 1 FROM votes"))
+def test_workers_that_fall_behind_get_others_that_help(tmp: Path) -> None:
+    (tmp / "slow.py").write_text(RECORDS.format(pause=0.001))
+    with postgres_server() as database:
+        env = {"INGEST_WORKERS": "auto:1-4", "INGEST_SINK": database.url, "INGEST_RECORDS": tmp / "slow.py"}
+        with installation(tmp, env) as up:
+            poll(lambda: up.pids("worker") and up.pids("scale"))
+            push(tmp, 100_000, "without_decoder")
+            push(tmp, 30_000)
+            poll(lambda: "1 -> 2 workers: bodies wait" in up.said(), 60, "more workers")
+            poll(lambda: len(up.pids("scale")) >= 2)  # and their parent
+            poll(lambda: database.ask("SELECT count(*) FROM slow") == [(30_000,)], 60, "all bodies to be stored")
+
+
+@pytest.fixture
+def pool(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    (tmp / "slow.py").write_text(RECORDS.format(pause=0))
+    env = {"INGEST_RECORDS": tmp / "slow.py", "INGEST_WORKERS": "auto:1-4"}
+    for name, value in environment(tmp, env).items():
+        monkeypatch.setenv(name, value)
+    with redis_server(tmp, appendfsync="no"):
+        found = Pool(settings.load())
+        yield found
+        found.close()
+
+
+def test_workers_are_added_replaced_and_stopped_after_their_batches(pool: Pool, tmp: Path) -> None:
+    pool.change(2)
+    assert pool.size == 3
+    push(tmp, 1000)
+    poll(lambda: pool.read().streams["slow"].stored == 1000)
+    first, second = pool.children
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    pool.replace()
+    assert first not in pool.children
+    assert pool.size == 3
+    pool.change(-1)
+    assert pool.size == 2
+    pool.close()
+    assert pool.size == 1
+    assert second.returncode == 0
+
+
+def test_a_reading_counts_what_workers_store_and_what_fails_of_streams_with_a_decoder(pool: Pool, tmp: Path) -> None:
+    push(tmp, 7, "without_decoder")
+    push(tmp, 100)
+    reading = pool.read()
+    assert "without_decoder" not in reading.streams
+    assert (reading.workers, reading.streams["slow"]) == (1, Work(100, 0, 0.0, 0))
+    (tmp / "ingest.db").mkdir()  # SQLite cannot open it
+    pool.change(1)
+    poll(lambda: pool.read().streams["slow"].errors)
+    assert pool.read().streams["slow"][:3] == (100, 0, 0.0)
+    (tmp / "ingest.db").rmdir()
+    poll(lambda: pool.read().streams["slow"].seconds, 20)
+    assert pool.read().streams["slow"][:2] == (0, 100)

@@ -43,7 +43,7 @@ from sluice.run import configure, reload, services
 UNITS = (
     "sluice-gateway.service", "sluice-worker@1.service", "nginx.service", "redis-server@sluice.service",
     "sluice-metrics.service", "sluice-page.service", "sluice-views.service", "sluice-follower.service",
-    "sluice-reader.service",
+    "sluice-reader.service", "sluice-scale.service",
 )  # fmt: skip
 EXPOSED = 2.0  # of 10: maximum exposure in `systemd-analyze security`, which calls this OK
 EVERY = {
@@ -102,7 +102,7 @@ def test_the_units_follow_the_settings(tmp: Path) -> None:
     plain, every = (services.files(settings.load(services.given("", env)), Path("/srv/sluice")) for env in ({}, EVERY))
     more = {f"sluice-{name}.service.d/zz-pypy.conf" for name in ("gateway", "reader")}
     more |= {"sluice-worker@.service.d/network.conf"}
-    more |= {f"{unit}.d/network.conf" for unit in (*services.READERS, "sluice-gateway.service")}
+    more |= {f"{unit}.d/network.conf" for unit in (*services.DATABASE_USERS, "sluice-gateway.service")}
     assert {str(path.relative_to(services.UNITS)) for path in every.keys() - plain.keys()} == more
     unit = plain[services.UNITS / "sluice-gateway.service"]
     assert "ExecStart=/srv/sluice/.venv/bin/python" in unit
@@ -112,7 +112,7 @@ def test_the_units_follow_the_settings(tmp: Path) -> None:
 def test_every_program_of_bin_up_has_a_unit() -> None:
     programs = set(re.findall(r"^\[program:(\w+)\]", (ROOT / "deploy/supervisord.conf").read_text(), re.M))
     names = {re.sub(r"^sluice-|-server|@.*|\.service.*", "", path.name) for path in (ROOT / "deploy/systemd").iterdir()}
-    assert programs - names <= {"more", "scale"}  # INGEST_WORKERS=auto is for bin/up
+    assert programs <= names
 
 
 def test_every_kernel_limit_that_is_set_exists() -> None:
