@@ -16,7 +16,9 @@ import subprocess
 import sys
 import threading
 import time
+from bisect import bisect_right
 from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import partial
 from operator import itemgetter
@@ -26,9 +28,11 @@ from typing import Any
 from sluice import views
 from sluice.drill import read
 from sluice.drill.answers import KINDS as WRONG
+from sluice.drill.cells import Cells, cells
 from sluice.drill.compare import LISTED, Findings, compare, outcome
-from sluice.drill.faults import FAULTS, Scene
-from sluice.drill.load import PATIENCE, UNANSWERED, Book
+from sluice.drill.faults import FAULTS, Fault, Scene
+from sluice.drill.load import PATIENCE, REST, UNANSWERED, Book
+from sluice.drill.outages import OUTAGES
 from sluice.drill.read import Reads
 from sluice.drill.site import STREAM, Site, Trouble, private, running, wait
 from sluice.drill.views import VIEWS as OWN
@@ -42,6 +46,8 @@ PAUSE = (0.0, 0.5)  # seconds between two faults; short enough that some begin b
 LAST = 8.0  # no fault begins in the last seconds; most last no longer than this
 SHOWN = 100  # event numbers of each kind in the Markdown report
 SHOWN_WRONG = 20  # wrong answers in it
+RATE = (5000, 1000)  # events/s: of an installation; of cells, which share its cores with their replicas
+MIN_CELLS = 3  # fewer have no majority of Sentinels when one dies
 COUNTS = ("sent", "acknowledged", "rejected", "unanswered", "cut")
 
 
@@ -53,7 +59,7 @@ class Load:
         each = max(1, clients // PROCESSES)
         port, tls = site.port, "tls" if site.tls else ""
         programs: list[tuple[object, ...]] = [
-            ("sluice.drill.load", port, n, each, rate / PROCESSES, run, folder / f"book-{n}", tls)
+            ("sluice.drill.load", port, n, each, rate / PROCESSES, run, folder / f"book-{n}", tls, site.patience)
             for n in range(PROCESSES)
         ]
         judged = {**views.VIEWS, **OWN}
@@ -118,8 +124,11 @@ class Load:
 class Drill:
     """One drill."""
 
-    def __init__(self, site: Site, options: argparse.Namespace, run: str, folder: Path) -> None:
+    def __init__(
+        self, site: Site, possible: Mapping[str, Fault], options: argparse.Namespace, run: str, folder: Path
+    ) -> None:
         self.site = site
+        self.possible = possible
         self.options = options
         self.run = run
         self.folder = folder
@@ -162,11 +171,13 @@ class Drill:
         entry: dict[str, Any] = {"fault": name, "at": round(self.elapsed(), 3), "what": "not completed"}
         self.faults.append(entry)  # one that is interrupted explains answers too
         self.now.append(name)
-        entry["what"] = FAULTS[name].inject(scene)
+        entry["what"] = self.possible[name].inject(scene)
         entry["lasted"] = round(self.elapsed() - entry["at"], 3)
-        wait(self.site.redis.ping, 60, "Redis answers")  # the counts of `flows` may be older than the fault
+        self.site.mended()  # the counts of `flows` may be older than the fault
+        if isinstance(self.site, Cells):
+            entry["mended_after"] = round(self.elapsed() - entry["at"] - entry["lasted"], 3)
         entry["back_after"] = round(self.flows("acknowledged"), 3)
-        if self.load.reads and (FAULTS[name].views or FAULTS[name].cuts):
+        if self.load.reads and (self.possible[name].views or self.possible[name].cuts):
             entry["read_after"] = round(entry["back_after"] + self.flows("read"), 3)
         self.now.remove(name)
         self.say(f"{name}: {entry['what'] or 'done'}; acknowledged again after {entry['back_after']:.1f} s")
@@ -192,7 +203,7 @@ class Drill:
         speaker = threading.Thread(target=self.progress)
         speaker.start()
         # the faults of the views are a sequence of their own, so they meet all others
-        names = [[name for name in self.options.faults if FAULTS[name].views == kind] for kind in (False, True)]
+        names = [[name for name in self.options.faults if self.possible[name].views == kind] for kind in (False, True)]
         names[1] *= bool(self.site.views)
         beside = threading.Thread(target=self.rounds, args=(names[1], f"{self.options.seed} views"))
         try:
@@ -230,10 +241,17 @@ class Drill:
         except Trouble as error:
             self.trouble, drained = self.trouble or str(error), time.monotonic() - begun
         self.say("comparing")
-        found = compare(books, *(self.site.store.rows(stream, self.run) for stream in self.site.streams))
-        return self.report(
+        stored = (self.site.store.rows(stream, self.run) for stream in self.site.streams)
+        found = compare(books, *stored, ordered=self.site.ordered)
+        report = self.report(
             found, posting, drained, fresh, judged(reads, self.faults, self.begun, checked) if self.site.views else None
         )
+        if isinstance(self.site, Cells):
+            report["cells"] = len(self.site.cells)
+            report["patience"] = self.site.patience
+            report["refused"] = self.load.count("refused")
+            report["without_service"] = without_service(books, self.faults, self.begun)
+        return report
 
     def fresh(self) -> float:
         """Post a new event. Returns: the seconds until it is stored, and read from a view. Raises: Trouble."""
@@ -272,6 +290,7 @@ class Drill:
         if self.site.private:  # the Redis of a running installation may be younger than its database
             passed = passed and ledger["missing"] == 0
         s = self.site.settings
+        kinds = [kind for kind in KINDS if kind != "disorder" or self.site.ordered]
         return {
             "passed": passed,
             "trouble": self.trouble,
@@ -294,14 +313,33 @@ class Drill:
             "stored": found.stored,
             "dead": dead,
             "ledger": ledger,
-            "counts": {kind: found.counts[kind] for kind in KINDS},
-            "numbers": {kind: getattr(found, kind) for kind in KINDS},
+            "counts": {kind: found.counts[kind] for kind in kinds},
+            "numbers": {kind: getattr(found, kind) for kind in kinds},
             "received_at": {"early": round(found.early, 3), "late": round(found.late, 3)},
             "drained_after": round(drained, 1),
             "fresh_after": fresh and round(fresh, 3),
             "faults": sorted(self.faults, key=itemgetter("at")),
             "views": reads,
         }  # fmt: skip
+
+
+def without_service(books: list[Book], faults: list[dict[str, Any]], begun: float) -> dict[str, dict[str, float]]:
+    """For each kind of fault, how often it was injected, and the longest time in which a client that retries got no
+    2xx, from the request on; "none": before the first fault. Each fault gets its own longest time, too.
+    """
+    starts = [entry["at"] for entry in faults]
+    longest = [0.0] * (len(faults) + 1)
+    for book in books:
+        for down, up in zip(book.down, book.up, strict=True):
+            at = bisect_right(starts, up - begun)  # the last fault that began before its end
+            longest[at] = max(longest[at], up - down)
+    kinds = {"none": {"times": 1, "longest": round(longest[0], 3)}}
+    for entry, seconds in zip(faults, longest[1:], strict=True):
+        entry["without"] = round(seconds, 3)
+        kind = kinds.setdefault(entry["fault"], {"times": 0, "longest": 0.0})
+        kind["times"] += 1
+        kind["longest"] = max(kind["longest"], entry["without"])
+    return kinds
 
 
 def judged(reads: Reads, faults: list[dict[str, Any]], begun: float, different: dict[str, int]) -> dict[str, Any]:
@@ -357,14 +395,22 @@ KINDS = {
 }
 
 
+# of the table of faults: of an installation, of cells
+COLUMNS = (
+    {"lasted": "duration s", "back_after": "acknowledged again after s", "read_after": "read again after s"},
+    {"lasted": "duration s", "mended_after": "whole again after s", "without": "a client without 2xx s"},
+)
+
+
 def markdown(report: dict[str, Any]) -> str:
     """The report as Markdown."""
     s = report["settings"]
+    columns = COLUMNS["cells" in report]
     lines = [
         f"# Drill {report['run']}: {'passed' if report['passed'] else 'FAILED'}"
         + (f", interrupted after {report['seconds']} s" if report["interrupted"] else ""),
         "",
-        f"{report['ended']}, {report['installation']} installation, {report['machine']}, {s['runtime']}, "
+        f"{report['ended']}, {described_site(report)}, {report['machine']}, {s['runtime']}, "
         f"{s['gateways']} gateway process(es), {s['workers']} worker(s), durability {s['durability']}, {s['sink']}. "
         f"Seed {report['seed']}, {report['clients']} clients, {report['rate']:,} events/s "
         f"for {report['seconds']} s, {len(report['faults'])} faults.",
@@ -376,7 +422,7 @@ def markdown(report: dict[str, Any]) -> str:
         f"| acknowledged | {report['acknowledged']:,} ({report['acknowledged'] / max(report['seconds'], 1):,.0f}/s) |",
         f"| stored | {report['stored']:,} |",
         f"| in dead_letters | {report['dead']:,} |",
-        *(f"| {words} | {report['counts'][kind]:,} |" for kind, words in KINDS.items()),
+        *(f"| {KINDS[kind]} | {count:,} |" for kind, count in report["counts"].items()),
         f"| missing according to the ledger | {report['ledger']['missing']:,} |",
         "",
         f"Responses: {', '.join(f'{name}: {count:,}' for name, count in report['answers'].items())}. "
@@ -386,20 +432,43 @@ def markdown(report: dict[str, Any]) -> str:
         + (f"then stored within {report['fresh_after']} s." if report["fresh_after"] else "not stored."),
         "",
         *(described(report["views"]) if report["views"] else ()),
-        "| at s | fault | details | duration s | acknowledged again after s | read again after s |",
-        "|---|---|---|---|---|---|",
+        *(described_service(report) if "cells" in report else ()),
+        f"| at s | fault | details | {' | '.join(columns.values())} |",
+        "|---|---|---|" + "---|" * len(columns),
         *(f"| {x['at']:.1f} | {x['fault']} | {x['what']} | "
-          + " | ".join(f"{x[name]:.1f}" if name in x else "" for name in ("lasted", "back_after", "read_after"))
+          + " | ".join(f"{x[name]:.1f}" if name in x else "" for name in columns)
           + " |" for x in report["faults"]),
     ]  # fmt: skip
     if report["views"]:
         for at, path, kind, words in report["views"]["examples"][:SHOWN_WRONG]:
             lines += ["", f"Wrong answer at {at:.1f} s, {path}: {WRONG[kind]}: {words}"]
-    for kind, words in KINDS.items():
-        if numbers := report["numbers"][kind]:
+    for kind, numbers in report["numbers"].items():
+        if numbers:
             more = " … (more in the JSON report)" if report["counts"][kind] > SHOWN else ""
-            lines += ["", f"Event numbers, {words}: {', '.join(map(str, numbers[:SHOWN]))}{more}"]
+            lines += ["", f"Event numbers, {KINDS[kind]}: {', '.join(map(str, numbers[:SHOWN]))}{more}"]
     return "\n".join(lines) + "\n"
+
+
+def described_site(report: dict[str, Any]) -> str:
+    """What was drilled."""
+    if "cells" in report:
+        return f"{report['cells']} cells with Redis, replicas and Sentinels, on one machine's namespaces"
+    return f"{report['installation']} installation"
+
+
+def described_service(report: dict[str, Any]) -> list[str]:
+    """What the clients of cells saw, in the Markdown report."""
+    return [
+        f"A client waits {report['patience']:g} s for a response, and {REST:g} s before it posts again. "
+        f"Connections that the balancer refused: {report['refused']:,}. "
+        "Longest time in which a client got no 2xx, from its request on:",
+        "",
+        "| fault | times | longest s |",
+        "|---|---|---|",
+        *(f"| {name} | {kind['times']:,} | {kind['longest']:.2f} |"
+          for name, kind in sorted(report["without_service"].items())),
+        "",
+    ]  # fmt: skip
 
 
 def described(found: dict[str, Any]) -> list[str]:
@@ -426,26 +495,29 @@ def described(found: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def chosen(words: str, private: bool) -> list[str]:
+def chosen(words: str, private: bool, every: Mapping[str, Fault] = FAULTS) -> list[str]:
     """The faults selected by --faults: a comma-separated list of names, `none`, `all`, and -NAME to exclude one.
 
     Raises: Trouble for an unknown name, and for a private fault if the installation is not private.
     """
-    possible = [name for name, fault in FAULTS.items() if private or not fault.private]
+    possible = [name for name, fault in every.items() if private or not fault.private]
     given = [name for name in words.split(",") if name and name != "none"]
     without = [name[1:] for name in given if name.startswith("-")]
     named = [name for name in given if not name.startswith("-") and name != "all"]
     if wrong := [name for name in named + without if name not in possible]:
         raise Trouble(f"unknown fault: {', '.join(wrong)}; --help lists them")
     if "all" in given or without:
-        named += [name for name in possible if not FAULTS[name].proof and name not in without + named]
+        named += [name for name in possible if not every[name].proof and name not in without + named]
     return named
 
 
 def run(options: argparse.Namespace, settings: Settings) -> int:
     """Run a drill. Returns: the exit status."""
+    possible = OUTAGES if options.cells else FAULTS
     try:
-        options.faults = chosen(options.faults, not options.home)
+        options.faults = chosen(options.faults, not options.home, possible)
+        if options.cells and (options.home or options.header or options.cells < MIN_CELLS):
+            raise Trouble(f"--cells takes a number from {MIN_CELLS} on, and neither --home nor --header")
     except Trouble as error:
         print(f"sluice: {error}", file=sys.stderr)
         return 2
@@ -453,21 +525,24 @@ def run(options: argparse.Namespace, settings: Settings) -> int:
         options.duration = float("inf")
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 32)
+    options.rate = options.rate or RATE[bool(options.cells)]
     name = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{options.seed}"
     folder: Path = options.report or (options.home or settings.home) / "drill"
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(f"seed {options.seed}; faults: {', '.join(options.faults) or 'none'}", flush=True)
     try:
         with contextlib.ExitStack() as stack:
-            site = (
-                running(options.home.absolute(), options.header, options.views)
-                if options.home
-                else stack.enter_context(private(options.keep, options.views))
-            )
+            site: Site
+            if options.cells:
+                site = stack.enter_context(cells(options.cells, options.keep))
+            elif options.home:
+                site = running(options.home.absolute(), options.header, options.views)
+            else:
+                site = stack.enter_context(private(options.keep, options.views))
             books = site.home / "drill-books"
             books.mkdir(exist_ok=True)
             stack.callback(shutil.rmtree, books)
-            drill = Drill(site, options, name, books)
+            drill = Drill(site, possible, options, name, books)
             stack.callback(drill.load.close)
             stack.callback(drill.over.set)
             report = drill.go()

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import redis
@@ -368,6 +369,7 @@ def second_worker(site: Site, **environ: str) -> Iterator[int]:
         yield process.pid
 
 
+NO_COMPILER = "not done: no C compiler found"
 # Shifts the wall clock by the seconds in a file. libfaketime (0.9.10) does not serve: it also shifts sleeps on the
 # monotonic clock, which then fail, and it crashes with the malloc of Redis.
 CLOCK = r"""
@@ -409,34 +411,45 @@ time_t time(time_t *now) {
 """
 
 
+class Clock:
+    """A clock that can be moved, for the Python programs that are started with its environment."""
+
+    def __init__(self, folder: Path, path: str) -> None:
+        """Compile it. path: PATH of the programs. Raises: FileNotFoundError if there is no C compiler."""
+        self.step, real, library = folder / "clock", folder / "real", folder / "clock.so"
+        build = ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), "-x", "c", "-"]
+        subprocess.run(build, input=CLOCK, text=True, check=True)
+        # Redis keeps its clock: received_at comes from it, and the drill compares that with its own. nginx needs none.
+        real.mkdir(exist_ok=True)
+        for name in "redis-server", "nginx":
+            found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+            (real / name).write_text(f'#!/bin/sh\nunset LD_PRELOAD\nexec "{found}" "$@"\n')
+            (real / name).chmod(0o700)
+        self.step.write_bytes(struct.pack("q", 0))
+        self.environ = {
+            "PATH": f"{real}:{path}", "LD_PRELOAD": str(library), "SLUICE_DRILL_CLOCK": str(self.step),
+        }  # fmt: skip
+
+    def move(self, seconds: int) -> None:
+        """Set how far it is ahead."""
+        with open(self.step, "r+b") as file:  # in place: the file is mapped
+            file.write(struct.pack("q", seconds))
+
+
 @fault("clock", "the wall clock of Python's programs jumps by hours; needs a C compiler", private=True, cuts=True)
 def clock(scene: Scene) -> str:
-    site = scene.site
-    step, real, library = site.home / "clock", site.home / "real", site.home / "clock.so"
-    if not shutil.which("cc"):
-        return "not done: no C compiler found"
-    build = ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), "-x", "c", "-"]
-    subprocess.run(build, input=CLOCK, text=True, check=True)
-    # Redis keeps its clock: received_at comes from it, and the drill compares that with its own. nginx needs none.
-    real.mkdir(exist_ok=True)
-    for name in "redis-server", "nginx":
-        found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
-        (real / name).write_text(f'#!/bin/sh\nunset LD_PRELOAD\nexec "{found}" "$@"\n')
-        (real / name).chmod(0o700)
-    before = dict(site.environ)
-    step.write_bytes(struct.pack("q", 0))
-    site.environ |= {
-        "PATH": f"{real}:{before.get('PATH', '')}",
-        "LD_PRELOAD": str(library),
-        "SLUICE_DRILL_CLOCK": str(step),
-    }
+    site, before = scene.site, dict(scene.site.environ)
+    try:
+        moved = Clock(site.home, before.get("PATH", ""))
+    except FileNotFoundError:
+        return NO_COMPILER
+    site.environ |= moved.environ
     steps = scene.random.sample((3600, -3600, 86400, -86400), 3)
     try:
         site.stop()
         site.start()
         for seconds in steps:
-            with open(step, "r+b") as file:  # in place: the file is mapped
-                file.write(struct.pack("q", seconds))
+            moved.move(seconds)
             time.sleep(scene.random.uniform(0.5, 1.5))
     finally:
         site.environ = before

@@ -36,6 +36,9 @@ class Book:
         self.status = array("H")
         self.sent = array("d")
         self.answered = array("d")
+        # times in which one client posted and got no 2xx: from a request on, until a 2xx (monotonic)
+        self.down = array("d")
+        self.up = array("d")
 
     def post(self, now: float) -> int:
         """Add an event. Returns: its n."""
@@ -47,8 +50,8 @@ class Book:
     def save(self, path: Path) -> None:
         """Write the book to a file."""
         with open(path, "wb") as file:
-            file.write(struct.pack("<Q", len(self.status)))
-            for column in self.status, self.sent, self.answered:
+            file.write(struct.pack("<QQ", len(self.status), len(self.down)))
+            for column in self.status, self.sent, self.answered, self.down, self.up:
                 column.tofile(file)
 
     @classmethod
@@ -56,9 +59,11 @@ class Book:
         """Read a book from a file."""
         book = cls()
         with open(path, "rb") as file:
-            (count,) = struct.unpack("<Q", file.read(8))
+            events, outages = struct.unpack("<QQ", file.read(16))
             for column in book.status, book.sent, book.answered:
-                column.fromfile(file, count)
+                column.fromfile(file, events)
+            for column in book.down, book.up:
+                column.fromfile(file, outages)
         return book
 
 
@@ -78,7 +83,7 @@ def unverified() -> ssl.SSLContext:
 class Client:
     """A client with at most one open request."""
 
-    __slots__ = ("buffer", "n", "posts", "ready", "sock")
+    __slots__ = ("buffer", "n", "posts", "ready", "since", "sock")
 
     def __init__(self) -> None:
         self.sock: socket.socket | None = None
@@ -86,13 +91,26 @@ class Client:
         self.buffer = b""
         self.posts = 0
         self.ready = 0.0
+        self.since = 0.0  # when it posted for the first time after its last 2xx; 0: it has not
 
 
 class Crowd:
     """All clients of this process."""
 
-    def __init__(self, port: int, number: int, clients: int, run: str, tls: bool = False, header: str = "") -> None:
-        """tls: the port speaks TLS. header: a header line for each request, such as an API key, or ""."""
+    def __init__(
+        self,
+        port: int,
+        number: int,
+        clients: int,
+        run: str,
+        tls: bool = False,
+        header: str = "",
+        patience: float = PATIENCE,
+    ) -> None:
+        """tls: the port speaks TLS. header: a header line for each request, such as an API key, or "".
+
+        patience: seconds that a client waits for a response.
+        """
         self.port, self.base, self.run = port, number * SPAN, run
         self.tls = unverified() if tls else None
         self.header = f"{header}\r\n".encode("latin-1") if header else b""
@@ -101,7 +119,8 @@ class Crowd:
         self.by_fd: dict[int, Client] = {}
         self.idle = deque(Client() for _ in range(clients))
         self.resting: deque[Client] = deque()
-        self.acknowledged = self.rejected = self.unanswered = self.cuts = 0
+        self.patience = patience
+        self.acknowledged = self.rejected = self.unanswered = self.refused = self.cuts = 0
         self.random = random.Random(number)
 
     def connect(self) -> socket.socket | None:
@@ -121,9 +140,11 @@ class Crowd:
 
     def post(self, client: Client, now: float) -> bool:
         """Send the next event. Returns: False if the connection failed and nothing was sent."""
+        client.since = client.since or now
         if client.sock is None:
             client.sock = self.connect()
             if client.sock is None:
+                self.refused += 1
                 self.rest(client, now)
                 return False
             self.by_fd[client.sock.fileno()] = client
@@ -131,7 +152,7 @@ class Crowd:
         client.posts += 1
         client.n = self.book.post(time.time())
         client.buffer = b""
-        client.ready = now + PATIENCE
+        client.ready = now + self.patience
         try:
             more = self.header + (b"Connection: close\r\n" if client.posts % FRESH == 0 else b"")
             client.sock.send(request(self.run, self.base + client.n, more))
@@ -169,10 +190,18 @@ class Crowd:
             self.disconnect(client)
         if status < 300:
             self.acknowledged += 1
+            self.served(client, now)
             self.idle.append(client)
         else:
             self.rejected += 1
             self.rest(client, now)
+
+    def served(self, client: Client, now: float) -> None:
+        """A client got a 2xx: note how long it had none, if that is worth noting."""
+        if now - client.since > REST:
+            self.book.down.append(client.since)
+            self.book.up.append(now)
+        client.since = 0.0
 
     def lose(self, client: Client, now: float) -> None:
         """The connection has ended; the result of an open request is unknown."""
@@ -220,6 +249,7 @@ class Crowd:
                 "acknowledged": self.acknowledged,
                 "rejected": self.rejected,
                 "unanswered": self.unanswered,
+                "refused": self.refused,
                 "cut": self.cuts,
             }
         )
@@ -248,7 +278,7 @@ class Crowd:
                     if not words:
                         self.poller.unregister(0)
             while self.resting and self.resting[0].ready <= now:
-                self.idle.append(self.resting.popleft())
+                self.idle.appendleft(self.resting.popleft())  # a client that retries goes first
             # what was due during an outage is posted afterwards, as fast as clients become free
             due = (min(now, end) - begun) * rate
             while posted < due and self.idle and now < end + PATIENCE:
@@ -262,9 +292,12 @@ class Crowd:
         print(self.counts(), flush=True)
 
 
-def main(port: str, number: str, clients: str, rate: str, run: str, path: str, tls: str = "") -> None:
+def main(
+    port: str, number: str, clients: str, rate: str, run: str, path: str, tls: str = "", patience: str = str(PATIENCE)
+) -> None:
     """Post as process `number`; write the book to `path`. The header is in the environment: it may hold a key."""
-    crowd = Crowd(int(port), int(number), int(clients), run, bool(tls), os.environ.get("SLUICE_DRILL_HEADER", ""))
+    header = os.environ.get("SLUICE_DRILL_HEADER", "")
+    crowd = Crowd(int(port), int(number), int(clients), run, bool(tls), header, float(patience))
     crowd.run_until_stopped(float(rate))
     crowd.book.save(Path(path))
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,10 @@ def programs() -> Path:
 class Postgres:
     """A server whose role `sluice` owns the database `sluice` and needs no password on the Unix socket."""
 
-    def __init__(self, home: Path, config: dict[str, object]) -> None:
+    def __init__(self, home: Path, config: dict[str, object], prefix: Sequence[str] = ()) -> None:
+        """prefix: of its command."""
         self.home = home
+        self.prefix = prefix
         self.port = harness.free_port()
         self.config = {
             "listen_addresses": "127.0.0.1",
@@ -52,7 +54,7 @@ class Postgres:
     def start(self) -> None:
         """Start the server and wait until it answers queries, which includes any recovery."""
         options = [f"--{name}={value}" for name, value in self.config.items()]
-        command = [*unprivileged(), programs() / "postgres", "-D", self.home / "data", *options]
+        command = [*self.prefix, *unprivileged(), programs() / "postgres", "-D", self.home / "data", *options]
         # SIGINT is PostgreSQL's fast shutdown: open transactions are rolled back
         running = harness.running(command, self.home / "postgres.out", harness.environment(self.home), signal.SIGINT)
         self.process = self.running.enter_context(running)
@@ -104,18 +106,20 @@ def unprivileged() -> list[str]:
 
 
 @contextlib.contextmanager
-def postgres_server(**config: object) -> Iterator[Postgres]:
-    """A new server. config: settings for postgresql.conf."""
+def postgres_server(
+    prefix: Sequence[str] = (), clients: str = "127.0.0.1/32 scram-sha-256", **config: object
+) -> Iterator[Postgres]:
+    """A new server. prefix: of its command. clients: who may connect over TCP. config: settings for postgresql.conf."""
     home = Path(tempfile.mkdtemp(prefix="sl-pg-", dir="/tmp"))
     try:
-        (home / "hba.conf").write_text("local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n")
+        (home / "hba.conf").write_text(f"local all all trust\nhost all all {clients}\n")
         if not os.geteuid():
             shutil.chown(home, USER)
         home.chmod(0o755)
         options = ["-U", "sluice", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
         command: list[Any] = [*unprivileged(), programs() / "initdb", "-D", home / "data", *options]
         subprocess.run(command, check=True, capture_output=True, cwd=home, timeout=120)
-        server = Postgres(home, config)
+        server = Postgres(home, config, prefix)
         try:
             server.start()
             with server.connect(dbname="postgres") as db:

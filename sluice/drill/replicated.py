@@ -1,4 +1,4 @@
-"""A private Redis with replicas and Sentinels, made from deploy/redis/replicated.conf and sentinel.conf."""
+"""Private Redis servers with replicas and Sentinels, from deploy/redis/replicated.conf and sentinel.conf."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import contextlib
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,16 @@ from sluice.run.configure import ROOT, replaced
 
 PASSWORD = "change-me"  # noqa: S105  # that of the configurations
 NAME = "sluice"  # of the master, likewise
+# Sentinels notice a dead master in half the time, and try again earlier when their election has failed
+FASTER = (
+    ("down-after-milliseconds sluice 1000", "down-after-milliseconds sluice 500"),
+    ("failover-timeout sluice 10000", "failover-timeout sluice 2000"),
+)
+
+
+# runs a command, with a log and an environment, and kills it at the end
+Run = Callable[[list[object], Path, Mapping[str, str]], contextlib.AbstractContextManager[subprocess.Popen]]
+kill_at_end: Run = partial(harness.running, stop=signal.SIGKILL)
 
 
 @dataclass
@@ -25,17 +36,17 @@ class Node:
 
     program: str
     config: Path
+    host: str
     port: int
     url: str  # of this server alone
+    run: Run
     running: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     process: subprocess.Popen | None = None
 
     def start(self) -> None:
         """Start it."""
         command, log = [self.program, self.config], self.config.with_suffix(".out")
-        self.process = self.running.enter_context(
-            harness.running(command, log, harness.environment(self.config.parent), signal.SIGKILL)
-        )
+        self.process = self.running.enter_context(self.run(command, log, harness.environment(self.config.parent)))
 
     def kill(self) -> None:
         """End it (SIGKILL)."""
@@ -55,11 +66,12 @@ class Node:
 
 @dataclass
 class Replicated:
-    """The servers, and the URL that is INGEST_REDIS."""
+    """The servers, the URL that is INGEST_REDIS, and the name of the master."""
 
     nodes: list[Node]
     sentinels: list[Node]
     url: str
+    name: str = NAME
 
     def master(self) -> Node:
         """The Redis that most Sentinels call the master. Raises: AssertionError if they do not agree; RedisError."""
@@ -67,7 +79,7 @@ class Replicated:
         for sentinel in self.sentinels:
             if sentinel.process:
                 with sentinel.client() as client:
-                    address = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
+                    address = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name)
                 ports.append(int(address[1]))
         assert len(set(ports)) == 1, f"the Sentinels name {ports}"
         return next(node for node in self.nodes if node.port == ports[0])
@@ -81,8 +93,8 @@ class Replicated:
             known = []
             for sentinel in self.sentinels:
                 with sentinel.client() as client:
-                    replicas = client.execute_command("SENTINEL", "REPLICAS", NAME)
-                    peers = client.execute_command("SENTINEL", "SENTINELS", NAME)
+                    replicas = client.execute_command("SENTINEL", "REPLICAS", self.name)
+                    peers = client.execute_command("SENTINEL", "SENTINELS", self.name)
                 known.append(
                     sum(map(connect.is_candidate, replicas)) == len(others) and len(peers) == len(self.sentinels) - 1
                 )
@@ -103,49 +115,65 @@ def settings_of(text: str, port: int, tls: Path | None) -> str:
     return re.sub(r"^tls-port ", "port ", re.sub(r"^tls-(?!port).*\n", "", text, flags=re.M), flags=re.M)
 
 
+def redis_text(host: str, *changes: tuple[str, str], follow: Node | None = None) -> str:
+    """The configuration of a Redis on a host. follow: its master, if it begins as a replica."""
+    if follow:
+        changes += (("#replicaof redis-1 6379", f"replicaof {follow.host} {follow.port}"),)
+    announce = ("replica-announce-ip redis-1", f"replica-announce-ip {host}")
+    return replaced((ROOT / "deploy/redis/replicated.conf").read_text(), announce, *changes)
+
+
+def sentinel_text(host: str, masters: Mapping[str, Node], *changes: tuple[str, str]) -> str:
+    """The configuration of a Sentinel on a host. masters: the masters that it watches, by name."""
+    text = (ROOT / "deploy/redis/sentinel.conf").read_text()
+    text = replaced(text, ("announce-ip redis-1", f"announce-ip {host}"), *FASTER, *changes)
+    lines = rf"^sentinel \S+ {NAME}\b.*\n"
+    own = "".join(re.findall(lines, text, re.M))
+    text = re.sub(lines, "", text, flags=re.M)
+    for name, master in masters.items():
+        where = f"monitor {NAME} redis-1 6379", f"monitor {NAME} {master.host} {master.port}"
+        text += re.sub(rf"(?<= ){NAME}\b", name, replaced(own, where))
+    return text
+
+
+def node(
+    kind: str, home: Path, text: str, host: str, port: int, tls: Path | None = None, run: Run = kill_at_end
+) -> Node:
+    """A Redis or a Sentinel (kind: redis, sentinel) with this configuration, in a new directory; not started."""
+    home.mkdir(mode=0o700)
+    config = home / f"{kind}.conf"
+    config.write_text(settings_of(text, port, tls).replace("dir /var/lib/sluice/redis", f"dir {home}"))
+    end = f"?ssl_ca_certs={tls}/ca.pem" if tls else ""
+    url = f"redis{'s' if tls else ''}://:{PASSWORD}@{host}:{port}{end}"
+    return Node("redis-server" if kind == "redis" else "redis-sentinel", config, host, port, url, run)
+
+
+def url_of(sentinels: list[Node], name: str, tls: Path | None = None) -> str:
+    """INGEST_REDIS for the master of this name."""
+    hosts = ",".join(f"{one.host}:{one.port}" for one in sentinels)
+    end = f"?ssl_ca_certs={tls}/ca.pem" if tls else ""
+    return f"redis{'s' if tls else ''}+sentinel://:{PASSWORD}@{hosts}/{name}{end}"
+
+
 @contextlib.contextmanager
 def replicated(tmp: Path, replicas: int, tls: Path | None = None) -> Iterator[Replicated]:
     """A master, its replicas and three Sentinels, all of them on localhost, once they know each other.
 
     tls: a directory with ca.pem, redis.pem and redis.key for localhost; None: without TLS.
     """
+    host, here = "localhost", ("bind * -::*", "bind 127.0.0.1")
     with contextlib.ExitStack() as stack:
 
-        def node(kind: str, number: int, text: str) -> Node:
-            home, port = tmp / f"{kind}-{number}", harness.free_port()
-            home.mkdir(mode=0o700)
-            config = home / f"{kind}.conf"
-            config.write_text(settings_of(text, port, tls).replace("dir /var/lib/sluice/redis", f"dir {home}"))
-            end = f"?ssl_ca_certs={tls}/ca.pem" if tls else ""
-            url = f"redis{'s' if tls else ''}://:{PASSWORD}@localhost:{port}{end}"
-            made = Node("redis-server" if kind == "redis" else "redis-sentinel", config, port, url)
+        def started(kind: str, number: int, text: str) -> Node:
+            made = node(kind, tmp / f"{kind}-{number}", text, host, harness.free_port(), tls)
             stack.callback(made.kill)
+            made.start()
             return made
 
-        text = (ROOT / "deploy/redis/replicated.conf").read_text()
-        text = replaced(
-            text, ("replica-announce-ip redis-1", "replica-announce-ip localhost"), ("bind * -::*", "bind 127.0.0.1")
-        )
-        nodes = [node("redis", 0, text)]
-        nodes[0].start()
-        text = replaced(text, ("#replicaof redis-1 6379", f"replicaof localhost {nodes[0].port}"))
-        nodes += [node("redis", n, text) for n in range(1, replicas + 1)]
-        for one in nodes[1:]:
-            one.start()
+        nodes = [started("redis", 0, redis_text(host, here))]
+        nodes += [started("redis", n, redis_text(host, here, follow=nodes[0])) for n in range(1, replicas + 1)]
         harness.poll(lambda: all(one.has_role(b"slave") for one in nodes[1:]), 30, "the replicas")
-        text = replaced(
-            (ROOT / "deploy/redis/sentinel.conf").read_text(),
-            ("announce-ip redis-1", "announce-ip localhost"),
-            ("monitor sluice redis-1 6379", f"monitor sluice localhost {nodes[0].port}"),
-            ("bind * -::*", "bind 127.0.0.1"),
-            ("down-after-milliseconds sluice 1000", "down-after-milliseconds sluice 500"),
-            ("failover-timeout sluice 10000", "failover-timeout sluice 2000"),
-        )
-        sentinels = [node("sentinel", n, text) for n in range(3)]
-        for one in sentinels:
-            one.start()
-        hosts = ",".join(f"localhost:{one.port}" for one in sentinels)
-        end = f"?ssl_ca_certs={tls}/ca.pem" if tls else ""
-        found = Replicated(nodes, sentinels, f"redis{'s' if tls else ''}+sentinel://:{PASSWORD}@{hosts}/{NAME}{end}")
+        sentinels = [started("sentinel", n, sentinel_text(host, {NAME: nodes[0]}, here)) for n in range(3)]
+        found = Replicated(nodes, sentinels, url_of(sentinels, NAME, tls))
         found.settled()
         yield found

@@ -20,7 +20,7 @@ import redis
 
 from sluice import connect, settings, views
 from sluice.drill import harness
-from sluice.drill.load import unverified
+from sluice.drill.load import PATIENCE, unverified
 from sluice.drill.store import EVENTS, Postgres, Sqlite
 from sluice.run import launch
 from sluice.run.configure import ROOT
@@ -56,6 +56,9 @@ class Site:
     each request, such as an API key, or "".
     """
 
+    ordered = True  # whether a stream has one list
+    patience = PATIENCE  # seconds that clients wait for a response
+
     def __init__(self, environ: Mapping[str, str], private: bool, tls: bool = False, header: str = "") -> None:
         self.tls = tls
         self.header = header
@@ -69,6 +72,7 @@ class Site:
         sink = self.settings.sink
         self.store = Sqlite(sink) if sink.startswith("sqlite:///") else Postgres(sink)
         self.redis = connect.client(self.settings.redis, 30)
+        self.lists = [self.redis]
         self.views_redis = connect.client(str(self.home / SOCKET), 30)
         self.views = views.load(self.settings)  # none: no client reads, and only the faults of writing are injected
         self.streams = tuple(EVENTS) if self.views else (STREAM,)  # to which the drill posts
@@ -140,6 +144,10 @@ class Site:
 
         return wait(children, 60, f"a child of {name}")
 
+    def mended(self) -> None:
+        """Wait until a fault has no more effect on what is posted. Raises: Trouble."""
+        wait(self.redis.ping, 60, "Redis answers")
+
     # --- its stores ---
 
     def claims(self) -> list[str]:
@@ -150,13 +158,13 @@ class Site:
     def waiting(self) -> int:
         """READY bodies plus open claims."""
         keys = [Keys.of(stream) for stream in self.streams]
-        found: Any = [self.redis.llen(one.ready) + self.redis.zcard(one.claims) for one in keys]
+        found: Any = [each.llen(one.ready) + each.zcard(one.claims) for each in self.lists for one in keys]
         return sum(found)
 
     def ledger(self) -> dict[str, int]:
         """The ledger: bodies claimed since the beginning, and how many of them are in the database."""
         stored = sum(map(self.store.bodies, self.streams))
-        claims: Any = [self.redis.get(Keys.of(stream).claimed) for stream in self.streams]
+        claims: Any = [each.get(Keys.of(stream).claimed) for each in self.lists for stream in self.streams]
         claimed = sum(int(found or 0) for found in claims)
         return {"claimed": claimed, "in_the_database": stored, "missing": claimed - stored}
 

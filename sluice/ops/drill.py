@@ -3,7 +3,8 @@
 The drill posts through nginx and compares the responses with the rows in the database. Some clients read what they
 post from the views; no answer may be wrong, and at the end no view may differ from the database. The drill starts a
 private installation with the settings of the environment. With --home it uses a running installation, whose database
-then keeps the events: metrics named `drill`, and positions and votes.
+then keeps the events: metrics named `drill`, and positions and votes. With --cells it starts that many cells on
+machines of their own (namespaces; needs root), with a balancer, PostgreSQL, and Redis with replicas and Sentinels.
 
 exit status: 0 if no acknowledged event is missing or stored twice, and the other promises were kept; 1 if not, or if
 the drill could not finish; 2 for wrong arguments
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from sluice.drill import conduct
 from sluice.drill.faults import FAULTS
+from sluice.drill.outages import OUTAGES
 from sluice.run.up import require_checkout
 from sluice.settings import Settings
 
@@ -27,13 +29,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         for name, fault in sorted(FAULTS.items(), key=lambda item: item[1].views)
     ]
     listed.insert(sum(not fault.views for fault in FAULTS.values()), "\nfaults of the views, at the same time:")
+    listed += ["\n\nfaults with --cells:", *(f"\n  {name:<18} {fault.words}" for name, fault in OUTAGES.items())]
     parser.epilog = f"faults (private only: not with --home):{''.join(listed)}"
     add = parser.add_argument
     add("--home", type=Path, help="INGEST_HOME of a running installation (default: start a private one)")
     add("--header", default="", metavar="LINE", help="header line for each request to it, such as `X-API-Key: KEY`")
+    add("--cells", type=int, metavar="N", help="start N cells behind a balancer, at least 3")
     add("--duration", type=float, default=60, metavar="SECONDS", help="time of posting and faults (60)")
     add("--rounds", type=int, help="inject each fault that many times, instead of --duration")
-    add("--rate", type=int, default=5000, help="events/s; events due during an outage are posted after it (5000)")
+    add("--rate", type=int, help="events/s; events due in an outage are posted after it (5000; with --cells 1000)")
     add("--clients", type=int, default=64, help="connections (64)")
     add("--no-views", action="store_false", dest="views", help="without views: only post, and compare what is stored")
     add("--faults", default="all", help="comma-separated names, `none` or `all` (default); -NAME excludes one")

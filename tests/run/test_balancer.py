@@ -7,49 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from test_reload import Load
 
 from sluice.drill import harness
-from sluice.drill.harness import ROOT, Server, environment, free_port, get, installation, poll, post, running
+from sluice.drill.balancer import haproxy, state
+from sluice.drill.harness import ROOT, Server, environment, free_port, get, installation, poll, post
 from sluice.run import launch
-from sluice.run.configure import program_path, replaced
-
-HAPROXY = shutil.which("haproxy", path=program_path())
-
-
-@contextlib.contextmanager
-def haproxy(tmp: Path, cells: list[int]) -> Iterator[Server]:
-    """HAProxy with deploy/haproxy.cfg in front of cells on these ports, once it has found all of them ready."""
-    port, admin = free_port(), tmp / "haproxy.sock"
-    text = (ROOT / "deploy/haproxy.cfg").read_text()
-    head, _, _ = text.partition("    server cell-1")
-    text = replaced(head, ("bind :8000", f"bind 127.0.0.1:{port}"), ("/run/haproxy/admin.sock", str(admin)))
-    text += "".join(f"    server cell-{n} 127.0.0.1:{cell}\n" for n, cell in enumerate(cells))
-    (tmp / "haproxy.cfg").write_text(text)
-    with running([HAPROXY, "-db", "-f", tmp / "haproxy.cfg"], tmp / "haproxy.out", environment(tmp)) as process:
-        server = Server(process, tmp / "haproxy.out", tmp, port, [admin])
-        poll(harness.listening(server, port), what="haproxy")
-        poll(lambda: all(state(server, n) == "UP" for n in range(len(cells))), what="all cells are up")
-        yield server
-
-
-def state(balancer: Server, number: int) -> str:
-    """What the balancer thinks of a cell: UP, DOWN, or no check."""
-    with harness.connect(balancer.socket) as connection:
-        connection.sendall(b"show stat\n")
-        said = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
-    names, *rows = [line.split(",") for line in said.removeprefix("# ").splitlines() if line]
-    (row,) = [found for found in (dict(zip(names, row)) for row in rows) if found["svname"] == f"cell-{number}"]
-    return row["status"].split()[0]
 
 
 def sluice(home: Path, *words: str) -> str:
@@ -76,6 +47,7 @@ def test_a_cell_is_taken_out_killed_and_put_back_under_load_and_no_request_fails
     homes: list[Path], tmp: Path, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
 ) -> None:
     ports = [free_port(), free_port()]
+    addresses = [f"127.0.0.1:{port}" for port in ports]
     times = request.config.getoption("--leaves")
     up: dict[int, Server] = {}
 
@@ -107,7 +79,10 @@ def test_a_cell_is_taken_out_killed_and_put_back_under_load_and_no_request_fails
         stacks = first, second
         start(0)
         start(1)
-        with haproxy(tmp, ports) as balancer, Load(balancer.port, 12, 4, 0.05) as load:
+        with (
+            haproxy(tmp, addresses) as balancer,
+            Load(balancer.port, 12, 4, 0.05) as load,
+        ):
             for turn in range(times):
                 leave_and_join(turn % 2)
         wanted = sorted(load.acknowledged)
@@ -143,7 +118,8 @@ def test_a_request_is_tried_elsewhere_only_if_its_connection_was_refused(tmp: Pa
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with haproxy(tmp, [web.port, bad.getsockname()[1]]) as balancer:
+        addresses = [f"127.0.0.1:{port}" for port in (web.port, bad.getsockname()[1])]
+        with haproxy(tmp, addresses) as balancer:
             statuses = [post(balancer.port, "/votes", b"{}")[0] for _ in range(20)]
             sent = len(posts)
             assert sent and statuses.count(502) == sent and statuses.count(200) == 20 - sent

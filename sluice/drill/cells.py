@@ -1,0 +1,248 @@
+"""The installation under test of `drill --cells`: cells on machines of their own, behind a balancer, and one database.
+
+Machine n has cell n, a Sentinel, the Redis that cell n began with, and a replica of that of the machine before. So the
+death of a machine concerns the Redis of two cells; all others have both of theirs. PostgreSQL has a machine of its own.
+The balancer is beside the clients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from sluice import connect
+from sluice.drill import harness, machines
+from sluice.drill.balancer import all_up, haproxy
+from sluice.drill.faults import Clock
+from sluice.drill.harness import Server
+from sluice.drill.machines import DEPENDENT, NETWORK, Machine
+from sluice.drill.postgres import Postgres, postgres_server
+from sluice.drill.replicated import Node, Replicated, node, redis_text, sentinel_text, url_of
+from sluice.drill.site import NOT_PASSED, Site, Trouble, wait
+from sluice.run.configure import ROOT
+
+PORT = 8080  # of each cell
+REDIS, REPLICA, SENTINEL = 6379, 6380, 26379
+DATABASE_MACHINE = 100
+# Sentinels look at a Redis that was away every ten seconds, and wait for eight until they make it a replica; with these
+# periods (milliseconds) it takes a tenth of that. One that was frozen itself decides nothing for half a minute (TILT),
+# and then finds the replica of a master that died meanwhile too old. So the drill has time for more faults
+PERIODS = {"INFO-PERIOD": 500, "PUBLISH-PERIOD": 200, "TILT-PERIOD": 1000}
+WHOLE = 60.0  # seconds until a cell that was dead must be whole again
+
+
+class Cell:
+    """One cell and the machine that it is on."""
+
+    def __init__(self, number: int, tmp: Path) -> None:
+        """number: from 0 on."""
+        self.number = number
+        self.home = tmp / f"cell-{number}"
+        self.machine = Machine(number + 1)
+        self.nodes: list[Node] = []
+        self.environ: dict[str, str] = {}
+        self.clock: Clock | None = None
+        self.running = contextlib.ExitStack()
+        self.up: subprocess.Popen | None = None
+
+    @property
+    def address(self) -> str:
+        """Its address for the balancer."""
+        return f"{self.machine.address}:{PORT}"
+
+    def node(self, kind: str, name: str, text: str, port: int) -> Node:
+        """A server on its machine, in a new directory."""
+        return node(kind, self.home / name, text, self.machine.address, port, run=self.machine.running)
+
+    def start(self) -> None:
+        """Start all programs of the machine."""
+        for one in self.nodes:
+            one.start()
+        self.start_up()
+
+    def start_up(self) -> None:
+        """Start bin/up."""
+        up = self.machine.running([ROOT / "bin/up"], self.home / "up.out", self.environ)
+        self.up = self.running.enter_context(up)
+
+    def ready(self) -> bool:
+        """Whether it accepts posts. Raises: OSError, and Trouble if bin/up has ended."""
+        if self.up and self.up.poll() is not None:
+            tail = (self.home / "up.out").read_text(errors="replace").strip().rpartition("\n")[2]
+            raise Trouble(f"bin/up of cell {self.number + 1} ended with status {self.up.returncode}: {tail}")
+        with socket.create_connection((self.machine.address, PORT), 5) as connection:
+            return harness.get(connection, "/readyz")[0] == 200
+
+    def kill(self) -> None:
+        """SIGKILL to all of them at once."""
+        self.machine.kill()
+        for one in self.nodes:
+            one.kill()
+        self.running.close()
+
+    @contextlib.contextmanager
+    def dead(self, silent: bool = False) -> Iterator[None]:
+        """Kill all of them; start them again at the end. silent: cut it off before, so that no connection is closed."""
+        try:
+            with self.machine.cut() if silent else contextlib.nullcontext():
+                self.kill()
+                yield
+        finally:
+            self.kill()
+            self.start()
+
+
+class Cells(Site):
+    """The cells, what is between them and the clients, and their database."""
+
+    ordered = False
+    patience = 0.5  # a client that retries must give up a request whose cell has vanished
+
+    def __init__(self, tmp: Path, count: int, stack: contextlib.ExitStack) -> None:
+        """Start everything. stack: ends it. Raises: Trouble."""
+        self.tmp = tmp
+        self.cells: list[Cell] = []
+        for number in range(count):
+            self.cells.append(Cell(number, tmp))
+            stack.callback(self.cells[-1].machine.close)
+        self.groups: list[Replicated] = []
+        self.build()
+        self.database_machine = Machine(DATABASE_MACHINE)
+        self.database = self.start_database(stack)
+        passed = {name: value for name, value in os.environ.items() if name not in NOT_PASSED}
+        common = {"INGEST_PORT": str(PORT), "INGEST_REPLICAS": "1", "INGEST_VIEWS": "off"}
+        sink = f"postgresql://sluice@{self.database_machine.address}:{self.database.port}/sluice"
+        for cell, group in zip(self.cells, self.groups, strict=True):
+            cell.environ = passed | common | {"INGEST_HOME": str(cell.home), "INGEST_REDIS": group.url}
+            cell.environ |= {"INGEST_CELL": group.name, "INGEST_SINK": sink}
+            folder = tmp / f"clock-{cell.number}"
+            folder.mkdir()
+            with contextlib.suppress(FileNotFoundError):  # without a C compiler the fault `clock` is not done
+                cell.clock = Clock(folder, cell.environ.get("PATH", ""))
+                cell.environ |= cell.clock.environ
+            cell.start_up()
+        self.balancer_running = stack.enter_context(contextlib.ExitStack())
+        port = harness.free_port()
+        own = passed | common | {"INGEST_HOME": str(tmp), "INGEST_PORT": str(port), "INGEST_SINK": self.database.url}
+        super().__init__(own | {"INGEST_REDIS": self.groups[0].url}, private=True)
+        self.lists = [connect.client(group.url, 30) for group in self.groups]
+        for cell in self.cells:
+            wait(cell.ready, 120, f"cell {cell.number + 1} is ready")
+        self.balancer = self.start_balancer()
+
+    # --- its parts ---
+
+    def build(self) -> None:
+        """Start the Redis servers and Sentinels of all machines."""
+        count = len(self.cells)
+        for cell in self.cells:
+            cell.home.mkdir()
+            address = cell.machine.address
+            cell.nodes = [cell.node("redis", "redis-own", redis_text(address), REDIS)]
+            cell.nodes[0].start()
+        for cell in self.cells:
+            follow = self.cells[(cell.number - 1) % count].nodes[0]
+            text = redis_text(cell.machine.address, follow=follow)
+            cell.nodes.append(cell.node("redis", "redis-replica", text, REPLICA))
+            cell.nodes[1].start()
+        wait(lambda: all(cell.nodes[1].has_role(b"slave") for cell in self.cells), 30, "the replicas")
+        masters = {self.name_of(number): cell.nodes[0] for number, cell in enumerate(self.cells)}
+        for cell in self.cells:
+            self.add_sentinel(cell, masters)
+            cell.nodes[2].start()
+        sentinels = [cell.nodes[2] for cell in self.cells]
+        for number, cell in enumerate(self.cells):
+            nodes = [cell.nodes[0], self.cells[(number + 1) % count].nodes[1]]
+            name = self.name_of(number)
+            self.groups.append(Replicated(nodes, sentinels, url_of(sentinels, name), name))
+        self.settled()
+
+    @staticmethod
+    def name_of(number: int) -> str:
+        """What the Sentinels call the master of a cell."""
+        return f"cell-{number + 1}"
+
+    def add_sentinel(self, cell: Cell, masters: dict[str, Node]) -> None:
+        """Configure the Sentinel of a machine."""
+        text = sentinel_text(cell.machine.address, masters)
+        # one that replaces another has its id: the others count each id, also of one that is gone, for their majority
+        text += f"sentinel myid {cell.number + 1:040x}\n"
+        cell.nodes.append(cell.node("sentinel", "sentinel", text, SENTINEL))
+
+    def replace(self, cell: Cell) -> None:
+        """A new machine in place of one whose disk is gone: everything is empty, and its Redis servers are replicas."""
+        shutil.rmtree(cell.home)
+        cell.home.mkdir()
+        nodes = []
+        for kind, old in ("redis-own", cell.nodes[0]), ("redis-replica", cell.nodes[1]):
+            group = next(group for group in self.groups if old in group.nodes)
+            (other,) = [one for one in group.nodes if one is not old]
+            nodes.append(cell.node("redis", kind, redis_text(cell.machine.address, follow=other), old.port))
+            group.nodes[group.nodes.index(old)] = nodes[-1]
+        sentinel = cell.nodes[2]
+        cell.nodes = nodes
+        masters = {group.name: next(one for one in group.nodes if one not in nodes) for group in self.groups}
+        self.add_sentinel(cell, masters)
+        sentinels = self.groups[0].sentinels  # the same list in all groups
+        sentinels[sentinels.index(sentinel)] = cell.nodes[2]
+
+    def start_database(self, stack: contextlib.ExitStack) -> Postgres:
+        """PostgreSQL on its machine."""
+        machine = self.database_machine
+        clients = f"{NETWORK}.0/24 trust"
+        server = stack.enter_context(postgres_server(machine.inside(), clients, listen_addresses="*"))
+        stack.callback(machine.close)
+        return server
+
+    def start_balancer(self) -> Server:
+        """HAProxy, once it sends requests to all cells."""
+        addresses = [cell.address for cell in self.cells]
+        return self.balancer_running.enter_context(haproxy(self.tmp, addresses, self.port, DEPENDENT))
+
+    # --- its state ---
+
+    def settled(self) -> None:
+        """Wait until each Redis has its replica, and all Sentinels know it. Raises: Trouble."""
+        for cell in self.cells:
+            wait(lambda cell=cell: self.attends(cell.nodes[2]), 30, "a Sentinel attends")  # type: ignore[misc]
+        try:
+            for group in self.groups:
+                group.settled()
+        except AssertionError as error:
+            raise Trouble(str(error)) from None
+
+    @staticmethod
+    def attends(sentinel: Node) -> bool:
+        """Whether a Sentinel takes part in decisions. Shorten its periods, which it forgets when it ends."""
+        with sentinel.client() as client:
+            client.execute_command("SENTINEL", "DEBUG", *sum(PERIODS.items(), ()))
+            return client.info("sentinel")["sentinel_tilt"] == 0
+
+    def mended(self) -> None:
+        self.settled()
+        wait(lambda: all_up(self.balancer, len(self.cells)), WHOLE, "the balancer sends requests to all cells")
+
+
+@contextlib.contextmanager
+def cells(count: int, keep: bool) -> Iterator[Cells]:
+    """So many cells on machines of their own, removed afterwards; keep: but not their files. Raises: Trouble."""
+    programs = {"haproxy": "haproxy", "redis-server": "redis-server", "redis-sentinel": "redis-sentinel"}
+    machines.require(**programs)
+    subprocess.run([ROOT / "bin/provision", "up"], check=True)  # its downloads need the network of the system
+    home = Path(tempfile.mkdtemp(prefix="cells-"))
+    with contextlib.ExitStack() as stack:
+        if keep:
+            stack.callback(print, f"files kept in {home}")
+        else:
+            stack.callback(shutil.rmtree, home, ignore_errors=True)
+        machines.isolate()
+        try:
+            yield Cells(home, count, stack)
+        except AssertionError as error:  # of the harness, before the drill begins
+            raise Trouble(str(error)) from None

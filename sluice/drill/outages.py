@@ -1,0 +1,178 @@
+"""The faults of `drill --cells`: what happens to machines, to the network between them, and to what all cells share."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from sluice.drill.cells import WHOLE, Cell, Cells
+from sluice.drill.faults import NO_COMPILER, Fault, Scene
+from sluice.drill.replicated import Node, Replicated
+from sluice.drill.site import KEYS, Trouble, wait
+from sluice.run.configure import ROOT
+
+FREEZE = 10.0  # seconds: longer than a lease and a failover
+APART = 300  # seconds between two clocks
+
+OUTAGES: dict[str, Fault] = {}
+Inject = Callable[[Cells, random.Random], str]
+
+
+def outage(name: str, words: str) -> Callable[[Inject], Inject]:
+    """Register a function in OUTAGES."""
+
+    def enter(inject: Inject) -> Inject:
+        def injected(scene: Scene) -> str:
+            assert isinstance(scene.site, Cells)
+            return inject(scene.site, scene.random)
+
+        OUTAGES[name] = Fault(words, injected)
+        return inject
+
+    return enter
+
+
+def lasting(chance: random.Random, low: float, high: float) -> str:
+    """Let a fault last for a random time. Returns: the details for the report."""
+    seconds = chance.uniform(low, high)
+    time.sleep(seconds)
+    return f"{seconds:.1f} s"
+
+
+def one_of(cells: Cells, chance: random.Random) -> Cell:
+    """The cell that a fault concerns."""
+    return chance.choice(cells.cells)
+
+
+@outage("kill-cell", "SIGKILL to every process of a cell's machine; its disk is kept")
+def kill_cell(cells: Cells, chance: random.Random) -> str:
+    cell = one_of(cells, chance)
+    with cell.dead():
+        return f"cell {cell.number + 1}, {lasting(chance, 0.5, 4)}"
+
+
+@outage("power-cell", "a cell's machine vanishes, and closes no connection; its disk is kept")
+def power_cell(cells: Cells, chance: random.Random) -> str:
+    cell = one_of(cells, chance)
+    with cell.dead(silent=True):
+        return f"cell {cell.number + 1}, {lasting(chance, 0.5, 4)}"
+
+
+@outage("lose-cell", "a cell's machine is killed, and its disk is gone; a worker elsewhere stores what its replica has")
+def lose_cell(cells: Cells, chance: random.Random) -> str:
+    cell = one_of(cells, chance)
+    cell.kill()
+    try:
+        # an empty Redis that came back as the master would empty its replica
+        for group in cells.groups:
+            wait(lambda group=group: promoted(group, cell.nodes), WHOLE, "a replica is promoted")  # type: ignore[misc]
+        return f"cell {cell.number + 1}, {drained(cells, cell)}"
+    finally:
+        cells.replace(cell)
+        cell.start()
+
+
+def promoted(group: Replicated, dead: list[Node]) -> bool:
+    """Whether all Sentinels that run name a master that is not dead."""
+    try:
+        return group.master() not in dead
+    except AssertionError:
+        return False
+
+
+def drained(cells: Cells, cell: Cell) -> str:
+    """Store what the replica of a dead cell has, by a worker beside it. Raises: Trouble."""
+    (replica,) = [one for one in cells.groups[cell.number].nodes if one not in cell.nodes]
+    (other,) = [one for one in cells.cells if replica in one.nodes]
+    with replica.client() as client:
+        found = client.llen(KEYS.ready), client.zcard(KEYS.claims)
+    environ = {**other.environ, "INGEST_REDIS": replica.url, "INGEST_REPLICAS": "0"}
+    command = [*other.machine.inside(), sys.executable, str(ROOT / "worker.py"), "drain"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=WHOLE)
+    if done.returncode:
+        raise Trouble(f"worker.py drain: {done.stderr.strip()}")
+    return "%d bodies and %d claims stored by a worker elsewhere" % found
+
+
+@outage("freeze-cell", "SIGSTOP to every process of a cell's machine for ten seconds, then SIGCONT")
+def freeze_cell(cells: Cells, chance: random.Random) -> str:
+    cell = one_of(cells, chance)
+    with cell.machine.frozen():
+        time.sleep(FREEZE)
+    return f"cell {cell.number + 1}"
+
+
+@outage("cut-cell", "a cell's machine is cut off, both ways")
+def cut_cell(cells: Cells, chance: random.Random) -> str:
+    cell = one_of(cells, chance)
+    with cell.machine.cut():
+        return f"cell {cell.number + 1}, {lasting(chance, 0.5, 5)}"
+
+
+@outage("deaf-cell", "nothing reaches a cell's machine, but what it sends arrives")
+def deaf_cell(cells: Cells, chance: random.Random) -> str:
+    cell = one_of(cells, chance)
+    with cell.machine.relayed(None, 0.0, cells.tmp / "relay.out"):
+        return f"cell {cell.number + 1}, {lasting(chance, 0.5, 5)}"
+
+
+@outage("mute-cell", "nothing that a cell's machine sends arrives, but it receives")
+def mute_cell(cells: Cells, chance: random.Random) -> str:
+    cell = one_of(cells, chance)
+    with cell.machine.relayed(0.0, None, cells.tmp / "relay.out"):
+        return f"cell {cell.number + 1}, {lasting(chance, 0.5, 5)}"
+
+
+@outage("slow-link", "each packet to and from a cell's machine takes 5 to 50 ms")
+def slow_link(cells: Cells, chance: random.Random) -> str:
+    cell, delay = one_of(cells, chance), chance.uniform(0.005, 0.05)
+    with cell.machine.relayed(delay, delay, cells.tmp / "relay.out"):
+        return f"cell {cell.number + 1}, {delay * 1000:.0f} ms each way, {lasting(chance, 2, 5)}"
+
+
+@outage("clock", "the wall clock of a cell's Python programs is five minutes off; needs a C compiler")
+def clock(cells: Cells, chance: random.Random) -> str:
+    cell, seconds = one_of(cells, chance), chance.choice((APART, -APART))
+    if not cell.clock:
+        return NO_COMPILER
+    try:
+        cell.clock.move(seconds)
+        return f"cell {cell.number + 1}, {seconds:+d} s for {lasting(chance, 1, 4)}"
+    finally:
+        cell.clock.move(0)
+
+
+@outage("sentinel", "SIGKILL to a Sentinel; it is started again")
+def sentinel(cells: Cells, chance: random.Random) -> str:
+    cell = one_of(cells, chance)
+    cell.nodes[2].kill()
+    try:
+        return f"machine {cell.number + 1}, {lasting(chance, 0.5, 3)}"
+    finally:
+        cell.nodes[2].start()
+
+
+@outage("balancer", "SIGTERM to the balancer; it is started again")
+def balancer(cells: Cells, chance: random.Random) -> str:
+    cells.balancer_running.close()
+    cells.balancer = cells.start_balancer()
+    return ""
+
+
+@outage("cut-database", "PostgreSQL's machine is cut off")
+def cut_database(cells: Cells, chance: random.Random) -> str:
+    with cells.database_machine.cut():
+        return lasting(chance, 1, 5)
+
+
+@outage("kill-database", "SIGKILL to PostgreSQL; it is started again")
+def kill_database(cells: Cells, chance: random.Random) -> str:
+    cells.database_machine.kill()
+    cells.database.stop()
+    try:
+        return lasting(chance, 0, 2)
+    finally:
+        cells.database.start()
