@@ -29,6 +29,8 @@ VERBS = (
     "reload",
     "leave",
     "join",
+    "backup",
+    "restore",
     "drill",
 )
 STATUSES = """\

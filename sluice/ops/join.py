@@ -1,4 +1,7 @@
-"""Put this installation back behind its balancer: /readyz answers 200 again, once Redis accepts writes."""
+"""Put this installation back behind its balancer.
+
+/readyz answers 200 again, once Redis accepts writes.
+"""
 
 from __future__ import annotations
 

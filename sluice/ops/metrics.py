@@ -1,5 +1,6 @@
-"""Print all figures in Prometheus's text format; nginx serves the same at /status/metrics.
+"""Print all figures in Prometheus's text format.
 
+nginx serves the same at /status/metrics.
 Prometheus computes the rates: the drain rate is rate(sluice_drained_bodies_total[1m]).
 """
 

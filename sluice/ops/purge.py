@@ -1,5 +1,6 @@
-"""Discard the READY bodies of a stream. This cannot be undone; `status` shows how many were purged.
+"""Discard the READY bodies of a stream. This cannot be undone.
 
+`status` shows how many were purged.
 Bodies that arrive while the question is on the screen stay, and so do claimed bodies.
 """
 

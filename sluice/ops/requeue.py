@@ -1,5 +1,6 @@
-"""End the leases of a stream's claims now: the next worker that claims gets them, with the same ids and bodies.
+"""End the leases of a stream's claims now.
 
+The next worker that claims gets them, with the same ids and bodies.
 The claims of a dead worker are claimed again without this, after five seconds. A worker that hangs but renews its
 leases keeps its claims; this takes them from it. Nothing is lost or stored twice, even if that worker continues.
 """

@@ -1,4 +1,4 @@
-"""Show the ledger: for each stream, how many bodies were accepted, and where they are.
+"""Show the ledger: where the accepted bodies of each stream are.
 
 accepted = ready + claimed + stored + dead + missing, counted in bodies. missing is 0, under any load.
 oldest is the age of the oldest body that is not yet in the database.

@@ -1,5 +1,6 @@
-"""Watch the streams live: rates, backlogs, ages, claims of workers, views, dead letters. q or Ctrl-C ends it.
+"""Watch streams, workers, views and dead letters live.
 
+q or Ctrl-C ends it.
 in/s is bodies accepted per second, out/s bodies that workers claimed, over the last five seconds. The chart
 shows the waiting bodies, one reading per column, the newest at the right, scaled to its maximum.
 Of a view, reads/s and hits (of the answers 200 and 404, the share of 200) are over the same time. Its lag is how far

@@ -1,0 +1,33 @@
+"""Copy the whole database to a file while everything runs.
+
+The copy is the database of one moment. FILE appears, or replaces an older copy, once the copy is whole and on disk; a
+backup that is killed leaves only a FILE.….part, which can be deleted. Of SQLite, FILE is a database; of PostgreSQL, an
+archive of pg_dump. Bodies that wait in Redis are not in it: they are stored later, also after a restore.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from sluice import screen
+from sluice.settings import Settings
+from sluice.sinks import copies
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of this verb."""
+    parser.add_argument("file", metavar="FILE", type=screen.path)
+    parser.epilog = (
+        "exit status: 0; 1 if the database is unavailable or FILE cannot be written; 2 if a setting is invalid"
+    )
+
+
+def run(arguments: argparse.Namespace, s: Settings) -> int:
+    """Back up; returns the exit status."""
+    try:
+        copies.backup(s.sink, arguments.file, screen.progress)
+    except (copies.CannotCopy, OSError) as error:
+        screen.complain(error)
+        return 1
+    print(f"{arguments.file}: {arguments.file.stat().st_size:,} bytes")
+    return 0

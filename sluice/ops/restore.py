@@ -1,0 +1,40 @@
+"""Put the copy of a backup in the place of the database.
+
+It happens as a whole or not at all, and everything may run meanwhile. What was stored after the backup is gone, and the
+ledger counts it as missing; what waits in Redis is stored. No body is stored twice. Views are built again.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from sluice import screen
+from sluice.ledger import Observer
+from sluice.settings import Settings
+from sluice.sinks import copies
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of this verb."""
+    parser.add_argument("file", metavar="FILE", type=screen.path)
+    parser.add_argument("--replace", action="store_true", help="also if the database holds stored bodies")
+    parser.epilog = (
+        "exit status: 0; 1 if the database holds stored bodies or is unavailable, or FILE is not a whole backup: the "
+        "database is then as it was; 2 if a setting is invalid"
+    )
+
+
+def run(arguments: argparse.Namespace, s: Settings) -> int:
+    """Restore, and print what is missing since the backup; returns the exit status."""
+    observer = Observer(s)
+    try:
+        copies.restore(s.sink, arguments.file, arguments.replace, screen.progress)
+    except (copies.CannotCopy, OSError) as error:
+        screen.complain(error)
+        return 1
+    print(f"restored {arguments.file}")
+    found = observer.ledger()
+    for name, row in found["streams"].items():
+        if (row["missing"] or 0) > 0:
+            print(f"{name}: {row['missing']} bodies were stored after this backup, and are missing")
+    return 0
