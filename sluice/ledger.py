@@ -6,8 +6,10 @@ Redis. `sluice status`, `top` and `metrics`, the status page and /status/metrics
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from redis.exceptions import RedisError
@@ -43,6 +45,9 @@ class Observer:
         self.streams = load_streams(s)
         self.names = {*self.streams, *(route.stream for route in all_routes(s).values())}
         self.url, self.cell = s.sink, s.cell
+        self.places = [s.home]  # where bytes are written
+        if s.sink.startswith("sqlite:"):
+            self.places.append(Path(s.sink.removeprefix("sqlite:///")).parent)
         self.views = views.load(s)
         self.link = Link(str(s.home / SOCKET), figures.PATIENCE)
         self.spool = Inspector(s.redis, TIMEOUT)
@@ -100,6 +105,7 @@ class Observer:
         processes: a list of role, pid, and for a worker its claims: stream, first (sequence number), bodies, seconds
         memory: bytes of Redis: used, and most (maxmemory; 0: no limit)
         cells: as from `cells`
+        disk: bytes of the file system with the data: free, and size
         views: a list with the fields of `sluice.views.figures.View`; empty if INGEST_VIEWS is `off`
 
         A histogram has bounds (upper; the last is None), buckets (not cumulative), count and sum.
@@ -135,6 +141,7 @@ class Observer:
         for one in found["cells"] or ():
             one["late"] &= one["cell"] != self.cell  # its own state is shown above
             found["trouble"] += absences([one])
+        found["disk"] = disk(self.places)
         found["views"] = [one._asdict() for one in self.ask_views(found["trouble"])]
         return found
 
@@ -229,6 +236,16 @@ class Observer:
                 "decode": histogram(counted, f"decode_seconds {name}", SECONDS),
             }
         )
+
+
+def disk(places: Sequence[Path]) -> Figures | None:
+    """Free bytes and size of the file system of these directories that has the fewest free bytes."""
+    try:
+        found = [os.statvfs(place) for place in places]
+    except OSError:
+        return None
+    least = min(found, key=lambda one: one.f_bavail * one.f_frsize)
+    return {"free": least.f_bavail * least.f_frsize, "size": least.f_blocks * least.f_frsize}
 
 
 def through(snapshot: Snapshot, ledger: sinks.Ledger) -> int:

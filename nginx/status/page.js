@@ -2,6 +2,7 @@
 
 const $ = (selector) => document.querySelector(selector);
 const LATE = 30; // seconds the oldest body may wait before the page reports a backlog
+const SOON = { memory: 1, disk: 24 }; // hours: what becomes full sooner is reported, as in deploy/prometheus/rules.yml
 const STALE = 15; // seconds after which figures count as old; a reading takes five while Redis is unavailable
 const EXAMPLES = {
   "/votes": (mark) => `{"poll":"status page","choice":"it works","voter":"${mark}"}`,
@@ -24,6 +25,11 @@ function span(seconds) {
   if (seconds < 100) return `${seconds < 10 ? +seconds.toFixed(1) : Math.round(seconds)} s`;
   const [size, name] = seconds < 6000 ? [60, "min"] : seconds < 360000 ? [3600, "h"] : [86400, "d"];
   return `${Math.round(seconds / size)} ${name}`;
+}
+
+function size(bytes) {
+  const power = Math.min(4, Math.floor(Math.log2(Math.max(1, bytes)) / 10));
+  return `${+(bytes / 1024 ** power).toFixed(power ? 1 : 0)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
 }
 
 function sum(name) {
@@ -77,6 +83,11 @@ function judge() {
   if (late.length)
     return ["slow", `${late.map((cell) => cell.cell).join(", ")} was not seen for ${span(Math.max(...late.map((cell) => cell.seconds)))}`,
       `${bodies(late.reduce((waiting, cell) => waiting + cell.ready + cell.claimed, 0))} waited there. If the cell is gone for good, bin/sluice status --forget removes it.`];
+  const { disk, memory } = shown.hours_left;
+  if (memory != null && memory < SOON.memory)
+    return ["slow", `Redis is full in ${span(memory * 3600)}`, `${waits}. At the rate of the last minutes its memory ends then, and clients get 503 with Retry-After.`];
+  if (disk != null && disk < SOON.disk)
+    return ["slow", `The disk is full in ${span(disk * 3600)}`, "At the rate of the last hour. Then no writes are accepted, and nothing is stored."];
   const unread = shown.views.filter((view) => ["full", "unavailable"].includes(view.state));
   if (unread.length)
     return ["slow", `${unread.map((view) => view.path).join(", ")} cannot be read`, unread[0].state === "full"
@@ -126,6 +137,15 @@ function picture() {
   station("stored", sum("stored"), `${each(sum("drained_rate"))}/s`);
   const rejected = shown.turned_away.reduce((total, { answers }) => total + answers, 0);
   station("dead", dead, rejected ? `${number(rejected)} requests were rejected` : "", dead ? "slow" : "");
+}
+
+function left() {
+  const { memory, disk, hours_left: hours } = shown;
+  const part = (name, free, soon) => `${name}: ${size(free)} free${soon == null ? "" : `, full in ${span(soon * 3600)} at the present rate`}.`;
+  $("#left").textContent = [
+    disk && part("Disk", disk.free, hours.disk),
+    memory?.most && part("Redis's memory", Math.max(0, memory.most - memory.used), hours.memory),
+  ].filter(Boolean).join(" ");
 }
 
 function workers() {
@@ -444,6 +464,7 @@ async function look() {
   }
   verdict();
   picture();
+  left();
   ledger();
   cells();
   views();

@@ -126,6 +126,11 @@ def metrics(figures: Figures) -> Iterator[Metric]:
         yield GaugeMetricFamily(
             "sluice_redis_memory_max_bytes", "Memory limit of Redis; 0: none.", figures["memory"]["most"]
         )
+    if figures["disk"] is not None:
+        yield GaugeMetricFamily(
+            "sluice_disk_free_bytes", "Free bytes of the file system with the data.", figures["disk"]["free"]
+        )
+        yield GaugeMetricFamily("sluice_disk_bytes", "Size of that file system.", figures["disk"]["size"])
     if figures["ledger_seconds"] is not None:
         yield GaugeMetricFamily(
             "sluice_ledger_age_seconds", "Age of the figures stored, dead and missing.", figures["ledger_seconds"]

@@ -12,9 +12,10 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 from sluice import screen, settings, sinks
@@ -28,7 +29,12 @@ EVERY = 1.0  # seconds between two readings
 PROBE = 5  # readings per health check of the gateway
 SLOT = 10.0  # seconds per row of the last hour
 SLOTS = 360
+COLUMNS = 7
 RECENT = 5  # readings over which a rate is taken
+# what may become full: its column in a row of the last hour, and how many rows make a forecast, at least and at most.
+# Redis's memory can fill within minutes; the disk's free bytes go up and down with each rewrite of Redis's log
+LEFT = {"disk": (5, 30, SLOTS), "memory": (6, 3, 12)}
+FORESEEN = 10_000.0  # hours; what becomes full later is not foreseen
 REASONS, LETTERS, EXCERPT = 20, 10, 160  # rows, rows, characters
 # per stream, copied from Observer.look()
 SHOWN = (*STATES, "purged", "oldest_seconds", "backlog_bytes", "through", "decoder")
@@ -89,7 +95,13 @@ class Page:
             rows.append(
                 {"stream": name, "paths": self.paths.get(name, []), **{at: one[at] for at in SHOWN}, **dict(rates)}
             )
-        self.hour.add(now, rows)
+        memory = found["memory"]
+        self.hour.add(
+            now,
+            rows,
+            found["disk"] and found["disk"]["free"],
+            memory["most"] - memory["used"] if memory and memory["most"] else None,
+        )
         # not every second: the gateway counts its responses in Redis
         if self.looks % PROBE == 0 or not self.gateway:
             self.gateway = answers(self.gateway_sockets, "/healthz")
@@ -100,6 +112,8 @@ class Page:
             "gateway": self.gateway,
             "workers": found["processes"] and sum(one["role"] == "worker" for one in found["processes"]),
             "memory": found["memory"],
+            "disk": found["disk"],
+            "hours_left": {name: hours_left(self.hour.rows, *columns) for name, columns in LEFT.items()},
             "streams": rows,
             "cells": [shown_cell(one) for one in found["cells"] or ()],
             "views": [self.view(one) for one in found["views"]],
@@ -172,10 +186,10 @@ def answers(sockets: list[Path], target: str) -> bool:
 
 
 class Hour:
-    """The last hour in rows of SLOT seconds: end (Unix time), accepted/s, drained/s, waiting, oldest.
+    """The last hour in rows of SLOT seconds: end (Unix time), accepted/s, drained/s, waiting, oldest, disk, memory.
 
     drained: bodies claimed by workers. waiting: maximum number of READY and CLAIMED bodies. oldest: maximum age of one
-    of them, seconds.
+    of them, seconds. disk, memory: free bytes of the disk and of Redis's memory.
     """
 
     def __init__(self, rows: list[Row]) -> None:
@@ -184,7 +198,7 @@ class Hour:
         self.waiting: list[int] = []
         self.oldest: list[float] = []
 
-    def add(self, now: float, rows: list[dict[str, Any]]) -> None:
+    def add(self, now: float, rows: list[dict[str, Any]], disk: int | None = None, memory: int | None = None) -> None:
         """Add a reading; every SLOT seconds a row is completed."""
         accepted = total(rows, lambda row: row["accepted"])
         waiting = total(rows, lambda row: None if row["ready"] is None else row["ready"] + row["claimed"])
@@ -200,7 +214,7 @@ class Hour:
             peak = max(self.waiting, default=None), max(self.oldest, default=None)
             while self.rows and not now - SLOT * SLOTS < self.rows[0][0] <= now:
                 self.rows.popleft()
-            self.rows.append([round(now), *rates, *peak])
+            self.rows.append([round(now), *rates, *peak, disk, memory])
             self.start = now, accepted, drained
             self.waiting, self.oldest = [], []
 
@@ -208,9 +222,22 @@ class Hour:
 def earlier(path: Path) -> list[Row]:
     """The rows that an earlier process wrote: the chart survives a restart."""
     try:
-        return json.loads(path.read_text())["hour"]
+        return [row for row in json.loads(path.read_text())["hour"] if len(row) == COLUMNS]
     except (OSError, ValueError, KeyError):
         return []
+
+
+def hours_left(rows: Sequence[Row], column: int, least: int, most: int) -> float | None:
+    """Hours until a column of free bytes is 0, at the mean rate of the last rows; None if that is not foreseen.
+
+    least, most: number of rows.
+    """
+    known = [(row[0], row[column]) for row in list(rows)[-most:] if row[column] is not None]
+    if len(known) < least:
+        return None
+    rate = linear_regression(*zip(*known)).slope
+    hours = known[-1][1] / -rate / 3600 if rate < 0 else FORESEEN
+    return round(hours, 2) if hours < FORESEEN else None
 
 
 def total(rows: list[dict[str, Any]], count: Callable[[dict[str, Any]], int | None]) -> int | None:

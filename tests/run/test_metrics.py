@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -109,6 +110,9 @@ def test_metrics_count_what_the_gateway_and_the_worker_did(up: Server) -> None:
     assert found["sluice_commit_seconds_sum",] > 0
     assert found["sluice_view_refreshes_total", "/votes/tally"] >= 1
     assert found["sluice_view_lag_seconds", "/gps/latest"] >= 0
+    disk = os.statvfs(up.home)
+    assert found["sluice_disk_bytes",] == disk.f_blocks * disk.f_frsize
+    assert abs(found["sluice_disk_free_bytes",] - disk.f_bavail * disk.f_frsize) < 1 << 30
 
 
 def test_the_verb_metrics_prints_what_nginx_serves_and_promtool_accepts_it(up: Server) -> None:
@@ -149,14 +153,14 @@ def test_prometheus_scrapes_the_metrics_with_the_shipped_configuration(up: Serve
         assert (target["health"], target["lastError"]) == ("up", "")
         found = poll(lambda: ask("query?query=sluice_accepted_bodies_total")["result"])
         assert {one["metric"]["stream"]: one["value"][1] for one in found}["metrics"] == "1"
-        assert sum(len(group["rules"]) for group in ask("rules")["groups"]) == 14
+        assert sum(len(group["rules"]) for group in ask("rules")["groups"]) == 18
 
 
 def test_promtool_accepts_the_rules_and_each_alert_fires_in_its_test() -> None:
     promtool("check", "config", "prometheus.yml")
     promtool("test", "rules", "rules_test.yml")
     alerts = set(re.findall(r"alert: (\w+)", (PROMETHEUS / "rules.yml").read_text()))
-    assert len(alerts) == 12
+    assert len(alerts) == 14
 
 
 def test_the_dashboard_and_the_rules_query_only_metrics_that_exist(up: Server, tmp: Path) -> None:

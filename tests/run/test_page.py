@@ -566,11 +566,46 @@ def test_the_hour_is_limited_to_an_hour_and_shows_unknown_values() -> None:
         known = second // 10 != 400
         look(second, 3 * second if known else None, second if known else None)
     assert len(hour.rows) == 360
-    assert hour.rows[-1] == [4990, 3.0, 2.0, 4990, 0]
+    assert hour.rows[-1] == [4990, 3.0, 2.0, 4990, 0, None, None]
     assert [row[0] for row in hour.rows if row[1:3] == [None, None]] == [4000, 4010]
     look(10, 0, 0)  # the clock was set back, and Redis was emptied
     look(20, 10, 0)
-    assert list(hour.rows) == [[10, None, None, 4999, 0], [20, 1.0, 1.0, 0, 0]]
+    assert list(hour.rows) == [[10, None, None, 4999, 0, None, None], [20, 1.0, 1.0, 0, 0, None, None]]
+
+
+def test_the_hours_left_follow_from_the_rate_of_the_last_rows() -> None:
+    def rows(*free: int | None) -> list[list[int | None]]:
+        return [[10 * n, left] for n, left in enumerate(free)]
+
+    assert program.hours_left(rows(7300, 7290, 7270, 7240, 7210, 7200), 1, 3, 9) == 0.91  # at the mean rate
+    assert program.hours_left(rows(99, 1, 7400, 7300, 7200), 1, 3, 3) == 0.2
+    assert program.hours_left(rows(7300, None, 7250, 7200), 1, 3, 9) == 0.62
+    assert program.hours_left(rows(7300, 7200), 1, 3, 9) is None
+    assert program.hours_left(rows(7200, 7200, 7200), 1, 3, 9) is None
+    assert program.hours_left(rows(7200, 7300, 7400), 1, 3, 9) is None
+    assert program.hours_left(rows(1 << 50, (1 << 50) - 1, (1 << 50) - 2), 1, 3, 9) is None  # in many years
+
+
+def test_what_is_soon_full_is_shown_and_reported(page: Page) -> None:
+    expect(page.locator("#left")).to_have_text(
+        re.compile(r"^Disk: [\d.]+ [GT]iB free.*Redis's memory: 102\d[\d.]* MiB free")
+    )
+
+    def changed(**hours: float | None) -> None:
+        def change(route: Route) -> None:
+            answer = route.fetch()
+            route.fulfill(response=answer, json=answer.json() | {"hours_left": hours})
+
+        page.unroute_all()
+        page.route("**/status.json", change)
+
+    changed(disk=30, memory=None)
+    expect(page.locator("#left")).to_contain_text("free, full in 30 h at the present rate. Redis")
+    expect(page.locator("#verdict")).to_have_attribute("data-state", "good")
+    changed(disk=20, memory=1.5)
+    expect(page.locator("#verdict h2")).to_have_text("The disk is full in 20 h")
+    changed(disk=20, memory=0.5)
+    expect(page.locator("#verdict h2")).to_have_text("Redis is full in 30 min")
 
 
 def test_an_invalid_setting_is_reported_in_one_line(tmp_path: Path) -> None:
