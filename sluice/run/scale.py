@@ -184,8 +184,10 @@ class Pool:
 
     def change(self, by: int) -> None:
         """Start more workers, or stop the newest; they finish their batches meanwhile. Raises: OSError."""
+        command = [sys.executable, ROOT / "worker.py", "run"]
         for _ in range(by):
-            self.children.append(subprocess.Popen([sys.executable, ROOT / "worker.py", "run"], cwd=ROOT))
+            # they inherit the tag of launch.py: a worker that outlives this process is found by it
+            self.children.append(subprocess.Popen(command, cwd=ROOT, close_fds=False))
         for _ in range(-by):
             leaver = self.children.pop()
             leaver.terminate()
