@@ -37,6 +37,7 @@ TURN = 1.0  # seconds of CPU, or of decoding if decoders wait for something
 FIRST_BODIES = 64
 SAMPLE = 16  # time one decode in 16: reading the clock takes a thirtieth of the time of storing a body
 BACKOFF = (0.1, 10.0)  # seconds between two attempts while the sink or Redis is unavailable: first, maximum
+FOLD = (20, 10.0)  # folding old batches takes at most 1/20 of the time; seconds between two looks for some
 
 
 class StreamState:
@@ -84,6 +85,7 @@ class Worker:
         self.sink: sinks.Sink | None = None
         self.states = [StreamState(stream, outlet) for stream in streams.values()]
         self.buried = 0
+        self.fold_at = 0.0  # monotonic
         self.stopping = False
         # A lock used as an event: unlike Event.set(), release() is safe in a signal handler. Held until `stop`.
         self.wake = threading.Lock()
@@ -124,6 +126,7 @@ class Worker:
                 continue
             if drain and not held and not any(work):
                 break
+            self.fold()
             if not busy:
                 self.wake.acquire(timeout=IDLE)
         for state in self.states:
@@ -145,6 +148,22 @@ class Worker:
             raise
         except sinks.Unavailable:  # logged when there is something to store
             pass
+
+    def fold(self) -> None:
+        """Fold some old batches, if it is time and the sink was available at last."""
+        began = time.monotonic()
+        if self.sink is None or self.sink.db is None or began < self.fold_at:
+            return
+        more = False
+        try:
+            more = self.sink.fold()
+            self.log_change("folding", None)
+        except sinks.NewerTables:
+            raise
+        except sinks.Unavailable as error:
+            self.log_change("folding", f"old batches stay: {error}")
+        now = time.monotonic()
+        self.fold_at = now + (FOLD[0] * (now - began) if more else FOLD[1])
 
     def stop(self) -> None:
         """Stop after the present batch. Call it once."""

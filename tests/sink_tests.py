@@ -228,10 +228,17 @@ class SinkTests:
         assert sink.persist(elsewhere, decoded(STREAMS["gps"], [body])) == Outcome(1, 0)
         assert store.ask("SELECT count(*), sum(last - first + 1) FROM batches_ranges") == [(3, 5)]
 
-    def test_workers_that_chose_other_boundaries_at_once_store_each_body_once(self, store: Store) -> None:
-        """Each claims all bodies in pieces of its own size: in each piece others have stored some, or are storing."""
+    def test_workers_that_chose_other_boundaries_at_once_store_each_body_once(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each claims all bodies in pieces of its own size: in each piece others have stored some, or are storing.
+
+        Another connection folds meanwhile.
+        """
         end = 1201
-        sinks.connect(store.url, STREAMS).close()
+        monkeypatch.setattr(sinks, "KEEP", 1)
+        monkeypatch.setattr(sinks, "FOLD", 1)
+        folding = sinks.connect(store.url, STREAMS)
         start = threading.Barrier(3)
         failed: list[Exception] = []
 
@@ -253,13 +260,78 @@ class SinkTests:
         threads = [threading.Thread(target=persist, args=(size,)) for size in (50, 70, 333)]
         for thread in threads:
             thread.start()
+        while any(thread.is_alive() for thread in threads):
+            try:
+                folding.fold()
+            except Unavailable as error:
+                failed.append(error)
         for thread in threads:
             thread.join()
         assert self.choices(store) == [str(n) for n in range(1, end)]
-        sink = sinks.connect(store.url, STREAMS)
-        assert sink.ledger("votes")[:2] == (end - 1, 0)
-        sink.close()
+        assert folding.ledger("votes")[:2] == (end - 1, 0)
+        while folding.fold():
+            pass
+        assert store.ask("SELECT count(*) FROM batches") == [(1,)]
+        assert store.ask("SELECT first, last FROM batches_ranges") == [(1, end - 1)]
+        folding.close()
         assert not failed
+
+    def test_old_batches_are_folded_and_their_bodies_stay_stored(
+        self, store: Store, sink: Sink, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sinks, "KEEP", 3)
+        monkeypatch.setattr(sinks, "FOLD", 2)
+        # Redis is emptied after the first half: a new spool has the same numbers
+        given = [
+            (Claim("votes", f"{spool}:{first}:{NOON}", first, 2, 0, [(first, NOON)]), votes("a", "b", first=first)[1])
+            for spool, firsts in (("old", (1, 3, 5, 9)), ("new", (1, 3, 5, 7)))
+            for first in firsts
+        ]
+        given[2] = given[2][0], votes("", "b", first=5)[1]
+        for claim_, entries in given:
+            sink.persist(claim_, entries)
+        assert [sink.fold() for _ in range(4)] == [True, True, False, False]
+        assert store.ask("SELECT id FROM batches ORDER BY id") == [(id,) for id in (3, 5, 6, 7, 8)]  # 3 has a letter
+        assert store.ask("SELECT spool, first_batch, last_batch FROM batches_folded") == [("old", 1, 4)]
+        assert sink.ledger("votes")[:2] == (16, 1)
+        assert sink.ledger("votes", upto(5, "old"))[:2] == (13, 1)
+        for claim_, entries in given:
+            assert sink.ledger("votes", claims={claim_.id: 2}).persisted == {claim_.id: 2}
+            assert sink.persist(claim_, entries) == Outcome(0, 0, again=True)
+        for first in range(20, 24):
+            sink.persist(*votes("a", first=first))
+        assert [sink.fold() for _ in range(3)] == [True, True, False]
+        ranges = "SELECT spool, first, last FROM batches_ranges WHERE spool <> 'votes' ORDER BY 1, 2"
+        assert store.ask(ranges) == [("new", 1, 8), ("old", 1, 6), ("old", 9, 10)]
+        assert sink.replay(sink.letters(), lambda letter: [Vote(poll="p", choice="mended")]).stored == 1
+        assert sink.ledger("votes")[:2] == (20, 0)
+        assert store.ask("SELECT min(id) FROM batches") == [(9,)]
+        traced = (
+            "SELECT choice, f.spool FROM votes JOIN batches_folded f ON batch BETWEEN first_batch AND last_batch "
+            "JOIN batches_ranges r ON r.spool = f.spool AND seq BETWEEN first AND last WHERE seq = 5 ORDER BY choice"
+        )
+        assert store.ask(traced) == [("a", "new"), ("mended", "old")]
+
+    def test_a_database_before_folding_is_brought_up_to_date(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """tests/sinks/before_folding.* are tables of commit 1a92112: three claims of nine votes, one of them dead."""
+        store.load("before_folding")
+        sink = sinks.connect(store.url, STREAMS)
+        spool = f"{'4f' * 20}-1"
+        assert sink.ledger("votes")[:2] == (9, 1)
+        monkeypatch.setattr(sinks, "KEEP", 1)
+        monkeypatch.setattr(sinks, "FOLD", 2)
+        assert sink.fold()
+        assert store.ask("SELECT id FROM batches ORDER BY 1") == [(1,), (3,)]
+        assert store.ask("SELECT spool, first, last FROM batches_ranges") == [(spool, 1, 9)]
+        for first, count in (1, 5), (6, 2), (8, 2):
+            old = Claim("votes", f"{spool}:{first}:{NOON}", first, count, 0, [(first, NOON)])
+            assert sink.persist(old, votes(*"abcde"[:count], first=first)[1]) == Outcome(0, 0, again=True)
+        assert sink.replay(sink.letters(), lambda letter: [Vote(poll="p", choice="mended")]).stored == 1
+        assert sink.ledger("votes")[:2] == (9, 0)
+        assert store.ask("SELECT id FROM batches") == [(3,)]
+        sink.close()
 
     def test_a_database_of_the_layout_before_ranges_is_brought_up_to_date(self, store: Store) -> None:
         """tests/sinks/before_ranges.* are tables of commit ce97cc1 with a claim of five votes, one of them dead."""

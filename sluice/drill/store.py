@@ -52,7 +52,7 @@ class Sqlite:
 
     def bodies(self, stream: str) -> int:
         """The number of stored bodies of a stream."""
-        return self.number("SELECT coalesce(sum(bodies), 0) FROM batches WHERE stream = ?", stream)
+        return self.number("SELECT coalesce(sum(last - first + 1), 0) FROM batches_ranges WHERE stream = ?", stream)
 
     def dead(self, run: str) -> int:
         """The number of bodies of a drill in dead_letters."""
@@ -164,7 +164,8 @@ class Postgres:
 
     def bodies(self, stream: str) -> int:
         """The number of stored bodies of a stream."""
-        return self.number("SELECT coalesce(sum(bodies), 0) FROM batches WHERE stream = %(s)s", s=stream)
+        query = "SELECT coalesce(sum(last - first + 1), 0) FROM batches_ranges WHERE stream = %(s)s"
+        return self.number(query, s=stream)
 
     def dead(self, run: str) -> int:
         """The number of bodies of a drill in dead_letters."""

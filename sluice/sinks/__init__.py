@@ -25,6 +25,8 @@ Entry = tuple[int, int, bytes, "Record | Reject"]
 # Of the tables; 0: without `batches_ranges`; 1: it lacks the claims of before, and `batches_spools`. A version of this
 # program that changes their meaning raises it
 LAYOUT = 2
+# Rows of `batches`: so many are kept, and so many are folded in one transaction, which takes a few milliseconds
+KEEP, FOLD = 5_000, 1_000
 CHUNK = (1_000, 4 << 20)  # entries, and bytes of their bodies, held in memory while a rejected record is searched for
 LETTER_BYTES = 4 << 20  # bytes of dead letters held in memory at once
 
@@ -196,6 +198,7 @@ class Sink(ABC, Generic[Db]):
                 records += outcome.records
                 stored, dead = stored + (not outcome.letters), dead + bool(outcome.letters)
             reasons.update(self.buried(db, last, {letter.batch for letter in letters}))
+            self.fold_again(db, {letter.batch for letter in letters})
             if dry:
                 raise DryRun
         return Replayed(stored, records, dead, reasons)
@@ -261,6 +264,18 @@ class Sink(ABC, Generic[Db]):
     @abstractmethod
     def forget(self, cell: str) -> bool:
         """Delete the figures of a cell; False if there are none."""
+
+    @abstractmethod
+    def fold(self) -> bool:
+        """Delete the FOLD oldest rows of `batches`, if that leaves KEEP; whether there may be more to delete.
+
+        Those with dead letters stay. `batches_ranges` has the sequence numbers of the others, and `batches_folded` the
+        lowest and the highest id of the folded rows of each stream and spool. Raises: Unavailable.
+        """
+
+    @abstractmethod
+    def fold_again(self, db: Db, batches: set[int]) -> None:
+        """Delete those of these rows of `batches` that were kept for their dead letters, and have none any more."""
 
     @abstractmethod
     def transaction(self) -> contextlib.AbstractContextManager[Db]:

@@ -19,6 +19,7 @@ from msgspec.structs import astuple
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.json import Jsonb
 
+from sluice import sinks
 from sluice.sinks import (
     LAYOUT,
     LETTER_BYTES,
@@ -92,6 +93,22 @@ SPAN = span("stream", "spool", "first", "last + 1")
 EXCLUDE = f"""DO $$ BEGIN CREATE TYPE batches_span AS RANGE (SUBTYPE = text, COLLATION = "C");
 EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 ALTER TABLE batches_ranges ADD CONSTRAINT batches_ranges_excluded EXCLUDE USING gist (({SPAN}) WITH &&)"""
+FOLDED = {
+    "stream": "text NOT NULL",
+    "spool": "text NOT NULL",
+    "first_batch": "bigint NOT NULL",
+    "last_batch": "bigint NOT NULL",
+}
+FOLDED_KEY = "ALTER TABLE batches_folded ADD PRIMARY KEY (stream, spool)"
+LAST_FOLDED = "(SELECT coalesce(max(last_batch), 0) FROM batches_folded)"
+HAS_LETTERS = "EXISTS (SELECT FROM dead_letters AS d WHERE d.stream = batches.stream AND d.batch = batches.id)"
+# A transaction that may have a lower id than a batch that was stored at this time, and has not ended. It has locked
+# `batches` before it took its id. Other roles' times are not shown, so they count as early.
+EARLIER = """SELECT 1 FROM pg_locks LEFT JOIN pg_stat_activity AS a USING (pid)
+WHERE locktype = 'relation' AND relation = 'batches'::regclass AND mode = 'RowExclusiveLock'
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND pid IS DISTINCT FROM pg_backend_pid()
+  AND coalesce(a.xact_start, '-infinity') <= %s::timestamptz + interval '1 s'"""
 LETTERS = {
     "id": "bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY",
     "received_at": f"{STAMP} NOT NULL",
@@ -99,7 +116,7 @@ LETTERS = {
     "body": "bytea NOT NULL",
     "reason": "text NOT NULL",
     "whole": "boolean NOT NULL",
-    "batch": "bigint NOT NULL REFERENCES batches",
+    "batch": "bigint NOT NULL",
     "seq": "bigint NOT NULL",
 }
 CHANGES = {
@@ -128,6 +145,7 @@ SELECT coalesce(jsonb_agg(jsonb_build_array(coalesce(s.spool, k.spool), coalesce
 FROM stored AS s FULL JOIN known AS k ON k.spool = s.spool LEFT JOIN dead AS d ON d.spool = s.spool
 """  # noqa: S608  # names of our own
 LOCK = 0x736C75696365  # "sluice": the advisory lock that is held while tables are created
+CHORES = LOCK + 1  # held while batches are folded
 
 # Set for each transaction, so that it also works behind a connection pooler. lock_timeout limits the wait for another
 # worker with the same claim. A settled claim must be on disk. A deferred constraint must fail at its row, not at the
@@ -230,11 +248,13 @@ class Postgres(Sink[psycopg.Connection]):
                         check_layout(self.name, layout, self.make)
                         ensure(db, "batches", BATCHES)
                         ensure(db, "batches_ranges", RANGES, EXCLUDE)
+                        ensure(db, "batches_folded", FOLDED, FOLDED_KEY)
                         ensure(db, "batches_spools", SPOOLS, SPOOL_INDEX)
                         ensure(db, "batches_cells", CELLS)
                         ensure(db, "dead_letters", LETTERS, INDEX)
                         ensure(db, "view_changes", CHANGES)
                         if layout < LAYOUT:
+                            db.execute("ALTER TABLE dead_letters DROP CONSTRAINT IF EXISTS dead_letters_batch_fkey")
                             execute(db, RANGES_OF_CLAIMS.format(SPOOL_OF))
                             execute(db, SPOOLS_OF_RANGES)
                             db.execute("INSERT INTO batches_layout (version) VALUES (%s)", (LAYOUT,))
@@ -461,6 +481,68 @@ class Postgres(Sink[psycopg.Connection]):
         """See `sinks.Sink`."""
         with self.transaction() as db:
             return bool(db.execute("DELETE FROM batches_cells WHERE cell = %s", (cell,)).rowcount)
+
+    def fold(self) -> bool:
+        """See `sinks.Sink`. The ids of folded rows are final: no transaction can add a lower one any more.
+
+        Two connections never fold at once. Ranges that meet become one. Rows that a replay has locked stay.
+        """
+        with self.transaction() as db:
+            if not one(db.execute("SELECT pg_try_advisory_xact_lock(%s)", (CHORES,)))[0]:
+                return False
+            found = db.execute(
+                f"SELECT id, persisted_at, {LAST_FOLDED} FROM batches WHERE id > {LAST_FOLDED} "  # noqa: S608
+                "AND id <= (SELECT max(id) FROM batches) - %s ORDER BY id LIMIT 1 OFFSET %s",
+                (sinks.KEEP, sinks.FOLD - 1),
+            ).fetchone()
+            if not found or db.execute(EARLIER, found[1:2]).fetchone():
+                return False
+            ids = {"last": found[0], "folded": found[2]}
+            for group in db.execute(
+                f"SELECT stream, {SPOOL_OF}, min(id), max(id), min(first), max(first + bodies) FROM batches "  # noqa: S608
+                "WHERE id > %(folded)s AND id <= %(last)s GROUP BY 1, 2",
+                ids,
+            ).fetchall():
+                merge(db, *group[:2], *group[4:])
+                db.execute(
+                    "INSERT INTO batches_folded AS f (stream, spool, first_batch, last_batch) VALUES (%s, %s, %s, %s) "
+                    "ON CONFLICT (stream, spool) "
+                    "DO UPDATE SET last_batch = greatest(f.last_batch, excluded.last_batch)",
+                    group[:4],
+                )
+            db.execute(
+                "DELETE FROM batches WHERE id IN (SELECT id FROM batches "  # noqa: S608
+                f"WHERE id > %(folded)s AND id <= %(last)s AND NOT {HAS_LETTERS} FOR UPDATE SKIP LOCKED)",
+                ids,
+            )
+        return True
+
+    def fold_again(self, db: psycopg.Connection, batches: set[int]) -> None:
+        """See `sinks.Sink`."""
+        query = f"DELETE FROM batches WHERE id = ANY(%s) AND id <= {LAST_FOLDED} AND NOT {HAS_LETTERS}"  # noqa: S608
+        db.execute(typing.cast("Any", query), (list(batches),))
+
+
+def merge(db: psycopg.Connection, stream: str, spool: str, first: int, end: int) -> None:
+    """Replace the stored ranges that have or touch a sequence number from `first` to `end` - 1: those that meet become
+    one. A transaction that stores such a body waits for the end of this one.
+    """
+    given = span("%s::text", "%s::text", "%s::bigint", "%s::bigint")
+    found = db.execute(
+        typing.cast("Any", f"DELETE FROM batches_ranges WHERE {SPAN} && {given} RETURNING first, last"),  # noqa: S608
+        (stream, spool, max(first - 1, 0), stream, spool, end + 1),
+    )
+    whole: list[list[int]] = []
+    for low, high in sorted(found.fetchall()):
+        if whole and low <= whole[-1][1] + 1:
+            whole[-1][1] = max(whole[-1][1], high)
+        else:
+            whole.append([low, high])
+    with db.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO batches_ranges (stream, spool, first, last) VALUES (%s, %s, %s, %s)",
+            [(stream, spool, low, high) for low, high in whole],
+        )
 
 
 def ensure(db: psycopg.Connection, name: str, columns: dict[str, str], index: str = "") -> None:

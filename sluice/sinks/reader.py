@@ -1,8 +1,8 @@
 """Reads rows back for the views: those committed since a position, and their counts. Never writes rows.
 
 A position is a text that only the reader understands. Rows that were committed up to it are never read again, rows
-committed later are always read, whatever the order in which transactions commit. It also names the last batch that was
-read: a database that does not have it is another database, or one restored from a backup (Diverged).
+committed later are always read, whatever the order in which transactions commit. It also names the last row or batch
+that was read: a database that does not have it is another database, or one restored from a backup (Diverged).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import msgspec
 
@@ -139,8 +140,8 @@ def since_1970(text: str) -> int:
 
 
 class SqliteReader(Reader):
-    """A position is the last rowid, with the sequence number and the claim of that row: they detect VACUUM, deleted
-    rows and a replaced file. SQLite has one writer at a time, so rows are committed in the order of their rowids.
+    """A position is the last rowid with a checksum of that row, which detects VACUUM, deleted rows and a replaced file.
+    SQLite has one writer at a time, so rows are committed in the order of their rowids.
     """
 
     times_are_text = True
@@ -244,21 +245,10 @@ class SqliteReader(Reader):
                     raise Diverged(f"there is no table {stream}")
                 return Changes((), "", False)
             rowid = int(position.partition(" ")[0] or 0)
-            if position and self.stitch(db, stream, rowid) != position:
+            if position and stitch(db.execute(query, (rowid - 1, 1)).fetchall()) != position:
                 raise Diverged(f"row {rowid} of {stream} is missing or has changed")
             rows = db.execute(query, (rowid, limit)).fetchall()
-            if rows:
-                position = self.stitch(db, stream, rows[-1][-1])
-        return Changes((rows,), position, len(rows) == limit)
-
-    @staticmethod
-    def stitch(db: Any, stream: str, rowid: int) -> str:
-        """The position of a row, or "" if it is not there."""
-        row = db.execute(
-            f'SELECT seq, (SELECT claim FROM batches WHERE id = batch) FROM "{stream}" WHERE rowid = ?',  # noqa: S608
-            (rowid,),
-        ).fetchone()
-        return f"{rowid} {row[0]} {row[1]}" if row else ""
+        return Changes((rows,), stitch(rows) or position, len(rows) == limit)
 
     def count(self, stream: str, key: str, by: str, value: str) -> dict[str, int]:
         """See `Reader`."""
@@ -271,6 +261,11 @@ class SqliteReader(Reader):
         self.leave()
         with self.open() as db:
             return dict(db.execute(query, (value,)).fetchall())
+
+
+def stitch(rows: list[Row]) -> str:
+    """The position after rows of a stream in SQLite, or "" if there are none."""
+    return f"{rows[-1][-1]} {crc32(repr(rows[-1]).encode(errors='surrogatepass')):08x}" if rows else ""
 
 
 def bool_of(value: Any) -> Any:
@@ -287,6 +282,9 @@ class PostgresReader(Reader):
     batches are committed, or never will be. `view_changes` names batches that got rows later, from replayed dead
     letters; its ids are settled by the same rule.
 
+    The oldest batches are not in `batches` any more (see `Sink.fold`), but all of their ids are settled. Their rows are
+    read by ranges of ids.
+
     Position: JSON [settled batch, batches above, settled change, changes above, last batch, its claim].
     """
 
@@ -301,6 +299,7 @@ class PostgresReader(Reader):
         self.due = 0.0  # monotonic: the next check of the transactions
         self.summarize = 0.0
         self.queries: dict[str, str] = {}
+        self.steps: dict[str, int] = {}  # stream -> ids of the next range of batches that are not in `batches`
         self.indexes: list[int] = []
 
     def converter(self, kinds: set[Any]) -> Any:
@@ -331,7 +330,7 @@ class PostgresReader(Reader):
                 self.queries.clear()
                 db = psycopg.connect(self.url, autocommit=True, prepare_threshold=None, **CONNECTION)
                 if not db.execute(
-                    "SELECT to_regclass('batches') IS NOT NULL AND to_regclass('view_changes') IS NOT NULL"
+                    "SELECT to_regclass('batches_folded') IS NOT NULL AND to_regclass('view_changes') IS NOT NULL"
                 ).fetchone()[0]:  # type: ignore[index]
                     db.close()
                     raise Unavailable("PostgreSQL: there are no tables yet")
@@ -434,8 +433,17 @@ class PostgresReader(Reader):
         """See `Reader`."""
         settled, above, change, changes_above, last, claim = json.loads(position)
         with self.open() as db:
-            if last and db.execute("SELECT claim FROM batches WHERE id = %s", (last,)).fetchone() != (claim,):
+            (folded,) = db.execute("SELECT coalesce(max(last_batch), 0) FROM batches_folded").fetchone()
+            if last and not has(db, last, claim, last <= folded):
                 raise Diverged(f"batch {last} is missing or has changed")
+            if settled < folded:
+                if not last:
+                    last, claim = self.settled[0], self.claim
+                until = min(settled + self.steps.get(stream, BATCHES), folded)
+                pieces = self.range(db, stream, settled, until, limit)
+                self.reading.callback(pieces.close)
+                above = [id for id in above if id > until]
+                return Changes(pieces, json.dumps([until, above, change, changes_above, last, claim]), True)
             found = db.execute(
                 "SELECT id, records, claim FROM batches WHERE stream = %s AND id > %s AND id <> ALL(%s) "
                 "ORDER BY id LIMIT %s",
@@ -466,6 +474,19 @@ class PostgresReader(Reader):
             pieces = self.rows(db, self.query(db, stream), batches, size, sorted({row[1] for row in replayed}))
             self.reading.callback(pieces.close)
         return Changes(pieces, json.dumps([settled, above, change, changes_above, last, claim]), more)
+
+    def range(self, db: Any, stream: str, above: int, until: int, limit: int) -> Generator[list[Row]]:
+        """The rows of the batches above an id, up to another one. Sets how many ids the next range should have."""
+        count = 0
+        query = self.query(db, stream)
+        if query:
+            with self.open(), db.cursor("rows", binary=True) as cursor:
+                cursor.execute(typing.cast("Any", query + "batch > %s AND batch <= %s"), (above, until))
+                while rows := cursor.fetchmany(10_000):
+                    count += len(rows)
+                    yield rows
+        size = until - above
+        self.steps[stream] = size * 4 if count < limit // 4 else max(1, size * limit // max(count, limit))
 
     def rows(self, db: Any, query: str, batches: list[int], size: int, replayed: list[int]) -> Generator[list[Row]]:
         """The rows of `batches`, then all rows of the batches in `replayed`. size: rows in `batches`."""
@@ -522,6 +543,15 @@ class PostgresReader(Reader):
                     self.indexes += [number for number, _, valid in indexes(db, stream) if valid]
         except psycopg.Error as error:
             log.warning("no index on batch, so reading new rows of a large table is slow: %s", message(error))
+
+
+def has(db: Any, batch: int, claim: str, folded: bool) -> bool:
+    """Whether the database has a batch. folded: it is not in `batches` any more, but its first body is known."""
+    if not folded:
+        return bool(db.execute("SELECT 1 FROM batches WHERE id = %s AND claim = %s", (batch, claim)).fetchone())
+    spool, first = claim.split(":")[:2]
+    query = "SELECT 1 FROM batches_ranges WHERE spool = %s AND %s BETWEEN first AND last"
+    return bool(db.execute(query, (spool, int(first))).fetchone())
 
 
 def indexes(db: Any, stream: str) -> list[tuple[int, str, bool]]:

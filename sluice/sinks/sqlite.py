@@ -19,6 +19,7 @@ import apsw
 import msgspec
 from msgspec.structs import astuple
 
+from sluice import sinks
 from sluice.sinks import (
     LAYOUT,
     RANGES_OF_CLAIMS,
@@ -59,6 +60,9 @@ CREATE TABLE IF NOT EXISTS batches (
 CREATE TABLE IF NOT EXISTS batches_ranges (
   stream TEXT NOT NULL, spool TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL);
 CREATE UNIQUE INDEX IF NOT EXISTS batches_ranges_by_first ON batches_ranges (stream, spool, first);
+CREATE TABLE IF NOT EXISTS batches_folded (
+  stream TEXT NOT NULL, spool TEXT NOT NULL, first_batch INTEGER NOT NULL, last_batch INTEGER NOT NULL);
+CREATE UNIQUE INDEX IF NOT EXISTS batches_folded_by_spool ON batches_folded (stream, spool);
 CREATE TABLE IF NOT EXISTS batches_spools (
   stream TEXT NOT NULL, spool TEXT NOT NULL, cell TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
   purged INTEGER NOT NULL);
@@ -66,11 +70,13 @@ CREATE UNIQUE INDEX IF NOT EXISTS batches_spools_by_name ON batches_spools (stre
 CREATE TABLE IF NOT EXISTS batches_cells (cell TEXT NOT NULL UNIQUE, seen TEXT NOT NULL, figures TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS dead_letters (
   id INTEGER PRIMARY KEY AUTOINCREMENT, received_at TEXT NOT NULL, stream TEXT NOT NULL, body BLOB NOT NULL,
-  reason TEXT NOT NULL, whole INTEGER NOT NULL, batch INTEGER NOT NULL REFERENCES batches, seq INTEGER NOT NULL);
+  reason TEXT NOT NULL, whole INTEGER NOT NULL, batch INTEGER NOT NULL, seq INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS dead_letters_by_body ON dead_letters (stream, batch, seq);
 """
 Row = tuple[Any, ...]
 BURY = "INSERT INTO dead_letters (received_at, stream, body, reason, whole, batch, seq) VALUES (?,?,?,?,?,?,?)"
+FOLDED = "(SELECT coalesce(max(last_batch), 0) FROM batches_folded)"
+HAS_LETTERS = "EXISTS (SELECT 1 FROM dead_letters AS d WHERE d.stream = batches.stream AND d.batch = batches.id)"
 SPOOL_OF = "substr(claim, 1, instr(claim, ':') - 1)"
 # The counts of a stream's spools. limits: a JSON object, the highest number of a spool to count; rest: that of others
 COUNTS = f"""
@@ -100,7 +106,7 @@ class Table:
                 self.encoded.append(at)
             kind = kinds.pop() if len(kinds) == 1 else object
             self.columns[name] = PLAIN.get(kind, "TEXT" if typing.get_origin(kind) else "")  # dict[…] is JSON
-        self.columns |= {"batch": "INTEGER NOT NULL REFERENCES batches", "seq": "INTEGER NOT NULL"}
+        self.columns |= {"batch": "INTEGER NOT NULL", "seq": "INTEGER NOT NULL"}
         self.nanoseconds = stream.record is Metric
         # A row is bound as msgspec gives it: the record, whose own `time` is not used, then these four values
         bound = [*self.columns][2:-2] + ["received_at", "time", "batch", "seq"]
@@ -355,6 +361,32 @@ class Sqlite(Sink[apsw.Connection]):
         with self.transaction() as db:
             db.execute("DELETE FROM batches_cells WHERE cell = ?", (cell,))
             return bool(db.changes())
+
+    def fold(self) -> bool:
+        """See `sinks.Sink`."""
+        with self.transaction("BEGIN") as db:
+            found = db.execute(
+                f"SELECT id, {FOLDED} FROM batches WHERE id > {FOLDED} AND id <= (SELECT max(id) FROM batches) - ? "  # noqa: S608
+                "ORDER BY id LIMIT 1 OFFSET ?",
+                (sinks.KEEP, sinks.FOLD - 1),
+            ).fetchone()
+        if not found:
+            return False
+        last, folded = typing.cast("tuple[int, int]", found)
+        with self.transaction() as db:
+            db.execute(
+                "INSERT INTO batches_folded (stream, spool, first_batch, last_batch) "  # noqa: S608
+                f"SELECT stream, {SPOOL_OF} AS spool, min(id), max(id) FROM batches WHERE id > ? AND id <= ? "
+                "GROUP BY 1, 2 ON CONFLICT DO UPDATE SET last_batch = max(last_batch, excluded.last_batch)",
+                (folded, last),
+            )
+            db.execute(f"DELETE FROM batches WHERE id > ? AND id <= ? AND NOT {HAS_LETTERS}", (folded, last))  # noqa: S608
+        return True
+
+    def fold_again(self, db: apsw.Connection, batches: set[int]) -> None:
+        """See `sinks.Sink`."""
+        for batch in batches:
+            db.execute(f"DELETE FROM batches WHERE id = ? AND id <= {FOLDED} AND NOT {HAS_LETTERS}", (batch,))  # noqa: S608
 
     def bodies(self, db: apsw.Connection, claim: Claim) -> int:
         """How many bodies of a claim are stored."""

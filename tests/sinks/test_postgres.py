@@ -198,6 +198,7 @@ def test_many_workers_may_create_the_tables_at_once(pg: Postgres):
         *(
             "batches",
             "batches_cells",
+            "batches_folded",
             "batches_layout",
             "batches_ranges",
             "batches_spools",

@@ -19,6 +19,8 @@ from sluice.sinks import Outcome, Sink, Unavailable
 from sluice.streams.record import Gps, Log, Metric, Vote
 from sluice.streams.registry import STREAMS
 
+TABLES = ("", "_ranges", "_folded", "_spools", "_cells")
+
 
 class SqliteStore:
     """A database file. It is opened with apsw, as the sink does: two copies of SQLite release each other's locks."""
@@ -75,7 +77,7 @@ class TestSqlite(SinkTests):
     def test_the_tables_are_those_of_the_protocol(self, store: SqliteStore, sink: Sink) -> None:
         columns = {
             name: ", ".join(row[1] for row in store.ask(f"PRAGMA table_info({name})"))
-            for name in ("metrics", "gps", "votes", "logs", "dead_letters", "batches_spools", "batches_cells")
+            for name in (*STREAMS, "dead_letters", *(f"batches{one}" for one in TABLES))
         }
         protocol = (ROOT / "docs/PROTOCOL.md").read_text()
         for name, listed in columns.items():

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from sluice import sinks
 from sluice.drill import harness
 from sluice.drill.postgres import Postgres, postgres_server
 from sluice.sinks import DeadLetter, Entry, reader
@@ -119,6 +120,48 @@ def test_the_ids_of_batches_settle_when_the_transactions_of_their_time_have_ende
         return client.hget(contract.info("/gps/latest", state), "position").startswith(b"[5, []")
 
     harness.poll(settled)
+
+
+def test_a_batch_is_folded_when_no_lower_id_can_appear(postgres: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "KEEP", 1)
+    monkeypatch.setattr(sinks, "FOLD", 2)
+    slow, opened, done = postgres.connect(), threading.Event(), threading.Event()
+    claim, entries = postgres.claim("gps", [position("bike", 5)])
+
+    def blocked() -> Iterator[Entry]:
+        opened.set()
+        done.wait(60)
+        yield from entries
+
+    thread = threading.Thread(target=lambda: slow.persist(claim, blocked))
+    thread.start()
+    opened.wait(60)
+    for n in range(3):
+        postgres.store("gps", [position("car", n)])
+    assert not postgres.sink.fold()
+    done.set()
+    thread.join()
+    slow.close()
+    assert postgres.sink.fold()
+    postgres.caught_up()
+
+
+def test_a_follower_that_returns_after_its_batches_were_folded_continues(
+    here: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sinks, "KEEP", 1)
+    monkeypatch.setattr(sinks, "FOLD", 1)
+    here.store("gps", [position("bike", 1)])
+    here.caught_up()
+    before = here.client().get(contract.state("/gps/latest"))
+    here.kill(here.follower)
+    for n in range(2, 7):
+        here.store("gps", [position("bike", n), position(f"car-{n}", 1)])
+    while here.sink.fold():
+        pass
+    here.start_follower()
+    here.caught_up()
+    assert here.client().get(contract.state("/gps/latest")) == before
 
 
 def test_replayed_dead_letters_appear(here: Site) -> None:
@@ -426,11 +469,16 @@ class Chaos:
         self.store()
         self.here.start_redis()
 
+    def fold(self) -> None:
+        self.here.sink.fold()
+
     def rebuild(self) -> None:
         self.here.client().sadd(contract.REBUILD, *self.here.views)
 
     def run(self, steps: int) -> None:
-        usual: list[Callable[[], None]] = [self.store, self.bury, self.redeliver, self.replay, self.out_of_order]
+        usual: list[Callable[[], None]] = [
+            *(self.store, self.bury, self.redeliver, self.replay, self.out_of_order, self.fold)
+        ]
         rare: list[Callable[[], None]] = [self.kill_follower, self.kill_redis, self.rebuild]
         for _ in range(steps):
             self.random.choice(rare if self.random.random() < 0.12 else usual)()
@@ -439,7 +487,11 @@ class Chaos:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_after_any_interleaving_every_view_equals_a_rebuild(here: Site, seed: int) -> None:
+def test_after_any_interleaving_every_view_equals_a_rebuild(
+    here: Site, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sinks, "KEEP", 2)
+    monkeypatch.setattr(sinks, "FOLD", 1)
     Chaos(here, seed).run(50)
     here.caught_up()
     served = {path: here.actual(path) for path in here.views if path != "/votes/tally"}
