@@ -8,10 +8,12 @@ The balancer is beside the clients.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -224,6 +226,18 @@ class Cells(Site):
             client.execute_command("SENTINEL", "DEBUG", *sum(PERIODS.items(), ()))
             return client.info("sentinel")["sentinel_tilt"] == 0
 
+    def ledger(self) -> dict[str, int]:
+        """The drill's own, plus what each cell says is missing there. Raises: Trouble."""
+        found = super().ledger()
+        for cell in self.cells:
+            command = [*cell.machine.inside(), sys.executable, "-m", "sluice.ops", "status", "--json"]
+            done = subprocess.run(command, env=cell.environ, capture_output=True, text=True, timeout=WHOLE)
+            missing = [row["missing"] for row in json.loads(done.stdout or '{"streams": []}')["streams"]]
+            if done.returncode and not any(missing):
+                raise Trouble(f"sluice status of cell {cell.number + 1}: {done.stderr.strip()}")
+            found["missing"] += sum(missing)
+        return found
+
     def mended(self) -> None:
         self.settled()
         wait(lambda: all_up(self.balancer, len(self.cells)), WHOLE, "the balancer sends requests to all cells")
@@ -235,7 +249,7 @@ def cells(count: int, keep: bool) -> Iterator[Cells]:
     programs = {"haproxy": "haproxy", "redis-server": "redis-server", "redis-sentinel": "redis-sentinel"}
     machines.require(**programs)
     subprocess.run([ROOT / "bin/provision", "up"], check=True)  # its downloads need the network of the system
-    home = Path(tempfile.mkdtemp(prefix="cells-"))
+    home = Path(tempfile.mkdtemp(prefix="drill-cells-"))
     with contextlib.ExitStack() as stack:
         if keep:
             stack.callback(print, f"files kept in {home}")

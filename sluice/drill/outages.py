@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from sluice.drill import harness
 from sluice.drill.cells import WHOLE, Cell, Cells
 from sluice.drill.faults import NO_COMPILER, Fault, Scene
 from sluice.drill.replicated import Node, Replicated
@@ -27,7 +28,10 @@ def outage(name: str, words: str) -> Callable[[Inject], Inject]:
     def enter(inject: Inject) -> Inject:
         def injected(scene: Scene) -> str:
             assert isinstance(scene.site, Cells)
-            return inject(scene.site, scene.random)
+            try:
+                return inject(scene.site, scene.random)
+            except (AssertionError, harness.Died) as error:  # a server does not start again
+                raise Trouble(f"{name}: {error}") from None
 
         OUTAGES[name] = Fault(words, injected)
         return inject

@@ -184,7 +184,7 @@ class Pool:
 
     def change(self, by: int) -> None:
         """Start more workers, or stop the newest; they finish their batches meanwhile. Raises: OSError."""
-        command = [sys.executable, ROOT / "worker.py", "run"]
+        command = [sys.executable, str(ROOT / "worker.py"), "run"]
         for _ in range(by):
             # they inherit the tag of launch.py: a worker that outlives this process is found by it
             self.children.append(subprocess.Popen(command, cwd=ROOT, close_fds=False))

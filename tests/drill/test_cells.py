@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -74,16 +75,26 @@ def processes(folder: Path) -> list[int]:
     return found
 
 
+def networks(folder: Path) -> set[str]:
+    """The network namespaces of these processes."""
+    found = set()
+    for pid in processes(folder):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/{pid}/ns/net"))
+    return found
+
+
 def test_a_drill_that_is_killed_leaves_no_process_and_no_network(tmp: Path, namespaces: None) -> None:
     env: dict[str, Any] = environment(tmp, {}) | {"TMPDIR": str(tmp)}
     options = ["--duration", "300", "--rate", "100", "--faults", "none", "--report", str(tmp)]
-    before = subprocess.check_output(["ip", "link"], text=True)
     with subprocess.Popen([*DRILL, *options], env=env, stdout=subprocess.DEVNULL) as drill:
         poll(lambda: len(processes(tmp)) > 40, 60, "the programs of three cells")
         folders = {os.readlink(f"/proc/{pid}/cwd") for pid in processes(tmp)}
+        assert os.readlink("/proc/self/ns/net") not in networks(tmp)
+        assert len(networks(tmp)) == 5  # of three cells, the database, and the drill with its bridge
         drill.send_signal(signal.SIGKILL)
     poll(lambda: not processes(tmp), 30, "the end of all processes")
-    assert subprocess.check_output(["ip", "link"], text=True) == before
+    assert not networks(tmp)
     for path in folders:
         if "/sl-pg-" in path:  # PostgreSQL's data, which is not in TMPDIR
             shutil.rmtree(Path(path).parent)
