@@ -92,8 +92,23 @@ def client_limits(text: str) -> ClientLimits:
 def cell(text: str) -> str:
     """The parser of INGEST_CELL; see `default_cell`."""
     if text and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", text):
-        raise ValueError("up to 63 letters, digits, dots, hyphens and underscores, of which the first is no sign")
+        raise ValueError("up to 63 letters, digits, dots, hyphens and underscores, the first a letter or digit")
     return text
+
+
+def gateways_of(cores: int) -> int:
+    """Gateway processes for a number of cores: of an event's CPU time a gateway takes a quarter; see docs/SCALE.md."""
+    return max(1, cores // 4)
+
+
+def gateways(text: str) -> int:
+    """The parser of INGEST_GATEWAYS."""
+    if text == "auto":
+        return gateways_of(len(os.sched_getaffinity(0)))
+    try:
+        return integer(1, 256)(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or auto") from None
 
 
 def choice(*names: str) -> Callable[[str], str]:
@@ -227,8 +242,9 @@ class Settings:
         "less CPU per request and more memory",
     )
     gateways: int = setting(
-        integer(1, 256), "1",
-        "Gateway processes. Raise it on a machine with more than two cores when one gateway uses a whole core",
+        gateways, "auto",
+        "Gateway processes; `auto`: one for each four cores, at least one. Change it when a gateway uses a whole core, "
+        "or when other programs need the cores",
     )
     workers: Span = setting(
         processes, "1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -35,6 +36,12 @@ def test_the_command_writes_the_table_between_the_markers(tmp_path: Path) -> Non
     text = document.read_text()
     assert text == f"before\n<!-- settings -->\n{settings.table()}<!-- /settings -->\nafter\n"
     assert text.count("\n| `INGEST_") == len(settings.NAMES)
+
+
+def test_gateways_follow_the_cores() -> None:
+    assert [settings.gateways_of(cores) for cores in (1, 2, 4, 7, 8, 64)] == [1, 1, 1, 1, 2, 16]
+    assert settings.load({}).gateways == settings.gateways_of(len(os.sched_getaffinity(0)))
+    assert settings.load({"INGEST_GATEWAYS": "3"}).gateways == 3
 
 
 def test_there_are_at_most_26_settings() -> None:

@@ -469,6 +469,8 @@ def test_an_unexpected_error_delays_only_its_stream(tmp: Path, redis: Server, ca
     stored: list[str] = []
 
     class Sink:
+        db = None
+
         def persist(self, claim: Claim, entries: Any) -> Outcome:
             if claim.stream == "votes" and len(caplog.records) < 3:
                 raise ZeroDivisionError

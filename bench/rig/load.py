@@ -147,12 +147,15 @@ def measured(tmp: Path, command: Sequence[object], parts: Parts, seconds: float)
 
 
 def processes(groups: Iterable[int]) -> dict[int, list[str]]:
-    """The processes of these groups: pid -> the fields of /proc/PID/stat from the state on."""
+    """The processes of these groups, and the children of their leaders: each of PostgreSQL's leads a group of its own.
+
+    Returns: pid -> the fields of /proc/PID/stat from the state on.
+    """
     found = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-            if int(fields[2]) in groups:
+            if int(fields[1]) in groups or int(fields[2]) in groups:
                 found[int(pid)] = fields
     return found
 

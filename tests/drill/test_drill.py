@@ -328,7 +328,10 @@ def test_received_at_is_between_request_and_response_within_100_ms(received: flo
 
 def test_a_book_survives_a_round_trip_through_its_file(tmp: Path) -> None:
     written = book((200, 1.0, 1.1), (HALF, 2.5, 0.0))
+    written.down.append(3.0)
+    written.up.append(4.5)
     written.save(tmp / "book")
     read = Book.load(tmp / "book")
     assert (read.status, read.sent, read.answered) == (written.status, written.sent, written.answered)
-    assert os.path.getsize(tmp / "book") == 8 + 2 * 18
+    assert (read.down, read.up) == (written.down, written.up)
+    assert os.path.getsize(tmp / "book") == 16 + 2 * 18 + 16
