@@ -55,14 +55,14 @@ def one_of(cells: Cells, chance: random.Random) -> Cell:
 def kill_cell(cells: Cells, chance: random.Random) -> str:
     cell = one_of(cells, chance)
     with cell.dead():
-        return f"cell {cell.number + 1}, {lasting(chance, 0.5, 4)}"
+        return f"cell {cell.number + 1}, {lasting(chance, 0.5, 3)}"
 
 
 @outage("power-cell", "a cell's machine vanishes, and closes no connection; its disk is kept")
 def power_cell(cells: Cells, chance: random.Random) -> str:
     cell = one_of(cells, chance)
     with cell.dead(silent=True):
-        return f"cell {cell.number + 1}, {lasting(chance, 0.5, 4)}"
+        return f"cell {cell.number + 1}, {lasting(chance, 0.5, 3)}"
 
 
 @outage("lose-cell", "a cell's machine is killed, and its disk is gone; a worker elsewhere stores what its replica has")
@@ -113,28 +113,28 @@ def freeze_cell(cells: Cells, chance: random.Random) -> str:
 def cut_cell(cells: Cells, chance: random.Random) -> str:
     cell = one_of(cells, chance)
     with cell.machine.cut():
-        return f"cell {cell.number + 1}, {lasting(chance, 0.5, 5)}"
+        return f"cell {cell.number + 1}, {lasting(chance, 0.5, 3.5)}"
 
 
 @outage("deaf-cell", "nothing reaches a cell's machine, but what it sends arrives")
 def deaf_cell(cells: Cells, chance: random.Random) -> str:
     cell = one_of(cells, chance)
     with cell.machine.relayed(None, 0.0, cells.tmp / "relay.out"):
-        return f"cell {cell.number + 1}, {lasting(chance, 0.5, 5)}"
+        return f"cell {cell.number + 1}, {lasting(chance, 0.5, 3.5)}"
 
 
 @outage("mute-cell", "nothing that a cell's machine sends arrives, but it receives")
 def mute_cell(cells: Cells, chance: random.Random) -> str:
     cell = one_of(cells, chance)
     with cell.machine.relayed(0.0, None, cells.tmp / "relay.out"):
-        return f"cell {cell.number + 1}, {lasting(chance, 0.5, 5)}"
+        return f"cell {cell.number + 1}, {lasting(chance, 0.5, 3.5)}"
 
 
 @outage("slow-link", "each packet to and from a cell's machine takes 5 to 50 ms")
 def slow_link(cells: Cells, chance: random.Random) -> str:
     cell, delay = one_of(cells, chance), chance.uniform(0.005, 0.05)
     with cell.machine.relayed(delay, delay, cells.tmp / "relay.out"):
-        return f"cell {cell.number + 1}, {delay * 1000:.0f} ms each way, {lasting(chance, 2, 5)}"
+        return f"cell {cell.number + 1}, {delay * 1000:.0f} ms each way, {lasting(chance, 1, 3)}"
 
 
 @outage("clock", "the wall clock of a cell's Python programs is five minutes off; needs a C compiler")
@@ -144,7 +144,7 @@ def clock(cells: Cells, chance: random.Random) -> str:
         return NO_COMPILER
     try:
         cell.clock.move(seconds)
-        return f"cell {cell.number + 1}, {seconds:+d} s for {lasting(chance, 1, 4)}"
+        return f"cell {cell.number + 1}, {seconds:+d} s for {lasting(chance, 1, 3)}"
     finally:
         cell.clock.move(0)
 
@@ -159,6 +159,13 @@ def sentinel(cells: Cells, chance: random.Random) -> str:
         cell.nodes[2].start()
 
 
+@outage("worker", "a second worker joins a cell, and is killed while it stores")
+def worker(cells: Cells, chance: random.Random) -> str:
+    cell = one_of(cells, chance)
+    with cell.machine.running([sys.executable, ROOT / "worker.py"], cells.tmp / "worker.out", cell.environ):
+        return f"cell {cell.number + 1}, {lasting(chance, 1, 3)}"
+
+
 @outage("balancer", "SIGTERM to the balancer; it is started again")
 def balancer(cells: Cells, chance: random.Random) -> str:
     cells.balancer_running.close()
@@ -169,7 +176,7 @@ def balancer(cells: Cells, chance: random.Random) -> str:
 @outage("cut-database", "PostgreSQL's machine is cut off")
 def cut_database(cells: Cells, chance: random.Random) -> str:
     with cells.database_machine.cut():
-        return lasting(chance, 1, 5)
+        return lasting(chance, 1, 4)
 
 
 @outage("kill-database", "SIGKILL to PostgreSQL; it is started again")
@@ -177,6 +184,6 @@ def kill_database(cells: Cells, chance: random.Random) -> str:
     cells.database_machine.kill()
     cells.database.stop()
     try:
-        return lasting(chance, 0, 2)
+        return lasting(chance, 0, 1)
     finally:
         cells.database.start()
