@@ -101,10 +101,15 @@ def gateways_of(cores: int) -> int:
     return max(1, cores // 4)
 
 
+def cores() -> int:
+    """The CPUs that this process may use; PyPy knows only how many the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def gateways(text: str) -> int:
     """The parser of INGEST_GATEWAYS."""
     if text == "auto":
-        return gateways_of(len(os.sched_getaffinity(0)))
+        return gateways_of(cores())
     try:
         return integer(1, 256)(text)
     except ValueError as error:
