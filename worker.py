@@ -13,10 +13,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from redis.exceptions import RedisError
 
 from sluice import counters, daemon, settings, sinks
+from sluice.settings import FOREVER, Keep
 from sluice.sinks.cells import CellLine
 from sluice.sinks.schema import load_streams
 from sluice.spool.contract import LEASE, Claim, NewerLayout
@@ -37,7 +39,9 @@ TURN = 1.0  # seconds of CPU, or of decoding if decoders wait for something
 FIRST_BODIES = 64
 SAMPLE = 16  # time one decode in 16: reading the clock takes a thirtieth of the time of storing a body
 BACKOFF = (0.1, 10.0)  # seconds between two attempts while the sink or Redis is unavailable: first, maximum
-FOLD = (20, 10.0)  # folding old batches takes at most 1/20 of the time; seconds between two looks for some
+SHARE = 10  # chores take at most 1/10 of the time
+FOLD = 10.0  # seconds between two looks for old batches
+PRUNE = (50, 3600.0)  # between two looks for old rows: 1/50 of their age, at most an hour
 
 
 class StreamState:
@@ -66,6 +70,19 @@ class StreamState:
         self.max_bodies = max(1, min(fit, max(FIRST_BODIES, 2 * claim.count), MAX_BODIES))
 
 
+class Chore:
+    """Something that the worker does in small steps beside storing.
+
+    step: whether there may be more to do. pause: seconds until it is asked again if not.
+    """
+
+    def __init__(self, name: str, step: Callable[[sinks.Sink], bool], pause: float) -> None:
+        self.name = name
+        self.step = step
+        self.pause = pause
+        self.due = 0.0  # monotonic
+
+
 class PartialDecode(Exception):
     """A decoder failed after it had yielded records. They must not be stored, because the whole body is buried."""
 
@@ -74,9 +91,15 @@ class Worker:
     """The loop: claim, persist and settle a batch of one stream after the other."""
 
     def __init__(
-        self, outlet: Outlet, url: str, streams: dict[str, Stream], limits: Limits, line: CellLine | None = None
+        self,
+        outlet: Outlet,
+        url: str,
+        streams: dict[str, Stream],
+        limits: Limits,
+        line: CellLine | None = None,
+        keep: Keep = FOREVER,
     ) -> None:
-        """url: of the sink. limits: of one body. line: where the figures of the cell go."""
+        """url: of the sink. limits: of one body. line: where the figures of the cell go. keep: INGEST_KEEP."""
         self.outlet = outlet
         self.line = line
         self.url = url
@@ -84,8 +107,10 @@ class Worker:
         self.limits = limits
         self.sink: sinks.Sink | None = None
         self.states = [StreamState(stream, outlet) for stream in streams.values()]
+        self.keep = keep
+        self.chores = list(chores(streams, keep))
+        self.chores_at = 0.0  # monotonic
         self.buried = 0
-        self.fold_at = 0.0  # monotonic
         self.stopping = False
         # A lock used as an event: unlike Event.set(), release() is safe in a signal handler. Held until `stop`.
         self.wake = threading.Lock()
@@ -95,7 +120,7 @@ class Worker:
     def run(self, drain: bool = False) -> None:
         """Work until `stop`; with `drain`, until the lists are empty. Raises: NewerLayout."""
         try:
-            self.sink = self.sink or sinks.connect(self.url, self.streams)
+            self.sink = self.sink or sinks.connect(self.url, self.streams, keep=self.keep)
         except sinks.NewerTables:
             raise
         except sinks.Unavailable:  # logged when there is something to store
@@ -126,7 +151,7 @@ class Worker:
                 continue
             if drain and not held and not any(work):
                 break
-            self.fold()
+            self.do_chores()
             if not busy:
                 self.wake.acquire(timeout=IDLE)
         for state in self.states:
@@ -149,21 +174,23 @@ class Worker:
         except sinks.Unavailable:  # logged when there is something to store
             pass
 
-    def fold(self) -> None:
-        """Fold some old batches, if it is time and the sink was available at last."""
+    def do_chores(self) -> None:
+        """Do one step of the chore that is due first, if it is time and the sink was available at last."""
         began = time.monotonic()
-        if self.sink is None or self.sink.db is None or began < self.fold_at:
+        chore = min(self.chores, key=lambda chore: chore.due)
+        if self.sink is None or self.sink.db is None or began < max(self.chores_at, chore.due):
             return
         more = False
         try:
-            more = self.sink.fold()
-            self.log_change("folding", None)
+            more = chore.step(self.sink)
+            self.log_change(chore.name, None)
         except sinks.NewerTables:
             raise
         except sinks.Unavailable as error:
-            self.log_change("folding", f"old batches stay: {error}")
+            self.log_change(chore.name, f"not done: {error}")
         now = time.monotonic()
-        self.fold_at = now + (FOLD[0] * (now - began) if more else FOLD[1])
+        chore.due = now + (0 if more else chore.pause)
+        self.chores_at = now + SHARE * (now - began)
 
     def stop(self) -> None:
         """Stop after the present batch. Call it once."""
@@ -203,7 +230,7 @@ class Worker:
         """
         try:
             if self.sink is None:
-                self.sink = sinks.connect(self.url, self.streams)
+                self.sink = sinks.connect(self.url, self.streams, keep=self.keep)
             try:
                 return self.sink.persist(claim, lambda: self.entries(state, claim))
             except PartialDecode:
@@ -286,6 +313,21 @@ class Worker:
             log.warning("%s: %s", subject, trouble) if trouble else log.info("%s: recovered", subject)
 
 
+def chores(streams: Iterable[str], keep: Keep) -> Iterator[Chore]:
+    """What is to be done beside storing: fold old batches, delete old rows and dead letters."""
+    yield Chore("folding of batches", lambda sink: sink.fold(), FOLD)
+    for name in (*streams, settings.DEAD):
+        age = keep.of(name)
+        if age is not None:
+            yield Chore(f"deleting old rows of {name}", partial(prune, name, age), min(age / PRUNE[0], PRUNE[1]))
+
+
+def prune(name: str, age: int, sink: sinks.Sink) -> bool:
+    """Delete some rows of a stream, or some dead letters, of at least this age; whether there may be more."""
+    before = int((time.time() - age) * 1e6)
+    return sink.prune_letters(before) if name == settings.DEAD else sink.prune(name, before)
+
+
 def trace(error: Exception) -> str:
     """The traceback and the type of an error, without its text, which may quote a body."""
     return "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__
@@ -316,7 +358,7 @@ def main(arguments: list[str]) -> int:
         return settings.complain(error)
     line = CellLine(Inspector(config.redis), streams, config.cell, keep=not config.has_own_redis)
     outlet = Outlet(config.redis, replicas=config.replicas)
-    worker = Worker(outlet, config.sink, streams, registry.limits(config), line)
+    worker = Worker(outlet, config.sink, streams, registry.limits(config), line, config.keep)
     daemon.stop_on_signal(worker)
     daemon.notify("READY=1")
     try:

@@ -219,7 +219,7 @@ class Observer:
         last = self.counted.get("streams", {})
         if ledger:
             self.earlier[name] = ledger.earlier
-            last[name] = {state: found[state] for state in ("stored", "dead", "missing")}
+            last[name] = {state: found[state] for state in ("stored", "dead", "missing", "expired", "deleted")}
             last[name]["through"] = through(snapshot, ledger) if snapshot else None
         elif snapshot:
             found["accepted"] += self.earlier.get(name, 0)
@@ -307,10 +307,10 @@ def all_routes(s: Settings) -> dict[str, routes.Route]:
     return {**routes.ROUTES, **own}
 
 
-def connect(url: str, streams: dict[str, Stream]) -> Sink:
+def connect(url: str, streams: dict[str, Stream], keep: settings.Keep = settings.FOREVER) -> Sink:
     """The database as it is: nothing is created. Raises: Unavailable, also if the driver is not installed."""
     try:
-        return sinks.connect(url, streams, make=False)
+        return sinks.connect(url, streams, make=False, keep=keep)
     except ImportError as error:
         raise sinks.Unavailable(error) from error
 

@@ -22,6 +22,8 @@ from typing import Any, Callable, NamedTuple, TypeVar
 
 T = TypeVar("T")
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+TIMES = {"m": 60, "h": 3600, "d": 86_400}
+DEAD = "dead"  # in INGEST_KEEP: the dead letters
 NETWORKS = "addresses and networks such as 192.0.2.7, 10.1.0.0/16 and 2001:db8::/32"
 SOCKETS = 4  # of gateway and of reader: one Unix socket refuses (502) when its backlog is full; see DECISIONS.md
 SOCKET_PATH = 107  # bytes: sun_path in unix(7), without its NUL
@@ -36,6 +38,23 @@ class ClientLimits(NamedTuple):
 
     rate: int
     connections: int
+
+
+class Keep(NamedTuple):
+    """How long rows are kept, in seconds after their arrival; None: for ever.
+
+    streams: those with an age of their own; `dead` is the dead letters, to which `rest` does not apply.
+    """
+
+    rest: int | None
+    streams: dict[str, int | None]
+
+    def of(self, stream: str) -> int | None:
+        """The age of a stream, or of `dead`."""
+        return self.streams.get(stream, None if stream == DEAD else self.rest)
+
+
+FOREVER = Keep(None, {})
 
 
 class Span(NamedTuple):
@@ -69,6 +88,18 @@ def size(low: int) -> Callable[[str], int]:
         return int(match[1]) * UNITS[match[2]]
 
     return parse
+
+
+def keep(text: str) -> Keep:
+    """The parser of INGEST_KEEP."""
+    found: dict[str, int | None] = {}
+    for word in filter(None, re.split(r"[,\s]+", text)):
+        match = re.fullmatch(r"(?:(\w+)=)?(?:([0-9]{1,5})([mhd])|forever)", word)
+        name = match[1] or "" if match else ""
+        if not match or name in found or match[2] and not int(match[2]):
+            raise ValueError("an age such as 10m, 12h or 30d, forever, or ages of streams: 30d,gps=7d,dead=90d")
+        found[name] = int(match[2]) * TIMES[match[3]] if match[2] else None
+    return Keep(found.pop("", None), found)
 
 
 def processes(text: str) -> Span:
@@ -211,6 +242,14 @@ def file(text: str) -> Path | None:
     return path(text) if text else None
 
 
+def certificate(text: str) -> tuple[Path, Path] | None:
+    """The parser of INGEST_TLS_CERTIFICATE: the files of the certificate and of its key, which may be the same."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > 2 or (text and not all(parts)):
+        raise ValueError("CERTIFICATE,KEY, the paths of two PEM files, or the path of one that has both")
+    return (path(parts[0]), path(parts[-1])) if text else None
+
+
 def setting(parse: Callable[[str], T], default: str, about: str) -> T:
     """One row of the table.
 
@@ -281,6 +320,12 @@ class Settings:
         "Database. Change it to `postgresql://USER:PASSWORD@HOST/DATABASE?sslmode=verify-full` (libpq's URI; each "
         "`@ : / ? # %` of the password is written `%40` …) when other programs or machines read the rows",
     )
+    keep: Keep = setting(
+        keep, "forever",
+        "How long rows are kept after their arrival: minutes (`10m`), hours (`12h`) or days (`30d`), for all streams "
+        "or for some of them (`30d,gps=7d,votes=forever`). `dead=90d`: the same for dead letters. Set it when the disk "
+        "is smaller than all that will ever arrive (section 5)",
+    )
     redis: str = setting(
         spool, "$INGEST_HOME/run/redis.sock",
         "The Unix socket of the Redis that `bin/up` starts. Change it when the path in `INGEST_HOME` is too long for a "
@@ -314,12 +359,12 @@ class Settings:
         "File of names and passwords, as `htpasswd` writes it, for basic authentication. Set it for clients that "
         "cannot send an API key",
     )
-    tls_certificate: Path | None = setting(
-        file, "",
-        "Certificate with its chain (PEM). Set it when clients come over a network that others can read: "
-        "`INGEST_PORT` then speaks only TLS 1.2 and 1.3, with HTTP/1.1 and HTTP/2",
+    tls_certificate: tuple[Path, Path] | None = setting(
+        certificate, "",
+        "File of the certificate with its chain, and after a comma that of its key (PEM); one file may have both. Set "
+        "it when clients come over a network that others can read: `INGEST_PORT` then speaks only TLS 1.2 and 1.3, "
+        "with HTTP/1.1 and HTTP/2",
     )
-    tls_key: Path | None = setting(file, "", "Key of the certificate (PEM). Set both or neither")
     allow: tuple[str, ...] = setting(
         words(ipaddress.ip_network, NETWORKS), "",
         "Addresses and networks that may send, IPv4 and IPv6, separated by commas or spaces; others get 403. Set it "
@@ -383,6 +428,9 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     Raises: SettingError for the first invalid value, or for a variable INGEST_… that is no setting.
     """
     for name in environ:
+        if name == "INGEST_TLS_KEY":
+            both = f"{environ.get('INGEST_TLS_CERTIFICATE') or 'CERTIFICATE'},{environ[name] or 'KEY'}"
+            raise SettingError(f"{name} is not a setting any more: write INGEST_TLS_CERTIFICATE={both} instead.")
         if name.startswith("INGEST_") and name not in NAMES:
             raise SettingError(f"{name} is not a setting: docs/PROTOCOL.md, section 6, has all of them.")
     values: dict[str, Any] = {}
@@ -399,8 +447,6 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     for name, socket in ("INGEST_HOME", found.gateway_sockets[0]), ("INGEST_REDIS", found.redis):
         if len(os.fsencode(socket)) > SOCKET_PATH and (name == "INGEST_HOME" or found.has_own_redis):
             raise SettingError(f"{name} is too long: the path of the socket {socket} may have {SOCKET_PATH} bytes.")
-    if (found.tls_certificate is None) != (found.tls_key is None):
-        raise SettingError("INGEST_TLS_CERTIFICATE and INGEST_TLS_KEY must be set together: one of them is empty.")
     return found
 
 

@@ -93,6 +93,10 @@ def test_sizes_may_have_a_unit(text: str, size: int) -> None:
         ("INGEST_VIEWS_MEMORY", "1m"),
         ("INGEST_SINK", "mysql://localhost/x"),
         ("INGEST_SINK", "sqlite:///"),
+        ("INGEST_KEEP", "30"),
+        ("INGEST_KEEP", "0d"),
+        ("INGEST_KEEP", "1d,2d"),
+        ("INGEST_KEEP", "gps="),
         ("INGEST_REDIS", "redis://h"),
         ("INGEST_REDIS", "redis://h:1,i:2"),
         ("INGEST_REDIS", "redis://h:1/main"),
@@ -111,6 +115,8 @@ def test_sizes_may_have_a_unit(text: str, size: int) -> None:
         ("INGEST_ALLOW", "[::1]"),
         ("INGEST_STATUS_ALLOW", "everybody"),
         ("INGEST_READ_ALLOW", "10.0.0.1/8"),
+        ("INGEST_TLS_CERTIFICATE", "/c.pem,"),
+        ("INGEST_TLS_CERTIFICATE", "/c.pem,/k.pem,/chain.pem"),
         ("INGEST_CLIENT_RATE", "10r/s"),
         ("INGEST_CLIENT_RATE", "1,"),
         ("INGEST_CLIENT_RATE", "1,-1"),
@@ -151,9 +157,18 @@ def test_an_unnamed_cell_has_a_name_of_its_own_in_each_home() -> None:
     assert settings.load({"INGEST_CELL": "c2"}).cell == "c2"
 
 
-def test_a_certificate_without_its_key_is_invalid() -> None:
-    with pytest.raises(settings.SettingError, match="INGEST_TLS_CERTIFICATE and INGEST_TLS_KEY must be set together"):
-        settings.load({"INGEST_TLS_CERTIFICATE": "/c.pem"})
+def test_streams_and_dead_letters_may_have_ages_of_their_own() -> None:
+    found = settings.load({"INGEST_KEEP": "30d, gps=12h votes=forever,dead=10m"}).keep
+    assert [found.of(name) for name in ("logs", "gps", "votes", "dead")] == [30 * 86_400, 12 * 3600, None, 600]
+    assert settings.load({"INGEST_KEEP": "30d"}).keep.of("dead") is None
+    assert settings.load({}).keep == settings.FOREVER
+
+
+def test_a_certificate_and_its_key_are_in_two_files_or_in_one() -> None:
+    for text, files in ("/c.pem,/k.pem", ["/c.pem", "/k.pem"]), ("/both.pem", ["/both.pem", "/both.pem"]), ("", []):
+        assert list(map(str, settings.load({"INGEST_TLS_CERTIFICATE": text}).tls_certificate or ())) == files
+    with pytest.raises(settings.SettingError, match="write INGEST_TLS_CERTIFICATE=/c.pem,/k.pem instead"):
+        settings.load({"INGEST_TLS_CERTIFICATE": "/c.pem", "INGEST_TLS_KEY": "/k.pem"})
 
 
 @pytest.mark.parametrize(

@@ -416,6 +416,20 @@ def test_a_claim_that_is_already_in_the_sink_is_only_settled(tmp: Path, redis: S
     assert choices(tmp) == []
 
 
+def test_a_worker_folds_batches_and_deletes_rows_by_age(tmp: Path, redis: Server) -> None:
+    create_database(tmp)
+    with contextlib.closing(sqlite3.connect(tmp / "ingest.db")) as db, db:
+        some = "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < ?) "
+        db.execute(some + "INSERT INTO batches SELECT n, 's-1:'||n||':1', 'votes', n, 1, 1, '' FROM n", (8_000,))
+        row = "'2020-01-01T00:00:00.000Z', '2020-01-01T00:00:00.000Z', 'p', 'old', NULL, n, n"
+        db.execute(some + f"INSERT INTO votes SELECT {row} FROM n", (12_000,))
+    with worker(tmp, {"INGEST_KEEP": "1h"}):
+        poll(lambda: ask(tmp, "SELECT count(*) FROM batches") < [(6_000,)])
+        poll(lambda: ask(tmp, "SELECT count(*) FROM votes") == [(1,)])
+        push(redis, "a")
+        poll(lambda: choices(tmp)[-1] == "a")
+
+
 def test_leases_are_renewed_while_the_sink_is_locked(tmp: Path, redis: Server) -> None:
     create_database(tmp)
     with worker(tmp) as running:

@@ -196,7 +196,7 @@ class Site:
 
     def differences(self) -> dict[str, list[str]]:
         """What `views check` says of each view that is served."""
-        checker = Checker(self.socket, self.url, self.streams)
+        checker = Checker(self.socket, self.url, self.streams, self.settings.keep)
         try:
             found = {path: checker.check(path, view) for path, view in self.views.items()}
         finally:

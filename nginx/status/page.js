@@ -169,6 +169,8 @@ function table(place, rows) {
 
 function ledger() {
   const purged = shown.streams.filter((stream) => stream.purged).map((stream) => `${stream.stream}: ${number(stream.purged)}`);
+  const deleted = shown.streams.filter((stream) => stream.deleted).map((stream) => `${stream.stream}: ${number(stream.deleted)}`);
+  $("#deleted").textContent = deleted.length ? `Rows deleted by age: ${deleted.join(", ")}.` : "";
   $("#purged").textContent = purged.length ? `Discarded by bin/sluice purge: ${purged.join(", ")}.` : "";
   table("#ledger", shown.streams.map((stream) => {
     const counts = ["accepted", "ready", "claimed", "stored", "dead"].map((name) => number(stream[name]));

@@ -177,7 +177,7 @@ class Site:
 # A private installation has its own Redis and database, no replicas, no access control and no limits.
 NOT_PASSED = {
     *("INGEST_REDIS", "INGEST_SINK", "INGEST_REPLICAS", "INGEST_API_KEYS", "INGEST_PASSWORDS", "INGEST_ALLOW"),
-    *("INGEST_TLS_CERTIFICATE", "INGEST_TLS_KEY", "INGEST_CLIENT_RATE", "INGEST_CELL"),
+    *("INGEST_KEEP", "INGEST_TLS_CERTIFICATE", "INGEST_CLIENT_RATE", "INGEST_CELL"),
 }
 
 

@@ -24,6 +24,7 @@ VERBS = (
     "replay",
     "requeue",
     "purge",
+    "prune",
     "views",
     "metrics",
     "reload",

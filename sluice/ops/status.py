@@ -1,6 +1,7 @@
 """Show the ledger: where the accepted bodies of each stream are.
 
-accepted = ready + claimed + stored + dead + missing, counted in bodies. missing is 0, under any load.
+accepted = ready + claimed + stored + dead + missing, counted in bodies, if none were purged and no dead letters were
+deleted by age. missing is 0, under any load. stored is the number that was ever stored.
 oldest is the age of the oldest body that is not yet in the database.
 With --all: the cells that store in this database, each from the figures that it left there last.
 """
@@ -16,6 +17,7 @@ from sluice.settings import SettingError, Settings
 from sluice.sinks.cells import STATES, sums
 
 PURGED = "{}: {} accepted bodies were discarded by `{} purge`."
+DELETED = "{}: deleted by age (INGEST_KEEP): {} rows, and the dead letters of {} bodies."
 NO_DECODER = "{}: no decoder, so its bodies stay on the list; INGEST_RECORDS names the module that has one."
 
 
@@ -65,6 +67,8 @@ def show_streams(streams: dict[str, Figures], trouble: list[str], as_json: bool)
             print(NO_DECODER.format(name))
         if row["purged"]:
             print(PURGED.format(name, row["purged"], screen.PROGRAM))
+        if row["deleted"] or row["expired"]:
+            print(DELETED.format(name, row["deleted"], row["expired"]))
 
 
 def show_cells(found: list[Figures] | None, trouble: list[str], as_json: bool) -> None:

@@ -73,16 +73,17 @@ def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]
     origins = "|".join(re.escape(word) for word in s.cors if not word.startswith("/")) or "[^ ]+"
     paths = "|".join(re.escape(word) for word in s.cors if word.startswith("/"))
     rate, connections = s.client_rate
+    certificate = s.tls_certificate or ("", "")
     return [
         ("api-keys", s.api_keys is not None, [("/etc/sluice/api-keys", f'"{s.api_keys}"')]),
         ("passwords", s.passwords is not None, [("/etc/sluice/passwords", f'"{s.passwords}"')]),
         (
-            "tls", s.tls_key is not None,
+            "tls", s.tls_certificate is not None,
             [
                 (f"listen [::]:{s.port} ", f"listen [::]:{s.port} ssl http2 "),
                 (f"listen {s.port} ", f"listen {s.port} ssl http2 "),
-                ("/etc/sluice/certificate.pem", f'"{s.tls_certificate}"'),
-                ("/etc/sluice/key.pem", f'"{s.tls_key}"'),
+                ("/etc/sluice/certificate.pem", f'"{certificate[0]}"'),
+                ("/etc/sluice/key.pem", f'"{certificate[1]}"'),
             ],
         ),
         ("allow", bool(s.allow), [("allow 192.0.2.0/24;", allows(s.allow))]),

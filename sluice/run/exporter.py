@@ -28,6 +28,8 @@ COUNTERS = (
     ("sluice_drained_bodies", "Bodies that workers claimed.", "drained"),
     ("sluice_stored_bodies", "Bodies stored completely in the stream's table.", "stored"),
     ("sluice_purged_bodies", "Bodies that an operator purged.", "purged"),
+    ("sluice_expired_bodies", "Bodies of which the dead letters were deleted by age.", "expired"),
+    ("sluice_deleted_rows", "Rows deleted by age (INGEST_KEEP).", "deleted"),
     ("sluice_received_bytes", "Bytes of the bodies that gateways appended to the list.", "received_bytes"),
     ("sluice_sink_errors", "Failed attempts to store a claim; each is retried.", "sink_errors"),
 )

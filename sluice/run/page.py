@@ -37,7 +37,7 @@ LEFT = {"disk": (5, 30, SLOTS), "memory": (6, 3, 12)}
 FORESEEN = 10_000.0  # hours; what becomes full later is not foreseen
 REASONS, LETTERS, EXCERPT = 20, 10, 160  # rows, rows, characters
 # per stream, copied from Observer.look()
-SHOWN = (*STATES, "purged", "oldest_seconds", "backlog_bytes", "through", "decoder")
+SHOWN = (*STATES, "purged", "expired", "deleted", "oldest_seconds", "backlog_bytes", "through", "decoder")
 FILE = "status.json"
 
 Row = list[Any]

@@ -110,10 +110,19 @@ def check_modules(s: settings.Settings) -> None:
 
 
 def check_access(s: settings.Settings) -> None:
-    """Check the files of secrets: their modes, and the lines of the API keys. Raises: SettingError."""
-    for name, path in ("INGEST_PASSWORDS", s.passwords), ("INGEST_TLS_KEY", s.tls_key):
-        if path:
-            settings.secret(name, path)
+    """Check the files of secrets: their modes, the lines of the API keys, and that there is a key of the certificate.
+
+    Raises: SettingError.
+    """
+    if s.passwords:
+        settings.secret("INGEST_PASSWORDS", s.passwords)
+    if s.tls_certificate:
+        path = s.tls_certificate[1]
+        if "PRIVATE KEY-----" not in settings.secret("INGEST_TLS_CERTIFICATE", path):
+            raise settings.SettingError(
+                f"INGEST_TLS_CERTIFICATE: {path} has no private key; name the file that has it after a comma: "
+                "INGEST_TLS_CERTIFICATE=CERTIFICATE,KEY."
+            )
     known: set[str] = set()
     for number, line in enumerate(settings.secret("INGEST_API_KEYS", s.api_keys).splitlines() if s.api_keys else (), 1):
         if not re.fullmatch(r"\s*(#.*)?", line):
@@ -150,7 +159,7 @@ def exit_on_error(home: Path) -> Iterator[None]:
 
 def announce(s: settings.Settings) -> None:
     """Print the addresses and directories of this installation."""
-    url = f"http{'s' if s.tls_key else ''}://localhost:{s.port}"
+    url = f"http{'s' if s.tls_certificate else ''}://localhost:{s.port}"
     sink = settings.without_password(s.sink).removeprefix("sqlite:///")
     short = url.removeprefix("http://")
     read = READ.format(short=short) if "/votes/tally" in views.load(s) else ""

@@ -15,6 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from sluice.settings import FOREVER, Keep
 from sluice.spool.contract import Claim, NewerLayout, Window
 from sluice.streams.record import Record, Reject
 from sluice.streams.registry import Stream
@@ -27,6 +28,8 @@ Entry = tuple[int, int, bytes, "Record | Reject"]
 LAYOUT = 2
 # Rows of `batches`: so many are kept, and so many are folded in one transaction, which takes a few milliseconds
 KEEP, FOLD = 5_000, 1_000
+# Deleted by age in one transaction: rows, dead letters
+PRUNE, PRUNE_LETTERS = 5_000, 200
 CHUNK = (1_000, 4 << 20)  # entries, and bytes of their bodies, held in memory while a rejected record is searched for
 LETTER_BYTES = 4 << 20  # bytes of dead letters held in memory at once
 
@@ -89,6 +92,7 @@ class Ledger(NamedTuple):
     persisted: how many bodies of each of the given claims the sink has.
     earlier: bodies that were accepted, and whose numbers are not in the present list: Redis has lost them.
     purged: how many bodies of each spool were purged, as the database knows it.
+    deleted: rows deleted by age. expired: bodies of which the last dead letter was deleted by age.
     """
 
     bodies: int
@@ -96,12 +100,15 @@ class Ledger(NamedTuple):
     persisted: dict[str, int]
     earlier: int = 0
     purged: dict[str, int] = {}
+    expired: int = 0
+    deleted: int = 0
 
 
 class SpoolCount(NamedTuple):
     """What the database knows of a spool in a stream; see `batches_spools` for the last four, None if it has no row.
 
     bodies: persisted ones, and highest: the highest number of one. dead: those with at least one dead letter.
+    expired, deleted: see `Ledger`; rows are counted for the spool "", because they do not name theirs.
     """
 
     spool: str
@@ -112,6 +119,8 @@ class SpoolCount(NamedTuple):
     first: int | None
     last: int | None
     purged: int | None
+    expired: int
+    deleted: int
 
 
 class Spool(NamedTuple):
@@ -146,9 +155,10 @@ class Sink(ABC, Generic[Db]):
     A subclass has the SQL of its database. Db: the connection of its driver. A table is an object that it defines.
     """
 
-    def __init__(self, tables: dict[str, Any]) -> None:
-        """tables: the table of each stream."""
+    def __init__(self, tables: dict[str, Any], keep: Keep) -> None:
+        """tables: the table of each stream. keep: how long their rows are kept."""
         self.tables = tables
+        self.keep = keep
         self.checked: set[str] = set()  # streams whose table this connection has created or checked
         self.db: Any = None
 
@@ -278,6 +288,21 @@ class Sink(ABC, Generic[Db]):
         """Delete those of these rows of `batches` that were kept for their dead letters, and have none any more."""
 
     @abstractmethod
+    def prune(self, stream: str, before: int) -> bool:
+        """Delete some rows of a stream that arrived before a time, and count them; whether there may be more.
+
+        One call takes a few milliseconds. before: microseconds since 1970. Raises: Unavailable.
+        """
+
+    @abstractmethod
+    def prune_letters(self, before: int) -> bool:
+        """Delete some of the oldest dead letters, and count the bodies that have none left, as `prune` does."""
+
+    @abstractmethod
+    def overdue(self, table: str, before: int) -> int:
+        """The number of rows of a stream, or of `dead_letters`, that arrived before a time. Raises: Unavailable."""
+
+    @abstractmethod
     def transaction(self) -> contextlib.AbstractContextManager[Db]:
         """A transaction, on a connection that is opened if there is none. Raises: Unavailable."""
 
@@ -335,18 +360,18 @@ class Sink(ABC, Generic[Db]):
         """
 
 
-def connect(url: str, streams: dict[str, Stream], make: bool = True) -> Sink:
-    """The sink of a URL. make: create the database and its tables, or add missing columns.
+def connect(url: str, streams: dict[str, Stream], make: bool = True, keep: Keep = FOREVER) -> Sink:
+    """The sink of a URL. make: create the database and its tables, or add missing columns. keep: INGEST_KEEP.
 
     Raises: Unavailable if the database cannot be reached; ImportError if its driver is not installed.
     """
     if url.startswith("sqlite:///"):
         from sluice.sinks.sqlite import Sqlite
 
-        return Sqlite(url[len("sqlite:///") :], streams, make)
+        return Sqlite(url[len("sqlite:///") :], streams, make, keep)
     from sluice.sinks.postgres import Postgres
 
-    return Postgres(url, streams, make)
+    return Postgres(url, streams, make, keep)
 
 
 def check_layout(where: str, found: int, make: bool) -> None:
@@ -386,17 +411,18 @@ def summed(
     """The ledger from the counts of the spools: those of the cell, and those of its list."""
     ends = {window.spool: window.end for window in history}
     present = {window.spool for window in history if window.claimed is not None}
-    bodies = dead = earlier = 0
+    bodies = dead = earlier = expired = deleted = 0
     purged = {}
     for one in counts:
+        deleted += one.deleted
         if not (cell is None or one.cell == cell or one.spool in ends):
             continue
-        bodies, dead = bodies + one.bodies, dead + one.dead
+        bodies, dead, expired = bodies + one.bodies, dead + one.dead, expired + one.expired
         purged[one.spool] = one.purged or 0
         if not present & {one.spool, ""}:
             lost = max(one.highest, one.last or 0) + 1 - max(ends.get(one.spool, one.first or 1), ends.get("", 0))
             earlier += max(0, lost if one.spool in ends else lost - purged[one.spool])
-    return Ledger(bodies, dead, persisted, earlier, purged)
+    return Ledger(bodies, dead, persisted, earlier, purged, expired, deleted)
 
 
 def limits(history: Sequence[Window]) -> tuple[dict[str, int], int]:

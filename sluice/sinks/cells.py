@@ -21,9 +21,10 @@ def row(snapshot: Snapshot | None, ledger: Ledger | None) -> Figures:
     """A stream's ledger; an unknown figure is None.
 
     accepted, ready, claimed, stored, dead, missing, purged: bodies
+    expired: bodies of which the dead letters were deleted by age; deleted: rows deleted by age, of all cells
     oldest_seconds: age of the oldest body that is not in the database; None too if there is none
     """
-    found: Figures = dict.fromkeys((*STATES, "purged", "oldest_seconds"))
+    found: Figures = dict.fromkeys((*STATES, "purged", "expired", "deleted", "oldest_seconds"))
     if snapshot:
         stored = ledger.persisted if ledger else {}  # of claims that are not settled
         left = {claim: bodies - stored.get(claim, 0) for claim, bodies in snapshot.claims.items()}
@@ -33,8 +34,8 @@ def row(snapshot: Snapshot | None, ledger: Ledger | None) -> Figures:
         found["claimed"] = sum(left.values())
         found["oldest_seconds"] = max((age for at, age in snapshot.ages.items() if left.get(at, 1)), default=None)
     if ledger:
-        found["stored"] = ledger.bodies - ledger.dead
-        found["dead"] = ledger.dead
+        found["stored"] = ledger.bodies - ledger.dead - ledger.expired
+        found["dead"], found["expired"], found["deleted"] = ledger.dead, ledger.expired, ledger.deleted
     if snapshot and ledger:
         known = found["ready"] + found["claimed"] + snapshot.purged + ledger.bodies
         found["missing"] = max(0, found["accepted"] - known)

@@ -10,6 +10,7 @@ import logging
 import re
 import typing
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -20,6 +21,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.json import Jsonb
 
 from sluice import sinks
+from sluice.settings import FOREVER, Keep
 from sluice.sinks import (
     LAYOUT,
     LETTER_BYTES,
@@ -37,6 +39,7 @@ from sluice.sinks import (
     Unavailable,
     check_layout,
     limits,
+    partitions,
     summed,
 )
 from sluice.sinks.schema import field_types
@@ -102,6 +105,20 @@ FOLDED = {
 FOLDED_KEY = "ALTER TABLE batches_folded ADD PRIMARY KEY (stream, spool)"
 LAST_FOLDED = "(SELECT coalesce(max(last_batch), 0) FROM batches_folded)"
 HAS_LETTERS = "EXISTS (SELECT FROM dead_letters AS d WHERE d.stream = batches.stream AND d.batch = batches.id)"
+AGED = {
+    "stream": "text NOT NULL",
+    "spool": "text NOT NULL",
+    "deleted": "bigint NOT NULL",
+    "expired": "bigint NOT NULL",
+}
+AGED_KEY = "ALTER TABLE batches_expired ADD PRIMARY KEY (stream, spool)"
+EXPIRED = """INSERT INTO batches_expired AS e (stream, spool, deleted, expired) VALUES (%s, %s, %s, %s)
+ON CONFLICT (stream, spool)
+DO UPDATE SET deleted = e.deleted + excluded.deleted, expired = e.expired + excluded.expired"""
+TRY = "SELECT pg_try_advisory_xact_lock(%s)"
+WAIT = "SELECT pg_advisory_xact_lock(%s) IS NOT NULL"
+SWEEP = 1_000  # pages of a table that are searched for old rows in one transaction
+BRIEFLY = "SET LOCAL lock_timeout = '1s'"  # others that use the table wait behind one that waits for a lock on it
 # A transaction that may have a lower id than a batch that was stored at this time, and has not ended. It has locked
 # `batches` before it took its id. Other roles' times are not shown, so they count as early.
 EARLIER = """SELECT 1 FROM pg_locks LEFT JOIN pg_stat_activity AS a USING (pid)
@@ -140,12 +157,14 @@ dead AS (
   FROM (SELECT DISTINCT batch, seq FROM dead_letters WHERE stream = %(stream)s) AS d JOIN batches AS b ON b.id = batch
   LEFT JOIN most ON key = {SPOOL_OF} WHERE seq <= coalesce(value, %(rest)s) GROUP BY 1),
 known AS (SELECT spool, cell, first, last, purged FROM batches_spools WHERE stream = %(stream)s)
-SELECT coalesce(jsonb_agg(jsonb_build_array(coalesce(s.spool, k.spool), coalesce(bodies, 0), coalesce(highest, 0),
-  coalesce(letters, 0), cell, first, last, purged)), '[]')
+SELECT coalesce(jsonb_agg(jsonb_build_array(coalesce(s.spool, k.spool, e.spool), coalesce(bodies, 0),
+  coalesce(highest, 0), coalesce(letters, 0), cell, first, last, purged, coalesce(expired, 0), coalesce(deleted, 0))),
+  '[]')
 FROM stored AS s FULL JOIN known AS k ON k.spool = s.spool LEFT JOIN dead AS d ON d.spool = s.spool
+FULL JOIN (SELECT * FROM batches_expired WHERE stream = %(stream)s) AS e ON e.spool = coalesce(s.spool, k.spool)
 """  # noqa: S608  # names of our own
 LOCK = 0x736C75696365  # "sluice": the advisory lock that is held while tables are created
-CHORES = LOCK + 1  # held while batches are folded
+CHORES = LOCK + 1  # held while batches are folded, or rows are deleted by age
 
 # Set for each transaction, so that it also works behind a connection pooler. lock_timeout limits the wait for another
 # worker with the same claim. A settled claim must be on disk. A deferred constraint must fail at its row, not at the
@@ -214,9 +233,10 @@ class Table:
 class Postgres(Sink[psycopg.Connection]):
     """See `sinks.Sink`."""
 
-    def __init__(self, url: str, streams: dict[str, Stream], make: bool = True) -> None:
+    def __init__(self, url: str, streams: dict[str, Stream], make: bool = True, keep: Keep = FOREVER) -> None:
         """url: a connection string of libpq. make: create the tables if they are missing."""
-        super().__init__({name: Table(stream) for name, stream in streams.items()})
+        super().__init__({name: Table(stream) for name, stream in streams.items()}, keep)
+        self.swept: dict[str, int] = {}  # table -> the page at which the search for old rows continues
         self.url = url
         self.make = make
         try:
@@ -249,6 +269,7 @@ class Postgres(Sink[psycopg.Connection]):
                         ensure(db, "batches", BATCHES)
                         ensure(db, "batches_ranges", RANGES, EXCLUDE)
                         ensure(db, "batches_folded", FOLDED, FOLDED_KEY)
+                        ensure(db, "batches_expired", AGED, AGED_KEY)
                         ensure(db, "batches_spools", SPOOLS, SPOOL_INDEX)
                         ensure(db, "batches_cells", CELLS)
                         ensure(db, "dead_letters", LETTERS, INDEX)
@@ -290,8 +311,14 @@ class Postgres(Sink[psycopg.Connection]):
             raise error if isinstance(error, Unavailable) else Unavailable(f"{self.name}: {message(error)}") from None
 
     def create(self, db: psycopg.Connection, table: Table) -> None:
-        """See `sinks.Sink`."""
-        ensure(db, table.name, table.columns)
+        """See `sinks.Sink`. A new table is partitioned if its rows are deleted by age."""
+        age = self.keep.of(table.name)
+        if age is None:
+            ensure(db, table.name, table.columns)
+        else:
+            ensure(db, table.name, table.columns, partitions.rest(table.name), partitions.BY_ARRIVAL)
+            if partitions.is_partitioned(db, table.name):
+                partitions.make_ahead(db, table.name, age)
 
     def add_batch(self, db: psycopg.Connection, claim: Claim) -> int | None:
         """See `sinks.Sink`. Waits for the end of another transaction that stores a body of this claim."""
@@ -488,7 +515,7 @@ class Postgres(Sink[psycopg.Connection]):
         Two connections never fold at once. Ranges that meet become one. Rows that a replay has locked stay.
         """
         with self.transaction() as db:
-            if not one(db.execute("SELECT pg_try_advisory_xact_lock(%s)", (CHORES,)))[0]:
+            if not one(db.execute(TRY, (CHORES,)))[0]:
                 return False
             found = db.execute(
                 f"SELECT id, persisted_at, {LAST_FOLDED} FROM batches WHERE id > {LAST_FOLDED} "  # noqa: S608
@@ -522,6 +549,70 @@ class Postgres(Sink[psycopg.Connection]):
         query = f"DELETE FROM batches WHERE id = ANY(%s) AND id <= {LAST_FOLDED} AND NOT {HAS_LETTERS}"  # noqa: S608
         db.execute(typing.cast("Any", query), (list(batches),))
 
+    def prune(self, stream: str, before: int) -> bool:
+        """See `sinks.Sink`. Drops a partition, after it has counted the rows.
+
+        If there is none to drop, it searches the next pages of the table, or of its default partition.
+        """
+        with self.transaction() as db:
+            if not one(db.execute(TRY if self.make else WAIT, (CHORES,)))[0]:
+                return False
+            db.execute(BRIEFLY)
+            at = datetime.fromtimestamp(before / 1e6, timezone.utc)
+            table = f'"{stream}"'
+            if partitions.is_partitioned(db, stream):
+                partitions.make_ahead(db, stream, self.keep.of(stream) or 0)
+                for name in partitions.overdue(db, stream, at)[:1]:
+                    execute(db, f"LOCK TABLE {name} IN EXCLUSIVE MODE")  # a late row would not be counted
+                    (rows,) = one(db.execute(typing.cast("Any", f"SELECT count(*) FROM {name}")))  # noqa: S608
+                    execute(db, f"DROP TABLE {name}")
+                    db.execute(EXPIRED, (stream, "", rows, 0))
+                    return True
+                table = partitions.default(db, stream)
+            size = "SELECT pg_relation_size(to_regclass(%s)) / current_setting('block_size')::int"
+            pages = one(db.execute(size, (table,)))[0]
+            start = self.swept.pop(table, 0)
+            if not pages:
+                return False
+            deleted = db.execute(
+                typing.cast(
+                    "Any",
+                    f"DELETE FROM ONLY {table} WHERE ctid >= %s::tid AND ctid < %s::tid AND received_at < %s",  # noqa: S608
+                ),
+                (f"({start},0)", f"({start + SWEEP},0)", at),
+            ).rowcount
+            if deleted:
+                db.execute(EXPIRED, (stream, "", deleted, 0))
+        if start + SWEEP < pages:
+            self.swept[table] = start + SWEEP
+        return table in self.swept
+
+    def prune_letters(self, before: int) -> bool:
+        """See `sinks.Sink`. Letters that a replay has locked are left to the next call."""
+        with self.transaction() as db:
+            gone = db.execute(
+                "DELETE FROM dead_letters WHERE id IN (SELECT id FROM (SELECT id, received_at FROM dead_letters "
+                "ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED) AS first WHERE received_at < to_timestamp(%s)) "
+                "RETURNING stream, batch, seq",
+                (sinks.PRUNE_LETTERS, before / 1e6),
+            ).fetchall()
+            for stream, batch, seq in set(gone):
+                left = "SELECT 1 FROM dead_letters WHERE stream = %s AND batch = %s AND seq = %s"
+                if not db.execute(left, (stream, batch, seq)).fetchone():
+                    spool = f"SELECT {SPOOL_OF} FROM batches WHERE id = %s"  # noqa: S608
+                    found = db.execute(typing.cast("Any", spool), (batch,)).fetchone()
+                    db.execute(EXPIRED, (stream, found[0] if found else "", 0, 1))
+            self.fold_again(db, {batch for _, batch, _ in gone})
+        return len(gone) == sinks.PRUNE_LETTERS
+
+    def overdue(self, table: str, before: int) -> int:
+        """See `sinks.Sink`."""
+        with self.transaction() as db:
+            if not one(db.execute("SELECT to_regclass(%s)::text", (f'"{table}"',)))[0]:
+                return 0
+            query = f'SELECT count(*) FROM "{table}" WHERE received_at < to_timestamp(%s)'  # noqa: S608
+            return one(db.execute(typing.cast("Any", query), (before / 1e6,)))[0]
+
 
 def merge(db: psycopg.Connection, stream: str, spool: str, first: int, end: int) -> None:
     """Replace the stored ranges that have or touch a sequence number from `first` to `end` - 1: those that meet become
@@ -545,9 +636,10 @@ def merge(db: psycopg.Connection, stream: str, spool: str, first: int, end: int)
         )
 
 
-def ensure(db: psycopg.Connection, name: str, columns: dict[str, str], index: str = "") -> None:
+def ensure(db: psycopg.Connection, name: str, columns: dict[str, str], index: str = "", more: str = "") -> None:
     """Create a table, or add the columns that it lacks. Raises: Unavailable if a column has another type.
 
+    more: the end of the statement that creates the table. index: statements behind it.
     A table that is complete needs no statement that changes it, so a role without CREATE can use it.
     """
     db.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
@@ -559,7 +651,7 @@ def ensure(db: psycopg.Connection, name: str, columns: dict[str, str], index: st
     present: dict[str, str] = dict(found.fetchall())
     if not present:
         listed = ", ".join(f'"{column}" {kind}' for column, kind in columns.items())
-        execute(db, f'CREATE TABLE "{name}" ({listed})')
+        execute(db, f'CREATE TABLE "{name}" ({listed}){more}')
         if index:
             execute(db, index)
         return

@@ -527,11 +527,14 @@ class PostgresReader(Reader):
         """Create the indexes that are missing. One that was interrupted is invalid, and created again."""
         import psycopg
 
+        from sluice.sinks import partitions
         from sluice.sinks.postgres import CONNECTION, execute, message
 
         try:
             with psycopg.connect(self.url, autocommit=True, prepare_threshold=None, **CONNECTION) as db:
                 for stream in streams:
+                    if partitions.is_partitioned(db, stream):
+                        continue  # it has an index, which autovacuum keeps up to date
                     found = indexes(db, stream)
                     if not any(valid for _, _, valid in found):
                         for _, name, _ in found:

@@ -25,10 +25,11 @@ RESERVED_COLUMNS = {"received_at", "batch", "seq", "tableoid", "xmin", "cmin", "
 def load_streams(config: settings.Settings) -> dict[str, Stream]:
     """The built-in streams and those of the user's module, which may replace them.
 
-    Raises: SettingError if the module cannot be imported, has no STREAMS, or has a stream that no database can hold.
+    Raises: SettingError if the module cannot be imported, has no STREAMS, or has a stream that no database can hold; or
+    if INGEST_KEEP names a stream that does not exist.
     """
     if not config.records:
-        return dict(registry.STREAMS)
+        return with_ages(dict(registry.STREAMS), config)
     own = getattr(settings.extension("INGEST_RECORDS", config.records), "STREAMS", None)
     if not isinstance(own, dict) or not all(isinstance(stream, Stream) for stream in own.values()):
         problem = "expected a module with STREAMS, a dict of sluice.Stream"
@@ -37,8 +38,17 @@ def load_streams(config: settings.Settings) -> dict[str, Stream]:
         problems = (stream_problem(name, stream) for name, stream in own.items())
         problem = next(filter(None, problems), "") or case_conflict(streams)
         if not problem:
-            return streams
+            return with_ages(streams, config)
     raise settings.SettingError(f"INGEST_RECORDS={config.records!r} is invalid: {problem}.")
+
+
+def with_ages(streams: dict[str, Stream], config: settings.Settings) -> dict[str, Stream]:
+    """These streams. Raises: SettingError if INGEST_KEEP names another one."""
+    for name in config.keep.streams:
+        if name not in streams and name != settings.DEAD:
+            known = ", ".join([*streams, settings.DEAD])
+            raise settings.SettingError(f"INGEST_KEEP: there is no stream {name!r}; there are {known}.")
+    return streams
 
 
 def stream_problem(name: object, stream: Stream) -> str:

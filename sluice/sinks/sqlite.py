@@ -20,6 +20,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from sluice import sinks
+from sluice.settings import FOREVER, Keep
 from sluice.sinks import (
     LAYOUT,
     RANGES_OF_CLAIMS,
@@ -68,11 +69,16 @@ CREATE TABLE IF NOT EXISTS batches_spools (
   purged INTEGER NOT NULL);
 CREATE UNIQUE INDEX IF NOT EXISTS batches_spools_by_name ON batches_spools (stream, spool);
 CREATE TABLE IF NOT EXISTS batches_cells (cell TEXT NOT NULL UNIQUE, seen TEXT NOT NULL, figures TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS batches_expired (
+  stream TEXT NOT NULL, spool TEXT NOT NULL, deleted INTEGER NOT NULL, expired INTEGER NOT NULL);
+CREATE UNIQUE INDEX IF NOT EXISTS batches_expired_by_spool ON batches_expired (stream, spool);
 CREATE TABLE IF NOT EXISTS dead_letters (
   id INTEGER PRIMARY KEY AUTOINCREMENT, received_at TEXT NOT NULL, stream TEXT NOT NULL, body BLOB NOT NULL,
   reason TEXT NOT NULL, whole INTEGER NOT NULL, batch INTEGER NOT NULL, seq INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS dead_letters_by_body ON dead_letters (stream, batch, seq);
 """
+EXPIRED = """INSERT INTO batches_expired (stream, spool, deleted, expired) VALUES (?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET deleted = deleted + excluded.deleted, expired = expired + excluded.expired"""
 Row = tuple[Any, ...]
 BURY = "INSERT INTO dead_letters (received_at, stream, body, reason, whole, batch, seq) VALUES (?,?,?,?,?,?,?)"
 FOLDED = "(SELECT coalesce(max(last_batch), 0) FROM batches_folded)"
@@ -88,9 +94,10 @@ dead AS (
   FROM (SELECT DISTINCT batch, seq FROM dead_letters WHERE stream = :stream) AS d JOIN batches AS b ON b.id = batch
   LEFT JOIN json_each(:limits) AS l ON l.key = {SPOOL_OF} WHERE seq <= coalesce(l.value, :rest) GROUP BY 1),
 known AS (SELECT spool, cell, first, last, purged FROM batches_spools WHERE stream = :stream)
-SELECT coalesce(s.spool, k.spool), coalesce(bodies, 0), coalesce(highest, 0), coalesce(letters, 0),
-  cell, first, last, purged
+SELECT coalesce(s.spool, k.spool, e.spool), coalesce(bodies, 0), coalesce(highest, 0), coalesce(letters, 0),
+  cell, first, last, purged, coalesce(expired, 0), coalesce(deleted, 0)
 FROM stored AS s FULL JOIN known AS k ON k.spool = s.spool LEFT JOIN dead AS d ON d.spool = s.spool
+FULL JOIN (SELECT * FROM batches_expired WHERE stream = :stream) AS e ON e.spool = coalesce(s.spool, k.spool)
 """  # noqa: S608  # names of our own
 
 
@@ -172,9 +179,9 @@ class Table:
 class Sqlite(Sink[apsw.Connection]):
     """See `sinks.Sink`."""
 
-    def __init__(self, path: str, streams: dict[str, Stream], make: bool = True) -> None:
+    def __init__(self, path: str, streams: dict[str, Stream], make: bool = True, keep: Keep = FOREVER) -> None:
         """path: of the database file. make: create it, its directory and its tables if they are missing."""
-        super().__init__({name: Table(stream) for name, stream in streams.items()})
+        super().__init__({name: Table(stream) for name, stream in streams.items()}, keep)
         self.path = path
         self.make = make
         with self.transaction("BEGIN"):
@@ -387,6 +394,54 @@ class Sqlite(Sink[apsw.Connection]):
         """See `sinks.Sink`."""
         for batch in batches:
             db.execute(f"DELETE FROM batches WHERE id = ? AND id <= {FOLDED} AND NOT {HAS_LETTERS}", (batch,))  # noqa: S608
+
+    def prune(self, stream: str, before: int) -> bool:
+        """See `sinks.Sink`. Rows are almost in the order of their arrival, so only the first ones are looked at.
+
+        The last row stays: its rowid is the position of the follower, and must not be given to another row.
+        """
+        first = f'SELECT rowid FROM "{stream}" ORDER BY rowid LIMIT {sinks.PRUNE}'  # noqa: S608
+        last = f'SELECT max(rowid) FROM "{stream}"'  # noqa: S608
+        old = f'"{stream}" WHERE rowid IN ({first}) AND received_at < ? AND rowid < ({last})'
+        with self.transaction("BEGIN") as db:
+            found = f"SELECT 1 FROM {old} LIMIT 1"  # noqa: S608
+            if not self.exists(db, stream) or not db.execute(found, (instant(before),)).fetchone():
+                return False
+        with self.transaction() as db:
+            db.execute(f"DELETE FROM {old}", (instant(before),))  # noqa: S608
+            deleted = db.changes()
+            db.execute(EXPIRED, (stream, "", deleted, 0))
+        return deleted == sinks.PRUNE
+
+    def prune_letters(self, before: int) -> bool:
+        """See `sinks.Sink`."""
+        old = "id IN (SELECT id FROM dead_letters ORDER BY id LIMIT ?) AND received_at < ?"
+        bindings = sinks.PRUNE_LETTERS, instant(before)
+        with self.transaction("BEGIN") as db:
+            if not db.execute(f"SELECT EXISTS (SELECT 1 FROM dead_letters WHERE {old})", bindings).get:  # noqa: S608
+                return False
+        with self.transaction() as db:
+            done = db.execute(f"DELETE FROM dead_letters WHERE {old} RETURNING stream, batch, seq", bindings)  # noqa: S608
+            gone: list[Any] = done.fetchall()
+            for stream, batch, seq in set(gone):
+                left = "SELECT 1 FROM dead_letters WHERE (stream, batch, seq) = (?, ?, ?)"
+                if not db.execute(left, (stream, batch, seq)).fetchone():
+                    spool = db.execute(f"SELECT {SPOOL_OF} FROM batches WHERE id = ?", (batch,)).get  # noqa: S608
+                    db.execute(EXPIRED, (stream, spool or "", 0, 1))
+            self.fold_again(db, {batch for _, batch, _ in gone})
+        return len(gone) == sinks.PRUNE_LETTERS
+
+    def overdue(self, table: str, before: int) -> int:
+        """See `sinks.Sink`."""
+        with self.transaction("BEGIN") as db:
+            if not self.exists(db, table):
+                return 0
+            return db.execute(f'SELECT count(*) FROM "{table}" WHERE received_at < ?', (instant(before),)).get  # noqa: S608
+
+    @staticmethod
+    def exists(db: apsw.Connection, table: str) -> bool:
+        """Whether there is a table."""
+        return bool(db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)).fetchone())
 
     def bodies(self, db: apsw.Connection, claim: Claim) -> int:
         """How many bodies of a claim are stored."""

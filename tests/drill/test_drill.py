@@ -108,7 +108,7 @@ def test_a_drill_of_a_running_installation_with_api_keys_and_tls_leaves_it_runni
 ) -> None:
     home = tmp / "home"
     home.mkdir()
-    door = {"INGEST_API_KEYS": keys(tmp), "INGEST_TLS_CERTIFICATE": certificate[0], "INGEST_TLS_KEY": certificate[1]}
+    door = {"INGEST_API_KEYS": keys(tmp), "INGEST_TLS_CERTIFICATE": "{},{}".format(*certificate)}
     with installation(home, door, ready=False) as up:
         header, url = f"X-API-Key: {KEY}", f"https://localhost:{up.port}/readyz"
         poll(lambda: curl("--cacert", certificate[0], "-H", header, url)[0] == 200, 60)

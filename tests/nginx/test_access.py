@@ -108,7 +108,7 @@ def test_a_request_must_pass_every_check_that_is_on(tmp: Path) -> None:
 
 
 def test_a_client_that_trusts_the_certificate_connects_with_tls_1_2_and_1_3(certificate: tuple[Path, Path]) -> None:
-    with front(INGEST_TLS_CERTIFICATE=certificate[0], INGEST_TLS_KEY=certificate[1]) as (web, gateway):
+    with front(INGEST_TLS_CERTIFICATE="{},{}".format(*certificate)) as (web, gateway):
         url = f"https://localhost:{web.port}/votes"
         for version in "--tlsv1.2", "--tlsv1.3":
             done = curl("-d", "x", "--cacert", certificate[0], version, "--tls-max", version[-3:], url)
@@ -138,7 +138,7 @@ def test_weaker_protocols_and_ciphers_are_rejected(offer: dict[str, object], cer
     for name, value in offer.items():
         setattr(context, name, value)
     with (
-        front(INGEST_TLS_CERTIFICATE=certificate[0], INGEST_TLS_KEY=certificate[1]) as (web, _),
+        front(INGEST_TLS_CERTIFICATE="{},{}".format(*certificate)) as (web, _),
         connect(web.port) as plain,
         pytest.raises(ssl.SSLError, match="(?i)alert"),
     ):
@@ -327,9 +327,9 @@ def test_without_these_settings_nginx_has_none_of_their_directives() -> None:
 
 def test_bin_up_starts_with_all_checks_on(tmp: Path, certificate: tuple[Path, Path]) -> None:
     env = {
-        "INGEST_API_KEYS": keys(tmp), "INGEST_PASSWORDS": passwords(tmp), "INGEST_TLS_CERTIFICATE": certificate[0],
-        "INGEST_TLS_KEY": certificate[1], "INGEST_ALLOW": "127.0.0.0/8 ::1", "INGEST_CLIENT_RATE": "1000,100",
-        "INGEST_CORS": "/votes",
+        "INGEST_API_KEYS": keys(tmp), "INGEST_PASSWORDS": passwords(tmp),
+        "INGEST_TLS_CERTIFICATE": "{},{}".format(*certificate), "INGEST_ALLOW": "127.0.0.0/8 ::1",
+        "INGEST_CLIENT_RATE": "1000,100", "INGEST_CORS": "/votes",
     }  # fmt: skip
     with installation(tmp / "home", env, ready=False) as up:
         url = f"https://localhost:{up.port}"
@@ -367,23 +367,36 @@ def test_an_invalid_line_in_the_file_of_keys_is_reported_without_the_key(line: s
     assert KEY.lower() not in words.lower()
 
 
-@pytest.mark.parametrize("name", ["INGEST_API_KEYS", "INGEST_PASSWORDS", "INGEST_TLS_KEY"])
+@pytest.mark.parametrize("name", ["INGEST_API_KEYS", "INGEST_PASSWORDS", "INGEST_TLS_CERTIFICATE"])
 def test_a_file_of_secrets_that_is_missing_or_readable_by_everyone_is_reported_in_one_line(
     name: str, tmp: Path, certificate: tuple[Path, Path]
 ) -> None:
-    env = {"INGEST_TLS_CERTIFICATE": certificate[0]} if name == "INGEST_TLS_KEY" else {}
     path = tmp / "secrets"
-    assert refused({**env, name: path}, tmp) == (
+    value = f"{certificate[0]},{path}" if name == "INGEST_TLS_CERTIFICATE" else path
+    assert refused({name: value}, tmp) == (
         2, f"sluice: {name}='{path}' cannot be read: No such file or directory.\n"
     )  # fmt: skip
     private(path, f"{KEY} telegraf;\n").chmod(0o644)
-    assert refused({**env, name: path}, tmp) == (
+    assert refused({name: value}, tmp) == (
         2, f"sluice: {name}='{path}' is accessible to every user of this machine: chmod 600 it.\n"
     )  # fmt: skip
 
 
+def test_a_certificate_without_a_key_is_reported_in_one_line(tmp: Path, certificate: tuple[Path, Path]) -> None:
+    alone = private(tmp / "alone.pem", certificate[0].read_text())
+    status, words = refused({"INGEST_TLS_CERTIFICATE": alone}, tmp)
+    assert status == 2
+    assert words.startswith(f"sluice: INGEST_TLS_CERTIFICATE: {alone} has no private key; name the file that has it")
+
+
+def test_a_certificate_and_its_key_may_be_in_one_file(tmp: Path, certificate: tuple[Path, Path]) -> None:
+    both = private(tmp / "both.pem", "".join(file.read_text() for file in certificate))
+    with front(INGEST_TLS_CERTIFICATE=both) as (web, _):
+        assert curl("-d", "x", "--cacert", certificate[0], f"https://localhost:{web.port}/votes")[0] == 200
+
+
 def test_a_certificate_that_nginx_rejects_is_reported_in_one_line(tmp: Path, certificate: tuple[Path, Path]) -> None:
     wrong = private(tmp / "wrong.pem", "no certificate")
-    status, words = refused({"INGEST_TLS_CERTIFICATE": wrong, "INGEST_TLS_KEY": certificate[1]}, tmp)
+    status, words = refused({"INGEST_TLS_CERTIFICATE": f"{wrong},{certificate[1]}"}, tmp)
     assert status == 1
     assert words.startswith(f'sluice: nginx rejects its configuration: cannot load certificate "{wrong}"')

@@ -122,6 +122,28 @@ def test_the_ledger_accounts_for_every_body(tmp: Path, redis: Server) -> None:
     assert ["votes", "11", "4", "3", "2", "2", "0"] in [line.split()[:7] for line in table]
 
 
+def test_old_rows_and_dead_letters_are_deleted_and_counted(tmp: Path, redis: Server) -> None:
+    push(redis, b"bad", *map(vote, "abcd"))
+    with client.Redis(unix_socket_path=str(redis.socket)) as db:  # they arrived an hour ago
+        seconds, microseconds = db.time()
+        db.delete("ingest:{votes}:marks")
+        db.zadd("ingest:{votes}:marks", {f"1:{(seconds - 3600) * 10**6 + microseconds}": 1})
+    drain(tmp)
+    assert sluice(tmp, "prune")[:2] == (0, "INGEST_KEEP keeps everything.\n")
+    env = {"INGEST_KEEP": "2h,votes=30m,dead=10m"}
+    said = "metrics: 0 {0}\ngps: 0 {0}\nlogs: 0 {0}\nvotes: {1} {0}\ndead: 1 {0}\n"
+    assert sluice(tmp, "prune", "--dry-run", **env)[:2] == (0, said.format("are too old", 4))
+    assert sluice(tmp, "prune", **env)[:2] == (0, said.format("deleted", 3))  # SQLite keeps the last one
+    code, ledger, trouble = status(tmp, **env)
+    assert (code, trouble) == (0, [])
+    votes = ledger["votes"]
+    assert [votes[key] for key in ("stored", "dead", "expired", "missing", "deleted")] == [4, 0, 1, 0, 3]
+    assert "votes: deleted by age (INGEST_KEEP): 3 rows, and the dead letters of 1 bodies." in sluice(tmp, "status")[1]
+    code, _, complaint = sluice(tmp, "status", INGEST_KEEP="polls=1d")
+    assert (code, complaint.count("\n")) == (2, 1)
+    assert "INGEST_KEEP: there is no stream 'polls'; there are" in complaint
+
+
 def test_it_says_how_long_the_oldest_body_has_waited(tmp: Path, redis: Server) -> None:
     inlet = Inlet(str(redis.socket), 100)
     inlet.commit(inlet.append("votes", vote("a")))

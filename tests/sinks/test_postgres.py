@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from sink_tests import SinkTests
 from sluice import settings, sinks
 from sluice.drill import harness
 from sluice.drill.postgres import Postgres, postgres_server
+from sluice.sinks import reader
 from sluice.sinks.postgres import BEGIN, SERVER_ERRORS
 from sluice.spool.contract import Claim
 from sluice.spool.inspector import Inspector
@@ -198,6 +200,7 @@ def test_many_workers_may_create_the_tables_at_once(pg: Postgres):
         *(
             "batches",
             "batches_cells",
+            "batches_expired",
             "batches_folded",
             "batches_layout",
             "batches_ranges",
@@ -246,6 +249,83 @@ def test_a_column_whose_type_changes_at_run_time_buries_nothing(pg: Postgres):
             sink.persist(claim(name="2"), gps(3))
     pg.ask("ALTER TABLE gps ALTER lat TYPE double precision")
     assert sink.persist(claim(name="2"), gps(3)) == (3, 0, False)
+
+
+# --- partitions ---
+
+
+def parts(pg: Postgres, stream: str = "gps") -> dict[str, int]:
+    """The partitions with their rows."""
+    found = pg.ask(f"SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = '{stream}'::regclass")
+    return {name: pg.ask(f"SELECT count(*) FROM {name}")[0][0] for (name,) in found}
+
+
+def arriving(*ages: float) -> Callable[[], Iterator[sinks.Entry]]:
+    """Positions that arrived so many seconds ago."""
+    now = time.time()
+    position = Gps(time=None, device="a", lat=1.0, lon=2.0)
+    return lambda: ((seq, int((now - age) * 1e6), b"", position) for seq, age in enumerate(ages, 1))
+
+
+def test_a_table_whose_rows_have_an_age_is_partitioned_and_old_partitions_are_dropped(pg: Postgres):
+    keep = settings.Keep(None, {"gps": 600})
+    sink = sinks.connect(pg.url, registry.STREAMS, keep=keep)
+    assert len(parts(pg)) == 5 and not parts(pg, "votes")  # of a minute each: now, three ahead, and other times
+    sink.persist(claim(count=4), arriving(0, 0, 0, 7 * 86_400))
+    assert sorted(parts(pg).values()) == [0, 0, 0, 1, 3]
+    assert parts(pg)["gps_other"] == 1
+    later = int((time.time() + 120) * 1e6)
+    while sink.prune("gps", later):
+        pass
+    assert sink.ledger("gps").deleted == 4
+    assert set(parts(pg).values()) == {0}
+    # with another age the next partitions begin where the last one ends, and existing tables stay as they are
+    sink.close()
+    longer = sinks.connect(pg.url, registry.STREAMS, keep=settings.Keep(86_400, {}))
+    assert longer.persist(claim(count=2, name="run:11:1")._replace(first=11), arriving(0, 0)).records == 2
+    assert pg.ask("SELECT relkind FROM pg_class WHERE oid = 'votes'::regclass") == [("r",)]
+    longer.close()
+
+
+def test_a_partition_that_would_have_rows_of_the_default_one_is_left_out(pg: Postgres):
+    keep = settings.Keep(600, {})
+    sinks.connect(pg.url, registry.STREAMS, keep=keep).close()
+    for name in set(parts(pg)) - {"gps_other"}:
+        pg.ask(f"DROP TABLE {name}")
+    pg.ask("INSERT INTO gps (received_at, time, batch, seq) VALUES (now(), now(), 0, 0)")
+    sink = sinks.connect(pg.url, registry.STREAMS, keep=keep)
+    assert 2 < len(parts(pg)) < 5
+    assert sink.persist(claim(), arriving(0)).records == 1
+    while sink.prune("gps", int((time.time() + 1) * 1e6)):
+        pass
+    assert set(parts(pg).values()) == {0}
+    sink.close()
+
+
+def test_the_views_are_read_from_a_partitioned_table(pg: Postgres, caplog: pytest.LogCaptureFixture):
+    sink = sinks.connect(pg.url, registry.STREAMS, keep=settings.Keep(600, {}))
+    sink.persist(claim(count=2), arriving(0, 7 * 86_400))
+    with contextlib.closing(reader.connect(pg.url, registry.STREAMS)) as own:
+        own.index(["gps"])  # type: ignore[attr-defined]
+        own.news()
+        with own.snapshot():
+            assert sum(map(len, own.changes("gps", own.start(), 100).pieces)) == 2
+    assert not caplog.records
+    sink.close()
+
+
+def test_a_table_without_partitions_is_searched_for_old_rows_a_few_pages_at_a_time(
+    pg: Postgres, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("sluice.sinks.postgres.SWEEP", 1)
+    sink = connect(pg)
+    sink.persist(claim(count=1000), arriving(*[100, 0] * 500))
+    steps = 1
+    while sink.prune("gps", int((time.time() - 50) * 1e6)):
+        steps += 1
+    assert steps == pg.ask("SELECT pg_relation_size('gps') / 8192")[0][0] > 3
+    assert sink.ledger("gps").deleted == 500
+    sink.close()
 
 
 # --- rejected values -------------------------------------------------------------------------------------------------

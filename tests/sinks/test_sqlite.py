@@ -19,7 +19,7 @@ from sluice.sinks import Outcome, Sink, Unavailable
 from sluice.streams.record import Gps, Log, Metric, Vote
 from sluice.streams.registry import STREAMS
 
-TABLES = ("", "_ranges", "_folded", "_spools", "_cells")
+TABLES = ("", "_ranges", "_folded", "_expired", "_spools", "_cells")
 
 
 class SqliteStore:
@@ -111,6 +111,14 @@ class TestSqlite(SinkTests):
             sink.persist(given, votes(*range(first, last + 1), first=first)[1])
             assert store.ask("SELECT first, last FROM batches_ranges ORDER BY 1") == ranges
         assert self.choices(store) == [str(n) for n in range(1, 41)]
+
+    def test_the_last_row_of_a_stream_is_not_deleted_by_age(self, store: SqliteStore, sink: Sink) -> None:
+        """Otherwise the next row would get its rowid, and the follower would not see it."""
+        sink.persist(*votes("a", "b"))
+        while sink.prune("votes", 1 << 51):
+            pass
+        sink.persist(*votes("c", first=3))
+        assert store.ask("SELECT rowid, choice FROM votes") == [(2, "b"), (3, "c")]
 
     def test_every_commit_is_synced_to_disk(self, sink: Any) -> None:
         assert sink.db.execute("PRAGMA journal_mode").get == "wal"

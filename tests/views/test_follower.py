@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sluice import sinks
+from sluice import settings, sinks
 from sluice.drill import harness
 from sluice.drill.postgres import Postgres, postgres_server
 from sluice.sinks import DeadLetter, Entry, reader
@@ -162,6 +162,27 @@ def test_a_follower_that_returns_after_its_batches_were_folded_continues(
     here.start_follower()
     here.caught_up()
     assert here.client().get(contract.state("/gps/latest")) == before
+
+
+def test_a_view_keeps_what_was_deleted_by_age(here: Site) -> None:
+    here.settings = settings.load({"INGEST_KEEP": "1m"})
+    with contextlib.closing(sinks.connect(here.url, here.streams, keep=here.settings.keep)) as sink:  # partitions
+        here.store("gps", [position("car", 1), position("bike", 7)])
+        here.store("gps", [position("bike", 5), position("boat", 1)])
+        here.store("gps", [position("bike", 6)])
+        here.caught_up()
+        state = here.client().get(contract.state("/gps/latest"))
+        while sink.prune("gps", (NOON + 3600) * 10**6):
+            pass
+        assert here.sink.ledger("gps").deleted > 3
+    assert here.differences() == {}
+    here.store("gps", [position("plane", 1)])
+    harness.poll(lambda: "plane" in here.actual("/gps/latest"))
+    assert here.actual("/gps/latest").keys() == {"car", "bike", "boat", "plane"}
+    assert here.differences() == {}
+    assert here.client().get(contract.state("/gps/latest")) == state
+    here.client().set(contract.prefix("/gps/latest", state.decode()) + "plane", "0" * contract.ORDER + "{}")
+    assert here.differences() == {"/gps/latest": ["plane"]}
 
 
 def test_replayed_dead_letters_appear(here: Site) -> None:
