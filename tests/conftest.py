@@ -39,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--leaves", type=int, default=2, help="how often a cell leaves in test_balancer.py (2)")
     parser.addoption("--failovers", type=int, default=2, help="failovers by Sentinels in test_failover.py (2)")
     parser.addoption("--machines", type=int, default=0, help="seconds of a drill of cells in test_cells.py (0: short)")
+    parser.addoption("--containers", nargs="?", const="", metavar="BASE", help="run test_containers.py; see there")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

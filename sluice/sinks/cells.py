@@ -12,7 +12,7 @@ from sluice.sinks import Ledger, Sink, Spool
 from sluice.spool.inspector import Inspector, Snapshot
 
 EVERY = 5.0  # seconds between two lines of a cell
-SHARE = 50  # counting takes at most 1/50 of a worker's time, however large the database is
+SHARE = 20  # counting takes at most 1/20 of a worker's time, however large the database is
 STATES = ("accepted", "ready", "claimed", "stored", "dead", "missing")
 Figures = dict[str, Any]
 
