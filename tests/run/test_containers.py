@@ -147,7 +147,8 @@ def containers(request: pytest.FixtureRequest) -> Iterator[Containers]:
         found.prepare(base)
         yield found
     finally:
-        subprocess.run([*COMPOSE, "down", "-v"], env=found.env, cwd=ROOT, capture_output=True)
+        for command in (*COMPOSE, "down", "-v"), ("podman", "network", "rm", "-f", "sluice_default"):
+            subprocess.run(command, env=found.env, cwd=ROOT, capture_output=True)
         if not kept:
             shutil.rmtree(tmp)
 
