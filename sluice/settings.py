@@ -26,6 +26,8 @@ TIMES = {"m": 60, "h": 3600, "d": 86_400}
 DEAD = "dead"  # in INGEST_KEEP: the dead letters
 NETWORKS = "addresses and networks such as 192.0.2.7, 10.1.0.0/16 and 2001:db8::/32"
 SOCKETS = 4  # of gateway and of reader: one Unix socket refuses (502) when its backlog is full; see DECISIONS.md
+# What stands behind the comma of a setting was a setting of its own; its variable still counts
+SECOND = {"INGEST_TLS_CERTIFICATE": "INGEST_TLS_KEY", "INGEST_CLIENT_RATE": "INGEST_CLIENT_CONNECTIONS"}
 SOCKET_PATH = 107  # bytes: sun_path in unix(7), without its NUL
 
 
@@ -425,20 +427,16 @@ NAMES = tuple(map(variable, dataclasses.fields(Settings)))
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read all settings. An empty variable counts as not set.
 
-    Raises: SettingError for the first invalid value, or for a variable INGEST_… that is no setting.
+    Raises: SettingError for the first invalid value.
     """
-    for name in environ:
-        if name == "INGEST_TLS_KEY":
-            both = f"{environ.get('INGEST_TLS_CERTIFICATE') or 'CERTIFICATE'},{environ[name] or 'KEY'}"
-            raise SettingError(f"{name} is not a setting any more: write INGEST_TLS_CERTIFICATE={both} instead.")
-        if name.startswith("INGEST_") and name not in NAMES:
-            raise SettingError(f"{name} is not a setting: docs/PROTOCOL.md, section 6, has all of them.")
     values: dict[str, Any] = {}
     for row in dataclasses.fields(Settings):
         name = variable(row)
         text = environ.get(name, "").strip()
         if not text:
             text = row.metadata["default"].replace("$INGEST_HOME", str(values.get("home")))
+        if name in SECOND and environ.get(SECOND[name]):
+            text += "," + environ[SECOND[name]].strip()
         try:
             values[row.name] = row.metadata["parse"](text)
         except ValueError as error:
@@ -448,6 +446,11 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         if len(os.fsencode(socket)) > SOCKET_PATH and (name == "INGEST_HOME" or found.has_own_redis):
             raise SettingError(f"{name} is too long: the path of the socket {socket} may have {SOCKET_PATH} bytes.")
     return found
+
+
+def unknown(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The variables INGEST_… that are no setting."""
+    return sorted(name for name in environ if name.startswith("INGEST_") and name not in {*NAMES, *SECOND.values()})
 
 
 def default_cell(home: Path) -> str:
@@ -473,7 +476,7 @@ def load_or_exit() -> Settings:
         sys.exit(complain(error))
 
 
-def complain(error: Exception) -> int:
+def complain(error: object) -> int:
     """Print an error as one line; returns the exit status for an invalid setting."""
     print(f"sluice: {error}", file=sys.stderr)
     return 2

@@ -326,6 +326,11 @@ def test_a_module_that_cannot_be_imported_is_one_line_and_status_2(name: str, tm
     assert not home.exists()
 
 
+def test_a_variable_that_is_no_setting_is_named(tmp: Path) -> None:
+    _, words = refused({"INGEST_PROT": 1, "INGEST_VIEWS": "none.such"}, tmp / "home")
+    assert words.startswith("sluice: INGEST_PROT is not a setting and has no effect: ")
+
+
 def test_a_view_of_an_unknown_field_is_one_line_and_status_2(tmp: Path) -> None:
     (tmp / "mine.py").write_text("from sluice.views import latest\nVIEWS = {'/mine': latest('gps', key='none')}")
     status, words = refused({"INGEST_VIEWS": tmp / "mine.py"}, tmp / "home")
