@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sluice import settings
-from sluice.spool.inlet import Batch, Inlet
+from sluice.spool import open_inlet
+from sluice.spool.inlet import Batch
 from sluice.streams import replies
 from sluice.streams.endpoints import Endpoint, Endpoints
 from sluice.streams.replies import Rejected
@@ -21,7 +22,7 @@ if SETTINGS.routes:
 MAX_BODY = SETTINGS.max_body
 CLOSING = SETTINGS.home / "run/closing"  # while this file exists, replies close the clients' connections
 LEFT = SETTINGS.home / "run/left"  # while this one exists, /readyz sends the balancer elsewhere
-INLET = Inlet(SETTINGS.redis, replicas=SETTINGS.replicas, max_bytes=SETTINGS.max_memory // 2)
+INLET = open_inlet(SETTINGS.spool, SETTINGS.figures, SETTINGS.replicas, SETTINGS.max_memory // 2)
 append, commit, counts = INLET.append, INLET.commit, INLET.counts
 
 

@@ -15,14 +15,12 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from redis.exceptions import RedisError
-
 from sluice import counters, daemon, settings, sinks
 from sluice.settings import FOREVER, Keep
 from sluice.sinks.cells import CellLine
 from sluice.sinks.schema import load_streams
-from sluice.spool.contract import LEASE, Claim, NewerLayout
-from sluice.spool.inspector import Inspector
+from sluice.spool import open_inspector, open_outlet
+from sluice.spool.contract import LEASE, SPOOL_ERRORS, Claim, NewerLayout, trouble
 from sluice.spool.outlet import MAX_BODIES, MAX_BYTES, Lost, Outlet
 from sluice.streams import registry
 from sluice.streams.record import Limits, Record, Reject
@@ -142,10 +140,10 @@ class Worker:
                     if (some or state.claim) and not self.stopping:
                         busy |= self.step(state)
                 self.leave_line()
-                self.log_change("redis", None)
+                self.log_change(self.outlet.name, None)
                 backoff = BACKOFF[0]
-            except RedisError as error:
-                self.log_change("redis", f"Redis is unavailable: {error}")
+            except SPOOL_ERRORS as error:
+                self.log_change(self.outlet.name, trouble(error))
                 self.wake.acquire(timeout=backoff)
                 backoff = min(backoff * 2, BACKOFF[1])
                 continue
@@ -156,15 +154,18 @@ class Worker:
                 self.wake.acquire(timeout=IDLE)
         for state in self.states:
             if state.prefetched and not state.claim:
-                with contextlib.suppress(RedisError):
+                with contextlib.suppress(*SPOOL_ERRORS):
                     self.step(state)
         self.release()
         if drain:  # the next line of this cell may never come
-            with contextlib.suppress(RedisError):
+            with contextlib.suppress(*SPOOL_ERRORS):
                 self.leave_line(last=True)
 
     def leave_line(self, last: bool = False) -> None:
-        """Leave the figures of this cell in the database, if it is available. Raises: RedisError, NewerTables."""
+        """Leave the figures of this cell in the database, if it is available.
+
+        Raises: one of SPOOL_ERRORS, NewerTables.
+        """
         if not (self.line and self.sink):
             return
         try:
@@ -221,12 +222,12 @@ class Worker:
         full = claim.count >= state.max_bodies or claim.size >= MAX_BYTES
         state.size_next_claim(claim, max(time.thread_time() - cpu, SAMPLE * (state.decoded.sum - decoding)))
         state.claim, state.backoff = None, 0.0
-        return full
+        return full or self.outlet.has_more(claim.stream)
 
     def persist(self, state: StreamState, claim: Claim) -> sinks.Outcome | None:
         """Store a claim. None if it was not stored: it is kept for a later attempt, or given up if it is lost.
 
-        Raises: RedisError.
+        Raises: one of SPOOL_ERRORS.
         """
         try:
             if self.sink is None:
@@ -244,7 +245,7 @@ class Worker:
             log.warning("%s", error)
             state.claim = None
             return None
-        except RedisError:
+        except SPOOL_ERRORS:
             raise
         except Exception as error:
             log.error("%s: unexpected error; will retry\n%s", state.stream.name, trace(error))
@@ -292,7 +293,7 @@ class Worker:
         """Keep the leases of held claims alive, however long the sink takes, and report to Redis. Runs in a thread."""
         while not self.stopping:
             held = [claim for state in self.states if (claim := state.claim)]
-            with contextlib.suppress(RedisError):  # the main loop logs it; if a lease ends, another worker claims
+            with contextlib.suppress(*SPOOL_ERRORS):  # the main loop logs it; if a lease ends, another worker claims
                 for claim in held:
                     self.outlet.renew(claim)
                 self.outlet.report(held)
@@ -300,17 +301,18 @@ class Worker:
 
     def release(self) -> None:
         """End the leases of claims that are not stored, so that other workers need not wait for them."""
-        with contextlib.suppress(RedisError):
+        with contextlib.suppress(*SPOOL_ERRORS):
             for state in self.states:
                 for claim in filter(None, (state.claim, state.prefetched and state.prefetched())):
                     self.outlet.renew(claim, 0)
             self.outlet.report()
+        self.outlet.close()
 
-    def log_change(self, subject: str, trouble: str | None) -> None:
-        """Log one line when trouble starts or changes, and one when it ends. subject: a stream, or "redis"."""
-        if trouble != self.logged.get(subject):
-            self.logged[subject] = trouble
-            log.warning("%s: %s", subject, trouble) if trouble else log.info("%s: recovered", subject)
+    def log_change(self, subject: str, why: str | None) -> None:
+        """Log one line when trouble starts or changes, and one when it ends. subject: a stream or the spool."""
+        if why != self.logged.get(subject):
+            self.logged[subject] = why
+            log.warning("%s: %s", subject, why) if why else log.info("%s: recovered", subject)
 
 
 def chores(streams: Iterable[str], keep: Keep) -> Iterator[Chore]:
@@ -356,8 +358,9 @@ def main(arguments: list[str]) -> int:
         streams = load_streams(config)
     except settings.SettingError as error:
         return settings.complain(error)
-    line = CellLine(Inspector(config.redis), streams, config.cell, keep=not config.has_own_redis)
-    outlet = Outlet(config.redis, replicas=config.replicas)
+    inspector = open_inspector(config.spool, config.figures)
+    line = CellLine(inspector, streams, config.cell, keep=not config.has_own_redis)
+    outlet = open_outlet(config.spool, config.figures, config.replicas)
     worker = Worker(outlet, config.sink, streams, registry.limits(config), line, config.keep)
     daemon.stop_on_signal(worker)
     daemon.notify("READY=1")

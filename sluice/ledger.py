@@ -18,9 +18,10 @@ from sluice import screen, settings, sinks, views
 from sluice.counters import SECONDS, SIZES
 from sluice.settings import Settings
 from sluice.sinks import DeadLetter, Sink, second
-from sluice.sinks.cells import Figures, row, sums
+from sluice.sinks.cells import Figures, account, row, sums
 from sluice.sinks.schema import load_streams
-from sluice.spool.contract import Claim
+from sluice.spool import contract, open_inspector
+from sluice.spool.contract import SPOOL_ERRORS, Claim
 from sluice.spool.inspector import Inspector, Snapshot
 from sluice.streams import routes
 from sluice.streams.registry import Stream
@@ -50,7 +51,7 @@ class Observer:
             self.places.append(Path(s.sink.removeprefix("sqlite:///")).parent)
         self.views = views.load(s)
         self.link = Link(str(s.home / SOCKET), figures.PATIENCE)
-        self.spool = Inspector(s.redis, TIMEOUT)
+        self.spool = open_inspector(s.spool, s.figures, TIMEOUT)
         self.sink: Sink | None = None
         self.counted: Figures = {}  # the database's last answer, and when it came (monotonic)
         self.earlier: dict[str, int] = {}  # bodies of earlier lists, from the database
@@ -62,7 +63,7 @@ class Observer:
         streams: by name; see `row`. trouble: one line per problem.
         """
         trouble: list[str] = []
-        snapshots = self.ask_redis(self.snapshots, trouble) or {}
+        snapshots = self.ask_spool(self.snapshots, trouble) or {}
         names = self.sorted_names(snapshots)
         ledgers = self.ask_sink(lambda sink: self.ledgers(sink, names, snapshots), trouble) or {}
         rows = {name: self.row(name, snapshots.get(name), ledgers.get(name)) for name in names}
@@ -111,7 +112,7 @@ class Observer:
         A histogram has bounds (upper; the last is None), buckets (not cumulative), count and sum.
         """
         found: Figures = {"time": time.time(), "trouble": []}
-        snapshots, processes, memory, counted = self.ask_redis(
+        snapshots, processes, memory, counted = self.ask_spool(
             lambda: (self.snapshots(), self.spool.processes(), self.spool.memory(), self.spool.counters()),
             found["trouble"],
         ) or ({}, None, None, None)
@@ -150,16 +151,16 @@ class Observer:
         return sorted(self.names | snapshots.keys())
 
     def snapshots(self) -> dict[str, Snapshot]:
-        """The state of every stream in Redis. Raises: RedisError."""
+        """The state of every stream in the spool. Raises: one of SPOOL_ERRORS."""
         self.cell = self.spool.cell(self.cell)
         return {name: self.spool.snapshot(name) for name in self.names | self.spool.streams()}
 
-    def ask_redis(self, question: Callable[[], T], trouble: list[str]) -> T | None:
-        """The answer of Redis; None, with a line in `trouble`, if it is unavailable."""
+    def ask_spool(self, question: Callable[[], T], trouble: list[str]) -> T | None:
+        """The answer of Redis, or of Kafka; None, with a line in `trouble`, if it is unavailable."""
         try:
             return question()
-        except RedisError as error:
-            trouble.append(f"Redis is unavailable: {error}")
+        except SPOOL_ERRORS as error:
+            trouble.append(contract.trouble(error))
             return None
 
     def ask_sink(self, question: Callable[[Sink], T], trouble: list[str]) -> T | None:
@@ -183,13 +184,9 @@ class Observer:
     def ledgers(self, sink: Sink, names: list[str], snapshots: dict[str, Snapshot]) -> dict[str, sinks.Ledger]:
         """The database's figures for the bodies that were claimed at the time of the snapshots.
 
-        Redis is read first: a body stored meanwhile is found in the database, and bodies claimed later are not counted.
+        The spool is read first: a body stored meanwhile is found in the database, and later ones are not counted.
         """
-        found = {}
-        for name in names:
-            one = snapshots.get(name)
-            found[name] = sink.ledger(name, one.history if one else (), self.cell, one.claims if one else None)
-        return found
+        return {name: account(sink, name, snapshots.get(name), self.cell) for name in names}
 
     def count(self, names: list[str], snapshots: dict[str, Snapshot], trouble: list[str]) -> dict[str, sinks.Ledger]:
         """`ledgers`, and the dead letters by reason in `counted`; empty while the next count is not yet due."""
@@ -292,9 +289,13 @@ def waiting(cell: Figures) -> int:
     return of["ready"] + of["claimed"]
 
 
-def inspector(stream: str, s: Settings) -> Inspector:
-    """Access to the spool, for a stream that exists. Raises: SettingError if it does not; RedisError."""
-    found = Inspector(s.redis, TIMEOUT)
+def inspector(stream: str, s: Settings, verb: str = "") -> Inspector:
+    """Access to the spool, for a stream that exists. Raises: SettingError if it does not; one of SPOOL_ERRORS.
+
+    verb: what the operator asked for. Raises: NotWithKafka.
+    """
+    found = open_inspector(s.spool, s.figures, TIMEOUT)
+    found.require(verb)
     names = {*load_streams(s), *(route.stream for route in all_routes(s).values())}
     if stream not in names and stream not in (names := names | found.streams()):
         raise settings.SettingError(f"there is no stream {stream!r}; there are {', '.join(sorted(names))}.")

@@ -97,7 +97,7 @@ def shown(text: str | bytes) -> str:
     return printable(text if isinstance(text, bytes) else text.encode())
 
 
-def body_line(seq: int, state: str, body: bytes, full: bool) -> str:
+def body_line(seq: object, state: str, body: bytes, full: bool) -> str:
     """A body with its sequence number and state, cut to the terminal's width unless `full`."""
     about = f"{seq}  {state:<7}  "
     if full:

@@ -25,6 +25,9 @@ UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 TIMES = {"m": 60, "h": 3600, "d": 86_400}
 DEAD = "dead"  # in INGEST_KEEP: the dead letters
 NETWORKS = "addresses and networks such as 192.0.2.7, 10.1.0.0/16 and 2001:db8::/32"
+HOST = r"([\w.-]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}"
+KAFKA = "kafka://"
+VIEWS_SOCKET = "run/views.sock"  # of the views' Redis, below INGEST_HOME
 SOCKETS = 4  # of gateway and of reader: one Unix socket refuses (502) when its backlog is full; see DECISIONS.md
 # What stands behind the comma of a setting was a setting of its own; its variable still counts
 SECOND = {"INGEST_TLS_CERTIFICATE": "INGEST_TLS_KEY", "INGEST_CLIENT_RATE": "INGEST_CLIENT_CONNECTIONS"}
@@ -219,13 +222,12 @@ def path(text: str) -> Path:
     return Path(text).absolute()
 
 
-def spool(text: str) -> str:
+def redis(text: str) -> str:
     """The parser of INGEST_REDIS: the absolute path of a socket, or a URL; see `parse` in sluice/connect.py."""
     if "://" not in text:
         return str(path(text))
-    host = r"([\w.-]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}"
     match = re.fullmatch(
-        rf"redis(?P<tls>s)?(\+(?P<sentinel>sentinel))?://([^:@/?#\s]*:[^:@/?#\s]*@)?{host}(?P<more>(,{host})*)"
+        rf"redis(?P<tls>s)?(\+(?P<sentinel>sentinel))?://([^:@/?#\s]*:[^:@/?#\s]*@)?{HOST}(?P<more>(,{HOST})*)"
         r"(?P<name>/[\w.-]+)?(?P<query>\?(ssl_(ca_certs|certfile|keyfile)=/[^&#\s]+&?)+)?",
         text, re.ASCII,
     )  # fmt: skip
@@ -236,6 +238,18 @@ def spool(text: str) -> str:
         )
     if match["query"] and not match["tls"]:
         raise ValueError("rediss:// or rediss+sentinel:// with ssl_ca_certs, ssl_certfile and ssl_keyfile")
+    return text
+
+
+def spool(text: str) -> str:
+    """The parser of INGEST_SPOOL: as INGEST_REDIS, or Kafka; see `Address` in sluice/spool/kafka/__init__.py."""
+    if not text.startswith("kafka:"):
+        return redis(text)
+    login = r"[^:@/?#\s]*:[^:@/?#\s]*@"
+    query = r"(partitions=[1-9][0-9]{0,4}|replicas=[1-9][0-9]?|properties=/[^&#\s]+|[a-z]+(\.[a-z]+)+=[^&#\s]*)"
+    valid = rf"kafka://({login})?{HOST}(,{HOST})*(/[\w.-]{{1,100}})?(\?{query}(&{query})*)?"
+    if not re.fullmatch(valid, text, re.ASCII):
+        raise ValueError("kafka://HOST:PORT,HOST:PORT, or kafka://…?partitions=N&replicas=N&properties=/PATH")
     return text
 
 
@@ -252,13 +266,14 @@ def certificate(text: str) -> tuple[Path, Path] | None:
     return (path(parts[0]), path(parts[-1])) if text else None
 
 
-def setting(parse: Callable[[str], T], default: str, about: str) -> T:
+def setting(parse: Callable[[str], T], default: str, about: str, earlier: Callable[[str], T] | None = None) -> T:
     """One row of the table.
 
     default: a text for `parse`, in which $INGEST_HOME stands for that setting.
     about: what the setting is, who changes it and when (Markdown).
+    earlier: the parser of the name in EARLIER.
     """
-    return dataclasses.field(metadata={"parse": parse, "default": default, "about": about})
+    return dataclasses.field(metadata={"parse": parse, "default": default, "about": about, "earlier": earlier})
 
 
 @dataclass(frozen=True)
@@ -328,11 +343,13 @@ class Settings:
         "or for some of them (`30d,gps=7d,votes=forever`). `dead=90d`: the same for dead letters. Set it when the disk "
         "is smaller than all that will ever arrive (section 5)",
     )
-    redis: str = setting(
+    spool: str = setting(
         spool, "$INGEST_HOME/run/redis.sock",
-        "The Unix socket of the Redis that `bin/up` starts. Change it when the path in `INGEST_HOME` is too long for a "
-        "socket, or to `redis://USER:PASSWORD@HOST:PORT`, `rediss://…` or `redis+sentinel://…` to use a Redis on "
-        "other machines (section 4); then `bin/up` starts none",
+        "Where bodies wait for the workers; `INGEST_REDIS` is another name of this setting. The Unix socket of the "
+        "Redis that `bin/up` starts. Change it when the path in `INGEST_HOME` is too long for a socket, to "
+        "`redis://USER:PASSWORD@HOST:PORT`, `rediss://…` or `redis+sentinel://…` to use a Redis on other machines "
+        "(section 4), or to `kafka://HOST:PORT,HOST:PORT` (section 10); then `bin/up` starts none for them",
+        redis,
     )
     routes: str = setting(
         module, "",
@@ -402,8 +419,18 @@ class Settings:
 
     @property
     def has_own_redis(self) -> bool:
-        """Whether INGEST_REDIS is the socket of a Redis that belongs to this installation."""
-        return "://" not in self.redis
+        """Whether INGEST_SPOOL is the socket of a Redis that belongs to this installation."""
+        return "://" not in self.spool
+
+    @property
+    def has_kafka(self) -> bool:
+        """Whether bodies wait in Kafka."""
+        return self.spool.startswith(KAFKA)
+
+    @property
+    def figures(self) -> str:
+        """The Redis to which the processes report their counts: that of the list, or with Kafka that of the views."""
+        return str(self.home / VIEWS_SOCKET) if self.has_kafka else self.spool
 
     @property
     def gateway_sockets(self) -> list[Path]:
@@ -414,6 +441,9 @@ class Settings:
     def reader_sockets(self) -> list[Path]:
         """The Unix sockets between nginx and the reader."""
         return [self.home / "run" / f"reader-{n}.sock" for n in range(SOCKETS)]
+
+
+EARLIER = {"INGEST_SPOOL": "INGEST_REDIS"}  # another name of a setting
 
 
 def variable(row: dataclasses.Field[Any]) -> str:
@@ -430,27 +460,37 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     Raises: SettingError for the first invalid value.
     """
     values: dict[str, Any] = {}
+    spool = "INGEST_REDIS" if environ.get("INGEST_REDIS") else "INGEST_SPOOL"
     for row in dataclasses.fields(Settings):
-        name = variable(row)
+        name, parse = variable(row), row.metadata["parse"]
         text = environ.get(name, "").strip()
+        if (other := EARLIER.get(name)) and (value := environ.get(other, "").strip()):
+            if text:
+                raise SettingError(f"{name} and {other} are two names of one setting: unset one of them.")
+            name, text, parse = other, value, row.metadata["earlier"]
         if not text:
             text = row.metadata["default"].replace("$INGEST_HOME", str(values.get("home")))
         if name in SECOND and environ.get(SECOND[name]):
             text += "," + environ[SECOND[name]].strip()
         try:
-            values[row.name] = row.metadata["parse"](text)
+            values[row.name] = parse(text)
         except ValueError as error:
             raise SettingError(f"{name}={without_password(text)!r} is invalid: expected {error}.") from None
     found = Settings(**values | {"cell": values["cell"] or default_cell(values["home"])})
-    for name, socket in ("INGEST_HOME", found.gateway_sockets[0]), ("INGEST_REDIS", found.redis):
+    for name, socket in ("INGEST_HOME", found.gateway_sockets[0]), (spool, found.spool):
         if len(os.fsencode(socket)) > SOCKET_PATH and (name == "INGEST_HOME" or found.has_own_redis):
             raise SettingError(f"{name} is too long: the path of the socket {socket} may have {SOCKET_PATH} bytes.")
+    if found.has_kafka and found.runtime == "pypy":
+        raise SettingError("INGEST_SPOOL=kafka://… needs INGEST_RUNTIME=cpython: its client does not run on PyPy.")
+    if found.has_kafka and found.replicas:
+        raise SettingError("INGEST_REPLICAS is for Redis: in INGEST_SPOOL=kafka://…?replicas=N, N counts all replicas.")
     return found
 
 
 def unknown(environ: Mapping[str, str] = os.environ) -> list[str]:
     """The variables INGEST_… that are no setting."""
-    return sorted(name for name in environ if name.startswith("INGEST_") and name not in {*NAMES, *SECOND.values()})
+    known = {*NAMES, *SECOND.values(), *EARLIER.values()}
+    return sorted(name for name in environ if name.startswith("INGEST_") and name not in known)
 
 
 def default_cell(home: Path) -> str:

@@ -1,10 +1,12 @@
-"""A client that posts without a pause, for tests that restart programs meanwhile."""
+"""Clients that post without a pause, for tests that restart programs meanwhile."""
 
 from __future__ import annotations
 
 import threading
+import time
+from pathlib import Path
 
-from sluice.drill.harness import connect, post
+from sluice.drill.harness import connect, poll, post
 
 
 class Load(threading.Thread):
@@ -30,3 +32,49 @@ class Load(threading.Thread):
                 self.failed.append(repr(error))
                 connection = connect(self.port, 30)
         connection.close()
+
+
+class Clients:
+    """Clients in threads; each body is sent once, whatever its answer.
+
+    acknowledged: bodies with 200. times: when their answers came (monotonic).
+    """
+
+    def __init__(self, where: Path | int, clients: int = 4) -> None:
+        self.where = where
+        self.stop = threading.Event()
+        self.acknowledged: list[str] = []
+        self.times: list[float] = []
+        self.threads = [threading.Thread(target=self.post, args=(n,)) for n in range(clients)]
+
+    def __enter__(self) -> Clients:
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        for thread in self.threads:
+            thread.join()
+
+    def post(self, number: int) -> None:
+        count = 0
+        with connect(self.where, 60) as connection:
+            while not self.stop.wait(0.005):
+                count += 1
+                name = f"{number}-{count}"
+                status = post(connection, "/votes", b'{"poll":"p","choice":"%b"}' % name.encode())[0]
+                assert status in (200, 503)
+                if status == 200:
+                    self.acknowledged.append(name)
+                    self.times.append(time.monotonic())
+
+    def wait(self) -> None:
+        """Wait for some more acknowledgements."""
+        before = len(self.times)
+        poll(lambda: len(self.times) > before + 10, 60, "acknowledgements")
+
+    def longest_gap(self, since: float) -> float:
+        """The longest time without an acknowledgement, seconds."""
+        times = sorted([since, *(at for at in self.times if at > since)])
+        return max(after - before for before, after in zip(times, times[1:]))

@@ -106,6 +106,11 @@ def test_sizes_may_have_a_unit(text: str, size: int) -> None:
         ("INGEST_REDIS", "rediss://h:1?ssl_ca_certs=ca.pem"),
         ("INGEST_REDIS", "redis+sentinel://a:1,b:2"),
         ("INGEST_REDIS", "unix:///run/redis.sock"),
+        ("INGEST_REDIS", "kafka://h:9092"),
+        ("INGEST_SPOOL", "kafka://h"),
+        ("INGEST_SPOOL", "kafka://h:1?partitions=0"),
+        ("INGEST_SPOOL", "kafka://h:1?retries=3"),
+        ("INGEST_SPOOL", "kafka://h:1?properties=relative"),
         ("INGEST_ROUTES", "my-routes"),
         ("INGEST_RECORDS", "./mine.py"),
         ("INGEST_ALLOW", ","),
@@ -183,11 +188,33 @@ def test_a_certificate_and_its_key_are_in_two_files_or_in_one() -> None:
 )
 def test_redis_may_be_elsewhere(url: str) -> None:
     found = settings.load({"INGEST_REDIS": url})
-    assert (found.redis, found.has_own_redis) == (url, False)
+    assert (found.spool, found.has_own_redis) == (url, False)
     assert ":p" not in settings.without_password(url)
 
 
-@pytest.mark.parametrize("name", ["INGEST_HOME", "INGEST_REDIS"])
+def test_bodies_may_wait_in_kafka() -> None:
+    url = "kafka://u:p%40@a:9092,b:9092/mine?partitions=8&ssl.ca.location=/ca.pem&properties=/k"
+    found = settings.load({"INGEST_SPOOL": url, "INGEST_HOME": "/h"})
+    assert (found.spool, found.has_own_redis, found.has_kafka) == (url, False, True)
+    assert found.figures == "/h/run/views.sock"
+    assert ":p" not in settings.without_password(url)
+
+
+@pytest.mark.parametrize(
+    "env, words",
+    [
+        ({"INGEST_REDIS": "/a"}, "INGEST_SPOOL and INGEST_REDIS are two names of one setting: unset one of them."),
+        ({"INGEST_RUNTIME": "pypy"}, "its client does not run on PyPy"),
+        ({"INGEST_REPLICAS": "1"}, "INGEST_REPLICAS is for Redis"),
+    ],
+)
+def test_what_does_not_go_with_kafka_is_said_in_one_line(env: dict[str, str], words: str) -> None:
+    with pytest.raises(settings.SettingError, match=words) as caught:
+        settings.load({"INGEST_SPOOL": "kafka://h:9092"} | env)
+    assert str(caught.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("name", ["INGEST_HOME", "INGEST_REDIS", "INGEST_SPOOL"])
 def test_a_path_too_long_for_a_socket_is_invalid(name: str) -> None:
     with pytest.raises(settings.SettingError, match=f"{name} is too long.*107 bytes"):
         settings.load({name: "/" + "x" * 107})

@@ -23,6 +23,7 @@ from rig import load as generators
 from rig.environment import BENCH, ROOT, VENV
 from rig.parameters import OURS, Figures
 from sluice.drill import harness
+from sluice.drill.kafka import Broker
 
 # The same versions of the interpreters, with the frameworks.
 THEIRS = {"cpython": VENV / "bin/python", "pypy": ROOT / ".venv-pypy/bin/python"}
@@ -204,15 +205,23 @@ class Stand:
         return candidate
 
     def gateway(
-        self, name: str, runtime: str = "cpython", gateways: int = 1, worker_class: str = "", **env: object
+        self,
+        name: str,
+        runtime: str = "cpython",
+        gateways: int = 1,
+        worker_class: str = "",
+        broker: Broker | None = None,
+        **env: object,
     ) -> Candidate:
-        """The gateway of Sluice as bin/up runs it, behind nginx. worker_class: of gunicorn; "": the fast lane."""
+        """The gateway of Sluice as bin/up runs it, behind nginx. worker_class: of gunicorn; "": the fast lane.
+
+        broker: of Kafka, in the place of Redis.
+        """
         home = self.home()
-        env = {"INGEST_GATEWAYS": gateways} | UNBOUNDED | env
-        server = self.enter(harness.gateway(home, self.redis, runtime, worker_class, env))
-        return self.front(
-            name, home, {"gateway": server}, runtime=runtime, worker=worker_class or "fastlane", processes=gateways
-        )
+        env = {"INGEST_GATEWAYS": gateways} | UNBOUNDED | env | ({"INGEST_SPOOL": broker.url} if broker else {})
+        server = self.enter(harness.gateway(home, None if broker else self.redis, runtime, worker_class, env))
+        parts = {"gateway": server} | ({"kafka": broker.server} if broker else {})
+        return self.front(name, home, parts, runtime=runtime, worker=worker_class or "fastlane", processes=gateways)
 
     def tree(self, name: str, root: Path, runtime: str) -> Candidate:
         """The gateway of a checkout in its own virtual environment, behind nginx as configured by its bin/up.

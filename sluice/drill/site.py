@@ -71,7 +71,7 @@ class Site:
         self.running = contextlib.ExitStack()
         sink = self.settings.sink
         self.store = Sqlite(sink) if sink.startswith("sqlite:///") else Postgres(sink)
-        self.redis = connect.client(self.settings.redis, 30)
+        self.redis = connect.client(self.settings.spool, 30)
         self.lists = [self.redis]
         self.views_redis = connect.client(str(self.home / SOCKET), 30)
         self.views = views.load(self.settings)  # none: no client reads, and only the faults of writing are injected
@@ -176,7 +176,8 @@ class Site:
 
 # A private installation has its own Redis and database, no replicas, no access control and no limits.
 NOT_PASSED = {
-    *("INGEST_REDIS", "INGEST_SINK", "INGEST_REPLICAS", "INGEST_API_KEYS", "INGEST_PASSWORDS", "INGEST_ALLOW"),
+    *("INGEST_SPOOL", "INGEST_REDIS", "INGEST_SINK", "INGEST_REPLICAS"),
+    *("INGEST_API_KEYS", "INGEST_PASSWORDS", "INGEST_ALLOW"),
     *("INGEST_KEEP", "INGEST_TLS_CERTIFICATE", "INGEST_CLIENT_RATE", "INGEST_CELL"),
 }
 
@@ -228,7 +229,8 @@ def running(home: Path, header: str, with_views: bool) -> Site:
     listen = re.search(r"^\s*listen (\d+)( ssl)?", nginx, re.M)
     unix_socket = re.search(r'^unixsocket "(.*)"', spool, re.M)
     assert listen and unix_socket
-    environ = {**os.environ, "INGEST_HOME": str(home), "INGEST_PORT": listen[1], "INGEST_REDIS": unix_socket[1]}
+    environ = {**os.environ, "INGEST_HOME": str(home), "INGEST_PORT": listen[1], "INGEST_SPOOL": unix_socket[1]}
+    environ.pop("INGEST_REDIS", None)
     if not with_views or not (home / SOCKET).exists():
         environ["INGEST_VIEWS"] = "off"
     site = Site(environ, private=False, tls=bool(listen[2]), header=header)

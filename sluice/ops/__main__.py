@@ -70,16 +70,18 @@ def main(words: list[str]) -> int:
         whole.print_help()
         return 0
 
-    from redis.exceptions import RedisError  # only now: --help needs neither
-
-    from sluice.sinks import Unavailable
+    from sluice.sinks import Unavailable  # only now: --help needs neither
+    from sluice.spool.contract import SPOOL_ERRORS, NotWithKafka, trouble
 
     try:
         return arguments.run(arguments, settings.load())
     except settings.SettingError as error:
         return settings.complain(error)
-    except RedisError as error:
-        screen.complain(f"Redis is unavailable: {error}")
+    except NotWithKafka as error:
+        screen.complain(str(error))
+        return 2
+    except SPOOL_ERRORS as error:
+        screen.complain(trouble(error))
     except Unavailable as error:
         screen.complain(f"the database is unavailable: {error}")
     except KeyboardInterrupt:

@@ -19,7 +19,7 @@ from sluice.drill import conduct
 from sluice.drill.faults import FAULTS
 from sluice.drill.outages import OUTAGES
 from sluice.run.up import require_checkout
-from sluice.settings import Settings
+from sluice.settings import SettingError, Settings
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +48,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     """Run the drill; returns the exit status."""
+    if s.has_kafka:
+        raise SettingError("the drill injects its faults into Redis: unset INGEST_SPOOL.")
     if not arguments.home:
         require_checkout("a private drill")
     return conduct.run(arguments, s)

@@ -20,11 +20,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     """Print the bodies; returns the exit status."""
     inspector = ledger.inspector(arguments.stream, s)
-    left, first = arguments.limit, arguments.first
-    while left > 0 and (found := inspector.peek(arguments.stream, first, left)[1]):
-        for seq, state, body in found:
-            print(screen.body_line(seq, state, body, arguments.full))
-        left, first = left - len(found), found[-1][0] + 1
-    if left == arguments.limit:
+    found = 0
+    for seq, state, body in inspector.waiting(arguments.stream, arguments.first, arguments.limit):
+        print(screen.body_line(seq, state, body, arguments.full))
+        found += 1
+    if not found:
         print("No body is ready or claimed.")
     return 0

@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     """Ask, and purge; returns the exit status."""
-    name, inspector = arguments.stream, ledger.inspector(arguments.stream, s)
+    name, inspector = arguments.stream, ledger.inspector(arguments.stream, s, "purge")
     seen = inspector.snapshot(name)
     if not seen.ready:
         print(f"{name}: no body is ready.")

@@ -20,7 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     """Ask, and end the leases; returns the exit status."""
-    name, inspector = arguments.stream, ledger.inspector(arguments.stream, s)
+    name, inspector = arguments.stream, ledger.inspector(arguments.stream, s, "requeue")
     claims = inspector.snapshot(name).claims
     if not claims:
         print(f"{name}: no claim is open.")

@@ -43,7 +43,7 @@ def redis_configuration(s: settings.Settings) -> str:
     """deploy/redis/redis.conf with the paths and sizes of this installation."""
     return replaced(
         (ROOT / "deploy/redis/redis.conf").read_text(),
-        ("unixsocket /run/sluice/redis.sock", f'unixsocket "{s.redis}"'),
+        ("unixsocket /run/sluice/redis.sock", f'unixsocket "{s.spool}"'),
         ("dir /var/lib/sluice", f'dir "{s.home}/redis"'),
         ("appendfsync always", f"appendfsync {s.durability}"),
         ("maxmemory 1073741824", f"maxmemory {s.max_memory}"),
@@ -198,6 +198,7 @@ def supervisor_configuration(s: settings.Settings) -> str:
             reader=" ".join(f'--bind "unix:{plain(path)}"' for path in s.reader_sockets),
             own_redis=f"autostart={'true' if s.has_own_redis else 'false'}",
             views=f"autostart={'false' if s.views == 'off' else 'true'}",
+            views_redis=f"autostart={'false' if s.views == 'off' and not s.has_kafka else 'true'}",
             redis=shutil.which("redis-server", path=path),
             nginx=shutil.which("nginx", path=path),
             user="user=root" if os.geteuid() == 0 else "",

@@ -15,13 +15,12 @@ import time
 from collections import deque
 from typing import NamedTuple, NoReturn
 
-from redis.exceptions import RedisError
-
 from sluice import settings
 from sluice.run.configure import ROOT
 from sluice.settings import Settings, Span
 from sluice.sinks.schema import load_streams
-from sluice.spool.inspector import Inspector
+from sluice.spool import open_inspector
+from sluice.spool.contract import SPOOL_ERRORS
 
 EVERY = 2.0  # seconds between two readings
 
@@ -159,7 +158,7 @@ class Pool:
     def __init__(self, s: Settings) -> None:
         """Raises: SettingError if a user's module cannot be imported."""
         self.least = s.workers.min
-        self.spool = Inspector(s.redis)
+        self.spool = open_inspector(s.spool, s.figures)
         self.streams = load_streams(s)
         self.children: list[subprocess.Popen] = []
         self.stopping: list[subprocess.Popen] = []
@@ -170,7 +169,7 @@ class Pool:
         return self.least + len(self.children)
 
     def read(self) -> Reading:
-        """Take a reading. Raises: RedisError."""
+        """Take a reading. Raises: one of SPOOL_ERRORS."""
         counted = self.spool.counters()
         streams = {}
         for name in self.streams:
@@ -215,7 +214,7 @@ def step(pool: Pool, rules: Rules) -> None:
         if decision:
             print(f"{pool.size} -> {pool.size + decision.change} workers: {decision.why}", flush=True)
             pool.change(decision.change)
-    except (RedisError, OSError):
+    except (*SPOOL_ERRORS, OSError):
         rules.clear()
 
 

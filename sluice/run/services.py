@@ -46,7 +46,7 @@ exec runuser -u {user} -- {root}/bin/sluice "$@"
 def given(file: str, environ: Mapping[str, str]) -> dict[str, str]:
     """The settings of the services: those of the file, overridden by those of the environment.
 
-    Raises: SettingError for INGEST_HOME, which is fixed, and for INGEST_REDIS, unless it is a URL.
+    Raises: SettingError for INGEST_HOME, which is fixed, and for INGEST_SPOOL, unless it is a URL.
     """
     found = FIXED.copy()
     for line in file.splitlines():
@@ -54,9 +54,10 @@ def given(file: str, environ: Mapping[str, str]) -> dict[str, str]:
             name, _, value = word.partition("=")
             found[name] = value
     found |= {name: value for name, value in environ.items() if name.startswith("INGEST_")}
-    if found["INGEST_HOME"] != str(HOME) or "://" not in found.get("INGEST_REDIS", "://"):
+    spools = [found[name] for name in ("INGEST_SPOOL", "INGEST_REDIS") if found.get(name)]
+    if found["INGEST_HOME"] != str(HOME) or not all("://" in spool for spool in spools):
         raise settings.SettingError(
-            f"services do not accept INGEST_HOME, nor a socket as INGEST_REDIS: theirs are in {HOME}."
+            f"services do not accept INGEST_HOME, nor a socket as INGEST_SPOOL: theirs are in {HOME}."
         )
     return found
 
@@ -165,7 +166,8 @@ def install(found: Mapping[str, str], s: settings.Settings) -> bool:
             f"include {HOME}/etc/sluice.conf in its http block, and give its user read access to /run/sluice."
         )
     new = files(s, ROOT, nginx=not others)
-    optional = files(settings.load({**found, "INGEST_RUNTIME": "pypy", "INGEST_REDIS": "redis://x:1"}), ROOT)
+    most = {**found, "INGEST_RUNTIME": "pypy", "INGEST_SPOOL": "redis://x:1", "INGEST_REDIS": ""}
+    optional = files(settings.load(most), ROOT)
     changed = write(DEFAULTS, defaults(found), 0o600)  # it may hold a password
     for path, text in new.items():
         changed |= write(path, text, 0o755 if path.parent.name == "bin" else 0o644)
@@ -182,6 +184,8 @@ def install(found: Mapping[str, str], s: settings.Settings) -> bool:
         units.append("sluice-scale.service")
     if s.views != "off":
         units += VIEWS
+    elif s.has_kafka:
+        units += VIEWS[:1]  # what the processes count is kept there
     enabled = {path.name for path in WANTED.iterdir()} if WANTED.is_dir() else set()
     if surplus := enabled - set(units):
         run("systemctl", "disable", "--quiet", "--now", *sorted(surplus))
@@ -223,6 +227,8 @@ def main(words: list[str]) -> int:
         check(s)
         if s.runtime == "pypy":
             run(ROOT / "bin/provision", "pypy")
+        if s.has_kafka:
+            run(ROOT / "bin/provision", "kafka")
         changed = install(found, s)
         if not Path("/run/systemd/system").is_dir():
             print("sluice: systemd is not running; the services start when it does.")

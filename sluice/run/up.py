@@ -31,7 +31,7 @@ Sluice takes writes at {url} and stores them in {sink}
 
 
 ELSEWHERE = """
-  Redis      {redis}; bin/up starts none"""
+  {name}      {spool}; bin/up starts none"""
 READ = """
              curl '{short}/votes/tally?poll=cookies'"""
 # the order in which the programs of a killed bin/up are ended, after all others: a worker may have a batch to finish,
@@ -85,7 +85,7 @@ def check_addresses(s: settings.Settings) -> None:
         except OSError as error:
             why = "is in use" if error.errno == errno.EADDRINUSE else f"is not available ({error.strerror})"
             raise CannotStart(f"port {s.port} {why}; set INGEST_PORT to use another.") from None
-    own = [(s.redis, "its own Redis")] if s.has_own_redis else []
+    own = [(s.spool, "its own Redis")] if s.has_own_redis else []
     for path, whose in *own, (str(s.home / SOCKET), "that of the views"):
         with socket.socket(socket.AF_UNIX) as probe:
             try:
@@ -163,7 +163,11 @@ def announce(s: settings.Settings) -> None:
     sink = settings.without_password(s.sink).removeprefix("sqlite:///")
     short = url.removeprefix("http://")
     read = READ.format(short=short) if "/votes/tally" in views.load(s) else ""
-    elsewhere = "" if s.has_own_redis else ELSEWHERE.format(redis=settings.without_password(s.redis))
+    elsewhere = (
+        ""
+        if s.has_own_redis
+        else ELSEWHERE.format(name="Kafka" if s.has_kafka else "Redis", spool=settings.without_password(s.spool))
+    )
     say(FIRST_SCREEN.format(url=url, short=short, home=s.home, sink=sink, read=read, elsewhere=elsewhere))
 
 
@@ -174,7 +178,8 @@ def main() -> None:
         settings.complain(f"{name} is not a setting and has no effect: docs/PROTOCOL.md, section 6, has all of them.")
     os.umask(0o077)
     os.environ.update(configure.NURSERY | os.environ)
-    os.environ.update(INGEST_HOME=str(s.home), INGEST_REDIS=s.redis, PYTHONUNBUFFERED="1")
+    os.environ.pop("INGEST_REDIS", None)
+    os.environ.update(INGEST_HOME=str(s.home), INGEST_SPOOL=s.spool, PYTHONUNBUFFERED="1")
     with exit_on_error(s.home):
         check_modules(s)
         check_access(s)

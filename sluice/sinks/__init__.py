@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import lru_cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -93,6 +93,7 @@ class Ledger(NamedTuple):
     earlier: bodies that were accepted, and whose numbers are not in the present list: Redis has lost them.
     purged: how many bodies of each spool were purged, as the database knows it.
     deleted: rows deleted by age. expired: bodies of which the last dead letter was deleted by age.
+    ahead: with Kafka, bodies that are stored and that the group of workers has not settled yet.
     """
 
     bodies: int
@@ -102,6 +103,7 @@ class Ledger(NamedTuple):
     purged: dict[str, int] = {}
     expired: int = 0
     deleted: int = 0
+    ahead: int = 0
 
 
 class SpoolCount(NamedTuple):
@@ -261,6 +263,13 @@ class Sink(ABC, Generic[Db]):
         history: of the cell's list. What was claimed after it was read is not counted.
         cell: None for all cells.
         claims: id -> number of bodies.
+        """
+
+    @abstractmethod
+    def stored_in(self, stream: str, partitions: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+        """How many bodies of these partitions in Kafka are stored, and how many of them are not settled.
+
+        partitions: spool without its leader epoch -> the last number that is settled, and the last one to count.
         """
 
     @abstractmethod

@@ -30,7 +30,7 @@ def row(snapshot: Snapshot | None, ledger: Ledger | None) -> Figures:
         left = {claim: bodies - stored.get(claim, 0) for claim, bodies in snapshot.claims.items()}
         found["accepted"] = snapshot.claimed + snapshot.ready + (ledger.earlier if ledger else 0)
         found["purged"] = snapshot.purged
-        found["ready"] = snapshot.ready
+        found["ready"] = snapshot.ready - (ledger.ahead if ledger else 0)
         found["claimed"] = sum(left.values())
         found["oldest_seconds"] = max((age for at, age in snapshot.ages.items() if left.get(at, 1)), default=None)
     if ledger:
@@ -40,6 +40,14 @@ def row(snapshot: Snapshot | None, ledger: Ledger | None) -> Figures:
         known = found["ready"] + found["claimed"] + snapshot.purged + ledger.bodies
         found["missing"] = max(0, found["accepted"] - known)
     return found
+
+
+def account(sink: Sink, stream: str, snapshot: Snapshot | None, cell: str) -> Ledger:
+    """The database's counts of a stream, for the bodies that were accepted at the time of the snapshot."""
+    if snapshot and snapshot.partitions:
+        bodies, ahead = sink.stored_in(stream, snapshot.partitions)
+        return sink.ledger(stream)._replace(bodies=bodies, earlier=0, ahead=ahead)
+    return sink.ledger(stream, snapshot.history if snapshot else (), cell, snapshot.claims if snapshot else None)
 
 
 def sums(cells: Iterable[Figures]) -> Figures:
@@ -64,7 +72,7 @@ class CellLine:
         self.due = 0.0  # monotonic
 
     def leave(self, sink: Sink, last: bool = False) -> None:
-        """Leave the line if it is due, or `last`. Raises: RedisError, Unavailable."""
+        """Leave the line if it is due, or `last`. Raises: one of SPOOL_ERRORS, Unavailable."""
         began = time.monotonic()
         if began < self.due and not last:
             return
@@ -78,7 +86,7 @@ class CellLine:
         streams, spools = [], []
         for stream in sorted(self.streams | self.inspector.streams()):
             snapshot = self.inspector.snapshot(stream)
-            ledger = sink.ledger(stream, snapshot.history, self.name, snapshot.claims)
+            ledger = account(sink, stream, snapshot, self.name)
             streams.append({"stream": stream} | row(snapshot, ledger))
             spools += registered(stream, self.name, snapshot, ledger.purged)
         every = max(EVERY, SHARE * (time.monotonic() - began))

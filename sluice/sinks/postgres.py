@@ -9,7 +9,7 @@ import contextlib
 import logging
 import re
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any
@@ -478,6 +478,18 @@ class Postgres(Sink[psycopg.Connection]):
             counts, present = one(found)
         stored = {claim.id: count for claim, count in zip(given, present, strict=True)}
         return summed((SpoolCount(*row) for row in counts), history, cell, stored)
+
+    def stored_in(self, stream: str, partitions: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+        """See `sinks.Sink`."""
+        with self.transaction() as db:
+            found = db.execute(
+                "SELECT coalesce(sum(greatest(least(last, past) - first + 1, 0)), 0)::bigint, "
+                "       coalesce(sum(greatest(least(last, past) - greatest(first, settled + 1) + 1, 0)), 0)::bigint "
+                "FROM unnest(%s::text[], %s::bigint[], %s::bigint[]) AS p (part, settled, past) "
+                "JOIN batches_ranges ON stream = %s AND starts_with(spool, part || '.')",
+                (list(partitions), *map(list, zip(*partitions.values(), strict=True)), stream),
+            )
+            return one(found)
 
     def leave_line(self, cell: str, figures: dict[str, Any], spools: list[Spool]) -> None:
         """See `sinks.Sink`."""

@@ -10,7 +10,7 @@ import json
 import os
 import time
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any
@@ -338,6 +338,17 @@ class Sqlite(Sink[apsw.Connection]):
             found = [SpoolCount(*typing.cast("Any", row)) for row in counts]
             persisted = {id: self.bodies(db, Claim.of(stream, id, count)) for id, count in (claims or {}).items()}
         return summed(found, history, cell, persisted)
+
+    def stored_in(self, stream: str, partitions: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+        """See `sinks.Sink`."""
+        bodies = ahead = 0
+        with self.transaction("BEGIN") as db:
+            found: Any = db.execute("SELECT spool, first, last FROM batches_ranges WHERE stream = ?", (stream,))
+            for spool, first, last in found:
+                settled, end = partitions.get(spool.rpartition(".")[0], (0, 0))
+                bodies += max(0, min(last, end) - first + 1)
+                ahead += max(0, min(last, end) - max(first, settled + 1) + 1)
+        return bodies, ahead
 
     def leave_line(self, cell: str, figures: dict[str, Any], spools: list[Spool]) -> None:
         """See `sinks.Sink`."""

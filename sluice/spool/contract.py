@@ -14,6 +14,8 @@ import re
 from bisect import bisect_right
 from typing import Any, NamedTuple
 
+from redis.exceptions import RedisError
+
 TIMEOUT = 3.0  # seconds to wait for one reply: longer than a slow fsync, shorter than a client waits
 REPLICAS_MS = 1000  # milliseconds to wait for replicas
 LEASE = 5.0  # seconds until the claim of a dead worker is claimed again
@@ -25,6 +27,26 @@ class NewerLayout(Exception):
 
     def __init__(self, where: str, found: int, known: int) -> None:
         super().__init__(f"{where} has layout {found}, and this version of Sluice knows only {known}: update Sluice")
+
+
+class KafkaUnavailable(Exception):
+    """Kafka does not answer, or refuses. reason: why, in one line."""
+
+    def __init__(self, reason: object) -> None:
+        super().__init__(f"Kafka is unavailable: {reason}")
+        self.reason = reason
+
+
+SPOOL_ERRORS = RedisError, KafkaUnavailable  # what every function of inlet, outlet and inspector may raise
+
+
+def trouble(error: Exception) -> str:
+    """One of SPOOL_ERRORS in a line."""
+    return str(error) if isinstance(error, KafkaUnavailable) else f"Redis is unavailable: {error}"
+
+
+class NotWithKafka(Exception):
+    """A verb that Kafka's own tools do better. The text says which tool."""
 
 
 class Keys(NamedTuple):

@@ -99,6 +99,8 @@ class Backlog:
 class Inlet:
     """The gateway's side of the list, one per process. Safe with threads and greenlets."""
 
+    down = REDIS_DOWN
+
     def __init__(
         self, address: str, max_backlog: int = MAX_BACKLOG, replicas: int = 0, max_bytes: int = UNLIMITED
     ) -> None:
@@ -174,9 +176,7 @@ class Inlet:
                 self.refresh(backlog, now)
             marking = now >= backlog.mark_due
             if backlog.length >= backlog.limit:
-                backlog.refused_bodies += len(bodies)
-                excess = backlog.length - backlog.limit + backlog.refused_bodies
-                self.refuse(batch, stream, backlog.refusal(excess, BACKLOG_FULL))
+                self.refuse_excess(batch, stream, backlog)
                 continue
             if marking:
                 out += self.redis.pack_command(*backlog.mark)
@@ -277,6 +277,12 @@ class Inlet:
         self.count_refused(batch, stream, refusal.detail)
         self.log_change(stream, refusal.detail)
 
+    def refuse_excess(self, batch: Batch, stream: str, backlog: Backlog) -> None:
+        """Refuse the bodies of a stream whose backlog is full."""
+        backlog.refused_bodies += len(batch.bodies[stream])
+        excess = backlog.length - backlog.limit + backlog.refused_bodies
+        self.refuse(batch, stream, backlog.refusal(excess, BACKLOG_FULL))
+
     def count_refused(self, batch: Batch, stream: str, detail: str) -> None:
         """Count bodies that get 503 by reason. Redis's own text, after the colon, would give too many reasons."""
         reason = detail.partition(":")[0].rstrip(".")
@@ -285,7 +291,7 @@ class Inlet:
     def refuse_all(self, batch: Batch, error: BaseException) -> None:
         """Refuse a batch without a reply: its bodies may or may not be on the list."""
         for stream in batch.bodies:
-            self.refuse(batch, stream, Refusal(REDIS_DOWN, 1))
+            self.refuse(batch, stream, Refusal(self.down, 1))
         log.debug("no reply: %s: %s", type(error).__name__, error)
 
     def log_change(self, subject: str, detail: str | None) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -24,6 +26,8 @@ from sluice.spool.contract import (
 )
 
 PEEK_BYTES = 4 << 20  # of bodies that one peek returns
+FOLLOW_INTERVAL = 0.005  # seconds
+Seen = tuple[Any, str, bytes]  # sequence number (with Kafka PARTITION:NUMBER), state, body
 
 
 class Snapshot(NamedTuple):
@@ -31,17 +35,19 @@ class Snapshot(NamedTuple):
 
     claimed: bodies ever claimed. ready: READY bodies. claims: the open claims, id -> number of bodies.
     ages: claim id, or "" for the READY bodies -> seconds since the first of these bodies arrived, if a mark dates it.
-    size: approximate bytes of memory of all these bodies. purged: bodies ever purged.
+    size: approximate bytes of memory of all these bodies, if known. purged: bodies ever purged.
     history: which spool has which of the numbers from 1 to claimed + ready, ascending.
+    partitions: with Kafka, spool without its leader epoch -> the numbers up to which bodies are settled, and are there.
     """
 
     claimed: int
     ready: int
     claims: dict[str, int]
     ages: dict[str, float]
-    size: int
+    size: int | None
     purged: int
     history: list[Window]
+    partitions: dict[str, tuple[int, int]] = {}
 
 
 class Process(NamedTuple):
@@ -58,6 +64,9 @@ class Inspector:
     def __init__(self, address: str, timeout: float = 30) -> None:
         """address: of Redis; see sluice/connect.py. timeout: seconds to wait for one reply."""
         self.redis = client(address, timeout)
+
+    def require(self, verb: str) -> None:
+        """Whether there is such a verb for this spool. Raises: NotWithKafka."""
 
     def snapshot(self, stream: str) -> Snapshot:
         """The state of a stream."""
@@ -82,6 +91,35 @@ class Inspector:
         keys = Keys.of(stream)
         last, found = self.redis.eval(PEEK, 3, *keys[:3], keys.claim, first, limit, PEEK_BYTES)
         return last, [(seq, state.decode(), body) for seq, state, body in found]
+
+    def waiting(self, stream: str, first: int, limit: int) -> Iterator[Seen]:
+        """READY and CLAIMED bodies from a sequence number on, at most `limit`."""
+        while limit > 0 and (found := self.peek(stream, first, limit)[1]):
+            yield from found
+            limit, first = limit - len(found), found[-1][0] + 1
+
+    def follow(self, stream: str) -> tuple[str, Iterator[Seen | int]]:
+        """Where it starts, and from there the bodies as they arrive, for ever; a number: so many were gone already.
+
+        The list is read 200 times a second: a worker stores a single body in about as long.
+        """
+        start = self.peek(stream, limit=0)[0] + 1
+
+        def bodies(following: int) -> Iterator[Seen | int]:
+            while True:
+                last, found = self.peek(stream, following)
+                for one in found:
+                    if one[0] > following:
+                        yield one[0] - following
+                    yield one
+                    following = one[0] + 1
+                if not found:
+                    if last >= following:
+                        yield last + 1 - following
+                    following = last + 1  # a lower number: Redis was emptied, or lost the end of its log
+                    time.sleep(FOLLOW_INTERVAL)
+
+        return f"sequence number {start}", bodies(start)
 
     def purge(self, stream: str, last: int) -> int:
         """Discard the READY bodies up to a sequence number; returns their number."""

@@ -41,6 +41,8 @@ class Lost(Exception):
 class Outlet:
     """The worker's side of the list. Safe with threads, except where noted."""
 
+    name = "redis"
+
     def __init__(self, address: str, timeout: float = 30, replicas: int = 0) -> None:
         """address: of Redis; see sluice/connect.py. timeout: seconds to wait for one reply.
 
@@ -149,6 +151,13 @@ class Outlet:
         except BaseException:
             self.polling.disconnect()
             raise
+
+    def has_more(self, stream: str) -> bool:
+        """Whether bodies are left after a claim that is smaller than asked for: it has emptied the list."""
+        return False
+
+    def close(self) -> None:
+        """Nothing: the connections end with the process."""
 
     def report(self, held: Iterable[Claim] = ()) -> None:
         """Report to Redis that this worker is alive, which claims it holds, and its counts. Raises: RedisError."""

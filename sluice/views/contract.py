@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-SOCKET = "run/views.sock"  # of the views' Redis, below INGEST_HOME
+from sluice import settings
+
 KEY_BYTES = 512  # a record whose key is longer is in no view
 MAX_CAP = 1000  # items of a feed: one script call handles one feed
 ORDER = 40  # bytes before the JSON in a value of `latest`: time (20 digits, ns) and sequence number (20 digits)
@@ -24,6 +25,7 @@ LEASE = 3.0  # seconds after which another follower may take over from one that 
 FULL = b"full"  # the state of a view whose data did not fit into maxmemory
 
 LAYOUT = 2  # of the values; with another one all views are built again
+SOCKET = settings.VIEWS_SOCKET
 
 HOLDER = "lease"  # string: the follower's token
 REBUILD = "rebuild"  # set: paths to be rebuilt; the follower removes one when its build has begun

@@ -229,7 +229,7 @@ def test_bodies_that_redis_has_lost_before_they_were_stored_are_missing(tmp: Pat
     inlet.commit(batch)
     s = settings.load(environment(tmp))
     sink = sinks.connect(s.sink, STREAMS)
-    CellLine(Inspector(s.redis), STREAMS, s.cell, keep=False).leave(sink)  # nine wait
+    CellLine(Inspector(s.spool), STREAMS, s.cell, keep=False).leave(sink)  # nine wait
     sink.close()
     with client.Redis(unix_socket_path=str(redis.socket)) as db:
         db.flushall()
@@ -263,7 +263,7 @@ def test_all_cells_of_a_database_are_shown_and_a_dead_one_can_be_forgotten(tmp: 
             push(server, b"x", b"x")
         s = settings.load(environment(tmp / "c2", {"INGEST_SINK": sink, "INGEST_CELL": "c2"}))
         own = sinks.connect(s.sink, STREAMS)
-        CellLine(Inspector(s.redis), STREAMS, s.cell, keep=False).leave(own, last=True)
+        CellLine(Inspector(s.spool), STREAMS, s.cell, keep=False).leave(own, last=True)
         own.close()
         # each has its own ledger, although the sequence numbers are the same
         assert [status(tmp)[1]["votes"][state] for state in ("accepted", "stored", "missing")] == [5, 3, 0]

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import redis as client
 
+from posting import Clients
 from runtimes import RUNTIMES
 from sluice import connect
 from sluice.drill import harness
@@ -73,52 +74,6 @@ def stored(home: Path) -> list[str]:
     return [choice for (choice,) in harness.ask(home, "SELECT choice FROM votes")]
 
 
-class Load:
-    """Clients in threads; each body is sent once, whatever its answer.
-
-    acknowledged: bodies with 200. times: when their answers came (monotonic).
-    """
-
-    def __init__(self, where: Path, clients: int = 4) -> None:
-        self.where = where
-        self.stop = threading.Event()
-        self.acknowledged: list[str] = []
-        self.times: list[float] = []
-        self.threads = [threading.Thread(target=self.post, args=(n,)) for n in range(clients)]
-
-    def __enter__(self) -> Load:
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop.set()
-        for thread in self.threads:
-            thread.join()
-
-    def post(self, number: int) -> None:
-        count = 0
-        with harness.connect(self.where, 60) as connection:
-            while not self.stop.wait(0.005):
-                count += 1
-                name = f"{number}-{count}"
-                status = post(connection, "/votes", VOTE % name.encode())[0]
-                assert status in (200, 503)
-                if status == 200:
-                    self.acknowledged.append(name)
-                    self.times.append(time.monotonic())
-
-    def wait(self) -> None:
-        """Wait for some more acknowledgements."""
-        before = len(self.times)
-        poll(lambda: len(self.times) > before + 10, 60, "acknowledgements")
-
-    def longest_gap(self, since: float) -> float:
-        """The longest time without an acknowledgement, seconds."""
-        times = sorted([since, *(at for at in self.times if at > since)])
-        return max(after - before for before, after in zip(times, times[1:]))
-
-
 def fail_over(cluster: Replicated, kind: str, chance: random.Random) -> None:
     """Make the Sentinels promote a replica, and bring the old master back."""
     victim = cluster.settled()
@@ -149,7 +104,7 @@ def test_failovers_under_load_lose_and_double_nothing_acknowledged(
         with (
             running([*WORKER, "run"], tmp / "worker.out", environment(tmp, env)),
             gateway(tmp, env=env) as gate,
-            Load(gate.socket) as load,
+            Clients(gate.socket) as load,
         ):
             for kind in kinds:
                 load.wait()

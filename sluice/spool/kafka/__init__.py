@@ -1,0 +1,195 @@
+"""Kafka in the list's place (docs/PROTOCOL.md, section 10): topics, offsets and what identifies a body there.
+
+The stream votes is the topic `ingest.votes`; a body is a record's value, its arrival the record's timestamp. Its number
+is the record's offset + 1. Its spool is TOPIC_ID.PARTITION.LEADER_EPOCH: a topic that was deleted and made again has
+another id, and records that take the offsets of lost ones have another epoch, so neither continues an earlier spool.
+
+Only the programs that INGEST_SPOOL=kafka:// starts import this package: its client library does not run on PyPy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from sluice.spool.contract import TIMEOUT, KafkaUnavailable
+
+log = logging.getLogger("sluice.spool")
+PARTITIONS = 4  # of a new topic, unless the URL says otherwise: as many workers can store one stream at a time
+REPLICAS = 3  # of a new topic, unless the URL says otherwise or there are fewer brokers
+PREFIX = "ingest"  # of the names of topics, unless the URL says otherwise
+MAX_RECORD = 64 << 20  # bytes of one body; brokers accept requests of up to 100 MiB
+# log_level: librdkafka's own messages, on standard error; its errors are reported by the programs
+RECONNECT = {"log_level": 0, "reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 1000, "retry.backoff.ms": 50}
+# Nothing that is not stored may expire: workers delete what is stored. The broker's clock dates the records.
+TOPIC = {
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "segment.bytes": str(256 << 20),
+    "message.timestamp.type": "LogAppendTime",
+    "max.message.bytes": str(MAX_RECORD),
+    "unclean.leader.election.enable": "false",
+}
+
+
+class Address(NamedTuple):
+    """What INGEST_SPOOL says. partitions, replicas: of new topics. properties: of librdkafka."""
+
+    prefix: str
+    partitions: int
+    replicas: int
+    properties: dict[str, Any]
+
+    @classmethod
+    def of(cls, url: str) -> Address:
+        """Parse a URL that sluice/settings.py has checked. Raises: KafkaUnavailable if its file cannot be read."""
+        parts = urlsplit(url)
+        query = dict(parse_qsl(parts.query))
+        partitions, replicas = int(query.pop("partitions", PARTITIONS)), int(query.pop("replicas", 0))
+        properties: dict[str, Any] = {**RECONNECT, "message.max.bytes": MAX_RECORD}
+        if file := query.pop("properties", ""):
+            properties |= read_properties(file)
+        login, _, brokers = parts.netloc.rpartition("@")
+        if login:
+            user, _, password = login.partition(":")
+            properties |= {"sasl.username": unquote(user), "sasl.password": unquote(password)}
+        properties |= query | {"bootstrap.servers": brokers}
+        return cls(parts.path.strip("/") or PREFIX, partitions, replicas, properties)
+
+    def topic(self, stream: str) -> str:
+        """The topic of a stream, and the name of the group of its workers."""
+        return f"{self.prefix}.{stream}"
+
+
+def read_properties(file: str) -> dict[str, str]:
+    """The lines NAME=VALUE of a file; # starts a comment. Raises: KafkaUnavailable."""
+    try:
+        with open(file, encoding="utf-8") as lines:
+            pairs = (line.partition("=") for line in map(str.strip, lines) if line and not line.startswith("#"))
+            return {name.strip(): value.strip() for name, _, value in pairs}
+    except (OSError, UnicodeDecodeError) as error:
+        raise KafkaUnavailable(f"its properties cannot be read: {error}") from error
+
+
+@contextlib.contextmanager
+def asking() -> Iterator[None]:
+    """Raise the client's errors as KafkaUnavailable."""
+    try:
+        yield
+    except KafkaException as error:
+        raise KafkaUnavailable(error.args[0].str()) from error
+    except TimeoutError as error:
+        raise KafkaUnavailable(f"no answer within {TIMEOUT:g} s") from error
+
+
+def code(error: KafkaUnavailable) -> int | None:
+    """The number of Kafka's error, if it is one."""
+    cause = error.__cause__
+    return cause.args[0].code() if isinstance(cause, KafkaException) else None
+
+
+def result(future: Future, timeout: float = TIMEOUT) -> Any:
+    """The result of a request. Raises: KafkaException, TimeoutError."""
+    return future.result(timeout + 1)
+
+
+class Topic(NamedTuple):
+    """A topic. id: of this one, not of one that had the same name before."""
+
+    name: str
+    id: str
+    partitions: int
+    has_leader: bool
+
+
+class Positions(NamedTuple):
+    """Offsets in one partition. first: of the first record that is not settled; end: of the next record."""
+
+    first: int
+    end: int
+
+
+class Admin:
+    """Questions about topics and groups, and their creation. Every method raises KafkaUnavailable."""
+
+    def __init__(self, url: str) -> None:
+        self.address = Address.of(url)
+        with asking():
+            self.client = AdminClient(self.address.properties)
+        self.groups: dict[str, Consumer] = {}  # they ask for their group's offsets, and join none
+
+    def describe(self, name: str) -> Topic | None:
+        """The topic of this name; None if there is none."""
+        try:
+            with asking():
+                found = result(self.client.describe_topics(TopicCollection([name]), request_timeout=TIMEOUT)[name])
+        except KafkaUnavailable as error:
+            if code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return None
+            raise
+        leaders = [partition.leader for partition in found.partitions]
+        return Topic(name, str(found.topic_id), len(leaders), any(one and one.id >= 0 for one in leaders))
+
+    def topic(self, name: str) -> Topic:
+        """The topic of this name, made if there is none."""
+        deadline = time.monotonic() + TIMEOUT
+        while not (found := self.describe(name)) or not found.has_leader:
+            if not found:
+                self.create(name)
+            if time.monotonic() > deadline:
+                raise KafkaUnavailable(f"no partition of {name} has a leader")
+            time.sleep(0.02)
+        return found
+
+    def create(self, name: str) -> None:
+        """Make a topic, unless another process has just made it."""
+        with asking():
+            brokers = len(result(self.client.describe_cluster(request_timeout=TIMEOUT)).nodes)
+        replicas = self.address.replicas or min(REPLICAS, brokers)
+        # with one replica away, the others still accept writes
+        config = TOPIC | {"min.insync.replicas": str(max(1, replicas - 1))}
+        new = NewTopic(name, self.address.partitions, replicas, config=config)
+        try:
+            with asking():
+                result(self.client.create_topics([new], request_timeout=TIMEOUT)[name])
+            log.info("made the topic %s: %d partitions, %d replicas", name, self.address.partitions, replicas)
+        except KafkaUnavailable as error:
+            if code(error) != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+
+    def positions(self, topic: Topic) -> list[Positions]:
+        """What is settled and what is there, by partition. The settled offset is older than the end."""
+        with asking():
+            if topic.name not in self.groups:  # the admin client would crash if the group's coordinator moves meanwhile
+                self.groups[topic.name] = Consumer(self.address.properties | {"group.id": topic.name})
+            group = self.groups[topic.name]
+            settled = group.committed([TopicPartition(topic.name, n) for n in range(topic.partitions)], TIMEOUT)
+            found = []
+            for one in settled:
+                first, end = group.get_watermark_offsets(one, TIMEOUT)
+                # without a settled offset, or after the loss of records, a worker starts at the first record
+                found.append(Positions(one.offset if first <= one.offset <= end else first, end))
+        return found
+
+    def delete_before(self, offsets: dict[tuple[str, int], int]) -> None:
+        """Delete records: (topic, partition) -> the first offset that stays."""
+        asked = [TopicPartition(*partition, offset) for partition, offset in offsets.items()]
+        with asking():
+            for future in self.client.delete_records(asked, request_timeout=TIMEOUT).values():
+                result(future)
+
+    def streams(self) -> set[str]:
+        """The streams that have a topic."""
+        with asking():
+            names = self.client.list_topics(timeout=TIMEOUT).topics
+        prefix = self.address.topic("")
+        return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}

@@ -1,0 +1,128 @@
+"""The operator's side of Kafka: snapshot, and what the processes of this machine report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from confluent_kafka import Consumer, Message, TopicPartition
+
+from sluice.spool import inspector
+from sluice.spool.contract import TIMEOUT, NotWithKafka
+from sluice.spool.inspector import Seen, Snapshot, windows
+from sluice.spool.kafka import Admin, Positions, Topic, asking
+
+REFUSED = {
+    "purge": "Kafka has the bodies: kafka-delete-records.sh discards them, and `status` then calls them missing.",
+    "requeue": "Kafka gives the partitions of a worker that has died to others after 6 s; end a worker that hangs.",
+}
+READER = {"group.id": "none", "enable.auto.commit": False, "enable.partition.eof": True, "fetch.wait.max.ms": 10}
+
+
+def seen(message: Message) -> Seen:
+    """A record as the operator sees it."""
+    return f"{message.partition()}:{(message.offset() or 0) + 1}", "ready", message.value() or b""
+
+
+class Inspector(inspector.Inspector):
+    """Reads the state of topics and groups. Every method raises KafkaUnavailable, or RedisError."""
+
+    def __init__(self, url: str, figures: str, timeout: float = 30) -> None:
+        """url: of Kafka. figures: address of the Redis that keeps the counts; it is of this machine."""
+        super().__init__(figures, timeout)
+        self.url = url
+        self.connected: Admin | None = None
+        self.reader: Consumer | None = None
+
+    @property
+    def admin(self) -> Admin:
+        """Connected at the first question, so that an Inspector can be made while Kafka is away."""
+        self.connected = self.connected or Admin(self.url)
+        return self.connected
+
+    def require(self, verb: str) -> None:
+        """See `inspector.Inspector`."""
+        if verb in REFUSED:
+            raise NotWithKafka(REFUSED[verb])
+
+    def streams(self) -> set[str]:
+        """All streams that have a topic."""
+        return self.admin.streams()
+
+    def cell(self, default: str) -> str:
+        """All cells that share the topics are one here: no body waits in a cell."""
+        return self.admin.address.prefix
+
+    def name_cell(self, name: str, keep: bool) -> str:
+        """As above."""
+        return self.cell(name)
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes that the Redis of the counts uses; 0: bodies do not fill it."""
+        return super().memory()[0], 0
+
+    def snapshot(self, stream: str) -> Snapshot:
+        """The state of a stream. What workers hold counts as READY, and the memory is unknown."""
+        topic = self.admin.describe(self.admin.address.topic(stream))
+        if topic is None:
+            return Snapshot(0, 0, {}, {}, 0, 0, windows([], 0, 0))
+        positions = self.admin.positions(topic)
+        ready = sum(one.end - one.first for one in positions)
+        oldest = min((one.timestamp()[1] for one in self.read(topic, positions, 1)), default=0)
+        settled = sum(one.first for one in positions)
+        return Snapshot(
+            settled,
+            ready,
+            {},
+            {"": max(0.0, time.time() - oldest / 1000)} if oldest else {},
+            None if ready else 0,
+            0,
+            windows([], settled, ready),
+            {f"{topic.id}.{number}": (one.first, one.end) for number, one in enumerate(positions)},
+        )
+
+    def read(self, topic: Topic, positions: list[Positions], limit: int) -> Iterator[Message]:
+        """The first records of each partition that are not settled, at most `limit` of each."""
+        left = {number: min(limit, one.end - one.first) for number, one in enumerate(positions) if one.end > one.first}
+        if not left:
+            return
+        with asking():
+            self.reader = self.reader or Consumer(self.admin.address.properties | READER)
+            self.reader.assign([TopicPartition(topic.name, number, positions[number].first) for number in left])
+            deadline = time.monotonic() + TIMEOUT
+            while any(n > 0 for n in left.values()) and time.monotonic() < deadline:
+                for message in self.reader.consume(sum(left.values()), 0.1):
+                    number = message.partition()
+                    assert number is not None
+                    if message.error():  # the end: what was there was deleted meanwhile
+                        left[number] = 0
+                    elif left[number] > 0:
+                        left[number] -= 1
+                        yield message
+            self.reader.unassign()
+
+    def waiting(self, stream: str, first: int, limit: int) -> Iterator[Seen]:
+        """Bodies that are not settled, from a number on in each partition; the oldest `limit` of them."""
+        topic = self.admin.describe(self.admin.address.topic(stream))
+        if topic and limit > 0:
+            positions = [
+                one._replace(first=min(max(one.first, first - 1), one.end)) for one in self.admin.positions(topic)
+            ]
+            found = sorted(self.read(topic, positions, limit), key=lambda one: one.timestamp()[1])
+            yield from map(seen, found[:limit])
+
+    def follow(self, stream: str) -> tuple[str, Iterator[Seen | int]]:
+        """Where it starts, and from there all bodies as they arrive, for ever."""
+        topic = self.admin.topic(self.admin.address.topic(stream))
+        ends = [TopicPartition(topic.name, number, one.end) for number, one in enumerate(self.admin.positions(topic))]
+
+        def bodies() -> Iterator[Seen | int]:
+            with asking():
+                reader = Consumer(self.admin.address.properties | READER)
+                reader.assign(ends)
+                while True:
+                    message = reader.poll(1.0)
+                    if message and not message.error():
+                        yield seen(message)
+
+        return ", ".join(f"{one.partition}:{one.offset + 1}" for one in ends), bodies()

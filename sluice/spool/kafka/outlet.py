@@ -1,0 +1,230 @@
+"""The worker's side of Kafka: claim, read, settle. The workers of a stream are one consumer group.
+
+A committed offset is only a hint where to go on. What is stored, the database decides: a worker that was frozen, or
+whose partition was given to another one, may store a claim late, and the database takes what it does not have yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from sluice.spool import outlet
+from sluice.spool.contract import LEASE, Claim, KafkaUnavailable
+from sluice.spool.kafka import Admin, asking, log
+from sluice.spool.outlet import MAX_BODIES, MAX_BYTES
+
+TRIM = 10.0  # seconds between two deletions of what is stored
+CONSUMER = {
+    "enable.auto.commit": False,
+    "auto.offset.reset": "earliest",
+    "enable.partition.eof": True,
+    "partition.assignment.strategy": "cooperative-sticky",  # the other partitions go on while one is given away
+    "session.timeout.ms": 6000,  # as short as brokers allow: until then, nobody gets the partitions of a dead worker
+    "heartbeat.interval.ms": 1000,
+    "fetch.wait.max.ms": 100,
+    "queued.max.messages.kbytes": 2 * MAX_BYTES >> 10,  # fetched ahead; one read takes no more than this
+}
+
+
+class Source:
+    """The records of one stream, as one member of its group."""
+
+    def __init__(self, stream: str, admin: Admin) -> None:
+        """Raises: KafkaUnavailable."""
+        self.stream = stream
+        self.admin = admin
+        self.topic = admin.topic(admin.address.topic(stream))
+        self.assigned: set[int] | None = None  # partitions; None: the group has not assigned any yet
+        self.ended: set[int] = set()  # those that have been read to their end
+        self.unchecked: list[Message] = []
+        self.fetched: dict[int, deque[Message]] = {}
+        self.error: KafkaError | None = None
+        with asking():
+            config = {"group.id": self.topic.name, "error_cb": self.note, **CONSUMER}
+            self.consumer = Consumer(admin.address.properties | config)
+            self.consumer.subscribe(
+                [self.topic.name], on_assign=self.assign, on_revoke=self.revoke, on_lost=self.revoke
+            )
+
+    def note(self, error: KafkaError) -> None:
+        """Called for an error that belongs to no record. The client goes on by itself."""
+        if error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION) or error.fatal():
+            self.error = error
+
+    def assign(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        """Called when this worker gets more partitions."""
+        self.assigned = (self.assigned or set()) | {one.partition for one in partitions}
+
+    def revoke(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        """Called when partitions are given to another worker."""
+        lost = {one.partition for one in partitions}
+        self.assigned = (self.assigned or set()) - lost
+        self.ended -= lost
+        self.unchecked = [message for message in self.unchecked if message.partition() not in lost]
+        for partition in lost:
+            self.fetched.pop(partition, None)
+
+    def has_work(self) -> bool:
+        """Whether there are records, or may be: a partition has not been read to its end. Raises: KafkaUnavailable."""
+        if not self.fetched:
+            self.fetch()
+        return bool(self.fetched) or self.assigned is None or bool(self.assigned - self.ended)
+
+    def fetch(self) -> None:
+        """Take what the client has fetched. Raises: KafkaUnavailable."""
+        with asking():
+            for message in self.consumer.consume(MAX_BODIES, 0):
+                error, partition = message.error(), message.partition()
+                if not error:
+                    self.unchecked.append(message)
+                    self.ended.discard(partition)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    self.ended.add(partition)  # type: ignore[arg-type]
+                else:
+                    self.error = error
+        if self.error or self.unchecked:
+            self.check()
+
+    def check(self) -> None:
+        """Make sure that the records come from the topic that this source knows. Raises: KafkaUnavailable.
+
+        Its id did not change between before they were fetched and now, so it is theirs.
+        """
+        error, self.error = self.error, None
+        try:
+            found = self.admin.describe(self.topic.name)
+        except KafkaUnavailable:
+            self.error = error
+            raise
+        if error and error.code() == KafkaError._AUTHENTICATION:
+            self.error = error
+            raise KafkaUnavailable(error.str())
+        if found is None or found.id != self.topic.id:
+            raise Replaced
+        for message in self.unchecked:
+            self.fetched.setdefault(message.partition(), deque()).append(message)  # type: ignore[arg-type]
+        self.unchecked = []
+
+    def take(self, max_bodies: int, max_bytes: int) -> tuple[Claim, list[bytes]] | None:
+        """The next claim and its bodies: consecutive records of one partition and one leader epoch."""
+        if not self.fetched:
+            return None
+        number, messages = next(iter(self.fetched.items()))
+        first, epoch = messages[0].offset(), messages[0].leader_epoch()
+        assert first is not None
+        bodies: list[bytes] = []
+        marks: list[tuple[int, int]] = []
+        size = 0
+        while messages and len(bodies) < max_bodies and size < max_bytes:
+            message = messages[0]
+            if message.offset() != first + len(bodies) or message.leader_epoch() != epoch:
+                break
+            messages.popleft()
+            at = message.timestamp()[1] * 1000
+            if not marks or marks[-1][1] != at:
+                marks.append((first + len(bodies) + 1, at))
+            bodies.append(message.value() or b"")
+            size += len(bodies[-1])
+        del self.fetched[number]
+        if messages:
+            self.fetched[number] = messages  # the other partitions are next
+        id = f"{self.topic.id}.{number}.{epoch}:{first + 1}:{time.time() * 1e6:.0f}"
+        return Claim(self.stream, id, first + 1, len(bodies), size, marks), bodies
+
+    def settle(self, claim: Claim) -> tuple[str, int] | None:
+        """Commit the offset after a claim; the partition, unless another topic has its name by now."""
+        topic_id, number, _ = claim.spool.split(".")
+        if topic_id != self.topic.id:
+            return None
+        with contextlib.suppress(KafkaException):  # the partition may be another worker's by now
+            self.consumer.commit(offsets=[TopicPartition(self.topic.name, int(number), claim.end - 1)])
+        return self.topic.name, int(number)
+
+
+class Replaced(Exception):
+    """The topic was deleted, and perhaps another one made with its name."""
+
+
+class Outlet(outlet.Outlet):
+    """The worker's side. Safe with threads, except where noted."""
+
+    name = "kafka"
+
+    def __init__(self, url: str, figures: str) -> None:
+        """url: of Kafka. figures: address of the Redis that keeps the counts."""
+        super().__init__(figures)
+        self.url = url
+        self.admin: Admin | None = None
+        self.sources: dict[str, Source] = {}
+        self.held: dict[str, list[bytes]] = {}  # claim id -> bodies
+        self.settled: dict[tuple[str, int], int] = {}  # partition -> offset up to which records may be deleted
+        self.trim_at = time.monotonic() + TRIM
+
+    def check_layout(self) -> None:
+        """Connect. Raises: KafkaUnavailable."""
+        self.admin = self.admin or Admin(self.url)
+
+    def has_work(self, streams: list[str]) -> list[bool]:
+        """Whether each of the streams may have READY bodies. Not safe with threads. Raises: KafkaUnavailable."""
+        assert self.admin
+        found = []
+        for stream in streams:
+            if stream not in self.sources:
+                self.sources[stream] = Source(stream, self.admin)
+            try:
+                found.append(self.sources[stream].has_work())
+            except Replaced:
+                log.warning("%s: its topic was deleted; what was in it is lost", stream)
+                self.sources.pop(stream).consumer.close()
+                found.append(True)
+        return found
+
+    def has_more(self, stream: str) -> bool:
+        """See `outlet.Outlet`."""
+        return bool(self.sources[stream].fetched)
+
+    def request_claim(
+        self, stream: str, max_bodies: int = MAX_BODIES, max_bytes: int = MAX_BYTES, lease: float = LEASE
+    ) -> Callable[[], Claim | None]:
+        """See `outlet.Outlet`. Nothing is sent: the records are here."""
+        return partial(self.take, stream, max_bodies, max_bytes)
+
+    def take(self, stream: str, max_bodies: int, max_bytes: int) -> Claim | None:
+        """The next claim."""
+        if stream not in self.sources or not (taken := self.sources[stream].take(max_bodies, max_bytes)):
+            return None
+        claim, self.held[claim.id] = taken
+        return claim
+
+    def bodies(self, claim: Claim) -> Iterable[bytes]:
+        """The bodies of a claim, in order."""
+        return self.held[claim.id]
+
+    def renew(self, claim: Claim, lease: float = LEASE) -> bool:
+        """Nothing to do: the client's heartbeats keep the partitions."""
+        return True
+
+    def settle(self, claim: Claim) -> None:
+        """Commit the offset after a claim whose bodies are in the sink, and now and then delete such records."""
+        del self.held[claim.id]
+        source = self.sources.get(claim.stream)
+        if source and (partition := source.settle(claim)):
+            self.settled[partition] = claim.end - 1
+        if self.admin and time.monotonic() >= self.trim_at:
+            self.trim_at = time.monotonic() + TRIM
+            settled, self.settled = self.settled, {}
+            try:
+                self.admin.delete_before(settled)
+            except KafkaUnavailable as error:
+                log.info("what is stored stays in Kafka: %s", error.reason)
+
+    def close(self) -> None:
+        """Leave the groups, so that other workers need not wait for the partitions."""
+        for source in self.sources.values():
+            source.consumer.close()

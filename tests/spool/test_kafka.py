@@ -1,0 +1,236 @@
+"""Kafka in the list's place: real brokers, gateways and workers. Nothing acknowledged is lost or stored twice.
+
+`bin/test tests/spool/test_kafka.py --leaders 30 -o faulthandler_timeout=0` kills the leader of a partition 30 times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from posting import Clients
+from sluice.drill import harness, kafka
+from sluice.drill.harness import ROOT, environment, gateway, get, installation, poll, post, running
+
+if not kafka.available():
+    pytest.skip(kafka.MISSING, allow_module_level=True)
+
+from confluent_kafka.admin import AdminClient
+
+from sluice.spool.kafka.inlet import Inlet
+from sluice.spool.kafka.inspector import Inspector
+from sluice.spool.kafka.outlet import Outlet
+
+VOTE = b'{"poll":"p","choice":"%b"}'
+WORKER = [sys.executable, str(ROOT / "worker.py")]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka.Brokers]:
+    with kafka.brokers(tmp_path_factory.mktemp("kafka")) as found:
+        yield found
+
+
+@pytest.fixture
+def url(broker: kafka.Brokers, tmp: Path) -> str:
+    """Topics of the test's own."""
+    return f"{broker.url}/{tmp.name}?partitions=2"
+
+
+def stored(home: Path) -> list[str]:
+    return [choice for (choice,) in harness.ask(home, "SELECT choice FROM votes")]
+
+
+def spools(home: Path) -> list[str]:
+    return sorted(spool for (spool,) in harness.ask(home, "SELECT DISTINCT spool FROM batches_ranges"))
+
+
+def sluice(tmp: Path, url: str, *words: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "sluice.ops", *words]
+    env = environment(tmp, {"INGEST_SPOOL": url})
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+
+
+def ledger(tmp: Path, url: str) -> dict[str, int]:
+    done = sluice(tmp, url, "status", "--json")
+    rows = {row["stream"]: row for row in json.loads(done.stdout)["streams"]}
+    return {name: rows["votes"][name] for name in ("accepted", "ready", "claimed", "stored", "dead", "missing")}
+
+
+@contextlib.contextmanager
+def worker(tmp: Path, url: str, verb: str = "run") -> Iterator[subprocess.Popen]:
+    with running([*WORKER, verb], tmp / "worker.out", environment(tmp, {"INGEST_SPOOL": url})) as process:
+        yield process
+
+
+def drain(tmp: Path, url: str) -> None:
+    with worker(tmp, url, "drain") as process:
+        process.wait(60)
+
+
+def accepted(where: int | Path, body: bytes) -> None:
+    """Post until it is accepted: just after the start, Kafka may need longer than a commit waits."""
+    poll(lambda: post(where, "/votes", body)[0] == 200, 60, "acknowledged")
+
+
+def test_bodies_go_from_nginx_through_kafka_into_the_database(tmp: Path, url: str) -> None:
+    with installation(tmp, {"INGEST_SPOOL": url, "INGEST_RUNTIME": "cpython"}) as up:
+        assert up.pids("redis") == []
+        accepted(up.port, VOTE % b"a")
+        accepted(up.port, b"nonsense")
+        poll(
+            lambda: (found := ledger(tmp, url))["stored"] and found["dead"] and not found["ready"], 30, "all is stored"
+        )
+        found = ledger(tmp, url)
+        assert (found["accepted"], found["missing"]) == (found["stored"] + found["dead"], 0)
+        assert found["stored"] == len(stored(tmp))
+        poll(lambda: b'"a"' in get(up.port, "/votes/tally?poll=p")[2], 30, "a view")
+        poll(lambda: b'route="/votes",status="200"} 2' in get(up.port, "/status/metrics")[2], 30, "the counts")
+        words = sluice(tmp, url, "top", "--count", "1")
+        assert (words.returncode, "gateways 1  workers 1" in words.stdout) == (0, True)
+    assert "Traceback" not in up.said()
+
+
+def test_a_worker_that_is_frozen_or_killed_doubles_nothing(tmp: Path, url: str) -> None:
+    with gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
+        with worker(tmp, url) as frozen, worker(tmp, url) as killed, Clients(gate.socket) as load:
+            load.wait()
+            poll(lambda: stored(tmp), 30, "a worker stores")
+            killed.kill()
+            with harness.stopped(frozen.pid):
+                load.wait()
+                last = load.acknowledged[-1]
+                with worker(tmp, url):
+                    poll(lambda: last in stored(tmp), 30, "the partitions have been given away")
+                    harness.strike(frozen.pid, signal.SIGCONT)
+                    load.wait()
+        drain(tmp, url)
+    found = stored(tmp)
+    assert (set(load.acknowledged) - set(found), len(found) - len(set(found))) == (set(), 0)
+    assert ledger(tmp, url)["missing"] == 0
+
+
+def test_without_an_acknowledgement_the_answer_is_503(tmp: Path, url: str, broker: kafka.Brokers) -> None:
+    (only,) = broker
+    with gateway(tmp, env={"INGEST_SPOOL": url}) as gate, worker(tmp, url):
+        accepted(gate.socket, VOTE % b"a")
+        poll(lambda: "a" in stored(tmp), 30)
+        only.kill()
+        status, headers, body = post(gate.socket, "/votes", VOTE % b"perhaps")
+        assert (status, headers["retry-after"]) == (503, "1")
+        assert b"Kafka does not acknowledge." in body
+        assert get(gate.socket, "/readyz")[0] == 503
+        only.start()
+        broker.wait()
+        accepted(gate.socket, VOTE % b"c")
+        poll(lambda: get(gate.socket, "/readyz")[0] == 200, 30)
+        poll(lambda: {"a", "c"} <= set(stored(tmp)), 30, "the worker goes on")
+    drain(tmp, url)
+    found = ledger(tmp, url)
+    assert (found["missing"], found["ready"], found["stored"]) == (0, 0, len(stored(tmp)))
+    assert len({spool.split(".")[2] for spool in spools(tmp)}) > 1, "no new leader epoch after the restart"
+
+
+def test_a_topic_that_was_made_again_is_a_new_spool(tmp: Path, url: str, broker: kafka.Brokers) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.servers})
+    with gateway(tmp, env={"INGEST_SPOOL": url}) as gate, worker(tmp, url):
+        accepted(gate.socket, VOTE % b"a")
+        poll(lambda: "a" in stored(tmp), 30)
+        for future in admin.delete_topics([f"{tmp.name}.votes"]).values():
+            future.result()
+        for n in range(3):
+            accepted(gate.socket, VOTE % b"%d" % n)
+        poll(lambda: {"a", "0", "1", "2"} <= set(stored(tmp)), 30, "the new topic is read")
+    assert len({spool.split(".")[0] for spool in spools(tmp)}) == 2
+    assert ledger(tmp, url)["missing"] == 0
+
+
+def test_a_full_backlog_is_refused_until_workers_have_stored_it(tmp: Path, url: str) -> None:
+    with harness.views_redis(tmp):
+        inlet, outlet = Inlet(url, str(tmp / "run/views.sock"), 5_000), Outlet(url, str(tmp / "run/views.sock"))
+
+        def push() -> object:
+            batch = inlet.append("votes", b"x" * 100)
+            inlet.commit(batch)
+            return batch.refused
+
+        refused = poll(push, 30)
+        assert refused["votes"].detail == "The backlog is over its limit."  # type: ignore[index]
+        assert 1 <= refused["votes"].retry_after <= 60  # type: ignore[index]
+        outlet.check_layout()
+        poll(lambda: outlet.has_work(["votes"]) and outlet.has_more("votes"), 30)
+        while claim := outlet.claim("votes"):
+            assert list(outlet.bodies(claim)) == [b"x" * 100] * claim.count
+            outlet.settle(claim)
+            outlet.has_work(["votes"])
+        poll(lambda: not push(), 30)
+        outlet.close()
+        inlet.report(last=True)
+        assert Inspector(url, str(tmp / "run/views.sock")).counters()["bytes votes"] > 5_000
+
+
+@pytest.mark.parametrize("verb", ["purge --yes", "requeue --yes"])
+def test_a_verb_that_kafka_has_itself_is_refused_in_one_line(verb: str, tmp: Path, url: str) -> None:
+    done = sluice(tmp, url, *verb.split(), "votes")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "Kafka" in done.stderr
+
+
+def test_peek_and_tail_show_bodies_with_partition_and_number(tmp: Path, url: str) -> None:
+    with gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
+        accepted(gate.socket, b"w")
+        command = [sys.executable, "-m", "sluice.ops", "tail", "votes", "--count", "3"]
+        env = environment(tmp, {"INGEST_SPOOL": url})
+        with running(command, tmp / "tail.out", env) as tail:
+            poll(lambda: "sluice: votes: from " in (tmp / "tail.out").read_text(), 30)
+            for body in b"x", b"y", b"z":
+                assert post(gate.socket, "/votes", body)[0] == 200
+            assert tail.wait(30) == 0
+        lines = [line.split() for line in (tmp / "tail.out").read_text().splitlines()[1:]]
+        assert {line[2] for line in lines} == {"x", "y", "z"}
+        assert [line[1] for line in lines] == ["ready"] * 3
+        peeked = [line.split() for line in sluice(tmp, url, "peek", "votes").stdout.splitlines()]
+        assert {tuple(line) for line in lines} < {tuple(line) for line in peeked}
+        assert len(sluice(tmp, url, "peek", "votes", "--limit", "2").stdout.splitlines()) == 2
+
+
+def test_leaders_killed_under_load_lose_and_double_nothing_acknowledged(
+    tmp: Path, request: pytest.FixtureRequest, record_property: Callable[[str, object], None], tmp_path: Path
+) -> None:
+    times = request.config.getoption("--leaders")
+    if not times:
+        pytest.skip("needs three brokers: --leaders N")
+    chance = random.Random()
+    gaps: list[float] = []
+    with kafka.brokers(tmp_path, 3) as cluster:
+        url = cluster.url + "?partitions=3"
+        with gateway(tmp, env={"INGEST_SPOOL": url}) as gate, worker(tmp, url), Clients(gate.socket) as load:
+            for _ in range(times):
+                load.wait()
+                victim = chance.choice(cluster)
+                since = load.times[-1]
+                victim.kill()
+                load.wait()
+                victim.start()
+                cluster.wait()
+                load.wait()
+                gaps.append(load.longest_gap(since))
+        wanted = set(load.acknowledged)
+        drain(tmp, url)
+        found = stored(tmp)
+        left = ledger(tmp, url)
+    lost, doubled = len(wanted - set(found)), len(found) - len(set(found))
+    gaps.sort()
+    head = ("leaders killed", "seconds without acknowledgements: median", "longest")
+    row = (str(times), f"{gaps[len(gaps) // 2]:.1f}", f"{gaps[-1]:.1f}")
+    record_property("row", (f"{len(wanted)} acknowledged bodies, {lost} lost, {doubled} doubled", head, row))
+    assert (lost, doubled, left["missing"]) == (0, 0, 0)
+    assert "Traceback" not in gate.said()
