@@ -133,7 +133,7 @@ def cell(text: str) -> str:
 
 
 def gateways_of(cores: int) -> int:
-    """Gateway processes for a number of cores: of an event's CPU time a gateway takes a quarter; see docs/SCALE.md."""
+    """Gateway processes for a number of cores: the gateway takes a quarter of a cell's CPU time; see docs/SCALE.md."""
     return max(1, cores // 4)
 
 
