@@ -359,7 +359,7 @@ def main(arguments: list[str]) -> int:
     except settings.SettingError as error:
         return settings.complain(error)
     inspector = open_inspector(config.spool, config.figures)
-    line = CellLine(inspector, streams, config.cell, keep=not config.has_own_redis)
+    line = CellLine(inspector, streams, config.cell, keep=not config.has_own_redis, replicas=config.replicas)
     outlet = open_outlet(config.spool, config.figures, config.replicas)
     worker = Worker(outlet, config.sink, streams, registry.limits(config), line, config.keep)
     daemon.stop_on_signal(worker)

@@ -63,11 +63,14 @@ class CellLine:
     The figures: `every`, seconds until the next line; `streams`, a list of stream and the keys of `row`.
     """
 
-    def __init__(self, inspector: Inspector, streams: Iterable[str], name: str, keep: bool) -> None:
-        """name: of the cell. keep: its Redis may be another cell's; then that name counts."""
+    def __init__(self, inspector: Inspector, streams: Iterable[str], name: str, keep: bool, replicas: int = 0) -> None:
+        """name: of the cell. keep: its Redis may be another cell's; then that name counts.
+
+        replicas: number of replicas of Redis that must confirm a commit, at least.
+        """
         self.inspector = inspector
         self.streams = set(streams)
-        self.name, self.keep = name, keep
+        self.name, self.keep, self.replicas = name, keep, replicas
         self.named = False
         self.due = 0.0  # monotonic
 
@@ -83,12 +86,14 @@ class CellLine:
         if age < EVERY / 2 and not last:
             self.due = began + EVERY - age
             return
-        streams, spools = [], []
+        streams, spools, confirmed = [], [], True
         for stream in sorted(self.streams | self.inspector.streams()):
-            snapshot = self.inspector.snapshot(stream)
+            snapshot = self.inspector.snapshot(stream, self.replicas if confirmed else 0)
+            confirmed &= snapshot.confirmed
             ledger = account(sink, stream, snapshot, self.name)
             streams.append({"stream": stream} | row(snapshot, ledger))
-            spools += registered(stream, self.name, snapshot, ledger.purged)
+            if confirmed:  # else a failover may lose numbers whose bodies got no 2xx
+                spools += registered(stream, self.name, snapshot, ledger.purged)
         every = max(EVERY, SHARE * (time.monotonic() - began))
         sink.leave_line(self.name, {"every": every, "streams": streams}, spools)
         self.due = began + every

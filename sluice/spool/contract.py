@@ -265,6 +265,12 @@ return {t[1] .. string.format('%06d', t[2]), claimed, redis.call('LLEN', KEYS[1]
 """
 
 
+# WAIT is for the writes of its own connection, so a reader that wants to know what replicas have writes first.
+WRITE = """#!lua flags=allow-oom
+return redis.call('SET', KEYS[1], '1', 'EX', 60)
+"""
+
+
 def count_command(delta: dict[str, int]) -> tuple[Any, ...]:
     """The command that adds these counts to those in Redis."""
     return "EVAL", COUNT, 1, COUNTS, *(part for pair in delta.items() for part in pair)

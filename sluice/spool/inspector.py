@@ -10,17 +10,20 @@ from urllib.parse import unquote
 
 from redis.exceptions import ResponseError
 
-from sluice.connect import client
+from sluice.connect import client, required
 from sluice.spool.contract import (
     CELL,
     COUNTS,
     NAME,
     PATTERN,
     PEEK,
+    PROBE,
     PURGE,
     RENEW,
+    REPLICAS_MS,
     SNAPSHOT,
     STREAM,
+    WRITE,
     Keys,
     Window,
 )
@@ -38,6 +41,7 @@ class Snapshot(NamedTuple):
     size: approximate bytes of memory of all these bodies, if known. purged: bodies ever purged.
     history: which spool has which of the numbers from 1 to claimed + ready, ascending.
     partitions: with Kafka, spool without its leader epoch -> the numbers up to which bodies are settled, and are there.
+    confirmed: whether replicas have all of this, if they were asked, so that a failover does not lose it.
     """
 
     claimed: int
@@ -48,6 +52,7 @@ class Snapshot(NamedTuple):
     purged: int
     history: list[Window]
     partitions: dict[str, tuple[int, int]] = {}
+    confirmed: bool = True
 
 
 class Process(NamedTuple):
@@ -68,10 +73,25 @@ class Inspector:
     def require(self, verb: str) -> None:
         """Whether there is such a verb for this spool. Raises: NotWithKafka."""
 
-    def snapshot(self, stream: str) -> Snapshot:
-        """The state of a stream."""
+    def snapshot(self, stream: str, replicas: int = 0) -> Snapshot:
+        """The state of a stream. replicas: number of replicas of Redis that are asked to confirm it, at least."""
         keys = Keys.of(stream)
-        reply = self.redis.eval(SNAPSHOT, 6, *keys[:5], keys.history, keys.claim)
+        pool = self.redis.connection_pool
+        link = pool.get_connection()
+        commands: list[tuple[Any, ...]] = [("EVAL", SNAPSHOT, 6, *keys[:5], keys.history, keys.claim)]
+        number = required(link, replicas)
+        if number:  # on the same connection: another one may lead to a replica that was promoted meanwhile
+            commands += [("EVAL", WRITE, 1, PROBE), ("WAIT", number, REPLICAS_MS)]
+        replies = []
+        try:
+            link.send_packed_command(link.pack_commands(commands))
+            replies = [link.read_response() for _ in commands]
+        except BaseException:
+            link.disconnect()
+            raise
+        finally:
+            pool.release(link)
+        reply, *confirmed = replies
         now, claimed, ready, since, claims, size, purged, spools = reply
         arrived = {name.decode(): at for name, _, at in claims} | ({"": since} if ready else {})
         return Snapshot(
@@ -82,6 +102,7 @@ class Inspector:
             size,
             purged,
             windows([(name.decode(), int(first)) for name, first in zip(spools[::2], spools[1::2])], claimed, ready),
+            confirmed=not confirmed or confirmed[-1] >= number,
         )
 
     def peek(self, stream: str, first: int = 0, limit: int = 100) -> tuple[int, list[tuple[int, str, bytes]]]:

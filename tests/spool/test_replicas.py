@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import pytest
 import redis as client
 
-from sluice import settings
+from sluice import settings, sinks
 from sluice.drill.harness import Server, free_port, gateway, poll, post, redis_server, short_tmp, stopped
+from sluice.sinks.cells import CellLine
 from sluice.spool.contract import Keys
 from sluice.spool.inlet import Inlet
+from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from sluice.streams import registry
 from worker import Worker
@@ -133,6 +135,31 @@ def test_a_claim_that_too_few_replicas_confirm_is_stored_after_the_failover(pair
         stored(pair.master, url, replicas=1)
     pair.fail_over()
     assert stored(pair.replica, url) == ["1"]
+
+
+def test_bodies_that_too_few_replicas_confirmed_and_a_failover_lost_are_not_missing(pair: Pair, tmp_path: Path) -> None:
+    with contextlib.closing(sinks.connect(f"sqlite:///{tmp_path}/ingest.db", registry.STREAMS)) as sink:
+
+        def ledger(server: Server) -> list[int]:
+            """Leave the figures in the database, as a worker does, and read them there."""
+            inspector = Inspector(str(server.socket))
+            CellLine(inspector, ["votes"], "c1", keep=False, replicas=int(server is pair.master)).leave(sink, last=True)
+            (votes,) = sink.lines()[0].figures["streams"]
+            return [votes[state] for state in ("accepted", "ready", "stored", "missing")]
+
+        inlet = Inlet(str(pair.master.socket), 10**9, replicas=1)
+        assert push(inlet, VOTE % 1)
+        assert ledger(pair.master) == [1, 1, 0, 0]
+        assert push(inlet, VOTE % 2)
+        assert ledger(pair.master) == [2, 2, 0, 0]
+        pair.cut_off()
+        assert not push(inlet, VOTE % 3)
+        assert ledger(pair.master) == [3, 3, 0, 0]
+        pair.fail_over()
+        assert ledger(pair.replica) == [2, 2, 0, 0]
+        pair.at_replica.flushall()  # now those that were accepted are missing
+        assert push(Inlet(str(pair.replica.socket), 10**9), VOTE % 4)
+        assert ledger(pair.replica) == [3, 1, 0, 2]
 
 
 def test_without_wait_bodies_whose_claim_the_replica_lacks_are_stored_once_and_new_ones_too(

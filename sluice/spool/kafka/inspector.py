@@ -61,7 +61,7 @@ class Inspector(inspector.Inspector):
         """Bytes that the Redis of the counts uses; 0: bodies do not fill it."""
         return super().memory()[0], 0
 
-    def snapshot(self, stream: str) -> Snapshot:
+    def snapshot(self, stream: str, replicas: int = 0) -> Snapshot:
         """The state of a stream. What workers hold counts as READY, and the memory is unknown."""
         topic = self.admin.describe(self.admin.address.topic(stream))
         if topic is None:
