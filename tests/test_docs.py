@@ -93,7 +93,7 @@ def test_the_health_checks_are_documented():
 
 def test_the_redis_keys_are_those_of_the_contract():
     documented = {name.replace("<id>", "") for name in table(4, "key")}
-    assert documented == {*contract.Keys.of("s"), contract.COUNTS, contract.LAYOUT_KEY, contract.CELL, contract.PROBE}
+    assert documented == {*contract.Keys.of("s"), contract.COUNTS, contract.LAYOUT_KEY, contract.CELL, contract.PROBED}
 
 
 def test_the_verbs_of_the_contract_are_append_commit_and_the_scripts():

@@ -73,7 +73,7 @@ COUNTS = "ingest:counts"  # of the whole installation
 LAYOUT = 2  # of the keys; 0: without `spools`; 1: without `history`. A change of their meaning raises it
 LAYOUT_KEY = "ingest:layout"
 CELL = "ingest:cell"  # the name of the cell whose list this is
-PROBE = "ingest:ready"  # written by the gateway's readiness check
+PROBED = "ingest:ready"  # written by the gateway's readiness check, and by PROBE
 PATTERN = "ingest:{*"  # glob: every key of every stream
 STREAM = re.compile(rb"ingest:\{([^}]+)\}")  # the stream of a key
 
@@ -265,8 +265,8 @@ return {t[1] .. string.format('%06d', t[2]), claimed, redis.call('LLEN', KEYS[1]
 """
 
 
-# WAIT is for the writes of its own connection, so a reader that wants to know what replicas have writes first.
-WRITE = """#!lua flags=allow-oom
+# Before the WAIT of a reader, because a connection that has written nothing waits for nothing.
+PROBE = """#!lua flags=allow-oom
 return redis.call('SET', KEYS[1], '1', 'EX', 60)
 """
 

@@ -13,7 +13,7 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from sluice.connect import connection, required
 from sluice.counters import REPORT_INTERVAL, SECONDS, SIZES, Counter, Counts
-from sluice.spool.contract import MARK, NAME, PROBE, REPLICAS_MS, TIMEOUT, Keys, count_command
+from sluice.spool.contract import MARK, NAME, PROBED, REPLICAS_MS, TIMEOUT, Keys, count_command
 
 log = logging.getLogger("sluice.spool")
 MARK_INTERVAL = 0.1  # seconds between two marks of one process and stream: the precision of received_at
@@ -313,7 +313,7 @@ class Inlet:
                     self.redis.send_packed_command(self.wait_command(1))
                     if self.read_wait_reply(Batch()):
                         return REPLICAS_BEHIND % self.required
-                self.redis.send_command("SET", PROBE, "1", "EX", "60")
+                self.redis.send_command("SET", PROBED, "1", "EX", "60")
                 self.redis.read_response()
             except ResponseError as error:
                 return REDIS_READ_ONLY % error

@@ -18,12 +18,12 @@ from sluice.spool.contract import (
     PATTERN,
     PEEK,
     PROBE,
+    PROBED,
     PURGE,
     RENEW,
     REPLICAS_MS,
     SNAPSHOT,
     STREAM,
-    WRITE,
     Keys,
     Window,
 )
@@ -81,7 +81,7 @@ class Inspector:
         commands: list[tuple[Any, ...]] = [("EVAL", SNAPSHOT, 6, *keys[:5], keys.history, keys.claim)]
         number = required(link, replicas)
         if number:  # on the same connection: another one may lead to a replica that was promoted meanwhile
-            commands += [("EVAL", WRITE, 1, PROBE), ("WAIT", number, REPLICAS_MS)]
+            commands += [("EVAL", PROBE, 1, PROBED), ("WAIT", number, REPLICAS_MS)]
         replies = []
         try:
             link.send_packed_command(link.pack_commands(commands))
