@@ -32,10 +32,6 @@ from sluice.run.configure import ROOT
 PORT = 8080  # of each cell
 REDIS, REPLICA, SENTINEL = 6379, 6380, 26379
 DATABASE_MACHINE = 100
-# Sentinels look at a Redis that was away every ten seconds, and wait for eight until they make it a replica; with these
-# periods (milliseconds) it takes a tenth of that. One that was frozen itself decides nothing for half a minute (TILT),
-# and then finds the replica of a master that died meanwhile too old. So the drill has time for more faults
-PERIODS = {"INFO-PERIOD": 500, "PUBLISH-PERIOD": 200, "TILT-PERIOD": 1000}
 WHOLE = 60.0  # seconds until a cell that was dead must be whole again
 
 
@@ -211,20 +207,11 @@ class Cells(Site):
 
     def settled(self) -> None:
         """Wait until each Redis has its replica, and all Sentinels know it. Raises: Trouble."""
-        for cell in self.cells:
-            wait(lambda cell=cell: self.attends(cell.nodes[2]), 30, "a Sentinel attends")  # type: ignore[misc]
         try:
             for group in self.groups:
                 group.settled()
         except AssertionError as error:
             raise Trouble(str(error)) from None
-
-    @staticmethod
-    def attends(sentinel: Node) -> bool:
-        """Whether a Sentinel takes part in decisions. Shorten its periods, which it forgets when it ends."""
-        with sentinel.client() as client:
-            client.execute_command("SENTINEL", "DEBUG", *sum(PERIODS.items(), ()))
-            return client.info("sentinel")["sentinel_tilt"] == 0
 
     def ledger(self) -> dict[str, int]:
         """The drill's own, plus what each cell says is missing there. Raises: Trouble."""

@@ -1,6 +1,6 @@
 """Redis on other machines: URLs, passwords, TLS, and failovers by Sentinels under load. Nothing acknowledged is lost.
 
-`bin/test tests/spool/test_failover.py --failovers 100 -o faulthandler_timeout=0` takes about 45 minutes.
+`bin/test tests/spool/test_failover.py --failovers 100 -o faulthandler_timeout=0` takes about ten minutes.
 """
 
 from __future__ import annotations
