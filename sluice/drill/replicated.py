@@ -23,7 +23,7 @@ FASTER = (
     ("down-after-milliseconds sluice 2000", "down-after-milliseconds sluice 1000"),
     ("failover-timeout sluice 3000", "failover-timeout sluice 2000"),
 )
-# Milliseconds, for SENTINEL DEBUG. PING: well below the 1000 above, and above 200: the last INFO of a replica that is to
+# Milliseconds, for SENTINEL DEBUG. PING: well below the 1000 above, and above 200: the last INFO of a replica that may
 # be promoted must be younger than five of them, and is asked for every second. A Redis that was away is looked at every
 # ten seconds, and made a replica eight later; with these periods it takes a tenth of that. A Sentinel that was frozen
 # itself decides nothing for half a minute (TILT), and then finds the replica of a master that died meanwhile too old.
