@@ -22,7 +22,7 @@ from typing import Any, Callable, NamedTuple, TypeVar
 
 T = TypeVar("T")
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-TIMES = {"m": 60, "h": 3600, "d": 86_400}
+TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 DEAD = "dead"  # in INGEST_KEEP: the dead letters
 NETWORKS = "addresses and networks such as 192.0.2.7, 10.1.0.0/16 and 2001:db8::/32"
 HOST = r"([\w.-]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}"
@@ -99,7 +99,7 @@ def keep(text: str) -> Keep:
     """The parser of INGEST_KEEP."""
     found: dict[str, int | None] = {}
     for word in filter(None, re.split(r"[,\s]+", text)):
-        match = re.fullmatch(r"(?:(\w+)=)?(?:([0-9]{1,5})([mhd])|forever)", word)
+        match = re.fullmatch(r"(?:(\w+)=)?(?:([0-9]{1,5})([smhd])|forever)", word)
         name = match[1] or "" if match else ""
         if not match or name in found or match[2] and not int(match[2]):
             raise ValueError("an age such as 10m, 12h or 30d, forever, or ages of streams: 30d,gps=7d,dead=90d")
@@ -339,9 +339,9 @@ class Settings:
     )
     keep: Keep = setting(
         keep, "forever",
-        "How long rows are kept after their arrival: minutes (`10m`), hours (`12h`) or days (`30d`), for all streams "
-        "or for some of them (`30d,gps=7d,votes=forever`). `dead=90d`: the same for dead letters. Set it when the disk "
-        "is smaller than all that will ever arrive (section 5)",
+        "How long rows are kept after their arrival: seconds (`90s`), minutes (`10m`), hours (`12h`) or days (`30d`), "
+        "for all streams or for some of them (`30d,gps=7d,votes=forever`). `dead=90d`: the same for dead letters. Set "
+        "it when the disk is smaller than all that will ever arrive (section 5)",
     )
     spool: str = setting(
         spool, "$INGEST_HOME/run/redis.sock",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
 from sluice.drill.load import CUT, HALF, SPAN, UNANSWERED, Book
@@ -50,11 +50,18 @@ def outcome(status: int) -> str:
     return names.get(status, str(status))
 
 
-def compare(books: list[Book], *streams: Iterable[tuple[int, float]], ordered: bool = True) -> Findings:
+def compare(
+    books: list[Book],
+    *streams: Iterable[tuple[int, float]],
+    ordered: bool = True,
+    away: Container[int] = (),
+    aged: Callable[[int, float], bool] = lambda number, sent: False,
+) -> Findings:
     """Compare the books 0, 1, … with the stored rows.
 
     streams: the rows of each: (event number, received_at in seconds since 1970), in the order of the list. ordered:
-    each is of one list.
+    each is of one list. away: events that were stored, and that a restored copy did not have. aged: whether an event
+    may have been deleted by age, from its number and the time of its request.
 
     Order: an event is appended to the list of its stream between its request and its response. If the response to one
     event precedes the request of another, the first is before the second on the list, for any two clients and gateways.
@@ -69,7 +76,7 @@ def compare(books: list[Book], *streams: Iterable[tuple[int, float]], ordered: b
             if not 0 <= process < len(books) or n >= len(seen[process]) or books[process].status[n] == HALF:
                 found.note("torn", number)
                 continue
-            if seen[process][n]:
+            if seen[process][n] or number in away:
                 found.note("doubled", number)
                 continue
             seen[process][n] = 1
@@ -92,5 +99,11 @@ def compare(books: list[Book], *streams: Iterable[tuple[int, float]], ordered: b
             if 200 <= status < 300:
                 found.acknowledged += 1
                 if not seen[process][n]:
-                    found.note("missing", process * SPAN + n)
+                    number = process * SPAN + n
+                    if number in away:
+                        found.counts["away"] += 1
+                    elif aged(number, book.sent[n]):
+                        found.counts["aged"] += 1
+                    else:
+                        found.note("missing", number)
     return found

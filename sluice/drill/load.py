@@ -27,6 +27,7 @@ REST = 0.1  # seconds before a client without a 2xx posts again
 FRESH = 50  # a client takes a new connection after that many requests
 SPAN = 1_000_000_000  # event n of book p has the number p * SPAN + n
 SERIES = 20  # of one run, in which a view has the last event of each
+LOGGED = 8  # of so many events one is a log, if logs are deleted by age
 
 
 class Book:
@@ -67,10 +68,21 @@ class Book:
         return book
 
 
-def request(run: str, number: int, more: bytes) -> bytes:
-    """The POST of an event: a metric `drill` whose field is the name of the run. more: header lines."""
-    body = b'{"name":"drill","field":"%b","tags":{"series":"%d"},"value":%d}' % (run.encode(), number % SERIES, number)
-    return b"POST /metrics HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: %d\r\n\r\n%b" % (more, len(body), body)
+def request(run: str, number: int, more: bytes, logs: bool = False) -> bytes:
+    """The POST of an event: a metric `drill` whose field is the name of the run; with `logs`, some are logs of it.
+
+    more: header lines.
+    """
+    path, name = b"/metrics", run.encode()
+    body = b'{"name":"drill","field":"%b","tags":{"series":"%d"},"value":%d}' % (name, number % SERIES, number)
+    if logs and is_log(number):
+        path, body = b"/logs", b'{"service":"%b","message":"%d"}' % (name, number)
+    return b"POST %b HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: %d\r\n\r\n%b" % (path, more, len(body), body)
+
+
+def is_log(number: int) -> bool:
+    """Whether the event of a process that only posts is a log."""
+    return number % LOGGED == 0
 
 
 def unverified() -> ssl.SSLContext:
@@ -106,12 +118,13 @@ class Crowd:
         tls: bool = False,
         header: str = "",
         patience: float = PATIENCE,
+        logs: bool = False,
     ) -> None:
         """tls: the port speaks TLS. header: a header line for each request, such as an API key, or "".
 
-        patience: seconds that a client waits for a response.
+        patience: seconds that a client waits for a response. logs: see `request`.
         """
-        self.port, self.base, self.run = port, number * SPAN, run
+        self.port, self.base, self.run, self.logs = port, number * SPAN, run, logs
         self.tls = unverified() if tls else None
         self.header = f"{header}\r\n".encode("latin-1") if header else b""
         self.book = Book()
@@ -155,7 +168,7 @@ class Crowd:
         client.ready = now + self.patience
         try:
             more = self.header + (b"Connection: close\r\n" if client.posts % FRESH == 0 else b"")
-            client.sock.send(request(self.run, self.base + client.n, more))
+            client.sock.send(request(self.run, self.base + client.n, more, self.logs))
         except OSError:
             self.lose(client, now)
         return True
@@ -230,7 +243,7 @@ class Crowd:
         if sock is None:
             return
         n = self.book.post(time.time())
-        data = request(self.run, self.base + n, self.header)
+        data = request(self.run, self.base + n, self.header, self.logs)
         kind = self.random.choice((CUT, CUT, HALF))
         self.book.status[n] = kind
         self.cuts += 1
@@ -293,11 +306,19 @@ class Crowd:
 
 
 def main(
-    port: str, number: str, clients: str, rate: str, run: str, path: str, tls: str = "", patience: str = str(PATIENCE)
+    port: str,
+    number: str,
+    clients: str,
+    rate: str,
+    run: str,
+    path: str,
+    tls: str = "",
+    patience: str = str(PATIENCE),
+    logs: str = "",
 ) -> None:
     """Post as process `number`; write the book to `path`. The header is in the environment: it may hold a key."""
     header = os.environ.get("SLUICE_DRILL_HEADER", "")
-    crowd = Crowd(int(port), int(number), int(clients), run, bool(tls), header, float(patience))
+    crowd = Crowd(int(port), int(number), int(clients), run, bool(tls), header, float(patience), bool(logs))
     crowd.run_until_stopped(float(rate))
     crowd.book.save(Path(path))
 

@@ -1,7 +1,8 @@
 """A client process of the drill that reads: its clients post positions and votes, and read them back from the views.
 
-Standard input takes `stop`. Standard output gets a JSON line of counts every 0.1 s, with the time. At the end the
-process writes the books of its clients and the result of the reads (`Reads`) to files.
+Standard input takes `stop`; and `rest`, after which the clients do nothing until `wake`, and then expect nothing of
+what they saw before. Standard output gets a JSON line of counts every 0.1 s, with the time. At the end the process
+writes the books of its clients and the result of the reads (`Reads`) to files.
 """
 
 from __future__ import annotations
@@ -120,28 +121,53 @@ class Door:
             self.connection = None
 
 
+class Orders:
+    """What standard input asks for."""
+
+    def __init__(self) -> None:
+        self.stopping = threading.Event()
+        self.rest = threading.Event()
+
+    def listen(self) -> None:
+        """Obey until `stop`, or until the end of standard input."""
+        for line in sys.stdin:
+            if line == "stop\n":
+                return
+            self.rest.set() if line == "rest\n" else self.rest.clear()
+
+
 class Client:
     """One client with a device and a poll of its own."""
 
-    def __init__(
-        self, client: int, first: int, run: str, paths: set[str], door: Door, stopping: threading.Event
-    ) -> None:
+    def __init__(self, client: int, first: int, run: str, paths: set[str], door: Door, orders: Orders) -> None:
         """first: the number of the first client's first book; each client has two."""
-        self.client, self.run, self.paths, self.door, self.stopping = client, run, paths, door, stopping
+        self.client, self.run, self.paths, self.door, self.orders = client, run, paths, door, orders
+        self.stopping = orders.stopping
         self.device = device(run, client)
         self.numbers = first + 2 * client, first + 2 * client + 1  # of the books
         self.books = Book(), Book()  # of positions, of votes
-        self.positions = Positions(self.device, self.numbers[0], self.books[0])
-        self.votes = Votes(self.device, CHOICES, self.books[1])
-        self.series = Series(run)
         self.reads = Reads()
-        self.found: set[str] = set()  # paths that have had an answer for this client's key
         self.random = random.Random(client)
         self.end = math.inf  # when a value that cannot be read yet is given up
+        self.resting = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what was answered."""
+        self.positions = Positions(self.device, self.numbers[0], self.books[0])
+        self.votes = Votes(self.device, CHOICES, self.books[1])
+        self.series = Series(self.run)
+        self.found: set[str] = set()  # paths that have had an answer for this client's key
 
     def live(self) -> None:
         """Post and read until `stopping`."""
         while not self.stopping.is_set():
+            if self.orders.rest.is_set():
+                self.forget()
+                self.resting = True
+                self.stopping.wait(REST)
+                continue
+            self.resting = False
             n = self.post_position()
             if n is None:
                 self.stopping.wait(REST)
@@ -185,6 +211,8 @@ class Client:
         while path in self.paths:
             if read() >= n:
                 self.reads.fresh.append((acknowledged, time.monotonic() - acknowledged))
+                return
+            if self.orders.rest.is_set():
                 return
             if time.monotonic() > self.end:
                 self.reads.unread += 1
@@ -277,22 +305,23 @@ def main(port: str, clients: str, first: str, run: str, folder: str, paths: str,
     paths: the views, with commas. The header is in the environment: it may hold a key.
     """
     threading.excepthook = crash
-    stopping, header = threading.Event(), os.environ.get("SLUICE_DRILL_HEADER", "")
+    orders, header = Orders(), os.environ.get("SLUICE_DRILL_HEADER", "")
     known = set(paths.split(","))
     doors = [Door(int(port), bool(tls), header) for _ in range(int(clients))]
-    crowd = [Client(number, int(first), run, known, door, stopping) for number, door in enumerate(doors)]
+    crowd = [Client(number, int(first), run, known, door, orders) for number, door in enumerate(doors)]
     threads = [threading.Thread(target=client.live) for client in crowd]
-    listener = threading.Thread(target=sys.stdin.readline, daemon=True)
+    listener = threading.Thread(target=orders.listen, daemon=True)
     for thread in listener, *threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        if not listener.is_alive() and not stopping.is_set():
+        if not listener.is_alive() and not orders.stopping.is_set():
             for client in crowd:
                 client.end = time.monotonic() + PATIENCE
-            stopping.set()
+            orders.stopping.set()
         counts: dict[str, float] = {"at": time.monotonic()}
         counts["read"] = sum(client.reads.statuses["200"] for client in crowd)
         counts["read_back"] = sum(len(client.reads.fresh) for client in crowd)
+        counts["resting"] = sum(client.resting for client in crowd)
         counts["wrong"] = sum(len(client.reads.wrong) for client in crowd)
         print(json.dumps(counts), flush=True)
         time.sleep(0.1)

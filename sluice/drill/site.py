@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ import redis
 from sluice import connect, settings, views
 from sluice.drill import harness
 from sluice.drill.load import PATIENCE, unverified
-from sluice.drill.store import EVENTS, Postgres, Sqlite
+from sluice.drill.store import STREAM, Postgres, Sqlite
 from sluice.run import launch
 from sluice.run.configure import ROOT
 from sluice.run.launch import parent_of
@@ -30,9 +31,9 @@ from sluice.spool.contract import Keys
 from sluice.views.contract import SOCKET
 
 T = TypeVar("T")
-STREAM = "metrics"  # that the faults concern
 KEYS = Keys.of(STREAM)
-OWN_VIEWS = "sluice.drill.views"
+OWN_VIEWS, OWN_RECORDS = "sluice.drill.views", "sluice.drill.records"
+AGE = 5  # seconds until a log is deleted
 # Raised while a fault lasts: `wait` tries again.
 TRANSIENT = (OSError, redis.RedisError, Unavailable, http.client.HTTPException)
 
@@ -75,7 +76,12 @@ class Site:
         self.lists = [self.redis]
         self.views_redis = connect.client(str(self.home / SOCKET), 30)
         self.views = views.load(self.settings)  # none: no client reads, and only the faults of writing are injected
-        self.streams = tuple(EVENTS) if self.views else (STREAM,)  # to which the drill posts
+        self.logs = private and self.settings.keep.of("logs") is not None  # the drill posts logs, deleted by age
+        # to which the drill posts
+        self.streams = (STREAM, *(("gps", "votes") if self.views else ()), *(("logs",) if self.logs else ()))
+        self.cleared = 0.0  # when a wrong clock may have made every log too old, by time.time()
+        self.away: set[int] = set()  # events that a restored copy did not have
+        self.gone: Counter[str] = Counter()  # stream -> bodies that the restored copies did not have
 
     # --- its processes ---
 
@@ -150,9 +156,9 @@ class Site:
 
     # --- its stores ---
 
-    def claims(self) -> list[str]:
-        """The open claims."""
-        found: Any = self.redis.zrange(KEYS.claims, 0, -1)
+    def claims(self, stream: str = STREAM) -> list[str]:
+        """The open claims of a stream."""
+        found: Any = self.redis.zrange(Keys.of(stream).claims, 0, -1)
         return [name.decode() for name in found]
 
     def waiting(self) -> int:
@@ -164,14 +170,26 @@ class Site:
     def ledger(self) -> dict[str, int]:
         """The ledger: bodies claimed since the beginning, and how many of them are in the database."""
         stored = sum(map(self.store.bodies, self.streams))
-        claims: Any = [each.get(Keys.of(stream).claimed) for each in self.lists for stream in self.streams]
-        claimed = sum(int(found or 0) for found in claims)
+        claimed = sum(map(self.claimed, self.streams))
         return {"claimed": claimed, "in_the_database": stored, "missing": claimed - stored}
 
-    def command(self, *words: str) -> subprocess.CompletedProcess:
-        """Run bin/sluice."""
+    def claimed(self, stream: str) -> int:
+        """The bodies of a stream that were ever claimed."""
+        claims: Any = [each.get(Keys.of(stream).claimed) for each in self.lists]
+        return sum(int(found or 0) for found in claims)
+
+    def command(self, *words: str, seconds: float = 600) -> subprocess.CompletedProcess:
+        """Run bin/sluice. Raises: subprocess.TimeoutExpired; it is killed after so many seconds."""
         command = [sys.executable, "-m", "sluice.ops", *words]
-        return subprocess.run(command, cwd=ROOT, env=self.environ, capture_output=True, text=True, timeout=600)
+        return subprocess.run(command, cwd=ROOT, env=self.environ, capture_output=True, text=True, timeout=seconds)
+
+    def different(self) -> dict[str, int]:
+        """Run `views check`: path -> keys that differ. Raises: OSError unless all views are served."""
+        done = self.command("views", "check")
+        found = dict(re.findall(r"^(\S+): \d+ keys, (\d+) different$", done.stdout, re.M))
+        if found.keys() != self.views.keys():
+            raise OSError(done.stdout + done.stderr)
+        return {path: int(count) for path, count in found.items()}
 
 
 # A private installation has its own Redis and database, no replicas, no access control and no limits.
@@ -191,12 +209,14 @@ def private(keep: bool, with_views: bool) -> Iterator[Site]:
     if not (ROOT / "bin/up").exists():
         raise Trouble("a private installation needs a checkout of Sluice; --home takes a running installation")
     home = Path(tempfile.mkdtemp(prefix="drill-"))
-    own = {"INGEST_HOME": str(home), "INGEST_PORT": str(harness.free_port())}
+    own = {"INGEST_HOME": str(home), "INGEST_PORT": str(harness.free_port()), "INGEST_KEEP": f"logs={AGE}s"}
     passed = {name: value for name, value in os.environ.items() if name not in NOT_PASSED}
     if not with_views:
         own["INGEST_VIEWS"] = "off"
     elif not passed.get("INGEST_VIEWS"):
         own["INGEST_VIEWS"] = OWN_VIEWS
+    if not passed.get("INGEST_RECORDS"):
+        own["INGEST_RECORDS"] = OWN_RECORDS
     sink = settings.load().sink
     with contextlib.ExitStack() as stack:
         if keep:

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,55 @@ from psycopg.conninfo import conninfo_to_dict
 
 from sluice.sinks import Unavailable
 
+STREAM = "metrics"  # that the faults concern
 Rows = Iterator[tuple[int, float]]  # number of an event, received_at in seconds since 1970
 # stream -> the column with the number of an event, the column with the name of the run, and what may follow the name
-EVENTS = {"metrics": ("value", "field", ""), "gps": ("altitude", "device", ".%"), "votes": ("voter", "poll", ".%")}
+EVENTS = {
+    "metrics": ("value", "field", ""), "gps": ("altitude", "device", ".%"), "votes": ("voter", "poll", ".%"),
+    "logs": ("message", "service", ""),
+}  # fmt: skip
+# Stored bodies of a stream that are neither rows nor dead letters, and were not deleted by age. Each event is one row
+UNEXPLAINED = """
+SELECT (SELECT coalesce(sum(last - first + 1), 0) FROM batches_ranges WHERE stream = '{0}')
+  - (SELECT coalesce(sum(deleted), 0) FROM batches_expired WHERE stream = '{0}')
+  - (SELECT count(*) FROM dead_letters WHERE stream = '{0}') - (SELECT count(*) FROM {0})"""
 
 
-class Sqlite:
+class Store(ABC):
+    """What both databases count in the same way."""
+
+    @abstractmethod
+    def number(self, query: str) -> int:
+        """The number that a query returns. Raises: Unavailable."""
+
+    def persisted(self, claim: str, stream: str = STREAM) -> bool:
+        """Whether the bodies of a claim are committed."""
+        spool, first, _ = claim.split(":")
+        return bool(
+            self.number(
+                f"SELECT count(*) FROM batches_ranges WHERE stream = '{stream}' AND spool = '{spool}' "  # noqa: S608
+                f"AND {first} BETWEEN first AND last"
+            )
+        )
+
+    def bodies(self, stream: str) -> int:
+        """The number of stored bodies of a stream."""
+        return self.number(f"SELECT coalesce(sum(last - first + 1), 0) FROM batches_ranges WHERE stream = '{stream}'")  # noqa: S608
+
+    def deleted(self, stream: str) -> int:
+        """The number of rows of a stream that were deleted by age."""
+        return self.number(f"SELECT coalesce(sum(deleted), 0) FROM batches_expired WHERE stream = '{stream}'")  # noqa: S608
+
+    def unexplained(self, stream: str) -> int:
+        """See UNEXPLAINED."""
+        return self.number(UNEXPLAINED.format(stream))
+
+    def batches(self) -> tuple[int, int]:
+        """The rows of `batches`, without those that folding has deleted, and the highest id of one."""
+        return self.number("SELECT count(*) FROM batches"), self.number("SELECT coalesce(max(id), 0) FROM batches")
+
+
+class Sqlite(Store):
     """A file. Faults change the file or the limits of the workers."""
 
     name = "SQLite"
@@ -46,25 +90,22 @@ class Sqlite:
             found: int = next(rows)[0]
             return found
 
-    def persisted(self, claim: str) -> bool:
-        """Whether the bodies of a claim are committed."""
-        return self.number("SELECT count(*) FROM batches WHERE claim = ?", claim) > 0
-
-    def bodies(self, stream: str) -> int:
-        """The number of stored bodies of a stream."""
-        return self.number("SELECT coalesce(sum(last - first + 1), 0) FROM batches_ranges WHERE stream = ?", stream)
+    def alone(self) -> bool:
+        """Whether nothing but what the drill made is in the database."""
+        return True
 
     def dead(self, run: str) -> int:
         """The number of bodies of a drill in dead_letters."""
         return self.number("SELECT count(*) FROM dead_letters WHERE instr(CAST(body AS TEXT), ?)", run)
 
-    def rows(self, stream: str, run: str) -> Rows:
-        """The stored events of a drill in a stream, in the order of the list."""
+    def rows(self, stream: str, run: str, above: int = 0) -> Rows:
+        """The stored events of a drill in a stream, in the order of the list. above: of later batches than this one."""
         number, name, more = EVENTS[stream]
         with self.ask(
             f"SELECT CAST({number} AS INTEGER), (julianday(received_at) - 2440587.5) * 86400 FROM {stream} "  # noqa: S608
-            f"WHERE {name} LIKE ? ORDER BY seq",
+            f"WHERE {name} LIKE ? AND batch > ? ORDER BY seq",
             run + more,
+            above,
         ) as rows:
             yield from rows
 
@@ -112,7 +153,7 @@ class Sqlite:
             limit(resource.RLIM_INFINITY)
 
 
-class Postgres:
+class Postgres(Store):
     """A server. A private installation has its own schema in it, which the drill drops at the end."""
 
     name = "PostgreSQL"
@@ -158,28 +199,27 @@ class Postgres:
             row: Any = db.execute(query.encode(), bindings).fetchone()
             return int(row[0])
 
-    def persisted(self, claim: str) -> bool:
-        """Whether the bodies of a claim are committed."""
-        return self.number("SELECT count(*) FROM batches WHERE claim = %(c)s", c=claim) > 0
-
-    def bodies(self, stream: str) -> int:
-        """The number of stored bodies of a stream."""
-        query = "SELECT coalesce(sum(last - first + 1), 0) FROM batches_ranges WHERE stream = %(s)s"
-        return self.number(query, s=stream)
+    def alone(self) -> bool:
+        """Whether nothing but what the drill made is in the database."""
+        return not self.number(
+            "SELECT count(*) FROM pg_class JOIN pg_namespace AS n ON n.oid = relnamespace "
+            "WHERE nspname !~ '^pg_|^information_schema$' AND nspname <> %(s)s",
+            s=self.schema,
+        )
 
     def dead(self, run: str) -> int:
         """The number of bodies of a drill in dead_letters."""
         return self.number("SELECT count(*) FROM dead_letters WHERE position(%(r)s::bytea IN body) > 0", r=run.encode())
 
-    def rows(self, stream: str, run: str) -> Rows:
-        """The stored events of a drill in a stream, in the order of the list."""
+    def rows(self, stream: str, run: str, above: int = 0) -> Rows:
+        """The stored events of a drill in a stream, in the order of the list. above: of later batches than this one."""
         number, name, more = EVENTS[stream]
         with self.session() as db, db.transaction(), db.cursor("rows", binary=True) as cursor:
             cursor.itersize = 10_000
             yield from cursor.execute(
                 f"SELECT {number}::bigint, extract(epoch FROM received_at)::float8 FROM {stream} "  # noqa: S608
-                f"WHERE {name} LIKE %s ORDER BY seq".encode(),
-                (run + more,),
+                f"WHERE {name} LIKE %s AND batch > %s ORDER BY seq".encode(),
+                (run + more, above),
             )
 
     def repair(self, old: bytes, new: bytes) -> None:

@@ -1,10 +1,11 @@
 """Post numbered events, inject faults, and check that every acknowledged event is stored exactly once.
 
-The drill posts through nginx and compares the responses with the rows in the database. Some clients read what they
-post from the views; no answer may be wrong, and at the end no view may differ from the database. The drill starts a
-private installation with the settings of the environment. With --home it uses a running installation, whose database
-then keeps the events: metrics named `drill`, and positions and votes. With --cells it starts that many cells on
-machines of their own (namespaces; needs root), with a balancer, PostgreSQL, and Redis with replicas and Sentinels.
+The drill posts through nginx and compares the responses with the rows in the database. Some clients read what they post
+from the views; no answer may be wrong, and at the end no view may differ from the database. The drill starts a private
+installation with the settings of the environment; there, some events are logs, which are deleted by age. With --home it
+uses a running installation, whose database then keeps the events: metrics named `drill`, and positions and votes. With
+--cells it starts that many cells on machines of their own (namespaces; needs root), with a balancer, PostgreSQL, and
+Redis with replicas and Sentinels.
 
 exit status: 0 if no acknowledged event is missing or stored twice, and the other promises were kept; 1 if not, or if
 the drill could not finish; 2 for wrong arguments
