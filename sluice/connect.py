@@ -22,6 +22,7 @@ from redis.exceptions import ConnectionError, ReadOnlyError
 from redis.retry import Retry
 
 CONNECT_TIMEOUT = 1.0  # seconds to wait for a connection to another machine
+VANISHED_MS = 400  # milliseconds until data that another machine's kernel has not confirmed ends its connection
 ASK_EVERY = 0.2  # seconds between two questions to a Sentinel: a failover takes about two seconds longer than this
 
 
@@ -168,6 +169,7 @@ class Following:
             self.host, self.port = self.sentinels.master()
         self.link = super()._connect()  # type: ignore[misc]
         assert self.link
+        self.link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, VANISHED_MS)
         if self.sentinels:
             with self.sentinels.changed:
                 self.sentinels.links.add(self)

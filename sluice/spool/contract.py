@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import RedisError
 
 TIMEOUT = 3.0  # seconds to wait for one reply: longer than a slow fsync, shorter than a client waits
-REPLICAS_MS = 1000  # milliseconds to wait for replicas
+REPLICAS_MS = 1000  # milliseconds that a worker waits for replicas
 LEASE = 5.0  # seconds until the claim of a dead worker is claimed again
 NAME = "sluice"  # prefix of connection names: sluice:gateway:PID, sluice:worker:PID:STREAM@FIRST:…
 

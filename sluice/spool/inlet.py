@@ -9,13 +9,15 @@ import threading
 import time
 from typing import NamedTuple
 
-from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
+from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError, ResponseError
 
 from sluice.connect import connection, required
 from sluice.counters import REPORT_INTERVAL, SECONDS, SIZES, Counter, Counts
-from sluice.spool.contract import MARK, NAME, PROBED, REPLICAS_MS, TIMEOUT, Keys, count_command
+from sluice.spool.contract import MARK, NAME, PROBED, TIMEOUT, Keys, count_command
 
 log = logging.getLogger("sluice.spool")
+REPLICAS_MS = 400  # milliseconds to wait for replicas: a balancer must notice before a client gives up a second time
+PAUSE = 0.3  # seconds without a try after a connection with replicas was lost: a vanished Redis would block each commit
 MARK_INTERVAL = 0.1  # seconds between two marks of one process and stream: the precision of received_at
 MAX_BACKLOG = 10_000_000  # READY bodies per stream; of 54 bytes or more, the limit in bytes (512m) acts first
 MAX_RETRY_AFTER = 60  # seconds
@@ -115,8 +117,9 @@ class Inlet:
         self.commits = self.counts.histogram("commit_seconds", SECONDS)
         self.limits = max_backlog, max_bytes
         self.replicas = replicas
-        self.behind = False  # too few replicas confirmed the last commit
+        self.behind = replicas > 0  # too few replicas confirmed the last commit, or it was on another connection
         self.required = replicas  # of the last WAIT
+        self.resume = 0.0  # monotonic: end of PAUSE
         self.open = Batch()
         self.backlogs: dict[str, Backlog] = {}
         self.entry = threading.Lock()  # held for a moment, so that no body is added to a batch that is being sent
@@ -153,8 +156,12 @@ class Inlet:
                 batch.done = True
 
     def disconnect(self) -> None:
-        """Close the connection. The next one may lead to a Redis that lost bodies; a mark tells it first."""
+        """Close the connection. The next one may lead to a Redis that lost bodies, or has no replicas; a mark, or WAIT,
+        tells it first.
+        """
         self.redis.disconnect()
+        if self.replicas:
+            self.behind, self.resume = True, time.monotonic() + PAUSE
         for backlog in self.backlogs.values():
             backlog.mark_due = 0.0
 
@@ -164,6 +171,9 @@ class Inlet:
         out: list[bytes] = []
         sent = []
         if self.behind:  # probe first: otherwise each retry adds another copy
+            if now < self.resume:
+                self.refuse_all(batch, "Redis was asked a moment ago")
+                return
             self.redis.send_packed_command(self.wait_command(1))
             if self.read_wait_reply(batch):
                 return
@@ -221,7 +231,10 @@ class Inlet:
 
     def read_wait_reply(self, batch: Batch) -> bool:
         """Read the reply of WAIT. If too few replicas confirmed this connection's last write, the batch is refused."""
-        self.behind = self.redis.read_response() < self.required
+        try:
+            self.behind = self.redis.read_response() < self.required
+        except ResponseError as error:  # the master has become a replica
+            raise ConnectionError(f"WAIT: {error}") from None
         detail = REPLICAS_BEHIND % self.required if self.behind else None
         if detail:
             for stream in batch.bodies.keys() - (batch.refused or {}).keys():
@@ -288,11 +301,11 @@ class Inlet:
         reason = detail.partition(":")[0].rstrip(".")
         self.counts.counter(f"refused {stream} {reason}").n += len(batch.bodies[stream])
 
-    def refuse_all(self, batch: Batch, error: BaseException) -> None:
+    def refuse_all(self, batch: Batch, error: BaseException | str) -> None:
         """Refuse a batch without a reply: its bodies may or may not be on the list."""
         for stream in batch.bodies:
             self.refuse(batch, stream, Refusal(self.down, 1))
-        log.debug("no reply: %s: %s", type(error).__name__, error)
+        log.debug("no reply: %r", error)
 
     def log_change(self, subject: str, detail: str | None) -> None:
         """Log one line when refusals start or their reason changes, and one when they end. subject: a stream, or
@@ -306,15 +319,21 @@ class Inlet:
                 log.warning("%s: accepting bodies again", subject)
 
     def ready(self) -> str | None:
-        """None if Redis accepts writes, else the reason why not."""
+        """None if Redis accepts writes and enough replicas confirm them, else the reason why not."""
         with self.turn:
             try:
-                if self.behind:  # nothing is posted to a gateway that a balancer has taken out for this
+                if time.monotonic() < self.resume:
+                    return REDIS_DOWN
+                if self.behind:  # do not make each check wait
                     self.redis.send_packed_command(self.wait_command(1))
                     if self.read_wait_reply(Batch()):
                         return REPLICAS_BEHIND % self.required
                 self.redis.send_command("SET", PROBED, "1", "EX", "60")
                 self.redis.read_response()
+                if self.replicas:
+                    self.redis.send_packed_command(self.wait_command(REPLICAS_MS))
+                    if self.read_wait_reply(Batch()):
+                        return REPLICAS_BEHIND % self.required
             except ResponseError as error:
                 return REDIS_READ_ONLY % error
             except (RedisError, OSError):

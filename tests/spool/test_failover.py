@@ -222,6 +222,14 @@ def test_the_certificate_of_redis_is_checked(tmp: Path, remote: str, case: str) 
         connect.client(wrong[case], 3).ping()
 
 
+@pytest.mark.parametrize("remote", [False, True], indirect=True, ids=["redis", "rediss"])
+def test_a_redis_whose_machine_has_vanished_ends_its_connection(remote: str) -> None:
+    link = connect.connection(remote, 3)
+    link.connect()
+    assert link.link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == connect.VANISHED_MS
+    link.disconnect()
+
+
 @pytest.mark.parametrize("remote", [False], indirect=True)
 def test_a_push_whose_reply_is_lost_is_not_sent_again(tmp: Path, remote: str) -> None:
     port = int(remote.rpartition(":")[2])

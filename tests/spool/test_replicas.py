@@ -12,8 +12,9 @@ import pytest
 import redis as client
 
 from sluice import settings, sinks
-from sluice.drill.harness import Server, free_port, gateway, poll, post, redis_server, short_tmp, stopped
+from sluice.drill.harness import Server, free_port, gateway, get, poll, post, redis_server, short_tmp, stopped
 from sluice.sinks.cells import CellLine
+from sluice.spool import inlet as gateway_side
 from sluice.spool.contract import Keys
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
@@ -50,7 +51,8 @@ class Pair(NamedTuple):
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    monkeypatch.setattr(gateway_side, "REPLICAS_MS", 1000)  # for a machine that is busy
     port = free_port()
     with (
         short_tmp() as one, short_tmp() as two,
@@ -61,6 +63,7 @@ def pair() -> Iterator[Pair]:
         at[1].replicaof("127.0.0.1", str(port))
         # until its append-only file has been rewritten, the replica does not exit on SIGTERM
         poll(lambda: (info := at[1].info())["master_link_status"] == "up" and not info["aof_rewrite_in_progress"], 30)
+        poll(lambda: at[0].wait(1, 1) == 1, 30)
         yield Pair(master, replica, *at)
 
 
@@ -85,6 +88,35 @@ def test_a_body_that_too_few_replicas_confirm_gets_503_and_retries_add_no_copies
         poll(lambda: post(gate.socket, "/votes", VOTE % 3)[0] == 200)
         assert pair.at_replica.lrange(VOTES.ready, 0, -1) == [VOTE % 1, VOTE % 2, VOTE % 3]
         assert gate.said().count("accepting bodies again") == 1
+
+
+def test_a_gateway_is_ready_only_if_replicas_confirm_and_a_new_one_asks_before_it_pushes(pair: Pair) -> None:
+    with short_tmp() as tmp, gateway(tmp, pair.master, env={"INGEST_REPLICAS": 1}) as gate:
+        assert get(gate.socket, "/readyz")[0] == 200
+        with pair.replica_stopped():  # nothing is posted
+            assert get(gate.socket, "/readyz")[0] == 503
+        poll(lambda: get(gate.socket, "/readyz")[0] == 200)
+    pair.cut_off()
+    poll(lambda: pair.at_master.info()["connected_slaves"] == 0)
+    with short_tmp() as tmp, gateway(tmp, pair.master, env={"INGEST_REPLICAS": 1}) as gate:
+        assert post(gate.socket, "/votes", VOTE % 1)[0] == 503
+        assert pair.at_master.llen(VOTES.ready) == 0
+        assert get(gate.socket, "/readyz")[0] == 503
+
+
+def test_after_a_lost_connection_bodies_are_refused_without_a_try_for_a_moment(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inlet = Inlet(str(pair.master.socket), 10**9, replicas=1)
+    assert push(inlet, b"a")
+    monkeypatch.setattr(gateway_side, "PAUSE", 3600)
+    pair.at_master.client_kill_filter(_type="normal", skipme=True)
+    assert not push(inlet, b"b")
+    assert not push(inlet, b"c")
+    assert inlet.ready() == "Redis does not answer."
+    inlet.resume = 0.0
+    assert push(inlet, b"d")
+    assert pair.at_replica.lrange(VOTES.ready, 0, -1) == [b"a", b"d"]
 
 
 def test_a_failover_to_a_replica_that_lags_under_load_loses_no_acknowledged_body(pair: Pair) -> None:
