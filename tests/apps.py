@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
@@ -203,21 +204,30 @@ class Waiting:
     """An answer that is not ready before a POST to /release; the body has the number of times that it was iterated."""
 
     released = False
+    later: type[Exception]  # for POST
 
     def __init__(self, environ: dict[str, Any], start: Start) -> None:
-        self.later, self.start, self.tries = environ["fastlane.later"], start, 0
+        self.exception, self.start, self.tries = environ.get("fastlane.later") or self.later, start, 0
 
     def __iter__(self) -> Iterator[bytes]:
         self.tries += 1
         if not Waiting.released:
-            raise self.later
-        self.start("200 OK", [])
-        return iter((b"late", b"r" if self.tries > 1 else b""))
+            raise self.exception
+        self.start("200 OK", [("Content-Length", "5")])
+        return iter((b"late", b"r" if self.tries > 1 else b"-"))
 
 
 def odd_waits(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
     Waiting.released = False
     return Waiting(environ, start)
+
+
+def postponed(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+    """Answers POSTs later, in both lanes."""
+    return {"/waits": Waiting, "/release": odd_release}.get(environ["PATH_INFO"], plain)(environ, start)
+
+
+postponed.later = functools.partial(setattr, Waiting, "later")  # type: ignore[attr-defined]
 
 
 def odd_release(environ: dict[str, Any], start: Start) -> Iterable[bytes]:

@@ -9,14 +9,15 @@ The contract between the lane and a WSGI callable. PEP 3333 holds, except that t
 app.max_body: int         bytes. A longer body goes unread to the slow lane, where the application may reject it first.
                           Default and maximum: connection.MAX_BODY
 app.tick()                called about once a second, between two turns of the loop
+app.later(exception)      called once. Answers that are not ready may then raise this exception while they are iterated;
+                          the lane iterates them again after grammar.LATER seconds, and meanwhile serves the other
+                          clients. They have no close()
 environ["fastlane.head"]  bytes: the request's head as received, including its empty line. Absent in the slow lane
 a lazy answer             an iterable that commits and calls start_response only when it is iterated. The lane iterates
                           the answers of a turn after the last call of the application: the first one commits for all
 an answer's headers       the list is rendered once and recognised by its identity: make it at import, do not change it.
                           Without Content-Length, the lane adds the length of each body
-environ["fastlane.later"] an exception, in the fast lane for GET only. An answer that is not ready raises it while it is
-                          iterated; the lane iterates it again after loop.LATER seconds, and meanwhile serves the other
-                          clients. Such an answer has no close()
+environ["fastlane.later"] the same exception for the answer to this GET, in the fast lane only
 
 In the fast lane the application must wait for nothing but its commit: the loop and all clients wait with it.
 """

@@ -19,10 +19,11 @@ FIELDS = re.compile(rb"((?:" + TOKEN + rb":[\t -~\x80-\xff]*\r\n)+)\r\n")
 FIELD = re.compile(rb"(" + TOKEN + rb"):[ \t]*([\t -~\x80-\xff]*?)[ \t]*\r\n")
 LENGTH = re.compile(r"0|[1-9][0-9]{0,9}")
 DECLINED = frozenset((b"TRANSFER-ENCODING", b"EXPECT", b"UPGRADE", b"HTTP2-SETTINGS", b"TRAILER", b"TE"))
+LATER = 0.02  # seconds after which an answer that was not ready is iterated again
 
 
 class Later(Exception):
-    """Raised by an answer that is not ready: `environ["fastlane.later"]` (see sluice/fastlane/__init__.py)."""
+    """Raised by an answer that is not ready; see sluice/fastlane/__init__.py."""
 
 
 class ParsedHead(NamedTuple):

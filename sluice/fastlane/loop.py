@@ -42,12 +42,11 @@ from sluice.fastlane.connection import (
     Connection,
     Listener,
 )
-from sluice.fastlane.grammar import Caches, Grammar, Later, ParsedHead
+from sluice.fastlane.grammar import LATER, Caches, Grammar, Later, ParsedHead
 from sluice.fastlane.slow import SlowLane
 
 MAX_TURN = 2 << 20  # bytes read, after which a turn commits: limits the memory of a batch
 MAX_ADMITTED = 4 << 20  # bytes of incomplete bodies that are read at a time; the others wait in the kernel
-LATER = 0.02  # seconds after which an answer that was not ready is iterated again
 GRACE = 0.75  # fraction of gunicorn's graceful_timeout, at the end of which the master kills the process
 IN, OUT = select.EPOLLIN, select.EPOLLOUT
 # Settings of gunicorn that act on a request before the application; the fast lane supports none of them
@@ -100,8 +99,12 @@ class FastLane(SlowLane):
             and "SCRIPT_NAME" not in os.environ
             and all(setting.get() == setting.default for setting in settings)
         )
+        self.application = self.wsgi
         self.max_body = min(MAX_BODY, getattr(self.wsgi, "max_body", MAX_BODY))
         self.tick: Callable[[], None] = getattr(self.wsgi, "tick", lambda: None)
+        if later := getattr(self.wsgi, "later", None):
+            later(Later)
+            self.wsgi = self.wait_for
         self.answers = Answers(self.cfg, self.log)
         self.connections: dict[int, Connection] = {}  # by descriptor; without those in the slow lane
         self.slow_count = 0  # connections in the slow lane
@@ -292,7 +295,7 @@ class FastLane(SlowLane):
             conn.pieces = []
             conn.state = IDLE
             self.release(conn)
-        wsgi, pending = self.wsgi, self.pending
+        wsgi, pending = self.application, self.pending
         while True:
             end = data.find(b"\r\n\r\n") + 4
             head = data[:end]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import gevent
@@ -11,12 +12,25 @@ from gunicorn.http.errors import ParseException
 from gunicorn.workers.ggevent import GeventWorker
 
 from sluice.fastlane.connection import MAX_BODY, READ, Connection
+from sluice.fastlane.grammar import LATER, Later
 
 LINGER = 2.0  # seconds in which a client that is still sending can read its rejection
 
 
 class SlowLane(GeventWorker):
     """gunicorn's gevent worker, changed to serve one request of a connection instead of all."""
+
+    wsgi: Callable[..., Any]  # for gunicorn's handler
+    application: Callable[..., Any]  # for the fast lane
+
+    def wait_for(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        """`application`, for gunicorn's handler, which iterates an answer once: wait until it is ready."""
+        answer = self.application(environ, start_response)
+        while True:
+            try:
+                return list(answer)
+            except Later:
+                gevent.sleep(LATER)
 
     def serve(self, conn: Connection) -> bytes | None:
         """Serve one request; its first bytes are in `pieces`. None: the connection is closed.

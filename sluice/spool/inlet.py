@@ -155,6 +155,11 @@ class Inlet:
             finally:
                 batch.done = True
 
+    def answer_later(self, exception: type[Exception]) -> None:
+        """Let `commit` raise this exception instead of waiting long, and be called again. Redis has one list: no other
+        commit could go on meanwhile.
+        """
+
     def disconnect(self) -> None:
         """Close the connection. The next one may lead to a Redis that lost bodies, or has no replicas; a mark, or WAIT,
         tells it first.

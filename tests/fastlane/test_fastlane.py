@@ -663,6 +663,18 @@ def test_an_answer_that_is_not_ready_delays_only_its_own_client(odd: Site, kind:
         assert first.ended()
 
 
+def test_posts_that_are_answered_later_delay_only_their_own_clients_in_both_lanes() -> None:
+    with site("apps:postponed") as postponed:
+        where = postponed["unix"]
+        with Client(where) as fast, Client(where) as slow, Client(where) as other:
+            fast.send(plain(path="/waits"))
+            slow.send(CHUNKED.replace(b"slow", b"waits"))
+            for path in "/", "/", "/", "/release":
+                other.send(plain(path=path))
+                assert other.answer()[2] == b"plain"
+            assert [client.answer()[2] for client in (fast, slow)] == [b"later", b"later"]
+
+
 def test_a_client_may_leave_before_its_answer_is_ready(odd: Site, kind: str) -> None:
     worker = odd.worker()
     with Client(odd[kind]) as other:

@@ -25,6 +25,7 @@ if not kafka.available():
 
 from confluent_kafka.admin import AdminClient
 
+from sluice.spool.contract import TIMEOUT
 from sluice.spool.kafka.inlet import Inlet
 from sluice.spool.kafka.inspector import Inspector
 from sluice.spool.kafka.outlet import Outlet
@@ -127,7 +128,7 @@ def test_without_an_acknowledgement_the_answer_is_503(tmp: Path, url: str, broke
         status, headers, body = post(gate.socket, "/votes", VOTE % b"perhaps")
         assert (status, headers["retry-after"]) == (503, "1")
         assert b"Kafka does not acknowledge." in body
-        assert get(gate.socket, "/readyz")[0] == 503
+        poll(lambda: get(gate.socket, "/readyz")[0] == 503, 30)
         only.start()
         broker.wait()
         accepted(gate.socket, VOTE % b"c")
@@ -206,6 +207,17 @@ def test_peek_and_tail_show_bodies_with_partition_and_number(tmp: Path, url: str
         assert len(sluice(tmp, url, "peek", "votes", "--limit", "2").stdout.splitlines()) == 2
 
 
+def leader(cluster: kafka.Brokers, chance: random.Random) -> kafka.Broker:
+    """The broker that leads a random partition of the votes."""
+    admin = AdminClient({"bootstrap.servers": cluster.servers})
+
+    def found() -> int:
+        partitions = admin.list_topics("ingest.votes", TIMEOUT).topics["ingest.votes"].partitions
+        return chance.choice([one.leader for one in partitions.values()])
+
+    return cluster[poll(lambda: max(found(), 0), 30, "a leader") - 1]
+
+
 def test_leaders_killed_under_load_lose_and_double_nothing_acknowledged(
     tmp: Path, request: pytest.FixtureRequest, record_property: Callable[[str, object], None], tmp_path: Path
 ) -> None:
@@ -219,7 +231,7 @@ def test_leaders_killed_under_load_lose_and_double_nothing_acknowledged(
         with gateway(tmp, env={"INGEST_SPOOL": url}) as gate, worker(tmp, url), Clients(gate.socket) as load:
             for _ in range(times):
                 load.wait()
-                victim = chance.choice(cluster)
+                victim = leader(cluster, chance)
                 since = load.times[-1]
                 victim.kill()
                 load.wait()

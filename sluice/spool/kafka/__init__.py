@@ -103,12 +103,14 @@ def result(future: Future, timeout: float = TIMEOUT) -> Any:
 
 
 class Topic(NamedTuple):
-    """A topic. id: of this one, not of one that had the same name before."""
+    """A topic. id: of this one, not of one that had the same name before. writable: the partitions that have a leader
+    and the most in-sync replicas: all of them, unless a broker is away.
+    """
 
     name: str
     id: str
     partitions: int
-    has_leader: bool
+    writable: list[int]
 
 
 class Positions(NamedTuple):
@@ -127,22 +129,24 @@ class Admin:
             self.client = AdminClient(self.address.properties)
         self.groups: dict[str, Consumer] = {}  # they ask for their group's offsets, and join none
 
-    def describe(self, name: str) -> Topic | None:
+    def describe(self, name: str, timeout: float = TIMEOUT) -> Topic | None:
         """The topic of this name; None if there is none."""
         try:
             with asking():
-                found = result(self.client.describe_topics(TopicCollection([name]), request_timeout=TIMEOUT)[name])
+                asked = self.client.describe_topics(TopicCollection([name]), request_timeout=timeout)
+                found = result(asked[name], timeout)
         except KafkaUnavailable as error:
             if code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return None
             raise
-        leaders = [partition.leader for partition in found.partitions]
-        return Topic(name, str(found.topic_id), len(leaders), any(one and one.id >= 0 for one in leaders))
+        in_sync = {one.id: len(one.isr) for one in found.partitions if one.leader and one.leader.id >= 0}
+        writable = [number for number, count in in_sync.items() if count == max(in_sync.values())]
+        return Topic(name, str(found.topic_id), len(found.partitions), writable)
 
     def topic(self, name: str) -> Topic:
         """The topic of this name, made if there is none."""
         deadline = time.monotonic() + TIMEOUT
-        while not (found := self.describe(name)) or not found.has_leader:
+        while not (found := self.describe(name)) or not found.writable:
             if not found:
                 self.create(name)
             if time.monotonic() > deadline:
@@ -155,8 +159,8 @@ class Admin:
         with asking():
             brokers = len(result(self.client.describe_cluster(request_timeout=TIMEOUT)).nodes)
         replicas = self.address.replicas or min(REPLICAS, brokers)
-        # with one replica away, the others still accept writes
-        config = TOPIC | {"min.insync.replicas": str(max(1, replicas - 1))}
+        # with one broker away, others still accept writes: each partition's, or those of partitions without it
+        config = TOPIC | {"min.insync.replicas": str(max(1, replicas - 1, min(2, replicas, brokers - 1)))}
         new = NewTopic(name, self.address.partitions, replicas, config=config)
         try:
             with asking():
@@ -187,9 +191,9 @@ class Admin:
             for future in self.client.delete_records(asked, request_timeout=TIMEOUT).values():
                 result(future)
 
-    def streams(self) -> set[str]:
+    def streams(self, timeout: float = TIMEOUT) -> set[str]:
         """The streams that have a topic."""
         with asking():
-            names = self.client.list_topics(timeout=TIMEOUT).topics
+            names = self.client.list_topics(timeout=timeout).topics
         prefix = self.address.topic("")
         return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}

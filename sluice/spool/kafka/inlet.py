@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -14,13 +16,18 @@ from sluice.spool.contract import TIMEOUT, KafkaUnavailable
 from sluice.spool.inlet import Batch, Refusal, log
 from sluice.spool.kafka import Admin, Topic, asking
 
-REFRESH = 0.25  # seconds between two looks at what the workers have settled
+REFRESH = 0.25  # seconds between two looks at the partitions, and at what the workers have settled
+LOOK = 1.0  # seconds until another broker is asked which partitions can be written to
 AVOID = 5.0  # seconds for which a partition gets no bodies after it failed to acknowledge some
+PATIENCE = 0.1  # seconds that all clients wait for a commit; if it takes longer, only those of its bodies do
+GLANCE = 0.01  # seconds between two looks at such a commit
+SENDERS = 4  # commits that can be in flight at once, at least
 KAFKA_REFUSES = "Kafka refuses to write: %s"
 SILENT = (
     KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN,
     KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT,
 )  # fmt: skip
+LOST = *SILENT, KafkaError._FATAL  # a producer that got this error may not send again, or not soon
 UNKNOWN = KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART
 # No retry of ours. The client's own, within the timeout, cannot double a record: the broker knows its number.
 PRODUCER = {
@@ -41,14 +48,15 @@ class Backlog(inlet.Backlog):
         self.topic = topic
         self.accepted = 0  # bodies, by this process
         self.turn = random.randrange(topic.partitions)  # noqa: S311  # so that processes do not move in step
+        self.busy: set[int] = set()  # partitions that a commit is waiting for
         self.avoid: dict[int, float] = {}  # partition -> until (monotonic)
 
     def partition(self, now: float) -> int:
-        """The partition of the next commit: the bodies of one commit stay together, in one request."""
-        for _ in range(self.topic.partitions):
-            self.turn = (self.turn + 1) % self.topic.partitions
-            if self.avoid.get(self.turn, 0.0) <= now:
-                break
+        """The partition of the next commit: the bodies of one commit go there together. Not all may be busy."""
+        count = self.topic.partitions
+        free = [n % count for n in range(self.turn + 1, self.turn + 1 + count) if n % count not in self.busy]
+        good = (n for n in free if n in self.topic.writable and self.avoid.get(n, 0.0) <= now)
+        self.turn = next(good, free[0])
         return self.turn
 
     def look(self, admin: Admin) -> None:
@@ -57,6 +65,67 @@ class Backlog(inlet.Backlog):
         settled, end = sum(one.first for one in positions), sum(one.end for one in positions)
         size = self.bytes.n * (end - settled) // self.accepted if self.accepted else 0
         self.update(settled, end - settled, b"%d" % (time.time() * 1e6), size)
+
+
+class Part(NamedTuple):
+    """The bodies of one stream in a commit."""
+
+    stream: str
+    bodies: list[bytes]
+    backlog: Backlog
+    partition: int
+
+
+def note(failed: dict[str, KafkaError], error: KafkaError, message: Message) -> None:
+    """Called for each body that is not acknowledged."""
+    failed.setdefault(str(message.topic()), error)
+
+
+class Sender:
+    """A producer, and the commit that it has in flight. Only flush tells that its records are acknowledged, so each
+    commit that is in flight at the same time has a producer of its own.
+    """
+
+    def __init__(self, properties: dict[str, Any]) -> None:
+        """Raises: KafkaUnavailable."""
+        self.batch: Batch | None = None
+        self.parts: list[Part] = []
+        self.failed: dict[str, KafkaError] = {}  # topic -> error
+        self.began = self.seen = 0.0  # monotonic
+        # a method of this object would make a cycle, and the client's threads would go on until it is collected
+        delivered = partial(note, self.failed)
+        with asking():
+            self.producer = Producer(properties | PRODUCER | {"on_delivery": delivered})
+
+    def produce(self, batch: Batch, parts: list[Part], now: float) -> None:
+        """Give the bodies to the client, which sends them at once."""
+        self.batch, self.parts, self.began = batch, parts, now
+        self.failed.clear()
+        for _, bodies, backlog, partition in parts:
+            topic = backlog.topic.name
+            backlog.busy.add(partition)
+            records: list[dict[str, Any]] = [{"value": body} for body in bodies]
+            try:
+                if self.producer.produce_batch(topic, records, partition) < len(records):
+                    self.failed[topic] = next(record["_error"] for record in records if "_error" in record)
+            except KafkaException as error:
+                self.failed[topic] = error.args[0]
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until each body is acknowledged or has failed. Returns: False if that takes longer."""
+        left = self.producer.flush(seconds)
+        self.seen = time.monotonic()
+        if left and self.seen > self.began + TIMEOUT:
+            self.end()
+            left = 0
+        return not left
+
+    def end(self) -> None:
+        """Let what has not failed by now fail: 503 is the answer, so what was not sent must not be sent later."""
+        self.producer.purge()
+        self.producer.flush(0)
+        for part in self.parts:
+            self.failed.setdefault(part.backlog.topic.name, KafkaError(KafkaError._TIMED_OUT))
 
 
 class Inlet(inlet.Inlet):
@@ -70,64 +139,127 @@ class Inlet(inlet.Inlet):
         super().__init__(figures, max_bytes=max_bytes)
         self.url = url
         self.admin: Admin | None = None
-        self.producer: Producer | None = None
-        self.failed: dict[str, KafkaError] = {}  # topic -> error, in this commit
+        self.senders: list[Sender] = []
+        self.later: type[Exception] | None = None
+        self.answered = 0.0  # when Kafka last answered `look_at_topics` (monotonic)
+        self.detail: str | None = None  # what it found: why /readyz says 503
 
-    def connect(self) -> tuple[Admin, Producer]:
-        """The connections to Kafka, opened if they are closed. Raises: KafkaUnavailable."""
+    def connect(self) -> Admin:
+        """The connection to Kafka, opened if it is closed. Raises: KafkaUnavailable."""
         if self.admin is None:
             self.admin = Admin(self.url)
-            threading.Thread(target=self.look, args=(self.admin,), name="backlog", daemon=True).start()
-        if self.producer is None:
-            with asking():
-                self.producer = Producer(self.admin.address.properties | PRODUCER | {"on_delivery": self.delivered})
-        return self.admin, self.producer
+            for look in self.look_at_topics, self.look_at_backlogs:
+                threading.Thread(target=self.keep, args=(look, self.admin), name=look.__name__, daemon=True).start()
+        return self.admin
 
-    def look(self, admin: Admin) -> None:
-        """Learn what the workers have settled, for ever."""
+    def keep(self, look: Callable[[Admin], None], admin: Admin) -> None:
+        """Look again and again."""
         while True:
             time.sleep(REFRESH)
-            for backlog in list(self.backlogs.values()):
-                try:
-                    backlog.look(admin)
-                except KafkaUnavailable as error:
-                    log.debug("%s", error)
+            try:
+                look(admin)
+            except KafkaUnavailable as error:
+                log.debug("%s", error)
 
-    def delivered(self, error: KafkaError, message: Message) -> None:
-        """Called for each body that is not acknowledged."""
-        topic = str(message.topic())
-        self.failed.setdefault(topic, error)
-        for backlog in self.backlogs.values():
-            if backlog.topic.name == topic:
-                backlog.avoid[message.partition()] = time.monotonic() + AVOID  # type: ignore[index]
+    def look_at_backlogs(self, admin: Admin) -> None:
+        """Learn what the workers have settled. Raises: KafkaUnavailable."""
+        for backlog in list(self.backlogs.values()):
+            backlog.look(admin)
+
+    def look_at_topics(self, admin: Admin) -> None:
+        """Learn which partitions can be written to. Raises: KafkaUnavailable."""
+        detail = None
+        if not self.backlogs:
+            admin.streams(LOOK)
+        for backlog in list(self.backlogs.values()):
+            topic = admin.describe(backlog.topic.name, LOOK)
+            if topic and topic.id == backlog.topic.id:
+                backlog.topic = topic
+                if not topic.writable:
+                    detail = self.down
+        self.answered, self.detail = time.monotonic(), detail
+
+    def answer_later(self, exception: type[Exception]) -> None:
+        """Let `commit` raise this exception instead of waiting longer than PATIENCE, and be called again."""
+        self.later = exception
+
+    def commit(self, batch: Batch) -> None:
+        """See `inlet.Inlet`. While a commit waits for a leader that has died, others go on with other partitions."""
+        with self.turn:
+            while not batch.done:
+                try:
+                    self.push(batch)
+                except BaseException as error:  # a signal: the outcome is unknown, so nothing gets 2xx
+                    for sender in [one for one in self.senders if one.batch is batch]:
+                        sender.end()
+                        self.finish(sender)
+                    self.refuse_all(batch, error)
+                    batch.done = True
+                    raise
+                if not batch.done and self.later:
+                    raise self.later
 
     def push(self, batch: Batch) -> None:
-        """Produce the bodies, and wait until each of them is acknowledged or has failed."""
+        """Send the batch, if that has not been done, and learn what has become of it and of others in flight."""
         now = time.monotonic()
-        self.failed.clear()
-        sent = []
+        if batch is self.open:
+            sender = self.send(batch, now)
+            if sender and sender.wait(PATIENCE):
+                self.finish(sender)
+            if sender or batch.done:
+                return
+        for sender in [one for one in self.senders if one.batch and not (self.later and now < one.seen + GLANCE)]:
+            if sender.wait(0 if self.later else PATIENCE):
+                self.finish(sender)
+
+    def send(self, batch: Batch, now: float) -> Sender | None:
+        """Produce the bodies. None: nothing was sent. `done` is set if all of them are refused; else the batch stays
+        open until a partition is free.
+        """
+        for stream in batch.bodies:
+            known = self.backlogs.get(stream)
+            if known and len(known.busy) >= known.topic.partitions:
+                return None
+        with self.entry:
+            self.open = Batch()
+        parts = []
         for stream, bodies in batch.bodies.items():
             try:
-                admin, producer = self.connect()
-                backlog = self.backlogs.get(stream) or self.open_backlog(stream, admin)
+                backlog = self.backlogs.get(stream) or self.open_backlog(stream, self.connect())
             except KafkaUnavailable as away:
                 self.refuse(batch, stream, Refusal(KAFKA_REFUSES % away.reason, 1))
                 continue
             if backlog.length >= backlog.limit:
                 self.refuse_excess(batch, stream, backlog)
-                continue
-            self.produce(producer, backlog, bodies, now)
-            sent.append((stream, bodies, backlog))
-        if sent and producer.flush(TIMEOUT):
-            producer.purge()  # 503 is the answer: what was not sent by now must not be sent later
-            if producer.flush(TIMEOUT):  # what became of them was not reported
-                self.failed |= {backlog.topic.name: KafkaError(KafkaError._TIMED_OUT) for _, _, backlog in sent}
-        accepted = 0
-        for stream, bodies, backlog in sent:
-            if error := self.failed.get(backlog.topic.name):
+            else:
+                parts.append(Part(stream, bodies, backlog, backlog.partition(now)))
+        if not parts:
+            batch.done = True
+            return None
+        sender = next((one for one in self.senders if not one.batch), None) or self.add_sender()
+        self.senders.remove(sender)
+        self.senders.append(sender)  # so that all of them stay connected
+        sender.produce(batch, parts, now)
+        return sender
+
+    def add_sender(self) -> Sender:
+        """Another producer. Raises: KafkaUnavailable."""
+        sender = Sender(self.connect().address.properties)
+        self.senders.append(sender)
+        return sender
+
+    def finish(self, sender: Sender) -> None:
+        """The outcome of a commit is known."""
+        batch, parts, sender.batch, sender.parts = sender.batch, sender.parts, None, []
+        assert batch
+        now, accepted = time.monotonic(), 0
+        for stream, bodies, backlog, partition in parts:
+            backlog.busy.discard(partition)
+            if error := sender.failed.get(backlog.topic.name):
+                backlog.avoid[partition] = now + AVOID
                 detail = self.down if error.code() in SILENT else KAFKA_REFUSES % error.str()
                 self.refuse(batch, stream, Refusal(detail, 1))
-                if error.code() in UNKNOWN:
+                if error.code() in UNKNOWN and self.backlogs.get(stream) is backlog:
                     del self.backlogs[stream]  # the topic was deleted; the next body makes it again
                 continue
             backlog.refused_bodies = 0
@@ -136,38 +268,28 @@ class Inlet(inlet.Inlet):
             backlog.bytes.n += sum(map(len, bodies))
             accepted += len(bodies)
             self.log_change(stream, None)
-        if any(error.fatal() or error.code() == KafkaError._FATAL for error in self.failed.values()):
-            self.producer = None  # it never sends again
+        if any(error.fatal() or error.code() in LOST for error in sender.failed.values()):
+            self.senders.remove(sender)
+        batch.done = True
         self.batches.add(accepted)
-        self.commits.add(time.monotonic() - now)
+        self.commits.add(now - sender.began)
 
     def open_backlog(self, stream: str, admin: Admin) -> Backlog:
         """The backlog of a stream's first body. Raises: KafkaUnavailable."""
         backlog = Backlog(stream, admin.topic(admin.address.topic(stream)), *self.limits)
         self.counts.counters[f"bytes {stream}"] = backlog.bytes
         self.backlogs[stream] = backlog
+        while len(self.senders) < min(backlog.topic.partitions, SENDERS):
+            self.add_sender()  # in time: while a broker is away, it may get no id
         return backlog
-
-    def produce(self, producer: Producer, backlog: Backlog, bodies: list[bytes], now: float) -> None:
-        """Give the bodies of one stream to the client, which sends them at once."""
-        topic = backlog.topic.name
-        records: list[dict[str, Any]] = [{"value": body} for body in bodies]
-        try:
-            if producer.produce_batch(topic, records, backlog.partition(now)) < len(records):
-                self.failed[topic] = next(record["_error"] for record in records if "_error" in record)
-        except KafkaException as error:
-            self.failed[topic] = error.args[0]
 
     def ready(self) -> str | None:
         """None if Kafka answers and each known topic can be written to, else the reason why not."""
         with self.turn:
             try:
-                admin = self.connect()[0]
-                admin.streams()
-                for backlog in self.backlogs.values():
-                    topic = admin.describe(backlog.topic.name)
-                    if topic and not topic.has_leader:
-                        return self.down
+                admin = self.connect()
+                if not self.answered:
+                    self.look_at_topics(admin)
             except KafkaUnavailable as error:
                 return KAFKA_REFUSES % error.reason
-        return None
+            return self.detail if time.monotonic() < self.answered + TIMEOUT else self.down
