@@ -31,7 +31,7 @@ from sluice.drill.cells import Cells, cells
 from sluice.drill.compare import LISTED, SLACK, Findings, compare, outcome
 from sluice.drill.faults import FAULTS, Fault, Scene
 from sluice.drill.load import LOGGED, PATIENCE, REST, SPAN, UNANSWERED, Book, is_log
-from sluice.drill.outages import OUTAGES
+from sluice.drill.outages import OUTAGES, STATES
 from sluice.drill.read import Reads
 from sluice.drill.site import AGE, STREAM, Site, Trouble, private, running, wait
 from sluice.drill.views import VIEWS as OWN
@@ -361,9 +361,10 @@ class Drill:
         }  # fmt: skip
 
 
-def without_service(books: list[Book], faults: list[dict[str, Any]], begun: float) -> dict[str, dict[str, float]]:
-    """For each kind of fault, how often it was injected, and the longest time in which a client that retries got no
-    2xx, from the request on; "none": before the first fault. Each fault gets its own longest time, too.
+def without_service(books: list[Book], faults: list[dict[str, Any]], begun: float) -> dict[str, dict[str, Any]]:
+    """For each kind of fault, what a cell is meanwhile, how often it was injected, and the longest time in which a
+    client that retries got no 2xx, from the request on; "none": before the first fault. Each fault gets its own longest
+    time, too.
     """
     starts = [entry["at"] for entry in faults]
     longest = [0.0] * (len(faults) + 1)
@@ -371,10 +372,12 @@ def without_service(books: list[Book], faults: list[dict[str, Any]], begun: floa
         for down, up in zip(book.down, book.up, strict=True):
             at = bisect_right(starts, up - begun)  # the last fault that began before its end
             longest[at] = max(longest[at], up - down)
-    kinds = {"none": {"times": 1, "longest": round(longest[0], 3)}}
+    kinds: dict[str, dict[str, Any]] = {"none": {"cell": "alive", "times": 1, "longest": round(longest[0], 3)}}
     for entry, seconds in zip(faults, longest[1:], strict=True):
         entry["without"] = round(seconds, 3)
-        kind = kinds.setdefault(entry["fault"], {"times": 0, "longest": 0.0})
+        kind = kinds.setdefault(
+            entry["fault"], {"cell": STATES.get(entry["fault"], "alive"), "times": 0, "longest": 0.0}
+        )
         kind["times"] += 1
         kind["longest"] = max(kind["longest"], entry["without"])
     return kinds
@@ -497,17 +500,26 @@ def described_site(report: dict[str, Any]) -> str:
     return f"{report['installation']} installation"
 
 
+SERVICE = {"dead": "with a cell dead", "frozen or cut off": "with one frozen or cut off", "alive": "otherwise"}
+
+
 def described_service(report: dict[str, Any]) -> list[str]:
     """What the clients of cells saw, in the Markdown report."""
+    kinds = report["without_service"]
+    longest: dict[str, float] = {}
+    for kind in kinds.values():
+        longest[kind["cell"]] = max(kind["longest"], longest.get(kind["cell"], 0.0))
     return [
         f"A client waits {report['patience']:g} s for a response, and {REST:g} s before it posts again. "
         f"Connections that the balancer refused: {report['refused']:,}. "
-        "Longest time in which a client got no 2xx, from its request on:",
+        "Longest time in which a client got no 2xx, from its request on: "
+        + ", ".join(f"{longest[cell]:.2f} s {words}" for cell, words in SERVICE.items() if cell in longest)
+        + ".",
         "",
-        "| fault | times | longest s |",
-        "|---|---|---|",
-        *(f"| {name} | {kind['times']:,} | {kind['longest']:.2f} |"
-          for name, kind in sorted(report["without_service"].items())),
+        "| a cell is | fault | times | longest s |",
+        "|---|---|---|---|",
+        *(f"| {kind['cell']} | {name} | {kind['times']:,} | {kind['longest']:.2f} |"
+          for name, kind in sorted(kinds.items(), key=lambda one: (one[1]["cell"], one[0]))),
         "",
     ]  # fmt: skip
 

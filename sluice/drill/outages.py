@@ -17,6 +17,11 @@ from sluice.run.configure import ROOT
 
 FREEZE = 10.0  # seconds: longer than a lease and a failover
 APART = 300  # seconds between two clocks
+# what a cell is meanwhile, for the time that clients are without service
+STATES = {
+    **dict.fromkeys(("kill-cell", "power-cell", "lose-cell"), "dead"),
+    **dict.fromkeys(("freeze-cell", "cut-cell", "deaf-cell", "mute-cell"), "frozen or cut off"),
+}
 
 OUTAGES: dict[str, Fault] = {}
 Inject = Callable[[Cells, random.Random], str]
