@@ -121,7 +121,7 @@ class Answer:
                 READS.fetch(trip)
             if trip.failed:
                 return DOWN
-            state = trip.strings[source.state] if source.state else None
+            state = trip.states[source.state] if source.state else None
             if state == self.generation:
                 values = source.values(trip, self.names, self.limit)
                 if source.state or None not in values:

@@ -401,14 +401,16 @@ class FastLane(SlowLane):
                 self.log.exception("Error handling request %s", environ["PATH_INFO"])
                 (status, headers), body = BROKEN, b""
                 entry = render(status, headers)
-            data = body
-            if len(body) != entry[4]:
-                if entry[4] < 0:
-                    data = b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
-                else:  # as gunicorn does: cut what is too long, close after what is too short
-                    data = body = body[: entry[4]]
-                    keep_alive = keep_alive and len(body) == entry[4]
-            self.send(conn, (entry[2] if keep_alive else entry[3]) + data, keep_alive)
+            head = entry[2] if keep_alive else entry[3]
+            if len(body) == entry[4]:
+                data = head + body
+            elif entry[4] < 0:
+                data = head + b"Content-Length: %d\r\n\r\n" % len(body) + body  # one copy of the body
+            else:  # as gunicorn does: cut what is too long, close after what is too short
+                body = body[: entry[4]]
+                keep_alive = keep_alive and len(body) == entry[4]
+                data = (head if keep_alive else entry[3]) + body
+            self.send(conn, data, keep_alive)
             if logged:
                 self.answers.log_access(status, headers, body, environ, time.monotonic() - begun)
         self.nr += len(pending)

@@ -43,20 +43,20 @@ def decode(value: bytes, member: bool) -> list[Item]:
     ]
 
 
-def parts(value: bytes, member: bool) -> tuple[int, int, int, int]:
-    """The number of items, and where lengths, identities and array begin."""
-    (count,) = COUNT.unpack_from(value)
-    lengths = COUNT.size + count * SCORE
+def parts(value: bytes, member: bool, start: int = 0) -> tuple[int, int, int, int]:
+    """The number of items, and where lengths, identities and array begin. start: of the value."""
+    (count,) = COUNT.unpack_from(value, start)
+    lengths = start + COUNT.size + count * SCORE
     identities = lengths + count * LENGTH
     return count, lengths, identities, identities + (count * IDENTITY if member else 0)
 
 
-def page(member: bool, value: bytes, limit: int) -> bytes:
-    """The JSON array of the newest items, at most `limit`."""
-    count, lengths, _, array = parts(value, member)
+def page(member: bool, data: bytes, start: int, stop: int, limit: int) -> bytes:
+    """The JSON array of the newest items, at most `limit`, of the value that is a part of `data`."""
+    count, lengths, _, array = parts(data, member, start)
     if limit >= count:
-        return value[array:]
-    return value[array : array + size_of(value, lengths, limit)] + b"]"
+        return data[array:stop]
+    return data[array : array + size_of(data, lengths, limit)] + b"]"
 
 
 def size_of(value: bytes, lengths: int, count: int) -> int:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from redis.exceptions import RedisError, ResponseError
-
-from sluice.connect import connection
 from sluice.counters import REPORT_INTERVAL, Counts
 from sluice.views import Feed, Latest, Tally, View, contract, feeds
 
@@ -24,6 +22,7 @@ log = logging.getLogger("sluice.reads")
 TIMEOUT = 1.0  # seconds to wait for Redis; all reads wait meanwhile
 PAUSE = 0.25  # seconds after a failure in which reads are refused without another try
 ASK = 1.0  # seconds between two requests for the same tally
+RECEIVE = 1 << 16  # bytes that one recv asks for: as many as Redis sends at a time
 MAX_WANTED = 100_000  # tallies that clients asked for since the last report; more are forgotten, and refreshed later
 
 # The details of the 503 answers
@@ -32,23 +31,130 @@ BUILDING = "This view is being built."
 FULL = "This view does not fit into its memory."
 
 
+Place = tuple[bytes, int, int]  # of a string: the bytes that it is in, its begin and end there
+
+
 def pack(*words: bytes) -> bytes:
     """A command in Redis's protocol."""
     return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
 
 
+class Refused(Exception):
+    """An error reply."""
+
+
+class Link:
+    """One connection to the views' Redis. Feeds have 10 kB and more, and redis-py would copy each three times; here a
+    value is where it was received, until it becomes a part of an answer. Every method raises OSError.
+    """
+
+    def __init__(self, path: str, name: str) -> None:
+        """path: of the socket. name: for CLIENT LIST."""
+        self.path, self.name = path, name
+        self.socket: socket.socket | None = None
+        self.data = b""  # received
+        self.at = 0  # how much of it has been read
+
+    def connect(self) -> socket.socket:
+        """Open the connection."""
+        link = self.socket = socket.socket(socket.AF_UNIX)
+        link.settimeout(TIMEOUT)
+        link.connect(self.path)
+        link.sendall(pack(b"CLIENT", b"SETNAME", self.name.encode()))
+        self.reply()
+        return link
+
+    def close(self) -> None:
+        """Close the connection; the next `send` opens it again."""
+        link, self.socket, self.data, self.at = self.socket, None, b"", 0
+        if link:
+            link.close()
+
+    def send(self, commands: bytes) -> None:
+        """Send packed commands."""
+        (self.socket or self.connect()).sendall(commands)
+
+    def receive(self, size: int) -> bytes:
+        """Receive until `data` has `size` bytes that have not been read, and return it: it begins with them."""
+        assert self.socket
+        rest = self.data[self.at :]
+        pieces = [rest] if rest else []
+        size -= len(rest)
+        while size > 0:
+            piece = self.socket.recv(RECEIVE)
+            if not piece:
+                raise ConnectionResetError("it has closed the connection")
+            pieces.append(piece)
+            size -= len(piece)
+        self.data, self.at = b"".join(pieces), 0
+        return self.data
+
+    def line(self) -> bytes:
+        """Read a line, without its end."""
+        while (end := self.data.find(b"\r\n", self.at)) < 0:
+            self.receive(len(self.data) - self.at + 1)
+        at, self.at = self.at, end + 2
+        return self.data[at:end]
+
+    def reply(self) -> Any:
+        """Read one reply: an integer, bytes, None or a list. Raises: Refused."""
+        line = self.line()
+        kind, value = line[:1], line[1:]
+        if kind == b"-":
+            raise Refused(value.decode(errors="replace"))
+        if kind == b"*":
+            return [self.reply() for _ in range(int(value))]
+        if kind != b"$":
+            return int(value) if kind == b":" else value
+        size = int(value)
+        if size < 0:
+            return None
+        if len(self.data) < self.at + size + 2:
+            self.receive(size + 2)
+        at, self.at = self.at, self.at + size + 2
+        return self.data[at : at + size]
+
+    def strings(self) -> list[Place | None]:
+        """Read the reply to MGET. Raises: Refused."""
+        line = self.line()
+        if line[:1] != b"*":
+            raise Refused(line.decode(errors="replace"))
+        found: list[Place | None] = []
+        data, at, left = self.data, self.at, int(line[1:])
+        end, find, append = len(data), data.find, found.append
+        while left:
+            start = find(b"\n", at) + 1
+            size = int(data[at + 1 : start]) if start else 0  # "$", digits, end of the line
+            stop = start + size
+            if start and 0 <= size <= end - start - 2:
+                append((data, start, stop))
+                at = stop + 2
+                left -= 1
+            elif size < 0:
+                append(None)
+                at = start
+                left -= 1
+            else:
+                self.at = at
+                data, at = self.receive(stop + 2 - at if start else end - at + 1), 0
+                end, find = len(data), data.find
+        self.at = at
+        return found
+
+
 class Trip:
     """Reads that are sent together.
 
-    strings: key -> value. commands: packed command -> reply. asks: packed commands that a full Redis may refuse.
-    done: the outcome is known. failed: there was no reply, so no read has a value.
+    strings: key -> value. states: key of a state -> state. commands: packed command -> reply. asks: packed commands
+    that a full Redis may refuse. done: the outcome is known. failed: there was no reply, so no read has a value.
     """
 
-    __slots__ = ("asks", "commands", "done", "failed", "strings")
+    __slots__ = ("asks", "commands", "done", "failed", "states", "strings")
 
     def __init__(self) -> None:
         self.asks: list[bytes] = []
-        self.strings: dict[bytes, bytes | None] = {}
+        self.strings: dict[bytes, Place | None] = {}
+        self.states: dict[bytes, bytes | None] = {}
         self.commands: dict[bytes, Any] = {}
         self.done = False
         self.failed = False
@@ -59,7 +165,7 @@ class Reads:
 
     def __init__(self, socket: str) -> None:
         """socket: of the views' Redis."""
-        self.redis = connection(socket, TIMEOUT, protocol=2, client_name=f"sluice:reader:{os.getpid()}")
+        self.redis = Link(socket, f"sluice:reader:{os.getpid()}")
         self.counts = Counts()  # "PATH STATUS"
         self.open = Trip()
         self.entry = threading.Lock()  # held for a moment, so that nothing is added to a trip that is under way
@@ -80,7 +186,7 @@ class Reads:
                 for name in names:
                     trip.commands[name] = None
             if source.state:
-                trip.strings[source.state] = None
+                trip.states[source.state] = None
             else:
                 self.want(source.path, keys)
             return trip
@@ -114,34 +220,37 @@ class Reads:
             try:
                 self.send(trip, now)
                 self.say(None)
-            except (RedisError, OSError) as error:
-                self.redis.disconnect()
+            except (Refused, OSError) as error:
+                self.redis.close()
                 trip.failed = True
                 self.retry_at = now + PAUSE
                 self.say(error)
             except BaseException:  # a signal before the replies
-                self.redis.disconnect()
+                self.redis.close()
                 trip.failed = True
                 raise
             finally:
                 trip.done = True
 
     def send(self, trip: Trip, now: float) -> None:
-        """One round trip. The strings are last: among them are the states, which must be read after the values."""
+        """One round trip. The states are last: they must be read after the values."""
         report, delta = self.report() if now >= self.counts.due else ([], {})
         out = [*report, *trip.asks, *trip.commands]
-        keys = list(trip.strings)
+        keys = [*trip.strings, *trip.states]
         if keys:
             out.append(pack(b"MGET", *keys))
         if not out:
             return
-        self.redis.send_packed_command((b"".join(out),))
+        self.redis.send(b"".join(out))
         self.read_report(report, delta, now)
         self.refused(len(trip.asks))
         for command in trip.commands:
-            trip.commands[command] = self.redis.read_response()
+            trip.commands[command] = self.redis.reply()
         if keys:
-            trip.strings = dict(zip(keys, self.redis.read_response()))
+            places = self.redis.strings()
+            for key, place in zip(trip.states, places[len(trip.strings) :]):
+                trip.states[key] = place and place[0][place[1] : place[2]]
+            trip.strings = dict(zip(trip.strings, places))
 
     def report(self) -> tuple[list[bytes], dict[str, int]]:
         """The commands that report what was counted and asked for, and the counts in them."""
@@ -172,8 +281,8 @@ class Reads:
         found = False
         for _ in range(replies):
             try:
-                self.redis.read_response()
-            except ResponseError:
+                self.redis.reply()
+            except Refused:
                 found = True
         return found
 
@@ -210,13 +319,13 @@ class Source:
         # not None before the first one: an absent state, of a view that is not served, must differ
         self.generation: bytes | None = None if isinstance(view, Tally) else b""
         self.prefix = contract.tally(path, view, "").encode()
-        self.json: Callable[[Any, int], bytes]
+        self.json: Callable[[bytes, int, int, int], bytes]  # of a string
         if isinstance(view, Tally):
             self.json = count
         elif isinstance(view, Feed):
             self.json = partial(feeds.page, bool(view.member))
         else:
-            self.json = each if view.each else newest
+            self.json = newest
 
     def follow(self, state: bytes | None) -> str:
         """Read this generation from now on. Returns: why the view is not served, or ""."""
@@ -240,22 +349,23 @@ class Source:
 
         limit: items of a feed.
         """
-        found: Mapping[bytes, Any] = trip.strings if self.string else trip.commands
-        json = self.json
-        return [None if (value := found[name]) is None or value == [] else json(value, limit) for name in names]
+        if not self.string:
+            return [each(found) if (found := trip.commands[name]) else None for name in names]
+        strings, json = trip.strings, self.json
+        return [None if (place := strings[name]) is None else json(*place, limit) for name in names]
 
 
-def count(value: bytes, limit: int) -> bytes:
+def count(data: bytes, start: int, stop: int, limit: int) -> bytes:
     """The JSON of a tally."""
-    return value
+    return data[start:stop]
 
 
-def newest(value: bytes, limit: int) -> bytes:
+def newest(data: bytes, start: int, stop: int, limit: int) -> bytes:
     """The JSON of a value of `latest`."""
-    return value[contract.ORDER :]
+    return data[start + contract.ORDER : stop]
 
 
-def each(found: list[bytes], limit: int) -> bytes:
+def each(found: list[bytes]) -> bytes:
     """The JSON of a value of `latest` with `each`, in the order of the fields."""
     pairs = sorted(zip(found[::2], found[1::2]))
-    return b"[%b]" % b",".join([newest(value, 0) for _, value in pairs])
+    return b"[%b]" % b",".join([value[contract.ORDER :] for _, value in pairs])
