@@ -15,9 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from struct import Struct, pack, unpack_from
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sluice.views.link import Place
 
 IDENTITY = 8  # bytes
 COUNT = Struct("<I")
+ONE = Struct("<Iq")  # the beginning of a value with one new item
 SCORE, LENGTH = 8, 4  # bytes
 
 Item = tuple[int, bytes, bytes]  # score, JSON, identity; the identity is b"" without `member`
@@ -64,43 +69,44 @@ def size_of(value: bytes, lengths: int, count: int) -> int:
     return sum(unpack_from(f"<{count}I", value, lengths)) + count
 
 
-def merge(value: bytes | None, new: list[Item], member: bool, cap: int) -> bytes:
-    """The value with more items: of equal ones the newest, and of all the newest `cap`.
+def merge(place: Place | None, new: list[Item], member: bool, cap: int) -> list[Any]:
+    """The pieces of a value with more items: of equal ones the newest, and of all the newest `cap`.
 
-    value: None if there is none yet. new: at least one item, newest first, no two equal.
+    place: of the value; None if there is none yet. new: at least one item, newest first, no two equal.
     """
-    if value is None or len(new) >= cap:
-        old = [] if value is None else decode(value, member)
-        return encode(newest([*new, *old], cap))
-    count, lengths, identities, array = parts(value, member)
-    (last,) = unpack_from("<q", value, COUNT.size)
-    if new[-1][0] <= last or (member and some_in(new, value[identities:array])):
-        return encode(newest([*new, *decode(value, member)], cap))
+    if place is None:
+        return [encode(newest(new, cap))]
+    data, start, stop = place
+    count, lengths, identities, array = parts(data, member, start)
+    scores = start + COUNT.size
+    known = data[identities:array]  # a match that spans two is no such item, and costs only time: `newest` compares all
+    (last,) = unpack_from("<q", data, scores)
+    if len(new) >= cap or new[-1][0] <= last or (known and [item for item in new if item[2] in known]):
+        return [encode(newest([*new, *decode(data[start:stop], member)], cap))]
     # the usual case: all are newer than the value, so its beginning is copied behind them
     kept = min(count, cap - len(new))
-    scores, documents, names = zip(*new)
-    return b"".join(
-        (
-            pack(f"<I{len(new)}q", len(new) + kept, *scores),
-            value[COUNT.size : COUNT.size + kept * SCORE],
-            pack(f"<{len(new)}I", *map(len, documents)),
-            value[lengths : lengths + kept * LENGTH],
-            *names,
-            value[identities : identities + kept * IDENTITY] if member else b"",
-            b"[",
-            b",".join(documents),
-            b",",
-            value[array + 1 : array + size_of(value, lengths, kept)],
-            b"]",
-        )
-    )
-
-
-def some_in(items: list[Item], identities: bytes) -> bool:
-    """Whether one of the items may be among these identities. A match that spans two of them is no such item, and costs
-    only time: `newest` compares each.
-    """
-    return any(identity in identities for _, _, identity in items)
+    end = stop - 1
+    if gone := count - kept:
+        end -= sum(unpack_from(f"<{gone}I", data, lengths + kept * LENGTH)) + gone
+    if len(new) == 1:
+        ((score, document, name),) = new
+        head, sizes = ONE.pack(kept + 1, score), COUNT.pack(len(document))
+    else:
+        times, documents, names = zip(*new)
+        head = pack(f"<I{len(new)}q", len(new) + kept, *times)
+        sizes = pack(f"<{len(new)}I", *map(len, documents))
+        document, name = b",".join(documents), b"".join(names)
+    return [
+        head,
+        data[scores : scores + kept * SCORE],
+        sizes,
+        data[lengths : lengths + kept * LENGTH],
+        name,
+        known[: kept * IDENTITY],
+        b"[%b," % document,
+        memoryview(data)[array + 1 : end],
+        b"]",
+    ]
 
 
 def newest(items: Iterable[Item], cap: int) -> list[Item]:

@@ -17,14 +17,14 @@ from functools import partial
 from typing import Any, NoReturn
 
 from hiredis import pack_command
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ConnectionError, RedisError, ResponseError
 
 from sluice import daemon
-from sluice.connect import connection
 from sluice.sinks import Unavailable, reader
 from sluice.sinks.reader import Diverged, Reader
 from sluice.streams.registry import Stream
-from sluice.views import Tally, View, contract
+from sluice.views import Tally, View, contract, link
+from sluice.views.link import Command
 from sluice.views.reduce import Reducer, Renderer, reducer
 
 log = logging.getLogger("sluice.follower")
@@ -49,36 +49,39 @@ class Full(Exception):
     """Redis refused a script because maxmemory is reached."""
 
 
-class Link:
+class Link(link.Link):
     """One connection to the views' Redis; every call is one round trip."""
 
     def __init__(self, socket: str, patience: float = PATIENCE) -> None:
-        self.connection = connection(socket, patience, protocol=2)
+        super().__init__(socket, patience)
 
-    def ask(self, *commands: tuple[Any, ...]) -> list[Any]:
-        """Send commands, return their replies. Raises: RedisError; Lost, Full for an error among the replies."""
+    def ask(self, *commands: Command) -> list[Any]:
+        """Send commands, return their replies; to MGET, where the strings are.
+
+        Raises: RedisError; Lost, Full for an error among the replies.
+        """
         try:
-            # redis-py looks at the type of each argument first, which takes as long as packing, and would send each
-            # command by itself, which wakes Redis each time
-            self.connection.send_packed_command((b"".join([pack_command(command) for command in commands]),))
+            packed: list[Any] = []
+            for command in commands:
+                packed += command if isinstance(command, list) else (pack_command(command),)
+            self.send(b"".join(packed))
             replies, error = [], None
             for command in commands:
                 try:
-                    replies.append(self.connection.read_response())
+                    replies.append(self.strings() if command[0] == "MGET" else self.reply())
                 except ResponseError as found:
                     error = error or found
                 if command[0] == "EXEC" and replies and replies[-1] is None and not error:
                     raise Lost("the lease has passed to another follower")
+        except OSError as broken:
+            self.close()
+            raise ConnectionError(str(broken)) from broken
         except BaseException:
-            self.connection.disconnect()
+            self.close()
             raise
         if error:
             refused(error)
         return replies
-
-    def close(self) -> None:
-        """Close the connection; the next call opens it again."""
-        self.connection.disconnect()
 
 
 def refused(error: ResponseError) -> NoReturn:
@@ -309,7 +312,7 @@ class Follower:
             try:
                 if not one.live and self.memory() > MEMORY[0]:
                     raise Full
-                window: list[tuple[Any, ...]] = []
+                window: list[Command] = []
                 for command in reduced.commands(one.path, one.name, self.token, partial(self.read, window)):
                     window.append(command)
                     if len(window) == WINDOW:
@@ -319,7 +322,7 @@ class Follower:
             except Full:
                 self.full(one)
 
-    def read(self, window: list[tuple[Any, ...]], keys: list[str]) -> list[Any]:
+    def read(self, window: list[Command], keys: list[str]) -> list[link.Place | None]:
         """Send the commands in the window, and read strings behind them, for a transaction that writes them again."""
         *_, holder, found = self.link.ask(
             *window, ("WATCH", contract.HOLDER), ("GET", contract.HOLDER), ("MGET", *keys)

@@ -7,139 +7,29 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from redis.exceptions import RedisError, ResponseError
+
 from sluice.counters import REPORT_INTERVAL, Counts
 from sluice.views import Feed, Latest, Tally, View, contract, feeds
+from sluice.views.link import Link, Place, pack
 
 log = logging.getLogger("sluice.reads")
 
 TIMEOUT = 1.0  # seconds to wait for Redis; all reads wait meanwhile
 PAUSE = 0.25  # seconds after a failure in which reads are refused without another try
 ASK = 1.0  # seconds between two requests for the same tally
-RECEIVE = 1 << 16  # bytes that one recv asks for: as many as Redis sends at a time
 MAX_WANTED = 100_000  # tallies that clients asked for since the last report; more are forgotten, and refreshed later
 
 # The details of the 503 answers
 DOWN = "The views' Redis does not answer."
 BUILDING = "This view is being built."
 FULL = "This view does not fit into its memory."
-
-
-Place = tuple[bytes, int, int]  # of a string: the bytes that it is in, its begin and end there
-
-
-def pack(*words: bytes) -> bytes:
-    """A command in Redis's protocol."""
-    return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
-
-
-class Refused(Exception):
-    """An error reply."""
-
-
-class Link:
-    """One connection to the views' Redis. Feeds have 10 kB and more, and redis-py would copy each three times; here a
-    value is where it was received, until it becomes a part of an answer. Every method raises OSError.
-    """
-
-    def __init__(self, path: str, name: str) -> None:
-        """path: of the socket. name: for CLIENT LIST."""
-        self.path, self.name = path, name
-        self.socket: socket.socket | None = None
-        self.data = b""  # received
-        self.at = 0  # how much of it has been read
-
-    def connect(self) -> socket.socket:
-        """Open the connection."""
-        link = self.socket = socket.socket(socket.AF_UNIX)
-        link.settimeout(TIMEOUT)
-        link.connect(self.path)
-        link.sendall(pack(b"CLIENT", b"SETNAME", self.name.encode()))
-        self.reply()
-        return link
-
-    def close(self) -> None:
-        """Close the connection; the next `send` opens it again."""
-        link, self.socket, self.data, self.at = self.socket, None, b"", 0
-        if link:
-            link.close()
-
-    def send(self, commands: bytes) -> None:
-        """Send packed commands."""
-        (self.socket or self.connect()).sendall(commands)
-
-    def receive(self, size: int) -> bytes:
-        """Receive until `data` has `size` bytes that have not been read, and return it: it begins with them."""
-        assert self.socket
-        rest = self.data[self.at :]
-        pieces = [rest] if rest else []
-        size -= len(rest)
-        while size > 0:
-            piece = self.socket.recv(RECEIVE)
-            if not piece:
-                raise ConnectionResetError("it has closed the connection")
-            pieces.append(piece)
-            size -= len(piece)
-        self.data, self.at = b"".join(pieces), 0
-        return self.data
-
-    def line(self) -> bytes:
-        """Read a line, without its end."""
-        while (end := self.data.find(b"\r\n", self.at)) < 0:
-            self.receive(len(self.data) - self.at + 1)
-        at, self.at = self.at, end + 2
-        return self.data[at:end]
-
-    def reply(self) -> Any:
-        """Read one reply: an integer, bytes, None or a list. Raises: Refused."""
-        line = self.line()
-        kind, value = line[:1], line[1:]
-        if kind == b"-":
-            raise Refused(value.decode(errors="replace"))
-        if kind == b"*":
-            return [self.reply() for _ in range(int(value))]
-        if kind != b"$":
-            return int(value) if kind == b":" else value
-        size = int(value)
-        if size < 0:
-            return None
-        if len(self.data) < self.at + size + 2:
-            self.receive(size + 2)
-        at, self.at = self.at, self.at + size + 2
-        return self.data[at : at + size]
-
-    def strings(self) -> list[Place | None]:
-        """Read the reply to MGET. Raises: Refused."""
-        line = self.line()
-        if line[:1] != b"*":
-            raise Refused(line.decode(errors="replace"))
-        found: list[Place | None] = []
-        data, at, left = self.data, self.at, int(line[1:])
-        end, find, append = len(data), data.find, found.append
-        while left:
-            start = find(b"\n", at) + 1
-            size = int(data[at + 1 : start]) if start else 0  # "$", digits, end of the line
-            stop = start + size
-            if start and 0 <= size <= end - start - 2:
-                append((data, start, stop))
-                at = stop + 2
-                left -= 1
-            elif size < 0:
-                append(None)
-                at = start
-                left -= 1
-            else:
-                self.at = at
-                data, at = self.receive(stop + 2 - at if start else end - at + 1), 0
-                end, find = len(data), data.find
-        self.at = at
-        return found
 
 
 class Trip:
@@ -165,7 +55,7 @@ class Reads:
 
     def __init__(self, socket: str) -> None:
         """socket: of the views' Redis."""
-        self.redis = Link(socket, f"sluice:reader:{os.getpid()}")
+        self.redis = Link(socket, TIMEOUT, f"sluice:reader:{os.getpid()}")
         self.counts = Counts()  # "PATH STATUS"
         self.open = Trip()
         self.entry = threading.Lock()  # held for a moment, so that nothing is added to a trip that is under way
@@ -220,7 +110,7 @@ class Reads:
             try:
                 self.send(trip, now)
                 self.say(None)
-            except (Refused, OSError) as error:
+            except (RedisError, OSError) as error:
                 self.redis.close()
                 trip.failed = True
                 self.retry_at = now + PAUSE
@@ -282,7 +172,7 @@ class Reads:
         for _ in range(replies):
             try:
                 self.redis.reply()
-            except Refused:
+            except ResponseError:
                 found = True
         return found
 

@@ -17,10 +17,11 @@ import msgspec
 
 from sluice.sinks.reader import Reader, Row, canonical
 from sluice.views import Feed, Latest, Tally, View, contract, feeds
+from sluice.views.link import Command, Place
 
 Stamp = tuple[Any, int, bytes]  # time as the reader has it, sequence number, JSON
 Item = tuple[str, Stamp, Row]  # the text of the key
-Read = Callable[[list[str]], list[Any]]  # keys -> the strings that the views' Redis has, or None
+Read = Callable[[list[str]], list[Place | None]]  # keys -> the strings that the views' Redis has
 CALL = 500  # items of one call: about a millisecond, in which the views' Redis answers no reader
 FEEDS = 8  # feeds of one transaction: their values are some 10 kB each, and glibc maps memory anew for each 128 kB
 
@@ -100,7 +101,7 @@ class Reducer(ABC):
         """The keys, and their values as the views' Redis holds them."""
 
     @abstractmethod
-    def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[tuple[Any, ...]]:
+    def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[Command]:
         """The commands that apply the values to a generation. They are sent in this order, and before another read."""
 
     def order(self, stamp: Stamp) -> bytes:
@@ -139,7 +140,7 @@ class Newest(Reducer):
             if fits(key):
                 yield key, self.order(stamp)
 
-    def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[tuple[Any, ...]]:
+    def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[Command]:
         """See `Reducer`."""
         prefix = contract.prefix(path, generation)
         head = contract.HOLDER, contract.info(path, generation)
@@ -175,7 +176,7 @@ class Each(Reducer):
             if fits(key):
                 yield key, {field: self.order(stamp) for field, stamp in held.items()}
 
-    def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[tuple[Any, ...]]:
+    def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[Command]:
         """See `Reducer`."""
         prefix = contract.prefix(path, generation)
         head = contract.HOLDER, contract.info(path, generation)
@@ -203,16 +204,21 @@ class Feeds(Reducer):
     def values(self) -> Iterator[tuple[str, list[feeds.Item]]]:
         """See `Reducer`. The value: items, newest first."""
 
-    def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[tuple[Any, ...]]:
+    def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[Command]:
         """See `Reducer`. Only the follower writes, so it merges here what Redis has with what is new."""
         prefix = contract.prefix(path, generation)
         for some in parts(self.values(), lambda items: max(len(items), CALL // FEEDS)):
             keys = [prefix + key for key, _ in some]
             old = read(keys)
-            new = [feeds.merge(value, items, self.member, self.cap) for value, (_, items) in zip(old, some)]
+            packed: list[Any] = [b"*%d\r\n$4\r\nMSET\r\n" % (1 + 2 * len(keys))]
+            for name, place, (_, items) in zip(map(str.encode, keys), old, some):
+                value = feeds.merge(place, items, self.member, self.cap)
+                packed.append(b"$%d\r\n%b\r\n$%d\r\n" % (len(name), name, sum(map(len, value))))
+                packed += value
+                packed.append(b"\r\n")
             # a script would take three times as long: Lua copies and hashes each value
             yield ("MULTI",)
-            yield "MSET", *(word for pair in zip(keys, new) for word in pair)
+            yield packed
             yield "PEXPIRE", contract.HOLDER, int(contract.LEASE * 1000)
             yield "HINCRBY", contract.info(path, generation), "keys", old.count(None)
             yield ("EXEC",)

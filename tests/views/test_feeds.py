@@ -24,13 +24,19 @@ def expected(items: list[feeds.Item]) -> list[feeds.Item]:
     return sorted(best.values(), reverse=True)[:CAP]
 
 
+def merged(value: bytes | None, new: list[feeds.Item], with_member: bool) -> bytes:
+    """The new value; the old one is among other bytes."""
+    place = None if value is None else (b"before" + value + b"behind", 6, 6 + len(value))
+    return b"".join(feeds.merge(place, new, with_member, CAP))
+
+
 def check(calls: list[list[feeds.Item]], with_member: bool) -> None:
     value = None
     seen: list[feeds.Item] = []
     for call in calls:
         seen += call
         new = feeds.newest(call, CAP)
-        value = feeds.merge(value, new, with_member, CAP)
+        value = merged(value, new, with_member)
         items = expected(seen)
         assert feeds.decode(value, with_member) == items
         assert value == feeds.encode(items)
@@ -54,6 +60,6 @@ def test_of_items_with_one_identity_the_newest_is_kept(calls: list[list[feeds.It
 
 def test_a_match_between_two_identities_is_no_match() -> None:
     value = feeds.encode([(2, b"2", b"abcdefgh"), (1, b"1", b"ijklmnop")])
-    assert feeds.decode(feeds.merge(value, [(3, b"3", b"efghijkl")], True, CAP), True) == [
+    assert feeds.decode(merged(value, [(3, b"3", b"efghijkl")], True), True) == [
         (3, b"3", b"efghijkl"), (2, b"2", b"abcdefgh"), (1, b"1", b"ijklmnop"),
     ]  # fmt: skip

@@ -1,0 +1,130 @@
+"""A connection to the views' Redis, and RESP2.
+
+Feeds have 10 kB and more, and redis-py would copy each three times. Here a value of MGET stays where it was received,
+until it becomes a part of an answer or of a new value. No hiredis: the reader runs on PyPy.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, Union
+
+from redis.exceptions import ResponseError
+
+RECEIVE = 1 << 16  # bytes that one recv asks for: as many as Redis sends at a time
+
+Place = tuple[bytes, int, int]  # of a string: the bytes that it is in, its begin and end there
+
+Command = Union[tuple[Any, ...], list[Any]]  # the words; a list: the pieces of a packed command
+
+
+def pack(*words: bytes) -> bytes:
+    """A command in Redis's protocol."""
+    return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+
+
+class Link:
+    """One connection; not thread-safe. Every method raises OSError."""
+
+    def __init__(self, path: str, patience: float, name: str = "") -> None:
+        """path: of the socket. patience: seconds to wait for more of a reply. name: for CLIENT LIST."""
+        self.path, self.patience, self.name = path, patience, name
+        self.socket: socket.socket | None = None
+        self.data = b""  # received
+        self.at = 0  # how much of it has been read
+
+    def connect(self) -> socket.socket:
+        """Open the connection."""
+        link = self.socket = socket.socket(socket.AF_UNIX)
+        link.settimeout(self.patience)
+        link.connect(self.path)
+        if self.name:
+            link.sendall(pack(b"CLIENT", b"SETNAME", self.name.encode()))
+            self.reply()
+        return link
+
+    def close(self) -> None:
+        """Close the connection; the next `send` opens it again."""
+        link, self.socket, self.data, self.at = self.socket, None, b"", 0
+        if link:
+            link.close()
+
+    def send(self, commands: bytes) -> None:
+        """Send packed commands."""
+        (self.socket or self.connect()).sendall(commands)
+
+    def receive(self, size: int) -> bytes:
+        """Receive until `data` has `size` bytes that have not been read, and return it: it begins with them."""
+        assert self.socket
+        rest = self.data[self.at :]
+        pieces = [rest] if rest else []
+        size -= len(rest)
+        while size > 0:
+            piece = self.socket.recv(RECEIVE)
+            if not piece:
+                raise ConnectionResetError("it has closed the connection")
+            pieces.append(piece)
+            size -= len(piece)
+        self.data, self.at = b"".join(pieces), 0
+        return self.data
+
+    def line(self) -> bytes:
+        """Read a line, without its end."""
+        while (end := self.data.find(b"\r\n", self.at)) < 0:
+            self.receive(len(self.data) - self.at + 1)
+        at, self.at = self.at, end + 2
+        return self.data[at:end]
+
+    def reply(self) -> Any:
+        """Read one reply: an integer, bytes, None, or a list of these, also of errors. Raises: ResponseError."""
+        found = self.value()
+        if isinstance(found, ResponseError):
+            raise found
+        return found
+
+    def value(self) -> Any:
+        """Read one reply, or a part of one."""
+        line = self.line()
+        kind, text = line[:1], line[1:]
+        if kind == b"+":
+            return text
+        if kind == b"-":
+            return ResponseError(text.decode(errors="replace"))
+        number = int(text)
+        if kind == b":":
+            return number
+        if number < 0:
+            return None
+        if kind == b"*":
+            return [self.value() for _ in range(number)]
+        if len(self.data) < self.at + number + 2:
+            self.receive(number + 2)
+        at, self.at = self.at, self.at + number + 2
+        return self.data[at : at + number]
+
+    def strings(self) -> list[Place | None]:
+        """Read the reply to MGET. Raises: ResponseError."""
+        line = self.line()
+        if line[:1] != b"*":
+            raise ResponseError(line[1:].decode(errors="replace"))
+        found: list[Place | None] = []
+        data, at, left = self.data, self.at, int(line[1:])
+        end, find, append = len(data), data.find, found.append
+        while left:
+            start = find(b"\n", at) + 1
+            size = int(data[at + 1 : start]) if start else 0  # "$", digits, end of the line
+            stop = start + size
+            if start and 0 <= size <= end - start - 2:
+                append((data, start, stop))
+                at = stop + 2
+                left -= 1
+            elif size < 0:
+                append(None)
+                at = start
+                left -= 1
+            else:
+                self.at = at
+                data, at = self.receive(stop + 2 - at if start else end - at + 1), 0
+                end, find = len(data), data.find
+        self.at = at
+        return found
