@@ -118,7 +118,8 @@ def users(
     command = [program, port, count, warm, seconds, patience, rate, requests]
     text, more = measured(tmp, command, parts, seconds + patience + 60)
     found: Figures = json.loads(text)
-    return found | per_100k(more, found["requests"] + found["errors"])
+    whole = sum(answers + failures for answers, failures, _ in found["timeline"])  # also of `warm`, as the CPU
+    return found | per_100k(more, whole)
 
 
 def measured(tmp: Path, command: Sequence[object], parts: Parts, seconds: float) -> tuple[str, Figures]:
