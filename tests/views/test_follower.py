@@ -20,6 +20,7 @@ from sluice.drill.postgres import Postgres, postgres_server
 from sluice.sinks import DeadLetter, Entry, reader
 from sluice.streams.record import Gps, Metric, Reject
 from sluice.views import contract, feed, follower
+from sluice.views.link import Command
 from viewing import NOON, Site, site
 
 
@@ -342,7 +343,7 @@ def test_a_feed_is_not_written_once_another_follower_has_the_lease(
     harness.poll(lambda: late.token or late.take_over() and late.token)
     read = late.read
 
-    def overtaken(window: list[tuple[Any, ...]], keys: list[str]) -> list[Any]:
+    def overtaken(window: list[Command], keys: list[str]) -> list[Any]:
         found = read(window, keys)
         client.set(contract.HOLDER, "another")
         return found
