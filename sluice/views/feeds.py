@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 IDENTITY = 8  # bytes
 COUNT = Struct("<I")
-ONE = Struct("<Iq")  # the beginning of a value with one new item
 SCORE, LENGTH = 8, 4  # bytes
 
 Item = tuple[int, bytes, bytes]  # score, JSON, identity; the identity is b"" without `member`
@@ -79,34 +78,42 @@ def merge(place: Place | None, new: list[Item], member: bool, cap: int) -> list[
     data, start, stop = place
     count, lengths, identities, array = parts(data, member, start)
     scores = start + COUNT.size
-    known = data[identities:array]  # a match that spans two is no such item, and costs only time: `newest` compares all
+    known = data[identities:array]
     (last,) = unpack_from("<q", data, scores)
-    if len(new) >= cap or new[-1][0] <= last or (known and [item for item in new if item[2] in known]):
+    # the usual cases: all are newer than the value, and what stays of it is copied behind them; its last items go, or
+    # the one that the only new item replaces
+    first, end = min(count, cap - len(new)), count
+    if known and [item for item in new if item[2] in known]:
+        first = find(known, new[0][2]) if len(new) == 1 else 0
+        first, end = (count if count < cap else count - 1, count) if first < 0 else (first, first + 1)
+    if new[-1][0] <= last or first < 1:
         return [encode(newest([*new, *decode(data[start:stop], member)], cap))]
-    # the usual case: all are newer than the value, so its beginning is copied behind them
-    kept = min(count, cap - len(new))
-    end = stop - 1
-    if gone := count - kept:
-        end -= sum(unpack_from(f"<{gone}I", data, lengths + kept * LENGTH)) + gone
-    if len(new) == 1:
-        ((score, document, name),) = new
-        head, sizes = ONE.pack(kept + 1, score), COUNT.pack(len(document))
-    else:
-        times, documents, names = zip(*new)
-        head = pack(f"<I{len(new)}q", len(new) + kept, *times)
-        sizes = pack(f"<{len(new)}I", *map(len, documents))
-        document, name = b",".join(documents), b"".join(names)
+    scored, documents, names = zip(*new)
+    gone = sum(unpack_from(f"<{end - first}I", data, lengths + first * LENGTH)) + end - first
+    stays = array + size_of(data, lengths, first) if end < count else stop - 1 - gone
+    view = memoryview(data)
     return [
-        head,
-        data[scores : scores + kept * SCORE],
-        sizes,
-        data[lengths : lengths + kept * LENGTH],
-        name,
-        known[: kept * IDENTITY],
-        b"[%b," % document,
-        memoryview(data)[array + 1 : end],
-        b"]",
+        pack(f"<I{len(new)}q", len(new) + count - end + first, *scored),
+        data[scores : scores + first * SCORE],
+        data[scores + end * SCORE : lengths],
+        pack(f"<{len(new)}I", *map(len, documents)),
+        data[lengths : lengths + first * LENGTH],
+        data[lengths + end * LENGTH : identities],
+        *names,
+        known[: first * IDENTITY],
+        known[end * IDENTITY :],
+        b"[%b," % b",".join(documents),
+        view[array + 1 : stays],
+        view[stays + gone : stop],
     ]
+
+
+def find(identities: bytes, one: bytes) -> int:
+    """The number of the item with an identity, or -1. A match that spans two identities is no such item."""
+    at = identities.find(one)
+    while at % IDENTITY and at > 0:
+        at = identities.find(one, at + 1)
+    return at // IDENTITY
 
 
 def newest(items: Iterable[Item], cap: int) -> list[Item]:
