@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from sluice import connect
 from sluice.drill import harness, machines
@@ -26,7 +27,7 @@ from sluice.drill.harness import Server
 from sluice.drill.machines import DEPENDENT, NETWORK, Machine
 from sluice.drill.postgres import Postgres, postgres_server
 from sluice.drill.replicated import Node, Replicated, node, redis_text, sentinel_text, url_of
-from sluice.drill.site import NOT_PASSED, Site, Trouble, wait
+from sluice.drill.site import KEYS, NOT_PASSED, Site, Trouble, wait
 from sluice.run.configure import ROOT
 
 PORT = 8080  # of each cell
@@ -43,7 +44,7 @@ class Cell:
         self.number = number
         self.home = tmp / f"cell-{number}"
         self.machine = Machine(number + 1)
-        self.nodes: list[Node] = []
+        self.nodes: list[Any] = []  # its Redis servers and Sentinel, or its broker; the last one votes
         self.environ: dict[str, str] = {}
         self.clock: Clock | None = None
         self.running = contextlib.ExitStack()
@@ -99,6 +100,9 @@ class Cell:
 class Cells(Site):
     """The cells, what is between them and the clients, and their database."""
 
+    spool = "Redis, replicas and Sentinels"
+    programs = {"haproxy": "haproxy", "redis-server": "redis-server", "redis-sentinel": "redis-sentinel"}  # noqa: RUF012
+    provision = "up"  # what bin/provision must have got
     ordered = False
     patience = 0.5  # a client that retries must give up a request whose cell has vanished
 
@@ -114,11 +118,11 @@ class Cells(Site):
         self.database_machine = Machine(DATABASE_MACHINE)
         self.database = self.start_database(stack)
         passed = {name: value for name, value in os.environ.items() if name not in NOT_PASSED}
-        common = {"INGEST_PORT": str(PORT), "INGEST_REPLICAS": "1", "INGEST_VIEWS": "off"}
+        common = {"INGEST_PORT": str(PORT), "INGEST_VIEWS": "off"}
         sink = f"postgresql://sluice@{self.database_machine.address}:{self.database.port}/sluice"
-        for cell, group in zip(self.cells, self.groups, strict=True):
-            cell.environ = passed | common | {"INGEST_HOME": str(cell.home), "INGEST_REDIS": group.url}
-            cell.environ |= {"INGEST_CELL": group.name, "INGEST_SINK": sink}
+        for cell in self.cells:
+            cell.environ = passed | common | {"INGEST_HOME": str(cell.home), "INGEST_SINK": sink}
+            cell.environ |= {"INGEST_CELL": self.name_of(cell.number)} | self.environ_of(cell)
             folder = tmp / f"clock-{cell.number}"
             folder.mkdir()
             with contextlib.suppress(FileNotFoundError):  # without a C compiler the fault `clock` is not done
@@ -128,7 +132,7 @@ class Cells(Site):
         self.balancer_running = stack.enter_context(contextlib.ExitStack())
         port = harness.free_port()
         own = passed | common | {"INGEST_HOME": str(tmp), "INGEST_PORT": str(port), "INGEST_SINK": self.database.url}
-        super().__init__(own | {"INGEST_REDIS": self.groups[0].url}, private=True)
+        super().__init__(own, private=True)
         self.lists = [connect.client(group.url, 30) for group in self.groups]
         for cell in self.cells:
             wait(cell.ready, 120, f"cell {cell.number + 1} is ready")
@@ -161,9 +165,13 @@ class Cells(Site):
             self.groups.append(Replicated(nodes, sentinels, url_of(sentinels, name), name))
         self.settled()
 
+    def environ_of(self, cell: Cell) -> dict[str, str]:
+        """The settings of a cell that concern its list."""
+        return {"INGEST_REDIS": self.groups[cell.number].url, "INGEST_REPLICAS": "1"}
+
     @staticmethod
     def name_of(number: int) -> str:
-        """What the Sentinels call the master of a cell."""
+        """The name of a cell, and of its master for the Sentinels."""
         return f"cell-{number + 1}"
 
     def add_sentinel(self, cell: Cell, masters: dict[str, Node]) -> None:
@@ -172,6 +180,28 @@ class Cells(Site):
         # one that replaces another has its id: the others count each id, also of one that is gone, for their majority
         text += f"sentinel myid {cell.number + 1:040x}\n"
         cell.nodes.append(cell.node("sentinel", "sentinel", text, SENTINEL))
+
+    def rescue(self, cell: Cell) -> str:
+        """Store what the replica of a dead cell has, by a worker beside it. Returns: the details. Raises: Trouble."""
+
+        def promoted(group: Replicated) -> bool:
+            try:
+                return group.master() not in cell.nodes
+            except AssertionError:  # the Sentinels do not agree yet
+                return False
+
+        # an empty Redis that came back as the master would empty its replica
+        wait(lambda: all(map(promoted, self.groups)), WHOLE, "replicas are promoted")
+        (replica,) = [one for one in self.groups[cell.number].nodes if one not in cell.nodes]
+        (other,) = [one for one in self.cells if replica in one.nodes]
+        with replica.client() as client:
+            found = client.llen(KEYS.ready), client.zcard(KEYS.claims)
+        environ = {**other.environ, "INGEST_REDIS": replica.url, "INGEST_REPLICAS": "0"}
+        command = [*other.machine.inside(), sys.executable, str(ROOT / "worker.py"), "drain"]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=WHOLE)
+        if done.returncode:
+            raise Trouble(f"worker.py drain: {done.stderr.strip()}")
+        return "%d bodies and %d claims stored by a worker elsewhere" % found
 
     def replace(self, cell: Cell) -> None:
         """A new machine in place of one whose disk is gone: everything is empty, and its Redis servers are replicas."""
@@ -231,11 +261,10 @@ class Cells(Site):
 
 
 @contextlib.contextmanager
-def cells(count: int, keep: bool) -> Iterator[Cells]:
+def cells(kind: type[Cells], count: int, keep: bool) -> Iterator[Cells]:
     """So many cells on machines of their own, removed afterwards; keep: but not their files. Raises: Trouble."""
-    programs = {"haproxy": "haproxy", "redis-server": "redis-server", "redis-sentinel": "redis-sentinel"}
-    machines.require(**programs)
-    subprocess.run([ROOT / "bin/provision", "up"], check=True)  # its downloads need the network of the system
+    machines.require(**kind.programs)
+    subprocess.run([ROOT / "bin/provision", kind.provision], check=True)  # its downloads need the network of the system
     home = Path(tempfile.mkdtemp(prefix="drill-cells-"))
     with contextlib.ExitStack() as stack:
         if keep:
@@ -244,6 +273,6 @@ def cells(count: int, keep: bool) -> Iterator[Cells]:
             stack.callback(shutil.rmtree, home, ignore_errors=True)
         machines.isolate()
         try:
-            yield Cells(home, count, stack)
+            yield kind(home, count, stack)
         except AssertionError as error:  # of the harness, before the drill begins
             raise Trouble(str(error)) from None

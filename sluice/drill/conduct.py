@@ -28,6 +28,7 @@ from sluice import views
 from sluice.drill import read
 from sluice.drill.answers import KINDS as WRONG
 from sluice.drill.cells import Cells, cells
+from sluice.drill.cells_kafka import KafkaCells
 from sluice.drill.compare import LISTED, SLACK, Findings, compare, outcome
 from sluice.drill.faults import FAULTS, Fault, Scene
 from sluice.drill.load import LOGGED, PATIENCE, REST, SPAN, UNANSWERED, Book, is_log
@@ -47,6 +48,7 @@ SHOWN = 100  # event numbers of each kind in the Markdown report
 SHOWN_WRONG = 20  # wrong answers in it
 RATE = (5000, 1000)  # events/s: of an installation; of cells, which share its cores with their replicas
 MIN_CELLS = 3  # fewer have no majority of Sentinels when one dies
+SPOOLS = {"redis": Cells, "kafka": KafkaCells}
 COUNTS = ("sent", "acknowledged", "rejected", "unanswered", "cut")
 
 
@@ -280,6 +282,7 @@ class Drill:
         )
         if isinstance(self.site, Cells):
             report["cells"] = len(self.site.cells)
+            report["spool"] = self.site.spool
             report["patience"] = self.site.patience
             report["refused"] = self.load.count("refused")
             report["without_service"] = without_service(books, self.faults, self.begun)
@@ -496,7 +499,7 @@ def markdown(report: dict[str, Any]) -> str:
 def described_site(report: dict[str, Any]) -> str:
     """What was drilled."""
     if "cells" in report:
-        return f"{report['cells']} cells with Redis, replicas and Sentinels, on one machine's namespaces"
+        return f"{report['cells']} cells with {report['spool']}, on one machine's namespaces"
     return f"{report['installation']} installation"
 
 
@@ -569,6 +572,8 @@ def run(options: argparse.Namespace, settings: Settings) -> int:
     possible = OUTAGES if options.cells else FAULTS
     try:
         options.faults = chosen(options.faults, not options.home, possible)
+        if options.spool != "redis" and not options.cells:
+            raise Trouble("--spool needs --cells")
         if options.cells and (options.home or options.header or options.cells < MIN_CELLS):
             raise Trouble(f"--cells takes a number from {MIN_CELLS} on, and neither --home nor --header")
     except Trouble as error:
@@ -587,7 +592,7 @@ def run(options: argparse.Namespace, settings: Settings) -> int:
         with contextlib.ExitStack() as stack:
             site: Site
             if options.cells:
-                site = stack.enter_context(cells(options.cells, options.keep))
+                site = stack.enter_context(cells(SPOOLS[options.spool], options.cells, options.keep))
             elif options.home:
                 site = running(options.home.absolute(), options.header, options.views)
             else:

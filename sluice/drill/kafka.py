@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import os
 import shutil
-import signal
+import socket
 import subprocess
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from sluice.drill import harness
+from sluice.drill.replicated import Run, kill_at_end
 
 LIBS = harness.ROOT / "var/kafka/libs"
+CLASSES = LIBS.with_name("classes.jsa")  # all classes of a broker, ready for use: half of the time of its start
+FAILOVER = harness.ROOT / "deploy/kafka/failover.properties"
+LOOKS = 3  # one that was cut off does not know at once what it has missed
 MISSING = "no Kafka broker: bin/provision test gets one with java and mvn"
 JAVA = ("java", "-Xmx192m", "-Xms64m", "-XX:+UseSerialGC", "-cp", f"{LIBS}/*")
 
@@ -23,44 +31,62 @@ def available() -> bool:
     return bool(shutil.which("java") and LIBS.is_dir())
 
 
+class Address(NamedTuple):
+    """Where a broker listens. port: for clients; controller: for the other controllers."""
+
+    host: str
+    port: int
+    controller: int
+
+
 class Broker:
     """One broker, which is also a controller."""
 
-    def __init__(self, home: Path, number: int, ports: list[tuple[int, int]], config: dict[str, object]) -> None:
-        """ports: of all brokers: for clients, for the controllers."""
+    def __init__(
+        self,
+        home: Path,
+        number: int,
+        addresses: Sequence[Address],
+        cluster: str,
+        config: Mapping[str, object],
+        run: Run = kill_at_end,
+    ) -> None:
+        """Make its directory. number: from 1 on. addresses: of all brokers. cluster: see `new_id`."""
         self.home = home
-        self.port, controller = ports[number - 1]
+        self.number = number
+        self.host, self.port, controller = addresses[number - 1]
+        self.run = run
         self.running = contextlib.ExitStack()
         self.process: subprocess.Popen | None = None
-        replicas = min(3, len(ports))
+        replicas = min(3, len(addresses))
+        voters = (f"{n}@{one.host}:{one.controller}" for n, one in enumerate(addresses, 1))
         lines = {
             "process.roles": "broker,controller",
             "node.id": number,
-            "controller.quorum.voters": ",".join(f"{n}@127.0.0.1:{port}" for n, (_, port) in enumerate(ports, 1)),
+            "controller.quorum.voters": ",".join(voters),
             "controller.listener.names": "CONTROLLER",
-            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}",
+            "listeners": f"PLAINTEXT://{self.host}:{self.port},CONTROLLER://{self.host}:{controller}",
             "log.dirs": home / "data",
             "offsets.topic.replication.factor": replicas,
             "offsets.topic.num.partitions": 4,
             "transaction.state.log.replication.factor": replicas,
             "share.coordinator.state.topic.replication.factor": replicas,
             "group.initial.rebalance.delay.ms": 0,
-            # a dead broker is noticed after two seconds instead of nine
-            "broker.session.timeout.ms": 2000,
-            "broker.heartbeat.interval.ms": 500,
-            "controller.quorum.election.timeout.ms": 500,
-            "controller.quorum.fetch.timeout.ms": 1000,
             "auto.create.topics.enable": "false",
             "log.cleaner.dedupe.buffer.size": 4 << 20,  # the default takes half of the memory
         }
-        home.mkdir()
+        (home / "data").mkdir(parents=True)
+        # what kafka-storage.sh format writes, without the two seconds of a JVM (MetaProperties.java)
+        identity = {"version": 1, "cluster.id": cluster, "node.id": number, "directory.id": new_id()}
+        (home / "data/meta.properties").write_text(text(identity))
         self.file = home / "server.properties"
-        self.file.write_text("".join(f"{name}={value}\n" for name, value in (lines | config).items()))
+        failover = FAILOVER.read_text() if len(addresses) > 1 else ""
+        self.file.write_text(text(lines) + failover + text(config))  # the last line of a name counts
 
     @property
     def url(self) -> str:
         """For INGEST_SPOOL; /NAME or ?properties may follow."""
-        return f"kafka://127.0.0.1:{self.port}"
+        return f"kafka://{self.host}:{self.port}"
 
     @property
     def server(self) -> harness.Server:
@@ -68,16 +94,10 @@ class Broker:
         assert self.process
         return harness.Server(self.process, self.home / "kafka.out", self.home, self.port)
 
-    def format(self, cluster: str) -> subprocess.Popen:
-        """Prepare its directory; the process that does it."""
-        command = [*JAVA, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", self.file]
-        with open(self.home / "format.out", "wb") as out:
-            return subprocess.Popen([str(word) for word in command], stdout=out, stderr=out)
-
-    def start(self) -> None:
-        """Start it; it may not answer yet."""
-        command = [*JAVA, "kafka.Kafka", self.file]
-        running = harness.running(command, self.home / "kafka.out", harness.environment(self.home), signal.SIGKILL)
+    def start(self, *options: str) -> None:
+        """Start it; it may not answer yet. options: of java."""
+        command = [*JAVA, *(options or (f"-XX:SharedArchiveFile={CLASSES}",)), "kafka.Kafka", self.file]
+        running = self.run(command, self.home / "kafka.out", harness.environment(self.home))
         self.process = self.running.enter_context(running)
 
     def kill(self) -> None:
@@ -97,31 +117,75 @@ class Brokers(list[Broker]):
     @property
     def servers(self) -> str:
         """For bootstrap.servers."""
-        return ",".join(f"127.0.0.1:{broker.port}" for broker in self)
+        return ",".join(f"{broker.host}:{broker.port}" for broker in self)
 
-    def wait(self) -> None:
-        """Wait until all of them are in the cluster."""
+    @functools.cached_property
+    def admin(self) -> Any:
+        """A client of the cluster."""
         from confluent_kafka.admin import AdminClient  # an optional package
 
-        admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
+        return AdminClient({"bootstrap.servers": self.servers, "log_level": 0, "reconnect.backoff.max.ms": 500})
 
-        def complete() -> bool:
-            if dead := [str(broker.home) for broker in self if broker.server.process.poll() is not None]:
-                raise harness.Died(f"a broker ended: {dead}")
-            return len(admin.list_topics(timeout=1).brokers) == len(self)
+    def wait(self) -> None:
+        """Wait until all of them are in the cluster, and all replicas in sync. Raises: AssertionError."""
+        harness.poll(self.whole, 60, "all brokers, and their replicas in sync")
 
-        harness.poll(complete, 60, "all brokers")
+    def whole(self) -> bool:
+        """Whether all are there and in sync. Raises: KafkaException, OSError, Died."""
+        for broker in self:
+            assert broker.process
+            if broker.process.poll() is not None:
+                raise harness.Died(f"{broker.home} ended")
+            # one that was killed counts as there until the controllers notice it; its port is open when it is back
+            socket.create_connection((broker.host, broker.port), 1).close()
+        for _ in range(LOOKS):
+            if self.in_sync() != {broker.number for broker in self}:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def in_sync(self) -> set[int]:
+        """The brokers that are in the cluster, and lack no partition of theirs. Raises: KafkaException."""
+        found = self.admin.list_topics(timeout=1)
+        partitions = [one for topic in found.topics.values() for one in topic.partitions.values()]
+        lagging = {number for one in partitions for number in set(one.replicas) - set(one.isrs)}
+        return set(found.brokers) - lagging
+
+
+def new_id() -> str:
+    """An id of a cluster or a directory: 16 random bytes (Uuid.java)."""
+    return base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
+
+
+def text(lines: Mapping[str, object]) -> str:
+    """The text of a file of properties."""
+    return "".join(f"{name}={value}\n" for name, value in lines.items())
+
+
+def prepare() -> None:
+    """Make CLASSES if they are not there: Java writes them when a broker ends in order."""
+    if CLASSES.exists():
+        return
+    with tempfile.TemporaryDirectory(dir=CLASSES.parent) as tmp, contextlib.ExitStack() as stack:
+        address = Address("127.0.0.1", harness.free_port(), harness.free_port())
+        broker = Broker(Path(tmp) / "kafka", 1, [address], new_id(), {})
+        stack.callback(broker.kill)
+        broker.start(f"-XX:ArchiveClassesAtExit={tmp}/{CLASSES.name}")
+        Brokers([broker]).wait()
+        assert broker.process
+        broker.process.terminate()
+        broker.process.wait(120)
+        (Path(tmp) / CLASSES.name).rename(CLASSES)
 
 
 @contextlib.contextmanager
 def brokers(tmp: Path, count: int = 1, **config: object) -> Iterator[Brokers]:
     """A cluster in `tmp`. config: lines of server.properties with _ for the dots."""
-    ports = [(harness.free_port(), harness.free_port()) for _ in range(count)]
+    prepare()
+    addresses = [Address("127.0.0.1", harness.free_port(), harness.free_port()) for _ in range(count)]
     lines = {name.replace("_", "."): value for name, value in config.items()}
-    found = Brokers(Broker(tmp / f"kafka-{n}", n, ports, lines) for n in range(1, count + 1))
-    cluster = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=").lstrip("-")
-    for process in [broker.format(cluster) for broker in found]:
-        assert process.wait(60) == 0, f"format.out in {tmp} has the reason"
+    cluster = new_id()
+    found = Brokers(Broker(tmp / f"kafka-{n}", n, addresses, cluster, lines) for n in range(1, count + 1))
     with contextlib.ExitStack() as stack:
         for broker in found:
             stack.callback(broker.kill)

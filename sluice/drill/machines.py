@@ -101,13 +101,19 @@ class Machine:
             try:
                 yield process
             finally:
-                for pid in self.pids():
-                    if parent_of(pid) == process.pid:  # nsenter waits for the program
-                        strike(pid, signal.SIGKILL)
+                self.send_signal(process, signal.SIGKILL)
+
+    def send_signal(self, process: subprocess.Popen, number: int) -> None:
+        """Send a signal to a program that `running` started: nsenter waits for it."""
+        for pid in self.pids():
+            if parent_of(pid) == process.pid:
+                strike(pid, number)
 
     def pids(self, namespace: str = "pid") -> list[int]:
         """All its processes but the first. namespace: net, to include each `nsenter`, which waits for one of them."""
-        found = []
+        found: list[int] = []
+        if self.process.poll() is not None:  # it is closed
+            return found
         mine, kept = os.readlink(f"/proc/{self.first}/ns/{namespace}"), (self.process.pid, self.first)
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):  # it has ended

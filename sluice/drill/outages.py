@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-import subprocess
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -11,8 +11,7 @@ from collections.abc import Callable
 from sluice.drill import harness
 from sluice.drill.cells import WHOLE, Cell, Cells
 from sluice.drill.faults import NO_COMPILER, Fault, Scene
-from sluice.drill.replicated import Node, Replicated
-from sluice.drill.site import KEYS, Trouble, wait
+from sluice.drill.site import Trouble, wait
 from sluice.run.configure import ROOT
 
 FREEZE = 10.0  # seconds: longer than a lease and a failover
@@ -70,40 +69,15 @@ def power_cell(cells: Cells, chance: random.Random) -> str:
         return f"cell {cell.number + 1}, {lasting(chance, 0.5, 3)}"
 
 
-@outage("lose-cell", "a cell's machine is killed, and its disk is gone; a worker elsewhere stores what its replica has")
+@outage("lose-cell", "a cell's machine dies with its disk; a worker elsewhere stores what its replicas have")
 def lose_cell(cells: Cells, chance: random.Random) -> str:
     cell = one_of(cells, chance)
     cell.kill()
     try:
-        # an empty Redis that came back as the master would empty its replica
-        for group in cells.groups:
-            wait(lambda group=group: promoted(group, cell.nodes), WHOLE, "a replica is promoted")  # type: ignore[misc]
-        return f"cell {cell.number + 1}, {drained(cells, cell)}"
+        return f"cell {cell.number + 1}, {cells.rescue(cell)}"
     finally:
         cells.replace(cell)
         cell.start()
-
-
-def promoted(group: Replicated, dead: list[Node]) -> bool:
-    """Whether all Sentinels that run name a master that is not dead."""
-    try:
-        return group.master() not in dead
-    except AssertionError:
-        return False
-
-
-def drained(cells: Cells, cell: Cell) -> str:
-    """Store what the replica of a dead cell has, by a worker beside it. Raises: Trouble."""
-    (replica,) = [one for one in cells.groups[cell.number].nodes if one not in cell.nodes]
-    (other,) = [one for one in cells.cells if replica in one.nodes]
-    with replica.client() as client:
-        found = client.llen(KEYS.ready), client.zcard(KEYS.claims)
-    environ = {**other.environ, "INGEST_REDIS": replica.url, "INGEST_REPLICAS": "0"}
-    command = [*other.machine.inside(), sys.executable, str(ROOT / "worker.py"), "drain"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=WHOLE)
-    if done.returncode:
-        raise Trouble(f"worker.py drain: {done.stderr.strip()}")
-    return "%d bodies and %d claims stored by a worker elsewhere" % found
 
 
 @outage("freeze-cell", "SIGSTOP to every process of a cell's machine for ten seconds, then SIGCONT")
@@ -154,21 +128,26 @@ def clock(cells: Cells, chance: random.Random) -> str:
         cell.clock.move(0)
 
 
-@outage("sentinel", "SIGKILL to a Sentinel; it is started again")
-def sentinel(cells: Cells, chance: random.Random) -> str:
+@outage("voter", "SIGKILL to a Sentinel, with Kafka to a broker; it is started again")
+def voter(cells: Cells, chance: random.Random) -> str:
     cell = one_of(cells, chance)
-    cell.nodes[2].kill()
+    cell.nodes[-1].kill()
     try:
         return f"machine {cell.number + 1}, {lasting(chance, 0.5, 3)}"
     finally:
-        cell.nodes[2].start()
+        cell.nodes[-1].start()
 
 
-@outage("worker", "a second worker joins a cell, and is killed while it stores")
+@outage("worker", "a second worker joins a cell, and leaves it or is killed while it stores")
 def worker(cells: Cells, chance: random.Random) -> str:
-    cell = one_of(cells, chance)
-    with cell.machine.running([sys.executable, ROOT / "worker.py"], cells.tmp / "worker.out", cell.environ):
-        return f"cell {cell.number + 1}, {lasting(chance, 1, 3)}"
+    cell, leaves = one_of(cells, chance), chance.random() < 0.5
+    command = [sys.executable, ROOT / "worker.py"]
+    with cell.machine.running(command, cells.tmp / "worker.out", cell.environ) as process:
+        lasted = lasting(chance, 1, 3)
+        if leaves:
+            cell.machine.send_signal(process, signal.SIGTERM)
+            wait(lambda: process.poll() is not None, WHOLE, "a worker leaves")
+    return f"cell {cell.number + 1}, {lasted}, {'left' if leaves else 'killed'}"
 
 
 @outage("balancer", "SIGTERM to the balancer; it is started again")

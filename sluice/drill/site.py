@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import redis
-
 from sluice import connect, settings, views
 from sluice.drill import harness
 from sluice.drill.load import PATIENCE, unverified
@@ -27,7 +25,7 @@ from sluice.run import launch
 from sluice.run.configure import ROOT
 from sluice.run.launch import parent_of
 from sluice.sinks import Unavailable
-from sluice.spool.contract import Keys
+from sluice.spool.contract import SPOOL_ERRORS, Keys
 from sluice.views.contract import SOCKET
 
 T = TypeVar("T")
@@ -35,7 +33,7 @@ KEYS = Keys.of(STREAM)
 OWN_VIEWS, OWN_RECORDS = "sluice.drill.views", "sluice.drill.records"
 AGE = 5  # seconds until a log is deleted
 # Raised while a fault lasts: `wait` tries again.
-TRANSIENT = (OSError, redis.RedisError, Unavailable, http.client.HTTPException)
+TRANSIENT = (OSError, *SPOOL_ERRORS, Unavailable, http.client.HTTPException)
 
 
 class Trouble(Exception):

@@ -5,7 +5,7 @@ from the views; no answer may be wrong, and at the end no view may differ from t
 installation with the settings of the environment; there, some events are logs, which are deleted by age. With --home it
 uses a running installation, whose database then keeps the events: metrics named `drill`, and positions and votes. With
 --cells it starts that many cells on machines of their own (namespaces; needs root), with a balancer, PostgreSQL, and
-Redis with replicas and Sentinels.
+Redis with replicas and Sentinels or, with --spool kafka, a broker of Kafka on each machine.
 
 exit status: 0 if no acknowledged event is missing or stored twice, and the other promises were kept; 1 if not, or if
 the drill could not finish; 2 for wrong arguments
@@ -36,6 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--home", type=Path, help="INGEST_HOME of a running installation (default: start a private one)")
     add("--header", default="", metavar="LINE", help="header line for each request to it, such as `X-API-Key: KEY`")
     add("--cells", type=int, metavar="N", help="start N cells behind a balancer, at least 3")
+    add("--spool", choices=conduct.SPOOLS, default="redis", help="what the lists of these cells are in (redis)")
     add("--duration", type=float, default=60, metavar="SECONDS", help="time of posting and faults (60)")
     add("--rounds", type=int, help="inject each fault that many times, instead of --duration")
     add("--rate", type=int, help="events/s; events due in an outage are posted after it (5000; with --cells 1000)")
@@ -50,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     """Run the drill; returns the exit status."""
     if s.has_kafka:
-        raise SettingError("the drill injects its faults into Redis: unset INGEST_SPOOL.")
+        raise SettingError("the drill starts Kafka itself, with --cells 3 --spool kafka: unset INGEST_SPOOL.")
     if not arguments.home:
         require_checkout("a private drill")
     return conduct.run(arguments, s)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sluice.drill import machines
+from sluice.drill import kafka, machines
 from sluice.drill.harness import ROOT, environment, poll
 from sluice.drill.outages import OUTAGES
 from sluice.drill.site import Trouble
@@ -34,17 +34,28 @@ def namespaces() -> None:
         pytest.skip(f"no network namespaces: {done.stderr.strip()}")
 
 
+@pytest.mark.parametrize(
+    ("spool", "faults"),
+    [
+        ("redis", ["lose-cell", "deaf-cell", "balancer", "kill-database"]),
+        ("kafka", ["lose-cell", "deaf-cell", "worker"]),
+    ],
+)
 def test_machines_that_fail_lose_and_double_nothing_acknowledged(
+    spool: str,
+    faults: list[str],
     tmp: Path,
     namespaces: None,
     request: pytest.FixtureRequest,
     record_property: Callable[[str, object], None],
 ) -> None:
     seconds = request.config.getoption("--machines")
-    short = ["--rounds", "1", "--rate", "300", "--faults", "lose-cell,deaf-cell,balancer,kill-database"]
+    if spool == "kafka" and not kafka.available():
+        pytest.skip(kafka.MISSING)
+    short = ["--rounds", "1", "--rate", "300", "--faults", ",".join(faults)]
     options = ["--duration", seconds] if seconds else short
     done = subprocess.run(
-        [*DRILL, "--report", str(tmp), *map(str, options)],
+        [*DRILL, "--spool", spool, "--report", str(tmp), *map(str, options)],
         env=environment(tmp), capture_output=True, text=True, timeout=300 + 2 * seconds,
     )  # fmt: skip
     print(done.stdout[done.stdout.find("\n# ") :], done.stderr)  # pytest shows the report with a failure
@@ -54,7 +65,7 @@ def test_machines_that_fail_lose_and_double_nothing_acknowledged(
     assert {kind for kind, count in report["counts"].items() if count} <= {"unknown"}
     assert report["stored"] == report["acknowledged"] + report["counts"]["unknown"] > 1000
     injected = {entry["fault"] for entry in report["faults"]}
-    assert len(injected) == (len(OUTAGES) if seconds >= 300 else 4)
+    assert len(injected) == (len(OUTAGES) if seconds >= 300 else len(faults))
     without = report["without_service"]
     assert without.keys() == {"none", *injected}
     assert [without[name]["cell"] for name in ("lose-cell", "deaf-cell")] == ["dead", "frozen or cut off"]
@@ -63,7 +74,8 @@ def test_machines_that_fail_lose_and_double_nothing_acknowledged(
     assert done.returncode == 0
     head = ("fault", "times", "longest time of a client without 2xx, seconds")
     for name, found in without.items():
-        record_property("row", ("sluice drill --cells 3", head, (name, str(found["times"]), f"{found['longest']:.2f}")))
+        title = f"sluice drill --cells 3 --spool {spool}"
+        record_property("row", (title, head, (name, str(found["times"]), f"{found['longest']:.2f}")))
 
 
 def processes(folder: Path) -> list[int]:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -180,6 +181,25 @@ def test_a_full_backlog_is_refused_until_workers_have_stored_it(tmp: Path, url: 
         outlet.close()
         inlet.report(last=True)
         assert Inspector(url, str(tmp / "run/views.sock")).counters()["bytes votes"] == sum(sizes)
+
+
+def test_an_offset_is_committed_again_until_that_succeeds(tmp: Path, url: str) -> None:
+    figures = str(tmp / "run/views.sock")
+    with harness.views_redis(tmp), gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
+        accepted(gate.socket, VOTE % b"a")
+        outlet, inspector = Outlet(url, figures), Inspector(url, figures)
+        outlet.check_layout()
+        poll(lambda: outlet.has_work(["votes"]) and outlet.has_more("votes"), 30)
+        claim = outlet.claim("votes")
+        assert claim
+        source = outlet.sources["votes"]
+        consumer, lost = source.consumer, []
+        source.consumer = SimpleNamespace(commit=lambda offsets: lost.extend(offsets))  # type: ignore[assignment]
+        outlet.settle(claim)
+        source.consumer = consumer
+        assert (len(lost), inspector.snapshot("votes").ready) == (1, 1)
+        poll(lambda: outlet.has_work(["votes"]) and not inspector.snapshot("votes").ready, 30)
+        outlet.close()
 
 
 @pytest.mark.parametrize("verb", ["purge --yes", "requeue --yes"])

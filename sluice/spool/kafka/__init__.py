@@ -28,7 +28,13 @@ REPLICAS = 3  # of a new topic, unless the URL says otherwise or there are fewer
 PREFIX = "ingest"  # of the names of topics, unless the URL says otherwise
 MAX_RECORD = 64 << 20  # bytes of one body; brokers accept requests of up to 100 MiB
 # log_level: librdkafka's own messages, on standard error; its errors are reported by the programs
-RECONNECT = {"log_level": 0, "reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 1000, "retry.backoff.ms": 50}
+RECONNECT = {
+    "log_level": 0,
+    "reconnect.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 1000,
+    "retry.backoff.ms": 50,
+    "socket.timeout.ms": int(TIMEOUT * 1000),  # a broker that has vanished closes no connection
+}
 # Nothing that is not stored may expire: workers delete what is stored. The broker's clock dates the records.
 TOPIC = {
     "cleanup.policy": "delete",

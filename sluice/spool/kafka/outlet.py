@@ -20,6 +20,7 @@ from sluice.spool.kafka import Admin, asking, log
 from sluice.spool.outlet import MAX_BODIES, MAX_BYTES
 
 TRIM = 10.0  # seconds between two deletions of what is stored
+COMMIT = 1.0  # seconds until an offset is committed again whose commit failed, for example when the coordinator died
 CONSUMER = {
     "enable.auto.commit": False,
     "auto.offset.reset": "earliest",
@@ -45,8 +46,10 @@ class Source:
         self.unchecked: list[Message] = []
         self.fetched: dict[int, deque[Message]] = {}
         self.error: KafkaError | None = None
+        self.uncommitted: dict[int, int] = {}  # partition -> the offset after the last settled record
+        self.commit_at = 0.0  # monotonic
         with asking():
-            config = {"group.id": self.topic.name, "error_cb": self.note, **CONSUMER}
+            config = {"group.id": self.topic.name, "error_cb": self.note, "on_commit": self.committed, **CONSUMER}
             self.consumer = Consumer(admin.address.properties | config)
             self.consumer.subscribe(
                 [self.topic.name], on_assign=self.assign, on_revoke=self.revoke, on_lost=self.revoke
@@ -69,6 +72,20 @@ class Source:
         self.unchecked = [message for message in self.unchecked if message.partition() not in lost]
         for partition in lost:
             self.fetched.pop(partition, None)
+            self.uncommitted.pop(partition, None)
+
+    def committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """Called for each commit, with its outcome."""
+        for one in partitions:
+            if not error and not one.error and self.uncommitted.get(one.partition) == one.offset:
+                del self.uncommitted[one.partition]
+
+    def commit(self) -> None:
+        """Commit what is not committed yet. Only `committed` says whether that succeeds."""
+        self.commit_at = time.monotonic() + COMMIT
+        offsets = [TopicPartition(self.topic.name, *one) for one in self.uncommitted.items()]
+        with contextlib.suppress(KafkaException):
+            self.consumer.commit(offsets=offsets)
 
     def has_work(self) -> bool:
         """Whether there are records, or may be: a partition has not been read to its end. Raises: KafkaUnavailable."""
@@ -78,6 +95,8 @@ class Source:
 
     def fetch(self) -> None:
         """Take what the client has fetched. Raises: KafkaUnavailable."""
+        if self.uncommitted and time.monotonic() >= self.commit_at:
+            self.commit()
         with asking():
             for message in self.consumer.consume(MAX_BODIES, 0):
                 error, partition = message.error(), message.partition()
@@ -142,8 +161,9 @@ class Source:
         topic_id, number, _ = claim.spool.split(".")
         if topic_id != self.topic.id:
             return None
-        with contextlib.suppress(KafkaException):  # the partition may be another worker's by now
-            self.consumer.commit(offsets=[TopicPartition(self.topic.name, int(number), claim.end - 1)])
+        if int(number) in (self.assigned or ()):  # else it is another worker's by now
+            self.uncommitted[int(number)] = claim.end - 1
+            self.commit()
         return self.topic.name, int(number)
 
 
