@@ -117,7 +117,9 @@ class Inlet:
         self.commits = self.counts.histogram("commit_seconds", SECONDS)
         self.limits = max_backlog, max_bytes
         self.replicas = replicas
-        self.behind = replicas > 0  # too few replicas confirmed the last commit, or it was on another connection
+        # 0, or how many milliseconds to ask for replicas before a push: too few of them confirmed the last commit (1),
+        # or nothing was sent yet on this connection
+        self.behind = REPLICAS_MS if replicas else 0
         self.required = replicas  # of the last WAIT
         self.resume = 0.0  # monotonic: end of PAUSE
         self.open = Batch()
@@ -166,7 +168,7 @@ class Inlet:
         """
         self.redis.disconnect()
         if self.replicas:
-            self.behind, self.resume = True, time.monotonic() + PAUSE
+            self.behind, self.resume = REPLICAS_MS, time.monotonic() + PAUSE
         for backlog in self.backlogs.values():
             backlog.mark_due = 0.0
 
@@ -179,7 +181,7 @@ class Inlet:
             if now < self.resume:
                 self.refuse_all(batch, "Redis was asked a moment ago")
                 return
-            self.redis.send_packed_command(self.wait_command(1))
+            self.redis.send_packed_command(self.wait_command(self.behind))
             if self.read_wait_reply(batch):
                 return
         for stream, bodies in batch.bodies.items():
@@ -237,7 +239,7 @@ class Inlet:
     def read_wait_reply(self, batch: Batch) -> bool:
         """Read the reply of WAIT. If too few replicas confirmed this connection's last write, the batch is refused."""
         try:
-            self.behind = self.redis.read_response() < self.required
+            self.behind = int(self.redis.read_response() < self.required)
         except ResponseError as error:  # the master has become a replica
             raise ConnectionError(f"WAIT: {error}") from None
         detail = REPLICAS_BEHIND % self.required if self.behind else None
@@ -246,7 +248,7 @@ class Inlet:
                 self.count_refused(batch, stream, detail)
             batch.refused = dict.fromkeys(batch.bodies, Refusal(detail, 1)) | (batch.refused or {})
         self.log_change("replicas", detail)
-        return self.behind
+        return bool(self.behind)
 
     def read_report_reply(self, delta: dict[str, int], now: float) -> None:
         """Read the reply to a report of counts. If the reply is lost, the report may be counted twice."""
@@ -330,7 +332,7 @@ class Inlet:
                 if time.monotonic() < self.resume:
                     return REDIS_DOWN
                 if self.behind:  # do not make each check wait
-                    self.redis.send_packed_command(self.wait_command(1))
+                    self.redis.send_packed_command(self.wait_command(self.behind))
                     if self.read_wait_reply(Batch()):
                         return REPLICAS_BEHIND % self.required
                 self.redis.send_command("SET", PROBED, "1", "EX", "60")

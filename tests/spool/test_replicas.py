@@ -104,6 +104,22 @@ def test_a_gateway_is_ready_only_if_replicas_confirm_and_a_new_one_asks_before_i
         assert get(gate.socket, "/readyz")[0] == 503
 
 
+def test_the_first_push_of_a_connection_waits_for_a_replica_that_is_late(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_side, "REPLICAS_MS", 60_000)
+    monkeypatch.setattr(gateway_side, "TIMEOUT", 60)
+    accepted: list[bool] = []
+    inlet = Inlet(str(pair.master.socket), 10**9, replicas=1)
+    thread = threading.Thread(target=lambda: accepted.append(push(inlet, b"a")))
+    with pair.replica_stopped():
+        pair.at_master.set("other", 1)
+        thread.start()
+        poll(lambda: accepted or any("b" in each["flags"] for each in pair.at_master.client_list()))
+    thread.join()
+    assert accepted == [True]
+
+
 def test_after_a_lost_connection_bodies_are_refused_without_a_try_for_a_moment(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
