@@ -35,6 +35,9 @@ SETTLE = 0.2  # seconds between two checks of PostgreSQL's transactions
 SUMMARIZE = 10.0  # seconds between two updates of PostgreSQL's block range index
 SCALE = [10**power for power in range(9, -1, -1)]  # nanoseconds of the last digit, by the number of digits
 BATCHES = 5_000  # batches looked up at once
+# PostgreSQL refuses a row whose part of an index has more than 2.7 kB, so a text is indexed by its hash
+HASHED = 'hashtextextended("{}", 0)'
+INDEXING = "%s: its tallies are slow; creating an index on %s"
 canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -88,6 +91,13 @@ class Reader(ABC):
     @abstractmethod
     def count(self, stream: str, key: str, by: str, value: str) -> dict[str, int]:
         """The number of rows whose field `key` has the text `value`, by the text of the field `by` (if not null)."""
+
+    @abstractmethod
+    def make_countable(self, stream: str, key: str, by: str) -> None:
+        """Create the index that makes `count` fast, unless it is there, and wait for its end.
+
+        In SQLite and in a partitioned table, workers wait for it too. A key that is not a text gets none.
+        """
 
     @abstractmethod
     def converter(self, kinds: set[Any]) -> Any:
@@ -261,6 +271,22 @@ class SqliteReader(Reader):
         self.leave()
         with self.open() as db:
             return dict(db.execute(query, (value,)).fetchall())
+
+    def make_countable(self, stream: str, key: str, by: str) -> None:
+        """See `Reader`."""
+        import apsw
+
+        if field_types(self.streams[stream].record)[key] != {str}:
+            return
+        try:
+            with contextlib.closing(apsw.Connection(self.path, apsw.SQLITE_OPEN_READWRITE)) as db:
+                db.set_busy_timeout(60_000)
+                name = f"{stream}_by_{key}_{by}"
+                if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone():
+                    log.info(INDEXING, stream, key)
+                    db.execute(f'CREATE INDEX IF NOT EXISTS "{name}" ON "{stream}" ("{key}", "{by}")')
+        except apsw.Error as error:
+            raise Unavailable(f"{self.path}: {error}") from error
 
 
 def stitch(rows: list[Row]) -> str:
@@ -507,13 +533,34 @@ class PostgresReader(Reader):
     def count(self, stream: str, key: str, by: str, value: str) -> dict[str, int]:
         """See `Reader`."""
         kinds = field_types(self.streams[stream].record)
-        where = f'"{key}" = %s' if kinds[key] == {str} else f'"{key}"::text = %s'
+        where = f'"{key}" = %(value)s' if kinds[key] == {str} else f'"{key}"::text = %(value)s'
+        if kinds[key] == {str}:  # the index has it
+            where += f" AND {HASHED.format(key)} = hashtextextended(%(value)s, 0)"
         query = (
             f'SELECT "{by}"::text, count(*) FROM "{stream}" '  # noqa: S608
             f'WHERE {where} AND "{by}" IS NOT NULL GROUP BY 1'
         )
         with self.open() as db:
-            return dict(db.execute(query, (value,)).fetchall())
+            return dict(db.execute(query, {"value": value}).fetchall())
+
+    def make_countable(self, stream: str, key: str, by: str) -> None:
+        """See `Reader`."""
+        from sluice.sinks import partitions
+        from sluice.sinks.postgres import execute
+
+        if field_types(self.streams[stream].record)[key] != {str}:
+            return
+        name = partitions.named(stream, f"by_{key}")
+        with self.open() as db:
+            beside = "" if partitions.is_partitioned(db, stream) else "CONCURRENTLY"
+            found = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)"
+            valid = db.execute(found, (f'"{name}"',)).fetchone()
+            if valid == (True,):
+                return
+            log.info(INDEXING, stream, key)
+            if valid:  # its creation was interrupted
+                execute(db, f'DROP INDEX {beside} "{name}"')
+            execute(db, f'CREATE INDEX {beside} IF NOT EXISTS "{name}" ON "{stream}" ({HASHED.format(key)})')
 
     def prepare(self, streams: Iterable[str]) -> None:
         """A block range index on `batch` for each stream, which costs an insert next to nothing.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import queue
 import secrets
 import threading
 import time
@@ -30,6 +31,8 @@ PATIENCE = 10.0  # seconds that Redis may take for one reply
 POLL = 0.02  # seconds between two looks for the value that another process computes
 NICE = 10  # of the threads that count
 THREADS = 2  # of the refresher: one long count does not hold up all others
+AGAIN = 3600.0  # seconds between two looks whether a tally has its index: it may have been dropped
+SHARE = 0.1  # of a period: a tally gets an index if its counts take longer than that
 
 
 def refresh_ahead(
@@ -127,6 +130,9 @@ class Refresher:
             threading.Thread(target=self.run, name=f"refresh-{n}", daemon=True)
             for n in range(THREADS if self.tallies else 0)
         ]
+        self.spent: dict[Tally, tuple[float, float]] = {}  # since when (monotonic), and the seconds of its counts
+        self.slow: queue.SimpleQueue[Tally] = queue.SimpleQueue()  # tallies whose counts take long
+        self.threads.append(threading.Thread(target=self.index, name="index", daemon=True))
 
     def start(self) -> None:
         """Start the threads."""
@@ -189,16 +195,41 @@ class Refresher:
             return
 
         def compute() -> bytes:
+            began = time.monotonic()
             try:
                 value = count(database, view, key)
             except Unavailable as error:  # whoever has an old value does not see it
                 self.say(error)
                 raise
             self.say(None)
+            since, seconds = self.spent.get(view, (began, 0.0))
+            if began > since + view.period:
+                since, seconds = began, 0.0
+            self.spent[view] = since, seconds + time.monotonic() - began
+            if self.spent[view][1] > SHARE * view.period:
+                self.slow.put(view)
             self.client.hincrby(contract.REFRESHES, path, 1)
             return value
 
         refresh_ahead(self.client, contract.tally(path, view, key), view.period, compute)
+
+    def index(self) -> None:
+        """Create the index of each tally whose counts take long: without it, each count reads all rows.
+
+        Its thread has the precedence of the workers, which may wait for it.
+        """
+        database = reader.connect(self.url, self.streams)
+        tried: dict[Tally, float] = {}
+        while True:
+            view = self.slow.get()
+            if time.monotonic() < tried.get(view, 0.0):
+                continue
+            try:
+                database.make_countable(view.stream, view.key, view.by)
+            except Unavailable as error:
+                log.warning("%s: no index on %s, so each tally reads all rows: %s", view.stream, view.key, error)
+            database.close()
+            tried[view] = time.monotonic() + AGAIN
 
 
 def count(database: reader.Reader, view: Tally, key: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -15,10 +16,14 @@ from typing import Any
 import pytest
 import redis
 
+from sluice import sinks
 from sluice.drill import harness
+from sluice.drill.postgres import postgres_server
+from sluice.settings import Keep
+from sluice.sinks import reader
 from sluice.streams.record import Vote
 from sluice.views import contract, refresh
-from sluice.views.refresh import refresh_ahead
+from sluice.views.refresh import Refresher, refresh_ahead
 from viewing import Site, site
 
 
@@ -237,3 +242,39 @@ def test_a_database_that_is_away_is_logged_once_for_all_keys(polls: Site) -> Non
     assert len(lines) in (2, 3, 4), lines
     assert "unable to open" in lines[0]
     assert "recovered" in lines[-1]
+
+
+def test_a_slow_count_in_sqlite_gets_an_index(polls: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refresh, "SHARE", 0.0)
+    polls.kill(polls.follower)  # its refresher answers quickly
+    Refresher(polls.socket, polls.url, polls.views, polls.streams).start()
+    harness.poll(lambda: ask(polls, "cookies"))
+
+    def ask_sink(query: str) -> str:
+        with polls.sink.transaction() as db:
+            return str(list(db.execute(query)))
+
+    harness.poll(lambda: "by_poll" in ask_sink("SELECT name FROM sqlite_master"), 60)
+    query = "SELECT choice, count(*) FROM votes WHERE poll = 'cookies' AND choice IS NOT NULL GROUP BY 1"
+    assert "COVERING INDEX votes_by_poll_choice" in ask_sink(f"EXPLAIN QUERY PLAN {query}")
+
+
+@pytest.mark.parametrize("keep", [Keep(None, {}), Keep(86_400, {})], ids=["plain", "partitioned"])
+def test_in_postgresql_the_index_of_a_tally_holds_any_text(keep: Keep) -> None:
+    with postgres_server(fsync="off") as server, site(server) as here:
+        server.ask("DROP TABLE votes")
+        here.sink.close()
+        here.sink = sinks.connect(here.url, here.streams, keep=keep)
+        here.store("votes", [Vote(poll="cookies", choice="fig")])
+        # a table of a few rows is read as a whole otherwise
+        found = reader.connect(here.url + "&options=-c%20enable_seqscan%3Doff", here.streams)
+        server.ask("CREATE INDEX votes_by_poll ON votes (batch); UPDATE pg_index SET indisvalid = false "
+                   "WHERE indexrelid = 'votes_by_poll'::regclass")  # an interrupted one  # fmt: skip
+        for _ in range(2):
+            found.make_countable("votes", "poll", "choice")
+        here.store("votes", [Vote(poll="cookies", choice="oreo"), Vote(poll=secrets.token_hex(5000), choice="fig")])
+        assert len(here.rows("votes")) == 3
+        assert found.count("votes", "poll", "choice", "cookies") == {"fig": 1, "oreo": 1}
+        used = "SELECT sum(idx_scan) FROM pg_stat_user_indexes WHERE relname LIKE 'votes%'"
+        harness.poll(lambda: server.ask(used)[0][0])
+        found.close()
