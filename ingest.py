@@ -96,5 +96,6 @@ def tick() -> None:
 ENDPOINTS = Endpoints(ROUTES, counts.counter)
 PLAIN = ENDPOINTS.plain
 PROBES = {"/healthz": OK, "/readyz": OK, "/ping": NO_CONTENT}
-app.max_body, app.tick, app.later = MAX_BODY, tick, INLET.answer_later  # type: ignore[attr-defined]  # sluice/fastlane
+app.max_body, app.tick = MAX_BODY, tick  # type: ignore[attr-defined]  # see sluice/fastlane/__init__.py
+app.later, app.pause = INLET.answer_later, INLET.pause  # type: ignore[attr-defined]
 atexit.register(INLET.report, last=True)

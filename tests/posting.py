@@ -37,11 +37,12 @@ class Load(threading.Thread):
 class Clients:
     """Clients in threads; each body is sent once, whatever its answer.
 
-    acknowledged: bodies with 200. times: when their answers came (monotonic).
+    patience: seconds that they wait for an answer. acknowledged: bodies with 200. times: when their answers came
+    (monotonic).
     """
 
-    def __init__(self, where: Path | int, clients: int = 4) -> None:
-        self.where = where
+    def __init__(self, where: Path | int, clients: int = 4, patience: float = 60) -> None:
+        self.where, self.patience = where, patience
         self.stop = threading.Event()
         self.acknowledged: list[str] = []
         self.times: list[float] = []
@@ -59,15 +60,21 @@ class Clients:
 
     def post(self, number: int) -> None:
         count = 0
-        with connect(self.where, 60) as connection:
-            while not self.stop.wait(0.005):
-                count += 1
-                name = f"{number}-{count}"
+        connection = connect(self.where, self.patience)
+        while not self.stop.wait(0.005):
+            count += 1
+            name = f"{number}-{count}"
+            try:
                 status = post(connection, "/votes", b'{"poll":"p","choice":"%b"}' % name.encode())[0]
-                assert status in (200, 503)
-                if status == 200:
-                    self.acknowledged.append(name)
-                    self.times.append(time.monotonic())
+            except TimeoutError:
+                connection.close()
+                connection = connect(self.where, self.patience)
+                continue
+            assert status in (200, 503)
+            if status == 200:
+                self.acknowledged.append(name)
+                self.times.append(time.monotonic())
+        connection.close()
 
     def wait(self) -> None:
         """Wait for some more acknowledgements."""

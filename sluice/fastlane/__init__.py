@@ -9,6 +9,8 @@ The contract between the lane and a WSGI callable. PEP 3333 holds, except that t
 app.max_body: int         bytes. A longer body goes unread to the slow lane, where the application may reject it first.
                           Default and maximum: connection.MAX_BODY
 app.tick()                called about once a second, between two turns of the loop
+app.pause: float          seconds that a turn with more than loop.FEW requests waits for others, so that the commit has
+                          more of them. Default: 0
 app.later(exception)      called once. Answers that are not ready may then raise this exception while they are iterated;
                           the lane iterates them again after grammar.LATER seconds, and meanwhile serves the other
                           clients. They have no close()

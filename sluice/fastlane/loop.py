@@ -45,6 +45,7 @@ from sluice.fastlane.connection import (
 from sluice.fastlane.grammar import LATER, Caches, Grammar, Later, ParsedHead
 from sluice.fastlane.slow import SlowLane
 
+FEW = 2  # requests of a turn that need not wait for others: app.pause is for when there are many clients
 MAX_TURN = 2 << 20  # bytes read, after which a turn commits: limits the memory of a batch
 MAX_ADMITTED = 4 << 20  # bytes of incomplete bodies that are read at a time; the others wait in the kernel
 GRACE = 0.75  # fraction of gunicorn's graceful_timeout, at the end of which the master kills the process
@@ -102,6 +103,7 @@ class FastLane(SlowLane):
         self.application = self.wsgi
         self.max_body = min(MAX_BODY, getattr(self.wsgi, "max_body", MAX_BODY))
         self.tick: Callable[[], None] = getattr(self.wsgi, "tick", lambda: None)
+        self.pause: float = getattr(self.wsgi, "pause", 0.0)
         if later := getattr(self.wsgi, "later", None):
             later(Later)
             self.wsgi = self.wait_for
@@ -193,6 +195,9 @@ class FastLane(SlowLane):
         """One turn of the loop: read all that is ready, then answer all with one commit."""
         try:
             self.read()
+            if self.pause and len(self.pending) > FEW:
+                time.sleep(self.pause)
+                self.read()
             self.finish()
         except Exception:  # gevent stops a watcher whose callback raises, and with it all service
             self.log.exception("Error in the loop")

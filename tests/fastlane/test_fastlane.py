@@ -76,6 +76,13 @@ def odd() -> Iterator[Site]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def postponed() -> Iterator[Path]:
+    """The socket of a site whose answers are not ready at once."""
+    with site("apps:postponed") as running:
+        yield running.server.socket
+
+
 class Redis:
     """A private Redis and its lists."""
 
@@ -663,16 +670,25 @@ def test_an_answer_that_is_not_ready_delays_only_its_own_client(odd: Site, kind:
         assert first.ended()
 
 
-def test_posts_that_are_answered_later_delay_only_their_own_clients_in_both_lanes() -> None:
-    with site("apps:postponed") as postponed:
-        where = postponed["unix"]
-        with Client(where) as fast, Client(where) as slow, Client(where) as other:
-            fast.send(plain(path="/waits"))
-            slow.send(CHUNKED.replace(b"slow", b"waits"))
-            for path in "/", "/", "/", "/release":
-                other.send(plain(path=path))
-                assert other.answer()[2] == b"plain"
-            assert [client.answer()[2] for client in (fast, slow)] == [b"later", b"later"]
+def test_posts_that_are_answered_later_delay_only_their_own_clients_in_both_lanes(postponed: Path) -> None:
+    with Client(postponed) as fast, Client(postponed) as slow, Client(postponed) as other:
+        fast.send(plain(path="/waits"))
+        slow.send(CHUNKED.replace(b"slow", b"waits"))
+        for path in "/", "/", "/", "/release":
+            other.send(plain(path=path))
+            assert other.answer()[2] == b"plain"
+        assert [client.answer()[2] for client in (fast, slow)] == [b"later", b"later"]
+
+
+def test_a_turn_with_several_requests_waits_for_more(postponed: Path) -> None:
+    def together() -> bool:  # unless this process stands still meanwhile
+        with Client(postponed) as first, Client(postponed) as other:
+            first.send(plain(path="/echo") * 3)
+            poll(lambda: unread(first) == 0)
+            other.send(plain(path="/echo"))
+            return json.loads(other.answer()[2])["size"] == 4
+
+    poll(together)
 
 
 def test_a_client_may_leave_before_its_answer_is_ready(odd: Site, kind: str) -> None:

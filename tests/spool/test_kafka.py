@@ -227,31 +227,38 @@ def test_peek_and_tail_show_bodies_with_partition_and_number(tmp: Path, url: str
         assert len(sluice(tmp, url, "peek", "votes", "--limit", "2").stdout.splitlines()) == 2
 
 
-def leader(cluster: kafka.Brokers, chance: random.Random) -> kafka.Broker:
-    """The broker that leads a random partition of the votes."""
+def leader(cluster: kafka.Brokers, replicas: int, chance: random.Random) -> kafka.Broker:
+    """The broker that leads a random partition of the votes, once all replicas are in sync."""
     admin = AdminClient({"bootstrap.servers": cluster.servers})
 
     def found() -> int:
-        partitions = admin.list_topics("ingest.votes", TIMEOUT).topics["ingest.votes"].partitions
-        return chance.choice([one.leader for one in partitions.values()])
+        partitions = admin.list_topics("ingest.votes", TIMEOUT).topics["ingest.votes"].partitions.values()
+        in_sync = all(len(one.isrs) == replicas and one.leader > 0 for one in partitions)
+        return in_sync and chance.choice([one.leader for one in partitions])
 
-    return cluster[poll(lambda: max(found(), 0), 30, "a leader") - 1]
+    return cluster[poll(found, 60, "all replicas in sync") - 1]
 
 
+@pytest.mark.parametrize("replicas", [2, 3])
 def test_leaders_killed_under_load_lose_and_double_nothing_acknowledged(
-    tmp: Path, request: pytest.FixtureRequest, record_property: Callable[[str, object], None], tmp_path: Path
-) -> None:
+    tmp: Path, request: pytest.FixtureRequest, record_property: Callable[[str, object], None], tmp_path: Path,
+    replicas: int,
+) -> None:  # fmt: skip
     times = request.config.getoption("--leaders")
     if not times:
         pytest.skip("needs three brokers: --leaders N")
     chance = random.Random()
     gaps: list[float] = []
     with kafka.brokers(tmp_path, 3) as cluster:
-        url = cluster.url + "?partitions=3"
-        with gateway(tmp, env={"INGEST_SPOOL": url}) as gate, worker(tmp, url), Clients(gate.socket) as load:
+        url = f"{cluster.url}?partitions=3&replicas={replicas}"
+        with (
+            gateway(tmp, env={"INGEST_SPOOL": url}) as gate,
+            worker(tmp, url),
+            Clients(gate.socket, clients=16, patience=0.5) as load,
+        ):
             for _ in range(times):
                 load.wait()
-                victim = leader(cluster, chance)
+                victim = leader(cluster, replicas, chance)
                 since = load.times[-1]
                 victim.kill()
                 load.wait()
@@ -260,13 +267,14 @@ def test_leaders_killed_under_load_lose_and_double_nothing_acknowledged(
                 load.wait()
                 gaps.append(load.longest_gap(since))
         wanted = set(load.acknowledged)
+        leader(cluster, replicas, chance)  # until all replicas are in sync again, the last records cannot be read
         drain(tmp, url)
         found = stored(tmp)
         left = ledger(tmp, url)
     lost, doubled = len(wanted - set(found)), len(found) - len(set(found))
     gaps.sort()
-    head = ("leaders killed", "seconds without acknowledgements: median", "longest")
-    row = (str(times), f"{gaps[len(gaps) // 2]:.1f}", f"{gaps[-1]:.1f}")
+    head = ("replicas", "leaders killed", "seconds without acknowledgements: median", "longest")
+    row = (str(replicas), str(times), f"{gaps[len(gaps) // 2]:.1f}", f"{gaps[-1]:.1f}")
     record_property("row", (f"{len(wanted)} acknowledged bodies, {lost} lost, {doubled} doubled", head, row))
     assert (lost, doubled, left["missing"]) == (0, 0, 0)
     assert "Traceback" not in gate.said()
