@@ -103,6 +103,7 @@ class Cells(Site):
     spool = "Redis, replicas and Sentinels"
     programs = {"haproxy": "haproxy", "redis-server": "redis-server", "redis-sentinel": "redis-sentinel"}  # noqa: RUF012
     provision = "up"  # what bin/provision must have got
+    rate = 1000  # events/s, unless --rate says otherwise: two cores must have room for what a fault brings with it
     ordered = False
     patience = 0.5  # a client that retries must give up a request whose cell has vanished
 

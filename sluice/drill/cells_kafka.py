@@ -37,6 +37,7 @@ class KafkaCells(Cells):
     spool = "Kafka, a broker on each machine"
     programs = {"haproxy": "haproxy", "redis-server": "redis-server", "java": "default-jre-headless"}  # noqa: RUF012
     provision = "kafka"
+    rate = 300
 
     # --- its parts ---
 

@@ -46,7 +46,7 @@ PAUSE = (0.0, 0.5)  # seconds between two faults; short enough that some begin b
 LAST = 8.0  # no fault begins in the last seconds; most last no longer than this
 SHOWN = 100  # event numbers of each kind in the Markdown report
 SHOWN_WRONG = 20  # wrong answers in it
-RATE = (5000, 1000)  # events/s: of an installation; of cells, which share its cores with their replicas
+RATE = 5000  # events/s of an installation; cells share its cores with their replicas, and have their own
 MIN_CELLS = 3  # fewer have no majority of Sentinels when one dies
 SPOOLS = {"redis": Cells, "kafka": KafkaCells}
 COUNTS = ("sent", "acknowledged", "rejected", "unanswered", "cut")
@@ -583,7 +583,7 @@ def run(options: argparse.Namespace, settings: Settings) -> int:
         options.duration = float("inf")
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 32)
-    options.rate = options.rate or RATE[bool(options.cells)]
+    options.rate = options.rate or (SPOOLS[options.spool].rate if options.cells else RATE)
     name = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{options.seed}"
     folder: Path = options.report or (options.home or settings.home) / "drill"
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -39,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--spool", choices=conduct.SPOOLS, default="redis", help="what the lists of these cells are in (redis)")
     add("--duration", type=float, default=60, metavar="SECONDS", help="time of posting and faults (60)")
     add("--rounds", type=int, help="inject each fault that many times, instead of --duration")
-    add("--rate", type=int, help="events/s; events due in an outage are posted after it (5000; with --cells 1000)")
+    add("--rate", type=int, help="events/s (5000; cells 1000, with Kafka 300); those due in an outage are posted later")
     add("--clients", type=int, default=64, help="connections (64)")
     add("--no-views", action="store_false", dest="views", help="without views: only post, and compare what is stored")
     add("--faults", default="all", help="comma-separated names, `none` or `all` (default); -NAME excludes one")
