@@ -1,7 +1,8 @@
 """A client process of the drill: posts numbered events through nginx at a set rate and records each response.
 
-Standard input takes `cut N` (N more clients close their connection early) and `stop`. Standard output gets a JSON line
-of counts every 0.1 s. At the end the process writes its book, the result of each event, to a file.
+Standard input takes `cut N` (N more clients close their connection early), `rate N` (another rate) and `stop`. Standard
+output gets a JSON line of counts every 0.1 s. At the end the process writes its book, the result of each event, to a
+file.
 """
 
 from __future__ import annotations
@@ -285,6 +286,8 @@ class Crowd:
                     words = os.read(0, 4096).decode().split()
                     if not words or "stop" in words:
                         end = min(end, now)
+                    if words[:1] == ["rate"]:
+                        rate, begun, posted = float(words[1]), now, 0
                     for count in words[1::2] if words[:1] == ["cut"] else []:
                         for _ in range(int(count)):
                             self.cut()
