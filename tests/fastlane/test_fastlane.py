@@ -947,8 +947,11 @@ def test_the_heartbeat_continues_under_load_and_stops_if_the_application_hangs()
 
 def heartbeat(pid: int) -> int:
     """The time of the last heartbeat: gunicorn touches an unlinked file."""
-    files = [name for name in os.listdir(f"/proc/{pid}/fd") if "wgunicorn" in os.readlink(f"/proc/{pid}/fd/{name}")]
-    return os.stat(f"/proc/{pid}/fd/{files[0]}").st_ctime_ns
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if "wgunicorn" in os.readlink(file):
+                return file.stat().st_ctime_ns
+    raise AssertionError("no heartbeat")
 
 
 def test_with_a_hook_every_request_takes_the_slow_lane(tmp_path: Path) -> None:
