@@ -16,7 +16,7 @@ from sluice.counters import REPORT_INTERVAL, SECONDS, SIZES, Counter, Counts
 from sluice.spool.contract import MARK, NAME, PROBED, TIMEOUT, Keys, count_command
 
 log = logging.getLogger("sluice.spool")
-REPLICAS_MS = 400  # milliseconds to wait for replicas: a balancer must notice before a client gives up a second time
+CONFIRM_MS = 400  # milliseconds to wait for replicas: a balancer must notice before a client gives up a second time
 PAUSE = 0.3  # seconds without a try after a connection with replicas was lost: a vanished Redis would block each commit
 MARK_INTERVAL = 0.1  # seconds between two marks of one process and stream: the precision of received_at
 MAX_BACKLOG = 10_000_000  # READY bodies per stream; of 54 bytes or more, the limit in bytes (512m) acts first
@@ -120,7 +120,7 @@ class Inlet:
         self.replicas = replicas
         # 0, or how many milliseconds to ask for replicas before a push: too few of them confirmed the last commit (1),
         # or nothing was sent yet on this connection
-        self.behind = REPLICAS_MS if replicas else 0
+        self.behind = CONFIRM_MS if replicas else 0
         self.required = replicas  # of the last WAIT
         self.resume = 0.0  # monotonic: end of PAUSE
         self.open = Batch()
@@ -169,7 +169,7 @@ class Inlet:
         """
         self.redis.disconnect()
         if self.replicas:
-            self.behind, self.resume = REPLICAS_MS, time.monotonic() + PAUSE
+            self.behind, self.resume = CONFIRM_MS, time.monotonic() + PAUSE
         for backlog in self.backlogs.values():
             backlog.mark_due = 0.0
 
@@ -205,7 +205,7 @@ class Inlet:
         if not sent:
             return
         if self.replicas:
-            out += self.wait_command(REPLICAS_MS)
+            out += self.wait_command(CONFIRM_MS)
         delta = {}
         if now >= self.counts.due and (delta := self.counts.delta()):
             out.insert(0, b"".join(self.redis.pack_command(*count_command(delta))))
@@ -339,7 +339,7 @@ class Inlet:
                 self.redis.send_command("SET", PROBED, "1", "EX", "60")
                 self.redis.read_response()
                 if self.replicas:
-                    self.redis.send_packed_command(self.wait_command(REPLICAS_MS))
+                    self.redis.send_packed_command(self.wait_command(CONFIRM_MS))
                     if self.read_wait_reply(Batch()):
                         return REPLICAS_BEHIND % self.required
             except ResponseError as error:

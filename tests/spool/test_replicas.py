@@ -52,7 +52,7 @@ class Pair(NamedTuple):
 
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    monkeypatch.setattr(gateway_side, "REPLICAS_MS", 1000)  # for a machine that is busy
+    monkeypatch.setattr(gateway_side, "CONFIRM_MS", 1000)  # for a machine that is busy
     port = free_port()
     with (
         short_tmp() as one, short_tmp() as two,
@@ -107,7 +107,7 @@ def test_a_gateway_is_ready_only_if_replicas_confirm_and_a_new_one_asks_before_i
 def test_the_first_push_of_a_connection_waits_for_a_replica_that_is_late(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_side, "REPLICAS_MS", 60_000)
+    monkeypatch.setattr(gateway_side, "CONFIRM_MS", 60_000)
     monkeypatch.setattr(gateway_side, "TIMEOUT", 60)
     accepted: list[bool] = []
     inlet = Inlet(str(pair.master.socket), 10**9, replicas=1)
