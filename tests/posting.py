@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Self
 
 from sluice.drill.harness import connect, poll, post
 
@@ -34,7 +35,24 @@ class Load(threading.Thread):
         connection.close()
 
 
-class Clients:
+class Threads:
+    """The threads of clients, which run inside `with`, until `stop` is set."""
+
+    stop: threading.Event
+    threads: list[threading.Thread]
+
+    def __enter__(self) -> Self:
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        for thread in self.threads:
+            thread.join()
+
+
+class Clients(Threads):
     """Clients in threads; each body is sent once, whatever its answer.
 
     patience: seconds that they wait for an answer. acknowledged: bodies with 200. times: when their answers came
@@ -47,16 +65,6 @@ class Clients:
         self.acknowledged: list[str] = []
         self.times: list[float] = []
         self.threads = [threading.Thread(target=self.post, args=(n,)) for n in range(clients)]
-
-    def __enter__(self) -> Clients:
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop.set()
-        for thread in self.threads:
-            thread.join()
 
     def post(self, number: int) -> None:
         count = 0

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import pytest
 import redis as client
 
+from posting import Threads
 from runtimes import RUNTIMES
 from sluice.drill import harness
 from sluice.drill.harness import (
@@ -50,7 +51,7 @@ class Sent(NamedTuple):
     wrong: object = None
 
 
-class Load:
+class Load(Threads):
     """Clients in threads, each of which posts its own numbered votes.
 
     kept: number of clients that keep their connection and follow RFC 9112, 9.3 and 9.5: if it was closed while idle,
@@ -67,16 +68,6 @@ class Load:
         self.failed: list[Sent] = []
         self.again: list[Sent] = []
         self.threads = [threading.Thread(target=self.post, args=(n, n < kept)) for n in range(kept + fresh)]
-
-    def __enter__(self) -> Load:
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop.set()
-        for thread in self.threads:
-            thread.join()
 
     def post(self, number: int, keep: bool) -> None:
         """One client."""
