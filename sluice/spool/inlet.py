@@ -290,13 +290,13 @@ class Inlet:
             return error
         return None
 
-    def refuse(self, batch: Batch, stream: str, refusal: Refusal) -> None:
-        """Refuse the bodies of one stream."""
+    def refuse(self, batch: Batch, stream: str, refusal: Refusal, subject: str = "") -> None:
+        """Refuse the bodies of one stream. subject: what the log calls it, unless by its name."""
         if batch.refused is None:
             batch.refused = {}
         batch.refused[stream] = refusal
         self.count_refused(batch, stream, refusal.detail)
-        self.log_change(stream, refusal.detail)
+        self.log_change(subject or stream, refusal.detail)
 
     def refuse_excess(self, batch: Batch, stream: str, backlog: Backlog) -> None:
         """Refuse the bodies of a stream whose backlog is full."""
@@ -316,8 +316,8 @@ class Inlet:
         log.debug("no reply: %r", error)
 
     def log_change(self, subject: str, detail: str | None) -> None:
-        """Log one line when refusals start or their reason changes, and one when they end. subject: a stream, or
-        "replicas".
+        """Log one line when refusals start or their reason changes, and one when they end. subject: a stream, a
+        partition, or "replicas".
         """
         if detail != self.logged.get(subject):
             self.logged[subject] = detail

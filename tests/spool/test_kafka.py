@@ -24,10 +24,12 @@ from sluice.drill.harness import ROOT, environment, gateway, get, installation, 
 if not kafka.available():
     pytest.skip(kafka.MISSING, allow_module_level=True)
 
+from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient
 
 from sluice.spool.contract import TIMEOUT
-from sluice.spool.kafka.inlet import Inlet
+from sluice.spool.kafka import Topic
+from sluice.spool.kafka.inlet import Backlog, Inlet, note_loss
 from sluice.spool.kafka.inspector import Inspector
 from sluice.spool.kafka.outlet import Outlet
 
@@ -225,6 +227,32 @@ def test_peek_and_tail_show_bodies_with_partition_and_number(tmp: Path, url: str
         peeked = [line.split() for line in sluice(tmp, url, "peek", "votes").stdout.splitlines()]
         assert {tuple(line) for line in lines} < {tuple(line) for line in peeked}
         assert len(sluice(tmp, url, "peek", "votes", "--limit", "2").stdout.splitlines()) == 2
+
+
+def test_commits_go_where_no_broker_is_suspected(url: str) -> None:
+    inlet = Inlet(url, "", 1 << 30)
+    replicas = [frozenset(pair) for pair in ({1, 2}, {2, 3}, {3, 1}, {1, 2}, {2, 3}, {3, 1})]
+    votes, gps = (Backlog(name, Topic(name, "id", replicas, list(range(6))), 10**9, 10**9) for name in ("votes", "gps"))
+    inlet.backlogs = {"votes": votes, "gps": gps}
+
+    def brokers(now: float, backlog: Backlog = votes, others: frozenset[int] = frozenset()) -> frozenset[int]:
+        return replicas[backlog.choose(now, inlet.suspects(now), others)]
+
+    assert {brokers(100.0) for _ in range(6)} == set(replicas)  # in turn
+    rest = frozenset({2, 3})  # of the same commit
+    assert {brokers(100.0, others=rest) for _ in range(6)} == {rest}
+    votes.busy = {0: 100.0, 1: 100.1}  # a commit waits for 1 and 2, a later one for 2 and 3
+    assert {brokers(100.2, gps) for _ in range(6)} == {frozenset({3, 1})}
+    inlet.heard = {2: 100.15, 3: 100.15}  # it has acknowledged an even later one
+    assert {brokers(100.2) for _ in range(6)} == {rest}
+    votes.busy, votes.failed = {}, {0: 103.0}
+    assert {brokers(103.5, gps) for _ in range(6)} == {rest}
+    assert len({brokers(104.1, gps) for _ in range(6)}) == 3  # again
+    note_loss(inlet.lost, KafkaError(KafkaError._TRANSPORT, "h:9092/2: Disconnected"))
+    (now,) = inlet.lost.values()
+    assert {brokers(now) for _ in range(6)} == {frozenset({3, 1})}
+    inlet.heard = {2: now + 0.1}
+    assert len({brokers(now + 0.2) for _ in range(6)}) == 3
 
 
 def leader(cluster: kafka.Brokers, replicas: int, chance: random.Random) -> kafka.Broker:

@@ -26,6 +26,7 @@ log = logging.getLogger("sluice.spool")
 PARTITIONS = 4  # of a new topic, unless the URL says otherwise: as many workers can store one stream at a time
 REPLICAS = 3  # of a new topic, unless the URL says otherwise or there are fewer brokers
 PREFIX = "ingest"  # of the names of topics, unless the URL says otherwise
+FIRST_ASK = 0.15  # seconds that the first broker gets to describe a topic; the next one gets twice as long
 MAX_RECORD = 64 << 20  # bytes of one body; brokers accept requests of up to 100 MiB
 # log_level: librdkafka's own messages, on standard error; its errors are reported by the programs
 RECONNECT = {
@@ -109,14 +110,20 @@ def result(future: Future, timeout: float = TIMEOUT) -> Any:
 
 
 class Topic(NamedTuple):
-    """A topic. id: of this one, not of one that had the same name before. writable: the partitions that have a leader
-    and the most in-sync replicas: all of them, unless a broker is away.
+    """A topic. id: of this one, not of one that had the same name before. replicas: the brokers that have a replica of
+    each partition. writable: the partitions that have a leader and the most in-sync replicas: all of them, unless a
+    broker is away.
     """
 
     name: str
     id: str
-    partitions: int
+    replicas: list[frozenset[int]]
     writable: list[int]
+
+    @property
+    def partitions(self) -> int:
+        """Their number."""
+        return len(self.replicas)
 
 
 class Positions(NamedTuple):
@@ -137,17 +144,27 @@ class Admin:
 
     def describe(self, name: str, timeout: float = TIMEOUT) -> Topic | None:
         """The topic of this name; None if there is none."""
-        try:
-            with asking():
-                asked = self.client.describe_topics(TopicCollection([name]), request_timeout=timeout)
-                found = result(asked[name], timeout)
-        except KafkaUnavailable as error:
-            if code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                return None
-            raise
+        deadline, seconds = time.monotonic() + timeout, FIRST_ASK
+        while True:
+            try:
+                with asking():
+                    asked = self.client.describe_topics(TopicCollection([name]), request_timeout=seconds)
+                    found = result(asked[name], seconds)
+                    break
+            except KafkaUnavailable as error:
+                if code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    return None
+                if code(error) not in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT) or time.monotonic() >= deadline:
+                    raise
+            # It asks one broker, and while that is dead, connects to it thousands of times a second (librdkafka 2.16).
+            # Any broker answers this, and names one that should live
+            with contextlib.suppress(KafkaException):
+                self.client.list_topics(timeout=seconds)
+            seconds *= 2
         in_sync = {one.id: len(one.isr) for one in found.partitions if one.leader and one.leader.id >= 0}
         writable = [number for number, count in in_sync.items() if count == max(in_sync.values())]
-        return Topic(name, str(found.topic_id), len(found.partitions), writable)
+        replicas = [frozenset(broker.id for broker in one.replicas) for one in found.partitions]
+        return Topic(name, str(found.topic_id), replicas, writable)
 
     def topic(self, name: str) -> Topic:
         """The topic of this name, made if there is none."""
@@ -182,13 +199,18 @@ class Admin:
             if topic.name not in self.groups:  # the admin client would crash if the group's coordinator moves meanwhile
                 self.groups[topic.name] = Consumer(self.address.properties | {"group.id": topic.name})
             group = self.groups[topic.name]
-            settled = group.committed([TopicPartition(topic.name, n) for n in range(topic.partitions)], TIMEOUT)
-            found = []
-            for one in settled:
-                first, end = group.get_watermark_offsets(one, TIMEOUT)
-                # without a settled offset, or after the loss of records, a worker starts at the first record
-                found.append(Positions(one.offset if first <= one.offset <= end else first, end))
-        return found
+            try:
+                settled = group.committed([TopicPartition(topic.name, n) for n in range(topic.partitions)], TIMEOUT)
+                ends = [group.get_watermark_offsets(one, TIMEOUT) for one in settled]
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError._UNKNOWN_PARTITION:  # it never asks again (librdkafka 2.16)
+                    self.groups.pop(topic.name).close()
+                raise
+        # without a settled offset, or after the loss of records, a worker starts at the first record
+        return [
+            Positions(one.offset if first <= one.offset <= end else first, end)
+            for one, (first, end) in zip(settled, ends)
+        ]
 
     def delete_before(self, offsets: dict[tuple[str, int], int]) -> None:
         """Delete records: (topic, partition) -> the first offset that stays."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,11 +19,12 @@ from sluice.spool.inlet import Batch, Refusal, log
 from sluice.spool.kafka import Admin, Topic, asking
 
 REFRESH = 0.25  # seconds between two looks at the partitions, and at what the workers have settled
-LOOK = 1.0  # seconds until another broker is asked which partitions can be written to
-AVOID = 5.0  # seconds for which a partition gets no bodies after it failed to acknowledge some
+LOOK = 0.5  # seconds that a broker gets to say which partitions can be written to
+AVOID = 1.0  # seconds for which a partition gets no bodies after it failed to acknowledge some; then `writable` counts
 PATIENCE = 0.1  # seconds that all clients wait for a commit; if it takes longer, only those of its bodies do
 GLANCE = 0.01  # seconds between two looks at such a commit
 SENDERS = 4  # commits that can be in flight at once, at least
+WARM_UP = 5.0  # seconds that a new producer gets to connect, and to get its id
 KAFKA_REFUSES = "Kafka refuses to write: %s"
 SILENT = (
     KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN,
@@ -48,15 +51,22 @@ class Backlog(inlet.Backlog):
         self.topic = topic
         self.accepted = 0  # bodies, by this process
         self.turn = random.randrange(topic.partitions)  # noqa: S311  # so that processes do not move in step
-        self.busy: set[int] = set()  # partitions that a commit is waiting for
-        self.avoid: dict[int, float] = {}  # partition -> until (monotonic)
+        self.busy: dict[int, float] = {}  # partition that a commit is waiting for -> since when (monotonic)
+        self.failed: dict[int, float] = {}  # partition -> when it last failed (monotonic)
 
-    def partition(self, now: float) -> int:
-        """The partition of the next commit: the bodies of one commit go there together. Not all may be busy."""
-        count = self.topic.partitions
+    def choose(self, now: float, suspects: dict[int, float], brokers: frozenset[int]) -> int:
+        """The partition of the next commit: the bodies of one commit go there together. Not all may be busy.
+
+        suspects: see `Inlet.suspects`. brokers: those that the rest of the commit goes to.
+        """
+        count, replicas = self.topic.partitions, self.topic.replicas
         free = [n % count for n in range(self.turn + 1, self.turn + 1 + count) if n % count not in self.busy]
-        good = (n for n in free if n in self.topic.writable and self.avoid.get(n, 0.0) <= now)
-        self.turn = next(good, free[0])
+        good = [n for n in free if n in self.topic.writable and self.failed.get(n, 0.0) <= now - AVOID]
+
+        def cost(n: int) -> tuple[float, bool]:
+            return sum(suspects.get(one, 0.0) for one in replicas[n]), replicas[n] != brokers
+
+        self.turn = min(good or free, key=cost) if suspects or brokers else (good or free)[0]
         return self.turn
 
     def look(self, admin: Admin) -> None:
@@ -81,21 +91,28 @@ def note(failed: dict[str, KafkaError], error: KafkaError, message: Message) -> 
     failed.setdefault(str(message.topic()), error)
 
 
+def note_loss(lost: dict[int, float], error: KafkaError) -> None:
+    """Called for errors of the client: one that concerns a broker begins with `HOST:PORT/ID: `."""
+    if error.code() == KafkaError._TRANSPORT and (found := re.match(r"\S+/(\d+): ", error.str())):
+        lost[int(found[1])] = time.monotonic()
+
+
 class Sender:
     """A producer, and the commit that it has in flight. Only flush tells that its records are acknowledged, so each
     commit that is in flight at the same time has a producer of its own.
     """
 
-    def __init__(self, properties: dict[str, Any]) -> None:
-        """Raises: KafkaUnavailable."""
+    def __init__(self, properties: dict[str, Any], lost: dict[int, float]) -> None:
+        """lost: broker -> when a connection to it was lost (monotonic), kept up to date. Raises: KafkaUnavailable."""
         self.batch: Batch | None = None
         self.parts: list[Part] = []
         self.failed: dict[str, KafkaError] = {}  # topic -> error
         self.began = self.seen = 0.0  # monotonic
+        self.warm = time.monotonic() + WARM_UP
         # a method of this object would make a cycle, and the client's threads would go on until it is collected
-        delivered = partial(note, self.failed)
+        calls = {"on_delivery": partial(note, self.failed), "error_cb": partial(note_loss, lost)}
         with asking():
-            self.producer = Producer(properties | PRODUCER | {"on_delivery": delivered})
+            self.producer = Producer(properties | PRODUCER | calls)
 
     def produce(self, batch: Batch, parts: list[Part], now: float) -> None:
         """Give the bodies to the client, which sends them at once."""
@@ -103,7 +120,7 @@ class Sender:
         self.failed.clear()
         for _, bodies, backlog, partition in parts:
             topic = backlog.topic.name
-            backlog.busy.add(partition)
+            backlog.busy[partition] = now
             records: list[dict[str, Any]] = [{"value": body} for body in bodies]
             try:
                 if self.producer.produce_batch(topic, records, partition) < len(records):
@@ -141,6 +158,8 @@ class Inlet(inlet.Inlet):
         self.url = url
         self.admin: Admin | None = None
         self.senders: list[Sender] = []
+        self.lost: dict[int, float] = {}  # broker -> when a connection to it was lost (monotonic)
+        self.heard: dict[int, float] = {}  # broker -> when the last commit began that it acknowledged (monotonic)
         self.later: type[Exception] | None = None
         self.answered = 0.0  # when Kafka last answered `look_at_topics` (monotonic)
         self.detail: str | None = None  # what it found: why /readyz says 503
@@ -151,6 +170,8 @@ class Inlet(inlet.Inlet):
             self.admin = Admin(self.url)
             for look in self.look_at_topics, self.look_at_backlogs:
                 threading.Thread(target=self.keep, args=(look, self.admin), name=look.__name__, daemon=True).start()
+            for _ in range(SENDERS):
+                self.add_sender()  # in time: while a broker is away, it may get no id
         return self.admin
 
     def keep(self, look: Callable[[Admin], None], admin: Admin) -> None:
@@ -224,6 +245,7 @@ class Inlet(inlet.Inlet):
         with self.entry:
             self.open = Batch()
         parts = []
+        suspects, brokers = self.suspects(now), frozenset[int]()
         for stream, bodies in batch.bodies.items():
             try:
                 backlog = self.backlogs.get(stream) or self.open_backlog(stream, self.connect())
@@ -233,19 +255,38 @@ class Inlet(inlet.Inlet):
             if backlog.length >= backlog.limit:
                 self.refuse_excess(batch, stream, backlog)
             else:
-                parts.append(Part(stream, bodies, backlog, backlog.partition(now)))
+                partition = backlog.choose(now, suspects, brokers)
+                brokers = backlog.topic.replicas[partition]
+                parts.append(Part(stream, bodies, backlog, partition))
         if not parts:
             batch.done = True
             return None
-        sender = next((one for one in self.senders if not one.batch), None) or self.add_sender()
+        idle = [one for one in self.senders if not one.batch]
+        sender = next((one for one in idle if one.warm < now), idle[0] if idle else self.add_sender())
         self.senders.remove(sender)
         self.senders.append(sender)  # so that all of them stay connected
         sender.produce(batch, parts, now)
         return sender
 
+    def suspects(self, now: float) -> dict[int, float]:
+        """Brokers that may be dead, with the seconds that commits have waited for partitions of theirs, or had waited
+        when they failed of late; TIMEOUT for a lost connection. A broker that has acknowledged a later commit is alive.
+        """
+        found = defaultdict[int, float](float)
+        for broker, at in self.lost.items():
+            if at > now - AVOID and self.heard.get(broker, 0.0) <= at:
+                found[broker] = TIMEOUT
+        for backlog in self.backlogs.values():
+            failed = {n: at - TIMEOUT for n, at in backlog.failed.items() if at > now - AVOID}
+            for partition, since in (failed | backlog.busy).items():
+                for broker in backlog.topic.replicas[partition]:
+                    if self.heard.get(broker, 0.0) <= since:
+                        found[broker] += now - since
+        return found
+
     def add_sender(self) -> Sender:
         """Another producer. Raises: KafkaUnavailable."""
-        sender = Sender(self.connect().address.properties)
+        sender = Sender(self.connect().address.properties, self.lost)
         self.senders.append(sender)
         return sender
 
@@ -255,22 +296,27 @@ class Inlet(inlet.Inlet):
         assert batch
         now, accepted = time.monotonic(), 0
         for stream, bodies, backlog, partition in parts:
-            backlog.busy.discard(partition)
+            del backlog.busy[partition]
+            subject = f"{stream}, partition {partition}"  # while one fails, others go on
             if error := sender.failed.get(backlog.topic.name):
-                backlog.avoid[partition] = now + AVOID
+                backlog.failed[partition] = now
                 detail = self.down if error.code() in SILENT else KAFKA_REFUSES % error.str()
-                self.refuse(batch, stream, Refusal(detail, 1))
+                self.refuse(batch, stream, Refusal(detail, 1), subject)
                 if error.code() in UNKNOWN and self.backlogs.get(stream) is backlog:
                     del self.backlogs[stream]  # the topic was deleted; the next body makes it again
                 continue
+            for broker in backlog.topic.replicas[partition]:
+                self.heard[broker] = sender.began
             backlog.refused_bodies = 0
             backlog.length += len(bodies)
             backlog.accepted += len(bodies)
             backlog.bytes.n += sum(map(len, bodies))
             accepted += len(bodies)
             self.log_change(stream, None)
+            self.log_change(subject, None)
         if any(error.fatal() or error.code() in LOST for error in sender.failed.values()):
             self.senders.remove(sender)
+            self.add_sender()
         batch.done = True
         self.batches.add(accepted)
         self.commits.add(now - sender.began)
@@ -280,8 +326,6 @@ class Inlet(inlet.Inlet):
         backlog = Backlog(stream, admin.topic(admin.address.topic(stream)), *self.limits)
         self.counts.counters[f"bytes {stream}"] = backlog.bytes
         self.backlogs[stream] = backlog
-        while len(self.senders) < min(backlog.topic.partitions, SENDERS):
-            self.add_sender()  # in time: while a broker is away, it may get no id
         return backlog
 
     def ready(self) -> str | None:
