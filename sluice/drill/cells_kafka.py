@@ -1,11 +1,12 @@
 """The installation under test of `drill --cells --spool kafka`: a broker on each machine instead of Redis.
 
-The brokers are one cluster: each has a replica of each partition, and one may be away. All cells share its topics, and
-their workers are one group.
+The brokers are one cluster, and one may be away: each partition has two replicas, so those of the others go on. All
+cells share its topics, and their workers are one group.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -25,8 +26,8 @@ if TYPE_CHECKING:  # its client is an optional package
 PORTS = 9092, 9093  # of each broker: for clients, for the other controllers
 PARTITIONS = 2  # of a topic, for each broker
 # The brokers of all machines share the cores of this one with everything else: a heartbeat that waits behind a batch
-# of rows comes too late. The kernel has a priority for each session (sched_autogroup_enabled), and for each process
-PROGRAM_FIRST = 'echo -10 >/proc/self/autogroup; exec nice -n -10 "$@"'
+# of rows comes too late. So their sessions have this niceness (autogroup in sched(7)), once they have started
+FIRST = "-10"
 # The better one of Java's two compilers takes more time than it saves in a broker that is killed soon
 SHORT_LIVED = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
 
@@ -61,7 +62,7 @@ class KafkaCells(Cells):
         addresses = [Address(one.machine.address, *PORTS) for one in self.cells]
 
         def run(command: Sequence[object], log: Path, env: Mapping[str, str]) -> AbstractContextManager[Popen]:
-            return cell.machine.running(("sh", "-c", PROGRAM_FIRST, "sh", *command), log, {**env, **SHORT_LIVED})
+            return cell.machine.running(command, log, {**env, **SHORT_LIVED})
 
         broker = Broker(cell.home / "kafka", cell.number + 1, addresses, self.cluster, {}, run)
         cell.nodes = [broker]
@@ -69,7 +70,7 @@ class KafkaCells(Cells):
 
     def environ_of(self, cell: Cell) -> dict[str, str]:
         """The settings of a cell that concern its list."""
-        return {"INGEST_SPOOL": f"{self.brokers.url}?partitions={PARTITIONS * len(self.cells)}"}
+        return {"INGEST_SPOOL": f"{self.brokers.url}?partitions={PARTITIONS * len(self.cells)}&replicas=2"}
 
     def rescue(self, cell: Cell) -> str:
         """Wait until the other brokers have replaced that of a dead cell. Returns: the details. Raises: Trouble."""
@@ -100,6 +101,9 @@ class KafkaCells(Cells):
             self.brokers.wait()
         except (AssertionError, Died) as error:
             raise Trouble(str(error)) from None
+        for broker in self.brokers:
+            with contextlib.suppress(FileNotFoundError):  # the kernel has no autogroups
+                Path(f"/proc/{broker.server.pid}/autogroup").write_text(FIRST)
 
     def positions(self, stream: str) -> list[Positions]:
         """Where the workers are, and where the topic ends, by partition. Raises: KafkaUnavailable."""

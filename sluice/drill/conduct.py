@@ -366,15 +366,16 @@ class Drill:
 
 def without_service(books: list[Book], faults: list[dict[str, Any]], begun: float) -> dict[str, dict[str, Any]]:
     """For each kind of fault, what a cell is meanwhile, how often it was injected, and the longest time in which a
-    client that retries got no 2xx, from the request on; "none": before the first fault. Each fault gets its own longest
-    time, too.
+    client that retries got no 2xx, from the request or the fault on until the next fault; "none": before the first one.
+    Each fault gets its own longest time, too.
     """
-    starts = [entry["at"] for entry in faults]
+    starts = [0.0, *(entry["at"] for entry in faults), math.inf]
     longest = [0.0] * (len(faults) + 1)
     for book in books:
         for down, up in zip(book.down, book.up, strict=True):
-            at = bisect_right(starts, up - begun)  # the last fault that began before its end
-            longest[at] = max(longest[at], up - down)
+            for at in range(bisect_right(starts, down - begun) - 1, bisect_right(starts, up - begun)):
+                seconds = min(up - begun, starts[at + 1]) - max(down - begun, starts[at])
+                longest[at] = max(longest[at], seconds)
     kinds: dict[str, dict[str, Any]] = {"none": {"cell": "alive", "times": 1, "longest": round(longest[0], 3)}}
     for entry, seconds in zip(faults, longest[1:], strict=True):
         entry["without"] = round(seconds, 3)
@@ -515,7 +516,7 @@ def described_service(report: dict[str, Any]) -> list[str]:
     return [
         f"A client waits {report['patience']:g} s for a response, and {REST:g} s before it posts again. "
         f"Connections that the balancer refused: {report['refused']:,}. "
-        "Longest time in which a client got no 2xx, from its request on: "
+        "Longest time in which a client got no 2xx, from its request or the fault on: "
         + ", ".join(f"{longest[cell]:.2f} s {words}" for cell, words in SERVICE.items() if cell in longest)
         + ".",
         "",

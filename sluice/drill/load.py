@@ -300,10 +300,10 @@ class Crowd:
             while posted < due and self.idle and now < end + PATIENCE:
                 posted += self.post(self.idle.popleft(), now)
             behind = posted < due and now < end + PATIENCE
+            for client in [client for client in self.by_fd.values() if client.n >= 0 and client.ready <= now]:
+                self.lose(client, now)
             if now - reported > 0.1:
                 reported = now
-                for client in [client for client in self.by_fd.values() if client.n >= 0 and client.ready <= now]:
-                    self.lose(client, now)
                 print(self.counts(), flush=True)
         print(self.counts(), flush=True)
 
