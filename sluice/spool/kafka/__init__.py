@@ -26,7 +26,7 @@ log = logging.getLogger("sluice.spool")
 PARTITIONS = 4  # of a new topic, unless the URL says otherwise: as many workers can store one stream at a time
 REPLICAS = 3  # of a new topic, unless the URL says otherwise or there are fewer brokers
 PREFIX = "ingest"  # of the names of topics, unless the URL says otherwise
-FIRST_ASK = 0.15  # seconds that the first broker gets to describe a topic; the next one gets twice as long
+FIRST_ASK = 0.05  # seconds that the first broker gets to describe a topic; the next one gets twice as long
 MAX_RECORD = 64 << 20  # bytes of one body; brokers accept requests of up to 100 MiB
 # log_level: librdkafka's own messages, on standard error; its errors are reported by the programs
 RECONNECT = {
