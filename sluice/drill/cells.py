@@ -34,6 +34,7 @@ PORT = 8080  # of each cell
 REDIS, REPLICA, SENTINEL = 6379, 6380, 26379
 DATABASE_MACHINE = 100
 WHOLE = 60.0  # seconds until a cell that was dead must be whole again
+STARTING = "10"  # niceness of a session of programs that start: on a machine of their own they would disturb no other
 
 
 class Cell:
@@ -69,6 +70,13 @@ class Cell:
         """Start bin/up."""
         up = self.machine.running([ROOT / "bin/up"], self.home / "up.out", self.environ)
         self.up = self.running.enter_context(up)
+        self.renice(STARTING)
+
+    def renice(self, niceness: str) -> None:
+        """Give the session of bin/up this niceness (autogroup in sched(7))."""
+        if self.up:
+            with contextlib.suppress(FileNotFoundError):  # the kernel has no autogroups
+                Path(f"/proc/{self.up.pid}/autogroup").write_text(niceness)
 
     def ready(self) -> bool:
         """Whether it accepts posts. Raises: OSError, and Trouble if bin/up has ended."""
@@ -258,7 +266,10 @@ class Cells(Site):
 
     def mended(self) -> None:
         self.settled()
-        wait(lambda: all_up(self.balancer, len(self.cells)), WHOLE, "the balancer sends requests to all cells")
+        up = "the balancer sends requests to all cells"
+        wait(lambda: all_up(self.balancer, len(self.cells)), WHOLE, up, interval=0.05)
+        for cell in self.cells:
+            cell.renice("0")
 
 
 @contextlib.contextmanager

@@ -76,7 +76,7 @@ class KafkaCells(Cells):
         """Wait until the other brokers have replaced that of a dead cell. Returns: the details. Raises: Trouble."""
         # an empty one that came back earlier would vote, and be taken for one that has its replicas
         number = cell.number + 1
-        wait(lambda: number not in self.in_sync(), WHOLE, "its broker is replaced")
+        wait(lambda: number not in self.in_sync(), WHOLE, "its broker is replaced", interval=0.1)
         return "its broker replaced"
 
     def replace(self, cell: Cell) -> None:

@@ -237,8 +237,8 @@ class Drill:
                 wait(partial(self.site.store.bodies, stream), 60, "the first events are stored")  # so the tables exist
             if self.load.reads:
                 self.flows("read_back")
-            brief = self.options.rounds or isinstance(self.site, Cells)
-            time.sleep(CALM[0] if brief else min(CALM[1], max(CALM[0], self.options.duration / 20)))
+            calm = min(CALM[1], max(CALM[0], self.options.duration / 20))
+            time.sleep(CALM[0] if self.options.rounds else calm)
             beside.start()
             self.rounds(names[0], str(self.options.seed))
             while self.options.rounds is None and self.elapsed() < self.options.duration and not self.ending.is_set():

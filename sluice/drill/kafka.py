@@ -128,7 +128,7 @@ class Brokers(list[Broker]):
 
     def wait(self) -> None:
         """Wait until all of them are in the cluster, and all replicas in sync. Raises: AssertionError."""
-        harness.poll(self.whole, 60, "all brokers, and their replicas in sync")
+        harness.poll(self.whole, 60, "all brokers, and their replicas in sync", interval=0.1)
 
     def whole(self) -> bool:
         """Whether all are there and in sync. Raises: KafkaException, OSError, Died."""
@@ -138,10 +138,10 @@ class Brokers(list[Broker]):
                 raise harness.Died(f"{broker.home} ended")
             # one that was killed counts as there until the controllers notice it; its port is open when it is back
             socket.create_connection((broker.host, broker.port), 1).close()
-        for _ in range(LOOKS):
+        for look in range(LOOKS):
+            time.sleep(0.1 if look else 0)
             if self.in_sync() != {broker.number for broker in self}:
                 return False
-            time.sleep(0.1)
         return True
 
     def in_sync(self) -> set[int]:

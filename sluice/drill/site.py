@@ -40,10 +40,10 @@ class Trouble(Exception):
     """The drill cannot continue; the message is one line for the operator."""
 
 
-def wait(until: Callable[[], T], seconds: float, what: str) -> T:
-    """`harness.poll` every 2 ms, for transient errors only. Raises: Trouble after `seconds`."""
+def wait(until: Callable[[], T], seconds: float, what: str, interval: float = 0.002) -> T:
+    """`harness.poll`, for transient errors only. Raises: Trouble after `seconds`."""
     try:
-        return harness.poll(until, seconds, what, interval=0.002, retried=TRANSIENT)
+        return harness.poll(until, seconds, what, interval, retried=TRANSIENT)
     except AssertionError as error:
         raise Trouble(str(error)) from None
 
