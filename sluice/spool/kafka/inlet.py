@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import threading
@@ -316,7 +317,8 @@ class Inlet(inlet.Inlet):
             self.log_change(subject, None)
         if any(error.fatal() or error.code() in LOST for error in sender.failed.values()):
             self.senders.remove(sender)
-            self.add_sender()
+            with contextlib.suppress(KafkaUnavailable):
+                self.add_sender()
         batch.done = True
         self.batches.add(accepted)
         self.commits.add(now - sender.began)
