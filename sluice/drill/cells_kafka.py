@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # its client is an optional package
 
 PORTS = 9092, 9093  # of each broker: for clients, for the other controllers
 PARTITIONS = 2  # of a topic, for each broker
+AWARE = 1.0  # seconds until a broker that was cut off knows what it has missed; before, it says that all is in sync
 # The brokers of all machines share the cores of this one with everything else: a heartbeat that waits behind a batch
 # of rows comes too late. So their sessions have this niceness (autogroup in sched(7)), once they have started
 FIRST = "-10"
@@ -97,6 +99,7 @@ class KafkaCells(Cells):
 
     def settled(self) -> None:
         """Wait until all brokers have all partitions. Raises: Trouble."""
+        time.sleep(max(0.0, max(cell.machine.back for cell in self.cells) + AWARE - time.monotonic()))
         try:
             self.brokers.wait()
         except (AssertionError, Died) as error:

@@ -65,6 +65,7 @@ class Machine:
         """Make it, and connect it. Raises: Trouble."""
         self.address = f"{NETWORK}.{number}"
         self.link = f"m{number}"  # the bridge's end of its cable
+        self.back = 0.0  # when it was last connected or woken again (monotonic)
         # ignoring SIGCHLD makes the kernel remove the processes that it inherits, once they end
         first = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
         first += ["env", "--ignore-signal=CHLD", "sleep", "infinity"]
@@ -143,10 +144,12 @@ class Machine:
         finally:
             for pid in self.pids() + self.pids("net"):  # `nsenter` stops itself with its program
                 strike(pid, signal.SIGCONT)
+            self.back = time.monotonic()
 
     def plug(self) -> None:
         """Connect it to the bridge."""
         ip("link", "set", self.link, "master", BRIDGE)
+        self.back = time.monotonic()
 
     def unplug(self) -> None:
         """Cut it off, both ways. No connection is closed."""
