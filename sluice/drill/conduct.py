@@ -296,10 +296,13 @@ class Drill:
             wait(lambda: any(True for _ in self.site.store.rows(STREAM, name)), 60, "a new event is stored")
             if load.reads:
                 wait(lambda: load.count("read_back"), 60, "a new event is read")
-            return time.monotonic() - begun
+            seconds = time.monotonic() - begun
         finally:
             load.stop()
             load.close()
+        # others came after it, and the ledger would call one missing that a worker has, but not the database
+        wait(lambda: not self.site.waiting(), 60, "all new events are stored")
+        return seconds
 
     def check(self) -> dict[str, int]:
         """Run `views check` when all views are served. Returns: path -> keys that differ. Raises: Trouble."""
