@@ -146,6 +146,7 @@ class Cells(Site):
         for cell in self.cells:
             wait(cell.ready, 120, f"cell {cell.number + 1} is ready")
         self.balancer = self.start_balancer()
+        self.mended()
 
     # --- its parts ---
 

@@ -157,7 +157,7 @@ class Admin:
                 if code(error) not in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT) or time.monotonic() >= deadline:
                     raise
             # It asks one broker, and while that is dead, connects to it thousands of times a second (librdkafka 2.16).
-            # Any broker answers this, and names one that should live
+            # Any broker answers this one, and the next attempt goes to the broker that the answer names
             with contextlib.suppress(KafkaException):
                 self.client.list_topics(timeout=seconds)
             seconds *= 2

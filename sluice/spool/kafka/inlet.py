@@ -20,7 +20,7 @@ from sluice.spool.inlet import Batch, Refusal, log
 from sluice.spool.kafka import Admin, Topic, asking
 
 REFRESH = 0.25  # seconds between two looks at the partitions, and at what the workers have settled
-LOOK = 0.5  # seconds that a broker gets to say which partitions can be written to
+LOOK = 0.5  # seconds that the brokers get to say which partitions can be written to
 AVOID = 1.0  # seconds for which a partition gets no bodies after it failed to acknowledge some; then `writable` counts
 PATIENCE = 0.1  # seconds that all clients wait for a commit; if it takes longer, only those of its bodies do
 GLANCE = 0.01  # seconds between two looks at such a commit
