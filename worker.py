@@ -140,6 +140,7 @@ class Worker:
                     if (some or state.claim) and not self.stopping:
                         busy |= self.step(state)
                 self.leave_line()
+                done = drain and not held and not any(work) and self.outlet.drained()
                 self.log_change(self.outlet.name, None)
                 backoff = BACKOFF[0]
             except SPOOL_ERRORS as error:
@@ -147,7 +148,7 @@ class Worker:
                 self.wake.acquire(timeout=backoff)
                 backoff = min(backoff * 2, BACKOFF[1])
                 continue
-            if drain and not held and not any(work):
+            if done:
                 break
             self.do_chores()
             if not busy:

@@ -254,9 +254,9 @@ def run(options: argparse.Namespace) -> bool:
         "fresh",
     )
     targets = Targets(report)
-    targets.ratio("draining, views on / off", rig.ratios(storing, ON, OFF), DRAIN_BAR)
-    targets.ratio("accepting, views on / off", rig.ratios(accepting, ON, OFF), ACCEPT_BAR)
-    both = rig.ratios(accepting, ON_STORING, OFF_STORING)
+    targets.ratio("draining, views on / off", rig.ratio(storing, ON, OFF), DRAIN_BAR)
+    targets.ratio("accepting, views on / off", rig.ratio(accepting, ON, OFF), ACCEPT_BAR)
+    both = rig.ratio(accepting, ON_STORING, OFF_STORING)
     targets.ratio("accepting while a worker stores, views on / off", both, None)
     targets.at_most("a new value can be read, p99 s", p99, FRESH_BAR)
     targets.at_most("values not served, posts failed", lost, 0)

@@ -216,7 +216,7 @@ def targets(report: rig.Report, found: Cells) -> Targets:
     found_targets = Targets(report)
     wanted = [(OURS, NOOP, 0.70), (PYPY, NOOP, 0.70), (OURS, USUAL, 5.0), (PYPY, USUAL_PYPY, 5.0), (PYPY, USUAL, 5.0)]
     for one, other, bar in wanted:
-        found_targets.ratio(f"{one} / {other}: {label(first)}", rig.ratios(found[first], one, other), bar)
+        found_targets.ratio(f"{one} / {other}: {label(first)}", rig.ratio(found[first], one, other), bar)
     last = max(cell for cell in found if cell[0] == first[0])
     for one in (OURS, PYPY):
         found_targets.at_most(f"{one}: failures: {label(last)}", int(found[last][one]["errors"]), 0)
@@ -233,7 +233,7 @@ def plots(report: rig.Report, found: Cells) -> None:
     report.bars(
         [(name, f["rate"], colour(name)) for name, f in ranked],
         f"Reads per second behind the same nginx: {label(first)}", "requests/s, median of alternating rounds",
-        labels=[f"{f['rate']:,.0f}  ({f['ratio']:.2f} of Sluice)" for _, f in ranked],
+        labels=[f"{f['rate']:,.0f}  ({f['ratio']} of Sluice)" for _, f in ranked],
         note="blue: Sluice; orange: ceilings, which read nothing or a file",
     )  # fmt: skip
     for view in VIEWS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
@@ -104,30 +103,28 @@ class Targets:
         self.rows: list[list[object]] = []
         self.met = True
 
-    def at_least(self, what: str, measured: float, bar: float, quartiles: str = "") -> None:
-        self.add(what, f"min {bar:,g}", measured, measured >= bar, quartiles)
+    def at_least(self, what: str, measured: float, bar: float) -> None:
+        self.add(what, f"min {bar:,g}", measured, measured >= bar)
 
     def at_most(self, what: str, measured: float, bar: float) -> None:
         self.add(what, f"max {bar:,g}", measured, measured <= bar)
 
-    def ratio(self, what: str, ratios: Sequence[float], bar: float | None) -> None:
-        """The median of the rounds. bar: None for a figure without a target."""
-        low, median, high = statistics.quantiles(ratios, method="inclusive") if len(ratios) > 1 else [*ratios] * 3
-        quartiles = f"{low:.3f} to {high:.3f}"
+    def ratio(self, what: str, ratio: rig.Ratio, bar: float | None) -> None:
+        """bar: None for a figure without a target."""
         if bar is None:
-            self.rows.append([what, "", median, quartiles, ""])
+            self.rows.append([what, "", ratio, ""])
         else:
-            self.at_least(what, median, bar, quartiles)
+            self.add(what, f"min {bar:,g}", ratio, ratio.sure and ratio.median >= bar)
 
-    def add(self, what: str, bar: str, measured: object, met: bool, quartiles: str = "") -> None:
+    def add(self, what: str, bar: str, measured: object, met: bool) -> None:
         """A target of another form."""
-        self.rows.append([what, bar, measured, quartiles, "met" if met else "NOT met"])
+        self.rows.append([what, bar, measured, "met" if met else "NOT met"])
         self.met = self.met and met
 
     def write(self) -> bool:
         """Write the report. Returns: whether all targets are met."""
         self.report.data["targets"] = self.rows
-        self.report.table(["target", "", "measured", "quartiles of the rounds", ""], self.rows)
+        self.report.table(["target", "", "measured", ""], self.rows)
         self.report.write()
         return self.met
 

@@ -25,15 +25,16 @@ from rig.report import (
     COLOURS,
     LIMIT_COLOUR,
     OURS_COLOUR,
+    RATIOS,
     THEIRS_COLOUR,
     Report,
     pyplot,
 )
-from rig.rounds import ratio, ratios, rounds
+from rig.rounds import Ratio, ratio, rounds
 from rig.stand import CFLAGS, OURS, THEIRS, Candidate, Stand
 
 __all__ = [
-    "BENCH", "CFLAGS", "COLOURS", "GENERATOR", "LIMIT_COLOUR", "OURS", "OURS_COLOUR", "ROOT", "THEIRS", "THEIRS_COLOUR",
-    "Candidate", "Figures", "Report", "Stand", "body", "cpu", "get", "memory", "options", "output", "post",
-    "processes", "progress", "pyplot", "ratio", "ratios", "rounds", "sibling",
+    "BENCH", "CFLAGS", "COLOURS", "GENERATOR", "LIMIT_COLOUR", "OURS", "OURS_COLOUR", "RATIOS", "ROOT", "THEIRS",
+    "THEIRS_COLOUR", "Candidate", "Figures", "Ratio", "Report", "Stand", "body", "cpu", "get", "memory", "options",
+    "output", "post", "processes", "progress", "pyplot", "ratio", "rounds", "sibling",
 ]  # fmt: skip

@@ -34,8 +34,11 @@ class Stalled(Exception):
     """The load generator did not end in time: the machine was suspended, as virtual machines sometimes are."""
 
 
-def body(size: int) -> bytes:
-    """A valid GPS position, padded to `size` bytes."""
+def body(size: int, line: bool = False) -> bytes:
+    """A valid GPS position, padded to `size` bytes. line: in line protocol."""
+    if line:
+        text = b'gps,device=a1b2c3 lat=48.13743,lon=11.57549,speed=2.5,note=""'
+        return text[:-1] + b"x" * (size - len(text)) + b'"'
     text = b'{"device":"a1b2c3","lat":48.13743,"lon":11.57549,"time":1766600000,"speed":2.5'
     padding = size - len(text) - 1
     if padding < 10:
@@ -54,14 +57,14 @@ def post(target: str, body: bytes) -> bytes:
     return head % (target.encode(), len(body)) + body
 
 
-def wrk(tmp: Path, url: str, parts: Parts, seconds: float, connections: int, size: int) -> Figures:
+def wrk(tmp: Path, url: str, parts: Parts, seconds: float, connections: int, body: bytes) -> Figures:
     """Load by wrk on one thread.
 
     Returns: rate (2xx/s), p50, p99, p999, mean, max (ms), errors, and CPU and memory as in `measured`.
     """
     lua = tmp / "load.lua"
     lua.write_text(
-        f"wrk.method = 'POST'\nwrk.body = [==[{body(size).decode()}]==]\n"
+        f"wrk.method = 'POST'\nwrk.body = [==[{body.decode()}]==]\n"
         "wrk.headers['Content-Type'] = 'application/json'\n" + DONE
     )
     command = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "10s", "-s", lua, url]
@@ -76,18 +79,18 @@ def wrk(tmp: Path, url: str, parts: Parts, seconds: float, connections: int, siz
         "errors by kind": {name: number for name, number in errors.items() if number},
         "requests": good,
         "connections": connections,
-        "size": size,
+        "size": len(body),
         **per_100k(more, good),
     }
 
 
-def siege(tmp: Path, url: str, parts: Parts, seconds: float, connections: int, size: int) -> Figures:
+def siege(tmp: Path, url: str, parts: Parts, seconds: float, connections: int, body: bytes) -> Figures:
     """Load by siege over keep-alive connections. Returns: rate, mean, max (ms), errors, and as in `measured`."""
     (tmp / "siegerc").write_text(
         "protocol = HTTP/1.1\nconnection = keep-alive\nparser = false\nshow-logfile = false\nlogging = false\n"
         f"verbose = false\nlimit = {connections}\njson_output = true\n"
     )
-    (tmp / "urls.txt").write_text(f"{url} POST {body(size).decode()}\n")
+    (tmp / "urls.txt").write_text(f"{url} POST {body.decode()}\n")
     command = [
         "siege", f"--rc={tmp}/siegerc", f"--file={tmp}/urls.txt", "--benchmark", f"--concurrent={connections}",
         f"--time={max(1, round(seconds))}S", "--content-type=application/json",
@@ -102,7 +105,7 @@ def siege(tmp: Path, url: str, parts: Parts, seconds: float, connections: int, s
         "errors": found["failed_transactions"],
         "requests": good,
         "connections": connections,
-        "size": size,
+        "size": len(body),
         **per_100k(more, good),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 import re
@@ -13,11 +14,13 @@ from typing import Any
 
 from rig.environment import ROOT
 from rig.parameters import Figures, machine
+from rig.rounds import Ratio
 
 # The palette of Okabe and Ito, which colour-blind readers can distinguish.
 OURS_COLOUR, THEIRS_COLOUR, LIMIT_COLOUR = "#0072B2", "#999999", "#E69F00"
 STACK = ("#E69F00", "#0072B2", "#D55E00", "#BBBBBB", "#009E73", "#CC79A7")
 COLOURS = (OURS_COLOUR, "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+RATIOS = "ratios.csv"  # in the directory of the results
 PATHS = ("against", "dir", "results")  # options that do not affect the figures
 
 
@@ -58,6 +61,22 @@ class Report:
             for line in lines
         )
         self.say((f"**{title}**\n\n" if title else "") + text)
+
+    def remember(self, ratios: Mapping[str, Ratio]) -> None:
+        """Add those that are sure to the file that bench/history reads."""
+        path = self.results / RATIOS
+        told = {key: self.parameters[key] for key in ("date", "commit", "machine", "command")}
+        rows = [
+            {**told, "ratio": name, **each._asdict(), "rounds": len(each.rounds)}
+            for name, each in ratios.items()
+            if each.sure and len(each.rounds) > 1
+        ]
+        new = not path.exists()
+        with open(path, "a", newline="") as file:
+            writer = csv.DictWriter(file, [*told, "ratio", "median", "low", "high", "rounds"], lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerows(rows)
 
     def bars(
         self, bars: Sequence[tuple[str, float, str]], title: str, unit: str, suffix: str = "",

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from rig.load import Stalled
 from rig.parameters import Figures, progress
+
+WIDEST = 0.15  # a ratio whose quartiles are farther apart, relative to the median, is not printed
 
 
 def rounds(
@@ -23,8 +26,7 @@ def rounds(
 
     reference: the case that the ratios refer to. warm: seconds of the discarded run, where they differ from
     options.warm. pause: seconds between two runs. A run during which the machine stalled is repeated.
-    Returns: case -> the medians of its figures, `rates` of each round; with a reference also `ratio` (median) and
-    `ratios` of each round.
+    Returns: case -> the medians of its figures, `rates` of each round; with a reference also `ratio`, a Ratio.
     """
     names, began = list(cases), time.monotonic()
     warming = {name: (warm or {}).get(name, options.warm) for name in names}
@@ -59,10 +61,9 @@ def rounds(
     summary = {}
     for name, runs in results.items():
         summary[name] = {"case": name, **median(runs), "rates": [round(run["rate"], 1) for run in runs]}
-        if reference:
-            pairs = list(zip(runs, results[reference]))
-            each = [run["rate"] / other["rate"] for run, other in pairs if other["rate"]]
-            summary[name] |= {"ratio": statistics.median(each or [0]), "ratios": [round(r, 3) for r in each]}
+    if reference:
+        for name, figures in summary.items():
+            figures["ratio"] = ratio(summary, name, reference)
     return summary
 
 
@@ -84,12 +85,41 @@ def median(runs: Sequence[Figures]) -> Figures:
     return out
 
 
-def ratios(found: Mapping[str, Figures], one: str, other: str) -> list[float]:
-    """The ratio of one case to another in each round."""
-    pairs = zip(found[one]["rates"], found[other]["rates"])
-    return [a / b for a, b in pairs if b] or [0.0]
+class Ratio(NamedTuple):
+    """The ratio of one case to another: median and quartiles over the rounds."""
+
+    median: float
+    low: float
+    high: float
+    rounds: tuple[float, ...]
+
+    @classmethod
+    def of(cls, rounds: Iterable[float]) -> Ratio:
+        """From the ratio of each round."""
+        each = [round(value, 3) for value in rounds] or [0.0]
+        low, median, high = statistics.quantiles(each, method="inclusive") if len(each) > 1 else each * 3
+        return cls(round(median, 3), round(low, 3), round(high, 3), tuple(each))
+
+    @property
+    def spread(self) -> float:
+        """The distance of the quartiles, relative to the median."""
+        return (self.high - self.low) / self.median if self.median else 0.0
+
+    @property
+    def sure(self) -> bool:
+        """Whether the next run can be expected to find the same: if not, the median is not printed."""
+        return self.spread <= WIDEST
+
+    def met(self, least: float) -> str:
+        """The cell of a table of targets."""
+        return ("yes" if self.median >= least else "NO") if self.sure else "unknown"
+
+    def __str__(self) -> str:
+        if not self.sure:
+            return f"? ± {self.spread / 2:.0%}"
+        return f"{self.median:.3g}" + (f" ({self.low:.3g} to {self.high:.3g})" if len(self.rounds) > 1 else "")
 
 
-def ratio(found: Mapping[str, Figures], one: str, other: str) -> float:
-    """The median of `ratios`."""
-    return statistics.median(ratios(found, one, other))
+def ratio(found: Mapping[str, Figures], one: str, other: str) -> Ratio:
+    """The ratio of one case to another."""
+    return Ratio.of(a / b for a, b in zip(found[one]["rates"], found[other]["rates"]) if b)

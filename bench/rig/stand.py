@@ -63,6 +63,7 @@ class Candidate:
     parts: dict[str, list[int]]
     home: Path
     path: str = "/gps"
+    line: bool = False  # it gets line protocol instead of JSON
     about: Figures = field(default_factory=dict)  # runtime, worker class …, for the results
 
 
@@ -162,15 +163,16 @@ class Stand:
         *change: tuple[str, str],
         path: str = "/gps",
         read: str = "",
+        line: bool = False,
         env: Mapping[str, object] | None = None,
         **about: Any,
     ) -> Candidate:
         """A candidate: servers behind nginx with the configuration of bin/up.
 
-        env, change: as for `harness.nginx`; for a read env is NO_VIEWS unless given. read: see `checked`.
+        env, change: as for `harness.nginx`; for a read env is NO_VIEWS unless given. read, line: see `checked`.
         """
         env = NO_VIEWS if read and env is None else env
-        return self.checked(name, home, parts, self.enter(harness.nginx(home, env, change)), path, about, read)
+        return self.checked(name, home, parts, self.enter(harness.nginx(home, env, change)), path, about, read, line)
 
     def checked(
         self,
@@ -181,13 +183,14 @@ class Stand:
         path: str = "/gps",
         about: Figures | None = None,
         read: str = "",
+        line: bool = False,
     ) -> Candidate:
-        """A candidate, once it answers a POST, or a GET of the target `read`, with a 2xx.
+        """A candidate, once it answers a POST (line: of line protocol), or a GET of the target `read`, with a 2xx.
 
         Raises: AssertionError if it does not within 60 s.
         """
         groups = {"nginx": [nginx.pid]} | {part: [server.pid] for part, server in parts.items()}
-        candidate = Candidate(name, nginx.port, groups | {"redis": [self.redis.pid]}, home, path, about or {})
+        candidate = Candidate(name, nginx.port, groups | {"redis": [self.redis.pid]}, home, path, line, about or {})
 
         def answers() -> bool:
             for server in parts.values():
@@ -196,7 +199,7 @@ class Stand:
             if read:
                 status, _, text = harness.get(nginx.port, read)
             else:
-                status, _, text = harness.post(nginx.port, path, generators.body(80), {"Connection": "close"})
+                status, _, text = harness.post(nginx.port, path, generators.body(80, line), {"Connection": "close"})
             if status // 100 != 2:
                 raise ValueError(f"{name}: {status} {text!r}\n" + "".join(s.said()[-2000:] for s in parts.values()))
             return True
@@ -345,6 +348,7 @@ class Stand:
                 self.clear()
             generator = generators.wrk if tool == "wrk" else generators.siege
             url = f"http://127.0.0.1:{candidate.port}{candidate.path}"
-            return generator(self.tmp, url, candidate.parts, seconds, connections, size)
+            body = generators.body(size, candidate.line)
+            return generator(self.tmp, url, candidate.parts, seconds, connections, body)
 
         return run

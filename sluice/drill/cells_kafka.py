@@ -40,7 +40,7 @@ class KafkaCells(Cells):
     spool = "Kafka, a broker on each machine"
     programs = {"haproxy": "haproxy", "redis-server": "redis-server", "java": "default-jre-headless"}  # noqa: RUF012
     provision = "kafka"
-    rate = 300
+    rate = 150
 
     # --- its parts ---
 

@@ -156,6 +156,10 @@ class Outlet:
         """Whether bodies are left after a claim that is smaller than asked for: it has emptied the list."""
         return False
 
+    def drained(self) -> bool:
+        """Whether no worker has work, once `has_work` says that this one has none: it knows the work of all."""
+        return True
+
     def close(self) -> None:
         """Nothing: the connections end with the process."""
 

@@ -24,7 +24,7 @@ from sluice.drill.harness import ROOT, environment, gateway, get, installation, 
 if not kafka.available():
     pytest.skip(kafka.MISSING, allow_module_level=True)
 
-from confluent_kafka import KafkaError
+from confluent_kafka import Consumer, KafkaError
 from confluent_kafka.admin import AdminClient
 
 from sluice.spool.contract import TIMEOUT
@@ -113,13 +113,40 @@ def test_a_worker_that_is_frozen_or_killed_doubles_nothing(tmp: Path, url: str) 
                 load.wait()
                 last = load.acknowledged[-1]
                 with worker(tmp, url):
-                    poll(lambda: last in stored(tmp), 30, "the partitions have been given away")
+                    poll(lambda: last in stored(tmp), 120, "the partitions have been given away")
                     harness.strike(frozen.pid, signal.SIGCONT)
                     load.wait()
         drain(tmp, url)
     found = stored(tmp)
     assert (set(load.acknowledged) - set(found), len(found) - len(set(found))) == (set(), 0)
     assert ledger(tmp, url)["missing"] == 0
+
+
+def test_drain_waits_for_partitions_that_another_member_of_the_group_has(
+    tmp: Path, url: str, broker: kafka.Brokers
+) -> None:
+    with gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
+        for choice in b"a", b"b", b"c", b"d":
+            accepted(gate.socket, VOTE % choice)
+    config = {
+        "bootstrap.servers": broker.servers, "group.id": f"{tmp.name}.votes", "enable.auto.commit": False,
+        "partition.assignment.strategy": "cooperative-sticky",
+    }  # fmt: skip
+    other = Consumer(config)  # a worker that stores nothing
+    other.subscribe([f"{tmp.name}.votes"])
+
+    def has() -> int:
+        """The number of its partitions."""
+        other.poll(0.1)
+        return len(other.assignment())
+
+    with contextlib.ExitStack() as stack:
+        with contextlib.closing(other):
+            poll(lambda: has() == 2, 30, "it has all partitions")
+            process = stack.enter_context(worker(tmp, url, "drain"))
+            poll(lambda: has() < 2, 30, "one is given away")
+        assert process.wait(60) == 0
+    assert sorted(stored(tmp)) == ["a", "b", "c", "d"]
 
 
 def test_without_an_acknowledgement_the_answer_is_503(tmp: Path, url: str, broker: kafka.Brokers) -> None:
@@ -232,17 +259,24 @@ def test_peek_and_tail_show_bodies_with_partition_and_number(tmp: Path, url: str
 def test_commits_go_where_no_broker_is_suspected(url: str) -> None:
     inlet = Inlet(url, "", 1 << 30)
     replicas = [frozenset(pair) for pair in ({1, 2}, {2, 3}, {3, 1}, {1, 2}, {2, 3}, {3, 1})]
-    votes, gps = (Backlog(name, Topic(name, "id", replicas, list(range(6))), 10**9, 10**9) for name in ("votes", "gps"))
+    leaders, every = [1, 2, 3, 2, 3, 1], list(range(6))
+    votes, gps = (Backlog(name, Topic(name, "id", replicas, leaders, every), 10**9, 10**9) for name in ("votes", "gps"))
     inlet.backlogs = {"votes": votes, "gps": gps}
 
-    def brokers(now: float, backlog: Backlog = votes, others: frozenset[int] = frozenset()) -> frozenset[int]:
-        return replicas[backlog.choose(now, inlet.suspects(now), others)]
+    def brokers(now: float, backlog: Backlog = votes, others: frozenset[int] = frozenset()) -> frozenset[int] | None:
+        chosen = backlog.choose(now, inlet.suspects(now), others)
+        return None if chosen is None else replicas[chosen]
 
     assert {brokers(100.0) for _ in range(6)} == set(replicas)  # in turn
     rest = frozenset({2, 3})  # of the same commit
     assert {brokers(100.0, others=rest) for _ in range(6)} == {rest}
+    votes.busy = {0: 100.0}  # a commit waits for 1 and 2: only one of them leads the others
+    assert {leaders[votes.choose(100.1, inlet.suspects(100.1), frozenset()) or 0] for _ in range(6)} == {3}
     votes.busy = {0: 100.0, 1: 100.1}  # a commit waits for 1 and 2, a later one for 2 and 3
     assert {brokers(100.2, gps) for _ in range(6)} == {frozenset({3, 1})}
+    votes.busy |= {2: 100.19, 5: 100.19}  # all that can go on
+    assert {brokers(100.2) for _ in range(6)} == {None}
+    del votes.busy[2], votes.busy[5]
     inlet.heard = {2: 100.15, 3: 100.15}  # it has acknowledged an even later one
     assert {brokers(100.2) for _ in range(6)} == {rest}
     votes.busy, votes.failed = {}, {0: 103.0}

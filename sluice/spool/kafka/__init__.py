@@ -111,13 +111,14 @@ def result(future: Future, timeout: float = TIMEOUT) -> Any:
 
 class Topic(NamedTuple):
     """A topic. id: of this one, not of one that had the same name before. replicas: the brokers that have a replica of
-    each partition. writable: the partitions that have a leader and the most in-sync replicas: all of them, unless a
-    broker is away.
+    each partition. leaders: the broker that each is written to; -1: none. writable: the partitions that have a leader
+    and the most in-sync replicas: all of them, unless a broker is away.
     """
 
     name: str
     id: str
     replicas: list[frozenset[int]]
+    leaders: list[int]
     writable: list[int]
 
     @property
@@ -161,10 +162,11 @@ class Admin:
             with contextlib.suppress(KafkaException):
                 self.client.list_topics(timeout=seconds)
             seconds *= 2
-        in_sync = {one.id: len(one.isr) for one in found.partitions if one.leader and one.leader.id >= 0}
+        leaders = [one.leader.id if one.leader else -1 for one in found.partitions]
+        in_sync = {one.id: len(one.isr) for one, leader in zip(found.partitions, leaders) if leader >= 0}
         writable = [number for number, count in in_sync.items() if count == max(in_sync.values())]
         replicas = [frozenset(broker.id for broker in one.replicas) for one in found.partitions]
-        return Topic(name, str(found.topic_id), replicas, writable)
+        return Topic(name, str(found.topic_id), replicas, leaders, writable)
 
     def topic(self, name: str) -> Topic:
         """The topic of this name, made if there is none."""

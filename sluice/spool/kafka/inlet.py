@@ -24,7 +24,7 @@ LOOK = 0.5  # seconds that the brokers get to say which partitions can be writte
 AVOID = 1.0  # seconds for which a partition gets no bodies after it failed to acknowledge some; then `writable` counts
 PATIENCE = 0.1  # seconds that all clients wait for a commit; if it takes longer, only those of its bodies do
 GLANCE = 0.01  # seconds between two looks at such a commit
-SENDERS = 4  # commits that can be in flight at once, at least
+SENDERS = 8  # commits that can be in flight at once, at least
 WARM_UP = 5.0  # seconds that a new producer gets to connect, and to get its id
 KAFKA_REFUSES = "Kafka refuses to write: %s"
 SILENT = (
@@ -37,6 +37,7 @@ UNKNOWN = KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.U
 PRODUCER = {
     "enable.idempotence": True,
     "acks": "all",
+    "enable.sparse.connections": False,  # connect to all brokers at once: while one is away, a connection takes long
     "linger.ms": 0,
     "message.timeout.ms": int(TIMEOUT * 1000),
     "topic.metadata.propagation.max.ms": 1000,  # a topic that is unknown for longer was deleted
@@ -55,20 +56,25 @@ class Backlog(inlet.Backlog):
         self.busy: dict[int, float] = {}  # partition that a commit is waiting for -> since when (monotonic)
         self.failed: dict[int, float] = {}  # partition -> when it last failed (monotonic)
 
-    def choose(self, now: float, suspects: dict[int, float], brokers: frozenset[int]) -> int:
-        """The partition of the next commit: the bodies of one commit go there together. Not all may be busy.
+    def choose(self, now: float, suspects: dict[int, float], brokers: frozenset[int]) -> int | None:
+        """The partition of the next commit: the bodies of one commit go there together. None: the best one is busy.
 
         suspects: see `Inlet.suspects`. brokers: those that the rest of the commit goes to.
         """
         count, replicas = self.topic.partitions, self.topic.replicas
-        free = [n % count for n in range(self.turn + 1, self.turn + 1 + count) if n % count not in self.busy]
-        good = [n for n in free if n in self.topic.writable and self.failed.get(n, 0.0) <= now - AVOID]
 
-        def cost(n: int) -> tuple[float, bool]:
-            return sum(suspects.get(one, 0.0) for one in replicas[n]), replicas[n] != brokers
+        def cost(n: int) -> tuple[bool, float, bool, float, bool]:
+            bad = n not in self.topic.writable or self.failed.get(n, 0.0) > now - AVOID
+            # without its follower, a leader acknowledges the commit once that is replaced; a dead leader never does
+            leader = suspects.get(self.topic.leaders[n], 0.0)
+            wait = sum(suspects.get(one, 0.0) for one in replicas[n])
+            return bad, wait, n in self.busy, leader, replicas[n] != brokers
 
-        self.turn = min(good or free, key=cost) if suspects or brokers else (good or free)[0]
-        return self.turn
+        best = min((n % count for n in range(self.turn + 1, self.turn + 1 + count)), key=cost)
+        if best in self.busy:
+            return None
+        self.turn = best
+        return best
 
     def look(self, admin: Admin) -> None:
         """Update length, limit and drain rate. Raises: KafkaUnavailable."""
@@ -239,14 +245,16 @@ class Inlet(inlet.Inlet):
         """Produce the bodies. None: nothing was sent. `done` is set if all of them are refused; else the batch stays
         open until a partition is free.
         """
-        for stream in batch.bodies:
-            known = self.backlogs.get(stream)
-            if known and len(known.busy) >= known.topic.partitions:
-                return None
+        suspects, brokers, chosen = self.suspects(now), frozenset[int](), {}
         with self.entry:
+            for stream in batch.bodies:
+                if known := self.backlogs.get(stream):
+                    partition = known.choose(now, suspects, brokers)
+                    if partition is None:
+                        return None
+                    chosen[stream], brokers = partition, known.topic.replicas[partition]
             self.open = Batch()
         parts = []
-        suspects, brokers = self.suspects(now), frozenset[int]()
         for stream, bodies in batch.bodies.items():
             try:
                 backlog = self.backlogs.get(stream) or self.open_backlog(stream, self.connect())
@@ -256,8 +264,8 @@ class Inlet(inlet.Inlet):
             if backlog.length >= backlog.limit:
                 self.refuse_excess(batch, stream, backlog)
             else:
-                partition = backlog.choose(now, suspects, brokers)
-                brokers = backlog.topic.replicas[partition]
+                partition = chosen[stream] if stream in chosen else backlog.choose(now, suspects, brokers)
+                assert partition is not None, "none of a new backlog is busy"
                 parts.append(Part(stream, bodies, backlog, partition))
         if not parts:
             batch.done = True

@@ -244,6 +244,18 @@ class Outlet(outlet.Outlet):
             except KafkaUnavailable as error:
                 log.info("what is stored stays in Kafka: %s", error.reason)
 
+    def drained(self) -> bool:
+        """See `outlet.Outlet`: a worker knows only its own partitions, and one that has died keeps its own for seconds.
+
+        Raises: KafkaUnavailable.
+        """
+        assert self.admin
+        return all(
+            position.first == position.end
+            for source in self.sources.values()
+            for position in self.admin.positions(source.topic)
+        )
+
     def close(self) -> None:
         """Leave the groups, so that other workers need not wait for the partitions."""
         for source in self.sources.values():
