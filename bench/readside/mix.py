@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
@@ -22,8 +21,6 @@ KINDS = ("like", "follow", "mention", "reply")
 NUMBER = 300_000  # requests, before they repeat
 TARGETS = {5.0: 98.2, 10.0: 99.99}  # ms -> % of the requests within
 PERCENTILES = 50, 90, 98.2, 99, 99.9, 99.99
-KINDS_OF_REQUEST = "GET", "other"  # as users.c names them
-Slots = list[tuple[float, int]]  # (upper end in ms, requests)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,27 +57,7 @@ def mixed(users: int, limit: int, cap: int) -> Iterator[bytes]:
             yield rig.get(f"{PATH}?user=user-{user:05}{more}")
 
 
-def summed(runs: Iterable[rig.Figures], kinds: Sequence[str]) -> Slots:
-    """The latencies of these kinds of requests (GET, other) in all runs."""
-    found: Counter[float] = Counter()
-    for run in runs:
-        for kind in kinds:
-            for end, count in run["slots"][kind]:
-                found[end / 1000] += count
-    return sorted(found.items())
-
-
-def percentile(slots: Slots, part: float) -> float:
-    """The upper end of the slot in which this percentile is."""
-    left = sum(count for _, count in slots) * part / 100
-    for end, count in slots:
-        left -= count
-        if left <= 0:
-            return end
-    return slots[-1][0]
-
-
-def within(slots: Slots, milliseconds: float, failures: int) -> float:
+def within(slots: rig.Slots, milliseconds: float, failures: int) -> float:
     """Percent of the requests that were answered within this time; a slot that ends later is not."""
     total = sum(count for _, count in slots) + failures
     return 100 * sum(count for end, count in slots if end <= milliseconds) / total
@@ -131,7 +108,7 @@ def run(options: argparse.Namespace) -> bool:
         runs = []
         for n in range(options.rounds):
             runs.append(load(seconds + warm))
-            tail = percentile(summed(runs[-1:], KINDS_OF_REQUEST), 99.99)
+            tail = rig.percentile(rig.summed(runs[-1:]), 99.99)
             rig.progress(f"  round {n + 1}/{options.rounds}: p99.99 {tail:.1f} ms")
         took = site.caught_up()
         keys, largest, doubled, _ = audit(site, view)
@@ -140,14 +117,14 @@ def run(options: argparse.Namespace) -> bool:
         checker.close()
 
     failures = sum(int(one["errors"]) for one in runs)
-    everything = summed(runs, KINDS_OF_REQUEST)
-    by_kind = {"reads": summed(runs, ["GET"]), "writes": summed(runs, ["other"]), "all": everything}
+    everything = rig.summed(runs)
+    by_kind = {"reads": rig.summed(runs, ["GET"]), "writes": rig.summed(runs, ["other"]), "all": everything}
     report.data |= {"runs": [{k: v for k, v in one.items() if k != "timeline"} for one in runs]}
     report.data |= {"keys": keys, "bytes of a full set": per_key, "caught up after s": took}
     rows: list[list[object]] = []
     for name, slots in by_kind.items():
         shares = [f"{within(slots, ms, failures if name == 'all' else 0):.4f}" for ms in TARGETS]
-        rows.append([name, *(percentile(slots, part) for part in PERCENTILES), slots[-1][0], *shares])
+        rows.append([name, *(rig.percentile(slots, part) for part in PERCENTILES), slots[-1][0], *shares])
     report.table(
         ["ms", *(f"p{part}" for part in PERCENTILES), "max", *(f"% within {ms:g} ms" for ms in TARGETS)],
         rows,
@@ -155,8 +132,8 @@ def run(options: argparse.Namespace) -> bool:
     )
     rows = []
     for n, one in enumerate(runs):
-        slots, used = summed([one], KINDS_OF_REQUEST), [10 * seconds for seconds in one["cpu"].values()]
-        slow = [percentile(slots, part) for part in PERCENTILES[2:]]
+        slots, used = rig.summed([one]), [10 * seconds for seconds in one["cpu"].values()]
+        slow = [rig.percentile(slots, part) for part in PERCENTILES[2:]]
         rows.append([f"round {n + 1}", one["rate"], *slow, one["max"], int(one["errors"]), *used])
     parts = [f"CPU us a request: {part}" for part in runs[0]["cpu"]]
     report.table(["", "requests/s", *(f"p{part}" for part in PERCENTILES[2:]), "max ms", "failures", *parts], rows)
@@ -168,7 +145,7 @@ def run(options: argparse.Namespace) -> bool:
     )
     marks = {}
     for part in (50, 99, 99.99):
-        value = percentile(everything, part)
+        value = rig.percentile(everything, part)
         marks[f"p{part}: {value:.1f} ms"] = value
     report.density(
         {name: by_kind[name] for name in ("reads", "writes")},

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from rig.environment import BENCH, ROOT, sibling  # isort: split
 
-from rig.load import GENERATOR, body, cpu, get, memory, post, processes
+from rig.load import GENERATOR, Slots, body, cpu, get, memory, percentile, post, processes, summed
 from rig.parameters import Figures, options, output, progress
 from rig.report import (
     COLOURS,
@@ -35,6 +35,7 @@ from rig.stand import CFLAGS, OURS, THEIRS, Candidate, Stand
 
 __all__ = [
     "BENCH", "CFLAGS", "COLOURS", "GENERATOR", "LIMIT_COLOUR", "OURS", "OURS_COLOUR", "RATIOS", "ROOT", "THEIRS",
-    "THEIRS_COLOUR", "Candidate", "Figures", "Ratio", "Report", "Stand", "body", "cpu", "get", "memory", "options",
-    "output", "post", "processes", "progress", "pyplot", "ratio", "rounds", "sibling",
+    "THEIRS_COLOUR", "Candidate", "Figures", "Ratio", "Report", "Slots", "Stand", "body", "cpu", "get", "memory",
+    "options", "output", "percentile", "post", "processes", "progress", "pyplot", "ratio", "rounds", "sibling",
+    "summed",
 ]  # fmt: skip

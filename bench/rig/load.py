@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from rig.parameters import Figures
 TICK = os.sysconf("SC_CLK_TCK")
 GENERATOR = "load generator"
 
+KINDS = "GET", "other"  # of requests, as users.c names them
+Slots = list[tuple[float, int]]  # of latencies: (upper end in ms, requests)
 Parts = Mapping[str, Sequence[int]]  # of a candidate: name -> leaders of process groups
 
 # wrk's own summary lacks the 99.9th percentile and the kinds of errors.
@@ -123,6 +126,26 @@ def users(
     found: Figures = json.loads(text)
     whole = sum(answers + failures for answers, failures, _ in found["timeline"])  # also of `warm`, as the CPU
     return found | per_100k(more, whole)
+
+
+def summed(runs: Iterable[Figures], kinds: Sequence[str] = KINDS) -> Slots:
+    """The latencies of these kinds of requests in all runs."""
+    found: Counter[float] = Counter()
+    for run in runs:
+        for kind in kinds:
+            for end, count in run["slots"][kind]:
+                found[end / 1000] += count
+    return sorted(found.items())
+
+
+def percentile(slots: Slots, part: float) -> float:
+    """The upper end of the slot in which this percentile is."""
+    left = sum(count for _, count in slots) * part / 100
+    for end, count in slots:
+        left -= count
+        if left <= 0:
+            return end
+    return slots[-1][0]
 
 
 def measured(tmp: Path, command: Sequence[object], parts: Parts, seconds: float) -> tuple[str, Figures]:

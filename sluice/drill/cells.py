@@ -37,6 +37,12 @@ WHOLE = 60.0  # seconds until a cell that was dead must be whole again
 STARTING = "10"  # niceness of a session of programs that start: on a machine of their own they would disturb no other
 
 
+def renice(process: subprocess.Popen, niceness: str) -> None:
+    """Give the session of a process this niceness (autogroup in sched(7)), if the kernel has autogroups."""
+    with contextlib.suppress(FileNotFoundError):
+        Path(f"/proc/{process.pid}/autogroup").write_text(niceness)
+
+
 class Cell:
     """One cell and the machine that it is on."""
 
@@ -70,13 +76,7 @@ class Cell:
         """Start bin/up."""
         up = self.machine.running([ROOT / "bin/up"], self.home / "up.out", self.environ)
         self.up = self.running.enter_context(up)
-        self.renice(STARTING)
-
-    def renice(self, niceness: str) -> None:
-        """Give the session of bin/up this niceness (autogroup in sched(7))."""
-        if self.up:
-            with contextlib.suppress(FileNotFoundError):  # the kernel has no autogroups
-                Path(f"/proc/{self.up.pid}/autogroup").write_text(niceness)
+        renice(self.up, STARTING)
 
     def ready(self) -> bool:
         """Whether it accepts posts. Raises: OSError, and Trouble if bin/up has ended."""
@@ -270,7 +270,8 @@ class Cells(Site):
         up = "the balancer sends requests to all cells"
         wait(lambda: all_up(self.balancer, len(self.cells)), WHOLE, up, interval=0.05)
         for cell in self.cells:
-            cell.renice("0")
+            if cell.up:
+                renice(cell.up, "0")
 
 
 @contextlib.contextmanager

@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from subprocess import Popen
 from typing import TYPE_CHECKING
 
 from sluice.drill import kafka
-from sluice.drill.cells import WHOLE, Cell, Cells
+from sluice.drill.cells import STARTING, WHOLE, Cell, Cells, renice
 from sluice.drill.harness import Died
 from sluice.drill.kafka import Address, Broker, Brokers
 from sluice.drill.site import Trouble, wait
@@ -63,8 +62,11 @@ class KafkaCells(Cells):
         """The broker of a machine, in a new directory."""
         addresses = [Address(one.machine.address, *PORTS) for one in self.cells]
 
-        def run(command: Sequence[object], log: Path, env: Mapping[str, str]) -> AbstractContextManager[Popen]:
-            return cell.machine.running(command, log, {**env, **SHORT_LIVED})
+        @contextlib.contextmanager
+        def run(command: Sequence[object], log: Path, env: Mapping[str, str]) -> Iterator[Popen]:
+            with cell.machine.running(command, log, {**env, **SHORT_LIVED}) as process:
+                renice(process, STARTING)
+                yield process
 
         broker = Broker(cell.home / "kafka", cell.number + 1, addresses, self.cluster, {}, run)
         cell.nodes = [broker]
@@ -105,8 +107,8 @@ class KafkaCells(Cells):
         except (AssertionError, Died) as error:
             raise Trouble(str(error)) from None
         for broker in self.brokers:
-            with contextlib.suppress(FileNotFoundError):  # the kernel has no autogroups
-                Path(f"/proc/{broker.server.pid}/autogroup").write_text(FIRST)
+            if broker.process:
+                renice(broker.process, FIRST)
 
     def positions(self, stream: str) -> list[Positions]:
         """Where the workers are, and where the topic ends, by partition. Raises: KafkaUnavailable."""

@@ -369,23 +369,31 @@ class Drill:
 
 def without_service(books: list[Book], faults: list[dict[str, Any]], begun: float) -> dict[str, dict[str, Any]]:
     """For each kind of fault, what a cell is meanwhile, how often it was injected, and the longest time in which a
-    client that retries got no 2xx, from the request or the fault on until the next fault; "none": before the first one.
-    Each fault gets its own longest time, too.
+    client that retries got no 2xx, from the request or the fault on: of those that began while it lasted
+    ("meanwhile"), and of all until the next fault ("longest"); "none": before the first one. Each fault gets its own
+    times, too.
     """
     starts = [0.0, *(entry["at"] for entry in faults), math.inf]
+    ends = [math.inf, *(entry["at"] + entry.get("lasted", math.inf) for entry in faults)]
     longest = [0.0] * (len(faults) + 1)
+    meanwhile = [0.0] * (len(faults) + 1)
     for book in books:
         for down, up in zip(book.down, book.up, strict=True):
             for at in range(bisect_right(starts, down - begun) - 1, bisect_right(starts, up - begun)):
                 seconds = min(up - begun, starts[at + 1]) - max(down - begun, starts[at])
                 longest[at] = max(longest[at], seconds)
-    kinds: dict[str, dict[str, Any]] = {"none": {"cell": "alive", "times": 1, "longest": round(longest[0], 3)}}
-    for entry, seconds in zip(faults, longest[1:], strict=True):
-        entry["without"] = round(seconds, 3)
+                if down - begun < ends[at]:
+                    meanwhile[at] = max(meanwhile[at], seconds)
+    first = {"cell": "alive", "times": 1, "meanwhile": round(meanwhile[0], 3), "longest": round(longest[0], 3)}
+    kinds: dict[str, dict[str, Any]] = {"none": first}
+    for entry, *seconds in zip(faults, meanwhile[1:], longest[1:], strict=True):
+        entry["without_meanwhile"], entry["without"] = (round(each, 3) for each in seconds)
         kind = kinds.setdefault(
-            entry["fault"], {"cell": STATES.get(entry["fault"], "alive"), "times": 0, "longest": 0.0}
+            entry["fault"],
+            {"cell": STATES.get(entry["fault"], "alive"), "times": 0, "meanwhile": 0.0, "longest": 0.0},
         )
         kind["times"] += 1
+        kind["meanwhile"] = max(kind["meanwhile"], entry["without_meanwhile"])
         kind["longest"] = max(kind["longest"], entry["without"])
     return kinds
 
@@ -448,7 +456,12 @@ KINDS = {
 # of the table of faults: of an installation, of cells
 COLUMNS = (
     {"lasted": "duration s", "back_after": "acknowledged again after s", "read_after": "read again after s"},
-    {"lasted": "duration s", "mended_after": "whole again after s", "without": "a client without 2xx s"},
+    {
+        "lasted": "duration s",
+        "mended_after": "whole again after s",
+        "without_meanwhile": "a client without 2xx s",
+        "without": "until the next fault s",
+    },
 )
 
 
@@ -515,7 +528,7 @@ def described_service(report: dict[str, Any]) -> list[str]:
     kinds = report["without_service"]
     longest: dict[str, float] = {}
     for kind in kinds.values():
-        longest[kind["cell"]] = max(kind["longest"], longest.get(kind["cell"], 0.0))
+        longest[kind["cell"]] = max(kind["meanwhile"], longest.get(kind["cell"], 0.0))
     return [
         f"A client waits {report['patience']:g} s for a response, and {REST:g} s before it posts again. "
         f"Connections that the balancer refused: {report['refused']:,}. "
@@ -523,9 +536,9 @@ def described_service(report: dict[str, Any]) -> list[str]:
         + ", ".join(f"{longest[cell]:.2f} s {words}" for cell, words in SERVICE.items() if cell in longest)
         + ".",
         "",
-        "| a cell is | fault | times | longest s |",
-        "|---|---|---|---|",
-        *(f"| {kind['cell']} | {name} | {kind['times']:,} | {kind['longest']:.2f} |"
+        "| a cell is | fault | times | longest s while it lasted | until the next fault |",
+        "|---|---|---|---|---|",
+        *(f"| {kind['cell']} | {name} | {kind['times']:,} | {kind['meanwhile']:.2f} | {kind['longest']:.2f} |"
           for name, kind in sorted(kinds.items(), key=lambda one: (one[1]["cell"], one[0]))),
         "",
     ]  # fmt: skip

@@ -9,8 +9,10 @@ import contextlib
 import json
 import random
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +21,7 @@ import pytest
 
 from posting import Clients
 from sluice.drill import harness, kafka
-from sluice.drill.harness import ROOT, environment, gateway, get, installation, poll, post, running
+from sluice.drill.harness import ROOT, environment, free_port, gateway, get, installation, poll, post, running
 
 if not kafka.available():
     pytest.skip(kafka.MISSING, allow_module_level=True)
@@ -28,7 +30,7 @@ from confluent_kafka import Consumer, KafkaError
 from confluent_kafka.admin import AdminClient
 
 from sluice.spool.contract import TIMEOUT
-from sluice.spool.kafka import Topic
+from sluice.spool.kafka import Admin, Topic
 from sluice.spool.kafka.inlet import Backlog, Inlet, note_loss
 from sluice.spool.kafka.inspector import Inspector
 from sluice.spool.kafka.outlet import Outlet
@@ -113,7 +115,7 @@ def test_a_worker_that_is_frozen_or_killed_doubles_nothing(tmp: Path, url: str) 
                 load.wait()
                 last = load.acknowledged[-1]
                 with worker(tmp, url):
-                    poll(lambda: last in stored(tmp), 120, "the partitions have been given away")
+                    poll(lambda: last in stored(tmp), 120, "the partitions have been given away", interval=0.2)
                     harness.strike(frozen.pid, signal.SIGCONT)
                     load.wait()
         drain(tmp, url)
@@ -260,18 +262,20 @@ def test_commits_go_where_no_broker_is_suspected(url: str) -> None:
     inlet = Inlet(url, "", 1 << 30)
     replicas = [frozenset(pair) for pair in ({1, 2}, {2, 3}, {3, 1}, {1, 2}, {2, 3}, {3, 1})]
     leaders, every = [1, 2, 3, 2, 3, 1], list(range(6))
-    votes, gps = (Backlog(name, Topic(name, "id", replicas, leaders, every), 10**9, 10**9) for name in ("votes", "gps"))
+    votes, gps = (
+        Backlog(name, Topic(name, "id", replicas, leaders, every, {}), 10**9, 10**9) for name in ("votes", "gps")
+    )
     inlet.backlogs = {"votes": votes, "gps": gps}
 
     def brokers(now: float, backlog: Backlog = votes, others: frozenset[int] = frozenset()) -> frozenset[int] | None:
-        chosen = backlog.choose(now, inlet.suspects(now), others)
+        chosen = backlog.choose(inlet.suspects(now), others)
         return None if chosen is None else replicas[chosen]
 
     assert {brokers(100.0) for _ in range(6)} == set(replicas)  # in turn
     rest = frozenset({2, 3})  # of the same commit
     assert {brokers(100.0, others=rest) for _ in range(6)} == {rest}
     votes.busy = {0: 100.0}  # a commit waits for 1 and 2: only one of them leads the others
-    assert {leaders[votes.choose(100.1, inlet.suspects(100.1), frozenset()) or 0] for _ in range(6)} == {3}
+    assert {leaders[votes.choose(inlet.suspects(100.1), frozenset()) or 0] for _ in range(6)} == {3}
     votes.busy = {0: 100.0, 1: 100.1}  # a commit waits for 1 and 2, a later one for 2 and 3
     assert {brokers(100.2, gps) for _ in range(6)} == {frozenset({3, 1})}
     votes.busy |= {2: 100.19, 5: 100.19}  # all that can go on
@@ -287,6 +291,19 @@ def test_commits_go_where_no_broker_is_suspected(url: str) -> None:
     assert {brokers(now) for _ in range(6)} == {frozenset({3, 1})}
     inlet.heard = {2: now + 0.1}
     assert len({brokers(now + 0.2) for _ in range(6)}) == 3
+
+
+def test_a_suspect_that_accepts_no_connection_is_lost(url: str) -> None:
+    inlet = Inlet(url, "", 1 << 30)
+    with socket.create_server(("127.0.0.1", 0)) as alive:
+        addresses = {1: ("127.0.0.1", free_port()), 2: alive.getsockname(), 3: ("127.0.0.1", free_port())}
+        backlog = Backlog("votes", Topic("votes", "id", [frozenset({1, 2})], [1], [0], addresses), 10**9, 10**9)
+        inlet.backlogs = {"votes": backlog}
+        inlet.look_at_suspects(Admin(url))
+        assert inlet.lost == {}
+        backlog.busy = {0: time.monotonic() - 0.2}  # a commit waits for 1 and 2
+        inlet.look_at_suspects(Admin(url))
+    assert inlet.lost.keys() == {1}
 
 
 def leader(cluster: kafka.Brokers, replicas: int, chance: random.Random) -> kafka.Broker:

@@ -112,7 +112,7 @@ def result(future: Future, timeout: float = TIMEOUT) -> Any:
 class Topic(NamedTuple):
     """A topic. id: of this one, not of one that had the same name before. replicas: the brokers that have a replica of
     each partition. leaders: the broker that each is written to; -1: none. writable: the partitions that have a leader
-    and the most in-sync replicas: all of them, unless a broker is away.
+    and the most in-sync replicas: all of them, unless a broker is away. addresses: (host, port) of these brokers.
     """
 
     name: str
@@ -120,6 +120,7 @@ class Topic(NamedTuple):
     replicas: list[frozenset[int]]
     leaders: list[int]
     writable: list[int]
+    addresses: dict[int, tuple[str, int]]
 
     @property
     def partitions(self) -> int:
@@ -166,7 +167,8 @@ class Admin:
         in_sync = {one.id: len(one.isr) for one, leader in zip(found.partitions, leaders) if leader >= 0}
         writable = [number for number, count in in_sync.items() if count == max(in_sync.values())]
         replicas = [frozenset(broker.id for broker in one.replicas) for one in found.partitions]
-        return Topic(name, str(found.topic_id), replicas, leaders, writable)
+        addresses = {broker.id: (broker.host, broker.port) for one in found.partitions for broker in one.replicas}
+        return Topic(name, str(found.topic_id), replicas, leaders, writable, addresses)
 
     def topic(self, name: str) -> Topic:
         """The topic of this name, made if there is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+import socket
 import threading
 import time
 from collections import defaultdict
@@ -21,10 +22,12 @@ from sluice.spool.kafka import Admin, Topic, asking
 
 REFRESH = 0.25  # seconds between two looks at the partitions, and at what the workers have settled
 LOOK = 0.5  # seconds that the brokers get to say which partitions can be written to
-AVOID = 1.0  # seconds for which a partition gets no bodies after it failed to acknowledge some; then `writable` counts
+AVOID = 1.0  # seconds for which brokers are suspected after a commit failed; then `Topic.writable` counts
+REDUCED = 0.3  # seconds that a commit rather waits than that it goes to a partition with fewer in-sync replicas
 PATIENCE = 0.1  # seconds that all clients wait for a commit; if it takes longer, only those of its bodies do
 GLANCE = 0.01  # seconds between two looks at such a commit
 SENDERS = 8  # commits that can be in flight at once, at least
+REACH = 0.2  # seconds that a broker gets to accept a connection
 WARM_UP = 5.0  # seconds that a new producer gets to connect, and to get its id
 KAFKA_REFUSES = "Kafka refuses to write: %s"
 SILENT = (
@@ -56,19 +59,19 @@ class Backlog(inlet.Backlog):
         self.busy: dict[int, float] = {}  # partition that a commit is waiting for -> since when (monotonic)
         self.failed: dict[int, float] = {}  # partition -> when it last failed (monotonic)
 
-    def choose(self, now: float, suspects: dict[int, float], brokers: frozenset[int]) -> int | None:
+    def choose(self, suspects: dict[int, float], brokers: frozenset[int]) -> int | None:
         """The partition of the next commit: the bodies of one commit go there together. None: the best one is busy.
 
         suspects: see `Inlet.suspects`. brokers: those that the rest of the commit goes to.
         """
         count, replicas = self.topic.partitions, self.topic.replicas
 
-        def cost(n: int) -> tuple[bool, float, bool, float, bool]:
-            bad = n not in self.topic.writable or self.failed.get(n, 0.0) > now - AVOID
-            # without its follower, a leader acknowledges the commit once that is replaced; a dead leader never does
-            leader = suspects.get(self.topic.leaders[n], 0.0)
+        def cost(n: int) -> tuple[float, bool, float, bool]:
             wait = sum(suspects.get(one, 0.0) for one in replicas[n])
-            return bad, wait, n in self.busy, leader, replicas[n] != brokers
+            if n not in self.topic.writable:
+                wait += TIMEOUT if self.topic.leaders[n] < 0 else REDUCED
+            # without its follower, a leader acknowledges the commit once that is replaced; a dead leader never does
+            return wait, n in self.busy, suspects.get(self.topic.leaders[n], 0.0), replicas[n] != brokers
 
         best = min((n % count for n in range(self.turn + 1, self.turn + 1 + count)), key=cost)
         if best in self.busy:
@@ -175,16 +178,19 @@ class Inlet(inlet.Inlet):
         """The connection to Kafka, opened if it is closed. Raises: KafkaUnavailable."""
         if self.admin is None:
             self.admin = Admin(self.url)
-            for look in self.look_at_topics, self.look_at_backlogs:
-                threading.Thread(target=self.keep, args=(look, self.admin), name=look.__name__, daemon=True).start()
+            for look, pause in (
+                (self.look_at_topics, REFRESH), (self.look_at_backlogs, REFRESH), (self.look_at_suspects, PATIENCE),
+            ):  # fmt: skip
+                arguments = look, self.admin, pause
+                threading.Thread(target=self.keep, args=arguments, name=look.__name__, daemon=True).start()
             for _ in range(SENDERS):
                 self.add_sender()  # in time: while a broker is away, it may get no id
         return self.admin
 
-    def keep(self, look: Callable[[Admin], None], admin: Admin) -> None:
+    def keep(self, look: Callable[[Admin], None], admin: Admin, pause: float) -> None:
         """Look again and again."""
         while True:
-            time.sleep(REFRESH)
+            time.sleep(pause)
             try:
                 look(admin)
             except KafkaUnavailable as error:
@@ -207,6 +213,18 @@ class Inlet(inlet.Inlet):
                 if not topic.writable:
                     detail = self.down
         self.answered, self.detail = time.monotonic(), detail
+
+    def look_at_suspects(self, _: Admin) -> None:
+        """Learn which of the brokers that may be dead accept no connection. One that is frozen does."""
+        addresses: dict[int, tuple[str, int]] = {}
+        for backlog in list(self.backlogs.values()):
+            addresses |= backlog.topic.addresses
+        for broker, waited in self.suspects(time.monotonic()).items():
+            if PATIENCE < waited < TIMEOUT:
+                try:
+                    socket.create_connection(addresses[broker], REACH).close()
+                except OSError:
+                    self.lost[broker] = time.monotonic()
 
     def answer_later(self, exception: type[Exception]) -> None:
         """Let `commit` raise this exception instead of waiting longer than PATIENCE, and be called again."""
@@ -249,7 +267,7 @@ class Inlet(inlet.Inlet):
         with self.entry:
             for stream in batch.bodies:
                 if known := self.backlogs.get(stream):
-                    partition = known.choose(now, suspects, brokers)
+                    partition = known.choose(suspects, brokers)
                     if partition is None:
                         return None
                     chosen[stream], brokers = partition, known.topic.replicas[partition]
@@ -264,7 +282,7 @@ class Inlet(inlet.Inlet):
             if backlog.length >= backlog.limit:
                 self.refuse_excess(batch, stream, backlog)
             else:
-                partition = chosen[stream] if stream in chosen else backlog.choose(now, suspects, brokers)
+                partition = chosen[stream] if stream in chosen else backlog.choose(suspects, brokers)
                 assert partition is not None, "none of a new backlog is busy"
                 parts.append(Part(stream, bodies, backlog, partition))
         if not parts:
@@ -280,13 +298,14 @@ class Inlet(inlet.Inlet):
     def suspects(self, now: float) -> dict[int, float]:
         """Brokers that may be dead, with the seconds that commits have waited for partitions of theirs, or had waited
         when they failed of late; TIMEOUT for a lost connection. A broker that has acknowledged a later commit is alive.
+        Safe with threads.
         """
         found = defaultdict[int, float](float)
-        for broker, at in self.lost.items():
+        for broker, at in self.lost.copy().items():
             if at > now - AVOID and self.heard.get(broker, 0.0) <= at:
                 found[broker] = TIMEOUT
-        for backlog in self.backlogs.values():
-            failed = {n: at - TIMEOUT for n, at in backlog.failed.items() if at > now - AVOID}
+        for backlog in list(self.backlogs.values()):
+            failed = {n: at - TIMEOUT for n, at in backlog.failed.copy().items() if at > now - AVOID}
             for partition, since in (failed | backlog.busy).items():
                 for broker in backlog.topic.replicas[partition]:
                     if self.heard.get(broker, 0.0) <= since:

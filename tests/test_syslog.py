@@ -1,0 +1,117 @@
+"""Debian's syslog-ng, unmodified, sends what it gets by TCP to a whole installation."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from between import Between, closing, reply
+from integrations import samples
+from sluice.drill import harness
+from sluice.drill.harness import Server, ask, free_port, installation, running, short_tmp
+from sluice.run.configure import program_path
+
+PROGRAM = shutil.which("syslog-ng", path=program_path())
+if not PROGRAM:
+    pytest.skip("syslog-ng is not there: it would replace another system log", allow_module_level=True)
+
+poll = partial(harness.poll, seconds=60, interval=0.05)
+
+
+@pytest.fixture(scope="module")
+def up() -> Iterator[Server]:
+    with short_tmp() as tmp, installation(tmp) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def syslog_ng(tmp: Path, write: int) -> Iterator[socket.socket]:
+    """syslog-ng, which sends to the port `write`. Returns: a connection that takes lines."""
+    port = free_port()
+    (documented,) = samples("syslog-ng", write)
+    (tmp / "syslog-ng.conf").write_text(f"""@version: 3.38
+options {{ keep-hostname(yes); }};
+source s_all {{ network(ip("127.0.0.1") port({port}) transport("tcp")); }};
+{documented}
+log {{ source(s_all); destination(d_sluice); flags(flow-control); }};
+""")
+    command: list[object] = [PROGRAM, "--foreground", "--no-caps", "--cfgfile", tmp / "syslog-ng.conf"]
+    command += ["--persist-file", tmp / "persist", "--control", tmp / "control", "--pidfile", tmp / "pid"]
+    with (
+        running(command, tmp / "syslog-ng.out", harness.environment(tmp), signal.SIGKILL),
+        poll(lambda: socket.create_connection(("127.0.0.1", port))) as connection,
+    ):
+        yield connection
+
+
+def line(number: int, level: int = 6) -> bytes:
+    """A line of RFC 3164: facility user (1), service `web`."""
+    return b"<%d>Jan 15 12:00:00 box web[7]: message %d\n" % (8 + level, number)
+
+
+def stored(up: Server) -> list[str]:
+    return [message for (message,) in ask(up.home, "SELECT message FROM logs")]
+
+
+def test_lines_are_rows_with_level_service_and_host(up: Server, tmp: Path) -> None:
+    with syslog_ng(tmp, up.port) as connection:
+        connection.sendall(line(-1, 3) + line(-2, 4) + line(-3, 7))
+        poll(lambda: len(stored(up)) >= 3)
+    rows = ask(up.home, "SELECT level, service, message, attributes, time FROM logs ORDER BY message")
+    assert [row[:3] for row in rows] == [
+        ("error", "web", "message -1"), ("warn", "web", "message -2"), ("debug", "web", "message -3"),
+    ]  # fmt: skip
+    assert {json.loads(row[3])["host"] for row in rows} == {"box"}
+    assert {row[4][4:19] for row in rows} == {"-01-15T12:00:00"}
+
+
+def test_every_line_is_stored_exactly_once_although_the_worker_is_killed_twenty_times(tmp: Path) -> None:
+    with installation(tmp) as up, syslog_ng(tmp, up.port) as connection:
+        sent = 0
+        for _ in range(20):
+            (before,) = poll(lambda: up.pids("worker"))
+            connection.sendall(b"".join(map(line, range(sent, sent + 500))))
+            sent += 500
+            os.kill(before, signal.SIGKILL)
+            poll(lambda before=before: before not in up.pids("worker"))  # type: ignore[misc]
+        poll(lambda: len(stored(up)) >= sent)
+        assert sorted(stored(up)) == sorted(f"message {n}" for n in range(sent))
+        assert ask(up.home, "SELECT reason FROM dead_letters") == []
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_syslog_ng_sends_again_after_429_and_5xx(status: int, tmp: Path) -> None:
+    with installation(tmp) as up, closing(between := Between(up.port, [reply(status, "Retry-After: 1")] * 5)) as port:
+        with syslog_ng(tmp, port) as connection:
+            connection.sendall(b"".join(map(line, range(100))))
+            poll(lambda: len(stored(up)) >= 100)
+        assert len(between.answered) == 5
+        assert sorted(stored(up)) == sorted(f"message {n}" for n in range(100))
+
+
+@pytest.mark.parametrize("status", [400, 413])
+def test_syslog_ng_drops_what_got_4xx(status: int, tmp: Path) -> None:
+    with installation(tmp) as up, closing(between := Between(up.port, [reply(status)])) as port:
+        with syslog_ng(tmp, port) as connection:
+            connection.sendall(line(1))
+            poll(lambda: between.answered)
+            connection.sendall(line(2))
+            poll(lambda: stored(up))
+        assert stored(up) == ["message 2"]
+
+
+def test_syslog_ng_sends_again_what_it_got_no_answer_to(tmp: Path) -> None:
+    """The lines of that request are stored twice, and time and message show it."""
+    with installation(tmp) as up, closing(Between(up.port, [b""])) as port, syslog_ng(tmp, port) as connection:
+        connection.sendall(line(1) + line(2))
+        poll(lambda: len(stored(up)) >= 4 or (len(stored(up)) == 3 and stored(up).count("message 1") == 2))
+        assert set(stored(up)) == {"message 1", "message 2"}
