@@ -39,7 +39,8 @@ class KafkaCells(Cells):
     spool = "Kafka, a broker on each machine"
     programs = {"haproxy": "haproxy", "redis-server": "redis-server", "java": "default-jre-headless"}  # noqa: RUF012
     provision = "kafka"
-    rate = 150
+    rate = 100
+    patience = 0.3  # so that two requests in a row may fail within a second
 
     # --- its parts ---
 

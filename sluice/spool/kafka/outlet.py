@@ -28,7 +28,6 @@ CONSUMER = {
     "partition.assignment.strategy": "cooperative-sticky",  # the other partitions go on while one is given away
     "session.timeout.ms": 6000,  # as short as brokers allow: until then, nobody gets the partitions of a dead worker
     "heartbeat.interval.ms": 1000,
-    "fetch.wait.max.ms": 100,
     "queued.max.messages.kbytes": 2 * MAX_BYTES >> 10,  # fetched ahead; one read takes no more than this
 }
 
