@@ -1,18 +1,21 @@
 """Mutation tests: makes one small mistake after the other in the core, and looks whether a test notices it.
 
-    bin/test --mutants [--minutes N] [--seed N] [PATH…]
+    bin/test --mutants [--minutes N] [--seed N] [--jobs N] [PATH…]
 
 cosmic-ray makes the mistakes in Python; rules below make those in the scripts for Redis. Each mistake is made in a copy
-of the tree in var/mutants, and the tests of TESTS run there until one fails, without the slow ones. Without --minutes
-all mistakes are tried, which takes days; with it a sample, in the order that the seed gives. Results are kept in
-var/mutants/results.json: the next run continues, and tries again the mistakes in files that have changed. A mistake
-that no test notices is printed, unless tests/mutants.txt explains it; exit status 1 if there is one.
+of the tree in var/mutants, and the tests of TESTS run there until one fails: first those that noticed the most mistakes
+in this file so far, then the others, the slow ones last. Without --minutes all mistakes are tried, which takes hours;
+with it a sample, in the order that the seed gives. Results are kept in var/mutants/results.json: the next run
+continues, and tries again the mistakes in files that have changed. A mistake that no test notices is printed, unless
+tests/mutants.txt explains it; exit status 1 if there is one.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import collections
+import concurrent.futures
 import difflib
 import fnmatch
 import hashlib
@@ -24,6 +27,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,11 +40,14 @@ from cosmic_ray.plugins import get_operator
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "var/mutants"
 EXPLAINED = ROOT / "tests/mutants.txt"
-PATIENCE = 90  # seconds for the tests of one mistake: a program that hangs has been noticed
-SLOW = 2.0  # seconds: tests that take longer are left out
+PATIENCE = 90.0  # seconds for tests that take less than a third of it: a program that hangs has been noticed
+SLOW = 2.0  # seconds: tests that take longer run last
+FIRST = 8  # tests that run first
+NO_START = "tests cannot start"
+NUMBER = "core/NumberReplacer"  # one more, one less
 # The tests of each file, in the order in which they run; the first pattern that fits counts.
 TESTS = {
-    "ingest.py": "tests/test_ingest.py",
+    "ingest.py": "tests/test_ingest.py tests/run/test_metrics.py",
     "serve.py": "tests/test_serve.py",
     "worker.py": "tests/test_worker.py",
     "sluice/fastlane/grammar.py": "tests/fastlane/test_grammar.py tests/fastlane/test_fastlane.py",
@@ -74,7 +81,7 @@ OPERATORS = [
         ("BitOr", "BitAnd"), ("BitAnd", "BitOr"), ("LShift", "RShift"), ("RShift", "LShift"),
     )),
     *("core/ReplaceTrueWithFalse", "core/ReplaceFalseWithTrue", "core/ReplaceAndWithOr", "core/ReplaceOrWithAnd"),
-    *("core/AddNot", "core/ReplaceBreakWithContinue", "core/ReplaceContinueWithBreak", "core/NumberReplacer"),
+    *("core/AddNot", "core/ReplaceBreakWithContinue", "core/ReplaceContinueWithBreak", NUMBER),
     *("core/ZeroIterationForLoop", "core/ExceptionReplacer", "core/ReplaceUnaryOperator_Delete_Not"),
 ]  # fmt: skip
 # Mistakes in a line of a script: its pattern and the replacement
@@ -130,13 +137,23 @@ def mutants(path: str) -> Iterator[Mutant]:
     """All mistakes in a file."""
     text = (ROOT / path).read_text()
     nodes = list(ast_nodes(get_ast(text)))
+    constants = set(constant_lines(text))
     for name in OPERATORS:
         operator = get_operator(name)()
         starts = [start for node in nodes for start, _ in operator.mutation_positions(node)]
         for number, (line, _) in enumerate(starts):
-            yield Mutant(path, line, name, number)
+            if name != NUMBER or line not in constants:
+                yield Mutant(path, line, name, number)
     for number, (line, _) in enumerate(script_mistakes(text)):
         yield Mutant(path, line, "script", number)
+
+
+def constant_lines(text: str) -> Iterator[int]:
+    """The lines of the constants of a module. A number there is a size or a time: one more or less is no mistake."""
+    for node in ast.parse(text).body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            assert node.end_lineno
+            yield from range(node.lineno, node.end_lineno + 1)
 
 
 def script_mistakes(text: str) -> Iterator[tuple[int, str]]:
@@ -180,9 +197,9 @@ def explained() -> set[Changed]:
     return {Changed(*one) for one in re.findall(r"^(\S+)\n- (.*)\n\+ (.*)\n  \S", EXPLAINED.read_text(), re.MULTILINE)}
 
 
-def copy_tree() -> Path:
-    """A copy of the files under version control, with the virtual environments of this one."""
-    tree = WORK / "tree"
+def copy_tree(name: str) -> Path:
+    """A copy of the files under version control, and of the virtual environments, which bin/up must find up to date."""
+    tree = WORK / name
     shutil.rmtree(tree, ignore_errors=True)
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
     for name in names.rstrip("\0").split("\0"):
@@ -190,23 +207,75 @@ def copy_tree() -> Path:
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tree / name, follow_symlinks=False)
     for name in ".venv", ".venv-pypy":
-        (tree / name).symlink_to(ROOT / name)
+        shutil.copytree(ROOT / name, tree / name, symlinks=True)
+        for stamp in (tree / name).glob("stamp*"):
+            stamp.write_text(stamp.read_text().replace(f"{ROOT}/", f"{tree}/"))
     return tree
 
 
-def slow_tests(tree: Path, file: str, known: dict[str, list[str]]) -> list[str]:
-    """The slow tests of a file, measured without a mistake. known: results of earlier calls, to which it adds its own.
+class Timed(NamedTuple):
+    """The tests of a file: what all of them take, in seconds, and the slow ones."""
 
-    Exits if a test fails.
-    """
-    key = f"{file} {hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:16]}"
-    if key not in known:
-        print(f"timing the tests of {file}", flush=True)
-        failed, said = run(tree, ["--durations=0", f"--durations-min={SLOW}", file], 10 * PATIENCE)
-        if failed:
-            sys.exit(f"sluice: {failed} fails without a mistake\n{said}")
-        known[key] = sorted(set(re.findall(r"^[\d.]+s \w+ +(\S.*)$", said, re.MULTILINE)))
-    return known[key]
+    seconds: float
+    slow: list[str]
+
+
+class Runs:
+    """What was found so far, and the copies of the tree in which no tests run."""
+
+    def __init__(self, kept: Path, jobs: int) -> None:
+        before = json.loads(kept.read_text()) if kept.exists() else {"mutants": {}, "timed": {}}
+        self.kept, self.lock = kept, threading.Lock()
+        self.found: dict[str, str] = before["mutants"]  # key of a mistake -> test, "time" or ""
+        self.timed: dict[str, list] = before["timed"]
+        self.killers: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        self.trees = [copy_tree(f"tree-{n}") for n in range(jobs)]
+
+    def keep(self) -> None:
+        self.kept.write_text(json.dumps({"mutants": self.found, "timed": self.timed}))
+
+    def time_tests(self, file: str) -> Timed:
+        """Time the tests of a file without a mistake, once. Exits if one fails."""
+        key = f"{file} {hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:16]}"
+        if key not in self.timed:
+            print(f"timing the tests of {file}", flush=True)
+            began = time.monotonic()
+            failed, said = run(self.trees[0], ["--durations=0", f"--durations-min={SLOW}", file], 10 * PATIENCE)
+            if failed:
+                sys.exit(f"sluice: {failed} fails without a mistake\n{said}")
+            slow = sorted(set(re.findall(r"^[\d.]+s \w+ +(\S.*)$", said, re.MULTILINE)))
+            self.timed[key] = [time.monotonic() - began, slow]
+            self.keep()
+        return Timed(*self.timed[key])
+
+    def learn(self, mutant: Mutant, test: str) -> None:
+        """A test noticed this mistake."""
+        if "::" in test:
+            self.killers[mutant.path][test.partition("[")[0]] += 1  # with all its parameters: an id may have spaces
+
+    def try_one(self, mutant: Mutant) -> float:
+        """Make a mistake in one of the copies and run its tests. Returns: seconds."""
+        with self.lock:
+            tree = self.trees.pop()
+            first = [test for test, _ in self.killers[mutant.path].most_common(FIRST)]
+        files = tests_of(mutant.path)
+        timed = [self.time_tests(file) for file in files]
+        slow = [test for one in timed for test in one.slow]
+        patience = max(PATIENCE, 3 * sum(one.seconds for one in timed))
+        began, place, noticed = time.monotonic(), tree / mutant.path, ""
+        place.write_text(mutant.code())
+        for tests in first, [*(f"--deselect={test}" for test in slow), *files], slow:
+            if tests and not noticed:
+                noticed, _ = run(tree, tests, patience)
+        place.write_text((ROOT / mutant.path).read_text())
+        if noticed == NO_START and run(tree, ["--collect-only", *files])[0]:
+            raise RuntimeError(f"the tests in {tree} do not start without a mistake either")
+        with self.lock:
+            self.trees.append(tree)
+            self.found[mutant.key] = noticed
+            self.learn(mutant, noticed)
+            self.keep()
+        return time.monotonic() - began
 
 
 def run(tree: Path, tests: list[str], patience: float = PATIENCE) -> tuple[str, str]:
@@ -228,7 +297,7 @@ def run(tree: Path, tests: list[str], patience: float = PATIENCE) -> tuple[str, 
     if process.returncode == 0:
         return "", said
     found = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
-    return found[1] if found else "tests cannot start" if said else "time", said
+    return found[1] if found else NO_START if said else "time", said
 
 
 def end(tree: Path, process: subprocess.Popen) -> None:
@@ -255,47 +324,43 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="stop after so many; the mistakes are then a sample")
     parser.add_argument("--seed", type=int, default=1, help="of the sample (%(default)s)")
     parser.add_argument("paths", nargs="*", help="files to make mistakes in; unless given, all of the core")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="tried at once (%(default)s)")
     options = parser.parse_args()
     began = time.monotonic()
     core = [str(path.relative_to(ROOT)) for path in sorted([*ROOT.glob("*.py"), *ROOT.glob("sluice/*/*.py")])]
     paths = options.paths or [path for path in core if tests_of(path)]
     WORK.mkdir(parents=True, exist_ok=True)
-    kept = WORK / "results.json"
-    before = json.loads(kept.read_text()) if kept.exists() else {"mutants": {}, "slow": {}}
-    results: dict[str, str] = before["mutants"]
     every = [mutant for path in paths for mutant in mutants(path)]
     random.Random(options.seed).shuffle(every)
-    known, tree = explained(), copy_tree()
+    known, runs = explained(), Runs(WORK / "results.json", options.jobs)
     print(f"{len(every)} mistakes in {len(paths)} files", flush=True)
-    tried, survivors = 0, []
     for mutant in every:
+        runs.learn(mutant, runs.found.get(mutant.key, ""))
+    for file in sorted({file for path in paths for file in tests_of(path)}):
+        runs.time_tests(file)
+    tried: list[Mutant] = []
+
+    def look(mutant: Mutant) -> None:
         late = options.minutes and time.monotonic() > began + 60 * options.minutes
-        if late and mutant.key not in results:
-            continue
-        code, plain = mutant.code(), (ROOT / mutant.path).read_text()
-        if meaning(code) == meaning(plain):
-            continue
-        tried += 1
-        if mutant.key not in results:
-            left_out = []
-            for file in tests_of(mutant.path):
-                left_out += [f"--deselect={name}" for name in slow_tests(tree, file, before["slow"])]
-                kept.write_text(json.dumps(before))
-            started, place = time.monotonic(), tree / mutant.path
-            place.write_text(code)
-            results[mutant.key], _ = run(tree, [*left_out, *tests_of(mutant.path)])
-            place.write_text(plain)
-            kept.write_text(json.dumps(before))
-            took, said = time.monotonic() - started, results[mutant.key] or "SURVIVED"
-            print(f"{tried}: {took:.0f} s, {mutant.path}:{mutant.line} {mutant.operator}: {said}", flush=True)
-        if not results[mutant.key]:
-            survivors.append(changed(mutant, code))
+        if late and mutant.key not in runs.found:
+            return
+        if meaning(mutant.code()) == meaning((ROOT / mutant.path).read_text()):
+            return
+        tried.append(mutant)
+        if mutant.key not in runs.found:
+            took, number = runs.try_one(mutant), len(tried)
+            said = runs.found[mutant.key] or "SURVIVED"
+            print(f"{number}: {took:.0f} s, {mutant.path}:{mutant.line} {mutant.operator}: {said}", flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(look, every))
+    survivors = [changed(mutant, mutant.code()) for mutant in tried if not runs.found[mutant.key]]
     left = [one for one in survivors if one not in known]
     for one in left:
         print(f"\n{one}")
-    noticed = tried - len(survivors)
-    share = f" ({noticed / tried:.0%})" if tried else ""
-    print(f"\n{noticed} of {tried} noticed{share}, {len(survivors) - len(left)} explained, {len(left)} survived")
+    noticed = len(tried) - len(survivors)
+    share = f" ({noticed / len(tried):.1%})" if tried else ""
+    print(f"\n{noticed} of {len(tried)} noticed{share}, {len(survivors) - len(left)} explained, {len(left)} survived")
     return 1 if left else 0
 
 

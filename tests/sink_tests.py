@@ -219,6 +219,15 @@ class SinkTests:
         assert self.choices(store) == ["x", "a", "b"]
         assert sink.ledger("votes", upto(5))[:2] == (5, 2)
 
+    def test_what_is_stored_of_a_partition_is_counted_by_number_in_all_epochs(self, sink: Sink) -> None:
+        for spool, first, last in ("0.7", 1, 4), ("0.8", 5, 9), ("1.7", 3, 6), ("10.1", 1, 5):
+            given, entries = votes(*range(first, last + 1), first=first)
+            sink.persist(given._replace(id=f"{spool}:{first}:{NOON}"), entries)
+        assert sink.stored_in("votes", {"0": (4, 9), "1": (2, 6)}) == (13, 9)
+        assert sink.stored_in("votes", {"0": (6, 8)}) == (8, 2)
+        assert sink.stored_in("votes", {"1": (9, 9), "2": (0, 9)}) == (4, 0)
+        assert sink.stored_in("gps", {"0": (0, 9)}) == (0, 0)
+
     def test_the_numbers_of_another_spool_or_stream_are_others(self, store: Store, sink: Sink) -> None:
         given, entries = votes("a", "b")
         assert sink.persist(given, entries) == Outcome(2, 0)

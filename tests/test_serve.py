@@ -129,6 +129,7 @@ def test_limit_is_the_number_of_items_of_a_feed(any_server: Reader) -> None:
     assert [item["lat"] for item in trail] == [7.5, 6.5, 5.5, 4.5, 3.5]
     assert any_server.json("/gps/trail?device=bike&limit=2") == trail[:2]
     assert any_server.json("/gps/trail?limit=5&device=bike") == trail
+    assert any_server.json("/gps/trail?device=bike&limit=0&limit=5&limit=1") == trail[:1]  # the last one counts
     for limit in "0", "6", "-1", "two", "", "99999", "1.0":
         is_problem(get(any_server.where, f"/gps/trail?device=bike&limit={limit}"), 400)
 

@@ -430,6 +430,13 @@ def test_a_worker_folds_batches_and_deletes_rows_by_age(tmp: Path, redis: Server
         poll(lambda: choices(tmp)[-1] == "a")
 
 
+def test_old_rows_are_looked_for_once_in_a_fiftieth_of_their_age_but_at_least_once_an_hour() -> None:
+    keep = settings.load({"INGEST_KEEP": "gps=100s,votes=365d"}).keep
+    pauses = {chore.name: chore.pause for chore in program.chores(["gps", "votes", "logs"], keep)}
+    rows = "deleting old rows of {}".format
+    assert pauses == {"folding of batches": program.FOLD, rows("gps"): 2, rows("votes"): 3600}
+
+
 def test_leases_are_renewed_while_the_sink_is_locked(tmp: Path, redis: Server) -> None:
     create_database(tmp)
     with worker(tmp) as running:

@@ -141,6 +141,15 @@ def test_an_invalid_line_of_ndjson_is_buried_alone(name, bad):
     assert reject_reason(name, results[1].part) == results[1].reason
 
 
+@streams_with_a_grammar
+def test_lines_beyond_the_limit_are_buried_together_after_an_invalid_one(name):
+    lines = [b"{", *[GOOD[name]] * 9]
+    first, *records, rest = decode(name, b"\n".join(lines), LIMITS._replace(records=53))  # an invalid line counts 50
+    assert first.part == b"{"
+    assert records == [RECORDS[name]] * len(records) and 0 < len(records) < 9
+    assert rest.part == b"\n".join(lines[1 + len(records) :]) and not rest.whole
+
+
 @pytest.mark.parametrize("name", ["gps", "votes"])
 def test_an_invalid_first_line_does_not_affect_the_others(name):
     for bad in (b"{", b"hello", b'"a":1}'):
