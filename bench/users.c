@@ -9,6 +9,10 @@
  * as most generators do, so a request is up to 1 ms late, which counts; otherwise the generator, which shares the
  * processors with the server, would wake up for each single request. The first WARM of the SECONDS are not counted.
  *
+ * With RATE LOW-HIGH each user has an open loop of its own: it sends at once, and then comes back every LOW to HIGH
+ * seconds (uniformly distributed, the same in each run) after it came last, not after its response. LOW is longer than
+ * TIMEOUT, so that no user comes back before its last request has ended.
+ *
  * Prints one JSON object. `slots` has, for GET and for all other methods, the latencies: pairs of the upper end of a
  * slot in microseconds and the number of requests. `timeline` has, for each tenth of a second in which requests were
  * due, answers, failures and the longest latency in microseconds; it includes WARM.
@@ -52,6 +56,8 @@ struct user {
     size_t have;    /* bytes of the head so far */
     size_t missing; /* bytes of the body, once there is a status */
     uint64_t since; /* microseconds; start of the connect, or when the request was due */
+    uint64_t next, pending; /* own loop: when it comes next; when it came, if it could not send yet, else 0 */
+    struct user *other;     /* own loop: the next user of the same tick */
     char head[MAX_HEAD];
 };
 
@@ -60,12 +66,14 @@ struct bin {
 };
 
 static struct user *users, **idle; /* idle: a ring */
+static struct user **ticks; /* own loops: a list of the users who come in each tick */
 static struct request *requests;
 static struct bin *timeline;
 static size_t requests_count, bins, idle_first, idle_count;
 static int poller, users_count, connecting, connected, waiting;
 static uint64_t patience, last_try, sent, total; /* total: requests of an open loop */
-static double rate;
+static uint64_t ticks_count, ticks_done, owed;   /* owed: users with a pending request */
+static double rate, low, high;                   /* low, high: seconds, of own loops; else high is 0 */
 static struct sockaddr_in server;
 static int sending; /* all users are connected, and the time is not over */
 static uint64_t failed_status[STATUSES], failed_timeout, failed_reset, failed_connect, answered, answered_late;
@@ -126,7 +134,10 @@ static void send_next(struct user *u, uint64_t since) {
 
 static void ready(struct user *u) {
     u->state = IDLE;
-    if (rate == 0) {
+    if (high > 0) {
+        uint64_t since = u->pending;
+        if (since) u->pending = 0, owed--, send_next(u, since);
+    } else if (rate == 0) {
         if (sending) send_next(u, now());
     } else if (!u->listed) {
         idle[(idle_first + idle_count++) % users_count] = u;
@@ -151,6 +162,24 @@ static void send_due(void) {
         u->listed = 0;
         if (u->state == IDLE) send_next(u, since);
     }
+}
+
+/* Own loop: the user comes at this time. */
+static void expect(struct user *u, uint64_t at) {
+    if (at >= end) return;
+    struct user **tick = &ticks[(at - start + TICK - 1) / TICK];
+    u->next = at, u->other = *tick, *tick = u;
+}
+
+/* Own loops: all users who have come by now send, or have a pending request. */
+static void send_own(void) {
+    for (; ticks_done < ticks_count && start + ticks_done * TICK <= now(); ticks_done++)
+        for (struct user *u = ticks[ticks_done], *other; u; u = other) {
+            other = u->other;
+            u->pending = u->next, owed++;
+            expect(u, u->next + (uint64_t)((low + (high - low) * drand48()) * 1e6));
+            if (u->state == IDLE) ready(u);
+        }
 }
 
 static void connected_now(struct user *u) {
@@ -241,6 +270,12 @@ static void turn(void) {
         uint64_t left = next > at ? (next - start + TICK - 1) / TICK * TICK + start - at : 0;
         if (left < PERIOD) wait.tv_nsec = left * 1000;
     }
+    if (ticks_done < ticks_count) {
+        uint64_t next = ticks_done, at = now();
+        while (next < ticks_done + PERIOD / TICK && next < ticks_count && !ticks[next]) next++;
+        uint64_t tick = start + next * TICK;
+        wait.tv_nsec = tick > at ? (tick - at < PERIOD ? tick - at : PERIOD) * 1000 : 0;
+    }
     int count = epoll_pwait2(poller, events, 1024, &wait, NULL);
     for (int n = 0; n < count; n++) {
         struct user *u = events[n].data.ptr;
@@ -255,6 +290,7 @@ static void turn(void) {
         }
     }
     if (total) send_due();
+    send_own();
     uint64_t at = now();
     if (at - last_try < PERIOD) return;
     last_try = at;
@@ -265,7 +301,12 @@ static void turn(void) {
             else failed_connect++;
             disconnect(u);
         }
-        if (u->state == DISCONNECTED && connecting < MAX_CONNECTING && (sending || !end || sent < total)) begin(u);
+        if (u->pending && at > u->pending + patience) {
+            fail(&failed_timeout, u->pending);
+            u->pending = 0, owed--;
+        }
+        if (u->state == DISCONNECTED && connecting < MAX_CONNECTING && (sending || !end || sent < total || u->pending))
+            begin(u);
     }
 }
 
@@ -301,7 +342,9 @@ int main(int count, char **arguments) {
     server = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(atoi(arguments[1]))};
     server.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     uint64_t warm = atof(arguments[3]) * 1e6, seconds = atof(arguments[4]) * 1e6;
-    users_count = atoi(arguments[2]), patience = atof(arguments[5]) * 1e6, rate = atof(arguments[6]);
+    users_count = atoi(arguments[2]), patience = atof(arguments[5]) * 1e6;
+    if (sscanf(arguments[6], "%lf-%lf", &low, &high) < 2) rate = low, high = 0;
+    else if (low * 1e6 <= patience || high < low) return fprintf(stderr, "needs TIMEOUT < LOW <= HIGH\n"), 2;
     users = calloc(users_count, sizeof *users), idle = calloc(users_count, sizeof *idle);
     for (int n = 0; n < users_count; n++) users[n].fd = -1;
     bins = seconds / BIN + 1, timeline = calloc(bins, sizeof *timeline);
@@ -314,12 +357,15 @@ int main(int count, char **arguments) {
     int there = connected;
     start = now(), counted = start + warm, end = start + seconds;
     sending = 1, total = rate * seconds / 1e6;
-    if (rate == 0)
+    if (high > 0) {
+        ticks_count = seconds / TICK + 1, ticks = calloc(ticks_count + 1, sizeof *ticks);
+        for (int n = 0; n < users_count; n++) expect(&users[n], start);
+    } else if (rate == 0)
         for (int n = 0; n < users_count; n++)
             if (users[n].state == IDLE) send_next(&users[n], now());
     while (now() < end) turn();
     sending = 0;
-    while (waiting > 0 || sent < total) turn();
+    while (waiting > 0 || sent < total || ticks_done < ticks_count || owed > 0) turn();
 
     uint64_t all = answered + answered_late, failures = failed_timeout + failed_reset + failed_connect;
     printf("{\"users\":%d,\"connected\":%d,\"connecting\":%.3f,\"requests\":%lu,\"rate\":%.1f,", users_count, there,

@@ -115,7 +115,7 @@ def siege(tmp: Path, url: str, parts: Parts, seconds: float, connections: int, b
 
 def users(
     tmp: Path, program: Path, port: int, requests: Path, parts: Parts, seconds: float, count: int,
-    rate: float = 0, warm: float = 0, patience: float = 10,
+    rate: float | str = 0, warm: float = 0, patience: float = 10,
 ) -> Figures:  # fmt: skip
     """Load by users.c, which describes all options. requests: a file of whole HTTP requests. patience: TIMEOUT.
 

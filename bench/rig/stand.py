@@ -292,8 +292,8 @@ class Stand:
         )
 
     def users(
-        self, candidate: Candidate, requests: Path, count: int, rate: float = 0, warm: float = 0, patience: float = 10,
-        details: bool = False,
+        self, candidate: Candidate, requests: Path, count: int, rate: float | str = 0, warm: float = 0,
+        patience: float = 10, details: bool = False,
     ) -> Callable[[float], Figures]:  # fmt: skip
         """A case for `rounds`: load by users.c on one candidate; see `rig.load.users`. details: `slots`, `timeline`."""
         program = self.compiled("users")
