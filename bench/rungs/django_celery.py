@@ -1,4 +1,4 @@
-"""Django + Celery: the view queues a task in Redis. No worker runs the tasks."""
+"""Django + Celery: the view queues a task in Redis, and a Celery worker runs it. The task does nothing."""
 
 import os
 
@@ -10,6 +10,7 @@ from django.urls import path
 
 settings.configure(ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"], SECRET_KEY="not one")
 celery = Celery("rung", broker="redis+socket://" + os.environ["INGEST_REDIS"])
+celery.conf.task_default_queue = os.environ["RUNG_QUEUE"]
 
 
 @celery.task(ignore_result=True)
