@@ -6,8 +6,8 @@ cosmic-ray makes the mistakes in Python; rules below make those in the scripts f
 of the tree in var/mutants, and the tests of TESTS run there until one fails: first those that noticed the most mistakes
 in this file so far, then the others, the slow ones last. Without --minutes all mistakes are tried, which takes hours;
 with it a sample, in the order that the seed gives. Results are kept in var/mutants/results.json: the next run
-continues, and tries again the mistakes in files that have changed. A mistake that no test notices is printed, unless
-tests/mutants.txt explains it; exit status 1 if there is one.
+continues, and tries again the mistakes in files that have changed, and those that no test noticed. Such a mistake is
+printed, unless tests/mutants.txt explains it; exit status 1 if there is one.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ def main() -> int:
         if meaning(mutant.code()) == meaning((ROOT / mutant.path).read_text()):
             return
         tried.append(mutant)
-        if mutant.key not in runs.found:
+        if not (runs.found.get(mutant.key) or (mutant.key in runs.found and changed(mutant, mutant.code()) in known)):
             took, number = runs.try_one(mutant), len(tried)
             said = runs.found[mutant.key] or "SURVIVED"
             print(f"{number}: {took:.0f} s, {mutant.path}:{mutant.line} {mutant.operator}: {said}", flush=True)

@@ -398,6 +398,13 @@ def test_invalid_traccar_json_has_its_reason(old, new, reason):
     assert reject_reason(TRACCAR9.replace(old, new)) == reason
 
 
+@pytest.mark.parametrize(("lat", "lon"), [(-90, -180), (90, 180)])
+def test_the_poles_and_the_date_line_are_positions(lat, lon):
+    for body in b'{"device":"a","lat":%d,"lon":%d}' % (lat, lon), b"id=a&lat=%d&lon=%d" % (lat, lon):
+        (gps,) = decode(body)
+        assert (gps.lat, gps.lon) == (lat, lon)
+
+
 def test_traccars_json_below_zero_is_unknown():
     body = TRACCAR9.replace(b"0.8,", b"-1,").replace(b"12.5", b"-1").replace(b"90", b"-1")
     (gps,) = decode(body)
