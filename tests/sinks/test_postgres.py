@@ -161,6 +161,9 @@ def test_times_before_and_after_2000_and_1970_are_exact(pg: Postgres):
 def test_a_record_without_a_time_gets_the_time_of_arrival(pg: Postgres):
     connect(pg).persist(claim(), decoded("gps", b'{"device":"a","lat":1,"lon":2}'))
     assert pg.ask("SELECT received_at = time, received_at = to_timestamp(1700000000) FROM gps") == [(True, True)]
+
+
+def test_a_metric_without_a_time_gets_the_time_of_arrival_and_no_nanoseconds(pg: Postgres):
     connect(pg).persist(claim("metrics"), decoded("metrics", b'{"name":"room","value":1}'))
     assert pg.ask("SELECT received_at = time, nanoseconds FROM metrics") == [(True, 0)]
 
