@@ -11,7 +11,10 @@ LIMITS = registry.limits(settings.load({}))
 
 
 def decode(stream: str, item: bytes, limits: Limits = LIMITS) -> list:
-    return list(STREAMS[stream].decode(item, limits))
+    """The records and rejects. A reject of a whole item is all there is of it."""
+    found = list(STREAMS[stream].decode(item, limits))
+    assert not [one for one in found if isinstance(one, Reject) and one.whole and (len(found) > 1 or one.part != item)]
+    return found
 
 
 def reject_reason(stream: str, item: bytes) -> str:

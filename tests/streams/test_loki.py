@@ -111,6 +111,14 @@ def test_invalid_lines_are_buried_together_as_a_request_that_can_be_replayed() -
     assert decode("logs", reject.part) == [Reject(reject.part, reject.reason, True)]
 
 
+@pytest.mark.parametrize("time", [-(2**63), 2**63 - 1])
+def test_the_first_and_the_last_time_of_64_bits_are_times(time: int) -> None:
+    (row,) = decode("logs", pushed({"stream": LABELS, "values": [[str(time), "full"]]}))
+    assert row.time == time
+    for beyond in -(2**63) - 1, 2**63:
+        reject_reason("logs", pushed({"stream": LABELS, "values": [[str(beyond), "full"]]}))
+
+
 def test_invalid_lines_in_protobuf_are_buried_together() -> None:
     text = '{job="api"}'
     lines = [entry("\0"), entry("full"), entry("late", 2**40), entry("x" * LIMITS.record)]
