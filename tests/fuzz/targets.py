@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import re
 import sys
@@ -26,6 +27,8 @@ from sluice.streams.message import parse  # noqa: E402
 from sluice.streams.record import Invalid, Log, Record, Reject  # noqa: E402
 from sluice.streams.registry import Stream  # noqa: E402
 
+for name in "loki", "otlp_logs", "otlp_metrics", "prometheus":  # what decoders import late: here it is instrumented
+    importlib.import_module(f"sluice.streams.{name}")
 LIMITS = registry.limits(settings.load({}))
 HEAD = b"POST /any HTTP/1.1\r\nContent-Encoding: gzip\r\n\r\n"
 
@@ -106,6 +109,17 @@ def loki(data: bytes) -> None:
     promises(STREAMS["logs"], head + bytes(cramjam.snappy.compress_raw(data)))
 
 
+def otlp(data: bytes) -> None:
+    """A request of OTLP for metrics and for logs, as JSON and as protobuf; and the same compressed."""
+    for stream in STREAMS["metrics"], STREAMS["logs"]:
+        for kind in b"json", b"x-protobuf":
+            head = b"POST /v1/%b HTTP/1.1\r\nContent-Type: application/%b\r\n" % (stream.name.encode(), kind)
+            results = promises(stream, head + b"\r\n" + data, empty=True)
+            if not data.startswith((GZIP, ZSTD, BOM)):
+                packed = head + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(data, 1)
+                same(results, promises(stream, packed, empty=True))
+
+
 def packed(data: bytes) -> None:
     """gzip: several members, trailing zeros, damage. The result, if any, is that of the standard library."""
     choices = wire.Choices(data)
@@ -155,7 +169,7 @@ def fastlane(data: bytes) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    function.__name__: function for function in (metrics, influx, prometheus, loki, gps, plain, packed, fastlane)
+    function.__name__: function for function in (metrics, influx, prometheus, loki, otlp, gps, plain, packed, fastlane)
 }
 
 
@@ -180,11 +194,11 @@ def decoder(stream: Stream, item: bytes) -> None:
         same(results, others)
 
 
-def promises(stream: Stream, item: bytes) -> list[Record | Reject]:
-    """The results of an item. Raises: AssertionError if they break a promise."""
+def promises(stream: Stream, item: bytes, empty: bool = False) -> list[Record | Reject]:
+    """The results of an item. empty: there may be none. Raises: AssertionError if they break a promise."""
     results = list(stream.decode(item, LIMITS))
     rejects = 0
-    assert results, "nothing"
+    assert results or empty, "nothing"
     for result in results:
         if not isinstance(result, Reject):
             assert type(result) is stream.record
