@@ -638,7 +638,7 @@ def merge(db: psycopg.Connection, stream: str, spool: str, first: int, end: int)
     whole: list[list[int]] = []
     for low, high in sorted(found.fetchall()):
         if whole and low <= whole[-1][1] + 1:
-            whole[-1][1] = max(whole[-1][1], high)
+            whole[-1][1] = high
         else:
             whole.append([low, high])
     with db.cursor() as cursor:
