@@ -119,6 +119,8 @@ for _name, _target in PROCESSES.items():
         wait(lambda: gone(pid), 60, f"the end of process {pid}")
         # not one of those that a killed master leaves
         wait(lambda: set(target.find(site, program)) - {pid, *before}, 60, "a new process")
+        if program in ("gateway", "reader"):  # before a new master listens, the processes of the old one may have ended
+            wait(lambda: set(site.children(program)) - {*before}, 60, "a new process that serves")
         return f"process {pid}"
 
     @fault(f"stop-{_name}", f"SIGSTOP to {_target.words} for 0.5 to 5 s", **_kinds)
