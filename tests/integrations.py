@@ -1,11 +1,16 @@
-"""The configurations in docs/INTEGRATIONS.md, which the tests give to the real senders."""
+"""The configurations in docs/INTEGRATIONS.md, which the tests give to the real senders, and packages of senders."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shutil
+import subprocess
 import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
-from sluice.drill.harness import ROOT
+from sluice.drill.harness import ROOT, short_tmp
 
 PAGE = (ROOT / "docs/INTEGRATIONS.md").read_text()
 
@@ -14,4 +19,36 @@ def samples(heading: str, port: int = 8080) -> list[str]:
     """The indented samples of a section, with the port of the installation under test."""
     section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     found = re.findall(r"^\n((?:    .*\n)+)", section, re.MULTILINE)
-    return [textwrap.dedent(text).replace("localhost:8080", f"localhost:{port}") for text in found]
+    return [textwrap.dedent(text).replace("8080", str(port)) for text in found]
+
+
+@contextlib.contextmanager
+def npm_packages(folder: Path) -> Iterator[Path]:
+    """A copy of a folder with the packages that its lock file pins."""
+    with short_tmp() as tmp:
+        for path in folder.iterdir():
+            shutil.copy(path, tmp)
+        install = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+        subprocess.run(install, cwd=tmp, check=True, timeout=300)
+        yield tmp
+
+
+Write = Callable[[range], str]  # sends what has these numbers; "ok", or the error
+
+
+@contextlib.contextmanager
+def program(*command: object, env: Mapping[str, str] | None = None) -> Iterator[Write]:
+    """A program that sends what its input says, in lines such as "FIRST COUNT", and prints a line for each."""
+    words = list(map(str, command))
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        source, drain = process.stdin, process.stdout
+        assert source and drain
+
+        def write(numbers: range) -> str:
+            print(numbers.start, len(numbers), file=source, flush=True)
+            return drain.readline().strip()
+
+        try:
+            yield write
+        finally:
+            process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -25,7 +26,7 @@ from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation
 from opentelemetry.sdk.resources import Resource
 
 from between import Between, closing, reply
-from integrations import samples
+from integrations import Write, npm_packages, program, samples
 from sluice.drill import harness
 from sluice.drill.harness import Server, ask, installation, short_tmp
 
@@ -166,37 +167,47 @@ def test_the_python_sdk_sends_again_after_what_may_pass_and_drops_what_is_reject
     assert [text for _, text, _ in logs(up, f"after {kind}")] == ["line 1"] * times + ["line 2"]
 
 
-@pytest.mark.usefixtures("configured")
-def test_every_log_record_is_stored_exactly_once_although_the_worker_is_killed_twenty_times(up: Server) -> None:
-    made = provider("kills")
-    for n in range(20):
-        (worker,) = poll(lambda: up.pids("worker"))
-        emit(made, *range(n * 100, n * 100 + 100))
-        os.kill(worker, signal.SIGKILL)
-        poll(lambda worker=worker: worker not in up.pids("worker"))  # type: ignore[misc]
-    made.shutdown()
-    poll(lambda: len(logs(up, "kills")) >= 2000)
-    assert sorted(attributes["n"] for _, _, attributes in logs(up, "kills")) == list(range(2000))
-    assert ask(up.home, "SELECT reason FROM dead_letters") == []
-
-
 @pytest.fixture(scope="module")
 def sender() -> Iterator[Path]:
-    """send.mjs with its packages, as its lock file pins them."""
+    """send.mjs with its packages."""
     if not shutil.which("npm"):
         pytest.skip("npm is not installed")
-    with short_tmp() as tmp:
-        for path in (HERE / "otel").iterdir():
-            shutil.copy(path, tmp)
-        install = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
-        subprocess.run(install, cwd=tmp, check=True, timeout=300)
+    with npm_packages(HERE / "otel") as tmp:
         yield tmp / "send.mjs"
+
+
+@pytest.mark.usefixtures("configured")
+def test_every_log_record_is_stored_exactly_once_although_the_worker_is_killed_twenty_times(
+    up: Server, request: pytest.FixtureRequest
+) -> None:
+    made = provider("kills")
+
+    def python(numbers: range) -> str:
+        emit(made, *numbers)
+        return "ok"
+
+    senders: dict[str, Write] = {"kills": python}
+    with contextlib.ExitStack() as stack:
+        if shutil.which("npm"):
+            command = ["node", request.getfixturevalue("sender"), "proto", "javascript kills"]
+            senders["javascript kills"] = stack.enter_context(program(*command))
+        for n in range(20):
+            (worker,) = poll(lambda: up.pids("worker"))
+            for send in senders.values():
+                assert send(range(n * 100, n * 100 + 100)) == "ok"
+            os.kill(worker, signal.SIGKILL)
+            poll(lambda worker=worker: worker not in up.pids("worker"))  # type: ignore[misc]
+    made.shutdown()
+    for name in senders:
+        poll(lambda name=name: len(logs(up, name)) >= 2000)  # type: ignore[misc]
+        assert sorted(attributes["n"] for _, _, attributes in logs(up, name)) == list(range(2000))
+    assert ask(up.home, "SELECT reason FROM dead_letters") == []
 
 
 def send(sender: Path, port: int, encoding: str, service: str) -> None:
     subprocess.run(
         ["node", sender, encoding, service],
-        env=os.environ | variables(port), check=True, timeout=120, capture_output=True,
+        env=os.environ | variables(port), check=True, timeout=120, capture_output=True, input=b"0 10\n",
     )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 // Sends metrics and logs with OpenTelemetry's SDK: node send.mjs http|proto NAME. The endpoint is in the environment.
+// For each line of input, "FIRST COUNT", it sends log records, and prints "ok" when they have been exported.
 
+import { createInterface } from "node:readline";
 import { resourceFromAttributes } from "@opentelemetry/resources";
 import { BatchLogRecordProcessor, LoggerProvider } from "@opentelemetry/sdk-logs";
 import { AggregationType, MeterProvider, PeriodicExportingMetricReader } from "@opentelemetry/sdk-metrics";
@@ -22,6 +24,11 @@ await meters.shutdown();
 
 const loggers = new LoggerProvider({ resource, processors: [new BatchLogRecordProcessor({ exporter: new OTLPLogExporter() })] });
 const logger = loggers.getLogger("js");
-for (let n = 0; n < 10; n++)
-  logger.emit({ severityNumber: 13, severityText: "WARN", body: `line ${n}`, attributes: { n, tags: ["a", { b: 1.5 }] } });
+for await (const line of createInterface({ input: process.stdin })) {
+  const [first, count] = line.split(" ").map(Number);
+  for (let n = first; n < first + count; n++)
+    logger.emit({ severityNumber: 13, severityText: "WARN", body: `line ${n}`, attributes: { n, tags: ["a", { b: 1.5 }] } });
+  await loggers.forceFlush();
+  console.log("ok");
+}
 await loggers.shutdown();
