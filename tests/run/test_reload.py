@@ -262,14 +262,15 @@ def test_a_reload_replaces_all_but_redis_and_bin_up_supervises_the_new_processes
         slow.sendall(b'{"poll":"p",')
         (redis,) = up.pids("redis")
         before = {name: set(up.pids(name)) for name in ("gateway", "worker", "nginx")}
-        for more in [], ["--nginx", "--notice=0"]:
+        # an upload that lasts longer than both; nginx waits 30 seconds for its next part
+        for more, part in ([], b'"choice":'), (["--nginx", "--notice=0"], b'"a"}'):
             command = [str(ROOT / "bin/sluice"), "reload", *more]
             done = subprocess.run(command, env=environment(tmp), capture_output=True, text=True, timeout=120)
             assert (done.returncode, done.stderr) == (0, "")
+            slow.sendall(part)
             replaced = [line.split(":")[0] for line in done.stdout.splitlines()]
             assert replaced == ["gateway", "follower", "metrics", "page", "reader", "worker", *["nginx"][: len(more)]]
             assert (before["nginx"] == set(up.pids("nginx"))) == (not more)
-        slow.sendall(b'"choice":"a"}')  # an upload that lasts longer than both
         assert answer(slow)[0] == 200
         poll(lambda: stored(tmp) == ["a"])
         poll(lambda: up.said().count("up       | upgraded: gateway") == 2)
