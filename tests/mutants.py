@@ -265,7 +265,7 @@ class Runs:
         began, place, noticed = time.monotonic(), tree / mutant.path, ""
         place.write_text(mutant.code())
         for tests in first, [*(f"--deselect={test}" for test in slow), *files], slow:
-            if tests and not noticed:
+            if tests and noticed in ("", NO_START):  # of those that noticed the most, one may be gone since
                 noticed, _ = run(tree, tests, patience)
         place.write_text((ROOT / mutant.path).read_text())
         if noticed == NO_START and run(tree, ["--collect-only", *files])[0]:

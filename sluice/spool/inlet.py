@@ -23,7 +23,7 @@ MAX_BACKLOG = 10_000_000  # READY bodies per stream; of 54 bytes or more, the li
 MAX_RETRY_AFTER = 60  # seconds
 RATE_WINDOW = 10.0  # seconds over which the drain rate is averaged
 UNLIMITED = 1 << 62
-# What stands before a body of so many bytes in a command for Redis, after the line before it
+# What precedes a body of `size` bytes in a command for Redis: the end of the line before, and the length
 LENGTHS = [b"\r\n$%d\r\n" % size for size in range(2048)]
 
 # The details of the 503 answers. The counts use them without the period, and without the text after a colon.
