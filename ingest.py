@@ -22,7 +22,7 @@ if SETTINGS.routes:
 MAX_BODY = SETTINGS.max_body
 CLOSING = SETTINGS.home / "run/closing"  # while this file exists, replies close the clients' connections
 LEFT = SETTINGS.home / "run/left"  # while this one exists, /readyz sends the balancer elsewhere
-INLET = open_inlet(SETTINGS.spool, SETTINGS.figures, SETTINGS.replicas, SETTINGS.max_memory // 2)
+INLET = open_inlet(SETTINGS.spool, SETTINGS.figures, SETTINGS.replicas, SETTINGS.max_memory.bodies // 2)
 append, commit, counts = INLET.append, INLET.commit, INLET.counts
 
 

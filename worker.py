@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from sluice import counters, daemon, settings, sinks
-from sluice.settings import FOREVER, Keep
+from sluice.settings import FOREVER, IN_TABLES, Keep, Rows
 from sluice.sinks.cells import CellLine
+from sluice.sinks.destination import destinations
 from sluice.sinks.schema import load_streams
 from sluice.spool import open_inspector, open_outlet
 from sluice.spool.contract import LEASE, SPOOL_ERRORS, Claim, NewerLayout, trouble
@@ -39,6 +40,7 @@ SAMPLE = 16  # time one decode in 16: reading the clock takes a thirtieth of the
 BACKOFF = (0.1, 10.0)  # seconds between two attempts while the sink or Redis is unavailable: first, maximum
 SHARE = 10  # chores take at most 1/10 of the time
 FOLD = 10.0  # seconds between two looks for old batches
+PUBLISH, TIDY = 10.0, 60.0  # seconds between two looks for rows to publish, and for objects to merge
 PRUNE = (50, 3600.0)  # between two looks for old rows: 1/50 of their age, at most an hour
 
 
@@ -96,17 +98,20 @@ class Worker:
         limits: Limits,
         line: CellLine | None = None,
         keep: Keep = FOREVER,
+        rows: Rows = IN_TABLES,
     ) -> None:
-        """url: of the sink. limits: of one body. line: where the figures of the cell go. keep: INGEST_KEEP."""
+        """url: of the sink. limits: of one body. line: where the figures of the cell go.
+
+        keep, rows: INGEST_KEEP, INGEST_ROWS.
+        """
         self.outlet = outlet
         self.line = line
-        self.url = url
         self.streams = streams
         self.limits = limits
         self.sink: sinks.Sink | None = None
         self.states = [StreamState(stream, outlet) for stream in streams.values()]
-        self.keep = keep
-        self.chores = list(chores(streams, keep))
+        self.connect = partial(sinks.connect, url, streams, keep=keep, rows=rows)
+        self.chores = list(chores(streams, keep, rows))
         self.chores_at = 0.0  # monotonic
         self.buried = 0
         self.stopping = False
@@ -118,7 +123,7 @@ class Worker:
     def run(self, drain: bool = False) -> None:
         """Work until `stop`; with `drain`, until the lists are empty. Raises: NewerLayout."""
         try:
-            self.sink = self.sink or sinks.connect(self.url, self.streams, keep=self.keep)
+            self.sink = self.sink or self.connect()
         except sinks.NewerTables:
             raise
         except sinks.Unavailable:  # logged when there is something to store
@@ -232,7 +237,7 @@ class Worker:
         """
         try:
             if self.sink is None:
-                self.sink = sinks.connect(self.url, self.streams, keep=self.keep)
+                self.sink = self.connect()
             try:
                 return self.sink.persist(claim, lambda: self.entries(state, claim))
             except PartialDecode:
@@ -316,13 +321,24 @@ class Worker:
             log.warning("%s: %s", subject, why) if why else log.info("%s: recovered", subject)
 
 
-def chores(streams: Iterable[str], keep: Keep) -> Iterator[Chore]:
-    """What is to be done beside storing: fold old batches, delete old rows and dead letters."""
+def chores(streams: Iterable[str], keep: Keep, rows: Rows) -> Iterator[Chore]:
+    """What is to be done beside storing: fold old batches, delete old rows and dead letters, and publish and merge the
+    objects of rows that go elsewhere.
+    """
     yield Chore("folding of batches", lambda sink: sink.fold(), FOLD)
+    elsewhere = [name for name in streams if rows.of(name) is not None]
+    yield Chore("publishing of rows", lambda sink: sink.publish(), PUBLISH)
+    for name in elsewhere:
+        yield Chore(f"merging of {name}", partial(tidy, name), TIDY)
     for name in (*streams, settings.DEAD):
         age = keep.of(name)
         if age is not None:
             yield Chore(f"deleting old rows of {name}", partial(prune, name, age), min(age / PRUNE[0], PRUNE[1]))
+
+
+def tidy(name: str, sink: sinks.Sink) -> bool:
+    """Merge some small objects of a stream; whether there may be more."""
+    return sink.tidy(name)
 
 
 def prune(name: str, age: int, sink: sinks.Sink) -> bool:
@@ -357,12 +373,13 @@ def main(arguments: list[str]) -> int:
     daemon.start_logging(config.log)
     try:
         streams = load_streams(config)
+        destinations(config.rows, streams)  # is its library installed?
     except settings.SettingError as error:
         return settings.complain(error)
     inspector = open_inspector(config.spool, config.figures)
     line = CellLine(inspector, streams, config.cell, keep=not config.has_own_redis, replicas=config.replicas)
     outlet = open_outlet(config.spool, config.figures, config.replicas)
-    worker = Worker(outlet, config.sink, streams, registry.limits(config), line, config.keep)
+    worker = Worker(outlet, config.sink, streams, registry.limits(config), line, config.keep, config.rows)
     daemon.stop_on_signal(worker)
     daemon.notify("READY=1")
     try:

@@ -308,10 +308,15 @@ def all_routes(s: Settings) -> dict[str, routes.Route]:
     return {**routes.ROUTES, **own}
 
 
-def connect(url: str, streams: dict[str, Stream], keep: settings.Keep = settings.FOREVER) -> Sink:
+def connect(
+    url: str,
+    streams: dict[str, Stream],
+    keep: settings.Keep = settings.FOREVER,
+    rows: settings.Rows = settings.IN_TABLES,
+) -> Sink:
     """The database as it is: nothing is created. Raises: Unavailable, also if the driver is not installed."""
     try:
-        return sinks.connect(url, streams, make=False, keep=keep)
+        return sinks.connect(url, streams, make=False, keep=keep, rows=rows)
     except ImportError as error:
         raise sinks.Unavailable(error) from error
 

@@ -30,7 +30,11 @@ KAFKA = "kafka://"
 VIEWS_SOCKET = "run/views.sock"  # of the views' Redis, below INGEST_HOME
 SOCKETS = 4  # of gateway and of reader: one Unix socket refuses (502) when its backlog is full; see DECISIONS.md
 # What stands behind the comma of a setting was a setting of its own; its variable still counts
-SECOND = {"INGEST_TLS_CERTIFICATE": "INGEST_TLS_KEY", "INGEST_CLIENT_RATE": "INGEST_CLIENT_CONNECTIONS"}
+SECOND = {
+    "INGEST_TLS_CERTIFICATE": "INGEST_TLS_KEY",
+    "INGEST_CLIENT_RATE": "INGEST_CLIENT_CONNECTIONS",
+    "INGEST_MAX_MEMORY": "INGEST_VIEWS_MEMORY",
+}
 SOCKET_PATH = 107  # bytes: sun_path in unix(7), without its NUL
 
 
@@ -43,6 +47,27 @@ class ClientLimits(NamedTuple):
 
     rate: int
     connections: int
+
+
+class Memory(NamedTuple):
+    """`maxmemory` of the Redis with the bodies, and of that with the views; bytes."""
+
+    bodies: int
+    views: int
+
+
+class Rows(NamedTuple):
+    """The URLs of the destinations of rows; None: a table of the database.
+
+    streams: those with a destination of their own.
+    """
+
+    rest: str | None
+    streams: dict[str, str | None]
+
+    def of(self, stream: str) -> str | None:
+        """The destination of a stream."""
+        return self.streams.get(stream, self.rest)
 
 
 class Keep(NamedTuple):
@@ -60,6 +85,7 @@ class Keep(NamedTuple):
 
 
 FOREVER = Keep(None, {})
+IN_TABLES = Rows(None, {})
 
 
 class Span(NamedTuple):
@@ -93,6 +119,28 @@ def size(low: int) -> Callable[[str], int]:
         return int(match[1]) * UNITS[match[2]]
 
     return parse
+
+
+def memory(text: str) -> Memory:
+    """The parser of INGEST_MAX_MEMORY."""
+    parse = size(8 << 20)
+    bodies, _, views = (part.strip() for part in text.partition(","))
+    try:
+        return Memory(parse(bodies), parse(views or "256m"))
+    except ValueError as error:
+        raise ValueError(f"{error}; or two of them, 1g,256m") from None
+
+
+def rows(text: str) -> Rows:
+    """The parser of INGEST_ROWS."""
+    found: dict[str, str | None] = {}
+    for word in filter(None, re.split(r"[,\s]+", text)):
+        match = re.fullmatch(r"(?:(\w+)=)?(?:(parquet:///[^?#]+)|sink)", word)
+        name = match[1] or "" if match else ""
+        if not match or name in found:
+            raise ValueError("parquet:///DIRECTORY, or destinations of streams: gps=parquet:///DIRECTORY,votes=sink")
+        found[name] = match[2]
+    return Rows(found.pop("", None), found)
 
 
 def keep(text: str) -> Keep:
@@ -327,15 +375,24 @@ class Settings:
         "Bytes in one body; a larger one gets 413. A compressed body may inflate to 8 times as many. Raise it when "
         "clients send larger batches",
     )
-    max_memory: int = setting(
-        size(8 << 20), "1g",
-        "Redis's `maxmemory`. When it is used up, posts get 503; nothing is evicted. The READY bodies of one stream "
-        "may use half of it. Set it to the memory that bodies may take while the database is unavailable",
+    max_memory: Memory = setting(
+        memory, "1g",
+        "Redis's `maxmemory`, and after a comma that of the views' Redis (`1g,512m`; 256m unless given). When the "
+        "first is used up, posts get 503; nothing is evicted. The READY bodies of one stream may use half of it. Set "
+        "it to the memory that bodies may take while the database is unavailable. A view that does not fit into the "
+        "second is not served. Raise it when the views have more keys than it holds (`bin/sluice views` shows the "
+        "memory of each)",
     )
     sink: str = setting(
         database, "sqlite:///$INGEST_HOME/ingest.db",
         "Database. Change it to `postgresql://USER:PASSWORD@HOST/DATABASE?sslmode=verify-full` (libpq's URI; each "
         "`@ : / ? # %` of the password is written `%40` …) when other programs or machines read the rows",
+    )
+    rows: Rows = setting(
+        rows, "sink",
+        "Where rows go: `sink`, the tables of `INGEST_SINK`; or `parquet:///DIRECTORY`, for all streams or for some of "
+        "them (`gps=parquet:///DIRECTORY,logs=parquet:///DIRECTORY`). The ledger and dead letters stay in "
+        "`INGEST_SINK`. Set it when one database is too small for the rows (section 11)",
     )
     keep: Keep = setting(
         keep, "forever",
@@ -363,11 +420,6 @@ class Settings:
         views, "",
         "Module with `VIEWS`, named likewise, for views of your own (section 9); `off`: no views. Set it to read your "
         "own streams back, or to save the memory of the views",
-    )
-    views_memory: int = setting(
-        size(8 << 20), "256m",
-        "`maxmemory` of the views' Redis. A view that does not fit is not served. Raise it when the views have more "
-        "keys than it holds (`bin/sluice views` shows the memory of each)",
     )
     api_keys: Path | None = setting(
         file, "",

@@ -44,6 +44,12 @@ def test_gateways_follow_the_cores() -> None:
     assert settings.load({"INGEST_GATEWAYS": "3"}).gateways == 3
 
 
+def test_the_memory_of_the_views_may_have_a_variable_of_its_own() -> None:
+    sizes = [{}, {"INGEST_MAX_MEMORY": "2g,512m"}, {"INGEST_VIEWS_MEMORY": "8m"}, {"INGEST_MAX_MEMORY": "64m"}]
+    found = [settings.load(environ).max_memory for environ in sizes]
+    assert found == [(1 << 30, 1 << 28), (2 << 30, 1 << 29), (1 << 30, 8 << 20), (64 << 20, 1 << 28)]
+
+
 def test_there_are_at_most_26_settings() -> None:
     assert len(settings.NAMES) <= 26
 
@@ -90,7 +96,8 @@ def test_sizes_may_have_a_unit(text: str, size: int) -> None:
         ("INGEST_MAX_BODY", "1t"),
         ("INGEST_MAX_BODY", "1.5m"),
         ("INGEST_MAX_MEMORY", "1m"),
-        ("INGEST_VIEWS_MEMORY", "1m"),
+        ("INGEST_MAX_MEMORY", "1g,1m"),
+        ("INGEST_MAX_MEMORY", "1g,256m,1g"),
         ("INGEST_SINK", "mysql://localhost/x"),
         ("INGEST_SINK", "sqlite:///"),
         ("INGEST_KEEP", "30"),

@@ -431,10 +431,15 @@ def test_a_worker_folds_batches_and_deletes_rows_by_age(tmp: Path, redis: Server
 
 
 def test_old_rows_are_looked_for_once_in_a_fiftieth_of_their_age_but_at_least_once_an_hour() -> None:
-    keep = settings.load({"INGEST_KEEP": "gps=100s,votes=365d"}).keep
-    pauses = {chore.name: chore.pause for chore in program.chores(["gps", "votes", "logs"], keep)}
+    s = settings.load({"INGEST_KEEP": "gps=100s,votes=365d", "INGEST_ROWS": "logs=parquet:///a"})
+    pauses = {chore.name: chore.pause for chore in program.chores(["gps", "votes", "logs"], s.keep, s.rows)}
     rows = "deleting old rows of {}".format
-    assert pauses == {"folding of batches": program.FOLD, rows("gps"): 2, rows("votes"): 3600}
+    others = {
+        "folding of batches": program.FOLD,
+        "publishing of rows": program.PUBLISH,
+        "merging of logs": program.TIDY,
+    }
+    assert pauses == others | {rows("gps"): 2, rows("votes"): 3600}
 
 
 def test_leases_are_renewed_while_the_sink_is_locked(tmp: Path, redis: Server) -> None:

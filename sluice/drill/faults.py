@@ -385,7 +385,7 @@ def prune(scene: Scene) -> str:
     return ""
 
 
-NOT_ALONE = "not done: the database has more than the drill's tables"
+NOT_ALONE = "not done: the database has more than the drill's tables, or rows are elsewhere"
 ALONE = threading.Lock()  # of faults that change what the other one has stored
 
 

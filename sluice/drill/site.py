@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from sluice import connect, settings, views
 from sluice.drill import harness
 from sluice.drill.load import PATIENCE, unverified
-from sluice.drill.store import STREAM, Postgres, Sqlite
+from sluice.drill.store import STREAM, Parquet, Postgres, Sqlite
 from sluice.run import launch
 from sluice.run.configure import ROOT
 from sluice.run.launch import parent_of
@@ -69,7 +69,11 @@ class Site:
         self.process: subprocess.Popen | None = None  # of bin/up, if private
         self.running = contextlib.ExitStack()
         sink = self.settings.sink
-        self.store = Sqlite(sink) if sink.startswith("sqlite:///") else Postgres(sink)
+        self.store: Sqlite | Postgres = Sqlite(sink) if sink.startswith("sqlite:///") else Postgres(sink)
+        if (rows := self.settings.rows.of(STREAM)) is not None:
+            if not isinstance(self.store, Sqlite):
+                raise Trouble("the drill with INGEST_ROWS keeps the ledger in SQLite: unset INGEST_SINK")
+            self.store = Parquet(sink, Path(rows.removeprefix("parquet://")))
         self.redis = connect.client(self.settings.spool, 30)
         self.lists = [self.redis]
         self.views_redis = connect.client(str(self.home / SOCKET), 30)
@@ -202,14 +206,18 @@ NOT_PASSED = {
 def private(keep: bool, with_views: bool) -> Iterator[Site]:
     """A private installation with the settings of the environment, removed afterwards unless `keep`.
 
-    If INGEST_SINK is a PostgreSQL, it gets its own schema there. Raises: Trouble.
+    If INGEST_SINK is a PostgreSQL, it gets its own schema there. With INGEST_ROWS all rows go to a directory of its
+    own, and there are no views. Raises: Trouble.
     """
     if not (ROOT / "bin/up").exists():
         raise Trouble("a private installation needs a checkout of Sluice; --home takes a running installation")
     home = Path(tempfile.mkdtemp(prefix="drill-"))
     own = {"INGEST_HOME": str(home), "INGEST_PORT": str(harness.free_port()), "INGEST_KEEP": f"logs={AGE}s"}
     passed = {name: value for name, value in os.environ.items() if name not in NOT_PASSED}
-    if not with_views:
+    rows = settings.load().rows != settings.IN_TABLES
+    if rows:
+        own["INGEST_ROWS"] = f"parquet://{home}/rows"
+    if rows or not with_views:  # a view follows a table
         own["INGEST_VIEWS"] = "off"
     elif not passed.get("INGEST_VIEWS"):
         own["INGEST_VIEWS"] = OWN_VIEWS

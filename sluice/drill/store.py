@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import signal
 import sqlite3
@@ -25,11 +26,11 @@ EVENTS = {
     "metrics": ("value", "field", ""), "gps": ("altitude", "device", ".%"), "votes": ("voter", "poll", ".%"),
     "logs": ("message", "service", ""),
 }  # fmt: skip
-# Stored bodies of a stream that are neither rows nor dead letters, and were not deleted by age. Each event is one row
-UNEXPLAINED = """
+# Stored bodies of a stream that are not dead letters, and were not deleted by age. Each event is one row
+ALIVE = """
 SELECT (SELECT coalesce(sum(last - first + 1), 0) FROM batches_ranges WHERE stream = '{0}')
   - (SELECT coalesce(sum(deleted), 0) FROM batches_expired WHERE stream = '{0}')
-  - (SELECT count(*) FROM dead_letters WHERE stream = '{0}') - (SELECT count(*) FROM {0})"""
+  - (SELECT count(*) FROM dead_letters WHERE stream = '{0}')"""
 
 
 class Store(ABC):
@@ -58,8 +59,8 @@ class Store(ABC):
         return self.number(f"SELECT coalesce(sum(deleted), 0) FROM batches_expired WHERE stream = '{stream}'")  # noqa: S608
 
     def unexplained(self, stream: str) -> int:
-        """See UNEXPLAINED."""
-        return self.number(UNEXPLAINED.format(stream))
+        """Those of ALIVE that are no rows."""
+        return self.number(f"{ALIVE} - (SELECT count(*) FROM {{0}})".format(stream))  # noqa: S608  # our own name
 
     def batches(self) -> tuple[int, int]:
         """The rows of `batches`, without those that folding has deleted, and the highest id of one."""
@@ -151,6 +152,46 @@ class Sqlite(Store):
             yield
         finally:
             limit(resource.RLIM_INFINITY)
+
+
+class Parquet(Sqlite):
+    """Rows in Parquet files, as pyarrow reads them, and the ledger in SQLite."""
+
+    name = "Parquet"
+
+    def __init__(self, url: str, directory: Path) -> None:
+        super().__init__(url)
+        self.directory = directory
+
+    def table(self, stream: str, columns: list[str]) -> Any:
+        """The rows of a stream; it is read again if files were merged meanwhile. Raises: Unavailable."""
+        from pyarrow import ArrowInvalid, dataset
+
+        for _ in range(100):
+            with contextlib.suppress(FileNotFoundError, ArrowInvalid):
+                return dataset.dataset(self.directory / stream, format="parquet").to_table(columns)
+        raise Unavailable(f"{self.directory}: there is no {stream} yet")
+
+    def alone(self) -> bool:
+        """False: a copy of the database has no rows."""
+        return False
+
+    def unexplained(self, stream: str) -> int:
+        """Those of ALIVE that are no rows."""
+        rows: int = self.table(stream, ["seq"]).num_rows
+        return self.number(ALIVE.format(stream)) - rows
+
+    def rows(self, stream: str, run: str, above: int = 0) -> Rows:
+        """The stored events of a drill in a stream, in the order of the list. above: of later batches than this one."""
+        number, name, more = EVENTS[stream]
+        pattern = re.compile(re.escape(run) + (r"\..*" if more else ""))
+        found = self.table(stream, [number, name, "received_at", "batch", "seq"]).sort_by("seq")
+        for part in found.to_batches(10_000):
+            seconds = part.column("received_at").view("int64").to_pylist()
+            rows = zip(*(part.column(each).to_pylist() for each in (number, name, "batch")), seconds, strict=True)
+            for event, which, batch, received in rows:
+                if batch > above and pattern.fullmatch(which):
+                    yield int(event), received / 1e6
 
 
 class Postgres(Store):

@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     """Delete, or count; returns the exit status."""
     streams = load_streams(s)
-    sink = ledger.connect(s.sink, streams, s.keep)
+    sink = ledger.connect(s.sink, streams, s.keep, s.rows)
     ages = [(name, age) for name in (*streams, DEAD) if (age := s.keep.of(name)) is not None]
     if not ages:
         print("INGEST_KEEP keeps everything.")

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     dry = arguments.dry_run
     total = Replayed(0, 0, 0, Counter())
     undecodable: Counter[str] = Counter()
-    sink = ledger.connect(s.sink, streams)
+    sink = ledger.connect(s.sink, streams, rows=s.rows)
     counts = ledger.reasons(sink, where)
     for stream, _, count in counts:
         if stream not in streams:

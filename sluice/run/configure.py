@@ -46,7 +46,7 @@ def redis_configuration(s: settings.Settings) -> str:
         ("unixsocket /run/sluice/redis.sock", f'unixsocket "{s.spool}"'),
         ("dir /var/lib/sluice", f'dir "{s.home}/redis"'),
         ("appendfsync always", f"appendfsync {s.durability}"),
-        ("maxmemory 1073741824", f"maxmemory {s.max_memory}"),
+        ("maxmemory 1073741824", f"maxmemory {s.max_memory.bodies}"),
     )
 
 
@@ -56,7 +56,7 @@ def views_configuration(s: settings.Settings) -> str:
         (ROOT / "deploy/redis/views.conf").read_text(),
         ("unixsocket /run/sluice/views.sock", f'unixsocket "{s.home}/{SOCKET}"'),
         ("dir /run/sluice", f'dir "{s.home}/run"'),
-        ("maxmemory 268435456", f"maxmemory {s.views_memory}"),
+        ("maxmemory 268435456", f"maxmemory {s.max_memory.views}"),
     )
 
 

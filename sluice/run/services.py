@@ -229,6 +229,8 @@ def main(words: list[str]) -> int:
             run(ROOT / "bin/provision", "pypy")
         if s.has_kafka:
             run(ROOT / "bin/provision", "kafka")
+        if s.rows != settings.IN_TABLES:
+            run(ROOT / "bin/provision", "parquet")
         changed = install(found, s)
         if not Path("/run/systemd/system").is_dir():
             print("sluice: systemd is not running; the services start when it does.")

@@ -6,6 +6,7 @@ The database refuses a range that overlaps a stored one, so that each body is st
 from __future__ import annotations
 
 import contextlib
+import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from sluice.settings import FOREVER, Keep
+from sluice import settings
+from sluice.settings import FOREVER, IN_TABLES, Keep
+from sluice.sinks.destination import Destination, Object, Refused, Rows, Unwritable, destinations
 from sluice.spool.contract import Claim, NewerLayout, Window
 from sluice.streams.record import Record, Reject
 from sluice.streams.registry import Stream
@@ -32,6 +35,9 @@ KEEP, FOLD = 5_000, 1_000
 PRUNE, PRUNE_LETTERS = 5_000, 200
 CHUNK = (1_000, 4 << 20)  # entries, and bytes of their bodies, held in memory while a rejected record is searched for
 LETTER_BYTES = 4 << 20  # bytes of dead letters held in memory at once
+GROUP = 32_768, 200  # records, and rejects, held in memory on their way to a destination
+
+log = logging.getLogger("sluice.sinks")
 
 
 class Unavailable(Exception):
@@ -44,6 +50,14 @@ class NewerTables(Unavailable, NewerLayout):
 
 class RowsRejected(Unavailable):
     """The database rejects a value among the entries. None of them was stored; `fill` finds the rejected one."""
+
+    by = "the database"
+
+
+class RowsRefused(RowsRejected):
+    """The same of a destination."""
+
+    by = "the destination"
 
 
 class DryRun(Exception):
@@ -157,10 +171,15 @@ class Sink(ABC, Generic[Db]):
     A subclass has the SQL of its database. Db: the connection of its driver. A table is an object that it defines.
     """
 
-    def __init__(self, tables: dict[str, Any], keep: Keep) -> None:
-        """tables: the table of each stream. keep: how long their rows are kept."""
-        self.tables = tables
+    def __init__(self, tables: dict[str, Any], keep: Keep, elsewhere: Mapping[str, Destination]) -> None:
+        """tables: the table of each stream. keep: how long their rows are kept.
+
+        elsewhere: the destinations of the streams whose rows are in no table.
+        """
+        self.tables = {name: table for name, table in tables.items() if name not in elsewhere}
         self.keep = keep
+        self.elsewhere = elsewhere
+        self.published: list[str] = []  # names of objects with a note that may be deleted
         self.checked: set[str] = set()  # streams whose table this connection has created or checked
         self.db: Any = None
 
@@ -169,7 +188,7 @@ class Sink(ABC, Generic[Db]):
 
         Raises: Unavailable; and any exception of `entries`, with nothing stored.
         """
-        with self.transaction() as db:
+        with self.storing() as (db, objects):
             outcome = Outcome(0, 0, again=True)
             parts = [claim]
             while parts:
@@ -178,11 +197,121 @@ class Sink(ABC, Generic[Db]):
                 if batch is None:
                     parts = [*gaps(part, self.stored(db, part)), *parts]
                     continue
-                some = partial(self.insert, db, self.table(db, claim.stream), batch, True)
+                some = self.inserter(db, objects, claim.stream, batch, True)
                 stored = fill(some, entries if part is claim else partial(within, part, entries))
                 self.add_records(db, batch, stored.records)
                 outcome = Outcome(outcome.records + stored.records, outcome.letters + stored.letters)
         return outcome
+
+    @contextlib.contextmanager
+    def storing(self) -> Iterator[tuple[Db, dict[str, Object]]]:
+        """A transaction that may store rows, and the objects that it opens, by stream: they are published afterwards.
+
+        Raises: Unavailable.
+        """
+        objects: dict[str, Object] = {}
+        noted = False
+        try:
+            done = self.published
+            with self.transaction() as db:
+                yield db, objects
+                for stream, one in objects.items():
+                    with destination_errors():
+                        one.finish()
+                    self.note(db, stream, one.name)
+                if done:
+                    self.delete_notes(db, done)
+                noted = True  # if the commit fails, it may have succeeded
+            self.published = self.published[len(done) :]
+            for stream, one in objects.items():
+                with contextlib.suppress(Unwritable):  # `publish` tries again
+                    if self.elsewhere[stream].publish(one.name):
+                        self.published = [*self.published, one.name]
+        finally:
+            for one in objects.values():
+                one.close(delete=not noted)
+
+    def inserter(
+        self, db: Db, objects: dict[str, Object], stream: str, batch: int, whole: bool
+    ) -> Callable[[Iterable[Entry]], Outcome]:
+        """`insert` for a stream, or `write` if its rows go elsewhere."""
+        if stream not in self.elsewhere:
+            return partial(self.insert, db, self.table(db, stream), batch, whole)
+        return partial(self.write, db, objects, stream, batch, whole)
+
+    def write(
+        self, db: Db, objects: dict[str, Object], stream: str, batch: int, whole: bool, entries: Iterable[Entry]
+    ) -> Outcome:
+        """As `insert`, but the records go into the object of their stream, which is opened for the first one."""
+        records = letters = 0
+        groups = objects[stream].groups if stream in objects else 0
+        rows, rejects = Rows(), list[Entry]()
+
+        def flush() -> None:
+            nonlocal records, letters, rows
+            if rows.seqs:
+                with destination_errors():
+                    if stream not in objects:
+                        objects[stream] = self.elsewhere[stream].open(rows.received[0])
+                    objects[stream].add(batch, rows)
+            self.bury(db, stream, batch, whole, rejects)
+            records, letters = records + len(rows.seqs), letters + len(rejects)
+            rows = Rows()
+            rejects.clear()
+
+        try:
+            with self.savepoint(db):
+                thing: Any
+                for entry in entries:
+                    seq, received, _, thing = entry
+                    if thing.__class__ is Reject:
+                        rejects.append(entry)
+                    else:
+                        rows.seqs.append(seq)
+                        rows.received.append(received)
+                        rows.records.append(thing)
+                    if len(rows.seqs) >= GROUP[0] or len(rejects) >= GROUP[1]:
+                        flush()
+                flush()
+        except Refused as error:
+            if stream in objects:
+                objects[stream].undo(groups)
+            raise RowsRefused(str(error)) from None
+        return Outcome(records, letters)
+
+    def publish(self) -> bool:
+        """Publish objects that a worker has left with a note; False. Raises: Unavailable."""
+        with self.transaction() as db:
+            found = self.notes(db)
+        if not found:
+            return False
+        why = ""
+        done: list[str] = []
+        for stream, name in found:
+            if stream not in self.elsewhere:
+                why = f"rows of {stream} are not published, because INGEST_ROWS does not name their destination"
+                continue
+            try:
+                if not self.elsewhere[stream].publish(name):
+                    log.error("%s: %s is gone, or was published and merged before a restore", stream, name)
+                done.append(name)
+            except Unwritable as error:
+                why = str(error)
+        with self.transaction() as db:
+            self.delete_notes(db, done)
+        if why:
+            raise Unavailable(why)
+        return False
+
+    def tidy(self, stream: str) -> bool:
+        """`Destination.tidy` of a stream. Raises: Unavailable."""
+
+        def noted() -> set[str]:
+            with self.transaction() as db:
+                return {name for of, name in self.notes(db) if of == stream}
+
+        with destination_errors():
+            return self.elsewhere[stream].tidy(noted)
 
     def replay(self, letters: list[DeadLetter], decode: Decode, dry: bool = False) -> Replayed:
         """Decode dead letters again, and replace each by its result, in one transaction.
@@ -192,7 +321,7 @@ class Sink(ABC, Generic[Db]):
         """
         stored = records = dead = 0
         reasons: Counter[str] = Counter()
-        with contextlib.suppress(DryRun), self.transaction() as db:
+        with contextlib.suppress(DryRun), self.storing() as (db, objects):
             last = self.last_letter(db)
             for letter in letters:
                 if not self.delete_letter(db, letter.id):
@@ -202,8 +331,7 @@ class Sink(ABC, Generic[Db]):
                     for result in decode(letter):
                         yield letter.seq, letter.received, letter.body, result
 
-                table = self.table(db, letter.stream)
-                outcome = fill(partial(self.insert, db, table, letter.batch, letter.whole), entries)
+                outcome = fill(self.inserter(db, objects, letter.stream, letter.batch, letter.whole), entries)
                 self.add_records(db, letter.batch, outcome.records)
                 if outcome.records:
                     self.add_change(db, letter.stream, letter.batch)
@@ -296,8 +424,26 @@ class Sink(ABC, Generic[Db]):
     def fold_again(self, db: Db, batches: set[int]) -> None:
         """Delete those of these rows of `batches` that were kept for their dead letters, and have none any more."""
 
-    @abstractmethod
     def prune(self, stream: str, before: int) -> bool:
+        """`prune_table`, or `Destination.prune` if the rows of the stream go elsewhere."""
+        if stream not in self.elsewhere:
+            return self.prune_table(stream, before)
+        with destination_errors():
+            rows = self.elsewhere[stream].prune(before)
+        if rows:
+            with self.transaction() as db:
+                self.add_deleted(db, stream, rows)
+        return False
+
+    def overdue(self, table: str, before: int) -> int:
+        """`overdue_in_table`, or the same of a destination."""
+        if table not in self.elsewhere:
+            return self.overdue_in_table(table, before)
+        with destination_errors():
+            return self.elsewhere[table].prune(before, dry=True)
+
+    @abstractmethod
+    def prune_table(self, stream: str, before: int) -> bool:
         """Delete some rows of a stream that arrived before a time, and count them; whether there may be more.
 
         One call takes a few milliseconds. before: microseconds since 1970. Raises: Unavailable.
@@ -308,7 +454,7 @@ class Sink(ABC, Generic[Db]):
         """Delete some of the oldest dead letters, and count the bodies that have none left, as `prune` does."""
 
     @abstractmethod
-    def overdue(self, table: str, before: int) -> int:
+    def overdue_in_table(self, table: str, before: int) -> int:
         """The number of rows of a stream, or of `dead_letters`, that arrived before a time. Raises: Unavailable."""
 
     @abstractmethod
@@ -345,6 +491,30 @@ class Sink(ABC, Generic[Db]):
         """
 
     @abstractmethod
+    def savepoint(self, db: Db) -> contextlib.AbstractContextManager[object]:
+        """A part of a transaction that is undone by an exception."""
+
+    @abstractmethod
+    def bury(self, db: Db, stream: str, batch: int, whole: bool, rejects: Iterable[Entry]) -> None:
+        """Bury rejects. whole: see `insert`."""
+
+    @abstractmethod
+    def note(self, db: Db, stream: str, name: str) -> None:
+        """Note an object that is to be published when this transaction has committed."""
+
+    @abstractmethod
+    def notes(self, db: Db) -> list[tuple[str, str]]:
+        """The noted objects: stream and name."""
+
+    @abstractmethod
+    def delete_notes(self, db: Db, names: list[str]) -> None:
+        """Delete the notes of objects that are published."""
+
+    @abstractmethod
+    def add_deleted(self, db: Db, stream: str, rows: int) -> None:
+        """Count rows that were deleted by age; see `prune`."""
+
+    @abstractmethod
     def last_letter(self, db: Db) -> int:
         """The highest id that a dead letter has, or had."""
 
@@ -369,18 +539,31 @@ class Sink(ABC, Generic[Db]):
         """
 
 
-def connect(url: str, streams: dict[str, Stream], make: bool = True, keep: Keep = FOREVER) -> Sink:
-    """The sink of a URL. make: create the database and its tables, or add missing columns. keep: INGEST_KEEP.
+@contextlib.contextmanager
+def destination_errors() -> Iterator[None]:
+    """Raise Unavailable if a destination cannot be written."""
+    try:
+        yield
+    except Unwritable as error:
+        raise Unavailable(str(error)) from error
 
+
+def connect(
+    url: str, streams: dict[str, Stream], make: bool = True, keep: Keep = FOREVER, rows: settings.Rows = IN_TABLES
+) -> Sink:
+    """The sink of a URL. make: create the database and its tables, or add missing columns.
+
+    keep, rows: INGEST_KEEP, INGEST_ROWS.
     Raises: Unavailable if the database cannot be reached; ImportError if its driver is not installed.
     """
+    elsewhere = destinations(rows, streams)
     if url.startswith("sqlite:///"):
         from sluice.sinks.sqlite import Sqlite
 
-        return Sqlite(url[len("sqlite:///") :], streams, make, keep)
+        return Sqlite(url[len("sqlite:///") :], streams, make, keep, elsewhere)
     from sluice.sinks.postgres import Postgres
 
-    return Postgres(url, streams, make, keep)
+    return Postgres(url, streams, make, keep, elsewhere)
 
 
 def check_layout(where: str, found: int, make: bool) -> None:
@@ -481,7 +664,7 @@ def bisect(insert: Callable[[Iterable[Entry]], Outcome], entries: list[Entry], c
         if len(entries) == 1:
             seq, received, body, record = entries[0]
             whole = counts[seq] == 1
-            reason = " ".join(f"rejected by the database: {error}".split())[:200]
+            reason = " ".join(f"rejected by {error.by}: {error}".split())[:200]
             return insert([(seq, received, body, Reject(body if whole else encode(record), reason, whole))])
     middle = len(entries) // 2
     first = bisect(insert, entries[:middle], counts)

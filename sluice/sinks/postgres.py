@@ -42,6 +42,7 @@ from sluice.sinks import (
     partitions,
     summed,
 )
+from sluice.sinks.destination import Destination
 from sluice.sinks.schema import field_types
 from sluice.spool.contract import Claim, Window
 from sluice.streams.record import Metric, Reject
@@ -111,6 +112,7 @@ AGED = {
     "deleted": "bigint NOT NULL",
     "expired": "bigint NOT NULL",
 }
+OBJECTS = {"stream": "text NOT NULL", "name": "text PRIMARY KEY"}
 AGED_KEY = "ALTER TABLE batches_expired ADD PRIMARY KEY (stream, spool)"
 EXPIRED = """INSERT INTO batches_expired AS e (stream, spool, deleted, expired) VALUES (%s, %s, %s, %s)
 ON CONFLICT (stream, spool)
@@ -233,9 +235,16 @@ class Table:
 class Postgres(Sink[psycopg.Connection]):
     """See `sinks.Sink`."""
 
-    def __init__(self, url: str, streams: dict[str, Stream], make: bool = True, keep: Keep = FOREVER) -> None:
+    def __init__(
+        self,
+        url: str,
+        streams: dict[str, Stream],
+        make: bool = True,
+        keep: Keep = FOREVER,
+        elsewhere: Mapping[str, Destination] = {},
+    ) -> None:
         """url: a connection string of libpq. make: create the tables if they are missing."""
-        super().__init__({name: Table(stream) for name, stream in streams.items()}, keep)
+        super().__init__({name: Table(stream) for name, stream in streams.items()}, keep, elsewhere)
         self.swept: dict[str, int] = {}  # table -> the page at which the search for old rows continues
         self.url = url
         self.make = make
@@ -272,6 +281,7 @@ class Postgres(Sink[psycopg.Connection]):
                         ensure(db, "batches_expired", AGED, AGED_KEY)
                         ensure(db, "batches_spools", SPOOLS, SPOOL_INDEX)
                         ensure(db, "batches_cells", CELLS)
+                        ensure(db, "batches_objects", OBJECTS)
                         ensure(db, "dead_letters", LETTERS, INDEX)
                         ensure(db, "view_changes", CHANGES)
                         if layout < LAYOUT:
@@ -361,11 +371,7 @@ class Postgres(Sink[psycopg.Connection]):
                     rejects: list[Row] = []
                     count, more = self.copy(db, table, batch, whole, remaining, rejects)
                     records, letters = records + count, letters + len(rejects)
-                    if rejects:
-                        with db.cursor() as cursor, cursor.copy(BURY) as copy:
-                            copy.set_types(BURIED)
-                            for reject in rejects:
-                                copy.write_row(reject)
+                    bury(db, rejects)
                     if not more:
                         return Outcome(records, letters)
         except psycopg.Error as error:
@@ -393,10 +399,7 @@ class Postgres(Sink[psycopg.Connection]):
             thing: Any
             for seq, received, _, thing in entries:
                 if thing.__class__ is Reject:
-                    reason = thing.reason.encode(errors="backslashreplace").replace(b"\0", b"\\0")
-                    rejects.append(
-                        (received - Y2000, table.name, thing.part, reason, thing.whole and whole, batch, seq)
-                    )
+                    rejects.append(letter(table.name, batch, whole, seq, received, thing))
                     size += len(thing.part)
                     if size >= LETTER_BYTES:
                         return records, True
@@ -407,6 +410,26 @@ class Postgres(Sink[psycopg.Connection]):
                     raise RowsRejected(str(error)) from None
                 records += 1
         return records, False
+
+    def savepoint(self, db: psycopg.Connection) -> contextlib.AbstractContextManager[object]:
+        """See `sinks.Sink`."""
+        return db.transaction()
+
+    def bury(self, db: psycopg.Connection, stream: str, batch: int, whole: bool, rejects: Iterable[Entry]) -> None:
+        """See `sinks.Sink`."""
+        bury(db, [letter(stream, batch, whole, seq, received, thing) for seq, received, _, thing in rejects])
+
+    def note(self, db: psycopg.Connection, stream: str, name: str) -> None:
+        """See `sinks.Sink`."""
+        db.execute("INSERT INTO batches_objects (stream, name) VALUES (%s, %s)", (stream, name))
+
+    def notes(self, db: psycopg.Connection) -> list[tuple[str, str]]:
+        """See `sinks.Sink`."""
+        return db.execute("SELECT stream, name FROM batches_objects").fetchall()
+
+    def delete_notes(self, db: psycopg.Connection, names: list[str]) -> None:
+        """See `sinks.Sink`."""
+        db.execute("DELETE FROM batches_objects WHERE name = ANY(%s)", (names,))
 
     def last_letter(self, db: psycopg.Connection) -> int:
         """See `sinks.Sink`."""
@@ -561,7 +584,7 @@ class Postgres(Sink[psycopg.Connection]):
         query = f"DELETE FROM batches WHERE id = ANY(%s) AND id <= {LAST_FOLDED} AND NOT {HAS_LETTERS}"  # noqa: S608
         db.execute(typing.cast("Any", query), (list(batches),))
 
-    def prune(self, stream: str, before: int) -> bool:
+    def prune_table(self, stream: str, before: int) -> bool:
         """See `sinks.Sink`. Drops a partition, after it has counted the rows.
 
         If there is none to drop, it searches the next pages of the table, or of its default partition.
@@ -578,7 +601,7 @@ class Postgres(Sink[psycopg.Connection]):
                     execute(db, f"LOCK TABLE {name} IN EXCLUSIVE MODE")  # a late row would not be counted
                     (rows,) = one(db.execute(typing.cast("Any", f"SELECT count(*) FROM {name}")))  # noqa: S608
                     execute(db, f"DROP TABLE {name}")
-                    db.execute(EXPIRED, (stream, "", rows, 0))
+                    self.add_deleted(db, stream, rows)
                     return True
                 table = partitions.default(db, stream)
             size = "SELECT pg_relation_size(to_regclass(%s)) / current_setting('block_size')::int"
@@ -594,10 +617,14 @@ class Postgres(Sink[psycopg.Connection]):
                 (f"({start},0)", f"({start + SWEEP},0)", at),
             ).rowcount
             if deleted:
-                db.execute(EXPIRED, (stream, "", deleted, 0))
+                self.add_deleted(db, stream, deleted)
         if start + SWEEP < pages:
             self.swept[table] = start + SWEEP
         return table in self.swept
+
+    def add_deleted(self, db: psycopg.Connection, stream: str, rows: int) -> None:
+        """See `sinks.Sink`."""
+        db.execute(EXPIRED, (stream, "", rows, 0))
 
     def prune_letters(self, before: int) -> bool:
         """See `sinks.Sink`. Letters that a replay has locked are left to the next call."""
@@ -617,13 +644,28 @@ class Postgres(Sink[psycopg.Connection]):
             self.fold_again(db, {batch for _, batch, _ in gone})
         return len(gone) == sinks.PRUNE_LETTERS
 
-    def overdue(self, table: str, before: int) -> int:
+    def overdue_in_table(self, table: str, before: int) -> int:
         """See `sinks.Sink`."""
         with self.transaction() as db:
             if not one(db.execute("SELECT to_regclass(%s)::text", (f'"{table}"',)))[0]:
                 return 0
             query = f'SELECT count(*) FROM "{table}" WHERE received_at < to_timestamp(%s)'  # noqa: S608
             return one(db.execute(typing.cast("Any", query), (before / 1e6,)))[0]
+
+
+def letter(stream: str, batch: int, whole: bool, seq: int, received: int, thing: Any) -> Row:
+    """A reject as a row for `bury`. whole: False if it comes from a partial dead letter."""
+    reason = thing.reason.encode(errors="backslashreplace").replace(b"\0", b"\\0")
+    return received - Y2000, stream, thing.part, reason, thing.whole and whole, batch, seq
+
+
+def bury(db: psycopg.Connection, rejects: list[Row]) -> None:
+    """Store rejects as dead letters."""
+    if rejects:
+        with db.cursor() as cursor, cursor.copy(BURY) as copy:
+            copy.set_types(BURIED)
+            for reject in rejects:
+                copy.write_row(reject)
 
 
 def merge(db: psycopg.Connection, stream: str, spool: str, first: int, end: int) -> None:

@@ -26,10 +26,10 @@ def load_streams(config: settings.Settings) -> dict[str, Stream]:
     """The built-in streams and those of the user's module, which may replace them.
 
     Raises: SettingError if the module cannot be imported, has no STREAMS, or has a stream that no database can hold; or
-    if INGEST_KEEP names a stream that does not exist.
+    if INGEST_KEEP or INGEST_ROWS names a stream that does not exist.
     """
     if not config.records:
-        return with_ages(dict(registry.STREAMS), config)
+        return checked(dict(registry.STREAMS), config)
     own = getattr(settings.extension("INGEST_RECORDS", config.records), "STREAMS", None)
     if not isinstance(own, dict) or not all(isinstance(stream, Stream) for stream in own.values()):
         problem = "expected a module with STREAMS, a dict of sluice.Stream"
@@ -38,16 +38,19 @@ def load_streams(config: settings.Settings) -> dict[str, Stream]:
         problems = (stream_problem(name, stream) for name, stream in own.items())
         problem = next(filter(None, problems), "") or case_conflict(streams)
         if not problem:
-            return with_ages(streams, config)
+            return checked(streams, config)
     raise settings.SettingError(f"INGEST_RECORDS={config.records!r} is invalid: {problem}.")
 
 
-def with_ages(streams: dict[str, Stream], config: settings.Settings) -> dict[str, Stream]:
-    """These streams. Raises: SettingError if INGEST_KEEP names another one."""
-    for name in config.keep.streams:
-        if name not in streams and name != settings.DEAD:
-            known = ", ".join([*streams, settings.DEAD])
-            raise settings.SettingError(f"INGEST_KEEP: there is no stream {name!r}; there are {known}.")
+def checked(streams: dict[str, Stream], config: settings.Settings) -> dict[str, Stream]:
+    """These streams. Raises: SettingError if INGEST_KEEP or INGEST_ROWS names another one."""
+    for setting, named, known in (
+        ("INGEST_KEEP", config.keep.streams, [*streams, settings.DEAD]),
+        ("INGEST_ROWS", config.rows.streams, [*streams]),
+    ):
+        for name in named:
+            if name not in known:
+                raise settings.SettingError(f"{setting}: there is no stream {name!r}; there are {', '.join(known)}.")
     return streams
 
 

@@ -41,6 +41,7 @@ from sluice.sinks import (
     second,
     summed,
 )
+from sluice.sinks.destination import Destination
 from sluice.sinks.schema import field_types
 from sluice.spool.contract import Claim, Window
 from sluice.streams.record import Metric, Reject
@@ -72,6 +73,7 @@ CREATE TABLE IF NOT EXISTS batches_cells (cell TEXT NOT NULL UNIQUE, seen TEXT N
 CREATE TABLE IF NOT EXISTS batches_expired (
   stream TEXT NOT NULL, spool TEXT NOT NULL, deleted INTEGER NOT NULL, expired INTEGER NOT NULL);
 CREATE UNIQUE INDEX IF NOT EXISTS batches_expired_by_spool ON batches_expired (stream, spool);
+CREATE TABLE IF NOT EXISTS batches_objects (stream TEXT NOT NULL, name TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS dead_letters (
   id INTEGER PRIMARY KEY AUTOINCREMENT, received_at TEXT NOT NULL, stream TEXT NOT NULL, body BLOB NOT NULL,
   reason TEXT NOT NULL, whole INTEGER NOT NULL, batch INTEGER NOT NULL, seq INTEGER NOT NULL);
@@ -179,9 +181,16 @@ class Table:
 class Sqlite(Sink[apsw.Connection]):
     """See `sinks.Sink`."""
 
-    def __init__(self, path: str, streams: dict[str, Stream], make: bool = True, keep: Keep = FOREVER) -> None:
+    def __init__(
+        self,
+        path: str,
+        streams: dict[str, Stream],
+        make: bool = True,
+        keep: Keep = FOREVER,
+        elsewhere: Mapping[str, Destination] = {},
+    ) -> None:
         """path: of the database file. make: create it, its directory and its tables if they are missing."""
-        super().__init__({name: Table(stream) for name, stream in streams.items()}, keep)
+        super().__init__({name: Table(stream) for name, stream in streams.items()}, keep, elsewhere)
         self.path = path
         self.make = make
         with self.transaction("BEGIN"):
@@ -287,6 +296,29 @@ class Sqlite(Sink[apsw.Connection]):
                 raise
             raise RowsRejected(str(error)) from error
         return Outcome(count[0], count[1])
+
+    def savepoint(self, db: apsw.Connection) -> contextlib.AbstractContextManager[None]:
+        """See `sinks.Sink`."""
+        return savepoint(db)
+
+    def bury(self, db: apsw.Connection, stream: str, batch: int, whole: bool, rejects: Iterable[Entry]) -> None:
+        """See `sinks.Sink`."""
+        thing: Any
+        for seq, received, _, thing in rejects:
+            db.execute(BURY, (instant(received), stream, thing.part, thing.reason, thing.whole and whole, batch, seq))
+
+    def note(self, db: apsw.Connection, stream: str, name: str) -> None:
+        """See `sinks.Sink`."""
+        db.execute("INSERT INTO batches_objects (stream, name) VALUES (?, ?)", (stream, name))
+
+    def notes(self, db: apsw.Connection) -> list[tuple[str, str]]:
+        """See `sinks.Sink`."""
+        found: Any = db.execute("SELECT stream, name FROM batches_objects ORDER BY rowid")
+        return list(found)
+
+    def delete_notes(self, db: apsw.Connection, names: list[str]) -> None:
+        """See `sinks.Sink`."""
+        db.executemany("DELETE FROM batches_objects WHERE name = ?", [(name,) for name in names])
 
     def last_letter(self, db: apsw.Connection) -> int:
         """See `sinks.Sink`."""
@@ -406,7 +438,7 @@ class Sqlite(Sink[apsw.Connection]):
         for batch in batches:
             db.execute(f"DELETE FROM batches WHERE id = ? AND id <= {FOLDED} AND NOT {HAS_LETTERS}", (batch,))  # noqa: S608
 
-    def prune(self, stream: str, before: int) -> bool:
+    def prune_table(self, stream: str, before: int) -> bool:
         """See `sinks.Sink`. Rows are almost in the order of their arrival, so only the first ones are looked at.
 
         The last row stays: its rowid is the position of the follower, and must not be given to another row.
@@ -421,8 +453,12 @@ class Sqlite(Sink[apsw.Connection]):
         with self.transaction() as db:
             db.execute(f"DELETE FROM {old}", (instant(before),))  # noqa: S608
             deleted = db.changes()
-            db.execute(EXPIRED, (stream, "", deleted, 0))
+            self.add_deleted(db, stream, deleted)
         return deleted == sinks.PRUNE
+
+    def add_deleted(self, db: apsw.Connection, stream: str, rows: int) -> None:
+        """See `sinks.Sink`."""
+        db.execute(EXPIRED, (stream, "", rows, 0))
 
     def prune_letters(self, before: int) -> bool:
         """See `sinks.Sink`."""
@@ -442,7 +478,7 @@ class Sqlite(Sink[apsw.Connection]):
             self.fold_again(db, {batch for _, batch, _ in gone})
         return len(gone) == sinks.PRUNE_LETTERS
 
-    def overdue(self, table: str, before: int) -> int:
+    def overdue_in_table(self, table: str, before: int) -> int:
         """See `sinks.Sink`."""
         with self.transaction("BEGIN") as db:
             if not self.exists(db, table):

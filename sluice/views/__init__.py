@@ -88,11 +88,13 @@ VIEWS: dict[str, View] = {
 def load(s: settings.Settings) -> dict[str, View]:
     """The built-in views and those of the user's module, which may replace them; none if INGEST_VIEWS is `off`.
 
+    Of the built-in ones, those of a stream whose rows go elsewhere (INGEST_ROWS) are left out.
+
     Raises: SettingError for a module that cannot be imported, or a declaration that is invalid by itself.
     """
     if s.views == "off":
         return {}
-    views = dict(VIEWS)
+    views = {path: view for path, view in VIEWS.items() if s.rows.of(view.stream) is None}
     if s.views:
         own = getattr(settings.extension(NAME, s.views), "VIEWS", None)
         if not isinstance(own, dict):
@@ -100,7 +102,10 @@ def load(s: settings.Settings) -> dict[str, View]:
         views.update(own)
     known = {*ROUTES, *(getattr(settings.extension("INGEST_ROUTES", s.routes), "ROUTES", {}) if s.routes else ())}
     for path, view in views.items():
-        if problem := invalid(path, view) or ("a route has this path" if path in known else ""):
+        problem = invalid(path, view) or ("a route has this path" if path in known else "")
+        if not problem and s.rows.of(view.stream) is not None:
+            problem = f"INGEST_ROWS sends the rows of {view.stream} elsewhere, and a view follows a table"
+        if problem:
             raise settings.SettingError(f"{NAME}={s.views!r} is invalid: {path!r}: {problem}.")
     return views
 

@@ -199,6 +199,14 @@ def test_a_drill_into_postgresql_breaks_no_promise_and_drops_its_schema(tmp: Pat
     assert server.ask("SELECT nspname FROM pg_namespace WHERE nspname ~ 'drill'") == []
 
 
+def test_a_drill_into_parquet_files_breaks_no_promise(tmp: Path) -> None:
+    faults = "kill-worker,kill-redis,sink-locked,sink-away,sink-full,kill-commit,kill-settle,lease,prune,replay"
+    env = {"INGEST_ROWS": "parquet:///any", "INGEST_WORKERS": 2}
+    status, report, _ = drill(tmp, "--rounds", 1, "--rate", 1500, "--seed", 3, "--faults", faults, env=env)
+    assert (status, broken(report)) == (0, NONE)
+    assert (report["settings"]["sink"], len(report["faults"])) == ("Parquet", 10)
+
+
 def test_a_report_says_that_the_drill_was_interrupted(tmp: Path) -> None:
     options = "--no-views", "--duration", 60, "--rate", 200, "--faults", "none", "--report", tmp
     command = [str(word) for word in (ROOT / "bin/sluice", "drill", *options)]

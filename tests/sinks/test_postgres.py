@@ -208,6 +208,7 @@ def test_many_workers_may_create_the_tables_at_once(pg: Postgres):
             "batches_expired",
             "batches_folded",
             "batches_layout",
+            "batches_objects",
             "batches_ranges",
             "batches_spools",
             "dead_letters",

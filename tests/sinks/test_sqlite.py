@@ -19,7 +19,7 @@ from sluice.sinks import Outcome, Sink, Unavailable
 from sluice.streams.record import Gps, Log, Metric, Vote
 from sluice.streams.registry import STREAMS
 
-TABLES = ("", "_ranges", "_folded", "_expired", "_spools", "_cells")
+TABLES = ("", "_ranges", "_folded", "_expired", "_spools", "_cells", "_objects")
 
 
 class SqliteStore:
