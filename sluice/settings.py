@@ -69,6 +69,10 @@ class Rows(NamedTuple):
         """The destination of a stream."""
         return self.streams.get(stream, self.rest)
 
+    def needs(self, scheme: str) -> bool:
+        """Whether a destination has this scheme."""
+        return any(url is not None and url.startswith(f"{scheme}:") for url in (self.rest, *self.streams.values()))
+
 
 class Keep(NamedTuple):
     """How long rows are kept, in seconds after their arrival; None: for ever.
@@ -135,10 +139,13 @@ def rows(text: str) -> Rows:
     """The parser of INGEST_ROWS."""
     found: dict[str, str | None] = {}
     for word in filter(None, re.split(r"[,\s]+", text)):
-        match = re.fullmatch(r"(?:(\w+)=)?(?:(parquet:///[^?#]+)|sink)", word)
+        match = re.fullmatch(rf"(?:(\w+)=)?(?:(parquet:///[^?#]+|statsd://{HOST})|sink)", word)
         name = match[1] or "" if match else ""
-        if not match or name in found:
-            raise ValueError("parquet:///DIRECTORY, or destinations of streams: gps=parquet:///DIRECTORY,votes=sink")
+        if not match or name in found or ((match[2] or "").startswith("statsd") and name != "metrics"):
+            raise ValueError(
+                "parquet:///DIRECTORY, or destinations of streams: gps=parquet:///DIRECTORY,votes=sink,"
+                "metrics=statsd://HOST:PORT"
+            )
         found[name] = match[2]
     return Rows(found.pop("", None), found)
 
@@ -391,8 +398,8 @@ class Settings:
     rows: Rows = setting(
         rows, "sink",
         "Where rows go: `sink`, the tables of `INGEST_SINK`; or `parquet:///DIRECTORY`, for all streams or for some of "
-        "them (`gps=parquet:///DIRECTORY,logs=parquet:///DIRECTORY`). The ledger and dead letters stay in "
-        "`INGEST_SINK`. Set it when one database is too small for the rows (section 11)",
+        "them (`gps=parquet:///DIRECTORY,logs=parquet:///DIRECTORY`); `metrics=statsd://HOST:PORT`. The ledger and "
+        "dead letters stay in `INGEST_SINK`. Set it when one database is too small for the rows (section 11)",
     )
     keep: Keep = setting(
         keep, "forever",

@@ -229,7 +229,7 @@ def main(words: list[str]) -> int:
             run(ROOT / "bin/provision", "pypy")
         if s.has_kafka:
             run(ROOT / "bin/provision", "kafka")
-        if s.rows != settings.IN_TABLES:
+        if s.rows.needs("parquet"):
             run(ROOT / "bin/provision", "parquet")
         changed = install(found, s)
         if not Path("/run/systemd/system").is_dir():

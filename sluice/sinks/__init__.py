@@ -218,14 +218,15 @@ class Sink(ABC, Generic[Db]):
                 for stream, one in objects.items():
                     with destination_errors():
                         one.finish()
-                    self.note(db, stream, one.name)
+                    if self.elsewhere[stream].lasting:
+                        self.note(db, stream, one.name)
                 if done:
                     self.delete_notes(db, done)
                 noted = True  # if the commit fails, it may have succeeded
             self.published = self.published[len(done) :]
             for stream, one in objects.items():
                 with contextlib.suppress(Unwritable):  # `publish` tries again
-                    if self.elsewhere[stream].publish(one.name):
+                    if self.elsewhere[stream].publish(one.name) and self.elsewhere[stream].lasting:
                         self.published = [*self.published, one.name]
         finally:
             for one in objects.values():

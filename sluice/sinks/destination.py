@@ -62,7 +62,12 @@ class Object(ABC):
 
 
 class Destination(ABC):
-    """The destination of one stream; not thread-safe. Several workers may use it at once."""
+    """The destination of one stream; not thread-safe. Several workers may use it at once.
+
+    lasting: an object outlives its worker, so it is noted until it is published.
+    """
+
+    lasting = True
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -100,9 +105,15 @@ def destinations(rows: settings.Rows, streams: Mapping[str, Stream]) -> dict[str
 
 def connect(url: str, stream: Stream) -> Destination:
     """The destination of a URL that the setting accepts."""
+    scheme, _, rest = url.partition("://")
+    if scheme == "statsd":
+        from sluice.sinks.statsd import Statsd
+
+        host, _, port = rest.rpartition(":")
+        return Statsd(host.strip("[]"), int(port), stream)
     try:
         from sluice.sinks.parquet import Parquet
     except ImportError as error:
         problem = f"INGEST_ROWS={url} needs {error.name}: bin/provision parquet installs it."
         raise settings.SettingError(problem) from None
-    return Parquet(url[len("parquet://") :], stream)
+    return Parquet(rest, stream)
