@@ -37,14 +37,17 @@ def server() -> Iterator[Any]:
         yield running
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture
 def url(request: pytest.FixtureRequest, tmp: Path) -> str:
-    """A database for the ledger, empty."""
-    if request.param == "sqlite":
+    """A database for the ledger, empty: SQLite, unless a test asks for both."""
+    if getattr(request, "param", "sqlite") == "sqlite":
         return f"sqlite:///{tmp}/ingest.db"
     server = request.getfixturevalue("server")
     server.ask("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     return str(server.url)
+
+
+both = pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +108,7 @@ def tidied(sink: Sink, stream: str = "votes") -> int:
 # --- What arrives as what --------------------------------------------------------------------------------------------
 
 
+@both
 def test_votes_have_the_columns_of_their_table_and_the_hour(sink: Sink, tmp: Path) -> None:
     body = b'{"poll":"p","choice":"a","voter":"v","time":"2026-01-01T13:30:00.1239+01:00"}'
     assert sink.persist(claim("votes", 2, first=7), decoded(STREAMS["votes"], [body, b"poll=p&choice=b"], 7)) == (
@@ -122,6 +126,7 @@ def test_votes_have_the_columns_of_their_table_and_the_hour(sink: Sink, tmp: Pat
     assert told(sink, "SELECT bodies, records FROM batches") == [(2, 2)]
 
 
+@both
 def test_the_streams_have_no_tables_in_the_database(sink: Sink, url: str, tmp: Path) -> None:
     sink.persist(*votes("a"))
     catalogue = "sqlite_master" if url.startswith("sqlite") else "(SELECT relname AS name FROM pg_class)"
@@ -154,6 +159,7 @@ def test_attributes_of_logs_are_json(sink: Sink, tmp: Path) -> None:
     assert json.loads(attributes) == {"disks": [{"bytes": 123456789012345678901234567890}]}
 
 
+@both
 def test_rejects_are_buried_in_the_database(sink: Sink, tmp: Path) -> None:
     outcome = sink.persist(claim("votes", 3), decoded(STREAMS["votes"], [b"poll=p&choice=a", b"{", b"poll=p&choice=b"]))
     assert outcome == Outcome(2, 1)
@@ -171,6 +177,7 @@ class Count(Record, kw_only=True):
 COUNTS = {"counts": stream("counts", Count)}
 
 
+@both
 @pytest.mark.parametrize("group", [1, 3, 1000])
 def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stored(
     url: str, tmp: Path, group: int, monkeypatch: pytest.MonkeyPatch
@@ -204,6 +211,7 @@ def test_the_lines_of_the_documents_read_the_rows(sink: Sink, tmp: Path) -> None
 # --- Exactly once ----------------------------------------------------------------------------------------------------
 
 
+@both
 def test_a_claim_that_comes_again_is_stored_once(sink: Sink, tmp: Path) -> None:
     sink.persist(*votes("a", "b"))
     assert sink.persist(*votes("a", "b")) == Outcome(0, 0, again=True)
@@ -229,6 +237,7 @@ def test_an_object_is_invisible_until_its_transaction_has_committed(
     assert (len(staged(tmp)), len(files(tmp))) == (0, 1)
 
 
+@both
 def test_an_attempt_that_fails_leaves_nothing(sink: Sink, tmp: Path) -> None:
     def entries() -> Iterator[sinks.Entry]:
         yield from votes(*range(50_000))[1]()
@@ -280,6 +289,7 @@ def killed(url: str, tmp: Path, program: str) -> None:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
+@both
 def test_rows_are_there_once_after_a_kill(moment: str, url: str, tmp: Path) -> None:
     killed(url, tmp, f"{MOMENTS[moment]}; sink.persist(*sink_tests.votes('a', 'b'))")
     with contextlib.closing(connected(url, tmp)) as sink:
@@ -330,6 +340,7 @@ def test_a_directory_that_cannot_be_written_postpones_the_claim(sink: Sink, tmp:
     assert choices(tmp) == ["a"]
 
 
+@both
 def test_an_object_of_a_stream_that_has_no_destination_any_more_is_reported(url: str, tmp: Path) -> None:
     killed(url, tmp, "parquet.Parquet.publish = die; sink.persist(*sink_tests.votes('a'))")
     with contextlib.closing(sinks.connect(url, STREAMS)) as sink, pytest.raises(Unavailable, match="INGEST_ROWS"):
@@ -339,6 +350,7 @@ def test_an_object_of_a_stream_that_has_no_destination_any_more_is_reported(url:
     assert choices(tmp) == ["a"]
 
 
+@both
 def test_dead_letters_are_replayed_into_the_destination(sink: Sink, tmp: Path) -> None:
     sink.persist(claim("votes", 2), decoded(STREAMS["votes"], [b"{", b"poll=p&choice=a"]))
     (letter,) = sink.letters()
@@ -494,6 +506,7 @@ def test_files_whose_columns_have_other_types_stay_apart(url: str, tmp: Path) ->
 # --- Deletion by age -------------------------------------------------------------------------------------------------
 
 
+@both
 def test_old_files_are_deleted_and_their_rows_counted(sink: Sink, tmp: Path) -> None:
     stored(sink, 3)
     after = NOON + 3_600_000_000
