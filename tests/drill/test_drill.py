@@ -200,11 +200,11 @@ def test_a_drill_into_postgresql_breaks_no_promise_and_drops_its_schema(tmp: Pat
 
 
 def test_a_drill_into_parquet_files_breaks_no_promise(tmp: Path) -> None:
-    faults = "kill-worker,kill-redis,sink-locked,sink-away,sink-full,kill-commit,kill-settle,lease,prune,replay"
+    faults = "kill-worker,kill-redis,sink-locked,sink-away,sink-full,kill-commit,kill-settle,lease,prune"
     env = {"INGEST_ROWS": "parquet:///any", "INGEST_WORKERS": 2}
     status, report, _ = drill(tmp, "--rounds", 1, "--rate", 1500, "--seed", 3, "--faults", faults, env=env)
     assert (status, broken(report)) == (0, NONE)
-    assert (report["settings"]["sink"], len(report["faults"])) == ("Parquet", 10)
+    assert (report["settings"]["sink"], len(report["faults"])) == ("Parquet", 9)
 
 
 def test_a_report_says_that_the_drill_was_interrupted(tmp: Path) -> None:
