@@ -114,6 +114,9 @@ for _name, _target in PROCESSES.items():
     @fault(f"kill-{_name}", f"SIGKILL to {_target.words}", **_kinds)
     def _kill(scene: Scene, target: Target = _target) -> str:
         site, program = scene.site, target.program
+        if program in ("gateway", "reader"):  # nothing starts in the place of one that a reload is ending
+            most = site.settings.gateways if program == "gateway" else 1
+            wait(lambda: len(site.children(program)) <= most, 60, "the end of the processes before a reload")
         pid, before = scene.random.choice(target.find(site, program)), site.pids(program)
         strike(pid, signal.SIGKILL)
         wait(lambda: gone(pid), 60, f"the end of process {pid}")

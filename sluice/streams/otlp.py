@@ -179,13 +179,14 @@ def decode(root: Node, message: Message, body: bytes, budget: Budget) -> Iterato
 
     Raises: Invalid if it is no request; Empty if there is nothing in it.
     """
-    json = message.field("content-type").lower().startswith("application/json") or body.startswith(b"{")
+    declared = message.field("content-type").lower().startswith("application/json")
+    json = declared or body.startswith(b"{")
     encoding = Json() if json else Protobuf()
     if json:
         try:
             bodies.check_json(body)
         except Invalid:
-            if b"\n" not in body.strip():
+            if not declared or b"\n" not in body.strip():  # a line of its own might be taken for protobuf
                 raise
             requests: Iterable[bytes] = bodies.lines(body, budget)
         else:

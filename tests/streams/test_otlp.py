@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as profiles
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -431,6 +431,7 @@ PIECES = [
 ]
 
 
+@example(in_json(metrics(gauge({"as_int": 1}))) + b"\nC", False, ("/v1/metrics", "metrics", Metric))
 @given(
     st.binary(max_size=100) | st.lists(st.sampled_from(PIECES) | st.binary(max_size=2), max_size=8).map(b"".join),
     st.booleans(),
