@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
 def show(link: Link, declared: dict[str, views.View]) -> int:
     """Print the list."""
     if not declared:
-        print("INGEST_VIEWS is off.")
+        print("There are no views: INGEST_VIEWS is off, or INGEST_ROWS sends the rows of their streams elsewhere.")
         return 0
     found = measured(link, look(link, declared))
     print(screen.table(("view", "state", "keys", "memory", "lag", "reads", "hits"), map(cells, found), left=2))
