@@ -384,11 +384,11 @@ class Settings:
     )
     max_memory: Memory = setting(
         memory, "1g",
-        "Redis's `maxmemory`, and after a comma that of the views' Redis (`1g,512m`; 256m unless given). When the "
-        "first is used up, posts get 503; nothing is evicted. The READY bodies of one stream may use half of it. Set "
-        "it to the memory that bodies may take while the database is unavailable. A view that does not fit into the "
-        "second is not served. Raise it when the views have more keys than it holds (`bin/sluice views` shows the "
-        "memory of each)",
+        "Redis's `maxmemory`, and after a comma that of the views' Redis (`1g,512m`, or `INGEST_VIEWS_MEMORY`; 256m "
+        "unless given). When the first is used up, posts get 503; nothing is evicted. The READY bodies of one stream "
+        "may use half of it. Set it to the memory that bodies may take while the database is unavailable. A view that "
+        "does not fit into the second is not served. Raise it when the views have more keys than it holds "
+        "(`bin/sluice views` shows the memory of each)",
     )
     sink: str = setting(
         database, "sqlite:///$INGEST_HOME/ingest.db",

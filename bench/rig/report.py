@@ -71,6 +71,7 @@ class Report:
             for name, each in ratios.items()
             if each.sure and len(each.rounds) > 1
         ]
+        path.parent.mkdir(parents=True, exist_ok=True)
         new = not path.exists()
         with open(path, "a", newline="") as file:
             writer = csv.DictWriter(file, [*told, "ratio", "median", "low", "high", "rounds"], lineterminator="\n")
