@@ -25,7 +25,17 @@ UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 DEAD = "dead"  # in INGEST_KEEP: the dead letters
 NETWORKS = "addresses and networks such as 192.0.2.7, 10.1.0.0/16 and 2001:db8::/32"
-HOST = r"([\w.-]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}"
+HOST = r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}"
+LOGIN = r"[^:@/?#\s]*:[^:@/?#\s]*@"
+QUERY = r"(?:partitions=[1-9][0-9]{0,4}|replicas=[1-9][0-9]?|properties=/[^&#\s]+|[a-z]+(?:\.[a-z]+)+=[^&#\s]*)"
+KAFKA_URL = rf"kafka://(?:{LOGIN})?{HOST}(?:,{HOST})*(?:/[\w.-]{{1,100}})?(?:\?{QUERY}(?:&{QUERY})*)?"
+DESTINATIONS = (  # of INGEST_ROWS
+    r"parquet:///[^?#]+",
+    r"s3://[\w.-]+(?:/[\w./=-]+)?",
+    rf"clickhouse://(?:{LOGIN})?{HOST}/\w+(?:\?secure)?",
+    KAFKA_URL,
+    rf"statsd://{HOST}",
+)
 KAFKA = "kafka://"
 VIEWS_SOCKET = "run/views.sock"  # of the views' Redis, below INGEST_HOME
 SOCKETS = 4  # of gateway and of reader: one Unix socket refuses (502) when its backlog is full; see DECISIONS.md
@@ -138,15 +148,17 @@ def memory(text: str) -> Memory:
 def rows(text: str) -> Rows:
     """The parser of INGEST_ROWS."""
     found: dict[str, str | None] = {}
-    for word in filter(None, re.split(r"[,\s]+", text)):
-        match = re.fullmatch(rf"(?:(\w+)=)?(?:(parquet:///[^?#]+|statsd://{HOST})|sink)", word)
+    # not at the commas between the brokers of a URL
+    for word in filter(None, re.split(r"[,\s]+(?=(?:\w+=)?(?:\w+:|sink\b))", text.strip())):
+        match = re.fullmatch(rf"(?:(\w+)=)?({'|'.join(DESTINATIONS)}|sink)", word, re.ASCII)
         name = match[1] or "" if match else ""
-        if not match or name in found or ((match[2] or "").startswith("statsd") and name != "metrics"):
+        if not match or name in found or (match[2].startswith("statsd") and name != "metrics"):
             raise ValueError(
-                "parquet:///DIRECTORY, or destinations of streams: gps=parquet:///DIRECTORY,votes=sink,"
+                "parquet:///DIRECTORY, s3://BUCKET/PREFIX, clickhouse://HOST:PORT/DATABASE or "
+                "kafka://HOST:PORT,HOST:PORT, or destinations of streams: gps=parquet:///DIRECTORY,votes=sink,"
                 "metrics=statsd://HOST:PORT"
             )
-        found[name] = match[2]
+        found[name] = None if match[2] == "sink" else match[2]
     return Rows(found.pop("", None), found)
 
 
@@ -300,10 +312,7 @@ def spool(text: str) -> str:
     """The parser of INGEST_SPOOL: as INGEST_REDIS, or Kafka; see `Address` in sluice/spool/kafka/__init__.py."""
     if not text.startswith("kafka:"):
         return redis(text)
-    login = r"[^:@/?#\s]*:[^:@/?#\s]*@"
-    query = r"(partitions=[1-9][0-9]{0,4}|replicas=[1-9][0-9]?|properties=/[^&#\s]+|[a-z]+(\.[a-z]+)+=[^&#\s]*)"
-    valid = rf"kafka://({login})?{HOST}(,{HOST})*(/[\w.-]{{1,100}})?(\?{query}(&{query})*)?"
-    if not re.fullmatch(valid, text, re.ASCII):
+    if not re.fullmatch(KAFKA_URL, text, re.ASCII):
         raise ValueError("kafka://HOST:PORT,HOST:PORT, or kafka://…?partitions=N&replicas=N&properties=/PATH")
     return text
 

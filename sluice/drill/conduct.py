@@ -35,6 +35,7 @@ from sluice.drill.load import LOGGED, PATIENCE, REST, SPAN, UNANSWERED, Book, is
 from sluice.drill.outages import OUTAGES, STATES
 from sluice.drill.read import Reads
 from sluice.drill.site import AGE, STREAM, Site, Trouble, private, running, wait
+from sluice.drill.store import Elsewhere
 from sluice.drill.views import VIEWS as OWN
 from sluice.run.configure import ROOT
 from sluice.settings import Settings
@@ -261,8 +262,10 @@ class Drill:
         checked: dict[str, Any] = {}
         try:
             wait(lambda: not self.site.waiting(), 120, "the backlog is drained")
+            self.published()
             drained = time.monotonic() - begun
             fresh = self.fresh()
+            self.published()
             checked = self.check() if self.site.views else {}
         except Trouble as error:
             self.trouble, drained = self.trouble or str(error), time.monotonic() - begun
@@ -287,6 +290,12 @@ class Drill:
             report["refused"] = self.load.count("refused")
             report["without_service"] = without_service(books, self.faults, self.begun)
         return report
+
+    def published(self) -> None:
+        """Wait until rows that go elsewhere are there. Raises: Trouble."""
+        store = self.site.store
+        if isinstance(store, Elsewhere):
+            wait(lambda: not store.unpublished(), 120, "all rows are published")
 
     def fresh(self) -> float:
         """Post a new event. Returns: the seconds until it is stored, and read from a view. Raises: Trouble."""

@@ -311,6 +311,18 @@ def sink_full(scene: Scene) -> str:
     return f"{seconds:.1f} s"
 
 
+@fault("rows-away", "SIGKILL to the destination of the rows, if they go elsewhere; it starts again", private=True)
+def rows_away(scene: Scene) -> str:
+    engine = scene.site.engine
+    if engine is None:
+        return "not done: the drill has started no destination"
+    engine.kill()
+    time.sleep(scene.random.uniform(0, 2))
+    begun = time.monotonic()
+    engine.start()
+    return f"answers after {time.monotonic() - begun:.1f} s"
+
+
 @fault("kill-commit", "SIGKILL to the workers while they persist, three times")
 def kill_commit(scene: Scene) -> str:
     site, committed = scene.site, 0

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sluice import connect, settings, views
-from sluice.drill import harness
+from sluice.drill import engines, harness
 from sluice.drill.load import PATIENCE, unverified
-from sluice.drill.store import STREAM, Parquet, Postgres, Sqlite
+from sluice.drill.store import DESTINATIONS, STREAM, Postgres, Sqlite
 from sluice.run import launch
 from sluice.run.configure import ROOT
 from sluice.run.launch import parent_of
@@ -73,7 +73,7 @@ class Site:
         if (rows := self.settings.rows.of(STREAM)) is not None:
             if not isinstance(self.store, Sqlite):
                 raise Trouble("the drill with INGEST_ROWS keeps the ledger in SQLite: unset INGEST_SINK")
-            self.store = Parquet(sink, Path(rows.removeprefix("parquet://")))
+            self.store = DESTINATIONS[rows.partition(":")[0]](sink, rows, environ)
         self.redis = connect.client(self.settings.spool, 30)
         self.lists = [self.redis]
         self.views_redis = connect.client(str(self.home / SOCKET), 30)
@@ -82,6 +82,7 @@ class Site:
         # to which the drill posts
         self.streams = (STREAM, *(("gps", "votes") if self.views else ()), *(("logs",) if self.logs else ()))
         self.cleared = 0.0  # when a wrong clock may have made every log too old, by time.time()
+        self.engine: engines.Engine | None = None  # of the destination of rows, if the drill may kill it
         self.away: set[int] = set()  # events that a restored copy did not have
         self.gone: Counter[str] = Counter()  # stream -> bodies that the restored copies did not have
 
@@ -206,17 +207,16 @@ NOT_PASSED = {
 def private(keep: bool, with_views: bool) -> Iterator[Site]:
     """A private installation with the settings of the environment, removed afterwards unless `keep`.
 
-    If INGEST_SINK is a PostgreSQL, it gets its own schema there. With INGEST_ROWS all rows go to a directory of its
-    own, and there are no views. Raises: Trouble.
+    If INGEST_SINK is a PostgreSQL, it gets its own schema there. With INGEST_ROWS all rows go to a destination of that
+    kind, made for the drill, and there are no views. Raises: Trouble.
     """
     if not (ROOT / "bin/up").exists():
         raise Trouble("a private installation needs a checkout of Sluice; --home takes a running installation")
     home = Path(tempfile.mkdtemp(prefix="drill-"))
     own = {"INGEST_HOME": str(home), "INGEST_PORT": str(harness.free_port()), "INGEST_KEEP": f"logs={AGE}s"}
     passed = {name: value for name, value in os.environ.items() if name not in NOT_PASSED}
-    rows = settings.load().rows != settings.IN_TABLES
-    if rows:
-        own["INGEST_ROWS"] = f"parquet://{home}/rows"
+    rows = settings.load().rows.of(STREAM)
+    engine = destination(rows.partition(":")[0], home) if rows else None
     if rows or not with_views:  # a view follows a table
         own["INGEST_VIEWS"] = "off"
     elif not passed.get("INGEST_VIEWS"):
@@ -229,9 +229,14 @@ def private(keep: bool, with_views: bool) -> Iterator[Site]:
             stack.callback(print, f"files kept in {home}")
         else:
             stack.callback(shutil.rmtree, home, ignore_errors=True)
+        if engine:
+            own |= {"INGEST_ROWS": stack.enter_context(engines.running(engine)).url, **engine.env}
+        elif rows:
+            own["INGEST_ROWS"] = f"parquet://{home}/rows"
         if not sink.startswith("sqlite:///"):
             own["INGEST_SINK"] = Postgres.within(sink, f"drill_{os.getpid()}_{time.time_ns()}")
         site = Site({**passed, **own}, private=True)
+        site.engine = engine
         if isinstance(site.store, Postgres):
             try:
                 stack.enter_context(site.store.made())
@@ -240,6 +245,16 @@ def private(keep: bool, with_views: bool) -> Iterator[Site]:
         stack.callback(site.stop)
         site.start()
         yield site
+
+
+def destination(scheme: str, home: Path) -> engines.Engine | None:
+    """What has to run for rows to go there. Raises: Trouble."""
+    kinds = {"s3": engines.Store, "clickhouse": engines.ClickHouse, "kafka": engines.Kafka}
+    if scheme not in kinds:
+        return None
+    if not kinds[scheme].available():
+        raise Trouble(kinds[scheme].missing)
+    return kinds[scheme](home / "engine")
 
 
 def running(home: Path, header: str, with_views: bool) -> Site:

@@ -227,10 +227,9 @@ def main(words: list[str]) -> int:
         check(s)
         if s.runtime == "pypy":
             run(ROOT / "bin/provision", "pypy")
-        if s.has_kafka:
-            run(ROOT / "bin/provision", "kafka")
-        if s.rows.needs("parquet"):
-            run(ROOT / "bin/provision", "parquet")
+        for scheme in "kafka", "parquet", "s3", "clickhouse":
+            if s.rows.needs(scheme) or (scheme == "kafka" and s.has_kafka):
+                run(ROOT / "bin/provision", scheme)
         changed = install(found, s)
         if not Path("/run/systemd/system").is_dir():
             print("sluice: systemd is not running; the services start when it does.")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -180,6 +181,8 @@ class Sink(ABC, Generic[Db]):
         self.keep = keep
         self.elsewhere = elsewhere
         self.published: list[str] = []  # names of objects with a note that may be deleted
+        self.late: dict[str, str] = {}  # streams with an object that could not be published, and why
+        self.seen: dict[str, float] = {}  # name of another worker's object -> when its note was first read, monotonic
         self.checked: set[str] = set()  # streams whose table this connection has created or checked
         self.db: Any = None
 
@@ -188,7 +191,7 @@ class Sink(ABC, Generic[Db]):
 
         Raises: Unavailable; and any exception of `entries`, with nothing stored.
         """
-        with self.storing() as (db, objects):
+        with self.storing({claim.stream}) as (db, objects):
             outcome = Outcome(0, 0, again=True)
             parts = [claim]
             while parts:
@@ -204,11 +207,18 @@ class Sink(ABC, Generic[Db]):
         return outcome
 
     @contextlib.contextmanager
-    def storing(self) -> Iterator[tuple[Db, dict[str, Object]]]:
+    def storing(self, streams: set[str]) -> Iterator[tuple[Db, dict[str, Object]]]:
         """A transaction that may store rows, and the objects that it opens, by stream: they are published afterwards.
+
+        A stream of which an object could not be published stores nothing more until it is: what waits stays in Redis,
+        which is bounded, and the objects of a worker are published in their order.
 
         Raises: Unavailable.
         """
+        if streams & self.late.keys():
+            self.publish_noted()
+            for stream in streams & self.late.keys():
+                raise Unavailable(self.late[stream])
         objects: dict[str, Object] = {}
         noted = False
         try:
@@ -219,17 +229,25 @@ class Sink(ABC, Generic[Db]):
                     with destination_errors():
                         one.finish()
                     if self.elsewhere[stream].lasting:
-                        self.note(db, stream, one.name)
+                        self.note(db, stream, one.name, one.carried)
                 if done:
                     self.delete_notes(db, done)
                 noted = True  # if the commit fails, it may have succeeded
             self.published = self.published[len(done) :]
-            for stream, one in objects.items():
-                with contextlib.suppress(Unwritable):  # `publish` tries again
-                    if self.elsewhere[stream].publish(one.name) and self.elsewhere[stream].lasting:
+            while objects:
+                stream, one = objects.popitem()
+                try:
+                    found = self.elsewhere[stream].publish(one.name, one.carried)
+                    if found and self.elsewhere[stream].lasting:
                         self.published = [*self.published, one.name]
+                except Unwritable as error:
+                    self.late[stream] = str(error)
+                finally:
+                    one.close(delete=False)
         finally:
-            for one in objects.values():
+            for stream, one in objects.items():
+                if noted:
+                    self.late[stream] = "it is not known whether the database has committed"
                 one.close(delete=not noted)
 
     def inserter(
@@ -282,27 +300,43 @@ class Sink(ABC, Generic[Db]):
 
     def publish(self) -> bool:
         """Publish objects that a worker has left with a note; False. Raises: Unavailable."""
+        if why := self.publish_noted():
+            raise Unavailable(why)
+        return False
+
+    def publish_noted(self) -> str:
+        """Publish objects with a note, those of a stream in the order of their names; why one could not be.
+
+        Raises: Unavailable.
+        """
         with self.transaction() as db:
             found = self.notes(db)
-        if not found:
-            return False
+        now = time.monotonic()
+        self.seen = {name: self.seen.get(name, now) for _, name in found}
         why = ""
+        late: dict[str, str] = {}
         done: list[str] = []
         for stream, name in found:
             if stream not in self.elsewhere:
                 why = f"rows of {stream} are not published, because INGEST_ROWS does not name their destination"
                 continue
-            try:
-                if not self.elsewhere[stream].publish(name):
-                    log.error("%s: %s is gone, or was published and merged before a restore", stream, name)
+            destination = self.elsewhere[stream]
+            if name in self.published:
                 done.append(name)
-            except Unwritable as error:
-                why = str(error)
+            elif stream not in late and (destination.own(name) or self.seen[name] + destination.leave <= now):
+                with self.transaction() as db:
+                    carried = self.carried(db, name)
+                try:
+                    if not destination.publish(name, carried):
+                        log.error("%s: %s is gone, or was published and merged before a restore", stream, name)
+                    done.append(name)
+                except Unwritable as error:
+                    why = late[stream] = str(error)
+        self.late = late
         with self.transaction() as db:
             self.delete_notes(db, done)
-        if why:
-            raise Unavailable(why)
-        return False
+        self.published = [name for name in self.published if name not in done]
+        return why
 
     def tidy(self, stream: str) -> bool:
         """`Destination.tidy` of a stream. Raises: Unavailable."""
@@ -322,7 +356,8 @@ class Sink(ABC, Generic[Db]):
         """
         stored = records = dead = 0
         reasons: Counter[str] = Counter()
-        with contextlib.suppress(DryRun), self.storing() as (db, objects):
+        streams = {letter.stream for letter in letters}
+        with contextlib.suppress(DryRun), self.storing(streams) as (db, objects):
             last = self.last_letter(db)
             for letter in letters:
                 if not self.delete_letter(db, letter.id):
@@ -500,12 +535,16 @@ class Sink(ABC, Generic[Db]):
         """Bury rejects. whole: see `insert`."""
 
     @abstractmethod
-    def note(self, db: Db, stream: str, name: str) -> None:
-        """Note an object that is to be published when this transaction has committed."""
+    def note(self, db: Db, stream: str, name: str, carried: bytes | None) -> None:
+        """Note an object that is to be published when this transaction has committed. carried: `Object.carried`."""
 
     @abstractmethod
     def notes(self, db: Db) -> list[tuple[str, str]]:
-        """The noted objects: stream and name."""
+        """The noted objects, by name: stream and name."""
+
+    @abstractmethod
+    def carried(self, db: Db, name: str) -> bytes | None:
+        """What the note of an object carries; None also if there is no such note any more."""
 
     @abstractmethod
     def delete_notes(self, db: Db, names: list[str]) -> None:

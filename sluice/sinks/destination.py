@@ -4,10 +4,13 @@ Rows become visible in two steps. Before the transaction of their claim commits,
 no reader sees it, and the transaction notes its name in `batches_objects`. After the commit the object is published,
 and a later transaction deletes the note. So a crash leaves an object with a note, which any worker publishes, or one
 without, which any worker deletes. Each attempt to store has a name of its own, so publishing twice changes nothing.
+
+Where nothing can be stored invisibly, the note carries the rows (`Carried`), and publishing sends them with the name.
 """
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
@@ -43,6 +46,7 @@ class Object(ABC):
 
     name: str
     groups: int  # groups of rows that were added
+    carried: bytes | None = None  # what the note carries, from `finish` on
 
     @abstractmethod
     def add(self, batch: int, rows: Rows) -> None:
@@ -65,9 +69,11 @@ class Destination(ABC):
     """The destination of one stream; not thread-safe. Several workers may use it at once.
 
     lasting: an object outlives its worker, so it is noted until it is published.
+    leave: seconds for which another worker's objects are left to it.
     """
 
     lasting = True
+    leave = 0.0
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -76,8 +82,12 @@ class Destination(ABC):
     def open(self, received: int) -> Object:
         """A new object. received: when its first body arrived, microseconds since 1970. Raises: Unwritable."""
 
+    def own(self, name: str) -> bool:
+        """Whether this process has made the object of this name, if that makes a difference."""
+        return False
+
     @abstractmethod
-    def publish(self, name: str) -> bool:
+    def publish(self, name: str, carried: bytes | None) -> bool:
         """Make an object visible, for good; False if there is none of this name. Raises: Unwritable.
 
         It may be visible already.
@@ -98,6 +108,40 @@ class Destination(ABC):
         """
 
 
+class Carried(Destination):
+    """A destination whose objects are nowhere but in their notes until they are published.
+
+    An object is named WRITER-NUMBER, and those of a writer are published in the order of their numbers. So if the
+    destination knows the number of a writer's last object, it knows which of them it has. A writer is a process.
+    """
+
+    leave = 20.0
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(stream)
+        self.writer = uuid.uuid4().hex
+        self.number = 0
+
+    def next_name(self) -> str:
+        """The name of a new object."""
+        self.number += 1
+        return f"{self.writer}-{self.number:012d}"
+
+    def own(self, name: str) -> bool:
+        """See `Destination`."""
+        return writer_of(name)[0] == self.writer
+
+    def tidy(self, noted: Callable[[], set[str]]) -> bool:
+        """See `Destination`. Nothing is left by a failed attempt."""
+        return False
+
+
+def writer_of(name: str) -> tuple[str, int]:
+    """The writer of an object, and the number of the object."""
+    writer, _, number = name.rpartition("-")
+    return writer, int(number)
+
+
 def destinations(rows: settings.Rows, streams: Mapping[str, Stream]) -> dict[str, Destination]:
     """The destinations of the streams that have one. Raises: SettingError if a library is not installed."""
     return {name: connect(url, stream) for name, stream in streams.items() if (url := rows.of(name)) is not None}
@@ -106,14 +150,29 @@ def destinations(rows: settings.Rows, streams: Mapping[str, Stream]) -> dict[str
 def connect(url: str, stream: Stream) -> Destination:
     """The destination of a URL that the setting accepts."""
     scheme, _, rest = url.partition("://")
-    if scheme == "statsd":
-        from sluice.sinks.statsd import Statsd
-
-        host, _, port = rest.rpartition(":")
-        return Statsd(host.strip("[]"), int(port), stream)
     try:
-        from sluice.sinks.parquet import Parquet
+        if scheme == "parquet":
+            from sluice.sinks.parquet import Parquet
+
+            return Parquet(rest, stream)
+        if scheme == "s3":
+            from sluice.sinks.delta import Delta
+
+            return Delta(url, stream)
+        if scheme == "kafka":
+            from sluice.sinks.topics import Topics
+
+            return Topics(url, stream)
+        if scheme == "clickhouse":
+            from sluice.sinks.clickhouse import ClickHouse
+
+            return ClickHouse(url, stream)
     except ImportError as error:
-        problem = f"INGEST_ROWS={url} needs {error.name}: bin/provision parquet installs it."
+        problem = (
+            f"INGEST_ROWS={settings.without_password(url)} needs {error.name}: bin/provision {scheme} installs it."
+        )
         raise settings.SettingError(problem) from None
-    return Parquet(rest, stream)
+    from sluice.sinks.statsd import Statsd
+
+    host, _, port = rest.rpartition(":")
+    return Statsd(host.strip("[]"), int(port), stream)

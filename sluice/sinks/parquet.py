@@ -19,17 +19,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta, timezone
-from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pyarrow as pa
 from pyarrow import parquet as pq
 
-from sluice.sinks.destination import Destination, Object, Refused, Rows, Unwritable
-from sluice.sinks.schema import field_types
-from sluice.streams.record import Metric
+from sluice.sinks.columns import Columns
+from sluice.sinks.destination import Destination, Object, Rows, Unwritable
 from sluice.streams.registry import Stream
 
 SMALL = 16 << 20  # bytes: a smaller file is merged
@@ -37,82 +33,10 @@ MERGED = 32 << 20  # bytes of files that are merged at a time
 MANY = 256  # small files of the present hour, from which they are merged before the hour has ended
 SETTLED = 60  # seconds after the end of an hour, from which its files are merged; also the age of what a crash left
 ROWS = 131_072  # rows of a group in a merged file
-EXACT = 1 << 53  # integers up to this have an exact float
 MERGING = "merging"  # a directory
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 COMPRESSION = "zstd"
-MICROSECONDS, NANOSECONDS = pa.timestamp("us", "UTC"), pa.timestamp("ns", "UTC")
-PLAIN = {float: pa.float64(), int: pa.int64(), bool: pa.bool_(), str: pa.string()}
-TAGS = pa.map_(pa.string(), pa.string())
-VALUE_ERRORS = (
-    *(pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError),
-    *(TypeError, ValueError, OverflowError, AttributeError, LookupError, msgspec.MsgspecError),
-)
 libc = ctypes.CDLL(None, use_errno=True)
-
-
-class Columns:
-    """The columns of a stream: those of its table, with types of Arrow.
-
-    Metrics: `value` is the number, null for a string; `text` is a string, or the digits of an integer that has no exact
-    float. Values of other compound types are JSON.
-    """
-
-    def __init__(self, stream: Stream) -> None:
-        self.metric = stream.record is Metric
-        self.types: dict[str, pa.DataType] = {}
-        for name, kinds in field_types(stream.record).items():
-            kind = kinds.pop() if len(kinds) == 1 else object
-            self.types[name] = PLAIN.get(kind, pa.string())
-        self.encoded = {name for name, kinds in field_types(stream.record).items() if not kinds <= PLAIN.keys()}
-        if self.metric:
-            self.types |= {"tags": TAGS, "value": pa.float64(), "text": pa.string()}
-            self.encoded -= {"tags", "value"}
-        fields = [("received_at", MICROSECONDS), ("time", NANOSECONDS if self.metric else MICROSECONDS)]
-        self.schema = pa.schema([*fields, *self.types.items(), ("batch", pa.int64()), ("seq", pa.int64())])
-
-    def table(self, batch: int, rows: Rows) -> pa.Table:
-        """Rows as a table. Raises: one of VALUE_ERRORS."""
-        records: list[Any] = rows.records
-        if self.metric:
-            when = [one.time if one.time is not None else at * 1000 for at, one in zip(rows.received, records)]
-        else:
-            when = [one.time // 1000 if one.time is not None else at for at, one in zip(rows.received, records)]
-        columns: list[Any] = [rows.received, when]
-        for name in self.types:
-            if self.metric and name in METRIC:
-                columns.append([METRIC[name](one) for one in records])
-            elif name in self.encoded:
-                columns.append([None if (value := getattr(one, name)) is None else json(value) for one in records])
-            else:
-                columns.append([*map(attrgetter(name), records)])
-        columns += [pa.repeat(pa.scalar(batch, pa.int64()), len(records)), rows.seqs]
-        arrays = [
-            column if isinstance(column, pa.Array) else pa.array(column, field.type)
-            for column, field in zip(columns, self.schema)
-        ]
-        return pa.table(arrays, schema=self.schema)
-
-
-def number(one: Metric) -> float | None:
-    """The value of a metric, unless it is a string."""
-    return None if one.type == "string" else float(one.value)
-
-
-def text(one: Metric) -> str | None:
-    """What `number` cannot say of the value of a metric."""
-    value = one.value
-    if isinstance(value, str):
-        return value
-    return str(value) if isinstance(value, int) and abs(value) > EXACT else None
-
-
-METRIC: dict[str, Callable[[Metric], Any]] = {"tags": lambda one: [*one.tags.items()], "value": number, "text": text}
-
-
-def json(value: Any) -> str:
-    """A value as JSON."""
-    return msgspec.json.encode(value).decode()
 
 
 class File(Object):
@@ -130,10 +54,7 @@ class File(Object):
 
     def add(self, batch: int, rows: Rows) -> None:
         """See `Object`."""
-        try:
-            table = self.columns.table(batch, rows)
-        except VALUE_ERRORS as error:
-            raise Refused(str(error)) from None
+        table = self.columns.table(batch, rows)
         with writing():
             self.writer.write_table(table, row_group_size=table.num_rows)
         self.groups += 1
@@ -196,7 +117,7 @@ class Parquet(Destination):
         """Where an object is from then on."""
         return self.published / f"hour={name}.parquet"
 
-    def publish(self, name: str) -> bool:
+    def publish(self, name: str, carried: bytes | None = None) -> bool:
         """See `Destination`."""
         target = self.target(name)
         with writing(), self.locked("exchange"):

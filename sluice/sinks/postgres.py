@@ -113,6 +113,8 @@ AGED = {
     "expired": "bigint NOT NULL",
 }
 OBJECTS = {"stream": "text NOT NULL", "name": "text PRIMARY KEY"}
+CARRIED = {"name": "text PRIMARY KEY", "rows": "bytea NOT NULL"}
+COMPRESSED = "ALTER TABLE batches_carried ALTER COLUMN rows SET STORAGE EXTERNAL"  # by the worker already
 AGED_KEY = "ALTER TABLE batches_expired ADD PRIMARY KEY (stream, spool)"
 EXPIRED = """INSERT INTO batches_expired AS e (stream, spool, deleted, expired) VALUES (%s, %s, %s, %s)
 ON CONFLICT (stream, spool)
@@ -282,6 +284,7 @@ class Postgres(Sink[psycopg.Connection]):
                         ensure(db, "batches_spools", SPOOLS, SPOOL_INDEX)
                         ensure(db, "batches_cells", CELLS)
                         ensure(db, "batches_objects", OBJECTS)
+                        ensure(db, "batches_carried", CARRIED, COMPRESSED)
                         ensure(db, "dead_letters", LETTERS, INDEX)
                         ensure(db, "view_changes", CHANGES)
                         if layout < LAYOUT:
@@ -419,17 +422,25 @@ class Postgres(Sink[psycopg.Connection]):
         """See `sinks.Sink`."""
         bury(db, [letter(stream, batch, whole, seq, received, thing) for seq, received, _, thing in rejects])
 
-    def note(self, db: psycopg.Connection, stream: str, name: str) -> None:
+    def note(self, db: psycopg.Connection, stream: str, name: str, carried: bytes | None) -> None:
         """See `sinks.Sink`."""
         db.execute("INSERT INTO batches_objects (stream, name) VALUES (%s, %s)", (stream, name))
+        if carried is not None:
+            db.execute("INSERT INTO batches_carried (name, rows) VALUES (%s, %b)", (name, carried))
 
     def notes(self, db: psycopg.Connection) -> list[tuple[str, str]]:
         """See `sinks.Sink`."""
-        return db.execute("SELECT stream, name FROM batches_objects").fetchall()
+        return db.execute("SELECT stream, name FROM batches_objects ORDER BY name").fetchall()
+
+    def carried(self, db: psycopg.Connection, name: str) -> bytes | None:
+        """See `sinks.Sink`."""
+        found = db.execute("SELECT rows FROM batches_carried WHERE name = %s", (name,)).fetchone()
+        return found[0] if found else None
 
     def delete_notes(self, db: psycopg.Connection, names: list[str]) -> None:
         """See `sinks.Sink`."""
         db.execute("DELETE FROM batches_objects WHERE name = ANY(%s)", (names,))
+        db.execute("DELETE FROM batches_carried WHERE name = ANY(%s)", (names,))
 
     def last_letter(self, db: psycopg.Connection) -> int:
         """See `sinks.Sink`."""

@@ -74,6 +74,7 @@ CREATE TABLE IF NOT EXISTS batches_expired (
   stream TEXT NOT NULL, spool TEXT NOT NULL, deleted INTEGER NOT NULL, expired INTEGER NOT NULL);
 CREATE UNIQUE INDEX IF NOT EXISTS batches_expired_by_spool ON batches_expired (stream, spool);
 CREATE TABLE IF NOT EXISTS batches_objects (stream TEXT NOT NULL, name TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS batches_carried (name TEXT NOT NULL, rows BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS dead_letters (
   id INTEGER PRIMARY KEY AUTOINCREMENT, received_at TEXT NOT NULL, stream TEXT NOT NULL, body BLOB NOT NULL,
   reason TEXT NOT NULL, whole INTEGER NOT NULL, batch INTEGER NOT NULL, seq INTEGER NOT NULL);
@@ -307,18 +308,26 @@ class Sqlite(Sink[apsw.Connection]):
         for seq, received, _, thing in rejects:
             db.execute(BURY, (instant(received), stream, thing.part, thing.reason, thing.whole and whole, batch, seq))
 
-    def note(self, db: apsw.Connection, stream: str, name: str) -> None:
+    def note(self, db: apsw.Connection, stream: str, name: str, carried: bytes | None) -> None:
         """See `sinks.Sink`."""
         db.execute("INSERT INTO batches_objects (stream, name) VALUES (?, ?)", (stream, name))
+        if carried is not None:
+            db.execute("INSERT INTO batches_carried (name, rows) VALUES (?, ?)", (name, carried))
 
     def notes(self, db: apsw.Connection) -> list[tuple[str, str]]:
         """See `sinks.Sink`."""
-        found: Any = db.execute("SELECT stream, name FROM batches_objects ORDER BY rowid")
+        found: Any = db.execute("SELECT stream, name FROM batches_objects ORDER BY name")
         return list(found)
+
+    def carried(self, db: apsw.Connection, name: str) -> bytes | None:
+        """See `sinks.Sink`."""
+        found: Any = db.execute("SELECT rows FROM batches_carried WHERE name = ?", (name,)).get
+        return found
 
     def delete_notes(self, db: apsw.Connection, names: list[str]) -> None:
         """See `sinks.Sink`."""
         db.executemany("DELETE FROM batches_objects WHERE name = ?", [(name,) for name in names])
+        db.executemany("DELETE FROM batches_carried WHERE name = ?", [(name,) for name in names])
 
     def last_letter(self, db: apsw.Connection) -> int:
         """See `sinks.Sink`."""

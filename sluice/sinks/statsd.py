@@ -67,7 +67,7 @@ class Statsd(Destination):
         self.opened = Lines()
         return self.opened
 
-    def publish(self, name: str) -> bool:
+    def publish(self, name: str, carried: bytes | None = None) -> bool:
         """See `Destination`. Sends the lines that were opened last."""
         opened, self.opened = self.opened, None
         if opened is None or opened.name != name:

@@ -204,6 +204,7 @@ def test_many_workers_may_create_the_tables_at_once(pg: Postgres):
     assert {row[0] for row in pg.ask("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")} == {
         *(
             "batches",
+            "batches_carried",
             "batches_cells",
             "batches_expired",
             "batches_folded",

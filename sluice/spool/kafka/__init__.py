@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -57,8 +57,11 @@ class Address(NamedTuple):
     properties: dict[str, Any]
 
     @classmethod
-    def of(cls, url: str) -> Address:
-        """Parse a URL that sluice/settings.py has checked. Raises: KafkaUnavailable if its file cannot be read."""
+    def of(cls, url: str, prefix: str = PREFIX) -> Address:
+        """Parse a URL that sluice/settings.py has checked. prefix: if it names none.
+
+        Raises: KafkaUnavailable if its file cannot be read.
+        """
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query))
         partitions, replicas = int(query.pop("partitions", PARTITIONS)), int(query.pop("replicas", 0))
@@ -70,7 +73,7 @@ class Address(NamedTuple):
             user, _, password = login.partition(":")
             properties |= {"sasl.username": unquote(user), "sasl.password": unquote(password)}
         properties |= query | {"bootstrap.servers": brokers}
-        return cls(parts.path.strip("/") or PREFIX, partitions, replicas, properties)
+        return cls(parts.path.strip("/") or prefix, partitions, replicas, properties)
 
     def topic(self, stream: str) -> str:
         """The topic of a stream, and the name of the group of its workers."""
@@ -138,8 +141,8 @@ class Positions(NamedTuple):
 class Admin:
     """Questions about topics and groups, and their creation. Every method raises KafkaUnavailable."""
 
-    def __init__(self, url: str) -> None:
-        self.address = Address.of(url)
+    def __init__(self, url: str, prefix: str = PREFIX) -> None:
+        self.address = Address.of(url, prefix)
         with asking():
             self.client = AdminClient(self.address.properties)
         self.groups: dict[str, Consumer] = {}  # they ask for their group's offsets, and join none
@@ -170,25 +173,25 @@ class Admin:
         addresses = {broker.id: (broker.host, broker.port) for one in found.partitions for broker in one.replicas}
         return Topic(name, str(found.topic_id), replicas, leaders, writable, addresses)
 
-    def topic(self, name: str) -> Topic:
-        """The topic of this name, made if there is none."""
+    def topic(self, name: str, config: Mapping[str, str] = TOPIC) -> Topic:
+        """The topic of this name, made with this configuration if there is none."""
         deadline = time.monotonic() + TIMEOUT
         while not (found := self.describe(name)) or not found.writable:
             if not found:
-                self.create(name)
+                self.create(name, config)
             if time.monotonic() > deadline:
                 raise KafkaUnavailable(f"no partition of {name} has a leader")
             time.sleep(0.02)
         return found
 
-    def create(self, name: str) -> None:
+    def create(self, name: str, config: Mapping[str, str]) -> None:
         """Make a topic, unless another process has just made it."""
         with asking():
             brokers = len(result(self.client.describe_cluster(request_timeout=TIMEOUT)).nodes)
         replicas = self.address.replicas or min(REPLICAS, brokers)
         # with one broker away, others still accept writes: each partition's, or those of partitions without it
-        config = TOPIC | {"min.insync.replicas": str(max(1, replicas - 1, min(2, replicas, brokers - 1)))}
-        new = NewTopic(name, self.address.partitions, replicas, config=config)
+        in_sync = str(max(1, replicas - 1, min(2, replicas, brokers - 1)))
+        new = NewTopic(name, self.address.partitions, replicas, config={**config, "min.insync.replicas": in_sync})
         try:
             with asking():
                 result(self.client.create_topics([new], request_timeout=TIMEOUT)[name])
