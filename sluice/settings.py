@@ -149,7 +149,7 @@ def rows(text: str) -> Rows:
     """The parser of INGEST_ROWS."""
     found: dict[str, str | None] = {}
     # not at the commas between the brokers of a URL
-    for word in filter(None, re.split(r"[,\s]+(?=(?:\w+=)?(?:\w+:|sink\b))", text.strip())):
+    for word in filter(None, re.split(r"[,\s]+(?=(?:\w+=)?(?:\w+:/|sink\b))", text.strip())):
         match = re.fullmatch(rf"(?:(\w+)=)?({'|'.join(DESTINATIONS)}|sink)", word, re.ASCII)
         name = match[1] or "" if match else ""
         if not match or name in found or (match[2].startswith("statsd") and name != "metrics"):
@@ -406,8 +406,9 @@ class Settings:
     )
     rows: Rows = setting(
         rows, "sink",
-        "Where rows go: `sink`, the tables of `INGEST_SINK`; or `parquet:///DIRECTORY`, for all streams or for some of "
-        "them (`gps=parquet:///DIRECTORY,logs=parquet:///DIRECTORY`); `metrics=statsd://HOST:PORT`. The ledger and "
+        "Where rows go: `sink`, the tables of `INGEST_SINK`; `parquet:///DIRECTORY`, `s3://BUCKET/PREFIX`, "
+        "`clickhouse://USER:PASSWORD@HOST:PORT/DATABASE` or `kafka://HOST:PORT,HOST:PORT`, for all streams or for some "
+        "of them (`gps=parquet:///DIRECTORY,logs=s3://BUCKET/PREFIX`); `metrics=statsd://HOST:PORT`. The ledger and "
         "dead letters stay in `INGEST_SINK`. Set it when one database is too small for the rows (section 11)",
     )
     keep: Keep = setting(

@@ -246,7 +246,9 @@ class ClickHouse(Elsewhere):
         from clickhouse_connect.driver.exceptions import ClickHouseError
 
         try:
-            client = clickhouse_connect.get_client(host=self.server.hostname, port=self.server.port, query_retries=0)
+            client = clickhouse_connect.get_client(
+                host=self.server.hostname, port=self.server.port, database=self.server.path[1:], query_retries=0
+            )
             with contextlib.closing(client):
                 return client.query_arrow(f"SELECT {', '.join(columns)} FROM {stream}", use_strings=True)  # noqa: S608
         except (ClickHouseError, OSError) as error:
@@ -261,7 +263,8 @@ class Topics(Elsewhere):
     def __init__(self, url: str, rows: str, env: Mapping[str, str]) -> None:
         """See `Parquet`."""
         super().__init__(url)
-        self.brokers = rows.removeprefix("kafka://")
+        parts = urlsplit(rows)
+        self.brokers, self.prefix = parts.netloc, parts.path[1:] or "rows"
 
     def table(self, stream: str, columns: list[str]) -> Any:
         """See `Elsewhere`."""
@@ -269,7 +272,7 @@ class Topics(Elsewhere):
         from confluent_kafka import KafkaException
 
         try:
-            rows = [*consumed(self.brokers, f"rows.{stream}")]
+            rows = [*consumed(self.brokers, f"{self.prefix}.{stream}")]
         except KafkaException as error:
             raise Unavailable(str(error)) from None
         found = {name: [row[name] for row in rows] for name in columns}

@@ -8,6 +8,7 @@ whether an object was stored, which may be later than that, asks first: each row
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import Iterator
 from datetime import date, datetime, timezone
 from typing import Any
@@ -96,13 +97,20 @@ class ClickHouse(Carried):
                 "SELECT partition, sum(rows) FROM system.parts WHERE database = currentDatabase() "
                 "AND table = {table:String} AND active AND partition < {day:String} GROUP BY partition",
                 parameters={"table": self.stream.name, "day": str(limit)},
-            )
-            if not dry:
-                for day, _ in found.result_rows:
-                    client.command(
-                        f"ALTER TABLE {quoted(self.stream.name)} DROP PARTITION {{day:String}}", parameters={"day": day}
-                    )
-        return sum(rows for _, rows in found.result_rows)
+            ).result_rows
+            if dry or not found:
+                return sum(rows for _, rows in found)
+            # Moved, rows are counted by one worker only, and none comes to them
+            away = f"{self.stream.name}_deleted_{uuid.uuid4().hex}"
+            client.command(f"CREATE TABLE {quoted(away)} AS {quoted(self.stream.name)}")
+            for day, _ in found:
+                client.command(
+                    f"ALTER TABLE {quoted(self.stream.name)} MOVE PARTITION {{day:String}} TO TABLE {quoted(away)}",
+                    parameters={"day": day},
+                )
+            ((rows,),) = client.query(f"SELECT count() FROM {quoted(away)}").result_rows  # noqa: S608
+            client.command(f"DROP TABLE {quoted(away)} SYNC")
+        return int(rows)
 
     @contextlib.contextmanager
     def storing(self) -> Iterator[Client]:

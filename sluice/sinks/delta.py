@@ -33,6 +33,7 @@ SWEEP = 3600.0  # seconds between two deletions of such objects
 WRITER = WriterProperties(compression="ZSTD")
 # A commit waits at most so long for a store that does not answer; a claim is taken by another worker after a while
 OPTIONS = {"timeout": "10s", "connect_timeout": "3s", "max_retries": "2", "retry_timeout": "10s"}
+KIND = 'Timestamp(Microsecond, Some("UTC"))'  # of `received_at`, for DataFusion, which compares no others with it
 HOUR = "%Y-%m-%dT%H"
 
 
@@ -116,7 +117,7 @@ class Delta(Carried):
             old = pc.field("received_at") < pa.scalar(limit, MICROSECONDS)
             rows = table.to_pyarrow_dataset().count_rows(filter=old)
             if rows and not dry:
-                done = table.delete(f"received_at < TIMESTAMP '{limit:%Y-%m-%dT%H:%M:%SZ}'")
+                done = table.delete(f"received_at < arrow_cast('{limit:%Y-%m-%dT%H:%M:%SZ}', '{KIND}')")
                 rows = done["num_deleted_rows"]
         return int(rows)
 
