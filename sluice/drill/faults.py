@@ -117,7 +117,8 @@ for _name, _target in PROCESSES.items():
         if program in ("gateway", "reader"):  # nothing starts in the place of one that a reload is ending
             most = site.settings.gateways if program == "gateway" else 1
             wait(lambda: len(site.children(program)) <= most, 60, "the end of the processes before a reload")
-        pid, before = scene.random.choice(target.find(site, program)), site.pids(program)
+        found = [pid for pid in target.find(site, program) if program != "nginx" or not ending(pid)]
+        pid, before = scene.random.choice(found), site.pids(program)
         strike(pid, signal.SIGKILL)
         wait(lambda: gone(pid), 60, f"the end of process {pid}")
         # not one of those that a killed master leaves
@@ -149,7 +150,19 @@ def reload_gateway(scene: Scene) -> str:
 
 @fault("reload-nginx", "SIGHUP: nginx reads its configuration again", cuts=True)
 def reload_nginx(scene: Scene) -> str:
-    return reloaded(scene, "nginx")
+    before = scene.site.children("nginx")
+    said = reloaded(scene, "nginx")
+    # it tells them a tenth of a second later, and nothing starts in the place of one that it is ending
+    wait(lambda: all(map(ending, before)), 60, "the end of the processes before a reload")
+    return said
+
+
+def ending(pid: int) -> bool:
+    """Whether a worker process of nginx has ended, or accepts no connection any more."""
+    try:
+        return b"is shutting down" in Path(f"/proc/{pid}/cmdline").read_bytes() or gone(pid)
+    except OSError:
+        return True
 
 
 @fault("restart", "stop and start every program", cuts=True)

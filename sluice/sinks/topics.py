@@ -28,7 +28,7 @@ from sluice.streams.registry import Stream
 
 PREFIX = "rows"  # of the names of topics and groups, unless the URL says otherwise
 KEYS = {"logs": "service"}  # the key is the first field of other streams: device, name, poll
-QUEUE = 1 << 18  # records of librdkafka's queue; the largest claim is sent in parts
+QUEUE = 1 << 17  # records of librdkafka's queue: some groups of a claim
 PRODUCER = {
     "compression.type": "snappy",
     "linger.ms": 5,  # at most; a full batch is sent at once
@@ -182,16 +182,15 @@ class Topics(Carried):
 
 
 def enqueue(producer: Producer, topic: str, pairs: list[Pair]) -> None:
-    """Produce records; the queue may have no room for all at once."""
-    left: list[dict[str, Any]] = [{"key": key, "value": value} for key, value in pairs]
+    """Produce records, when the queue has room for all of them: one that is refused would come behind later ones."""
     deadline = time.monotonic() + COMMIT
-    while left:
-        producer.produce_batch(topic, left)
-        left = [{"key": each["key"], "value": each["value"]} for each in left if "_error" in each]
-        if left:
-            producer.poll(0.01)
-            if time.monotonic() > deadline:
-                raise BufferError("the brokers have not taken the rows of a claim in time")
+    while len(producer) + len(pairs) > QUEUE:
+        producer.poll(0.01)
+        if time.monotonic() > deadline:
+            raise BufferError("the brokers have not taken the rows of a claim in time")
+    records: list[Any] = [{"key": key, "value": value} for key, value in pairs]
+    if producer.produce_batch(topic, records) < len(records):
+        raise next(KafkaException(record["_error"]) for record in records if "_error" in record)
 
 
 @contextlib.contextmanager
