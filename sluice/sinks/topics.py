@@ -28,7 +28,7 @@ from sluice.streams.registry import Stream
 
 PREFIX = "rows"  # of the names of topics and groups, unless the URL says otherwise
 KEYS = {"logs": "service"}  # the key is the first field of other streams: device, name, poll
-QUEUE = 1 << 17  # records of librdkafka's queue: some groups of a claim
+QUEUE = 1 << 17  # records of librdkafka's queue: four groups of a claim
 PRODUCER = {
     "compression.type": "snappy",
     "linger.ms": 5,  # at most; a full batch is sent at once
@@ -37,7 +37,7 @@ PRODUCER = {
     "transaction.timeout.ms": 60_000,
 }
 START, COMMIT = 10.0, 30.0  # seconds to take over a transactional id, and to commit the rows of a claim
-Pair = tuple[bytes, bytes]  # key and value
+Pair = tuple[bytes | None, bytes]  # key and value
 encode = msgspec.json.Encoder().encode
 packer = msgspec.msgpack.Encoder()
 unpacker = msgspec.msgpack.Decoder(list[list[Pair]])
@@ -159,7 +159,7 @@ class Topics(Carried):
         return Consumer(self.admin.address.properties | {"group.id": f"{self.name}.{writer}"})
 
     def encoded(self, batch: int, rows: Rows) -> Iterator[Pair]:
-        """The records of rows. Raises: an error of msgspec."""
+        """The records of rows; those of which the key is unknown go to any partition. Raises: an error of msgspec."""
         key, unit, within, width = self.key, self.unit, 1_000_000_000 // self.unit, self.width
         last, arrived, end = -1, "", f',"batch":{batch},"seq":'
         record: Any
@@ -174,7 +174,8 @@ class Topics(Carried):
             )
             # between them the fields without `time`, which is the first one and a number or null
             value = head.encode() + own[own.index(b",") : -1] + f"{end}{seq}}}".encode()
-            yield str(key(record)).encode(), value
+            owner = key(record)
+            yield None if owner is None else str(owner).encode(), value
 
     def prune(self, before: int, dry: bool = False) -> int:
         """See `Destination`. Topics have a retention of their own."""

@@ -201,6 +201,17 @@ def test_the_rows_of_one_key_are_in_one_partition_in_their_order(sink: Sink, pla
     assert sum(map(len, parts.values())) == 70
 
 
+@only("kafka")
+def test_a_log_without_a_service_has_no_key(place: Place) -> None:
+    from sluice.sinks import topics
+    from sluice.streams.record import Log
+
+    rows = destination.Rows()
+    rows.seqs, rows.received, rows.records = [1, 2], [NOON, NOON], [Log(message="a"), Log(message="b", service="web")]
+    found = topics.Topics(place.rows, STREAMS["logs"]).encoded(1, rows)
+    assert [key for key, _ in found] == [None, b"web"]
+
+
 class Count(Record, kw_only=True):
     name: str
     number: int
