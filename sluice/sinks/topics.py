@@ -83,11 +83,10 @@ class Transaction(Object):
         self.carried = bytes(cramjam.zstd.compress(packer.encode(self.pairs), 1))
 
     def close(self, delete: bool) -> None:
-        """See `Object`."""
+        """See `Object`. The producer is not used again: after an abort, brokers sometimes refuse its next transaction."""
         if self.producer is not None:
             with contextlib.suppress(KafkaException):
                 self.producer.abort_transaction(COMMIT)
-                self.topics.producer = self.producer
 
 
 class Topics(Carried):
