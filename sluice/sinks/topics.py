@@ -83,7 +83,7 @@ class Transaction(Object):
         self.carried = bytes(cramjam.zstd.compress(packer.encode(self.pairs), 1))
 
     def close(self, delete: bool) -> None:
-        """See `Object`. The producer is not used again: after an abort, brokers sometimes refuse its next transaction."""
+        """See `Object`. The producer is not used again: brokers sometimes refuse what it does after an abort."""
         if self.producer is not None:
             with contextlib.suppress(KafkaException):
                 self.producer.abort_transaction(COMMIT)
