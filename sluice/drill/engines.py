@@ -117,6 +117,7 @@ class Store(Engine):
         return [
             *(ENVIRONMENT / "bin/weed", "-v=-1", "server", f"-dir={self.home}/data", "-ip=127.0.0.1", "-s3"),
             *(f"-s3.port={self.port}", f"-s3.config={self.home}/s3.json", "-master.volumeSizeLimitMB=1024"),
+            *("-s3.port.iceberg=0", "-s3.port.lance=0"),
             *(f"-{name}.port={port}" for name, port in zip(names, self.ports)),
             *(f"-{name}.port.grpc={port}" for name, port in zip((*names, "s3"), self.ports[3:])),
         ]

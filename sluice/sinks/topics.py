@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import cramjam
 import msgspec
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from sluice.sinks import second
 from sluice.sinks.destination import Carried, Object, Refused, Rows, Unwritable, writer_of
@@ -36,6 +37,10 @@ PRODUCER = {
     "queue.buffering.max.kbytes": 1 << 20,
     "transaction.timeout.ms": 60_000,
 }
+# A group's broker is being chosen, or reads the group's offsets; librdkafka does not ask again
+MOVING = {
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR,
+}  # fmt: skip
 START, COMMIT = 10.0, 30.0  # seconds to take over a transactional id, and to commit the rows of a claim
 Pair = tuple[bytes | None, bytes]  # key and value
 encode = msgspec.json.Encoder().encode
@@ -43,17 +48,25 @@ packer = msgspec.msgpack.Encoder()
 unpacker = msgspec.msgpack.Decoder(list[list[Pair]])
 
 
+class Writer(NamedTuple):
+    """A producer in the place of a writer. group: of its numbers, for the producer; last: the last one committed."""
+
+    producer: Producer
+    group: Any
+    last: int
+
+
 class Transaction(Object):
     """The records of a claim, sent as they come, in a transaction that is committed when the database has committed."""
 
-    def __init__(self, name: str, topics: Topics, producer: Producer) -> None:
+    def __init__(self, name: str, topics: Topics, writer: Writer) -> None:
         """Raises: KafkaException."""
         self.name = name
         self.topics = topics
-        self.producer: Producer | None = producer  # None: the transaction has ended
+        self.writer: Writer | None = writer  # None: the transaction has ended
         self.groups = 0
         self.pairs: list[list[Pair]] = []
-        producer.begin_transaction()
+        self.marked = topics.begin(writer, name)
 
     def add(self, batch: int, rows: Rows) -> None:
         """See `Object`."""
@@ -64,19 +77,25 @@ class Transaction(Object):
         self.pairs.append(pairs)
         self.groups += 1
         with writing():
-            assert self.producer
-            enqueue(self.producer, self.topics.name, pairs)
+            assert self.writer
+            enqueue(self.writer.producer, self.topics.name, pairs)
 
     def undo(self, groups: int) -> None:
         """See `Object`. A transaction has no way to take records back, so those that stay are sent again in another."""
         del self.pairs[groups:]
         self.groups = groups
         with writing():
-            assert self.producer
-            self.producer.abort_transaction(COMMIT)
-            self.producer.begin_transaction()
+            assert self.writer
+            self.abort()
+            self.marked = self.topics.begin(self.writer, self.name)
             for pairs in self.pairs:
-                enqueue(self.producer, self.topics.name, pairs)
+                enqueue(self.writer.producer, self.topics.name, pairs)
+
+    def abort(self) -> None:
+        """End the transaction. Raises: KafkaException."""
+        assert self.writer
+        wait([self.marked])
+        self.writer.producer.abort_transaction(COMMIT)
 
     def finish(self) -> None:
         """See `Object`."""
@@ -84,9 +103,9 @@ class Transaction(Object):
 
     def close(self, delete: bool) -> None:
         """See `Object`. The producer is not used again: brokers sometimes refuse what it does after an abort."""
-        if self.producer is not None:
+        if self.writer is not None:
             with contextlib.suppress(KafkaException):
-                self.producer.abort_transaction(COMMIT)
+                self.abort()
 
 
 class Topics(Carried):
@@ -98,64 +117,73 @@ class Topics(Carried):
         self.key = attrgetter(KEYS.get(stream.name, stream.record.__struct_fields__[1]))
         self.width, self.unit = (9, 1) if stream.record is Metric else (3, 1_000_000)  # digits of a time; nanoseconds
         self.admin: Admin | None = None
-        self.producer: Producer | None = None  # of this writer, between two transactions; None: its state is not known
+        self.idle: Writer | None = None  # this one, between two transactions; None: the producer's state is not known
+        self.marks = ThreadPoolExecutor(1)
         self.opened: Transaction | None = None
         self.name = ""  # of the topic
 
     def open(self, received: int) -> Transaction:
         """See `Destination`."""
         with writing():
-            producer, self.producer = self.producer or self.connect(self.writer)[0], None
-            self.opened = Transaction(self.next_name(), self, producer)
+            writer, self.idle = self.idle or self.connect(self.writer), None
+            self.opened = Transaction(self.next_name(), self, writer)
         return self.opened
 
     def publish(self, name: str, carried: bytes | None) -> bool:
         """See `Destination`."""
         if carried is None:  # another worker has published it
             return True
-        writer, number = writer_of(name)
+        owner, number = writer_of(name)
         opened, self.opened = self.opened, None
         with writing():
-            if opened is not None and opened.name == name and opened.producer is not None:
-                producer, opened.producer = opened.producer, None
+            if opened is not None and opened.name == name and opened.writer is not None:
+                writer, opened.writer = opened.writer, None
+                opened.marked.result()
+                writer.producer.commit_transaction(COMMIT)
             else:
-                producer, last = self.connect(writer)
-                if last < number:
-                    producer.begin_transaction()
+                writer = self.connect(owner)
+                if writer.last < number:
+                    marked = self.begin(writer, name)
                     for pairs in unpacker.decode(cramjam.zstd.decompress(carried)):
-                        enqueue(producer, self.name, pairs)
-                else:
-                    number = 0
-            if number:
-                with contextlib.closing(self.group(writer)) as group:
-                    mark = TopicPartition(self.name, 0, number)
-                    producer.send_offsets_to_transaction([mark], group.consumer_group_metadata(), TIMEOUT)
-                producer.commit_transaction(COMMIT)
-            if writer == self.writer:
-                self.producer = producer
+                        enqueue(writer.producer, self.name, pairs)
+                    marked.result()
+                    writer.producer.commit_transaction(COMMIT)
+            if owner == self.writer:
+                self.idle = writer
         return True
 
-    def connect(self, writer: str) -> tuple[Producer, int]:
-        """A producer in the place of a writer, and the number of the writer's last object that was committed.
+    def begin(self, writer: Writer, name: str) -> Future[None]:
+        """Begin the transaction of an object, and send its number while the caller produces its records.
 
-        Raises: KafkaException, KafkaUnavailable.
+        Two round trips take longer than a commit. Raises: KafkaException.
         """
+        writer.producer.begin_transaction()
+        mark = [TopicPartition(self.name, 0, writer_of(name)[1])]
+        return self.marks.submit(writer.producer.send_offsets_to_transaction, mark, writer.group, TIMEOUT)
+
+    def connect(self, owner: str) -> Writer:
+        """Take the place of a writer. Raises: KafkaException, KafkaUnavailable."""
         if self.admin is None:
             admin = Admin(self.url, PREFIX)
             self.name = admin.address.topic(self.stream.name)
             admin.topic(self.name, {"max.message.bytes": str(MAX_RECORD)})
             self.admin = admin
-        identity = {"transactional.id": f"{self.name}.{writer}"}
-        producer = Producer(self.admin.address.properties | PRODUCER | identity)
+        identity = f"{self.name}.{owner}"
+        producer = Producer(self.admin.address.properties | PRODUCER | {"transactional.id": identity})
         producer.init_transactions(START)
-        with contextlib.closing(self.group(writer)) as group:
-            (found,) = group.committed([TopicPartition(self.name, 0)], TIMEOUT)
-        return producer, found.offset
+        with contextlib.closing(Consumer(self.admin.address.properties | {"group.id": identity})) as group:
+            return Writer(producer, group.consumer_group_metadata(), self.last(group))
 
-    def group(self, writer: str) -> Consumer:
-        """The group whose offset is the number of the writer's last object. It consumes nothing."""
-        assert self.admin
-        return Consumer(self.admin.address.properties | {"group.id": f"{self.name}.{writer}"})
+    def last(self, group: Consumer) -> int:
+        """The offset of a writer's group, below 0 if there is none. Raises: KafkaException."""
+        deadline = time.monotonic() + START
+        while True:
+            try:
+                return group.committed([TopicPartition(self.name, 0)], TIMEOUT)[0].offset
+            except KafkaException as error:
+                if error.args[0].code() not in MOVING or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
 
     def encoded(self, batch: int, rows: Rows) -> Iterator[Pair]:
         """The records of rows; those of which the key is unknown go to any partition. Raises: an error of msgspec."""

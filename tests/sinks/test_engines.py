@@ -494,6 +494,6 @@ def test_a_worker_stores_with_the_line_of_the_manual(place: Place, tmp: Path) ->
         push = ["redis-cli", "-s", str(server.socket), "RPUSH", "ingest:{votes}"]
         subprocess.run([*push, *(json.dumps({"poll": "p", "choice": str(n)}) for n in range(100))], check=True)
         command = [sys.executable, str(ROOT / "worker.py"), "drain"]
-        done = subprocess.run(command, env=harness.environment(tmp, env), capture_output=True, text=True)
+        done = subprocess.run(command, env=harness.environment(tmp, env), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert sorted(map(int, place.choices())) == [*range(100)]
