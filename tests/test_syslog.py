@@ -1,4 +1,4 @@
-"""Debian's syslog-ng, unmodified, sends what it gets by TCP to a whole installation."""
+"""Debian's syslog-ng and rsyslog, unmodified, send what they get by TCP to a whole installation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,25 +17,28 @@ import pytest
 from between import Between, closing, reply
 from integrations import samples
 from sluice.drill import harness
-from sluice.drill.harness import Server, ask, free_port, installation, running, short_tmp
+from sluice.drill.harness import Server, ask, free_port, installation, running
 from sluice.run.configure import program_path
 
-PROGRAM = shutil.which("syslog-ng", path=program_path())
-if not PROGRAM:
-    pytest.skip("syslog-ng is not there: it would replace another system log", allow_module_level=True)
-
 poll = partial(harness.poll, seconds=60, interval=0.05)
-
-
-@pytest.fixture(scope="module")
-def up() -> Iterator[Server]:
-    with short_tmp() as tmp, installation(tmp) as server:
-        yield server
+RSYSLOG = harness.ROOT / "var/rsyslog"
+Start = Callable[[Path, int], contextlib.AbstractContextManager[socket.socket]]  # a directory, where to send
 
 
 @contextlib.contextmanager
-def syslog_ng(tmp: Path, write: int) -> Iterator[socket.socket]:
-    """syslog-ng, which sends to the port `write`. Returns: a connection that takes lines."""
+def connected(command: list[object], tmp: Path, port: int) -> Iterator[socket.socket]:
+    """A connection to a program, which takes lines."""
+    with (
+        running(command, tmp / "sender.out", harness.environment(tmp), signal.SIGKILL),
+        poll(lambda: socket.create_connection(("127.0.0.1", port))) as connection,
+    ):
+        yield connection
+
+
+def syslog_ng(tmp: Path, write: int) -> contextlib.AbstractContextManager[socket.socket]:
+    program = shutil.which("syslog-ng", path=program_path())
+    if not program:
+        pytest.skip("syslog-ng is not there: it would replace another system log")
     port = free_port()
     (documented,) = samples("syslog-ng", write)
     (tmp / "syslog-ng.conf").write_text(f"""@version: 3.38
@@ -44,13 +47,29 @@ source s_all {{ network(ip("127.0.0.1") port({port}) transport("tcp")); }};
 {documented}
 log {{ source(s_all); destination(d_sluice); flags(flow-control); }};
 """)
-    command: list[object] = [PROGRAM, "--foreground", "--no-caps", "--cfgfile", tmp / "syslog-ng.conf"]
+    command: list[object] = [program, "--foreground", "--no-caps", "--cfgfile", tmp / "syslog-ng.conf"]
     command += ["--persist-file", tmp / "persist", "--control", tmp / "control", "--pidfile", tmp / "pid"]
-    with (
-        running(command, tmp / "syslog-ng.out", harness.environment(tmp), signal.SIGKILL),
-        poll(lambda: socket.create_connection(("127.0.0.1", port))) as connection,
-    ):
-        yield connection
+    return connected(command, tmp, port)
+
+
+def rsyslog(tmp: Path, write: int) -> contextlib.AbstractContextManager[socket.socket]:
+    program = RSYSLOG / "usr/sbin/rsyslogd"
+    if not program.exists():
+        pytest.skip("no rsyslog: bin/provision test gets Debian's package")
+    port = free_port()
+    (documented,) = samples("rsyslog", write)
+    (tmp / "rsyslog.conf").write_text(f"""module(load="imtcp")
+input(type="imtcp" address="127.0.0.1" port="{port}")
+{documented.replace("/opt/sluice", str(harness.ROOT))}
+""")
+    (modules,) = RSYSLOG.glob("usr/lib/*/rsyslog")
+    return connected([program, "-n", "-i", tmp / "pid", "-f", tmp / "rsyslog.conf", "-M", modules], tmp, port)
+
+
+@pytest.fixture(params=[syslog_ng, rsyslog])
+def sender(request: pytest.FixtureRequest) -> Start:
+    start: Start = request.param
+    return start
 
 
 def line(number: int, level: int = 6) -> bytes:
@@ -62,11 +81,11 @@ def stored(up: Server) -> list[str]:
     return [message for (message,) in ask(up.home, "SELECT message FROM logs")]
 
 
-def test_lines_are_rows_with_level_service_and_host(up: Server, tmp: Path) -> None:
-    with syslog_ng(tmp, up.port) as connection:
+def test_lines_are_rows_with_level_service_and_host(sender: Start, tmp: Path) -> None:
+    with installation(tmp) as up, sender(tmp, up.port) as connection:
         connection.sendall(line(-1, 3) + line(-2, 4) + line(-3, 7))
         poll(lambda: len(stored(up)) >= 3)
-    rows = ask(up.home, "SELECT level, service, message, attributes, time FROM logs ORDER BY message")
+        rows = ask(up.home, "SELECT level, service, message, attributes, time FROM logs ORDER BY message")
     assert [row[:3] for row in rows] == [
         ("error", "web", "message -1"), ("warn", "web", "message -2"), ("debug", "web", "message -3"),
     ]  # fmt: skip
@@ -74,8 +93,8 @@ def test_lines_are_rows_with_level_service_and_host(up: Server, tmp: Path) -> No
     assert {row[4][4:19] for row in rows} == {"-01-15T12:00:00"}
 
 
-def test_every_line_is_stored_exactly_once_although_the_worker_is_killed_twenty_times(tmp: Path) -> None:
-    with installation(tmp) as up, syslog_ng(tmp, up.port) as connection:
+def test_every_line_is_stored_exactly_once_although_the_worker_is_killed_twenty_times(sender: Start, tmp: Path) -> None:
+    with installation(tmp) as up, sender(tmp, up.port) as connection:
         sent = 0
         for _ in range(20):
             (before,) = poll(lambda: up.pids("worker"))
@@ -88,28 +107,28 @@ def test_every_line_is_stored_exactly_once_although_the_worker_is_killed_twenty_
         assert ask(up.home, "SELECT reason FROM dead_letters") == []
 
 
-def test_syslog_ng_sends_again_after_429_and_5xx(tmp: Path) -> None:
+def test_lines_are_sent_again_after_429_and_5xx(sender: Start, tmp: Path) -> None:
     replies = [reply(status, "Retry-After: 1") for status in (429, 500, 502, 503, 504)]
     with installation(tmp) as up, closing(between := Between(up.port, replies)) as port:
-        with syslog_ng(tmp, port) as connection:
+        with sender(tmp, port) as connection:
             connection.sendall(b"".join(map(line, range(100))))
             poll(lambda: len(stored(up)) >= 100)
         assert len(between.answered) == 5
         assert sorted(stored(up)) == sorted(f"message {n}" for n in range(100))
 
 
-def test_syslog_ng_drops_what_got_400_or_413(tmp: Path) -> None:
+def test_lines_that_got_400_or_413_are_dropped(sender: Start, tmp: Path) -> None:
     with installation(tmp) as up, closing(between := Between(up.port, [reply(400), reply(413)])) as port:
-        with syslog_ng(tmp, port) as connection:
+        with sender(tmp, port) as connection:
             for number in 1, 2, 3:
                 connection.sendall(line(number))
                 poll(lambda: stored(up) or len(between.answered) == number)  # noqa: B023
         assert stored(up) == ["message 3"]
 
 
-def test_syslog_ng_sends_again_what_it_got_no_answer_to(tmp: Path) -> None:
+def test_lines_that_got_no_answer_are_sent_again(sender: Start, tmp: Path) -> None:
     """The lines of that request are stored twice, and time and message show it."""
-    with installation(tmp) as up, closing(Between(up.port, [b""])) as port, syslog_ng(tmp, port) as connection:
+    with installation(tmp) as up, closing(Between(up.port, [b""])) as port, sender(tmp, port) as connection:
         connection.sendall(line(1) + line(2))
         poll(lambda: len(stored(up)) >= 4 or (len(stored(up)) == 3 and stored(up).count("message 1") == 2))
         assert set(stored(up)) == {"message 1", "message 2"}

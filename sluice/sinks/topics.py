@@ -187,20 +187,20 @@ class Topics(Carried):
 
     def encoded(self, batch: int, rows: Rows) -> Iterator[Pair]:
         """The records of rows; those of which the key is unknown go to any partition. Raises: an error of msgspec."""
-        key, unit, within, width = self.key, self.unit, 1_000_000_000 // self.unit, self.width
-        last, arrived, end = -1, "", f',"batch":{batch},"seq":'
+        key, unit, within = self.key, self.unit, 1_000_000_000 // self.unit
+        # between the times and the batch are the fields without `time`, which is the first one and a number or null
+        form = b'{"received_at":"%%b","time":"%%b.%%0%ddZ"%%b,"batch":%d,"seq":%%d}' % (self.width, batch)
+        last, arrived, moment, text = -1, b"", -1, b""
         record: Any
         for seq, received, record in zip(rows.seqs, rows.received, rows.records):
             if received != last:
-                last, arrived = received, instant(received)
+                last, arrived = received, instant(received).encode()
             when = received * 1000 if record.time is None else record.time
+            if when // 1_000_000_000 != moment:
+                moment = when // 1_000_000_000
+                text = second(moment).encode()
             own = encode(record)
-            head = (
-                f'{{"received_at":"{arrived}",'
-                f'"time":"{second(when // 1_000_000_000)}.{when // unit % within:0{width}d}Z"'
-            )
-            # between them the fields without `time`, which is the first one and a number or null
-            value = head.encode() + own[own.index(b",") : -1] + f"{end}{seq}}}".encode()
+            value = form % (arrived, text, when // unit % within, own[own.index(b",") : -1], seq)
             owner = key(record)
             yield None if owner is None else str(owner).encode(), value
 
