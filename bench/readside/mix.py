@@ -20,6 +20,7 @@ FULL = 23_000_000  # users, for the extrapolation of the memory
 KINDS = ("like", "follow", "mention", "reply")
 NUMBER = 300_000  # requests, before they repeat
 TARGETS = {5.0: 98.2, 10.0: 99.99}  # ms -> % of the requests within
+FSYNC = b"aof-fsync-always"  # of Redis's latency monitor
 PERCENTILES = 50, 90, 98.2, 99, 99.9, 99.99
 
 
@@ -106,8 +107,14 @@ def run(options: argparse.Namespace) -> bool:
         warm = min(5.0, seconds / 3)
         load = stand.users(candidate, file, options.clients, options.rate, warm, details=True)
         runs = []
+        stand.client.config_set("latency-monitor-threshold", 1)
         for n in range(options.rounds):
+            stand.client.execute_command("LATENCY RESET")
+            before = rig.stolen()
             runs.append(load(seconds + warm))
+            runs[-1]["stolen"] = rig.stolen() - before
+            events = stand.client.execute_command("LATENCY LATEST")  # name, when, the last one and the longest in ms
+            runs[-1]["fsync"] = max((longest for name, _, _, longest in events if name == FSYNC), default=0)
             tail = rig.percentile(rig.summed(runs[-1:]), 99.99)
             rig.progress(f"  round {n + 1}/{options.rounds}: p99.99 {tail:.1f} ms")
         took = site.caught_up()
@@ -134,9 +141,12 @@ def run(options: argparse.Namespace) -> bool:
     for n, one in enumerate(runs):
         slots, used = rig.summed([one]), [10 * seconds for seconds in one["cpu"].values()]
         slow = [rig.percentile(slots, part) for part in PERCENTILES[2:]]
-        rows.append([f"round {n + 1}", one["rate"], *slow, one["max"], int(one["errors"]), *used])
+        host = one["fsync"], round(1000 * one["stolen"])
+        rows.append([f"round {n + 1}", one["rate"], *slow, one["max"], int(one["errors"]), *host, *used])
     parts = [f"CPU us a request: {part}" for part in runs[0]["cpu"]]
-    report.table(["", "requests/s", *(f"p{part}" for part in PERCENTILES[2:]), "max ms", "failures", *parts], rows)
+    columns = [f"p{part}" for part in PERCENTILES[2:]]
+    columns += ["max ms", "failures", "longest fsync, ms", "CPU that the host kept, ms"]
+    report.table(["", "requests/s", *columns, *parts], rows)
     gigabytes = FULL * max(per_key, memory / keys) / 1e9
     report.table(
         ["users", "bytes of a full set", "memory / users", f"for {FULL:,} users, GB"],

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from rig.environment import BENCH, ROOT, sibling  # isort: split
 
-from rig.load import GENERATOR, Slots, body, cpu, get, memory, percentile, post, processes, summed
+from rig.load import GENERATOR, Slots, body, cpu, get, memory, percentile, post, processes, stolen, summed
 from rig.parameters import Figures, options, output, progress
 from rig.report import (
     COLOURS,
@@ -37,5 +37,5 @@ __all__ = [
     "BENCH", "CFLAGS", "COLOURS", "GENERATOR", "LIMIT_COLOUR", "OURS", "OURS_COLOUR", "RATIOS", "ROOT", "THEIRS",
     "THEIRS_COLOUR", "Candidate", "Figures", "Ratio", "Report", "Slots", "Stand", "body", "cpu", "get", "memory",
     "options", "output", "percentile", "post", "processes", "progress", "pyplot", "ratio", "rounds", "sibling",
-    "summed",
+    "stolen", "summed",
 ]  # fmt: skip

@@ -192,6 +192,11 @@ def cpu(groups: Iterable[int]) -> float:
     return sum(sum(map(int, fields[11:15])) for fields in processes(groups).values()) / TICK
 
 
+def stolen() -> float:
+    """Seconds that the host has kept from this machine's processors since it started, while they had work."""
+    return int(Path("/proc/stat").read_text().split()[8]) / TICK
+
+
 def memory(groups: Iterable[int], key: str = "VmRSS") -> float:
     """Resident MB of process groups; shared pages count in each process. key: VmHWM for the peak."""
     total = 0

@@ -28,6 +28,7 @@ from sluice.streams.registry import Stream
 
 WINDOW = 10_000  # inserts whose tokens a table remembers
 TIMEOUT = 30  # seconds for an answer
+LEFT = 3600  # seconds after which a worker has ended that has not dropped its table of deleted rows
 # Texts that few rows differ in; a table of one's own may have other types
 LOW: dict[type[Record], set[str]] = {Metric: {"name", "field", "type"}, Log: {"level", "service"}}
 TYPES = {pa.float64(): "Float64", pa.int64(): "Int64", pa.bool_(): "Bool", pa.string(): "String"}
@@ -98,18 +99,40 @@ class ClickHouse(Carried):
                 "AND table = {table:String} AND active AND partition < {day:String} GROUP BY partition",
                 parameters={"table": self.stream.name, "day": str(limit)},
             ).result_rows
-            if dry or not found:
+            if dry:
                 return sum(rows for _, rows in found)
             # Moved, rows are counted by one worker only, and none comes to them
-            away = f"{self.stream.name}_deleted_{uuid.uuid4().hex}"
-            client.command(f"CREATE TABLE {quoted(away)} AS {quoted(self.stream.name)}")
+            prefix = f"{self.stream.name}_deleted_"
+            away = self.left(client, prefix)
+            if found:
+                away.append(f"{prefix}{uuid.uuid4().hex}")
+                client.command(f"CREATE TABLE {quoted(away[-1])} AS {quoted(self.stream.name)}")
             for day, _ in found:
                 client.command(
-                    f"ALTER TABLE {quoted(self.stream.name)} MOVE PARTITION {{day:String}} TO TABLE {quoted(away)}",
+                    f"ALTER TABLE {quoted(self.stream.name)} MOVE PARTITION {{day:String}} TO TABLE {quoted(away[-1])}",
                     parameters={"day": day},
                 )
-            ((rows,),) = client.query(f"SELECT count() FROM {quoted(away)}").result_rows  # noqa: S608
-            client.command(f"DROP TABLE {quoted(away)} SYNC")
+            return sum(self.drop(client, name) for name in away)
+
+    def left(self, client: Client, prefix: str) -> list[str]:
+        """Tables that workers had no time to count and to drop, under new names: one worker succeeds in that."""
+        found = client.query(
+            "SELECT name FROM system.tables WHERE database = currentDatabase() AND startsWith(name, {prefix:String}) "
+            "AND metadata_modification_time <= now() - {age:UInt32}",
+            parameters={"prefix": prefix, "age": LEFT},
+        ).result_rows
+        names = []
+        for (name,) in found:
+            mine = f"{prefix}{uuid.uuid4().hex}"
+            with contextlib.suppress(ClickHouseError):  # another worker has it
+                client.command(f"RENAME TABLE {quoted(name)} TO {quoted(mine)}")
+                names.append(mine)
+        return names
+
+    def drop(self, client: Client, name: str) -> int:
+        """Drop a table; the number of its rows."""
+        ((rows,),) = client.query(f"SELECT count() FROM {quoted(name)}").result_rows  # noqa: S608
+        client.command(f"DROP TABLE {quoted(name)} SYNC")
         return int(rows)
 
     @contextlib.contextmanager

@@ -448,6 +448,21 @@ def test_rows_that_two_workers_delete_are_counted_once(place: Place) -> None:
         assert one.ledger("votes").deleted == 2 and place.choices() == []
 
 
+@only("clickhouse")
+def test_rows_whose_deletion_was_cut_off_are_deleted_and_counted_later(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.closing(place.connect()) as sink:
+        sink.persist(*votes("a", "b"))
+        place.killed(f"kind.drop = die; sink.prune('votes', {NOON + DAY})")
+        sink.prune("votes", NOON + DAY)
+        assert sink.ledger("votes").deleted == 0 and place.choices() == []
+        monkeypatch.setattr("sluice.sinks.clickhouse.LEFT", 0)
+        sink.prune("votes", NOON + DAY)
+        assert sink.ledger("votes").deleted == 2
+        assert asked(place.engine, f"SHOW TABLES FROM {place.rows.rpartition('/')[2]}").split() == ["votes"]
+
+
 # --- The setting -----------------------------------------------------------------------------------------------------
 
 
