@@ -6,12 +6,14 @@ import contextlib
 import datetime
 import enum
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -51,6 +53,30 @@ class Store(Protocol):
 
     def away(self) -> contextlib.AbstractContextManager[None]:
         """Within the `with` block the database cannot be written."""
+
+
+DYING = """
+import os, signal, sys
+sys.path[:0] = sys.argv[3:]
+import sink_tests
+from sluice import settings, sinks
+def die(*given, **more):
+    os.kill(os.getpid(), signal.SIGKILL)
+def die_after(of, name):
+    whole = getattr(of, name)
+    def call(*given, **more):
+        whole(*given, **more)
+        die()
+    setattr(of, name, call)
+sink = sinks.connect(sys.argv[1], sink_tests.STREAMS, rows=settings.rows(sys.argv[2]))
+"""
+
+
+def killed(url: str, rows: str, program: str, env: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Run a program that kills itself. url, rows: of its `sink`. It has `die` and `die_after`."""
+    command = [sys.executable, "-c", DYING + program, url, rows, str(ROOT), str(ROOT / "tests")]
+    done = subprocess.run(command, stderr=subprocess.PIPE, env=os.environ | env)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
 
 
 class Colour(enum.Enum):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
-import signal
 import subprocess
 import sys
 import uuid
@@ -17,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import sink_tests
 from integrations import samples
 from sink_tests import NOON, claim, decoded, today, votes
 from sluice import settings, sinks
@@ -87,9 +86,7 @@ class Place(NamedTuple):
 
     def killed(self, program: str) -> None:
         """Run a program that kills itself."""
-        command = [sys.executable, "-c", PROGRAM, self.ledger, self.rows, program, str(ROOT), str(ROOT / "tests")]
-        done = subprocess.run(command, stderr=subprocess.PIPE, env=os.environ | self.engine.env)
-        assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+        sink_tests.killed(self.ledger, self.rows, PREPARED + program, self.engine.env)
 
 
 @pytest.fixture
@@ -233,20 +230,7 @@ def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stor
 
 # --- Exactly once ----------------------------------------------------------------------------------------------------
 
-PROGRAM = """
-import os, signal, sys
-sys.path[:0] = sys.argv[4:]
-import sink_tests
-from sluice import settings, sinks
-def die(*given, **more):
-    os.kill(os.getpid(), signal.SIGKILL)
-def die_after(of, name):
-    whole = getattr(of, name)
-    def call(*given, **more):
-        whole(*given, **more)
-        die()
-    setattr(of, name, call)
-sink = sinks.connect(sys.argv[1], sink_tests.STREAMS, rows=settings.rows(sys.argv[2]))
+PREPARED = """
 kind = type(sink.elsewhere["votes"])
 if "kafka:" in sys.argv[2]:
     from sluice.sinks import topics
@@ -260,7 +244,6 @@ elif "s3:" in sys.argv[2]:
     send = "write_deltalake"
 else:
     sends, send = kind, "insert"
-exec(sys.argv[3])
 """
 MOMENTS = {
     "before the claim is noted": "type(sink).note = die",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ import pyarrow.dataset
 import pytest
 import redis
 
+import sink_tests
 from integrations import samples
 from sink_tests import NOON, claim, decoded, today, votes
 from sluice import settings, sinks, views
@@ -250,24 +250,10 @@ def test_an_attempt_that_fails_leaves_nothing(sink: Sink, tmp: Path) -> None:
     assert sink.persist(*votes("a")) == Outcome(1, 0)
 
 
-PROGRAM = """
-import contextlib, os, signal, sys
-sys.path[:0] = sys.argv[4:]
-import sink_tests
-from sluice import settings, sinks
+PREPARED = """
+import contextlib
 from sluice.sinks import parquet, sqlite, postgres
 parquet.SETTLED = 0
-def die(*given, **more):
-    os.kill(os.getpid(), signal.SIGKILL)
-def die_after(of, name):
-    whole = getattr(of, name)
-    def call(*given, **more):
-        whole(*given, **more)
-        die()
-    setattr(of, name, call)
-rows = settings.Rows("parquet://" + sys.argv[2], {})
-sink = sinks.connect(sys.argv[1], sink_tests.STREAMS, rows=rows)
-exec(sys.argv[3])
 """
 MOMENTS = {
     "before a row is written": "parquet.File.add = die",
@@ -283,9 +269,7 @@ MOMENTS = {
 
 def killed(url: str, tmp: Path, program: str) -> None:
     """Run a program that kills itself."""
-    command = [sys.executable, "-c", PROGRAM, url, str(tmp / "rows"), program, str(ROOT), str(ROOT / "tests")]
-    done = subprocess.run(command, stderr=subprocess.PIPE)
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    sink_tests.killed(url, f"parquet://{tmp}/rows", PREPARED + program)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
