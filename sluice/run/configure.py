@@ -140,11 +140,15 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
     """
     files = files or resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     files = 65535 if files == resource.RLIM_INFINITY else min(files, 65535)
+    # One worker for each processor that this process may use; `auto` would also count others. At least two: with few
+    # files, one alone could not hold 15,000 clients and their connections to the gateway
+    processors = sorted(os.sched_getaffinity(0))
+    masks = [f"{1 << one:b}" for one in (processors if len(processors) > 1 else processors * 2)]
     main = replaced(
         (ROOT / "nginx/nginx.conf").read_text(),
         ("/run/sluice/nginx.pid", f'"{s.home}/run/nginx.pid"'),
-        # at least two: with few files, one alone could not hold 15,000 clients and their connections to the gateway
-        ("worker_processes auto", f"worker_processes {max(2, len(os.sched_getaffinity(0)))}"),
+        ("worker_processes auto", f"worker_processes {len(masks)}"),
+        ("worker_cpu_affinity auto", f"worker_cpu_affinity {' '.join(masks)}"),
         ("worker_rlimit_nofile 20000", f"worker_rlimit_nofile {files}"),
         ("worker_connections 20000", f"worker_connections {files}"),
         *(

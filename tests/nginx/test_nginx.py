@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -106,6 +107,14 @@ def test_a_request_that_nginx_rejects_gets_a_problem_and_never_reaches_the_gatew
 
 
 PROTOBUF = "application/x-protobuf"
+
+
+def test_each_worker_of_nginx_has_a_processor_of_its_own(web: Server) -> None:
+    children = Path(f"/proc/{web.pid}/task/{web.pid}/children")
+    cores = os.sched_getaffinity(0)
+    workers = poll(lambda: found if len(found := children.read_text().split()) >= len(cores) else None)
+    expected = {frozenset({core}) for core in cores}
+    poll(lambda: {frozenset(os.sched_getaffinity(int(pid))) for pid in workers} == expected)
 
 
 @pytest.mark.parametrize(
