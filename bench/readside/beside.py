@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import rig
@@ -43,7 +44,7 @@ def drained(stand: rig.Stand, options: argparse.Namespace) -> dict[str, rig.Figu
     drain = rig.sibling("drain")
     site = Site(stand)
     site.views()
-    sink = drain.Sink("SQLite", site.settings.sink, lambda query: harness.ask(site.home, query)[0][0])
+    sink = drain.Sink("SQLite", site.settings.sink, partial(harness.ask, site.home))
     idle = drain.start_up(stand, sink)
     store = drain.case(stand, sink, "gps, JSON", options.bodies, idle)
 
