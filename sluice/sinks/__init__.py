@@ -36,7 +36,7 @@ KEEP, FOLD = 5_000, 1_000
 PRUNE, PRUNE_LETTERS = 5_000, 200
 CHUNK = (1_000, 4 << 20)  # entries, and bytes of their bodies, held in memory while a rejected record is searched for
 LETTER_BYTES = 4 << 20  # bytes of dead letters held in memory at once
-GROUP = 8_192, 200  # records, and rejects, held in memory on their way to a destination
+GROUP = 32_768, 200  # records, and rejects, held in memory on their way to a destination
 
 log = logging.getLogger("sluice.sinks")
 

@@ -49,7 +49,7 @@ unpacker = msgspec.msgpack.Decoder(list[list[Pair]])
 
 
 class Writer(NamedTuple):
-    """A producer in the place of a writer. group: of its numbers, for the producer; last: the last one committed."""
+    """A producer in the place of a writer. group: the group of its numbers; last: the last number committed there."""
 
     producer: Producer
     group: Any
