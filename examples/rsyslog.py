@@ -12,12 +12,16 @@ import sys
 from client import Client, Rejected, Unknown
 
 
-def post(client: Client, lines: list[str]) -> str:
-    """Post lines of JSON; what rsyslog is to be told."""
+def post(client: Client, lines: list[dict]) -> str:
+    """Post lines; what rsyslog is to be told. Those that are too large for one request go in halves."""
     try:
-        client.post("/logs", [json.loads(line) for line in lines])
+        client.post("/logs", lines)
     except Rejected as error:
-        print(error, *lines, sep="\n", file=sys.stderr, flush=True)
+        if str(error).startswith("413") and len(lines) > 1:
+            half = len(lines) // 2
+            first = post(client, lines[:half])
+            return post(client, lines[half:]) if first == "OK" else first
+        print(error, *map(json.dumps, lines), sep="\n", file=sys.stderr, flush=True)
     except (Unknown, TimeoutError) as error:
         return f"Error: {error}"
     return "OK"
@@ -26,16 +30,17 @@ def post(client: Client, lines: list[str]) -> str:
 def main() -> None:
     """Speak omprog's protocol: a word for each line of the input."""
     client = Client(sys.argv[1], patience=0)
-    lines: list[str] = []
+    lines: list[dict] = []
     print("OK", flush=True)
-    for line in sys.stdin:
+    for raw in sys.stdin.buffer:
+        line = raw.decode("utf-8", "replace").rstrip("\n")
         answer = "DEFER_COMMIT"
-        if line == "BEGIN TRANSACTION\n":
+        if line == "BEGIN TRANSACTION":
             answer = "OK"
-        elif line == "COMMIT TRANSACTION\n":
+        elif line == "COMMIT TRANSACTION":
             answer, lines = post(client, lines), []
         else:
-            lines.append(line)
+            lines.append(json.loads(line))
         print(answer, flush=True)
 
 

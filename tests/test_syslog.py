@@ -132,3 +132,11 @@ def test_lines_that_got_no_answer_are_sent_again(sender: Start, tmp: Path) -> No
         connection.sendall(line(1) + line(2))
         poll(lambda: len(stored(up)) >= 4 or (len(stored(up)) == 3 and stored(up).count("message 1") == 2))
         assert set(stored(up)) == {"message 1", "message 2"}
+
+
+def test_rsyslog_sends_lines_in_parts_and_what_is_not_utf_8(tmp: Path) -> None:
+    with installation(tmp, {"INGEST_MAX_BODY": "1k"}) as up, rsyslog(tmp, up.port) as connection:
+        connection.sendall(line(-1).replace(b"message", b"caf\xe9") + b"".join(map(line, range(100))))
+        poll(lambda: len(stored(up)) >= 101)
+        assert sorted(stored(up)) == sorted(["caf\ufffd -1", *(f"message {n}" for n in range(100))])
+        assert ask(up.home, "SELECT reason FROM dead_letters") == []
