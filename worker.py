@@ -187,14 +187,16 @@ class Worker:
         chore = min(self.chores, key=lambda chore: chore.due)
         if self.sink is None or self.sink.db is None or began < max(self.chores_at, chore.due):
             return
-        more = False
         try:
             more = chore.step(self.sink)
-            self.log_change(chore.name, None)
         except sinks.NewerTables:
             raise
-        except sinks.Unavailable as error:
+        except sinks.Unavailable as error:  # what is away may take seconds to say so: the other chores need not wait
             self.log_change(chore.name, f"not done: {error}")
+            now = time.monotonic()
+            chore.due = now + max(chore.pause, SHARE * (now - began))
+            return
+        self.log_change(chore.name, None)
         now = time.monotonic()
         chore.due = now + (0 if more else chore.pause)
         self.chores_at = now + SHARE * (now - began)

@@ -27,7 +27,7 @@ import worker as program
 from sluice import settings
 from sluice.drill import harness
 from sluice.drill.harness import ROOT, Server, ask, environment, gateway, post, redis_server, running
-from sluice.sinks import Outcome
+from sluice.sinks import Outcome, Sink, Unavailable
 from sluice.spool.contract import CELL, LAYOUT_KEY, LEASE, Claim
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
@@ -440,6 +440,28 @@ def test_old_rows_are_looked_for_once_in_a_fiftieth_of_their_age_but_at_least_on
         "merging of logs": program.TIDY,
     }
     assert pauses == others | {rows("gps"): 2, rows("votes"): 3600}
+
+
+def test_a_chore_that_cannot_be_done_delays_no_other(tmp: Path, redis: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "SHARE", 1e9)  # however short a chore is, the next one is due after hours
+    done: list[str] = []
+
+    def fails(sink: Sink) -> bool:
+        done.append("fails")
+        raise Unavailable("away")
+
+    def works(sink: Sink) -> bool:
+        done.append("works")
+        return True
+
+    streams = {"votes": registry.STREAMS["votes"]}
+    one = program.Worker(Outlet(str(redis.socket)), f"sqlite:///{tmp}/ingest.db", streams, LIMITS)
+    one.sink = one.connect()
+    one.chores = [program.Chore("a", fails, 0), program.Chore("b", works, 0), program.Chore("c", works, 0)]
+    for _ in range(4):
+        one.do_chores()
+    assert done == ["fails", "works"]
+    one.sink.close()
 
 
 def test_leases_are_renewed_while_the_sink_is_locked(tmp: Path, redis: Server) -> None:
