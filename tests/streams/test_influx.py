@@ -252,6 +252,13 @@ def test_a_line_is_limited_to_256_kib():
     assert (reject.reason, metric.value) == ("line longer than 262144 bytes", 2.0)
 
 
+def test_a_line_may_have_a_quarter_of_the_bytes_of_a_record():
+    (metric,) = decode(b"m f=10", LIMITS._replace(record=24))
+    assert metric.value == 10
+    (reject,) = decode(b"m f=10", LIMITS._replace(record=23))
+    assert reject.reason == "line longer than 5 bytes"
+
+
 def test_many_devices_and_long_names_are_not_confused():
     lines = [f"m,d={n % 1500},x={'y' * (n % 3 * 400)}z f={n}" for n in range(5000)]
     metrics = decode(gzip.compress("\n".join(lines).encode()))
@@ -422,6 +429,14 @@ def test_a_record_is_limited_in_size_and_a_batch_is_not():
     batch = b'{"metrics":[' + b",".join([STANDARD] * 10_000) + b"," + large + b"]}"
     *metrics, reject = decode(gzip.compress(batch))
     assert (len(metrics), reject.reason) == (40_000, "record larger than 1048576 bytes")
+
+
+def test_a_record_may_have_as_many_bytes_as_its_limit():
+    one = b'{"name":"a","fields":{"b":1,"c":2}}'
+    for item in one, b"[" + one + b"]", b'{"metrics":[' + one + b"]}", gzip.compress(one):
+        assert [metric.value for metric in decode(item, LIMITS._replace(record=len(one)))] == [1, 2]
+        (reject,) = decode(item, LIMITS._replace(record=len(one) - 1))
+        assert reject.reason == f"record larger than {len(one) - 1} bytes"
 
 
 # --- plain JSON and forms

@@ -84,7 +84,10 @@ def test_protobuf_is_decoded_as_lokis_own_package_sends_it() -> None:
         ("{a}", "not labels: '{a}'"),
         ('{a="b"', "not labels: '{a=\"b\"'"),
         ('{a="b" c="d"}', 'not labels: \'{a="b" c="d"}\''),
+        (r'{a="\ud7ff\ue000\U0010ffff"}', {"a": "\ud7ff\ue000\U0010ffff"}),
         (r'{a="\ud800"}', r"not labels: \ud800"),
+        (r'{a="\udfff"}', r"not labels: \udfff"),
+        (r'{a="\U00110000"}', r"not labels: \U00110000"),
         (r'{a="\UFFFFFFFF"}', r"not labels: \UFFFFFFFF"),
         (r'{a="\x00"}', "text with a NUL"),
     ],
@@ -117,6 +120,19 @@ def test_the_first_and_the_last_time_of_64_bits_are_times(time: int) -> None:
     assert row.time == time
     for beyond in -(2**63) - 1, 2**63:
         reject_reason("logs", pushed({"stream": LABELS, "values": [[str(beyond), "full"]]}))
+
+
+def test_a_line_may_have_as_many_bytes_as_a_record() -> None:
+    value = json.dumps([str(NOON), "full"])
+    one = entry("full")
+    for sent, size in (
+        (pushed({"stream": LABELS, "values": [[str(NOON), "full"]]}), len(value)),
+        (protobuf(messages.Stream(labels="{}", entries=[one])), one.ByteSize()),
+    ):
+        (row,) = decode("logs", sent, LIMITS._replace(record=size))
+        assert row.message == "full"
+        (reject,) = decode("logs", sent, LIMITS._replace(record=size - 1))
+        assert reject.reason == f"line larger than {size - 1} bytes"
 
 
 def test_invalid_lines_in_protobuf_are_buried_together() -> None:

@@ -377,6 +377,40 @@ def test_what_many_points_inherit_counts_towards_the_limit_of_records() -> None:
         assert found[-1].reason == "too many records in one body: the rest was not decoded"
 
 
+def test_a_data_point_may_take_a_quarter_of_the_bytes_of_a_record() -> None:
+    message = metrics(gauge({"as_int": 1, "attributes": [attribute("a", string_value="x" * 1000)]}))
+    (point,) = message.resource_metrics[0].scope_metrics[0].metrics[0].gauge.data_points
+    sizes = point.ByteSize(), len(json.dumps(json.loads(in_json(point))))
+    for sent, size in zip(items("/v1/metrics", message), sizes, strict=True):
+        (row,) = decode("metrics", sent, LIMITS._replace(record=4 * size))
+        assert row.value == 1
+        (reject,) = decode("metrics", sent, LIMITS._replace(record=4 * size - 1))
+        assert reject.reason == f"NumberDataPoint larger than {size - 1} bytes"
+
+
+def test_a_data_point_has_at_most_10000_buckets_or_exemplars() -> None:
+    buckets = {"bucket_counts": [1] * 10_000, "explicit_bounds": range(9_999)}
+    assert len(rows({"name": "h", "histogram": {"data_points": [{"count": 1} | buckets]}})) == 10_001
+    assert len(rows(gauge({"as_int": 1, "exemplars": [{"as_int": 1}] * 10_000}))) == 10_001
+    many = {"bucket_counts": [1] * 10_001, "explicit_bounds": range(10_000)}
+    for point in {"count": 1} | many, {"count": 1, "exemplars": [{"as_int": 1}] * 10_001}:
+        for sent in items("/v1/metrics", metrics({"name": "h", "histogram": {"data_points": [point]}})):
+            assert reject_reason("metrics", sent) == "data point with more than 10000 parts"
+
+
+def test_the_last_nanosecond_of_a_time_and_the_last_scale_are_taken() -> None:
+    assert rows(gauge({"as_int": 1, "time_unix_nano": 2**63 - 1}))[0].time == 2**63 - 1
+    for scale in -64, 64:
+        point = {"count": 1, "scale": scale, "positive": {"bucket_counts": [1]}}
+        (_, row) = rows({"name": "e", "exponential_histogram": {"data_points": [point]}})
+        assert json.loads(str(row.value))["schema"] == scale
+        for sent in items(
+            "/v1/metrics",
+            metrics({"name": "e", "exponential_histogram": {"data_points": [{"scale": scale + scale // 64}]}}),
+        ):
+            assert reject_reason("metrics", sent) == f"exponential histogram with a scale of {scale + scale // 64}"
+
+
 BOMBS = {
     "points": ("/v1/metrics", b"\n\0", (0x2A, 0x12, 0x12, 0x0A)),
     "metrics": ("/v1/metrics", b"\x12\0", (0x12, 0x0A)),

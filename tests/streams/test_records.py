@@ -555,6 +555,10 @@ def test_a_line_nested_too_deeply_does_not_affect_the_others(name):
 def test_forms_have_limits_and_must_be_utf8():
     assert reject_reason("votes", b"a=1&" * 1001) == "form has more than 1000 fields"
     assert reject_reason("votes", b"a=" + b"1" * (1 << 20)) == "form larger than 1048576 bytes"
+    assert decode("votes", FORMS["votes"], LIMITS._replace(record=len(FORMS["votes"]), fields=2)) == [RECORDS["votes"]]
+    for limits in LIMITS._replace(record=len(FORMS["votes"]) - 1), LIMITS._replace(fields=1):
+        (reject,) = decode("votes", FORMS["votes"], limits)
+        assert reject.reason in (f"form larger than {limits.record} bytes", "form has more than 1 fields")
     assert reject_reason("votes", b"poll=%ff&choice=b").startswith("not UTF-8: ")
     assert reject_reason("votes", b"poll=\xff&choice=b").startswith("not UTF-8: ")
     assert decode("votes", b"poll=a+b%20%c3%a9&choice=\xc3\xa9&voter=") == [Vote(poll="a b \u00e9", choice="\u00e9")]
@@ -810,6 +814,12 @@ def test_lines_of_a_parser_have_the_limits_of_all_bodies():
     many = list(tides.decode(BREST + b"\nx" * 5_000, LIMITS))
     assert len(many) == 102
     assert b"\n".join(x.part for x in many[1:]) == b"\n".join([b"x"] * 5_000)
+
+
+def test_a_line_of_a_parser_may_have_as_many_bytes_as_a_record():
+    assert list(tides.decode(BREST, LIMITS._replace(record=len(BREST)))) == [TIDE]
+    (reject,) = tides.decode(BREST, LIMITS._replace(record=len(BREST) - 1))
+    assert reject.reason == f"line longer than {len(BREST) - 1} bytes"
 
 
 @pytest.mark.parametrize("result", [None, Vote(poll="a", choice="b"), "Brest"])

@@ -233,6 +233,47 @@ def test_metadata_that_version_2_repeats_is_one_row() -> None:
     assert [row.field for row in decode("metrics", item(body, 2))] == ["value", "metadata", "value", "value"]
 
 
+def outcome(given: bytes, **limits: int) -> str:
+    """The reason why a request is buried; "" if it is not."""
+    first, *_ = decode("metrics", given, LIMITS._replace(**limits))
+    return first.reason if isinstance(first, Reject) else ""
+
+
+def test_what_is_just_within_a_limit_is_stored() -> None:
+    def counts(*deltas: int) -> str:
+        return outcome(item(request(series(UP, histograms=[
+            histogram(positive_spans=[span(0, len(deltas))], positive_deltas=deltas)
+        ]))))  # fmt: skip
+
+    assert [counts(2**63 - 1), counts(2**63 - 1, 1)] == ["", "histogram: a count is out of range"]
+    assert [counts(-(2**63)), counts(-(2**63), -1)] == ["", "histogram: a count is out of range"]
+    assert counts(*[0] * 10_000) == ""
+    last = 2**63 // 10**6  # milliseconds
+    for time, reason in (
+        (last, ""),
+        (-last, ""),
+        (last + 1, "timestamp out of range"),
+        (-last - 1, "timestamp out of range"),
+    ):
+        assert outcome(item(request(series(UP, samples=[sample(1, time)])))) == reason
+    for schema, reason in (8, ""), (-4, ""), (-5, "histogram: unknown schema -5"):
+        assert outcome(item(request(series(UP, histograms=[histogram(schema=schema)])))) == reason
+    size = series(UP, samples=[sample(1)]).ByteSize()
+    assert outcome(item(GOOD), record=size) == ""
+    assert outcome(item(GOOD), record=size - 1) == f"series larger than {size - 1} bytes"
+    assert outcome(item(GOOD), inflated=len(GOOD)) == ""
+    assert outcome(item(GOOD), inflated=len(GOOD) - 1) == f"snappy: inflates to more than {len(GOOD) - 1} bytes"
+    three = messages.Request2(
+        symbols=["", "__name__", "up"], timeseries=[messages.Series2(labels_refs=[1, 2], samples=[sample(1)])]
+    ).SerializeToString()
+    assert outcome(item(three, 2), records=3) == ""
+    assert outcome(item(three, 2), records=2) == "more than 2 symbols"
+    beyond = messages.Request2(
+        symbols=["", "__name__", "up"], timeseries=[messages.Series2(labels_refs=[1, 3], samples=[sample(1)])]
+    ).SerializeToString()
+    assert outcome(item(beyond, 2)) == "reference to symbol 3 of 3"
+
+
 GOOD = request(series(UP, samples=[sample(1)]))
 
 
