@@ -17,6 +17,7 @@ import ast
 import collections
 import concurrent.futures
 import difflib
+import fcntl
 import fnmatch
 import hashlib
 import json
@@ -31,7 +32,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
@@ -60,7 +61,7 @@ TESTS = {
     "sluice/sinks/postgres.py": "tests/sinks/test_postgres.py",
     "sluice/sinks/partitions.py": "tests/sinks/test_postgres.py",
     "sluice/sinks/__init__.py": "tests/sinks/test_sqlite.py tests/sinks/test_postgres.py tests/ops/test_sluice.py "
-    "tests/test_worker.py",
+    "tests/test_worker.py tests/sinks/test_parquet.py",
     "sluice/sinks/schema.py": "tests/streams/test_records.py tests/test_worker.py",
     "sluice/streams/influx.py": "tests/streams/test_influx.py",
     "sluice/streams/otlp*.py": "tests/streams/test_otlp.py",
@@ -183,7 +184,9 @@ class Negation(ast.NodeTransformer):
     """`not a == b` as `a != b`: several operators make the same mistake."""
 
     PAIRS = (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn)
-    OPPOSITE = {one: other for pair in PAIRS for one, other in (pair, pair[::-1])}
+    OPPOSITE: ClassVar[dict[type[ast.cmpop], type[ast.cmpop]]] = {
+        one: other for pair in PAIRS for one, other in (pair, pair[::-1])
+    }
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         self.generic_visit(node)
@@ -251,17 +254,23 @@ class Runs:
     """What was found so far, and the copies of the tree in which no tests run."""
 
     def __init__(self, kept: Path, jobs: int) -> None:
+        self.own = open(kept.with_suffix(".lock"), "w")  # noqa: SIM115
+        try:
+            fcntl.flock(self.own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit("sluice: another run is making mistakes in var/mutants")
         before = json.loads(kept.read_text()) if kept.exists() else {"mutants": {}, "timed": {}}
         self.kept, self.lock = kept, threading.Lock()
         self.found: dict[str, str] = before["mutants"]  # key of a mistake -> test, "time" or ""
         self.timed: dict[str, list] = before["timed"]
+        self.times: dict[str, Timed] = {}  # of the present files
         self.killers: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         self.trees = [copy_tree(f"tree-{n}") for n in range(jobs)]
 
     def keep(self) -> None:
         self.kept.write_text(json.dumps({"mutants": self.found, "timed": self.timed}))
 
-    def time_tests(self, file: str) -> Timed:
+    def time_tests(self, file: str) -> None:
         """Time the tests of a file without a mistake, once. Exits if one fails."""
         key = f"{file} {hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:16]}"
         if key not in self.timed:
@@ -273,7 +282,7 @@ class Runs:
             slow = sorted(set(re.findall(r"^[\d.]+s \w+ +(\S.*)$", said, re.MULTILINE)))
             self.timed[key] = [time.monotonic() - began, slow]
             self.keep()
-        return Timed(*self.timed[key])
+        self.times[file] = Timed(*self.timed[key])
 
     def learn(self, mutant: Mutant, test: str) -> None:
         """A test noticed this mistake."""
@@ -286,7 +295,7 @@ class Runs:
             tree = self.trees.pop()
             first = [test for test, _ in self.killers[mutant.path].most_common(FIRST)]
         files = tests_of(mutant.path)
-        timed = [self.time_tests(file) for file in files]
+        timed = [self.times[file] for file in files]
         slow = [test for one in timed for test in one.slow]
         patience = max(PATIENCE, 3 * sum(one.seconds for one in timed))
         began, place, noticed = time.monotonic(), tree / mutant.path, ""
@@ -367,6 +376,7 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", help="files to make mistakes in; unless given, all of the core")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="tried at once (%(default)s)")
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if a script has started this with &
     began = time.monotonic()
     core = [str(path.relative_to(ROOT)) for path in sorted([*ROOT.glob("*.py"), *ROOT.glob("sluice/*/*.py")])]
     paths = options.paths or [path for path in core if tests_of(path)]

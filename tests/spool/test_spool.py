@@ -611,7 +611,7 @@ def test_retry_after_grows_with_each_refusal(server: Server) -> None:
 # a full Redis
 
 
-def test_a_full_redis_refuses_pushes_and_can_still_be_drained(tmp: Path) -> None:
+def test_a_full_redis_refuses_pushes_and_can_still_be_drained(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with redis_server(tmp, maxmemory="8mb") as server:
         inlet, outlet = Inlet(str(server.socket), 10**9), Outlet(str(server.socket))
         inspector = Inspector(str(server.socket))
@@ -620,6 +620,11 @@ def test_a_full_redis_refuses_pushes_and_can_still_be_drained(tmp: Path) -> None
             pushed += 100
         assert refused.detail == "Redis is full."
         assert 1 <= refused.retry_after <= 60
+        backlog = inlet.backlogs["s"]
+        backlog.rate = (backlog.length // 20 + 1) / 30  # a twentieth of the list leaves it in 30 seconds
+        with monkeypatch.context() as patch:
+            patch.setattr(Backlog, "update", lambda *mark: None)
+            assert push(inlet, *[b"x" * 1000] * 100) == Refusal("Redis is full.", 30)
         raw(server).config_set("maxmemory", "2mb")  # full for even the smallest body
         assert push(inlet, b"y", stream="t")
         assert "maxmemory" in (inlet.ready() or "")
