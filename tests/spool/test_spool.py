@@ -480,6 +480,19 @@ def test_a_process_writes_at_most_ten_marks_a_second(server: Server, inlet: Inle
     assert time.monotonic() - start >= 0.3
 
 
+def test_a_process_reports_its_counts_once_in_an_interval(
+    server: Server, inlet: Inlet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_side, "REPORT_INTERVAL", 3600.0)
+    push(inlet, b"x")
+    push(inlet, b"x")  # reports the first one
+    reported = calls(server, "hincrby")
+    assert reported
+    push(inlet, *numbers(10))
+    push(inlet, b"x")
+    assert calls(server, "hincrby") == reported
+
+
 def test_settle_trims_marks_that_no_body_needs(
     server: Server, inlet: Inlet, outlet: Outlet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
