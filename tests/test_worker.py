@@ -461,6 +461,7 @@ def test_a_chore_that_cannot_be_done_delays_no_other(tmp: Path, redis: Server, m
     for _ in range(4):
         one.do_chores()
     assert done == ["fails", "works"]
+    assert 1e3 < one.chores[0].due - time.monotonic() < 1e9  # that many times what it took
     one.sink.close()
 
 

@@ -89,6 +89,8 @@ def test_a_body_that_too_few_replicas_confirm_gets_503_and_retries_add_no_copies
         # the first of the ten was pushed before its WAIT failed
         assert pair.at_replica.lrange(VOTES.ready, 0, -1).count(VOTE % 2) == 1
         assert gate.said().count("accepting bodies again") == gate.said().count("refusing")
+        counted = "refused votes Fewer than 1 replicas of Redis keep up"
+        poll(lambda: int(pair.at_master.hget("ingest:counts", counted) or 0) >= 10)
 
 
 def test_a_gateway_is_ready_only_if_replicas_confirm_and_a_new_one_asks_before_it_pushes(pair: Pair) -> None:
