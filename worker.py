@@ -191,7 +191,7 @@ class Worker:
             more = chore.step(self.sink)
         except sinks.NewerTables:
             raise
-        except sinks.Unavailable as error:  # what is away may take seconds to say so: the other chores need not wait
+        except sinks.Unavailable as error:  # a destination that is down may take seconds to fail: delay this chore only
             self.log_change(chore.name, f"not done: {error}")
             now = time.monotonic()
             chore.due = now + max(chore.pause, SHARE * (now - began))

@@ -47,7 +47,7 @@ FIRST = 8  # tests that run first
 # PyPy runs the same files as CPython; memory and idle time take long to measure, and no small mistake changes them
 LEFT_OUT = "not pypy and not 100_mb and not one_percent"
 NO_START = "tests cannot start"
-NUMBER = "core/NumberReplacer"  # one more (even positions), one less
+NUMBER = "core/NumberReplacer"  # tried at its even positions only, one more; the odd ones are one less
 # The tests of each file, in the order in which they run; the first pattern that fits counts.
 TESTS = {
     "ingest.py": "tests/test_ingest.py tests/run/test_metrics.py",
@@ -71,6 +71,7 @@ TESTS = {
     "sluice/streams/signature.py": "tests/streams/test_signed.py",
     "sluice/streams/*_pb2.py": "",  # generated
     "sluice/streams/endpoints.py": "tests/test_ingest.py",
+    "sluice/streams/replies.py": "tests/test_ingest.py tests/test_clients.py tests/run/test_reload.py",
     "sluice/streams/re*.py": "tests/streams/test_records.py tests/test_ingest.py tests/test_clients.py",
     "sluice/streams/routes.py": "tests/test_ingest.py tests/test_clients.py",
     "sluice/streams/*.py": "tests/streams/test_gps_formats.py tests/streams/test_records.py tests/streams/test_otlp.py "
@@ -263,7 +264,7 @@ class Runs:
         self.kept, self.lock = kept, threading.Lock()
         self.found: dict[str, str] = before["mutants"]  # key of a mistake -> test, "time" or ""
         self.timed: dict[str, list] = before["timed"]
-        self.times: dict[str, Timed] = {}  # of the present files
+        self.times: dict[str, Timed] = {}  # by test file, as it is now
         self.killers: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         self.trees = [copy_tree(f"tree-{n}") for n in range(jobs)]
 
@@ -320,20 +321,9 @@ def run(tree: Path, tests: list[str], patience: float = PATIENCE) -> tuple[str, 
     Returns: the name of that test, "" if all pass, "time" if they take too long; and the output.
     """
     command = [
-        ".venv/bin/python",
-        "-B",
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-n",
-        "0",
-        "-p",
-        "no:cacheprovider",
-        "-k",
-        LEFT_OUT,
-        *tests,
-    ]
+        ".venv/bin/python", "-B", "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider",
+        "-k", LEFT_OUT, *tests,
+    ]  # fmt: skip
     process = subprocess.Popen(
         command, cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         env={name: value for name, value in os.environ.items() if not name.startswith("INGEST_")},

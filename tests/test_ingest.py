@@ -34,7 +34,6 @@ from sluice.drill.harness import (
     redis_server,
 )
 from sluice.drill.harness import request as send
-from sluice.streams import replies
 from sluice.streams.routes import ROUTES
 
 MAX_BODY = 100_000
@@ -418,20 +417,3 @@ def test_an_answer_to_head_has_no_body(site: Site) -> None:
                 assert connection.recv(1) == b""
             else:
                 assert get(connection, "/healthz")[0] == 200
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        replies.reply("200 OK", b"a", "text/plain", ("X-Id", "1")),
-        replies.reply("200 OK", "\u00e9".encode(), "text/plain"),
-        replies.reply("200 OK", b"a\nb", "text/plain"),
-        replies.reply("203 Non-Authoritative Information", b"a", "text/plain"),
-        replies.reply("400 Bad Request", b"a", "text/plain"),
-    ],
-)
-def test_an_answer_that_nginx_cannot_repeat_stays_as_it_is(given: replies.Reply) -> None:
-    assert replies.closing(given) is given
-    assert replies.closing(replies.reply("200 OK", b"a", "text/plain")).headers[-2:] == [
-        ("X-Accel-Redirect", "@sluice_200"), ("Sluice-Body", "a"),
-    ]  # fmt: skip

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -442,26 +443,28 @@ def test_old_rows_are_looked_for_once_in_a_fiftieth_of_their_age_but_at_least_on
     assert pauses == others | {rows("gps"): 2, rows("votes"): 3600}
 
 
-def test_a_chore_that_cannot_be_done_delays_no_other(tmp: Path, redis: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "SHARE", 1e9)  # however short a chore is, the next one is due after hours
+def test_a_chore_that_fails_delays_only_itself(tmp: Path, redis: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
     done: list[str] = []
 
     def fails(sink: Sink) -> bool:
-        done.append("fails")
+        clock[0] += 13
         raise Unavailable("away")
 
     def works(sink: Sink) -> bool:
+        clock[0] += 1
         done.append("works")
         return True
 
     streams = {"votes": registry.STREAMS["votes"]}
     one = program.Worker(Outlet(str(redis.socket)), f"sqlite:///{tmp}/ingest.db", streams, LIMITS)
     one.sink = one.connect()
-    one.chores = [program.Chore("a", fails, 0), program.Chore("b", works, 0), program.Chore("c", works, 0)]
+    one.chores = [program.Chore("a", fails, 10), program.Chore("b", works, 10), program.Chore("c", works, 10)]
+    monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     for _ in range(4):
         one.do_chores()
-    assert done == ["fails", "works"]
-    assert 1e3 < one.chores[0].due - time.monotonic() < 1e9  # that many times what it took
+    assert done == ["works"]  # a second of work, so the next chore is due in ten
+    assert (one.chores[0].due, one.chores_at) == (13 + 10 * 13, 14 + 10 * 1)
     one.sink.close()
 
 

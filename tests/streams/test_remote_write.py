@@ -233,47 +233,6 @@ def test_metadata_that_version_2_repeats_is_one_row() -> None:
     assert [row.field for row in decode("metrics", item(body, 2))] == ["value", "metadata", "value", "value"]
 
 
-def outcome(given: bytes, **limits: int) -> str:
-    """The reason why a request is buried; "" if it is not."""
-    first, *_ = decode("metrics", given, LIMITS._replace(**limits))
-    return first.reason if isinstance(first, Reject) else ""
-
-
-def test_what_is_just_within_a_limit_is_stored() -> None:
-    def counts(*deltas: int) -> str:
-        return outcome(item(request(series(UP, histograms=[
-            histogram(positive_spans=[span(0, len(deltas))], positive_deltas=deltas)
-        ]))))  # fmt: skip
-
-    assert [counts(2**63 - 1), counts(2**63 - 1, 1)] == ["", "histogram: a count is out of range"]
-    assert [counts(-(2**63)), counts(-(2**63), -1)] == ["", "histogram: a count is out of range"]
-    assert counts(*[0] * 10_000) == ""
-    last = 2**63 // 10**6  # milliseconds
-    for time, reason in (
-        (last, ""),
-        (-last, ""),
-        (last + 1, "timestamp out of range"),
-        (-last - 1, "timestamp out of range"),
-    ):
-        assert outcome(item(request(series(UP, samples=[sample(1, time)])))) == reason
-    for schema, reason in (8, ""), (-4, ""), (-5, "histogram: unknown schema -5"):
-        assert outcome(item(request(series(UP, histograms=[histogram(schema=schema)])))) == reason
-    size = series(UP, samples=[sample(1)]).ByteSize()
-    assert outcome(item(GOOD), record=size) == ""
-    assert outcome(item(GOOD), record=size - 1) == f"series larger than {size - 1} bytes"
-    assert outcome(item(GOOD), inflated=len(GOOD)) == ""
-    assert outcome(item(GOOD), inflated=len(GOOD) - 1) == f"snappy: inflates to more than {len(GOOD) - 1} bytes"
-    three = messages.Request2(
-        symbols=["", "__name__", "up"], timeseries=[messages.Series2(labels_refs=[1, 2], samples=[sample(1)])]
-    ).SerializeToString()
-    assert outcome(item(three, 2), records=3) == ""
-    assert outcome(item(three, 2), records=2) == "more than 2 symbols"
-    beyond = messages.Request2(
-        symbols=["", "__name__", "up"], timeseries=[messages.Series2(labels_refs=[1, 3], samples=[sample(1)])]
-    ).SerializeToString()
-    assert outcome(item(beyond, 2)) == "reference to symbol 3 of 3"
-
-
 GOOD = request(series(UP, samples=[sample(1)]))
 
 
@@ -302,6 +261,67 @@ GOOD = request(series(UP, samples=[sample(1)]))
 )
 def test_a_damaged_request_is_buried_as_a_whole(given: bytes, reason: str) -> None:
     assert reject_reason("metrics", given).startswith(reason)
+
+
+def one_bucket_each(*deltas: int) -> bytes:
+    """A request with a native histogram."""
+    return request(series(UP, histograms=[histogram(positive_spans=[span(0, len(deltas))], positive_deltas=deltas)]))
+
+
+def version_2(*references: int) -> bytes:
+    """A request with three symbols."""
+    part = messages.Series2(labels_refs=references, samples=[sample(1)])
+    return messages.Request2(symbols=["", "__name__", "up"], timeseries=[part]).SerializeToString()
+
+
+LAST = 2**63 // 10**6  # the milliseconds whose nanoseconds have 64 bits
+
+
+@pytest.mark.parametrize(
+    ("within", "beyond", "reason"),
+    [
+        (one_bucket_each(2**63 - 1), one_bucket_each(2**63 - 1, 1), "histogram: a count is out of range"),
+        (one_bucket_each(-(2**63)), one_bucket_each(-(2**63), -1), "histogram: a count is out of range"),
+        (one_bucket_each(*[0] * 10_000), one_bucket_each(*[0] * 10_001), "histogram with more than 10000 buckets"),
+        *(
+            (
+                request(series(UP, samples=[sample(1, last)])),
+                request(series(UP, samples=[sample(1, beyond)])),
+                "timestamp out of range",
+            )
+            for last, beyond in ((LAST, LAST + 1), (-LAST, -LAST - 1))
+        ),
+        *(
+            (
+                request(series(UP, histograms=[histogram(schema=last)])),
+                request(series(UP, histograms=[histogram(schema=beyond)])),
+                f"histogram: unknown schema {beyond}",
+            )
+            for last, beyond in ((8, 9), (-4, -5))
+        ),
+    ],
+)
+def test_a_value_is_stored_up_to_its_limit(within: bytes, beyond: bytes, reason: str) -> None:
+    assert all(isinstance(row, Metric) for row in decode("metrics", item(within)))
+    assert reject_reason("metrics", item(beyond)) == reason
+
+
+@pytest.mark.parametrize(
+    ("given", "limit", "most", "reason"),
+    [
+        (item(GOOD), "record", series(UP, samples=[sample(1)]).ByteSize(), "series larger than {} bytes"),
+        (item(GOOD), "inflated", len(GOOD), "snappy: inflates to more than {} bytes"),
+        (item(version_2(1, 2), 2), "records", 3, "more than {} symbols"),
+    ],
+)
+def test_a_request_is_stored_up_to_its_limit(given: bytes, limit: str, most: int, reason: str) -> None:
+    assert all(isinstance(row, Metric) for row in decode("metrics", given, LIMITS._replace(**{limit: most})))
+    (reject,) = decode("metrics", given, LIMITS._replace(**{limit: most - 1}))
+    assert reject.reason == reason.format(most - 1)
+
+
+def test_a_reference_ends_at_the_last_symbol() -> None:
+    assert reject_reason("metrics", item(version_2(1, 3), 2)) == "reference to symbol 3 of 3"
 
 
 def test_a_block_that_announces_more_than_it_has_is_not_inflated() -> None:
