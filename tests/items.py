@@ -17,9 +17,9 @@ def decode(stream: str, item: bytes, limits: Limits = LIMITS) -> list:
     return found
 
 
-def reject_reason(stream: str, item: bytes) -> str:
+def reject_reason(stream: str, item: bytes, limits: Limits = LIMITS) -> str:
     """The reason of an item that is one reject as a whole."""
-    (reject,) = decode(stream, item)
+    (reject,) = decode(stream, item, limits)
     assert reject == Reject(item, reject.reason, True)
     return reject.reason
 

@@ -203,6 +203,16 @@ def test_a_route_with_keep_head_queues_the_whole_message(site: Site) -> None:
     wanted = {"host": "localhost:8086", "x-limit-u": "phil", "x-latin": "\xe9", "content-encoding": "identity"}
     assert wanted.items() <= found.items()
     assert found["content-length"] == str(len(body)) and found["content-type"] == "text/plain"
+    assert found.keys() == {*wanted, "content-length", "content-type"}
+
+
+def test_a_stream_whose_decoder_needs_the_head_gets_the_whole_message(site: Site) -> None:
+    for path, stream in (
+        ("/write", "metrics"), ("/api/v1/write", "metrics"), ("/v1/metrics", "metrics"), ("/loki/api/v1/push", "logs"),
+        ("/v1/logs", "logs"), ("/owntracks", "gps"), ("/homeassistant", "gps"),
+    ):  # fmt: skip
+        assert post(site.where, path, b"x")[0] in (200, 204)
+        assert site.items(stream)[-1].startswith(f"POST {path} HTTP/1.1\r\n".encode())
 
 
 def test_a_whole_message_without_a_body_keeps_its_query_in_the_head(site: Site) -> None:
@@ -246,6 +256,7 @@ def test_a_chunked_body_is_accepted_if_the_server_finds_its_end(site: Site) -> N
         assert site.items() == [b"abcd", b"a=b"]
     else:
         is_problem(given, 400)
+        assert b"length" in given[2]
         assert site.items() == []
 
 

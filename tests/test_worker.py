@@ -423,10 +423,12 @@ def test_a_worker_folds_batches_and_deletes_rows_by_age(tmp: Path, redis: Server
         some = "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < ?) "
         db.execute(some + "INSERT INTO batches SELECT n, 's-1:'||n||':1', 'votes', n, 1, 1, '' FROM n", (8_000,))
         row = "'2020-01-01T00:00:00.000Z', '2020-01-01T00:00:00.000Z', 'p', 'old', NULL, n, n"
+        now = "strftime('%Y-%m-%dT%H:%M:%fZ')"
         db.execute(some + f"INSERT INTO votes SELECT {row} FROM n", (12_000,))
+        db.execute(some + f"INSERT INTO votes SELECT {now}, {now}, 'p', 'new', NULL, n, n FROM n", (2,))
     with worker(tmp, {"INGEST_KEEP": "1h"}):
         poll(lambda: ask(tmp, "SELECT count(*) FROM batches") < [(6_000,)])
-        poll(lambda: ask(tmp, "SELECT count(*) FROM votes") == [(1,)])
+        poll(lambda: ask(tmp, "SELECT count(*) FROM votes") == [(2,)])
         push(redis, "a")
         poll(lambda: choices(tmp)[-1] == "a")
 
@@ -515,6 +517,18 @@ def test_a_stream_with_a_broken_table_does_not_delay_the_others(tmp: Path, redis
             db.execute("DROP VIEW votes")
         poll(lambda: choices(tmp) == numbers(10))
         assert "gps" not in running.said()
+
+
+def test_a_claim_that_cannot_be_stored_is_tried_again_after_longer_and_longer_times(
+    redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    state = program.StreamState(registry.STREAMS["votes"], Outlet(str(redis.socket)))
+    pauses = []
+    for _ in range(9):
+        state.postpone()
+        pauses.append(state.retry_at - 100)
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10])
 
 
 def test_an_unexpected_error_delays_only_its_stream(tmp: Path, redis: Server, caplog: pytest.LogCaptureFixture) -> None:

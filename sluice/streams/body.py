@@ -61,7 +61,7 @@ def inflate(data: bytes, limit: int) -> bytes:
     """
     out: list[bytes] = []
     size = at = 0
-    while at < len(data):
+    while True:
         member = zlib.decompressobj(31)
         while not member.eof:
             chunk = data[at : at + CHUNK]
@@ -74,12 +74,11 @@ def inflate(data: bytes, limit: int) -> bytes:
             size += len(out[-1])
             if size > limit:
                 raise Invalid(f"gzip: inflates to more than {limit} bytes")
-            at += len(chunk) - len(member.unconsumed_tail) - len(member.unused_data)
+            at += len(chunk) - len(member.unused_data)
         if not data.startswith(GZIP, at):
             if data[at:].strip(b"\0"):
                 raise Invalid("gzip: other bytes after the last member")
-            break
-    return b"".join(out)
+            return b"".join(out)
 
 
 def check_json(text: bytes) -> None:

@@ -84,7 +84,7 @@ class Decoder:
                 # so that a replay does not mistake a line that begins like a gzip file or a kept message for one
                 if part.startswith((bodies.GZIP, bodies.ZSTD)) or START.match(part):
                     part = b"\n" + part
-                result = Reject(message.head() + part if message else part, result.reason, False)
+                result = Reject(message.head() + part if message else part, result.reason)
             yield result
 
     def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
@@ -156,7 +156,7 @@ class JsonDecoder(Decoder):
             return
         for element in bodies.elements(body, budget) if array else (body,):
             if isinstance(element, Remainder):
-                yield Reject(b"[" + element, Remainder.reason, False)
+                yield Reject(b"[" + element, Remainder.reason)
             else:
                 yield from self.value(element, message, budget)
 
@@ -164,16 +164,16 @@ class JsonDecoder(Decoder):
         """The records of lines, each decoded as if it had been sent alone."""
         for row in bodies.lines(body, budget):
             if isinstance(row, Remainder):
-                yield Reject(row, Remainder.reason, False)
+                yield Reject(row, Remainder.reason)
                 return
             try:
                 yield from self.contents(row, message, budget)
             except Exception as error:  # see value
-                yield Reject(row, bodies.reason(error), False)
+                yield Reject(row, bodies.reason(error))
 
     def batch(self, read: Callable[[bytes], list[Any]], body: bytes, budget: Budget) -> list[Record]:
         """All records at once, if all are plain and valid, and within the budget; otherwise an empty list."""
-        if len(body) > BATCH or body.find(NUL) >= 0:
+        if len(body) > BATCH or NUL in body:
             return []
         try:
             wires = read(body)
@@ -190,14 +190,14 @@ class JsonDecoder(Decoder):
                 if not self.bounded and len(part) > budget.limits.record:
                     raise Invalid(f"record larger than {budget.limits.record} bytes")
                 record = self.build(self.read(part))
-                if part.find(NUL) >= 0:
+                if NUL in part:
                     check_text(record)
             except Exception as error:  # it may have another format
                 yield from self.object(part, message, budget, error)
             else:
                 yield record
         except Exception as error:  # any exception of a user's record type
-            yield Reject(part if part.startswith(b"{") else b"[" + part + b"]", bodies.reason(error), False)
+            yield Reject(part if part.startswith(b"{") else b"[" + part + b"]", bodies.reason(error))
 
     def object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:
         """The records of a JSON object that is not a plain one; `error` says why. Raises only before it yields."""
@@ -230,13 +230,13 @@ class LineDecoder(Decoder):
         """See `Decoder.contents`."""
         for line in bodies.lines(body.removeprefix(bodies.BOM), budget):
             if isinstance(line, Remainder):
-                yield Reject(line, Remainder.reason, False)
+                yield Reject(line, Remainder.reason)
                 return
             try:
                 record = self.decode_line(line, budget.limits)
             except Exception as error:  # any exception of the user's parser
                 # so that a replay does not remove a byte order mark that was not at the start of the body
-                yield Reject(b"\n" + line if line.startswith(bodies.BOM) else line, bodies.reason(error), False)
+                yield Reject(b"\n" + line if line.startswith(bodies.BOM) else line, bodies.reason(error))
             else:
                 yield record
 
@@ -268,7 +268,7 @@ def merge_rejects(results: Iterable[Result], budget: Budget) -> Iterator[Result]
         count += 1
         remainder = result.reason is Remainder.reason
         if parts and (remainder or size >= MERGED):
-            yield Reject(budget.separator.join(parts), reason, False)
+            yield Reject(budget.separator.join(parts), reason)
             size, parts, reason = 0, [], ""
         if count <= SEPARATE or remainder:
             yield result
@@ -278,7 +278,7 @@ def merge_rejects(results: Iterable[Result], budget: Budget) -> Iterator[Result]
         parts.append(result.part.replace(b"\n", b" ") if result.part.startswith((b"{", b"[")) else result.part)
         size += len(result.part)
     if parts:
-        yield Reject(budget.separator.join(parts), reason, False)
+        yield Reject(budget.separator.join(parts), reason)
 
 
 def check_numbers(values: Iterable[Any]) -> None:

@@ -37,7 +37,7 @@ read_kind = msgspec.json.Decoder(Kind).decode
 read = msgspec.json.Decoder(Request).decode
 
 
-def decode(part: bytes, message: Message | None) -> Gps:
+def decode(part: bytes, message: Message) -> Gps:
     """The position of a message; the device is the parameter `device`. It has the time of arrival.
 
     Raises: Invalid if it is not a valid position; msgspec's errors.
@@ -48,7 +48,7 @@ def decode(part: bytes, message: Message | None) -> Gps:
     about = read(part).data
     lat, lon = about.gps
     return position(
-        message.parameter("device") if message else None,
+        message.parameter("device"),
         lat,
         lon,
         altitude=about.altitude,

@@ -62,7 +62,7 @@ def scale(precision: str) -> int:
         raise Invalid(f"unknown precision: {precision!r:.40}") from None
 
 
-def decode(body: bytes, budget: Budget, unit: int = 1) -> Iterator[Metric | Reject]:
+def decode(body: bytes, budget: Budget, unit: int) -> Iterator[Metric | Reject]:
     """The fields of all points, until the budget is used up. An invalid field makes its whole line invalid.
 
     unit: nanoseconds of one unit of the timestamps.
@@ -75,7 +75,7 @@ def decode(body: bytes, budget: Budget, unit: int = 1) -> Iterator[Metric | Reje
         if not raw:
             continue
         if budget.left <= 0:
-            yield Reject(body[found.start() :], Remainder.reason, False)
+            yield Reject(body[found.start() :], Remainder.reason)
             return
         try:
             if len(raw) > longest:
@@ -86,9 +86,9 @@ def decode(body: bytes, budget: Budget, unit: int = 1) -> Iterator[Metric | Reje
                 continue
             metrics = point(text, unit, heads, plain)
         except UnicodeDecodeError as error:
-            yield Reject(raw, f"not UTF-8: {error.reason}", False)
+            yield Reject(raw, f"not UTF-8: {error.reason}")
         except Invalid as error:
-            yield Reject(raw, str(error), False)
+            yield Reject(raw, str(error))
         else:
             yield from metrics
 

@@ -89,9 +89,9 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Log | Reje
             invalid.append(result.part)
             budget.left -= INVALID_COST
     if invalid:
-        yield Reject(join(invalid), reason, False)
+        yield Reject(join(invalid), reason)
     if rest:
-        yield Reject(join(rest), Remainder.reason, False)
+        yield Reject(join(rest), Remainder.reason)
 
 
 def joined_json(streams: list[bytes]) -> bytes:
@@ -109,7 +109,7 @@ def from_json(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
     streams = array(read(body).streams, "streams")
     for element in bodies.elements(streams, budget):
         if isinstance(element, Remainder):
-            yield Reject(element[:-1], Remainder.reason, False)  # without the bracket at its end
+            yield Reject(element[:-1], Remainder.reason)  # without the bracket at its end
             return
         try:
             stream = read_stream(element)
@@ -117,12 +117,12 @@ def from_json(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
             head = b'{"stream":' + msgspec.json.encode(stream.stream) + b',"values":['
             check(*stream.stream, *stream.stream.values())
         except Exception as error:
-            yield Reject(element, bodies.reason(error), False)
+            yield Reject(element, bodies.reason(error))
             continue
         budget.left -= values == b"[]"
         for value in bodies.elements(values, budget):
             if isinstance(value, Remainder):
-                yield Reject(head + value + b"}", Remainder.reason, False)
+                yield Reject(head + value + b"}", Remainder.reason)
                 break
             try:
                 if len(value) > budget.limits.record:
@@ -132,7 +132,7 @@ def from_json(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
                     raise Invalid(f"not a timestamp: {entry.time!r:.40}")
                 yield record(stream.stream, int(entry.time), entry.line, entry.metadata)
             except Exception as error:
-                yield Reject(head + value + b"]}", bodies.reason(error), False)
+                yield Reject(head + value + b"]}", bodies.reason(error))
 
 
 def array(value: msgspec.Raw, name: str) -> bytes:
@@ -150,7 +150,7 @@ def from_protobuf(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
         if field.number != STREAMS:
             continue
         if budget.left <= 0:
-            yield Reject(body[field.start :], Remainder.reason, False)
+            yield Reject(body[field.start :], Remainder.reason)
             return
         stream, labels, head, lines = body[field.content : field.end], "", b"", 0
         try:
@@ -160,14 +160,14 @@ def from_protobuf(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
                     labels, head = stream[part.content : part.end].decode(), stream[part.start : part.end]
             pairs = labels_of(labels)
         except Exception as error:
-            yield Reject(body[field.start : field.end], bodies.reason(error), False)
+            yield Reject(body[field.start : field.end], bodies.reason(error))
             continue
         budget.left -= not lines
         for part in fields(stream):
             if part.number != ENTRIES:
                 continue
             if budget.left <= 0:
-                yield Reject(wrapped(STREAMS, head + stream[part.start :]), Remainder.reason, False)
+                yield Reject(wrapped(STREAMS, head + stream[part.start :]), Remainder.reason)
                 break
             try:
                 if part.end - part.content > budget.limits.record:
@@ -178,7 +178,7 @@ def from_protobuf(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
                 yield record(pairs, time, entry.line, more)
             except (Invalid, DecodeError) as error:
                 reason = f"not protobuf: {error}" if isinstance(error, DecodeError) else str(error)
-                yield Reject(wrapped(STREAMS, head + stream[part.start : part.end]), reason, False)
+                yield Reject(wrapped(STREAMS, head + stream[part.start : part.end]), reason)
 
 
 def labels_of(text: str) -> Labels:

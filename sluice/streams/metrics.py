@@ -99,12 +99,12 @@ class MetricsDecoder(JsonDecoder):
             raise Invalid("metrics is not an array")
         for element in bodies.elements(array, budget):
             if isinstance(element, Remainder):
-                yield Reject(b'{"metrics":[' + element + b"}", Remainder.reason, False)
+                yield Reject(b'{"metrics":[' + element + b"}", Remainder.reason)
                 return
             try:
                 yield from point(element, budget)
             except Exception as error:
-                yield Reject(b'{"metrics":[' + element + b"]}", bodies.reason(error), False)
+                yield Reject(b'{"metrics":[' + element + b"]}", bodies.reason(error))
 
     def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         """A form, or line protocol."""
@@ -143,7 +143,7 @@ def point(part: bytes, budget: Budget) -> list[Metric]:
     if len(part) > budget.limits.record:
         raise Invalid(f"record larger than {budget.limits.record} bytes")
     metrics = telegraf.decode(part)
-    if part.find(NUL) >= 0:
+    if NUL in part:
         for metric in metrics:
             check_text(metric)
     return metrics

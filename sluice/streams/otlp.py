@@ -197,7 +197,7 @@ def decode(root: Node, message: Message, body: bytes, budget: Budget) -> Iterato
     found = False
     for request in requests:
         if isinstance(request, Remainder):
-            yield Reject(request, Remainder.reason, False)
+            yield Reject(request, Remainder.reason)
             return
         for result in walk(encoding, root, request, Context(), bytes, budget):
             found = True
@@ -224,14 +224,14 @@ def walk(
             budget.left -= 1 + context.size // INHERITED
             records = node.read(encoding.parse(node, data), context)
     except Exception as error:
-        yield Reject(wrap(data), bodies.reason(error), False)
+        yield Reject(wrap(data), bodies.reason(error))
         return
     yield from records
     if not node.children:
         return
     for name, child in encoding.children(node, data, own, budget):
         if not name:
-            yield Reject(wrap(child), Remainder.reason, False)
+            yield Reject(wrap(child), Remainder.reason)
             return
         below = node.children[name]
         budget.left -= bool(below.children)  # the innermost messages are charged for their records

@@ -62,12 +62,12 @@ def decode(part: bytes, budget: Budget) -> Iterator[Gps | Reject]:
     head = b"{" + owner + b'"locations":['
     for element in bodies.elements(features, budget):
         if isinstance(element, Remainder):
-            yield Reject(head + element + b"}", Remainder.reason, False)
+            yield Reject(head + element + b"}", Remainder.reason)
             return
         try:
             yield feature(element, batch.device_id)
         except Exception as error:
-            yield Reject(head + element + b"]}", bodies.reason(error), False)
+            yield Reject(head + element + b"]}", bodies.reason(error))
 
 
 def feature(element: bytes, device: str | int | None) -> Gps:

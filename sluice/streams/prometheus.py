@@ -59,7 +59,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
         if field.number not in (SERIES[version], METADATA[version]):
             continue
         if budget.left <= 0:
-            yield Reject(head + body[field.start :], Remainder.reason, False)
+            yield Reject(head + body[field.start :], Remainder.reason)
             break
         try:
             rows = request.rows(field, body, budget.limits.record)
@@ -70,7 +70,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
         else:
             yield from rows
     if invalid:
-        yield Reject(head + b"".join(invalid), reason, False)
+        yield Reject(head + b"".join(invalid), reason)
 
 
 def version_of(content_type: str) -> int:

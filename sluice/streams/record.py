@@ -74,7 +74,7 @@ class Reject(NamedTuple):
 
     part: bytes
     reason: str
-    whole: bool
+    whole: bool = False
 
 
 class Limits(NamedTuple):

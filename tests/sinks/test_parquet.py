@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -312,6 +313,42 @@ def test_what_cannot_be_published_now_is_published_later(sink: Sink, tmp: Path) 
     (tmp / "rows/votes").unlink()
     assert choices(tmp) == []
     tidied(sink)
+    assert choices(tmp) == ["a"]
+
+
+def test_an_object_that_is_gone_before_it_is_published_is_reported(
+    sink: Sink, tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    note = sink.note
+
+    def lose(*given: Any) -> None:
+        note(*given)
+        shutil.rmtree(tmp / "rows/.staged")
+
+    monkeypatch.setattr(sink, "note", lose)
+    sink.persist(*votes("a"))
+    assert not files(tmp) and not caplog.records
+    sink.publish()
+    assert "is gone" in caplog.text
+
+
+@both
+def test_rows_whose_commit_was_not_answered_are_published_before_the_next_ones(
+    sink: Sink, tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transaction = sink.transaction
+
+    @contextlib.contextmanager
+    def unanswered() -> Iterator[Any]:
+        with transaction() as db:
+            yield db
+        raise Unavailable("connection lost")
+
+    with monkeypatch.context() as patched, pytest.raises(Unavailable):
+        patched.setattr(sink, "transaction", unanswered)
+        sink.persist(*votes("a"))
+    assert choices(tmp) == []
+    assert sink.persist(*votes("a")) == Outcome(0, 0, again=True)
     assert choices(tmp) == ["a"]
 
 

@@ -490,6 +490,7 @@ def test_a_process_reports_its_counts_once_in_an_interval(
     assert reported
     push(inlet, *numbers(10))
     push(inlet, b"x")
+    inlet.report()
     assert calls(server, "hincrby") == reported
 
 

@@ -104,6 +104,7 @@ def test_an_optional_value_out_of_range_is_unknown_and_the_position_is_stored(na
     ("name", "written"),
     [
         ("speed", "0"),
+        ("accuracy", "0"),
         ("bearing", "0"),
         ("bearing", "360"),
         ("battery", "0"),
@@ -317,6 +318,7 @@ def test_traccar_client_to_8_sends_a_query_string_with_an_empty_body():
     assert decode(kept(b"", "/traccar?" + item.decode())) == [wanted]
     assert decode(item.replace(b"id=", b"deviceid=").replace(b"bearing=", b"heading=")) == [wanted]
     assert decode(item.replace(b"lat=48.13743&lon=11.57549", b"location=48.13743,11.57549")) == [wanted]
+    assert decode(item + b"&location=1,2") == [wanted]
 
 
 @pytest.mark.parametrize("name", ["id", "deviceid"])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import items
 from items import LIMITS, kept
+from sluice.streams.body import Remainder
 from sluice.streams.record import Metric, Reject
 from sluice.streams.registry import STREAMS
 
@@ -243,7 +244,7 @@ def test_a_quoted_string_may_contain_newlines_commas_and_blanks():
 
 def test_invalid_utf8_makes_only_its_line_invalid():
     reject, metric = decode(b"m,t=\xff f=1\nm f=2")
-    assert (reject.reason, reject.part, metric.value) == ("not UTF-8: invalid start byte", b"m,t=\xff f=1", 2.0)
+    assert (reject, metric.value) == (Reject(b"m,t=\xff f=1", "not UTF-8: invalid start byte", False), 2.0)
 
 
 def test_a_line_is_limited_to_256_kib():
@@ -437,6 +438,23 @@ def test_a_record_may_have_as_many_bytes_as_its_limit():
         assert [metric.value for metric in decode(item, LIMITS._replace(record=len(one)))] == [1, 2]
         (reject,) = decode(item, LIMITS._replace(record=len(one) - 1))
         assert reject.reason == f"record larger than {len(one) - 1} bytes"
+    plain = b'{"name":"a","value":1}'
+    metric, _ = decode(b"[" + plain + b",0]", LIMITS._replace(record=len(plain)))
+    assert metric.value == 1
+    (reject,) = decode(plain, LIMITS._replace(record=len(plain) - 1))
+    assert reject.reason == f"record larger than {len(plain) - 1} bytes"
+
+
+def test_a_body_of_lines_is_decoded_up_to_its_limit():
+    *metrics, rest = decode(b"m f=1\n# a comment\nm f=2\nm f=3\nm f=4", LIMITS._replace(records=3))
+    assert [metric.value for metric in metrics] == [1, 2]
+    assert rest == Reject(b"m f=3\nm f=4", Remainder.reason)
+
+
+def test_a_query_string_may_have_100_parameters():
+    query = "&".join(["precision=s", *(f"p{n}=" for n in range(99))])
+    assert decode(write(b"m f=1 1", f"/write?{query}"))[0].time == 10**9
+    assert reject_reason(write(b"m f=1 1", f"/write?{query}&x=")) == "query string has more than 100 parameters"
 
 
 # --- plain JSON and forms

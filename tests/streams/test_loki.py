@@ -12,8 +12,8 @@ import pytest
 from items import LIMITS, decode, kept, reject_reason
 from sluice.streams import loki_pb2 as messages
 from sluice.streams.body import Remainder
-from sluice.streams.protobuf import uncompress
-from sluice.streams.record import Log, Reject
+from sluice.streams.protobuf import fields, uncompress, wrapped
+from sluice.streams.record import Invalid, Log, Reject
 
 NOON = 1_767_268_800_000_000_000  # 2026-01-01T12:00:00Z
 PATH = "/loki/api/v1/push"
@@ -104,9 +104,12 @@ def test_labels_in_protobuf_are_text(text: str, labels: dict[str, str] | str) ->
 def test_invalid_lines_are_buried_together_as_a_request_that_can_be_replayed() -> None:
     good = [str(NOON), "full"]
     bad: list[Any] = [["1.5", "a"], [str(NOON), "\0"], [str(NOON)], 5, [str(NOON), "x" * LIMITS.record]]
-    sent = pushed({"stream": LABELS, "values": [bad[0], good, *bad[1:]]}, {"stream": {"a": "\0"}, "values": [good]})
-    row, reject = decode("logs", sent)
-    assert (row, reject.reason, reject.whole) == (ROW, "not a timestamp: '1.5'", False)
+    last = {"stream": LABELS, "values": [good]}
+    sent = pushed(
+        {"stream": LABELS, "values": [bad[0], good, *bad[1:]]}, {"stream": {"a": "\0"}, "values": [good]}, last
+    )
+    row, after, reject = decode("logs", sent)
+    assert (row, after, reject.reason, reject.whole) == (ROW, ROW, "not a timestamp: '1.5'", False)
     buried = json.loads(reject.part.split(b"\r\n\r\n")[1])
     assert buried["streams"] == [{"stream": LABELS, "values": [value]} for value in bad] + [
         {"stream": {"a": "\0"}, "values": [good]}
@@ -170,6 +173,32 @@ def test_a_damaged_request_is_buried_as_a_whole(sent: bytes, reason: str) -> Non
     assert reject_reason("logs", sent).startswith(reason)
 
 
+def test_fields_that_are_not_known_are_skipped() -> None:
+    labels = wrapped(1, b'{n="0"}')
+    stream = wrapped(9, b"new") + labels + wrapped(9, b"new") + wrapped(2, entry("a").SerializeToString())
+    body = compressed(wrapped(9, b"new") + wrapped(1, stream))
+    (row,) = decode("logs", kept(body, PATH, PROTOBUF))
+    assert (row.message, row.attributes) == ("a", {"n": "0"})
+
+
+def test_a_stream_without_a_line_counts_as_one() -> None:
+    empty = pushed(*({"stream": {"n": "0"}, "values": []} for _ in range(5)))
+    for sent in empty, protobuf(*(messages.Stream(labels='{n="0"}') for _ in range(5))):
+        assert reject_reason("logs", sent, LIMITS._replace(records=4)) == Remainder.reason
+        assert reject_reason("logs", sent, LIMITS._replace(records=50)) == "no record in it"
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 16_383, 16_384])
+def test_a_field_of_any_length_can_be_written_and_found_among_numbers(size: int) -> None:
+    content = bytes(range(256)) * 64 + b"x"
+    numbers = b"\x09" + content[:8] + b"\x15" + content[:4] + b"\x18" + b"\xff" * 9 + b"\x01"
+    message = numbers + wrapped(4, content[:size]) + numbers
+    (found,) = fields(message)
+    assert (found.number, message[found.content : found.end]) == (4, content[:size])
+    with pytest.raises(Invalid, match="number too long"):
+        list(fields(b"\x18" + b"\xff" * 10 + b"\x01"))
+
+
 def test_the_rest_of_a_request_with_too_many_lines_is_buried_and_continues_there() -> None:
     values = [[str(NOON), str(n)] for n in range(4)]
     json_ = pushed(*({"stream": {"n": str(n)}, "values": values} for n in range(3)))
@@ -181,6 +210,7 @@ def test_the_rest_of_a_request_with_too_many_lines_is_buried_and_continues_there
             *rows, last = decode("logs", sent, LIMITS._replace(records=records))
             if isinstance(last, Reject):
                 assert last.reason == Remainder.reason
+                assert sent is json_ or len(rows) == records
                 rows += decode("logs", last.part)
             else:
                 assert records >= 12

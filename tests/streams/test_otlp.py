@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import pytest
+from google.rpc.status_pb2 import Status
 from hypothesis import example, given
 from hypothesis import settings as profiles
 from hypothesis import strategies as st
@@ -18,6 +19,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from items import LIMITS, decode, reject_reason
 from otlp import JSON, NOON, attribute, in_json, item, items
+from sluice.streams import replies
+from sluice.streams.decoder import BATCH
 from sluice.streams.record import Log, Metric, Reject
 
 profiles.register_profile("otlp", deadline=None)  # a busy machine is no failure
@@ -128,6 +131,7 @@ def test_a_summary_has_its_quantiles() -> None:
 def test_exemplars_are_json_with_their_ids_and_attributes_at_their_time() -> None:
     exemplar = {"as_double": 0.7, "time_unix_nano": NOON, "trace_id": TRACE, "span_id": SPAN}
     exemplar["filtered_attributes"] = [attribute("user", int_value=5)]
+    assert json.loads(str(rows(gauge({"as_int": 1, "exemplars": [{"as_int": 3}]}))[1].value))["value"] == 3
     _, row = rows(gauge({"as_int": 1, "time_unix_nano": LATER, "exemplars": [exemplar]}))
     about = {"value": 0.7, "labels": {"user": "5", "trace_id": TRACE.hex(), "span_id": SPAN.hex()}}
     ((field, value, *_),) = fields([row])
@@ -229,6 +233,7 @@ def test_a_log_record_has_its_level_its_body_its_ids_and_its_attributes() -> Non
     [
         *(
             (0, "", None, {}),
+            (1, "", "trace", {}),
             (9, "", "info", {}),
             (9, "INFO", "info", {}),
             (13, "WARNING", "warn", {"level": "WARNING"}),
@@ -317,7 +322,7 @@ def test_logs_sent_to_the_path_of_metrics_are_buried() -> None:
 
 def test_json_is_recognised_without_its_content_type_and_may_be_lines() -> None:
     text = in_json(metrics(gauge({"as_int": 1})))
-    assert len(decode("metrics", item("/v1/metrics", text, "text/plain"))) == 1
+    assert [row.value for row in decode("metrics", item("/v1/metrics", text, "text/plain"))] == [1]
     assert len(decode("metrics", item("/v1/metrics", text + b"\n\n" + text + b"\n", JSON))) == 2
     one, reject = decode("metrics", item("/v1/metrics", text + b"\n" + text[:-1], JSON))
     assert (one.value, reject.part.endswith(text[:-1])) == (1, True)
@@ -336,7 +341,9 @@ def test_an_id_in_json_must_be_hexadecimal() -> None:
 )
 def test_a_field_of_another_type_in_json_is_buried(field: str) -> None:
     body = f'{{"resourceLogs":[{{"scopeLogs":[{{"logRecords":[{{"eventName":"e",{field}}}]}}]}}]}}'.encode()
-    assert reject_reason("logs", item("/v1/logs", body, JSON)).startswith("not a LogRecord of OTLP: ")
+    reason = reject_reason("logs", item("/v1/logs", body, JSON))
+    assert reason.startswith("not a LogRecord of OTLP: ")
+    assert "attributes" not in field or reason.endswith(("attributes is not an array", "not a JSON object"))
 
 
 def test_many_invalid_data_points_become_few_dead_letters_that_can_be_decoded_again() -> None:
@@ -365,6 +372,48 @@ def test_what_exceeds_the_limit_of_records_is_buried_undecoded_and_can_be_replay
                 else:
                     found.append(result.value)
         assert sorted(found) == list(range(3001))
+
+
+def test_a_request_is_decoded_up_to_its_limit() -> None:
+    many = metrics(*(gauge({"as_int": n}, name=f"m{n}") for n in range(9)))
+    for sent in items("/v1/metrics", many):
+        # two for resource and scope; four for each metric, its data, the point and the row
+        for records, count in (12, 2), (13, 3):
+            found = decode("metrics", sent, LIMITS._replace(records=records))
+            assert [row.value for row in found if not isinstance(row, Reject)] == list(range(count))
+
+
+def test_a_message_in_protobuf_has_at_most_as_many_fields_as_a_body_has_records() -> None:
+    sent = item("/v1/metrics", metrics(*[gauge({"as_int": 1})] * 9).SerializeToString())
+    assert reject_reason("metrics", sent, LIMITS._replace(records=9)) == "not OTLP: a message with more than 9 fields"
+    assert len(decode("metrics", sent, LIMITS._replace(records=10))) > 1
+
+
+def test_a_name_in_protobuf_that_is_not_utf_8_is_invalid() -> None:
+    body = metrics(gauge({"as_int": 1}, name="name")).SerializeToString().replace(b"name", b"nam\xff")
+    assert reject_reason("metrics", item("/v1/metrics", body)) == "not a ResourceMetrics of OTLP"
+
+
+def test_unknown_fields_and_nulls_in_json_are_skipped() -> None:
+    text = in_json(metrics(gauge({"as_int": 1}))).replace(b'"asInt"', b'"new": [1], "flags": null, "asInt"')
+    assert [row.value for row in decode("metrics", item("/v1/metrics", text, JSON))] == [1]
+
+
+def test_a_long_array_in_json_is_decoded_one_element_at_a_time() -> None:
+    long = [attribute("a", string_value="x" * 10_000)]
+    request = metrics(gauge(*({"as_int": n, "attributes": long} for n in range(120))))
+    assert len(in_json(request)) > BATCH
+    sent = item("/v1/metrics", in_json(request), JSON)
+    assert [row.value for row in decode("metrics", sent)] == list(range(120))
+    *found, reject = decode("metrics", sent, LIMITS._replace(records=400))
+    assert found
+    assert [row.value for row in [*found, *decode("metrics", reject.part)]] == list(range(120))
+
+
+@pytest.mark.parametrize("size", [1, 127, 128, 300])
+def test_an_error_in_protobuf_has_its_detail_as_message(size: int) -> None:
+    given = replies.rpc_status(replies.unavailable("x" * size, 1), False)
+    assert Status.FromString(b"".join(given.chunks)).message == "x" * size
 
 
 def test_what_many_points_inherit_counts_towards_the_limit_of_records() -> None:

@@ -421,6 +421,7 @@ def test_a_kept_message_has_fields_and_parameters():
         ("1766600000123.5", 1766600000_123500000),
         ("1766600000123456.5", 1766600000_123456000),
         ("1", 1_000000000),
+        ('"1"', 1_000000000),
         ("100000000001", 100000000_001000000),
         ("7258118399", 7258118399_000000000),
         ("1.7666e9", 1766600000_000000000),
@@ -464,6 +465,7 @@ def test_every_form_of_time_is_converted_to_nanoseconds(name, key, written, nano
         ("1e300", "time out of range: 1e+300"),
         ('"0"', "time out of range: '0'"),
         ('"2200-01-01"', "time out of range: '2200-01-01'"),
+        ('"1970-01-01T00:00:00Z"', "time out of range: '1970-01-01T00:00:00Z'"),
         ('"1969-12-31T23:59:59Z"', "time out of range: '1969-12-31T23:59:59Z'"),
         ('"1970-01-01T00:00:01+00:01"', "time out of range: '1970-01-01T00:00:01+00:01'"),
         ('"0001-01-01T00:00:00+14:00"', "time out of range: '0001-01-01T00:00:00+14:00'"),
@@ -739,6 +741,30 @@ def test_a_user_defined_stream_never_raises_and_yields_only_storable_records():
         (rb'{"ts":"x","sub":{"a":"\u0000"}}', "text with a NUL"),
     ]:
         assert list(decode(body, LIMITS)) == [Reject(body, reason, True)]
+
+
+class Count(Record, kw_only=True):
+    n: int
+
+
+def test_a_user_defined_stream_has_integers_of_64_bits():
+    parsed = stream("counts", Count, lambda line: Count(n=int(line)))
+    for number in -(2**63), 2**63 - 1:
+        assert list(stream("counts", Count).decode(b'{"n":%d}' % number, LIMITS)) == [Count(n=number)]
+        assert list(parsed.decode(b"%d" % number, LIMITS)) == [Count(n=number)]
+    for number in -(2**63) - 1, 2**63:
+        for counts, body in (stream("counts", Count), b'{"n":%d}'), (parsed, b"%d"):
+            (reject,) = counts.decode(body % number, LIMITS)
+            assert reject.reason == f"number out of range: {number}"
+
+
+@pytest.mark.parametrize(
+    ("name", "body"), [("votes", b'{"poll":"p","choice":"c"}'), ("gps", b'{"device":"a","lat":1,"lon":2}')]
+)
+def test_a_record_whose_type_bounds_its_memory_may_have_any_size(name, body):
+    limits = LIMITS._replace(record=10)
+    (record,) = STREAMS[name].decode(body, limits)
+    assert next(iter(STREAMS[name].decode(b"[" + body + b",0]", limits))) == record
 
 
 @given(anything)

@@ -162,6 +162,11 @@ def test_an_invalid_series_is_buried_alone_as_a_request_that_can_be_replayed(rea
     assert again.startswith(b"POST /api/v1/write HTTP/1.1\r\nContent-Type: application/x-protobuf\r\n\r\n\n")
 
 
+def test_the_count_of_a_native_histogram_must_be_finite() -> None:
+    body = request(series(UP, histograms=[histogram(count_float=float("inf"))]))
+    assert reject_reason("metrics", item(body)) == "histogram: a number is not finite"
+
+
 def test_invalid_series_are_one_dead_letter() -> None:
     bad = [INVALID["missing: __name__"], INVALID["text with a NUL"]]
     _, reject = decode("metrics", item(request(bad[0], series(UP, samples=[sample(1)]), bad[1])))
@@ -225,6 +230,14 @@ def test_a_start_is_a_row_when_it_changes() -> None:
     body = messages.Request2(symbols=["", "__name__", "up"], timeseries=[part]).SerializeToString()
     expected = [("start", 5_000_000), ("value", 1), ("value", 2), ("start", 7_000_000), ("value", 3)]
     assert [(row.field, row.value) for row in decode("metrics", item(body, 2))] == expected
+
+
+@pytest.mark.parametrize(("own", "start"), [(5, 5_000_000), (0, 7_000_000)])
+def test_a_native_histogram_without_a_start_has_that_of_its_series(own: int, start: int) -> None:
+    part = messages.Series2(labels_refs=[1, 2], histograms=[histogram(start_timestamp=own)], created_timestamp=7)
+    body = messages.Request2(symbols=["", "__name__", "up"], timeseries=[part]).SerializeToString()
+    (whole,) = (json.loads(row.value) for row in decode("metrics", item(body, 2)) if row.field == "histogram")
+    assert whole["start"] == start
 
 
 def test_metadata_that_version_2_repeats_is_one_row() -> None:
@@ -338,3 +351,5 @@ def test_the_rest_of_a_request_with_too_many_samples_is_buried_and_continues_the
     assert len(rows) == len(one.samples) * 11
     assert reject.reason == Remainder.reason
     assert decode("metrics", reject.part) == rows[: len(one.samples)]
+    *rows, reject = decode("metrics", item(request(*[series(UP, samples=[sample(1)])] * 5)), LIMITS._replace(records=3))
+    assert (len(rows), len(decode("metrics", reject.part))) == (3, 2)
