@@ -24,7 +24,7 @@ from sluice.drill.harness import ROOT, poll
 from sluice.sinks import DeadLetter, Entry, NewerTables, Outcome, Sink, Spool, Unavailable
 from sluice.spool.contract import Claim, Window
 from sluice.streams import registry
-from sluice.streams.record import Limits, Record, Reject, Vote
+from sluice.streams.record import Limits, Metric, Record, Reject, Vote
 from sluice.streams.registry import STREAMS, Stream, stream
 
 NOON = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC in microseconds
@@ -150,6 +150,17 @@ class SinkTests:
         ]
         traced = "SELECT claim, stream, first, bodies, records FROM votes JOIN batches ON batch = id"
         assert store.ask(traced) == [(given.id, "votes", 7, 2, 2)] * 2
+
+    def test_times_have_milliseconds(self, store: Store, sink: Sink) -> None:
+        arrived, time = NOON + 123_999, 1_766_600_000_123_456_789
+        for name, record in (
+            ("votes", Vote(time=time, poll="p", choice="a")),
+            ("metrics", Metric(time=time, name="m", tags={}, field="value", value=1, type="integer")),
+        ):
+            sink.persist(claim(name, 1), lambda record=record: iter([(1, arrived, b"", record)]))  # type: ignore[misc]
+            ((received, at),) = store.ask(f"SELECT received_at, time FROM {name}")
+            assert received == "2026-01-01T12:00:00.123Z"
+            assert at.startswith("2025-12-24T18:13:20.123")  # PostgreSQL has the nanoseconds in another column
 
     def test_a_position_is_stored_with_all_columns(self, store: Store, sink: Sink) -> None:
         full = (

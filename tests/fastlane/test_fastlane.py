@@ -188,7 +188,9 @@ class Client:
             if not line.endswith(b"\r\n"):
                 raise EOFError(f"ended after {lines + [line]}")
             lines.append(line.decode("latin-1"))
-        status = int(lines[0].split()[1])
+        version, code, *_ = lines[0].split()
+        assert version == "HTTP/1.1"
+        status = int(code)
         if status == 100:
             return self.answer()
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}

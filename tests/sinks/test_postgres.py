@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from sink_tests import SinkTests
+from sink_tests import SinkTests, votes
 from sluice import settings, sinks
 from sluice.drill import harness
 from sluice.drill.postgres import Postgres, postgres_server
@@ -34,7 +34,7 @@ from sluice.spool.contract import Claim
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Lost, Outlet
 from sluice.streams import registry
-from sluice.streams.record import Gps, Record, Reject
+from sluice.streams.record import Gps, Record, Reject, Vote
 from sluice.streams.registry import Stream
 
 MOST = registry.limits(settings.load({}))
@@ -127,6 +127,14 @@ class TestPostgres(SinkTests):
     def store(self, pg: Postgres, monkeypatch: pytest.MonkeyPatch) -> PostgresStore:
         monkeypatch.setattr("sluice.sinks.postgres.BEGIN", BEGIN.replace("'5s'", "'200ms'"))
         return PostgresStore(pg)
+
+    def test_the_views_are_told_of_rows_from_dead_letters(self, store: PostgresStore, sink: sinks.Sink) -> None:
+        sink.persist(*votes("", ""))
+        first, second = sink.letters()
+        sink.replay([first], lambda letter: [Reject(letter.body, "not today", True)], False)
+        assert store.ask("SELECT stream, batch FROM view_changes") == []
+        sink.replay([second], lambda letter: [Vote(poll="p", choice="a")], False)
+        assert store.ask("SELECT stream, batch FROM view_changes") == [("votes", second.batch)]
 
 
 # --- what is stored --------------------------------------------------------------------------------------------------

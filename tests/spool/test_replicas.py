@@ -15,6 +15,8 @@ from sluice import settings, sinks
 from sluice.drill.harness import Server, free_port, gateway, get, poll, post, redis_server, short_tmp, stopped
 from sluice.sinks.cells import CellLine
 from sluice.spool import inlet as gateway_side
+from sluice.spool import inspector as inspector_side
+from sluice.spool import outlet as worker_side
 from sluice.spool.contract import Keys
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
@@ -93,11 +95,28 @@ def test_a_body_that_too_few_replicas_confirm_gets_503_and_retries_add_no_copies
         poll(lambda: int(pair.at_master.hget("ingest:counts", counted) or 0) >= 10)
 
 
+def test_a_claim_and_a_snapshot_are_confirmed_by_as_many_replicas_as_are_required(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in inspector_side, worker_side:
+        monkeypatch.setattr(module, "REPLICAS_MS", 20_000)
+    inlet = Inlet(str(pair.master.socket), 10**9, replicas=1)
+    poll(lambda: push(inlet, b"a"))
+    assert Inspector(str(pair.master.socket)).snapshot("votes", 1).confirmed
+    assert Outlet(str(pair.master.socket), replicas=1).claim("votes")
+    monkeypatch.setattr(inspector_side, "REPLICAS_MS", 100)
+    with pair.replica_stopped():
+        assert not Inspector(str(pair.master.socket)).snapshot("votes", 1).confirmed
+        assert Inspector(str(pair.master.socket)).snapshot("votes").confirmed
+
+
 def test_a_gateway_is_ready_only_if_replicas_confirm_and_a_new_one_asks_before_it_pushes(pair: Pair) -> None:
     with short_tmp() as tmp, gateway(tmp, pair.master, env={"INGEST_REPLICAS": 1}) as gate:
         poll(lambda: get(gate.socket, "/readyz")[0] == 200)
         with pair.replica_stopped():  # nothing is posted
-            assert get(gate.socket, "/readyz")[0] == 503
+            for _ in range(2):
+                status, _, body = get(gate.socket, "/readyz")
+                assert status == 503 and b"Fewer than 1 replicas of Redis keep up." in body
         poll(lambda: get(gate.socket, "/readyz")[0] == 200)
     pair.cut_off()
     poll(lambda: pair.at_master.info()["connected_slaves"] == 0)

@@ -492,6 +492,9 @@ def test_a_process_reports_its_counts_once_in_an_interval(
     push(inlet, b"x")
     inlet.report()
     assert calls(server, "hincrby") == reported
+    inlet.counts.due = 0.0
+    inlet.report()  # without a commit
+    assert calls(server, "hincrby") > reported
 
 
 def test_settle_trims_marks_that_no_body_needs(
