@@ -56,9 +56,10 @@ TESTS = {
     "sluice/fastlane/grammar.py": "tests/fastlane/test_grammar.py tests/fastlane/test_fastlane.py",
     "sluice/fastlane/*.py": "tests/fastlane/test_fastlane.py tests/test_ingest.py",
     "sluice/spool/inspector.py": "tests/ops/test_look.py tests/ops/test_sluice.py tests/run/test_metrics.py "
-    "tests/spool/test_replicas.py",
+    "tests/spool/test_spool.py tests/spool/test_replicas.py",
     "sluice/spool/contract.py": "tests/spool/test_spool.py tests/ops/test_look.py tests/spool/test_replicas.py",
-    "sluice/spool/*.py": "tests/spool/test_spool.py tests/test_worker.py tests/spool/test_replicas.py",
+    "sluice/spool/*.py": "tests/spool/test_spool.py tests/test_worker.py tests/run/test_metrics.py "
+    "tests/spool/test_replicas.py",
     "sluice/sinks/sqlite.py": "tests/sinks/test_sqlite.py tests/ops/test_sluice.py tests/test_worker.py",
     "sluice/sinks/postgres.py": "tests/sinks/test_postgres.py",
     "sluice/sinks/partitions.py": "tests/sinks/test_postgres.py",

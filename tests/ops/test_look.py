@@ -50,6 +50,7 @@ def test_peek_shows_the_oldest_bodies_and_takes_none(tmp: Path, redis: Server) -
     assert [line.split()[0] for line in out.splitlines()] == ["20", "21"]
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) == 80
+    assert len(sluice(tmp, "peek", "votes", "--limit", "1")[1].splitlines()) == 1
     assert sluice(tmp, "peek", "gps")[1] == "No body is ready or claimed.\n"
     assert ready(redis) == before
 
@@ -59,6 +60,7 @@ def test_peek_shows_long_bodies_in_several_reads(tmp: Path, redis: Server) -> No
     assert [line.split()[2] for line in sluice(tmp, "peek", "votes", "--limit", "12")[1].splitlines()] == [
         str(n) for n in range(12)
     ]
+    assert len(Inspector(str(redis.socket)).peek("votes", limit=12)[1]) < 12
 
 
 @pytest.mark.parametrize("verb", ["tail", "peek", "requeue", "purge"])

@@ -349,6 +349,7 @@ def test_only_an_expired_claim_is_claimed_again_and_it_is_the_same(inlet: Inlet,
     assert outlet.claim("s") is None
     again = poll(lambda: claim(outlet, lease=60))
     assert (again.id, again.first, again.count) == (first.id, 1, 6)
+    assert again.size > 0
     assert list(outlet.bodies(again)) == numbers(6)
     assert outlet.claim("s") is None
 
@@ -442,6 +443,10 @@ def test_a_snapshot_shows_the_state_of_a_stream(
     assert outlet.has_work(["s", "t"]) == [True, False]
     outlet.settle(one)
     assert inspector.snapshot("s")[:3] == (5, 5, {two.id: 3})
+    push(inlet, bytes(100_000))
+    claim(outlet)
+    claimed = inspector.snapshot("s")
+    assert claimed.ready == 0 and (claimed.size or 0) > 100_000
     raw(server).rpush("ingest:{another}", "a")
     assert inspector.streams() == {"s", "another"}
 
