@@ -71,6 +71,8 @@ TESTS = {
     "sluice/streams/otlp*.py": "tests/streams/test_otlp.py",
     "sluice/streams/prometheus.py": "tests/streams/test_remote_write.py",
     "sluice/streams/loki.py": "tests/streams/test_loki.py",
+    "sluice/streams/protobuf.py": "tests/streams/test_loki.py tests/streams/test_remote_write.py "
+    "tests/streams/test_otlp.py",
     "sluice/streams/logs.py": "tests/streams/test_logs.py tests/streams/test_loki.py",
     "sluice/streams/signature.py": "tests/streams/test_signed.py",
     "sluice/streams/*_pb2.py": "",  # generated

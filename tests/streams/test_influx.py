@@ -526,3 +526,4 @@ def test_a_form_is_distinguished_from_line_protocol():
     assert decode(b"a=b,name=c value=1")[0].tags == {"name": "c"}
     assert reject_reason(b"a=b,name=c") == "no field"
     assert reject_reason(b"name=a&value=1e999") == "value out of range"
+    assert reject_reason(b'{"name":"a","fields":{"v":1%b}}' % (b"0" * 400)) == "value out of range"
