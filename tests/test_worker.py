@@ -529,7 +529,7 @@ def test_a_stream_with_a_broken_table_does_not_delay_the_others(tmp: Path, redis
 def test_a_claim_that_cannot_be_stored_is_tried_again_after_longer_and_longer_times(
     redis: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: 100.0))
     state = program.StreamState(registry.STREAMS["votes"], Outlet(str(redis.socket)))
     pauses = []
     for _ in range(9):

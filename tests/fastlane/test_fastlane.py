@@ -189,7 +189,7 @@ class Client:
                 raise EOFError(f"ended after {lines + [line]}")
             lines.append(line.decode("latin-1"))
         version, code, *_ = lines[0].split()
-        assert version == "HTTP/1.1"
+        assert version in ("HTTP/1.0", "HTTP/1.1")
         status = int(code)
         if status == 100:
             return self.answer()

@@ -107,7 +107,7 @@ def test_metrics_count_what_the_gateway_and_the_worker_did(up: Server) -> None:
     }
     assert {name: found.get(name) for name in expected} == expected
     assert found["sluice_decode_seconds_count", "votes"] == 1  # one body in 16 is timed
-    assert 0 < found["sluice_commit_seconds_sum",] < 1_000
+    assert 0 < found["sluice_commit_seconds_sum",] < 1_000  # a duration, not a time since the start of the machine
     assert found["sluice_view_refreshes_total", "/votes/tally"] >= 1
     assert found["sluice_view_lag_seconds", "/gps/latest"] >= 0
     disk = os.statvfs(up.home)
