@@ -345,7 +345,7 @@ def run(tree: Path, tests: list[str], patience: float = PATIENCE) -> tuple[str, 
     """
     command = [
         ".venv/bin/python", "-B", "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider",
-        "-p", "no:hypothesispytest",  # hypothesis works without its plugin, which takes a second to import
+        "-p", "no:hypothesispytest",  # hypothesis works without it, and its import is slow
         "-k", LEFT_OUT, *tests,
     ]  # fmt: skip
     process = subprocess.Popen(
