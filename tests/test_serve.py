@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import re
+import threading
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -250,6 +251,48 @@ def test_the_reads_of_a_turn_share_one_round_trip(lane: Reader) -> None:
     assert calls() == before + 1
 
 
+def test_a_view_whose_generation_changes_at_each_read_gets_503(lane: Reader) -> None:
+    site, client, name = lane.site, lane.site.client(), contract.state("/gps/latest").encode()
+    over = threading.Event()
+    with site.paused_follower():
+        before = client.get(name)
+        mark = contract.mark(site.views["/gps/latest"]).encode()
+
+        changes = b"CLIENT REPLY OFF\r\n" + b"".join(b"SET %b %b-%d\r\n" % (name, mark, n) for n in range(10_000))
+
+        def change() -> None:
+            with connect(Path(site.socket)) as redis:
+                while not over.is_set():
+                    redis.sendall(changes)
+                redis.sendall(b"CLIENT REPLY ON\r\n")
+                assert redis.recv(5) == b"+OK\r\n"
+
+        thread = threading.Thread(target=change)
+        thread.start()
+        try:
+            poll(lambda: b"being built" in get(lane.where, "/gps/latest?device=bike")[2])
+        finally:
+            over.set()
+            thread.join()
+            client.set(name, before)
+    assert lane.json("/gps/latest?device=bike")
+
+
+@pytest.mark.parametrize("server", [LANE, "sync"])
+def test_a_read_that_waits_for_a_first_count_does_not_keep_redis_busy(server: str, stored: Site) -> None:
+    client, target = stored.client(), f"/votes/tally?poll={server}"
+
+    def calls() -> int:
+        stats: Any = client.info("commandstats")
+        return stats["cmdstat_mget"]["calls"]
+
+    with reader(stored, server) as waiting, stored.paused_follower(), connect(waiting.where) as connection:
+        before, asked = calls(), client.llen(contract.ASKED)
+        connection.sendall(ask(target))
+        poll(lambda: client.llen(contract.ASKED) == asked + 2)  # it asks once in a second, and looks 50 times
+        assert 2 <= calls() - before <= 500
+
+
 def test_reads_are_counted_by_view_and_status(lane: Reader) -> None:
     for user in "ann", "nobody", "none":
         get(lane.where, f"/notices/all?user={user}&limit=3&only=here")
@@ -315,3 +358,4 @@ def test_a_first_count_delays_only_those_who_ask_for_it() -> None:
             assert [status for status, _, _ in answers] == [200, 200, 404]
             assert [json.loads(body)["total"] for _, _, body in (answers[0], harness.answer(second))] == [1, 1]
             assert json.loads(answers[1][2])["device"] == "bike"
+            assert poll(lambda: site.client().hget(contract.READS, "/gps/latest 200")) == b"2"

@@ -29,6 +29,7 @@ from sluice import settings
 from sluice.drill import harness
 from sluice.drill.harness import ROOT, Server, ask, environment, gateway, post, redis_server, running
 from sluice.sinks import Outcome, Sink, Unavailable
+from sluice.sinks.cells import CellLine
 from sluice.spool.contract import CELL, LAYOUT_KEY, LEASE, Claim
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
@@ -300,6 +301,22 @@ def test_workers_leave_the_figures_of_their_cell_every_few_seconds(tmp: Path, re
     assert raw(redis).get(CELL) == b"c1"
 
 
+def test_a_worker_leaves_its_last_line_only_when_it_has_drained(tmp: Path, redis: Server) -> None:
+    last: list[bool] = []
+
+    class Line(CellLine):
+        def leave(self, sink: Sink, is_last: bool = False) -> None:
+            last.append(is_last)
+            super().leave(sink, is_last)
+
+    line = Line(Inspector(str(redis.socket)), registry.STREAMS, "c1", keep=True)
+    ours = program.Worker(Outlet(str(redis.socket)), f"sqlite:///{tmp}/ingest.db", registry.STREAMS, LIMITS, line)
+    push(redis, "a")
+    ours.run(drain=True)
+    assert choices(tmp) == ["a"]
+    assert last[-1] and not any(last[:-1])
+
+
 def test_two_workers_share_a_backlog(tmp: Path, redis: Server) -> None:
     for start in range(0, 60_000, 10_000):
         push(redis, *range(start, start + 10_000))
@@ -400,6 +417,28 @@ def test_the_next_claim_is_requested_after_the_bodies_are_read_and_before_they_a
     assert state.prefetched
     assert open_claims == [1, 1]  # while the sink is unavailable, the worker does not hold a second claim
     ours.release()
+
+
+def test_a_worker_that_stops_stores_the_claim_that_it_has_prefetched(redis: Server) -> None:
+    stored: list[int] = []
+
+    class Sink:
+        db = None
+
+        def persist(self, claim: Claim, entries: Any) -> Outcome:
+            stored.append(len(list(entries())))
+            if len(stored) == 1:
+                ours.stop()
+            return Outcome(claim.count, 0)
+
+    ours = program.Worker(Outlet(str(redis.socket)), "", registry.STREAMS, LIMITS)
+    ours.sink = Sink()  # type: ignore[assignment]
+    (state,) = [state for state in ours.states if state.stream.name == "votes"]
+    state.max_bodies = MAX_BODIES
+    push(redis, *range(MAX_BODIES + 1))
+    ours.run()
+    assert stored == [MAX_BODIES, 1]
+    assert claims(redis) == {}
 
 
 def test_a_claim_that_is_already_in_the_sink_is_only_settled(tmp: Path, redis: Server) -> None:
@@ -586,6 +625,30 @@ def test_the_worker_recovers_when_redis_is_killed_and_started_again(tmp: Path) -
             assert running.process.poll() is None
             running.process.terminate()
             assert running.process.wait(60) == 0
+
+
+def test_without_redis_the_worker_waits_longer_and_longer_and_each_time_from_the_first_wait(tmp: Path) -> None:
+    waits: list[float] = []
+    redis = contextlib.ExitStack()
+
+    class Wake:
+        """The lock at which the worker waits."""
+
+        def acquire(self, timeout: float) -> None:
+            waits.append(timeout)
+            if len(waits) == 9:
+                redis.enter_context(redis_server(tmp))
+            elif timeout == program.IDLE:
+                redis.close()
+            elif len(waits) == 12:
+                ours.stopping = True
+
+    ours = program.Worker(Outlet(str(tmp / "run/redis.sock")), "", registry.STREAMS, LIMITS)
+    ours.sink = SimpleNamespace(db=None)  # type: ignore[assignment]
+    ours.wake = Wake()  # type: ignore[assignment]
+    with redis:
+        ours.run()
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10, program.IDLE, 0.1, 0.2]
 
 
 def test_the_worker_waits_for_a_redis_that_is_not_started_yet(tmp: Path) -> None:
