@@ -18,6 +18,7 @@ class Echo:
 
     batch: list[Echo] = []
     number = 0
+    ticks = 0
 
     def __init__(self, said: dict[str, Any], start: Start) -> None:
         self.said, self.start, self.batch = said, start, Echo.batch
@@ -34,11 +35,12 @@ class Echo:
 
 
 def echo(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """Answers with the lane, the batch, the process, the target, and the body's length and CRC."""
+    """Answers with the lane, the batch, the process and its ticks, the target, and the body's length and CRC."""
     body = environ["wsgi.input"].read()
     said = {
         "lane": "fast" if "fastlane.head" in environ else "slow",
         "pid": os.getpid(),
+        "ticks": Echo.ticks,
         "method": environ["REQUEST_METHOD"],
         "path": environ["PATH_INFO"],
         "query": environ["QUERY_STRING"],
@@ -46,6 +48,14 @@ def echo(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
         "crc": zlib.crc32(body),
     }
     return Echo(said, start)
+
+
+def tick() -> None:
+    """The lane calls it once a second."""
+    Echo.ticks += 1
+
+
+echo.tick = tick  # type: ignore[attr-defined]
 
 
 class Closing:

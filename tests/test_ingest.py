@@ -7,6 +7,7 @@ PyPy. A private Redis holds the lists.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -34,6 +35,8 @@ from sluice.drill.harness import (
     redis_server,
 )
 from sluice.drill.harness import request as send
+from sluice.streams.replies import NO_LENGTH, Rejected
+from sluice.streams.request import read
 from sluice.streams.routes import ROUTES
 
 MAX_BODY = 100_000
@@ -258,6 +261,13 @@ def test_a_chunked_body_is_accepted_if_the_server_finds_its_end(site: Site) -> N
         is_problem(given, 400)
         assert b"length" in given[2]
         assert site.items() == []
+
+
+@pytest.mark.parametrize("more", [{}, {"wsgi.input_terminated": True, "CONTENT_LENGTH": "3"}])
+def test_a_chunked_body_is_not_read_if_its_end_is_not_certain(more: dict[str, object]) -> None:
+    with pytest.raises(Rejected) as rejected:
+        read({"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input": io.BytesIO(b"abc"), **more}, False, MAX_BODY)
+    assert rejected.value.args == (NO_LENGTH,)
 
 
 def test_expect_100_continue_is_answered(site: Site) -> None:

@@ -1002,6 +1002,28 @@ def test_connections_beyond_worker_connections_wait_in_the_backlog(kind: str) ->
             client.close()
 
 
+def test_connections_in_the_slow_lane_count_towards_worker_connections(kind: str) -> None:
+    with site("apps:echo", "--worker-connections", 10) as running, contextlib.ExitStack() as stack:
+        first = stack.enter_context(Client(running[kind]))
+        before = poll(lambda: descriptors(running.worker()))
+
+        def ticks() -> int:
+            first.send(plain())
+            return first.echo()["ticks"]
+
+        slow = [stack.enter_context(Client(running[kind])) for _ in range(20)]
+        for client in slow:
+            client.send(CHUNKED[:-5])
+        poll(lambda: descriptors(running.worker()) >= before + 9)
+        began = ticks()
+        poll(lambda: ticks() > began + 2)
+        assert descriptors(running.worker()) <= before + 10
+        for client in slow:
+            client.send(CHUNKED[-5:])
+            assert client.echo()["length"] == 5
+            client.close()
+
+
 def test_several_processes_share_the_sockets(kind: str) -> None:
     with site("apps:echo", "--workers", 2) as running, contextlib.ExitStack() as stack:
         clients: list[Client] = []

@@ -9,12 +9,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis as client
+from redis.connection import AbstractConnection
 
 from sluice import sinks
 from sluice.drill.harness import Server, environment, free_port, poll, redis_server, running, short_tmp
@@ -369,6 +370,24 @@ def test_a_renewed_claim_is_not_claimed_again_and_a_settled_one_cannot_be_renewe
     outlet.settle(taken)
     assert not outlet.renew(taken, 60)
     assert outlet.claim("s") is None
+
+
+def test_a_lease_ends_after_its_time_by_redis_clock(server: Server, inlet: Inlet, outlet: Outlet) -> None:
+    def now() -> float:
+        seconds, microseconds = raw(server).time()
+        return seconds + microseconds / 1e6
+
+    def again() -> None:
+        outlet.renew(taken, 0)
+        claim(outlet, lease=60)
+
+    push(inlet, b"a")
+    taken = claim(outlet, lease=0)
+    for lease in again, lambda: outlet.renew(taken, 60):
+        before = now()
+        lease()
+        ((_, end),) = raw(server).zrange(KEYS.claims, 0, -1, withscores=True)
+        assert before - 0.001 <= end / 1000 - 60 <= now()  # whole milliseconds
 
 
 def test_settle_leaves_only_the_counter_and_one_mark(
@@ -920,6 +939,50 @@ def test_a_signal_during_the_reply_refuses_the_batch(
     raw(server).set(KEYS.ready + "x", "1")
     assert push(inlet, b"c") is None
     assert raw(server).lrange(KEYS.ready, 0, -1)[-1] == b"c"
+
+
+@pytest.mark.parametrize("read", ["a claim", "a snapshot", "has_work", "a report"])
+def test_a_signal_during_a_reply_leaves_none_for_the_next_command(
+    read: str, server: Server, inlet: Inlet, outlet: Outlet, inspector: Inspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    push(inlet, b"a")
+    reads: dict[str, Callable[[], Any]] = {
+        "a claim": lambda: outlet.claim("empty"),
+        "a snapshot": lambda: inspector.snapshot("empty"),
+        "has_work": lambda: outlet.has_work(["empty", "empty"]),
+        "a report": outlet.report,
+    }
+    reads[read]()  # connects
+    with monkeypatch.context() as patch:
+        patch.setattr(AbstractConnection, "read_response", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reads[read]()
+    assert outlet.has_work(["s", "empty"]) == [True, False]
+    assert inspector.snapshot("s").ready == 1
+    assert claim(outlet).count == 1
+    raw(server).set("ingest:counts", "not a hash")
+    outlet.counts.counter("stored s").n += 1
+    with pytest.raises(client.ResponseError):
+        outlet.report()
+
+
+def test_a_command_that_cannot_be_sent_gives_its_connection_back(
+    inlet: Inlet, outlet: Outlet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise client.ConnectionError
+
+    push(inlet, b"a")
+    outlet.redis.connection_pool.max_connections = 1
+    assert not outlet.claim("empty")  # connects
+    with monkeypatch.context() as patch:
+        patch.setattr(AbstractConnection, "send_packed_command", broken)
+        with pytest.raises(client.ConnectionError):
+            outlet.claim("s")
+    assert claim(outlet).count == 1
 
 
 def test_a_refusal_is_logged_when_it_starts_and_when_it_ends(server: Server, caplog: pytest.LogCaptureFixture) -> None:

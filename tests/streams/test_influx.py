@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import items
 from items import LIMITS, kept
+from sluice.streams import influx
 from sluice.streams.body import Remainder
 from sluice.streams.record import Metric, Reject
 from sluice.streams.registry import STREAMS
@@ -266,6 +267,17 @@ def test_many_devices_and_long_names_are_not_confused():
     assert [(x.tags["d"], len(x.tags["x"]), x.value) for x in metrics] == [
         (str(n % 1500), n % 3 * 400 + 1, float(n)) for n in range(5000)
     ]
+
+
+def test_only_so_many_parsed_heads_are_kept_and_no_long_ones():
+    heads: dict[str, influx.Head] = {}
+    for n in range(influx.HEADS):
+        influx.parse_head(f"m,d={n}", heads)
+    assert len(heads) == influx.HEADS
+    for size in influx.MAX_HEAD + 1, influx.MAX_HEAD:
+        long = "m,d=".ljust(size, "x")
+        assert influx.parse_head(long, heads) == ("m", {"d": long[4:]})
+    assert list(heads) == [long]
 
 
 def test_eight_mebibytes_of_lines_are_decoded_one_by_one():

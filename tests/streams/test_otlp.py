@@ -81,6 +81,12 @@ def test_a_sum_has_its_unit_its_temporality_and_its_start() -> None:
         assert {row.time for row in found} == {LATER}
 
 
+def test_a_metric_with_two_kinds_of_data_keeps_both() -> None:
+    text = in_json(metrics(gauge({"as_int": 1})))
+    text = text.replace(b'"gauge"', b'"sum":{"dataPoints":[{"asInt":"2"}]},"gauge"')
+    assert [row.value for row in decode("metrics", item("/v1/metrics", text, JSON))] == [1, 2]
+
+
 def test_a_histogram_has_cumulative_buckets_as_prometheus_has() -> None:
     point = {
         **{"count": 6, "sum": 9.5, "min": 0.25, "max": 5.0, "bucket_counts": [1, 2, 3], "explicit_bounds": [0.5, 1]},
@@ -408,6 +414,12 @@ def test_a_long_array_in_json_is_decoded_one_element_at_a_time() -> None:
     *found, reject = decode("metrics", sent, LIMITS._replace(records=400))
     assert found
     assert [row.value for row in [*found, *decode("metrics", reject.part)]] == list(range(120))
+
+
+def test_the_brackets_of_a_short_array_in_json_do_not_count_towards_the_limit_of_records() -> None:
+    many = [attribute(f"a{n}", int_value=n) for n in range(100)]
+    sent = item("/v1/metrics", in_json(metrics(gauge(*[{"as_int": 1, "attributes": many}] * 10))), JSON)
+    assert [row.value for row in decode("metrics", sent, LIMITS._replace(records=50))] == [1] * 10
 
 
 @pytest.mark.parametrize("size", [1, 127, 128, 300])

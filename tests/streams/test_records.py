@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from items import LIMITS, decode, kept, reject_reason
 from sluice import settings
 from sluice.sinks.schema import load_streams
 from sluice.streams.body import Budget, elements
+from sluice.streams.decoder import BATCH
 from sluice.streams.message import parse
 from sluice.streams.record import Gps, Log, Metric, Record, Reject, Vote
 from sluice.streams.registry import STREAMS, Stream, stream
@@ -185,6 +187,17 @@ def test_a_large_array_and_many_lines_are_decoded_one_by_one(name):
         results = STREAMS[name].decode(item, LIMITS)
         assert next(iter(results)) == RECORDS[name]
         assert sum(1 for _ in results) == many - 1
+
+
+def test_a_large_array_takes_less_memory_than_its_records():
+    item = b"[" + b",".join([GOOD["votes"]] * (BATCH // len(GOOD["votes"]))) + b"]"
+    tracemalloc.start()
+    try:
+        for _ in STREAMS["votes"].decode(item, LIMITS):
+            pass
+        assert tracemalloc.get_traced_memory()[1] < len(item)
+    finally:
+        tracemalloc.stop()
 
 
 @every_stream
@@ -715,6 +728,14 @@ def test_a_keyword_only_record_type_is_used_unchanged():
     logs = stream("logs", Log)
     assert logs.record is Log
     assert logs.decode(b'{"text":"a"}', LIMITS) == (Log(text="a"),)
+
+
+def test_the_fields_of_a_record_type_may_have_any_order():
+    class Log(Record, kw_only=True):
+        level: str = "info"
+        text: str
+
+    assert list(stream("logs", Log).decode(b'{"text":"a","ts":5}', LIMITS)) == [Log(time=5 * 10**9, text="a")]
 
 
 class Odd(Record):
