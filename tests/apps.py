@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -18,7 +19,6 @@ class Echo:
 
     batch: list[Echo] = []
     number = 0
-    ticks = 0
 
     def __init__(self, said: dict[str, Any], start: Start) -> None:
         self.said, self.start, self.batch = said, start, Echo.batch
@@ -35,12 +35,11 @@ class Echo:
 
 
 def echo(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """Answers with the lane, the batch, the process and its ticks, the target, and the body's length and CRC."""
+    """Answers with the lane, the batch, the process, the target, and the body's length and CRC."""
     body = environ["wsgi.input"].read()
     said = {
         "lane": "fast" if "fastlane.head" in environ else "slow",
         "pid": os.getpid(),
-        "ticks": Echo.ticks,
         "method": environ["REQUEST_METHOD"],
         "path": environ["PATH_INFO"],
         "query": environ["QUERY_STRING"],
@@ -48,14 +47,6 @@ def echo(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
         "crc": zlib.crc32(body),
     }
     return Echo(said, start)
-
-
-def tick() -> None:
-    """The lane calls it once a second."""
-    Echo.ticks += 1
-
-
-echo.tick = tick  # type: ignore[attr-defined]
 
 
 class Closing:
@@ -86,6 +77,13 @@ def odd(environ: dict[str, Any], start: Start) -> Iterable[Any]:
 def plain(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
     start("200 OK", [("Content-Length", "5")])
     return [b"plain"]
+
+
+def odd_ignores(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+    """Ignores that its body is malformed."""
+    with contextlib.suppress(Exception):
+        environ["wsgi.input"].read()
+    return plain(environ, start)
 
 
 def odd_eager(environ: dict[str, Any], start: Start) -> Iterable[bytes]:

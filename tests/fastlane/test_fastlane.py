@@ -22,9 +22,11 @@ from typing import Any, BinaryIO
 
 import pytest
 import redis as redis_client
+from gunicorn.config import Config
 
 from runtimes import RUNTIMES
 from sluice.drill.harness import ROOT, Server, connect, free_port, gateway, poll, post, redis_server, short_tmp
+from sluice.fastlane import answers
 
 Where = int | Path
 
@@ -195,6 +197,7 @@ class Client:
             return self.answer()
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
         if status == 204:
+            assert "content-length" not in headers
             return status, headers, b""
         size = int(headers["content-length"])
         body = self.file.read(size)
@@ -374,6 +377,34 @@ def unread(client: Client) -> int:
     """The data that the server has not read (over TCP: not acknowledged), in bytes of kernel memory."""
     size: int = struct.unpack("i", fcntl.ioctl(client.sock, termios.TIOCOUTQ, b"\0" * 4))[0]
     return size
+
+
+def test_a_long_body_delays_no_other_that_fits_beside_it(echo: Site, kind: str) -> None:
+    data = plain(bytes(1 << 20))
+    with Client(echo[kind]) as first, Client(echo[kind]) as other:
+        first.send_apart(data[:-1])
+        other.send_apart(data[:-1])
+        other.send(data[-1:])
+        assert other.echo()["length"] == 1 << 20
+        first.send(data[-1:])
+        assert first.echo()["length"] == 1 << 20
+
+
+def test_the_end_of_a_body_admits_only_as_many_others_as_fit(echo: Site) -> None:
+    data = plain(bytes(1 << 20))
+    with contextlib.ExitStack() as stack:
+        small, *clients = [stack.enter_context(Client(echo["unix"])) for _ in range(7)]
+        for client in clients[:4]:  # 4 MiB
+            client.send_apart(data[:1000])
+        small.send_apart(plain(b"abc")[:-1])
+        for client in clients[4:]:
+            client.send_apart(data[:1000])
+            client.send(b"x")
+        small.send(b"c")
+        assert small.echo()["length"] == 3
+        small.send(plain())
+        assert small.echo()
+        assert [unread(client) > 0 for client in clients[4:]] == [True, True]
 
 
 def test_a_client_that_does_not_read_delays_no_other_and_gets_all_its_answers(echo: Site, kind: str) -> None:
@@ -585,6 +616,21 @@ def test_a_malformed_chunked_body_gets_one_answer_and_the_connection_closes(inge
 # --- applications ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(b"/plain", b"3\r\nab"), (b"/plain", b"zz\r\n" + plain()), (b"/ignores", b"zz\r\n" + plain())],
+    ids=["stops", "malformed", "malformed and ignored"],
+)
+def test_a_body_without_an_end_that_the_application_does_not_need_closes_the_connection(
+    odd: Site, path: bytes, body: bytes
+) -> None:
+    with Client(odd["unix"]) as client:
+        client.send(CODED.replace(b"/slow", path) + b"\r\n" + body)
+        assert client.answer()[2] == b"plain"
+        assert client.ended()
+    assert "Timeout" not in odd.server.said()
+
+
 def test_a_500_affects_one_request_only(odd: Site) -> None:
     with Client(odd["unix"]) as client, Client(odd["unix"]) as other:
         client.send(plain() + plain(path="/raises") + plain() + plain(path="/raises-late") + plain())
@@ -637,6 +683,16 @@ def test_answers_of_every_kind_are_framed_correctly(odd: Site) -> None:
             client.answer()
 
 
+def test_rendered_heads_are_kept_up_to_a_limit() -> None:
+    rendering = answers.Answers(Config(), None)
+    lists = [[("X-Number", str(number))] for number in range(answers.MAX_RENDERED + 1)]
+    for headers in lists[:-1]:
+        rendering.render("200 OK", headers)
+    assert len(rendering.rendered) == answers.MAX_RENDERED
+    rendering.render("200 OK", lists[-1])
+    assert list(rendering.rendered) == [id(lists[-1])]
+
+
 def test_close_is_called_once_for_each_answer(odd: Site) -> None:
     def closed() -> int:
         return int(post(odd["unix"], "/closed")[2])
@@ -670,6 +726,19 @@ def test_an_answer_that_is_not_ready_delays_only_its_own_client(odd: Site, kind:
         assert other.answer()[2] == b"plain"
         assert [first.answer()[2] for _ in range(4)] == [b"later", b"a", b"b", b"c"]
         assert first.ended()
+
+
+def test_nothing_is_read_from_a_client_whose_answer_is_not_ready(odd: Site) -> None:
+    with Client(odd["unix"]) as client, Client(odd["unix"]) as other:
+        client.send_apart(WAITS)
+        client.send(plain(b"a", "/shared-headers"))
+        for _ in range(3):  # turns of the loop
+            other.send(plain(b"x", "/shared-headers"))
+            assert other.answer()[2] == b"x"
+        assert unread(client) > 0
+        other.send(plain(b"x", "/release"))
+        assert other.answer()[2] == b"plain"
+        assert [client.answer()[2] for _ in range(2)] == [b"later", b"a"]
 
 
 def test_posts_that_are_answered_later_delay_only_their_own_clients_in_both_lanes(postponed: Path) -> None:
@@ -886,6 +955,11 @@ def test_max_requests_starts_another_process_before_it_ends_one() -> None:
         # the client keeps its connection, so the first process stays until its timeout
         poll(lambda: len(running.workers()) == 2, 15, "another process")
         assert first in running.workers()
+        client.close()
+        poll(lambda: len(running.workers()) == 1, 15, "the end of the first process")
+        with Client(running["unix"]) as other:
+            other.send(plain() * 5)  # as many as it takes: the harness has asked the first process, too
+            poll(lambda: len(running.workers()) == 2, 15, "a third process")
 
 
 def test_requests_of_the_slow_lane_count_for_max_requests() -> None:
@@ -912,6 +986,27 @@ def test_the_access_log_has_a_line_for_every_request_on_either_lane(kind: str, t
                     assert client.answer()[0] == 202
         line = "POST /eager?a=b HTTP/1.1 202 5 test 192.0.2.1 3 text/plain"
         poll(lambda: log.read_text().splitlines()[-2:] == [line, line])
+
+
+def test_the_access_log_has_the_seconds_of_a_request(tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    with site("apps:echo", "--access-logfile", log, "--access-logformat", "%(T)s") as running:
+        with Client(running["unix"]) as client:
+            client.send(plain())
+            client.answer()
+        poll(lambda: log.read_text().splitlines()[-1:] == ["0"])
+
+
+def test_a_logger_that_raises_fails_no_request(tmp_path: Path) -> None:
+    (tmp_path / "logger.py").write_text(
+        "from gunicorn.glogging import Logger\n"
+        "class Raises(Logger):\n    def access(self, *_):\n        raise RuntimeError('the logger that raises')\n"
+    )
+    with site("apps:echo", "--pythonpath", f"{ROOT}/tests,{tmp_path}", "--logger-class", "logger.Raises") as running:
+        with Client(running["unix"]) as client:
+            client.send(plain() * 3)
+            assert [client.echo()["lane"] for _ in range(3)] == ["fast"] * 3
+        assert "the logger that raises" in running.server.said()
 
 
 def test_without_an_access_log_nothing_is_logged(ingest: Site) -> None:
@@ -1002,26 +1097,26 @@ def test_connections_beyond_worker_connections_wait_in_the_backlog(kind: str) ->
             client.close()
 
 
-def test_connections_in_the_slow_lane_count_towards_worker_connections(kind: str) -> None:
+def test_connections_in_the_slow_lane_count_towards_worker_connections_until_they_end(kind: str) -> None:
     with site("apps:echo", "--worker-connections", 10) as running, contextlib.ExitStack() as stack:
-        first = stack.enter_context(Client(running[kind]))
         before = poll(lambda: descriptors(running.worker()))
 
-        def ticks() -> int:
-            first.send(plain())
-            return first.echo()["ticks"]
+        def connect_many(data: bytes) -> list[Client]:
+            clients = [stack.enter_context(Client(running[kind])) for _ in range(20)]
+            for client in clients:
+                client.send(data)
+            poll(lambda: descriptors(running.worker()) > before + 8)
+            for _ in range(3):  # it accepts after each, if it has fewer connections
+                beat = heartbeat(running.worker())
+                poll(lambda beat=beat: heartbeat(running.worker()) != beat)  # type: ignore[misc]
+            assert descriptors(running.worker()) <= before + 10
+            return clients
 
-        slow = [stack.enter_context(Client(running[kind])) for _ in range(20)]
-        for client in slow:
-            client.send(CHUNKED[:-5])
-        poll(lambda: descriptors(running.worker()) >= before + 9)
-        began = ticks()
-        poll(lambda: ticks() > began + 2)
-        assert descriptors(running.worker()) <= before + 10
-        for client in slow:
+        for client in connect_many(CHUNKED[:-5]):
             client.send(CHUNKED[-5:])
-            assert client.echo()["length"] == 5
+            assert client.echo()["lane"] == "slow"
             client.close()
+        connect_many(b"")
 
 
 def test_several_processes_share_the_sockets(kind: str) -> None:
