@@ -236,6 +236,8 @@ def changed(mutant: Mutant, code: str) -> Changed:
     before, after = (ROOT / mutant.path).read_text().splitlines(), code.splitlines()
     same = difflib.SequenceMatcher(None, before, after, False).get_opcodes()
     _, first, last, start, end = next(one for one in same if one[0] != "equal")
+    if before[first].strip() in ("break", "continue"):  # there are several: the line before it tells which one
+        first, start = first - 1, start - 1
     old, new = (" ".join(" ".join(lines).split()) for lines in (before[first:last], after[start:end]))
     return Changed(mutant.path, old, new)
 
@@ -427,7 +429,11 @@ def main() -> int:
             print(f"{number}: {took:.0f} s, {mutant.path}:{mutant.line} {mutant.operator}: {said}", flush=True)
 
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(look, every))
+        try:
+            list(pool.map(look, every))
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            sys.exit("sluice: interrupted; the next run continues")
     survivors = [changed(mutant, mutant.code()) for mutant in tried if not runs.found[mutant.key]]
     left = [one for one in survivors if one not in known]
     for one in left:

@@ -270,6 +270,20 @@ def test_a_chunked_body_is_not_read_if_its_end_is_not_certain(more: dict[str, ob
     assert rejected.value.args == (NO_LENGTH,)
 
 
+def test_answers_close_their_connections_while_the_gateway_is_told_to(private_redis: Server) -> None:
+    with harness.short_tmp() as tmp, gateway(tmp, private_redis) as server:
+
+        def closes(path: str) -> bool:
+            status, headers, _ = post(server.socket, path, b"x")
+            assert status in (200, 204)
+            return "x-accel-redirect" in headers  # to a location of nginx, which closes them
+
+        for told in True, False:
+            (tmp / "run/closing").touch() if told else (tmp / "run/closing").unlink()
+            for path in "/votes", "/write":
+                poll(lambda path=path, told=told: closes(path) == told)  # type: ignore[misc]
+
+
 def test_expect_100_continue_is_answered(site: Site) -> None:
     if not site.is_gunicorn:
         pytest.skip("wsgiref does not support Expect")

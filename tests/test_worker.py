@@ -27,14 +27,15 @@ import redis as client
 import worker as program
 from sluice import settings
 from sluice.drill import harness
-from sluice.drill.harness import ROOT, Server, ask, environment, gateway, post, redis_server, running
-from sluice.sinks import Outcome, Sink, Unavailable
+from sluice.drill.harness import ROOT, Server, ask, environment, free_port, gateway, post, redis_server, running
+from sluice.sinks import NewerTables, Outcome, Sink, Unavailable
 from sluice.sinks.cells import CellLine
 from sluice.spool.contract import CELL, LAYOUT_KEY, LEASE, Claim
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import MAX_BODIES, Outlet
 from sluice.streams import registry
+from sluice.streams.record import Limits, Vote
 
 poll = partial(harness.poll, seconds=60)  # a busy disk may take half a minute for one fsync
 LIMITS = registry.limits(settings.load({}))
@@ -301,6 +302,33 @@ def test_workers_leave_the_figures_of_their_cell_every_few_seconds(tmp: Path, re
     assert raw(redis).get(CELL) == b"c1"
 
 
+@pytest.mark.parametrize(("elsewhere", "kept"), [(False, b"c2"), (True, b"c1")])
+def test_a_cell_has_the_name_that_a_redis_elsewhere_has(elsewhere: bool, kept: bytes, tmp: Path) -> None:
+    port = free_port()
+    with redis_server(tmp, port=port, bind="127.0.0.1") as server:
+        raw(server).set(CELL, "c1")
+        env = {"INGEST_CELL": "c2"} | ({"INGEST_SPOOL": f"redis://127.0.0.1:{port}"} if elsewhere else {})
+        with worker(tmp, env):
+            poll(lambda: ask(tmp, "SELECT cell FROM batches_cells") == [(kept.decode(),)])
+        assert raw(server).get(CELL) == kept
+
+
+@pytest.mark.parametrize("error", [NewerTables("the database", 9, 8), Unavailable("locked")])
+def test_a_worker_that_cannot_leave_its_line_goes_on_unless_the_tables_are_newer(
+    error: Exception, tmp: Path, redis: Server
+) -> None:
+    class Line(CellLine):
+        def leave(self, sink: Sink, last: bool = False) -> None:
+            raise error
+
+    line = Line(Inspector(str(redis.socket)), registry.STREAMS, "c1", keep=True)
+    ours = program.Worker(Outlet(str(redis.socket)), f"sqlite:///{tmp}/ingest.db", registry.STREAMS, LIMITS, line)
+    push(redis, "a")
+    with pytest.raises(NewerTables) if isinstance(error, NewerTables) else contextlib.nullcontext():
+        ours.run(drain=True)
+    assert choices(tmp) == ["a"]
+
+
 def test_a_worker_leaves_its_last_line_only_when_it_has_drained(tmp: Path, redis: Server) -> None:
     last: list[bool] = []
 
@@ -431,14 +459,37 @@ def test_a_worker_that_stops_stores_the_claim_that_it_has_prefetched(redis: Serv
                 ours.stop()
             return Outcome(claim.count, 0)
 
-    ours = program.Worker(Outlet(str(redis.socket)), "", registry.STREAMS, LIMITS)
+    streams = {name: registry.STREAMS[name] for name in ("votes", "logs")}
+    ours = program.Worker(Outlet(str(redis.socket)), "", streams, LIMITS)
     ours.sink = Sink()  # type: ignore[assignment]
-    (state,) = [state for state in ours.states if state.stream.name == "votes"]
-    state.max_bodies = MAX_BODIES
+    ours.states[0].max_bodies = MAX_BODIES
     push(redis, *range(MAX_BODIES + 1))
+    raw(redis).rpush("ingest:{logs}", b"x")  # which it has not claimed
     ours.run()
     assert stored == [MAX_BODIES, 1]
     assert claims(redis) == {}
+
+
+def test_the_records_of_a_body_are_stored_one_by_one_while_it_is_decoded(redis: Server) -> None:
+    seen: list[str] = []
+
+    def decode(body: bytes, limits: Limits) -> Iterator[Vote]:
+        for choice in "ab":
+            seen.append(f"decoded {choice}")
+            yield Vote(poll="p", choice=choice)
+
+    class Sink:
+        def persist(self, claim: Claim, entries: Any) -> Outcome:
+            for _, _, _, record in entries():
+                seen.append(f"stored {record.choice}")
+            return Outcome(claim.count, 0)
+
+    streams = {"votes": registry.STREAMS["votes"]._replace(decode=decode)}
+    ours = program.Worker(Outlet(str(redis.socket)), "", streams, LIMITS)
+    ours.sink = Sink()  # type: ignore[assignment]
+    push(redis, "any")
+    ours.step(ours.states[0])
+    assert seen == ["decoded a", "stored a", "decoded b", "stored b"]
 
 
 def test_a_claim_that_is_already_in_the_sink_is_only_settled(tmp: Path, redis: Server) -> None:
@@ -465,7 +516,7 @@ def test_a_worker_folds_batches_and_deletes_rows_by_age(tmp: Path, redis: Server
         now = "strftime('%Y-%m-%dT%H:%M:%fZ')"
         db.execute(some + f"INSERT INTO votes SELECT {row} FROM n", (12_000,))
         db.execute(some + f"INSERT INTO votes SELECT {now}, {now}, 'p', 'new', NULL, n, n FROM n", (2,))
-    with worker(tmp, {"INGEST_KEEP": "1h"}):
+    with worker(tmp, {"INGEST_KEEP": "10m"}):
         poll(lambda: ask(tmp, "SELECT count(*) FROM batches") < [(6_000,)])
         poll(lambda: ask(tmp, "SELECT count(*) FROM votes") == [(2,)])
         push(redis, "a")
@@ -507,6 +558,34 @@ def test_a_chore_that_fails_delays_only_itself(tmp: Path, redis: Server, monkeyp
     assert done == ["works"]  # a second of work, so the next chore is due in ten
     assert (one.chores[0].due, one.chores_at) == (13 + 10 * 13, 14 + 10 * 1)
     one.sink.close()
+
+
+def test_a_chore_is_due_at_once_while_there_is_more_and_after_ten_times_what_a_failure_took(
+    redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 100.0
+    answers: list[bool | Exception] = [True, False, Unavailable("locked"), Unavailable("away")]
+    took = iter([1, 1, 1, 30])
+
+    def step(_: Sink) -> bool:
+        nonlocal clock
+        clock += next(took)
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    ours = program.Worker(Outlet(str(redis.socket)), "", registry.STREAMS, LIMITS)
+    ours.sink = SimpleNamespace(db=True)  # type: ignore[assignment]
+    chore = program.Chore("a chore", step, 50)
+    ours.chores = [chore]
+    monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: clock))
+    pauses = []
+    while answers:
+        clock = max(chore.due, ours.chores_at, clock)
+        ours.do_chores()
+        pauses.append(chore.due - clock)
+    assert pauses == [0, 50, 50, 300]
 
 
 def test_leases_are_renewed_while_the_sink_is_locked(tmp: Path, redis: Server) -> None:
@@ -563,6 +642,33 @@ def test_a_stream_with_a_broken_table_does_not_delay_the_others(tmp: Path, redis
             db.execute("DROP VIEW votes")
         poll(lambda: choices(tmp) == numbers(10))
         assert "gps" not in running.said()
+
+
+def test_a_stored_claim_is_counted_and_ends_the_waits_and_the_next_one_is_twice_as_large(redis: Server) -> None:
+    answers: list[Outcome | None] = [None, Outcome(100, 0), Outcome(200, 0), None]
+
+    class Sink:
+        def persist(self, claim: Claim, entries: Any) -> Outcome:
+            if answer := answers.pop(0):
+                return answer
+            raise Unavailable("locked")
+
+    ours = program.Worker(Outlet(str(redis.socket)), "", registry.STREAMS, LIMITS)
+    ours.sink = Sink()  # type: ignore[assignment]
+    (state,) = [state for state in ours.states if state.stream.name == "votes"]
+    state.max_bodies = 100
+    state.decoded.sum = 1000.0  # of earlier claims
+    push(redis, *range(500))
+    sizes = []
+    while answers:
+        state.retry_at = 0.0
+        ours.step(state)
+        sizes.append(state.max_bodies)
+    assert sizes == [100, 200, 400, 400]
+    assert state.backoff == program.BACKOFF[0]
+    assert state.errors.n == 2
+    assert 0 < state.persisted.sum < 60
+    ours.release()
 
 
 def test_a_claim_that_cannot_be_stored_is_tried_again_after_longer_and_longer_times(
@@ -649,6 +755,56 @@ def test_without_redis_the_worker_waits_longer_and_longer_and_each_time_from_the
     with redis:
         ours.run()
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10, program.IDLE, 0.1, 0.2]
+
+
+def test_an_idle_worker_only_looks_whether_there_is_work(redis: Server) -> None:
+    turns: list[str] = []
+
+    class Looker(Outlet):
+        def check_layout(self) -> None:
+            turns.append("check")
+            super().check_layout()
+
+        def has_work(self, streams: list[str]) -> list[bool]:
+            turns.append("look")
+            ours.stopping = len(turns) > 10
+            return super().has_work(streams)
+
+        def request_claim(self, *given: Any) -> Any:
+            turns.append("claim")
+            return super().request_claim(*given)
+
+    push(redis, "a")
+    assert Outlet(str(redis.socket)).claim("votes")  # another worker has it
+    ours = program.Worker(Looker(str(redis.socket)), "", registry.STREAMS, LIMITS)
+    ours.sink = SimpleNamespace(db=None)  # type: ignore[assignment]
+    ours.wake = SimpleNamespace(acquire=lambda timeout: turns.append("wait"))  # type: ignore[assignment]
+    ours.run()
+    # it may claim what another worker has as soon as that one's lease has ended
+    assert turns == ["check", *["look", "claim", "wait"] * 3, "look", "wait"]
+
+
+def test_the_worker_waits_between_looks_while_a_claim_cannot_be_stored(redis: Server) -> None:
+    turns: list[str] = []
+
+    class Sink:
+        db = None
+
+        def persist(self, claim: Claim, entries: Any) -> Outcome:
+            turns.append("persist")
+            raise Unavailable("locked")
+
+    def wait(timeout: float) -> None:
+        turns.append("wait")
+        ours.stopping = len(turns) > 4
+
+    ours = program.Worker(Outlet(str(redis.socket)), "", registry.STREAMS, LIMITS)
+    ours.sink = Sink()  # type: ignore[assignment]
+    ours.wake = SimpleNamespace(acquire=wait)  # type: ignore[assignment]
+    push(redis, "a")
+    ours.run()
+    assert turns[:2] == ["persist", "wait"]
+    assert "persist persist" not in " ".join(turns)
 
 
 def test_the_worker_waits_for_a_redis_that_is_not_started_yet(tmp: Path) -> None:

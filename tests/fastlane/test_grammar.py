@@ -106,11 +106,24 @@ def test_with_script_name_in_the_environment_every_request_is_declined(monkeypat
     assert wire.Everywhere().agree_on(SMUGGLED) == 0
 
 
-def test_gunicorns_limit_of_fields_is_exact() -> None:
-    place = wire.Place("", "/run/gateway-0.sock", limit_request_fields=1)
+def test_gunicorns_limits_are_exact() -> None:
     get = b"GET /gps/latest HTTP/1.1"
-    assert place.check([post(line=get)]) == 1
-    assert place.fast([post(b"X: 1", line=get)])[0] == []
+
+    def takes(*fields: bytes, **limits: int) -> bool:
+        place = wire.Place("", "/run/gateway-0.sock", **limits)
+        return len(place.fast([post(*fields, line=get)])[0]) == 1
+
+    def numbered(count: int) -> list[bytes]:
+        return [b"X%d: 1" % number for number in range(count)]
+
+    for count, limit in (0, 100), (1, 1), (50, 50):
+        assert takes(*numbered(limit - 1), limit_request_fields=count)  # one more is Host
+        assert not takes(*numbered(limit), limit_request_fields=count)
+    room = 4094 - len(post(b"X: ", line=get))
+    for size in 0, 4094:
+        assert takes(b"X: ".ljust(3 + room, b"y"), limit_request_line=size)
+        assert takes(b"X: ".ljust(4 + room, b"y"), limit_request_line=size) == (not size)
+    assert not takes(limit_request_field_size=1)
 
 
 def test_connections_that_end_leave_no_bytes_admitted() -> None:
