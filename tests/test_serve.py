@@ -145,6 +145,7 @@ def test_several_keys_get_one_array_with_null_for_each_unknown_one(any_server: R
     known, unknown = any_server.json("/votes/tally?poll=cookies&poll=nobody")
     assert (known["total"], unknown) == (3, None)
     assert any_server.json("/gps/latest?device=x&device=y") == [None, None]
+    assert any_server.json("/gps/latest?" + "&".join(["device=bike"] * 100)) == [bike] * 100
     longest = "x" * 512
     assert any_server.json(f"/gps/latest?device={longest}&device=y") == [
         any_server.json(f"/gps/latest?device={longest}"), None

@@ -307,7 +307,8 @@ def test_a_cell_has_the_name_that_a_redis_elsewhere_has(elsewhere: bool, kept: b
     port = free_port()
     with redis_server(tmp, port=port, bind="127.0.0.1") as server:
         raw(server).set(CELL, "c1")
-        env = {"INGEST_CELL": "c2"} | ({"INGEST_SPOOL": f"redis://127.0.0.1:{port}"} if elsewhere else {})
+        env: dict[str, object] = {"INGEST_CELL": "c2"}
+        env |= {"INGEST_SPOOL": f"redis://127.0.0.1:{port}"} if elsewhere else {}
         with worker(tmp, env):
             poll(lambda: ask(tmp, "SELECT cell FROM batches_cells") == [(kept.decode(),)])
         assert raw(server).get(CELL) == kept

@@ -29,6 +29,7 @@ import wire
 from runtimes import RUNTIMES
 from sluice.drill.harness import ROOT, Server, connect, free_port, gateway, poll, post, redis_server, short_tmp
 from sluice.fastlane import answers
+from sluice.fastlane.connection import IDLE
 
 Where = int | Path
 
@@ -706,6 +707,25 @@ def test_rendered_heads_are_kept_up_to_a_limit() -> None:
     assert len(rendering.rendered) == answers.MAX_RENDERED
     rendering.render("200 OK", lists[-1])
     assert list(rendering.rendered) == [id(lists[-1])]
+
+
+def test_the_head_of_a_headers_list_is_rendered_once_for_each_status() -> None:
+    lane = wire.Place("", "/run/gateway-0.sock").lane
+    lane.alive = True
+    rendered: list[str] = []
+    render = lane.answers.render
+
+    def recorded(status: str, headers: list[tuple[str, str]]) -> answers.Rendered:
+        rendered.append(status)
+        return render(status, headers)
+
+    lane.answers.render = recorded  # type: ignore[method-assign]
+    conn: Any = SimpleNamespace(state=IDLE, out=b"", sock=SimpleNamespace(send=len))
+    headers = [("Content-Length", "1")]
+    for status in "200 OK", "200 OK", "202 Accepted", "202 Accepted":
+        lane.pending = [(conn, (b"x",), (status, headers), True, {})]
+        lane.flush()
+    assert rendered == ["200 OK", "202 Accepted"]
 
 
 def test_close_is_called_once_for_each_answer(odd: Site) -> None:

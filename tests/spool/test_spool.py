@@ -155,6 +155,28 @@ def test_nothing_is_sent_before_the_commit(server: Server, inlet: Inlet) -> None
     assert raw(server).keys("*") == []
 
 
+def test_bodies_of_any_length_are_sent_unchanged(server: Server, inlet: Inlet) -> None:
+    bodies = [b"x" * size for size in (0, 1, 9, 10, *(len(gateway_side.LENGTHS) + n for n in (-1, 0, 1)), 100_000)]
+    assert push(inlet, *bodies) is None
+    assert raw(server).lrange(KEYS.ready, 0, -1) == bodies
+    assert 0 < inlet.commits.sum < 60
+
+
+def test_a_list_may_be_limited_to_one_body(server: Server) -> None:
+    inlet = Inlet(str(server.socket), 1)
+    assert push(inlet, b"a") is None
+    assert push(inlet, b"b")
+
+
+def test_bodies_that_wait_are_read_up_to_a_limit(inlet: Inlet, inspector: Inspector) -> None:
+    push(inlet, *numbers(20))
+    for limit in 0, 1, 2, 20, 21:
+        found = list(inspector.waiting("s", 1, limit))
+        assert [(seq, state, body) for seq, state, body in found] == [
+            (number + 1, "ready", b"%d" % number) for number in range(min(limit, 20))
+        ]
+
+
 def test_the_bodies_of_a_batch_are_sent_in_one_push(server: Server, inlet: Inlet) -> None:
     push(inlet, *numbers(1000))
     assert calls(server, "rpush") == 1
@@ -587,6 +609,8 @@ def test_retry_after_is_the_excess_divided_by_the_drain_rate() -> None:
         backlog.update(100 * second, 1000, b"%d" % (second * 10**6), 100_000)
     assert backlog.rate == pytest.approx(100, rel=0.01)
     assert [backlog.refusal(excess, "").retry_after for excess in (1, 99, 250, 10**6)] == [1, 1, 3, 60]
+    backlog.rate = 0.5
+    assert [backlog.refusal(excess, "").retry_after for excess in (1, 20)] == [2, 40]
 
 
 def watch(backlog: Backlog, *samples: tuple[float, int, int]) -> None:
