@@ -288,7 +288,9 @@ class Runs:
         self.trees = [copy_tree(f"tree-{n}") for n in range(jobs)]
 
     def keep(self) -> None:
-        self.kept.write_text(json.dumps({"mutants": self.found, "timed": self.timed}))
+        new = self.kept.with_suffix(".new")
+        new.write_text(json.dumps({"mutants": self.found, "timed": self.timed}))
+        new.rename(self.kept)
 
     def time_tests(self, file: str) -> None:
         """Time the tests of a file without a mistake, once. Exits if one fails."""

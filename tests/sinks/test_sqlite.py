@@ -12,7 +12,7 @@ import apsw
 import msgspec
 import pytest
 
-from sink_tests import SinkTests, claim, decoded, votes
+from sink_tests import NOON, SinkTests, claim, decoded, votes
 from sluice import sinks
 from sluice.drill.harness import ROOT, short_tmp
 from sluice.sinks import Outcome, Sink, Unavailable
@@ -57,6 +57,19 @@ class SqliteStore:
             yield
 
 
+def test_a_rejected_record_is_searched_for_in_chunks_of_limited_length_and_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sinks, "CHUNK", (4, 11))
+
+    def lengths(*bodies: bytes) -> list[int]:
+        entries: list[Any] = [(seq, NOON, body, None) for seq, body in enumerate(bodies)]
+        return [len(chunk) for chunk in sinks.chunks(entries)]
+
+    assert lengths(*[b"x"] * 9) == [4, 4, 1]
+    assert lengths(*[b"xxxxx"] * 9) == [3, 3, 3]
+
+
 class TestSqlite(SinkTests):
     @pytest.fixture
     def store(self) -> Iterator[SqliteStore]:
@@ -98,6 +111,14 @@ class TestSqlite(SinkTests):
         (first, _) = store.ask(f"SELECT poll, choice, voter, batch, seq{', mine' * bool(more)} FROM votes ORDER BY seq")
         assert first == ("p", "a", None, 1, 1, *["mine"] * bool(more))
         assert store.ask("SELECT count(*) FROM votes WHERE received_at LIKE '20%Z' AND time = received_at") == [(2,)]
+
+    def test_a_column_that_is_added_has_its_type(self, store: SqliteStore, sink: Sink) -> None:
+        types = "SELECT name, type FROM pragma_table_info('gps') ORDER BY name"
+        whole = store.ask(types)
+        with contextlib.closing(apsw.Connection(str(store.path))) as db:
+            db.execute("DROP TABLE gps; CREATE TABLE gps (received_at TEXT)")
+        sinks.connect(store.url, STREAMS).close()
+        assert store.ask(types) == whole
 
     def test_ranges_that_meet_become_one(self, store: SqliteStore, sink: Sink) -> None:
         for first, last, ranges in [

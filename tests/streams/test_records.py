@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from items import LIMITS, decode, kept, reject_reason
 from sluice import settings
-from sluice.sinks.schema import load_streams
+from sluice.sinks.schema import load_streams, valid_name
 from sluice.streams.body import Budget, elements
 from sluice.streams.decoder import BATCH
 from sluice.streams.message import parse
@@ -962,6 +962,15 @@ LAST_LINES = [
     ("STREAMS = {'o': with_field('SKU')}", "the names 'sku' and 'SKU' differ by case only"),
     ("STREAMS = {'o': with_field('Time')}", "the names 'time' and 'Time' differ by case only"),
 ]
+
+
+def test_a_name_may_have_63_bytes():
+    assert [valid_name(name) for name in ("x" * 63, "\u00e9" * 31, "x" * 64, "\u00e9" * 32)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("last, why", LAST_LINES, ids=[line for line, _ in LAST_LINES])
