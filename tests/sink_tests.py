@@ -403,6 +403,7 @@ class SinkTests:
         assert [letter.seq for letter in sink.letters()] == [4]
         ledger = sink.ledger("votes")
         assert (ledger.bodies, ledger.dead, ledger.expired, ledger.deleted) == (4, 1, 2, 0)
+        assert {spool for (spool,) in store.ask("SELECT spool FROM batches_expired")} == {"votes"}
         assert self.choices(store) == ["a", "b"]
 
     def test_a_database_before_folding_is_brought_up_to_date(
