@@ -22,13 +22,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from sink_tests import SinkTests, votes
 from sluice import settings, sinks
 from sluice.drill import harness
 from sluice.drill.postgres import Postgres, postgres_server
-from sluice.sinks import reader
+from sluice.sinks import partitions, postgres, reader
 from sluice.sinks.postgres import BEGIN, SERVER_ERRORS
 from sluice.spool.contract import Claim
 from sluice.spool.inspector import Inspector
@@ -135,6 +136,25 @@ class TestPostgres(SinkTests):
         assert store.ask("SELECT stream, batch FROM view_changes") == []
         sink.replay([second], lambda letter: [Vote(poll="p", choice="a")], False)
         assert store.ask("SELECT stream, batch FROM view_changes") == [("votes", second.batch)]
+
+    def test_only_one_worker_folds_at_a_time(self, store: PostgresStore, sink: Any) -> None:
+        other: Any = sinks.connect(store.url, registry.STREAMS)
+        with other.transaction() as db:
+            assert db.execute(postgres.TRY, (postgres.CHORES,)).fetchone() == (True,)
+            assert sink.fold() is False
+        other.close()
+
+
+def test_a_value_that_the_driver_refuses_is_no_error_of_the_server():
+    errors = psycopg.DataError("a value"), psycopg.OperationalError("the connection is lost")
+    assert [postgres.is_server_error(error) for error in errors] == [False, True]
+
+
+def test_the_name_of_a_partition_fits_whatever_the_name_of_its_table():
+    for table in "votes", "x" * 63, "\u00e9" * 31:
+        name = partitions.named(table, "20260101")
+        assert name.endswith("_20260101") and len(name.encode()) <= 63
+    assert partitions.named("x" * 63, "20260101") == "x" * 54 + "_20260101"
 
 
 # --- what is stored --------------------------------------------------------------------------------------------------

@@ -120,6 +120,11 @@ class TestSqlite(SinkTests):
         sinks.connect(store.url, STREAMS).close()
         assert store.ask(types) == whole
 
+    def test_a_table_that_is_gone_has_no_old_rows(self, store: SqliteStore, sink: Sink) -> None:
+        with contextlib.closing(apsw.Connection(str(store.path))) as db:
+            db.execute("DROP TABLE votes")
+        assert sink.prune("votes", NOON) is False
+
     def test_ranges_that_meet_become_one(self, store: SqliteStore, sink: Sink) -> None:
         for first, last, ranges in [
             (11, 20, [(11, 20)]),
