@@ -145,6 +145,7 @@ def test_invalid_lines_in_protobuf_are_buried_together() -> None:
     row, reject = decode("logs", protobuf(messages.Stream(labels=text, entries=lines), broken))
     assert (row.message, reject.reason) == ("full", "text with a NUL")
     part = messages.Push.FromString(uncompress(reject.part.split(b"\r\n\r\n", 1)[1], 1 << 21))
+    assert decode("logs", protobuf(broken, messages.Stream(labels=text, entries=lines[1:2])))[0] == row
     alone = [messages.Stream(labels=text, entries=[lines[n]]) for n in (0, 2, 3)]
     assert list(part.streams) == [*alone, broken]
     assert decode("logs", reject.part) == [Reject(reject.part, reject.reason, True)]
@@ -179,6 +180,11 @@ def test_fields_that_are_not_known_are_skipped() -> None:
     body = compressed(wrapped(9, b"new") + wrapped(1, stream))
     (row,) = decode("logs", kept(body, PATH, PROTOBUF))
     assert (row.message, row.attributes) == ("a", {"n": "0"})
+
+
+def test_a_stream_counts_only_for_its_brackets_and_lines() -> None:
+    sent = pushed(*[{"stream": {"n": "0"}, "values": [[str(NOON), "x"]]}] * 100)
+    assert len(decode("logs", sent, LIMITS._replace(records=300))) == 100
 
 
 def test_a_stream_without_a_line_counts_as_one() -> None:
