@@ -495,6 +495,26 @@ def test_a_snapshot_shows_the_state_of_a_stream(
 # marks
 
 
+def test_the_age_of_the_list_is_that_of_its_first_body(
+    server: Server, inlet: Inlet, outlet: Outlet, inspector: Inspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_side, "MARK_INTERVAL", 0.0)
+
+    def now() -> int:
+        seconds, microseconds = raw(server).time()
+        return int(seconds * 10**6 + microseconds)
+
+    push(inlet, b"a")
+    claim(outlet)
+    ((_, first),) = marks(server)
+    poll(lambda: now() > first + 100_000)
+    push(inlet, b"b")
+    (_, (_, second)) = marks(server)
+    before = now()
+    ages = inspector.snapshot("s").ages
+    assert before - second <= ages[""] * 1e6 <= now() - second
+
+
 def test_a_mark_dates_the_bodies_from_its_own_sequence_number_up_to_the_next_mark() -> None:
     taken = Claim("s", "run:11:0", 11, 10, 0, marks=[(8, 100), (14, 200), (17, 300)])
     dates = {seq: taken.received(seq) for seq in (11, 13, 14, 16, 17, 20)}
