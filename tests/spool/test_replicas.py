@@ -157,6 +157,14 @@ def test_after_a_lost_connection_bodies_are_refused_without_a_try_for_a_moment(
     assert pair.at_replica.lrange(VOTES.ready, 0, -1) == [b"a", b"d"]
 
 
+def test_a_master_that_has_become_a_replica_refuses_every_body(pair: Pair) -> None:
+    inlet = Inlet(str(pair.master.socket), 10**9, replicas=1)
+    poll(lambda: push(inlet, b"a"))
+    pair.at_master.replicaof("127.0.0.1", "1")  # no server listens there
+    assert [push(inlet, b"b") for _ in range(2)] == [False, False]
+    assert b"b" not in pair.at_master.lrange(VOTES.ready, 0, -1)
+
+
 def test_a_failover_to_a_replica_that_lags_under_load_loses_no_acknowledged_body(pair: Pair) -> None:
     inlet = Inlet(str(pair.master.socket), 10**9, replicas=1)
     safe: list[bytes] = []

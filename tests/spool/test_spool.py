@@ -433,6 +433,15 @@ def test_reading_a_claim_that_is_gone_raises_lost(inlet: Inlet, outlet: Outlet) 
         list(outlet.bodies(taken))
 
 
+def test_a_claim_is_known_by_its_id(inlet: Inlet, outlet: Outlet) -> None:
+    push(inlet, *numbers(9))
+    claim(outlet, max_bodies=5)
+    taken = claim(outlet)
+    again = Claim.of("s", taken.id, 4)
+    assert (again.id, again.first, again.end, again.spool) == (taken.id, 6, 10, taken.spool)
+    assert list(outlet.bodies(again)) == numbers(4, 5)
+
+
 def test_a_script_flush_does_no_harm(server: Server, inlet: Inlet, outlet: Outlet, inspector: Inspector) -> None:
     for _ in range(3):
         inlet.backlogs.clear()  # so that a mark is due
