@@ -711,7 +711,7 @@ def test_rendered_heads_are_kept_up_to_a_limit() -> None:
 
 def test_the_head_of_a_headers_list_is_rendered_once_for_each_status() -> None:
     lane = wire.Place("", "/run/gateway-0.sock").lane
-    lane.alive = True
+    lane.alive, lane.nr = True, 0
     rendered: list[str] = []
     render = lane.answers.render
 

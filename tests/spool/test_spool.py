@@ -638,6 +638,7 @@ def test_retry_after_is_the_excess_divided_by_the_drain_rate() -> None:
         backlog.update(100 * second, 1000, b"%d" % (second * 10**6), 100_000)
     assert backlog.rate == pytest.approx(100, rel=0.01)
     assert [backlog.refusal(excess, "").retry_after for excess in (1, 99, 250, 10**6)] == [1, 1, 3, 60]
+    assert Backlog("s").refusal(10, "").retry_after == 1  # nothing is known yet
     backlog.rate = 0.5
     assert [backlog.refusal(excess, "").retry_after for excess in (1, 20)] == [2, 40]
 
@@ -669,6 +670,12 @@ def test_light_traffic_does_not_lower_the_drain_rate() -> None:
     watch(backlog, *((60 * n, n, 0) for n in range(100)), (5941, 100, 10_000))
     watch(backlog, *((5941 + n / 10, 100 + 500 * n, 10_000) for n in range(1, 11)))
     assert backlog.rate == pytest.approx(5000)
+
+
+def test_a_list_that_was_emptied_exactly_does_not_lower_the_drain_rate() -> None:
+    backlog = Backlog("s")
+    watch(backlog, (0, 0, 1000), (1, 500, 1000), (2, 1000, 5), (3, 1005, 5), (4, 1010, 5))
+    assert backlog.rate == pytest.approx(500)
 
 
 def test_retry_after_grows_while_nothing_drains() -> None:
