@@ -60,7 +60,8 @@ TESTS = {
     "sluice/spool/contract.py": "tests/spool/test_spool.py tests/ops/test_look.py tests/spool/test_replicas.py",
     "sluice/spool/*.py": "tests/spool/test_spool.py tests/test_worker.py tests/run/test_metrics.py "
     "tests/spool/test_replicas.py",
-    "sluice/sinks/sqlite.py": "tests/sinks/test_sqlite.py tests/ops/test_sluice.py tests/test_worker.py",
+    "sluice/sinks/sqlite.py": "tests/sinks/test_sqlite.py tests/ops/test_sluice.py tests/test_worker.py "
+    "tests/sinks/test_parquet.py",
     "sluice/sinks/postgres.py": "tests/sinks/test_postgres.py",
     "sluice/sinks/partitions.py": "tests/sinks/test_postgres.py",
     "sluice/sinks/__init__.py": "tests/sinks/test_sqlite.py tests/sinks/test_postgres.py tests/ops/test_sluice.py "

@@ -670,6 +670,22 @@ class SinkTests:
         assert sink.replay(old, mended, False) == (0, 0, 0, {})
         assert sink.letters() == new
 
+    def test_a_letter_that_is_gone_does_not_hold_up_the_others(self, store: Store, sink: Sink) -> None:
+        sink.persist(*votes("", ""))
+        letters = sink.letters()
+
+        def mended(letter: DeadLetter) -> list[Record | Reject]:
+            return [Vote(poll="p", choice=str(letter.seq))]
+
+        assert sink.replay(letters[:1], mended, False).stored == 1
+        assert sink.replay(letters, mended, False).stored == 1
+        assert self.choices(store) == ["1", "2"]
+
+    def test_a_claim_that_begins_with_the_last_stored_body_stores_the_others(self, store: Store, sink: Sink) -> None:
+        sink.persist(*votes("1", "2", "3"))
+        assert sink.persist(*votes("3", "4", "5", first=3)).records == 2
+        assert self.choices(store) == ["1", "2", "3", "4", "5"]
+
     def test_an_id_of_a_dead_letter_is_never_reused(self, store: Store, sink: Sink) -> None:
         sink.persist(*votes(""))
         read = sink.letters()

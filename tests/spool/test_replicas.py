@@ -142,6 +142,14 @@ def test_the_first_push_of_a_connection_waits_for_a_replica_that_is_late(
     assert accepted == [True]
 
 
+def test_the_first_check_of_a_connection_says_that_replicas_confirm(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_side, "CONFIRM_MS", 60_000)
+    monkeypatch.setattr(gateway_side, "TIMEOUT", 60)
+    assert Inlet(str(pair.master.socket), 10**9, replicas=1).ready() is None
+
+
 def test_after_a_lost_connection_bodies_are_refused_without_a_try_for_a_moment(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
