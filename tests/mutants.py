@@ -61,11 +61,11 @@ TESTS = {
     "sluice/spool/*.py": "tests/spool/test_spool.py tests/test_worker.py tests/run/test_metrics.py "
     "tests/spool/test_replicas.py",
     "sluice/sinks/sqlite.py": "tests/sinks/test_sqlite.py tests/ops/test_sluice.py tests/test_worker.py "
-    "tests/sinks/test_parquet.py",
+    "tests/sinks/test_parquet.py tests/sinks/test_engines.py",
     "sluice/sinks/postgres.py": "tests/sinks/test_postgres.py",
     "sluice/sinks/partitions.py": "tests/sinks/test_postgres.py",
     "sluice/sinks/__init__.py": "tests/sinks/test_sqlite.py tests/sinks/test_postgres.py tests/ops/test_sluice.py "
-    "tests/test_worker.py tests/sinks/test_parquet.py",
+    "tests/test_worker.py tests/sinks/test_parquet.py tests/sinks/test_engines.py",
     "sluice/sinks/schema.py": "tests/streams/test_records.py tests/sinks/test_sqlite.py tests/test_worker.py "
     "tests/ops/test_sluice.py",
     "sluice/streams/influx.py": "tests/streams/test_influx.py",

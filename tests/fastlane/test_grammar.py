@@ -16,7 +16,8 @@ import wire
 from grammar_cases import BODY, DECLINED, FIVE, SMUGGLED, TAKEN, post
 from runtimes import RUNTIMES
 from sluice.drill import harness
-from sluice.fastlane.connection import Connection
+from sluice.fastlane import grammar, loop
+from sluice.fastlane.connection import RECEIVING, WAITING, Connection
 
 EXAMPLES = 10_000  # Hypothesis takes four times as long for an example as tests/wire.py alone
 RANDOM_EXAMPLES = {"cpython": 80_000, "pypy": 20_000}
@@ -126,16 +127,54 @@ def test_gunicorns_limits_are_exact() -> None:
     assert not takes(limit_request_field_size=1)
 
 
+def test_heads_are_kept_up_to_a_length_and_a_number() -> None:
+    place = wire.Place("", "/run/gateway-0.sock")
+    room = grammar.MAX_CACHED - len(post(b"X: ", b"Content-Length: 0"))
+    heads = [post(b"X: " + b"y" * (room + more), b"Content-Length: 0") for more in (1, 0)]
+    place.fast(heads)
+    assert list(place.listener.caches.heads) == heads[1:]
+    for number in range(grammar.CACHED):
+        place.fast([post(b"X: %d" % number, b"Content-Length: 0")])
+    assert len(place.listener.caches.heads) == 1
+
+
+def joined(place: wire.Place, *parts: bytes) -> Connection:
+    """A connection in the fast lane that has sent these parts."""
+    place.lane.poller = SimpleNamespace(**dict.fromkeys(("register", "unregister", "modify"), lambda *_: None))
+    conn = Connection(SimpleNamespace(fileno=lambda: 3), "", place.listener)  # type: ignore[arg-type]
+    place.lane.join(conn)
+    for part in parts:
+        place.lane.take(conn, part)
+    return conn
+
+
 def test_connections_that_end_leave_no_bytes_admitted() -> None:
     place = wire.Place("", "/run/gateway-0.sock")
+    for parts in [SMUGGLED], [SMUGGLED[:-1]], [], [SMUGGLED[:-1], SMUGGLED[-1:]]:
+        place.lane.leave(joined(place, *parts))
+        assert place.lane.admitted == 0
+
+
+def test_bodies_are_admitted_up_to_exactly_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = wire.Place("", "/run/gateway-0.sock")
+    monkeypatch.setattr(loop, "MAX_ADMITTED", 10)
+    first, second, third, fourth = (joined(place, post(b"Content-Length: %d" % size)) for size in (8, 2, 2, 1))
+    assert [each.state for each in (first, second, third, fourth)] == [RECEIVING, RECEIVING, WAITING, WAITING]
+    place.lane.take(second, b"xx")
+    assert [each.state for each in (third, fourth)] == [RECEIVING, WAITING]
+
+
+def test_the_lane_accepts_no_more_than_worker_connections() -> None:
+    place = wire.Place("", "/run/gateway-0.sock")
     lane = place.lane
-    lane.poller = SimpleNamespace(**dict.fromkeys(("register", "unregister", "modify"), lambda *_: None))
-    for data in SMUGGLED, SMUGGLED[:-1], b"":
-        conn = Connection(SimpleNamespace(fileno=lambda: 3), "", place.listener)  # type: ignore[arg-type]
-        lane.join(conn)
-        lane.take(conn, data)
-        lane.leave(conn)
-    assert lane.admitted == 0
+    lane.alive, lane.worker_connections, lane.slow_count = True, 2, 1
+    lane.listeners = {5: place.listener}
+    accepting: list[int] = []
+    for _ in range(2):
+        lane.poller = SimpleNamespace(register=lambda fd, events: accepting.append(fd))
+        lane.start_accepting()
+        joined(place)
+    assert accepting == [5]
 
 
 @pytest.mark.parametrize(

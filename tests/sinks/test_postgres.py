@@ -322,6 +322,14 @@ def test_a_table_whose_rows_have_an_age_is_partitioned_and_old_partitions_are_dr
     longer.close()
 
 
+def test_a_partition_is_overdue_once_its_end_is_as_old_as_rows_may_get(pg: Postgres):
+    sinks.connect(pg.url, registry.STREAMS, keep=settings.Keep(600, {})).close()
+    with psycopg.connect(pg.url) as db:
+        ends = sorted(end for _, end in partitions.partitions(db, "gps") if end)
+        found = [len(partitions.overdue(db, "gps", end)) for end in ends]
+    assert found == [1, 2, 3, 4]
+
+
 def test_a_partition_that_would_have_rows_of_the_default_one_is_left_out(pg: Postgres):
     keep = settings.Keep(600, {})
     sinks.connect(pg.url, registry.STREAMS, keep=keep).close()
