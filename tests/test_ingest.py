@@ -284,13 +284,13 @@ def test_answers_close_their_connections_while_the_gateway_is_told_to(private_re
                 poll(lambda path=path, told=told: closes(path) == told)  # type: ignore[misc]
 
 
-def test_what_a_process_has_counted_is_reported_when_it_ends(private_redis: Server) -> None:
-    client = redis_client.Redis(unix_socket_path=str(private_redis.socket))
-    client.delete("ingest:counts")
-    with harness.short_tmp() as tmp, gateway(tmp, private_redis) as server:
-        for _ in range(3):
-            assert get(server.socket, "/nowhere")[0] == 404
-    assert client.hget("ingest:counts", "answered 404 ") == b"3"
+def test_what_a_process_has_counted_is_reported_when_it_ends() -> None:
+    with harness.short_tmp() as tmp, redis_server(tmp) as redis:
+        with gateway(tmp, redis) as server:
+            for _ in range(3):
+                assert get(server.socket, "/nowhere")[0] == 404
+        client = redis_client.Redis(unix_socket_path=str(redis.socket))
+        assert client.hget("ingest:counts", "answered 404 ") == b"3"
 
 
 def test_expect_100_continue_is_answered(site: Site) -> None:
