@@ -332,8 +332,8 @@ class Runs:
         for tests in first, [*(f"--deselect={test}" for test in slow), *files], slow:
             if tests and noticed in ("", NO_START):  # of those that noticed a mistake, one may be gone since
                 noticed, _ = run(tree, tests, patience)
-                if noticed not in ("", NO_START):  # twice: a test may fail because the machine is busy
-                    noticed, _ = run(tree, tests if noticed == "time" else [noticed.partition("[")[0]], patience)
+                if "::" in noticed:  # twice: a test may fail because the machine is busy
+                    noticed, _ = run(tree, [noticed.partition("[")[0]], patience)
         place.write_text((ROOT / mutant.path).read_text())
         if noticed == NO_START and run(tree, ["--collect-only", *files])[0]:
             raise RuntimeError(f"the tests in {tree} do not start without a mistake either")
