@@ -448,6 +448,14 @@ def test_the_next_claim_is_requested_after_the_bodies_are_read_and_before_they_a
     ours.release()
 
 
+def test_each_entry_has_the_time_of_the_last_mark_before_its_body(redis: Server) -> None:
+    ours = program.Worker(Outlet(str(redis.socket)), "", registry.STREAMS, LIMITS)
+    (state,) = [state for state in ours.states if state.stream.name == "votes"]
+    marked = Claim("votes", "spool:7:1", 7, 4, 0, [(6, 600), (8, 800), (9, 900)])
+    entries = list(ours.decode(state, marked, [vote(n) for n in range(4)]))
+    assert [(seq, received) for seq, received, _, _ in entries] == [(7, 600), (8, 800), (9, 900), (10, 900)]
+
+
 def test_a_worker_that_stops_stores_the_claim_that_it_has_prefetched(redis: Server) -> None:
     stored: list[int] = []
 

@@ -362,6 +362,7 @@ def test_a_table_without_partitions_is_searched_for_old_rows_a_few_pages_at_a_ti
 ):
     monkeypatch.setattr("sluice.sinks.postgres.SWEEP", 1)
     sink = connect(pg)
+    assert not sink.prune("gps", int(time.time() * 1e6))  # it is empty
     sink.persist(claim(count=1000), arriving(*[100, 0] * 500))
     steps = 1
     while sink.prune("gps", int((time.time() - 50) * 1e6)):
@@ -415,6 +416,14 @@ def test_a_value_that_the_database_rejects_is_buried_and_the_rest_is_stored(pg: 
     assert all(letter.reason.startswith("rejected by the database: ") for letter in letters)
     assert all(re.search(reason, letter.reason) for letter in letters)
     assert pg.ask("SELECT bodies, records FROM batches") == [(100, 98)]
+
+
+def test_a_rejected_record_that_is_no_json_is_buried_as_it_is_shown(pg: Postgres):
+    good, bad = Gps(device="a", lat=1.0, lon=2.0), Gps(device="\ud800", lat=1.0, lon=2.0)
+    with contextlib.closing(connect(pg)) as sink:
+        assert sink.persist(claim(), lambda: ((1, 0, b"both", one) for one in (good, bad))) == (1, 1, False)
+        (letter,) = sink.letters("true", 0, 9, 1, False)
+    assert letter.body.startswith(b"Gps(time=None, device='\\ud800', lat=1.0") and not letter.whole
 
 
 def test_a_number_that_does_not_fit_into_its_column_is_buried(pg: Postgres):

@@ -709,6 +709,21 @@ def test_retry_after_grows_with_each_refusal(server: Server) -> None:
     assert waits == [3, 5, 8, 10]
 
 
+def test_a_gateway_without_replicas_does_not_wait_for_any(server: Server, inlet: Inlet) -> None:
+    push(inlet, b"a")
+    assert "cmdstat_wait" not in raw(server).info("commandstats")
+
+
+# processes
+
+
+def test_only_connections_of_gateways_and_workers_are_processes(server: Server, inspector: Inspector) -> None:
+    names = "other:gateway:1", "sluice", "sluice:gateway", "sluice:gateway:2", "sluice:worker:3"
+    clients = [client.Redis(unix_socket_path=str(server.socket), client_name=name) for name in names]
+    assert all(each.ping() for each in clients)
+    assert [(each.role, each.pid) for each in inspector.processes()] == [("gateway", 2), ("worker", 3)]
+
+
 # a full Redis
 
 
@@ -722,10 +737,10 @@ def test_a_full_redis_refuses_pushes_and_can_still_be_drained(tmp: Path, monkeyp
         assert refused.detail == "Redis is full."
         assert 1 <= refused.retry_after <= 60
         backlog = inlet.backlogs["s"]
-        backlog.rate = (backlog.length // 20 + 1) / 30  # a twentieth of the list leaves it in 30 seconds
+        backlog.rate = backlog.length // 20 / 30  # a twentieth of the list leaves it in 30 seconds, one body more later
         with monkeypatch.context() as patch:
             patch.setattr(Backlog, "update", lambda *mark: None)
-            assert push(inlet, *[b"x" * 1000] * 100) == Refusal("Redis is full.", 30)
+            assert push(inlet, *[b"x" * 1000] * 100) == Refusal("Redis is full.", 31)
         raw(server).config_set("maxmemory", "2mb")  # full for even the smallest body
         assert push(inlet, b"y", stream="t")
         assert "maxmemory" in (inlet.ready() or "")
