@@ -771,6 +771,7 @@ class SinkTests:
         # of "old" 9 numbers but 3 purged, of "lost" those from 4 to 8
         assert sink.ledger("votes", history, "mine")[:5] == (12, 3, {}, 6 + 5, {"old": 3, "lost": 0, "new": 0})
         assert sink.ledger("votes", history[:1] + [Window("new", 4, 8, 4)], "mine")[:2] == (11, 2)
+        assert sink.ledger("votes", [Window("lost", 1, 9), Window("new", 9, 11, 9)], "mine").earlier == 6  # none lost
         assert sink.ledger("votes", (), "other")[:4] == (0, 0, {}, 9)
 
     def test_each_cell_leaves_a_line_and_may_be_forgotten(self, store: Store, sink: Sink) -> None:

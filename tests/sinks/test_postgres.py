@@ -322,6 +322,14 @@ def test_a_table_whose_rows_have_an_age_is_partitioned_and_old_partitions_are_dr
     longer.close()
 
 
+@pytest.mark.parametrize(("age", "period"), [(479, 60), (2399, 60), (2400, 300), (7199, 300), (7200, 900)])
+def test_a_partition_is_at_most_an_eighth_of_the_age(pg: Postgres, age: int, period: int):
+    sinks.connect(pg.url, registry.STREAMS, keep=settings.Keep(age, {})).close()
+    with psycopg.connect(pg.url) as db:
+        ends = sorted(end for _, end in partitions.partitions(db, "gps") if end)
+    assert {(end - start).total_seconds() for start, end in zip(ends, ends[1:])} == {period}
+
+
 def test_a_partition_is_overdue_once_its_end_is_as_old_as_rows_may_get(pg: Postgres):
     sinks.connect(pg.url, registry.STREAMS, keep=settings.Keep(600, {})).close()
     with psycopg.connect(pg.url) as db:
