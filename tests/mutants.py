@@ -54,7 +54,7 @@ TESTS = {
     "serve.py": "tests/test_serve.py",
     "worker.py": "tests/test_worker.py",
     "sluice/fastlane/grammar.py": "tests/fastlane/test_grammar.py tests/fastlane/test_fastlane.py",
-    "sluice/fastlane/*.py": "tests/fastlane/test_fastlane.py tests/test_ingest.py",
+    "sluice/fastlane/*.py": "tests/fastlane/test_fastlane.py tests/fastlane/test_grammar.py tests/test_ingest.py",
     "sluice/spool/inspector.py": "tests/ops/test_look.py tests/ops/test_sluice.py tests/run/test_metrics.py "
     "tests/spool/test_spool.py tests/spool/test_replicas.py",
     "sluice/spool/contract.py": "tests/spool/test_spool.py tests/ops/test_look.py tests/spool/test_replicas.py",

@@ -115,6 +115,7 @@ class TestSqlite(SinkTests):
     def test_a_column_that_is_added_has_its_type(self, store: SqliteStore, sink: Sink) -> None:
         types = "SELECT name, type FROM pragma_table_info('gps') ORDER BY name"
         whole = store.ask(types)
+        assert {("device", "TEXT"), ("lat", "REAL"), ("battery", "REAL"), ("seq", "INTEGER")} <= set(whole)
         with contextlib.closing(apsw.Connection(str(store.path))) as db:
             db.execute("DROP TABLE gps; CREATE TABLE gps (received_at TEXT)")
         sinks.connect(store.url, STREAMS).close()
