@@ -774,6 +774,13 @@ class SinkTests:
         assert sink.ledger("votes", [Window("lost", 1, 9), Window("new", 9, 11, 9)], "mine").earlier == 6  # none lost
         assert sink.ledger("votes", (), "other")[:4] == (0, 0, {}, 9)
 
+    def test_a_note_may_carry_rows(self, sink: Sink) -> None:
+        with sink.transaction() as db:
+            sink.note(db, "votes", "a", None)
+            sink.note(db, "votes", "b", b"rows")
+            assert sink.notes(db) == [("votes", "a"), ("votes", "b")]
+            assert [sink.carried(db, name) for name in ("a", "b")] == [None, b"rows"]
+
     def test_each_cell_leaves_a_line_and_may_be_forgotten(self, store: Store, sink: Sink) -> None:
         assert sink.lines() == []
         sink.leave_line("c1", {"streams": {"votes": {"ready": 7}}}, [Spool("votes", "a", "c1", 1, 9, 0)])

@@ -448,6 +448,12 @@ def test_the_next_claim_is_requested_after_the_bodies_are_read_and_before_they_a
     ours.release()
 
 
+def test_bodies_that_take_long_are_claimed_one_by_one() -> None:
+    state = program.StreamState(registry.STREAMS["votes"], Outlet("unused.sock"))
+    state.size_next_claim(Claim("votes", "spool:1:1", 1, 1, 0, []), 100.0)
+    assert state.max_bodies == 1
+
+
 def test_each_entry_has_the_time_of_the_last_mark_before_its_body(redis: Server) -> None:
     ours = program.Worker(Outlet(str(redis.socket)), "", registry.STREAMS, LIMITS)
     (state,) = [state for state in ours.states if state.stream.name == "votes"]

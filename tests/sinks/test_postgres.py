@@ -322,12 +322,31 @@ def test_a_table_whose_rows_have_an_age_is_partitioned_and_old_partitions_are_dr
     longer.close()
 
 
-@pytest.mark.parametrize(("age", "period"), [(479, 60), (2399, 60), (2400, 300), (7199, 300), (7200, 900)])
+DAY = 86_400
+
+
+@pytest.mark.parametrize(
+    ("age", "period"),
+    [
+        (479, 60),
+        (2399, 60),
+        (2400, 300),
+        (7199, 300),
+        (7200, 900),
+        (2 * DAY, 21_600),
+        (56 * DAY, 7 * DAY),
+        (240 * DAY, 30 * DAY),
+    ],
+)
 def test_a_partition_is_at_most_an_eighth_of_the_age(pg: Postgres, age: int, period: int):
-    sinks.connect(pg.url, registry.STREAMS, keep=settings.Keep(age, {})).close()
-    with psycopg.connect(pg.url) as db:
-        ends = sorted(end for _, end in partitions.partitions(db, "gps") if end)
-    assert {(end - start).total_seconds() for start, end in zip(ends, ends[1:])} == {period}
+    with contextlib.closing(sinks.connect(pg.url, registry.STREAMS, keep=settings.Keep(age, {}))) as sink:
+        for _ in range(2):
+            with psycopg.connect(pg.url) as db:
+                ends = sorted(end for _, end in partitions.partitions(db, "gps") if end)
+            assert {(end - start).total_seconds() for start, end in zip(ends, ends[1:])} == {period}
+            for name in set(parts(pg)) - {"gps_other"}:
+                pg.ask(f"DROP TABLE {name}")
+            sink.prune("gps", 0)  # it makes them again
 
 
 def test_a_partition_is_overdue_once_its_end_is_as_old_as_rows_may_get(pg: Postgres):
@@ -440,6 +459,13 @@ def test_a_number_that_does_not_fit_into_its_column_is_buried(pg: Postgres):
     bodies = b'{"name":"a","value":1}', b'{"name":"a","value":123456789}'
     assert sink.persist(claim("metrics"), decoded("metrics", *bodies)) == (1, 1, False)
     assert sink.reasons("true") == [("metrics", "rejected by the database: numeric field overflow", 1)]
+
+
+def test_a_reason_has_at_most_200_characters(pg: Postgres):
+    sink = connect(pg)
+    pg.ask(RAISE.replace("not this one", "n" * 300) % ("P0001", "BEFORE INSERT"))
+    sink.persist(claim(), gps(1, b0=BAD))
+    assert sink.letters("true", 0, 9, 1, False)[0].reason == "rejected by the database: ".ljust(200, "n")
 
 
 def test_a_reason_never_quotes_a_row(pg: Postgres):

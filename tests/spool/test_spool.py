@@ -328,7 +328,7 @@ def test_a_claim_is_limited_in_bodies_and_in_bytes(inlet: Inlet, outlet: Outlet)
     assert claim(outlet, max_bodies=7).count == 7
     some = claim(outlet, max_bytes=20_000)
     assert 20 <= some.count <= 20 + 32
-    assert claim(outlet, max_bytes=1).count == 1
+    assert claim(outlet, max_bytes=1).count == claim(outlet, max_bytes=1000).count == 1
     push(inlet, b"y" * 100_000, stream="t")
     assert claim(outlet, "t", max_bytes=10).count == 1
 
@@ -401,15 +401,15 @@ def test_a_lease_ends_after_its_time_by_redis_clock(server: Server, inlet: Inlet
 
     def again() -> None:
         outlet.renew(taken, 0)
-        claim(outlet, lease=60)
+        claim(outlet, lease=6000)
 
     push(inlet, b"a")
     taken = claim(outlet, lease=0)
-    for lease in again, lambda: outlet.renew(taken, 60):
+    for lease in again, lambda: outlet.renew(taken, 6000):
         before = now()
         lease()
         ((_, end),) = raw(server).zrange(KEYS.claims, 0, -1, withscores=True)
-        assert before - 0.001 <= end / 1000 - 60 <= now()  # whole milliseconds
+        assert before - 0.001 <= end / 1000 - 6000 <= now()  # whole milliseconds
 
 
 def test_settle_leaves_only_the_counter_and_one_mark(
@@ -600,6 +600,17 @@ def test_a_refused_stream_collects_no_marks(server: Server, outlet: Outlet, monk
     assert len(marks(server)) == 2
 
 
+def test_a_claim_has_each_mark_once(
+    server: Server, inlet: Inlet, outlet: Outlet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_side, "MARK_INTERVAL", 0.0)
+    for body in numbers(3):
+        push(inlet, body)
+    given = marks(server)
+    assert len(given) == 3
+    assert claim(outlet).marks == given
+
+
 # a full backlog
 
 
@@ -722,6 +733,14 @@ def test_only_connections_of_gateways_and_workers_are_processes(server: Server, 
     clients = [client.Redis(unix_socket_path=str(server.socket), client_name=name) for name in names]
     assert all(each.ping() for each in clients)
     assert [(each.role, each.pid) for each in inspector.processes()] == [("gateway", 2), ("worker", 3)]
+
+
+def test_retry_after_counts_only_what_this_process_has_refused(server: Server) -> None:
+    push(Inlet(str(server.socket), 100), *numbers(10))
+    inlet = Inlet(str(server.socket), 10)
+    push(inlet, *numbers(25))
+    inlet.backlogs["s"].rate = 10.0
+    assert (push(inlet, *numbers(25)) or Refusal("", 0)).retry_after == 5
 
 
 # a full Redis
