@@ -781,6 +781,29 @@ class SinkTests:
             assert sink.notes(db) == [("votes", "a"), ("votes", "b")]
             assert [sink.carried(db, name) for name in ("a", "b")] == [None, b"rows"]
 
+    def test_a_note_without_a_destination_does_not_hold_up_the_others(self, sink: Sink) -> None:
+        published: list[str] = []
+
+        class Elsewhere:
+            leave = 0.0
+
+            def own(self, name: str) -> bool:
+                return True
+
+            def publish(self, name: str, carried: bytes | None) -> bool:
+                published.append(name)
+                return True
+
+        with sink.transaction() as db:
+            sink.note(db, "gps", "a", None)
+            sink.note(db, "votes", "b", None)
+        sink.elsewhere = {"votes": Elsewhere()}  # type: ignore[dict-item]
+        with pytest.raises(Unavailable, match="rows of gps are not published"):
+            sink.publish()
+        assert published == ["b"]
+        with sink.transaction() as db:
+            assert sink.notes(db) == [("gps", "a")]
+
     def test_each_cell_leaves_a_line_and_may_be_forgotten(self, store: Store, sink: Sink) -> None:
         assert sink.lines() == []
         sink.leave_line("c1", {"streams": {"votes": {"ready": 7}}}, [Spool("votes", "a", "c1", 1, 9, 0)])

@@ -15,7 +15,7 @@ import pytest
 from sink_tests import NOON, SinkTests, claim, decoded, votes
 from sluice import sinks
 from sluice.drill.harness import ROOT, short_tmp
-from sluice.sinks import Outcome, Sink, Unavailable
+from sluice.sinks import Outcome, Sink, Unavailable, sqlite
 from sluice.streams.record import Gps, Log, Metric, Vote
 from sluice.streams.registry import STREAMS
 
@@ -68,6 +68,9 @@ def test_a_rejected_record_is_searched_for_in_chunks_of_limited_length_and_size(
 
     assert lengths(*[b"x"] * 9) == [4, 4, 1]
     assert lengths(*[b"xxxxx"] * 9) == [3, 3, 3]
+    assert lengths(b"x" * 11, b"x") == [1, 1]
+    of_one_body: list[Any] = [(1, NOON, b"x" * 6, None)] * 6
+    assert [len(chunk) for chunk in sinks.chunks(of_one_body)] == [4, 2]
 
 
 class TestSqlite(SinkTests):
@@ -120,6 +123,12 @@ class TestSqlite(SinkTests):
             db.execute("DROP TABLE gps; CREATE TABLE gps (received_at TEXT)")
         sinks.connect(store.url, STREAMS).close()
         assert store.ask(types) == whole
+
+    def test_tables_that_another_worker_has_upgraded_are_left_as_they_are(self, store: SqliteStore, sink: Sink) -> None:
+        sink.persist(*votes("a"))
+        with contextlib.closing(apsw.Connection(str(store.path))) as db:
+            sqlite.upgrade(db)
+        assert store.ask("SELECT * FROM batches_spools") == []
 
     def test_a_table_that_is_gone_has_no_old_rows(self, store: SqliteStore, sink: Sink) -> None:
         with contextlib.closing(apsw.Connection(str(store.path))) as db:

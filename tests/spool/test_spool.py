@@ -425,6 +425,14 @@ def test_settle_leaves_only_the_counter_and_one_mark(
     assert len(marks(server)) == 1
 
 
+def test_a_spool_is_forgotten_when_its_last_body_is_claimed(server: Server, outlet: Outlet) -> None:
+    present = raw(server).info("replication")["master_replid"] + "-1"
+    raw(server).zadd(KEYS.spools, {"old": 1, present: 3})
+    raw(server).rpush(KEYS.ready, *numbers(4))
+    assert claim(outlet).spool == "old"
+    assert raw(server).zrange(KEYS.spools, 0, -1, withscores=True) == [(present.encode(), 3.0)]
+
+
 def test_reading_a_claim_that_is_gone_raises_lost(inlet: Inlet, outlet: Outlet) -> None:
     push(inlet, *numbers(3))
     taken = claim(outlet)
@@ -733,14 +741,6 @@ def test_only_connections_of_gateways_and_workers_are_processes(server: Server, 
     clients = [client.Redis(unix_socket_path=str(server.socket), client_name=name) for name in names]
     assert all(each.ping() for each in clients)
     assert [(each.role, each.pid) for each in inspector.processes()] == [("gateway", 2), ("worker", 3)]
-
-
-def test_retry_after_counts_only_what_this_process_has_refused(server: Server) -> None:
-    push(Inlet(str(server.socket), 100), *numbers(10))
-    inlet = Inlet(str(server.socket), 10)
-    push(inlet, *numbers(25))
-    inlet.backlogs["s"].rate = 10.0
-    assert (push(inlet, *numbers(25)) or Refusal("", 0)).retry_after == 5
 
 
 # a full Redis
