@@ -764,6 +764,7 @@ class SinkTests:
             bodies = ["" if n == last else n for n in range(first, last + 1)]
             given, entries = votes(*bodies, first=first)
             sink.persist(given._replace(id=f"{spool}:{first}:{NOON}"), entries)
+        assert sink.ledger("votes", [Window("new", 1, 6, 5)]).earlier == 4 + 6  # without a line, they begin with 1
         for spool, first, last, purged in ("old", 1, 9, 3), ("lost", 1, 8, 0), ("new", 4, 5, 0), ("c", 1, 9, 0):
             cell = "other" if spool == "c" else "mine"
             sink.leave_line(cell, {}, [Spool("votes", spool, cell, first, last, purged)])

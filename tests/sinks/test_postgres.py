@@ -137,11 +137,11 @@ class TestPostgres(SinkTests):
         sink.replay([second], lambda letter: [Vote(poll="p", choice="a")], False)
         assert store.ask("SELECT stream, batch FROM view_changes") == [("votes", second.batch)]
 
-    def test_only_one_worker_folds_at_a_time(self, store: PostgresStore, sink: Any) -> None:
+    def test_only_one_worker_folds_or_prunes_at_a_time(self, store: PostgresStore, sink: Any) -> None:
         other: Any = sinks.connect(store.url, registry.STREAMS)
         with other.transaction() as db:
             assert db.execute(postgres.TRY, (postgres.CHORES,)).fetchone() == (True,)
-            assert sink.fold() is False
+            assert (sink.fold(), sink.prune("votes", 0)) == (False, False)
         other.close()
 
 
