@@ -35,7 +35,7 @@ from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import MAX_BODIES, Outlet
 from sluice.streams import registry
-from sluice.streams.record import Limits, Vote
+from sluice.streams.record import Limits, Reject, Vote
 
 poll = partial(harness.poll, seconds=60)  # a busy disk may take half a minute for one fsync
 LIMITS = registry.limits(settings.load({}))
@@ -460,6 +460,20 @@ def test_each_entry_has_the_time_of_the_last_mark_before_its_body(redis: Server)
     marked = Claim("votes", "spool:7:1", 7, 4, 0, [(6, 600), (8, 800), (9, 900)])
     entries = list(ours.decode(state, marked, [vote(n) for n in range(4)]))
     assert [(seq, received) for seq, received, _, _ in entries] == [(7, 600), (8, 800), (9, 900), (10, 900)]
+
+
+def test_a_body_whose_decoder_raises_after_a_record_is_not_stored_in_part(redis: Server) -> None:
+    def decode(body: bytes, limits: Limits) -> Iterator[Vote]:
+        yield Vote(poll="p", choice="a")
+        raise ValueError("the second record")
+
+    ours = program.Worker(Outlet(str(redis.socket)), "", registry.STREAMS, LIMITS)
+    state = program.StreamState(registry.STREAMS["votes"]._replace(decode=decode), ours.outlet)
+    body = Claim("votes", "spool:1:1", 1, 1, 0, [(1, 1)]), [b"x"]
+    with pytest.raises(program.PartialDecode):
+        list(ours.decode(state, *body))
+    ((_, _, _, result),) = ours.decode(state, *body, whole=True)
+    assert isinstance(result, Reject) and result.reason == "the decoder failed: ValueError"
 
 
 def test_a_worker_that_stops_stores_the_claim_that_it_has_prefetched(redis: Server) -> None:

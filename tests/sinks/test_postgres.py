@@ -150,6 +150,13 @@ def test_a_value_that_the_driver_refuses_is_no_error_of_the_server():
     assert [postgres.is_server_error(error) for error in errors] == [False, True]
 
 
+def test_a_sink_makes_its_tables_unless_it_is_told_not_to(pg: Postgres):
+    with pytest.raises(sinks.Unavailable):
+        postgres.Postgres(pg.url, registry.STREAMS, make=False)
+    with contextlib.closing(postgres.Postgres(pg.url, registry.STREAMS)) as made:
+        assert made.persist(*votes("a")) == (1, 0, False)
+
+
 def test_the_name_of_a_partition_fits_whatever_the_name_of_its_table():
     for table in "votes", "x" * 63, "\u00e9" * 31:
         name = partitions.named(table, "20260101")

@@ -73,6 +73,13 @@ def test_a_rejected_record_is_searched_for_in_chunks_of_limited_length_and_size(
     assert [len(chunk) for chunk in sinks.chunks(of_one_body)] == [4, 2]
 
 
+def test_a_sink_makes_its_tables_unless_it_is_told_not_to(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite.Sqlite(str(tmp_path / "a.db"), STREAMS)) as made:
+        assert made.persist(*votes("a")) == Outcome(1, 0)
+    with pytest.raises(Unavailable):
+        sqlite.Sqlite(str(tmp_path / "b.db"), STREAMS, make=False)
+
+
 class TestSqlite(SinkTests):
     @pytest.fixture
     def store(self) -> Iterator[SqliteStore]:
