@@ -22,6 +22,7 @@ import pytest
 from sluice import settings, sinks
 from sluice.drill.harness import ROOT, poll
 from sluice.sinks import DeadLetter, Entry, NewerTables, Outcome, Sink, Spool, Unavailable
+from sluice.sinks.destination import Unwritable
 from sluice.spool.contract import Claim, Window
 from sluice.streams import registry
 from sluice.streams.record import Limits, Metric, Record, Reject, Vote
@@ -782,28 +783,40 @@ class SinkTests:
             assert sink.notes(db) == [("votes", "a"), ("votes", "b")]
             assert [sink.carried(db, name) for name in ("a", "b")] == [None, b"rows"]
 
-    def test_a_note_without_a_destination_does_not_hold_up_the_others(self, sink: Sink) -> None:
-        published: list[str] = []
+    def test_an_object_that_cannot_be_published_holds_up_only_those_of_its_stream(self, sink: Sink) -> None:
+        tried: list[str] = []
 
         class Elsewhere:
-            leave = 0.0
+            leave = 3600.0
 
             def own(self, name: str) -> bool:
-                return True
+                return name != "of another worker"
 
             def publish(self, name: str, carried: bytes | None) -> bool:
-                published.append(name)
+                tried.append(name)
+                if name == "2":
+                    raise Unwritable("away")
                 return True
 
+        names = {"1": "gps", "2": "votes", "3": "votes", "4": "logs", "of another worker": "logs"}
         with sink.transaction() as db:
-            sink.note(db, "gps", "a", None)
-            sink.note(db, "votes", "b", None)
-        sink.elsewhere = {"votes": Elsewhere()}  # type: ignore[dict-item]
-        with pytest.raises(Unavailable, match="rows of gps are not published"):
+            for name, stream in names.items():
+                sink.note(db, stream, name, None)
+        sink.elsewhere = {"votes": Elsewhere(), "logs": Elsewhere()}  # type: ignore[dict-item]
+        with pytest.raises(Unavailable, match="away"):
             sink.publish()
-        assert published == ["b"]
+        assert tried == ["2", "4"]
         with sink.transaction() as db:
-            assert sink.notes(db) == [("gps", "a")]
+            assert [name for _, name in sink.notes(db)] == ["1", "2", "3", "of another worker"]
+        sink.elsewhere = {"logs": Elsewhere()}  # type: ignore[dict-item]
+        with pytest.raises(Unavailable, match="INGEST_ROWS does not name their destination"):
+            sink.publish()
+
+    def test_a_part_of_a_body_is_never_buried_as_a_whole_one(self, sink: Sink) -> None:
+        with sink.transaction() as db:
+            for whole in True, False:
+                sink.bury(db, "votes", 1, whole, [(1, NOON, b"x", Reject(b"x", "why", each)) for each in (True, False)])
+        assert [letter.whole for letter in sink.letters()] == [True, False, False, False]
 
     def test_each_cell_leaves_a_line_and_may_be_forgotten(self, store: Store, sink: Sink) -> None:
         assert sink.lines() == []
