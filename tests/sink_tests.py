@@ -808,6 +808,8 @@ class SinkTests:
         assert tried == ["2", "4"]
         with sink.transaction() as db:
             assert [name for _, name in sink.notes(db)] == ["1", "2", "3", "of another worker"]
+        with pytest.raises(Unavailable, match="away"):  # or the objects of its stream would not be in their order
+            sink.persist(*votes("a"))
         sink.elsewhere = {"logs": Elsewhere()}  # type: ignore[dict-item]
         with pytest.raises(Unavailable, match="INGEST_ROWS does not name their destination"):
             sink.publish()

@@ -15,6 +15,7 @@ from typing import Any
 
 import duckdb
 import pyarrow.dataset
+import pyarrow.parquet
 import pytest
 import redis
 
@@ -104,6 +105,24 @@ def tidied(sink: Sink, stream: str = "votes") -> int:
     while sink.tidy(stream):
         merges += 1
     return merges
+
+
+def test_rows_and_dead_letters_are_written_in_groups(tmp: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "GROUP", (3, 2))
+    buried: list[int] = []
+    with contextlib.closing(sinks.connect(url, STREAMS, rows=elsewhere(tmp))) as sink:
+        bury = sink.bury
+
+        def counted(db: Any, stream: str, batch: int, whole: bool, rejects: Any) -> None:
+            buried.append(len(rejects))
+            bury(db, stream, batch, whole, rejects)
+
+        monkeypatch.setattr(sink, "bury", counted)
+        assert sink.persist(*votes(*range(7), *[""] * 5)) == Outcome(7, 5)
+    (file,) = files(tmp)
+    written = pyarrow.parquet.ParquetFile(file).metadata
+    assert [written.row_group(n).num_rows for n in range(written.num_row_groups)] == [3, 3, 1]
+    assert buried == [0, 0, 2, 2, 1]
 
 
 # --- What arrives as what --------------------------------------------------------------------------------------------
