@@ -290,6 +290,23 @@ class SinkTests:
         assert sink.persist(elsewhere, decoded(STREAMS["gps"], [body])) == Outcome(1, 0)
         assert store.ask("SELECT count(*), sum(last - first + 1) FROM batches_ranges") == [(3, 5)]
 
+    def test_ranges_that_meet_become_one(self, store: Store, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sinks, "KEEP", 0)
+        monkeypatch.setattr(sinks, "FOLD", 1)
+        for first, last, ranges in [
+            (11, 20, [(11, 20)]),
+            (31, 40, [(11, 20), (31, 40)]),
+            (1, 10, [(1, 20), (31, 40)]),
+            (21, 25, [(1, 25), (31, 40)]),
+            (18, 33, [(1, 40)]),
+        ]:
+            given = claim("votes", last - first + 1, first)
+            sink.persist(given, votes(*range(first, last + 1), first=first)[1])
+            while sink.fold():
+                pass
+            assert store.ask("SELECT first, last FROM batches_ranges ORDER BY 1") == ranges
+        assert self.choices(store) == [str(n) for n in range(1, 41)]
+
     def test_workers_that_chose_other_boundaries_at_once_store_each_body_once(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:

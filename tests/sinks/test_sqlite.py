@@ -142,19 +142,6 @@ class TestSqlite(SinkTests):
             db.execute("DROP TABLE votes")
         assert sink.prune("votes", NOON) is False
 
-    def test_ranges_that_meet_become_one(self, store: SqliteStore, sink: Sink) -> None:
-        for first, last, ranges in [
-            (11, 20, [(11, 20)]),
-            (31, 40, [(11, 20), (31, 40)]),
-            (1, 10, [(1, 20), (31, 40)]),
-            (21, 25, [(1, 25), (31, 40)]),
-            (18, 33, [(1, 40)]),
-        ]:
-            given = claim("votes", last - first + 1, first)
-            sink.persist(given, votes(*range(first, last + 1), first=first)[1])
-            assert store.ask("SELECT first, last FROM batches_ranges ORDER BY 1") == ranges
-        assert self.choices(store) == [str(n) for n in range(1, 41)]
-
     def test_the_last_row_of_a_stream_is_not_deleted_by_age(self, store: SqliteStore, sink: Sink) -> None:
         """Otherwise the next row would get its rowid, and the follower would not see it."""
         sink.persist(*votes("a", "b"))
