@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import re
+import signal
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -197,6 +199,16 @@ def test_without_redis_reads_get_503_and_continue_when_it_is_back(any_server: Re
         assert headers["retry-after"] == "1"
     finally:
         away.rename(path)
+    poll(lambda: any_server.json("/gps/latest?device=bike"))
+
+
+def test_while_redis_is_suspended_reads_get_503(any_server: Reader) -> None:
+    pid = any_server.site.client().info("server")["process_id"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        is_problem(get(any_server.where, "/gps/latest?device=bike"), 503)
+    finally:
+        os.kill(pid, signal.SIGCONT)
     poll(lambda: any_server.json("/gps/latest?device=bike"))
 
 

@@ -22,7 +22,6 @@ from gunicorn.http.parser import RequestParser  # noqa: E402
 from gunicorn.http.wsgi import create  # noqa: E402
 
 from sluice.fastlane.connection import DECLINED, Connection, Listener  # noqa: E402
-from sluice.fastlane.grammar import Caches  # noqa: E402
 from sluice.fastlane.loop import FastLane  # noqa: E402
 
 T = TypeVar("T")
@@ -288,13 +287,20 @@ def pieces(choices: Choices, data: bytes) -> list[bytes]:
 
 
 class Recorder(FastLane):
-    """A fast lane without sockets, whose pending answers have the environs."""
+    """A fast lane without sockets. Equal heads share their environ, as in gateway and reader; each call is recorded."""
 
     def __init__(self, cfg: Any) -> None:
         self.cfg = cfg
         self.log: Any = None
         self.max_requests = sys.maxsize
-        self.wsgi = lambda environ, start: (b"",)
+        self.environs: list[dict[str, Any]] = []
+
+        def app(environ: dict[str, Any], start: Any) -> tuple[bytes]:
+            self.environs.append(environ.copy())
+            return (b"",)
+
+        app.shares_environ = True  # type: ignore[attr-defined]
+        self.wsgi = app
         self.prepare()
         self.poller = SimpleNamespace(modify=lambda fd, events: None)
 
@@ -308,18 +314,17 @@ class Place:
         for name, value in settings.items():
             self.cfg.set(name, value)
         self.lane = Recorder(self.cfg)
-        self.listener = Listener(None, server, Caches({}, {}))
+        self.listener = Listener(None, server, {})
 
     def fast(self, parts: list[bytes]) -> tuple[list[dict[str, Any]], bool, bytes]:
         """The fast lane's result for the parts: the environs, whether it closes, and the bytes that it leaves."""
         lane = self.lane
         lane.admitted = 0  # the previous connection may have left some
         conn = Connection(SimpleNamespace(fileno=lambda: 3), self.peer, self.listener)  # type: ignore[arg-type]
-        environs: list[dict[str, Any]] = []
+        environs = lane.environs = []
         for at, part in enumerate(parts):
             lane.take(conn, part)
             pending, lane.pending, lane.declined = lane.pending, [], []
-            environs += [item[4] for item in pending]
             if pending and not pending[-1][3]:
                 return environs, True, b""
             if conn.state == DECLINED:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any, NamedTuple
 
-from sluice.fastlane.grammar import Caches, remote
+from sluice.fastlane.grammar import Heads, remote
 
 READ = 65536  # bytes that one recv asks for
 MAX_BODY = 1 << 20  # bytes; the application reads a longer body itself, in the slow lane
@@ -33,7 +33,7 @@ class Connection:
         self.peer = peer
         self.remote = remote(peer)
         self.listener = listener
-        self.heads = listener.caches.heads
+        self.heads = listener.heads
         self.state = IDLE
         self.pieces: list[bytes] = []
         self.missing = 0
@@ -42,11 +42,11 @@ class Connection:
 
 
 class Listener(NamedTuple):
-    """A listening socket, its name, and the caches of the requests that it received."""
+    """A listening socket, its name, and the cache of the heads that it received."""
 
     sock: Any
     name: Any
-    caches: Caches
+    heads: Heads
 
     def getsockname(self) -> Any:
         """The name, for gunicorn's handler; works after the socket is closed."""

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from gunicorn.http.wsgi import base_environ
 
-CACHED = 1024  # entries of a cache, 3 kB each
+CACHED = 1024  # entries of the cache, 3 kB each
 MAX_CACHED = 1024  # bytes; a longer head is not cached
 TOKEN = rb"[!#$%&'*+.^`|~0-9A-Za-z-]+"  # RFC 9110, 5.6.2, without "_", which gunicorn may drop or reject
 # The path needs no decoding and cannot be read as an authority; the query is printable ASCII without a fragment.
@@ -26,30 +26,10 @@ class Later(Exception):
     """Raised by an answer that is not ready; see sluice/fastlane/__init__.py."""
 
 
-class ParsedHead(NamedTuple):
-    """The environ without the body, the length of the body in bytes, and whether the connection stays open."""
-
-    environ: dict[str, Any]
-    length: int
-    keep_alive: bool
-
-
-class Caches(NamedTuple):
-    """What was parsed before: whole heads of POSTs, and the fields of GETs, which lack the entries of the target.
-
-    They are two, because a client may send the bytes of one where the other is expected.
-    """
-
-    heads: dict[bytes, ParsedHead]
-    fields: dict[bytes, ParsedHead]
-
-
-def keep(cache: dict[bytes, ParsedHead], key: bytes, parsed: ParsedHead) -> None:
-    """Add an entry to a cache."""
-    if len(key) <= MAX_CACHED:
-        if len(cache) >= CACHED:
-            cache.clear()
-        cache[key] = parsed
+# The environ without the body, the length of the body in bytes, and whether the connection stays open
+ParsedHead = tuple[dict[str, Any], int, bool]
+# The cache of a listener. The head of a GET with a query is there without it and without the empty line
+Heads = dict[bytes, ParsedHead]
 
 
 class Grammar:
@@ -64,34 +44,56 @@ class Grammar:
         self.max_fields = cfg.limit_request_fields if cfg.limit_request_fields > 0 else 100
         self.schemes = {name.encode(): value for name, value in cfg.secure_scheme_headers.items()}
 
-    def parse(self, head: bytes, server: Any, caches: Caches) -> ParsedHead | None:
-        """Parse a head, including its empty line. None: declined. The environ is not in a cache.
+    def parse(self, head: bytes, server: Any, heads: Heads) -> ParsedHead | None:
+        """Parse a head that is not in the cache, including its empty line. None: declined. The environ is shared.
 
-        server: the listener's name from getsockname(). caches: of the listener.
+        server: the listener's name from getsockname(). heads: of the listener.
         """
+        end = head.find(b" ", 4)
+        at = head.find(b"?", 4, end)
+        # the query of a GET names what is asked for, and seldom comes again; the rest does
+        if at < 0 or len(head) > MAX_CACHED or not head.startswith(b"GET "):
+            return self.whole(head, head, server, heads)
+        query = head[at + 1 : end].decode("latin-1")
+        # printable ASCII without a fragment, as in LINE, but in half the time
+        if len(head) > self.max_head or not query.isascii() or not query.isprintable() or "#" in query:
+            return None
+        key = head[:at] + head[end:-4]  # whatever a client sends ends with an empty line, so no head equals it
+        parsed = heads.get(key) or self.whole(key + b"\r\n\r\n", key, server, heads)
+        if parsed is None:
+            return None
+        environ = parsed[0]
+        environ["QUERY_STRING"] = query
+        environ["RAW_URI"] = f"{environ['PATH_INFO']}?{query}"
+        environ["fastlane.head"] = head
+        return parsed
+
+    def whole(self, head: bytes, key: bytes, server: Any, heads: Heads) -> ParsedHead | None:
+        """Parse a head, and cache it under the key. None: declined."""
         line, _, block = head.partition(b"\r\n")
         match = LINE.fullmatch(line)
         if match is None or len(head) > self.max_head:
             return None
         method, target, query = match.groups()
-        known = caches.fields.get(block)
-        parsed = known or self.fields(block, server)
-        if not target or parsed is None or (parsed.length < 0) != (method == b"GET"):
+        found = self.fields(block, server)
+        if not target or found is None:
             return None
-        environ = parsed.environ.copy()
+        environ, length, keep_alive = found
+        if (length < 0) != (method == b"GET"):
+            return None
         environ["REQUEST_METHOD"] = method.decode()
         environ["PATH_INFO"] = target.decode()
         environ["QUERY_STRING"] = query.decode() if query else ""
         environ["RAW_URI"] = line[len(method) + 1 : -9].decode()
         environ["fastlane.head"] = head
         if method == b"GET":
-            # its target names what is asked for, and seldom comes again; its fields do
-            if not known:
-                keep(caches.fields, block, parsed)
             environ["fastlane.later"] = Later
-            return ParsedHead(environ, 0, parsed.keep_alive)
-        keep(caches.heads, head, ParsedHead(environ.copy(), parsed.length, parsed.keep_alive))
-        return ParsedHead(environ, parsed.length, parsed.keep_alive)
+        parsed = environ, max(0, length), keep_alive
+        if len(key) <= MAX_CACHED:
+            if len(heads) >= CACHED:
+                heads.clear()
+            heads[key] = parsed
+        return parsed
 
     def fields(self, block: bytes, server: Any) -> ParsedHead | None:
         """Parse the fields, including the empty line. None: declined. Without Content-Length the length is -1."""
@@ -131,7 +133,7 @@ class Grammar:
             return None
         name, port = served(server, host, scheme)
         environ |= {"SERVER_NAME": name, "SERVER_PORT": port, "REMOTE_ADDR": "", "wsgi.url_scheme": scheme}
-        return ParsedHead(environ, -1 if length is None else int(length), keep_alive)
+        return environ, -1 if length is None else int(length), keep_alive
 
 
 def served(server: Any, host: str, scheme: str) -> tuple[str, str]:

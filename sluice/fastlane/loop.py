@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from io import BytesIO
-from typing import Any
+from typing import Any, Union
 
 import gevent
 from gevent import socket as gsocket
@@ -42,7 +42,7 @@ from sluice.fastlane.connection import (
     Connection,
     Listener,
 )
-from sluice.fastlane.grammar import LATER, Caches, Grammar, Later, ParsedHead
+from sluice.fastlane.grammar import LATER, Grammar, Heads, Later, ParsedHead
 from sluice.fastlane.slow import SlowLane
 
 FEW = 2  # requests of a turn that need not wait for others: app.pause is for when there are many clients
@@ -53,6 +53,7 @@ IN, OUT = select.EPOLLIN, select.EPOLLOUT
 # Settings of gunicorn that act on a request before the application; the fast lane supports none of them
 HOOKS = "pre_request", "post_request", "protocol", "proxy_protocol", "http2_cleartext"
 TERM = {signal.SIGTERM}
+Parse = Callable[[bytes, Any, Heads], Union[ParsedHead, None]]  # Grammar.parse
 
 
 @functools.cache  # gunicorn calls setup() each time it reads the setting; handlers cannot be unregistered
@@ -92,14 +93,14 @@ class FastLane(SlowLane):
 
     def prepare(self) -> None:
         """Set up all state but the sockets."""
-        self.grammar = Grammar(self.cfg)
         settings = [self.cfg.settings[name] for name in HOOKS if name in self.cfg.settings]
-        self.enabled = (
+        supported = (
             self.cfg.keepalive
             and not self.cfg.is_ssl
             and "SCRIPT_NAME" not in os.environ
             and all(setting.get() == setting.default for setting in settings)
         )
+        self.parse: Parse = Grammar(self.cfg).parse if supported else lambda head, server, heads: None
         self.application = self.wsgi
         self.max_body = min(MAX_BODY, getattr(self.wsgi, "max_body", MAX_BODY))
         self.tick: Callable[[], None] = getattr(self.wsgi, "tick", lambda: None)
@@ -108,6 +109,7 @@ class FastLane(SlowLane):
             later(Later)
             self.wsgi = self.wait_for
         self.answers = Answers(self.cfg, self.log)
+        self.shares_environ = getattr(self.application, "shares_environ", False) and not self.answers.logged
         self.connections: dict[int, Connection] = {}  # by descriptor; without those in the slow lane
         self.slow_count = 0  # connections in the slow lane
         self.pending: list[Pending] = []
@@ -136,7 +138,7 @@ class FastLane(SlowLane):
         self.listeners = {}
         for sock in self.sockets:
             sock.setblocking(False)
-            self.listeners[sock.fileno()] = Listener(sock, sock.getsockname(), Caches({}, {}))
+            self.listeners[sock.fileno()] = Listener(sock, sock.getsockname(), {})
         self.start_accepting()
         # One watcher for all connections: gevent's loop wakes this process, and one epoll_wait returns all that are
         # ready. A watcher for each connection costs a callback each; DECISIONS.md has the measurement.
@@ -304,15 +306,10 @@ class FastLane(SlowLane):
         while True:
             end = data.find(b"\r\n\r\n") + 4
             head = data[:end]
-            parsed = conn.heads.get(head)
+            parsed = conn.heads.get(head) or self.parse(head, conn.listener.name, conn.heads)
             if parsed is None:
-                parsed = self.parse(conn, head)
-                if parsed is None:
-                    break
-                environ, length, keep_alive = parsed
-            else:
-                environ, length, keep_alive = parsed
-                environ = environ.copy()
+                break
+            environ, length, keep_alive = parsed
             stop = end + length
             if len(data) < stop:
                 if length > self.max_body:
@@ -322,7 +319,9 @@ class FastLane(SlowLane):
                 self.admit(conn)
                 return
             if conn.remote is not None:
-                environ.update(conn.remote)
+                environ = {**environ, **conn.remote}
+            elif not self.shares_environ:
+                environ = environ.copy()
             environ["wsgi.input"] = BytesIO(data[end:stop])
             self.started = None
             try:
@@ -330,6 +329,8 @@ class FastLane(SlowLane):
             except Exception:
                 self.log.exception("Error handling request %s", environ["PATH_INFO"])
                 answer, self.started = (), BROKEN
+            if self.shares_environ:
+                environ["wsgi.input"] = None  # or a body would be kept with each cached head
             pending.append((conn, answer, self.started, keep_alive, environ))
             if not keep_alive or len(data) == stop:
                 return
@@ -361,10 +362,6 @@ class FastLane(SlowLane):
                 first.admitted = first.missing
                 self.admitted += first.admitted
                 self.watch(first)
-
-    def parse(self, conn: Connection, head: bytes) -> ParsedHead | None:
-        """Parse a head that is not in the cache. None: declined."""
-        return self.grammar.parse(head, conn.listener.name, conn.listener.caches) if self.enabled else None
 
     def start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], Any]:
         """PEP 3333's start_response, one for all requests: answers are made one after the other."""

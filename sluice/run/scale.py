@@ -91,17 +91,19 @@ class Rules:
         self.late = self.calm = 0
 
     def load(self) -> Load:
-        """The averages. A stream counts if some of its bodies were stored and no attempt failed."""
-        first, last = self.readings[0], self.readings[-1]
-        took = last.at - first.at
-        waiting = stored = growth = 0
-        seconds = 0.0
+        """The averages. A stream counts from its last failed attempt on, if enough readings follow that, and if some of
+        its bodies were stored.
+        """
+        last, waiting, arrived, stored, seconds = self.readings[-1], 0, 0.0, 0.0, 0.0
         for name, now in last.streams.items():
-            before = first.streams.get(name, Work(0, 0, 0.0, 0))
-            if now.stored > before.stored and now.errors == before.errors:
-                waiting, growth = waiting + now.waiting, growth + now.waiting - before.waiting
-                stored, seconds = stored + now.stored - before.stored, seconds + now.seconds - before.seconds
-        return Load(waiting, (stored + growth) / took, stored / took, min(1.0, seconds / took / last.workers))
+            since = [one for one in self.readings if one.streams[name].errors == now.errors]
+            before, took = since[0].streams[name], last.at - since[0].at
+            if len(since) >= self.WINDOW[0] and now.stored > before.stored:
+                waiting += now.waiting
+                stored += (now.stored - before.stored) / took
+                arrived += (now.stored - before.stored + now.waiting - before.waiting) / took
+                seconds += (now.seconds - before.seconds) / took
+        return Load(waiting, arrived, stored, min(1.0, seconds / last.workers))
 
     def decide(self, reading: Reading) -> Decision | None:
         """The change that this reading and those before it require."""

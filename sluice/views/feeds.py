@@ -55,8 +55,9 @@ def parts(value: bytes, member: bool, start: int = 0) -> tuple[int, int, int, in
     return count, lengths, identities, identities + (count * IDENTITY if member else 0)
 
 
-def page(member: bool, data: bytes, start: int, stop: int, limit: int) -> bytes:
-    """The JSON array of the newest items, at most `limit`, of the value that is a part of `data`."""
+def page(member: bool, place: Place, limit: int) -> bytes:
+    """The JSON array of the newest items, at most `limit`, of a value."""
+    data, start, stop = place
     count, lengths, _, array = parts(data, member, start)
     if limit >= count:
         return data[array:stop]

@@ -65,21 +65,22 @@ class Reads:
         self.asked: dict[tuple[str, bytes], float] = {}  # tallies without a value: when to ask for them again
         self.logged = False
 
-    def add(self, source: Source, keys: list[bytes], names: list[bytes]) -> Trip:
-        """Add the reads of one request to the open trip, and return that trip. names: see `Source.names`."""
+    def add(self, source: Source, keys: list[bytes]) -> tuple[Trip, list[bytes]]:
+        """Add the reads of one request to the open trip. Returns: that trip, and what `Source.value` finds each by."""
+        prefix = source.prefix
+        names = [prefix + keys[0]] if len(keys) == 1 else [prefix + key for key in keys]
+        if not source.string:
+            names = [pack(b"HGETALL", name) for name in names]
         with self.entry:
             trip = self.open
-            if source.string:
-                for name in names:
-                    trip.strings[name] = None
-            else:
-                for name in names:
-                    trip.commands[name] = None
+            reads: dict[bytes, Any] = trip.strings if source.string else trip.commands
+            for name in names:
+                reads[name] = None
             if source.state:
                 trip.states[source.state] = None
             else:
                 self.want(source.path, keys)
-            return trip
+        return trip, names
 
     def want(self, path: str, keys: list[bytes]) -> None:
         """Note that a client asks for tallies, so that they are kept fresh."""
@@ -145,9 +146,10 @@ class Reads:
     def report(self) -> tuple[list[bytes], dict[str, int]]:
         """The commands that report what was counted and asked for, and the counts in them."""
         milliseconds = str(int(time.time() * 1000)).encode()
-        wanted, self.wanted = self.wanted, {}
         now = time.monotonic()
-        self.asked = {key: due for key, due in self.asked.items() if due > now}
+        with self.entry:
+            wanted, self.wanted = self.wanted, {}
+            self.asked = {key: due for key, due in self.asked.items() if due > now}
         commands = []
         for path, keys in wanted.items():
             words = [word for key in keys for word in (milliseconds, key)]
@@ -209,13 +211,13 @@ class Source:
         # not None before the first one: an absent state, of a view that is not served, must differ
         self.generation: bytes | None = None if isinstance(view, Tally) else b""
         self.prefix = contract.tally(path, view, "").encode()
-        self.json: Callable[[bytes, int, int, int], bytes]  # of a string
+        self.json: Callable[[Any, int], bytes]
         if isinstance(view, Tally):
             self.json = count
         elif isinstance(view, Feed):
             self.json = partial(feeds.page, bool(view.member))
         else:
-            self.json = newest
+            self.json = newest if self.string else each
 
     def follow(self, state: bytes | None) -> str:
         """Read this generation from now on. Returns: why the view is not served, or ""."""
@@ -227,35 +229,28 @@ class Source:
         self.prefix = contract.prefix(self.path, state.decode()).encode()
         return ""
 
-    def names(self, keys: list[bytes]) -> list[bytes]:
-        """What a trip reads for some keys: the keys of strings, or packed commands."""
-        prefix = self.prefix
-        if self.string:
-            return [prefix + key for key in keys]
-        return [pack(b"HGETALL", prefix + key) for key in keys]
+    def value(self, trip: Trip, name: bytes, limit: int) -> bytes | None:
+        """The JSON of a value. None: there is none; of a tally: it was not counted yet. b"": a tally of no rows.
 
-    def values(self, trip: Trip, names: list[bytes], limit: int) -> list[bytes | None]:
-        """The JSON of each value. None: there is none; of a tally: it was not counted yet. b"": a tally of no rows.
-
-        limit: items of a feed.
+        name: from `Reads.add`. limit: items of a feed.
         """
-        if not self.string:
-            return [each(found) if (found := trip.commands[name]) else None for name in names]
-        strings, json = trip.strings, self.json
-        return [None if (place := strings[name]) is None else json(*place, limit) for name in names]
+        found: Any = (trip.strings if self.string else trip.commands)[name]
+        return self.json(found, limit) if found else None
 
 
-def count(data: bytes, start: int, stop: int, limit: int) -> bytes:
+def count(place: Place, limit: int) -> bytes:
     """The JSON of a tally."""
+    data, start, stop = place
     return data[start:stop]
 
 
-def newest(data: bytes, start: int, stop: int, limit: int) -> bytes:
+def newest(place: Place, limit: int) -> bytes:
     """The JSON of a value of `latest`."""
+    data, start, stop = place
     return data[start + contract.ORDER : stop]
 
 
-def each(found: list[bytes]) -> bytes:
+def each(found: list[bytes], limit: int) -> bytes:
     """The JSON of a value of `latest` with `each`, in the order of the fields."""
     pairs = sorted(zip(found[::2], found[1::2]))
     return b"[%b]" % b",".join([value[contract.ORDER :] for _, value in pairs])

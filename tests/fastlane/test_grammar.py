@@ -92,14 +92,15 @@ def test_the_cache_of_heads_has_a_limit(everywhere: wire.Everywhere) -> None:
     place = everywhere.places[0]
     largest = 0
     for number in range(3_000):
-        largest = max(largest, *map(len, place.listener.caches))
+        largest = max(largest, len(place.listener.heads))
         assert place.check([post(b"X: %d" % number, FIVE, body=BODY)]) == 1
         assert place.check([post(b"X: %d" % number, line=b"GET /gps/latest HTTP/1.1")]) == 1
+        assert place.check([post(b"X: %d" % number, line=b"GET /gps/trail?limit=1 HTTP/1.1")]) == 1
     assert largest == 1024
-    before = [len(cache) for cache in place.listener.caches]
+    before = len(place.listener.heads)
     assert place.check([post(b"X: " + b"y" * 5_000, FIVE, body=BODY)]) == 1
     assert place.check([post(b"X: " + b"y" * 5_000, line=b"GET /gps/latest HTTP/1.1")]) == 1
-    assert [len(cache) for cache in place.listener.caches] == before
+    assert len(place.listener.heads) == before
 
 
 def test_with_script_name_in_the_environment_every_request_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,10 +133,35 @@ def test_heads_are_kept_up_to_a_length_and_a_number() -> None:
     room = grammar.MAX_CACHED - len(post(b"X: ", b"Content-Length: 0"))
     heads = [post(b"X: " + b"y" * (room + more), b"Content-Length: 0") for more in (1, 0)]
     place.fast(heads)
-    assert list(place.listener.caches.heads) == heads[1:]
+    assert list(place.listener.heads) == heads[1:]
     for number in range(grammar.CACHED):
         place.fast([post(b"X: %d" % number, b"Content-Length: 0")])
-    assert len(place.listener.caches.heads) == 1
+    assert len(place.listener.heads) == 1
+
+
+def test_a_cached_head_keeps_no_body() -> None:
+    place = wire.Place("", "/run/gateway-0.sock")
+    place.fast([SMUGGLED, post(line=b"GET /gps/latest?device=bike HTTP/1.1")])
+    assert [environ["wsgi.input"] for environ, _, _ in place.listener.heads.values()] == [None, None]
+
+
+def test_a_long_query_is_not_kept() -> None:
+    place = wire.Place("", "/run/gateway-0.sock")
+    room = grammar.MAX_CACHED - len(post(line=b"GET /gps/latest? HTTP/1.1"))
+    for more in 1, 0:
+        place.fast([post(line=b"GET /gps/latest?%b HTTP/1.1" % (b"x" * (room + more)))])
+        assert len(place.listener.heads) == 1 - more
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_an_application_gets_a_dictionary_of_its_own_unless_it_shares_them(shares: bool) -> None:
+    place = wire.Place("", "/run/gateway-0.sock")
+    place.lane.shares_environ = shares
+    get = post(line=b"GET /gps/latest?device=bike HTTP/1.1")
+    joined(place, SMUGGLED, SMUGGLED, get, get)
+    environs = [item[4] for item in place.lane.pending]
+    assert len({id(environ) for environ in environs}) == (2 if shares else 4)
+    assert all((environ["wsgi.input"] is None) == shares for environ in environs)
 
 
 def joined(place: wire.Place, *parts: bytes) -> Connection:

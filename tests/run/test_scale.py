@@ -87,6 +87,15 @@ def test_no_worker_starts_for_a_database_that_is_away(model: Model, errors: int,
     assert max(model.run(60, rate)) > 1  # they help to catch up
 
 
+def test_workers_come_as_soon_as_the_database_has_been_back_for_ten_seconds(model: Model) -> None:
+    model.run(60, 500)
+    model.run(300, 500, lambda n: 0, errors=1)
+    began = model.at
+    back = model.run(300, 500)
+    assert back.index(4) * EVERY <= 12
+    assert [at for at in model.late if at > began + 60] == []
+
+
 def test_no_worker_starts_while_the_database_rejects_each_second_attempt(model: Model) -> None:
     assert set(model.run(300, 3000, errors=1)) == {1}
 

@@ -42,7 +42,7 @@ def check(calls: list[list[feeds.Item]], with_member: bool) -> None:
         assert value == feeds.encode(items)
         for limit in range(1, CAP + 2):
             texts = [item[1].decode() for item in items[:limit]]
-            assert json.loads(feeds.page(with_member, b"before" + value + b"behind", 6, 6 + len(value), limit)) == [
+            assert json.loads(feeds.page(with_member, (b"before" + value + b"behind", 6, 6 + len(value)), limit)) == [
                 json.loads(text) for text in texts
             ]
 
