@@ -120,6 +120,8 @@ class FastLane(SlowLane):
         self.held: dict[Connection, None] = {}  # clients with an answer that is not ready, by age
         self.later: list[Pending] = []  # that answer, and those that follow it
         self.timer: Any = None  # runs `again`
+        self.until = 0.0  # monotonic: when the main greenlet continues
+        self.signalled = False  # a signal arrived; the main greenlet continues
         self.started: Any = None  # status and headers of the answer that is being made
         # gunicorn would end this process at max_requests and only then start another: see run()
         self.restart_at: int = self.max_requests
@@ -139,6 +141,7 @@ class FastLane(SlowLane):
         for sock in self.sockets:
             sock.setblocking(False)
             self.listeners[sock.fileno()] = Listener(sock, sock.getsockname(), {})
+        self.poller.register(self.PIPE[0], IN)
         self.start_accepting()
         # One watcher for all connections: gevent's loop wakes this process, and one epoll_wait returns all that are
         # ready. A watcher for each connection costs a callback each; DECISIONS.md has the measurement.
@@ -171,6 +174,7 @@ class FastLane(SlowLane):
 
     def wait(self, seconds: float) -> None:
         """Let gevent's loop run, until a signal writes to the wake-up pipe."""
+        self.until, self.signalled = time.monotonic() + seconds, False
         try:
             gsocket.wait_read(self.PIPE[0], timeout=seconds, timeout_exc=TimeoutError())
             os.read(self.PIPE[0], 4096)
@@ -194,24 +198,36 @@ class FastLane(SlowLane):
             pass
 
     def turn(self) -> None:
-        """One turn of the loop: read all that is ready, then answer all with one commit."""
+        """Take turns of the loop until gevent has something to do, or this process is to stop: read all that is ready,
+        answer all of it with one commit, wait for more.
+
+        gevent's loop would wake this process by a wait and a callback of its own, 3 us for each turn.
+        """
         try:
-            self.read()
-            if self.pause and len(self.pending) > FEW:
-                time.sleep(self.pause)
-                self.read()
-            self.finish()
+            ready = self.poller.poll(0)
+            while ready:
+                self.read(ready)
+                if self.pause and len(self.pending) > FEW:
+                    time.sleep(self.pause)
+                    self.read(self.poller.poll(0))
+                self.finish()
+                rest = self.until - time.monotonic()
+                if rest <= 0 or self.slow_count or self.timer or self.signalled:
+                    return
+                ready = self.poller.poll(rest)
         except Exception:  # gevent stops a watcher whose callback raises, and with it all service
             self.log.exception("Error in the loop")
 
-    def read(self) -> None:
+    def read(self, ready: list[tuple[int, int]]) -> None:
         """Read what is ready, and call the application for each request in it."""
         connections = self.connections
-        for fd, _ in self.poller.poll(0):
+        for fd, _ in ready:
             conn = connections.get(fd)
             if conn is None:
                 if fd in self.listeners:
                     self.accept(fd)
+                elif fd == self.PIPE[0]:
+                    self.signalled = True
             elif conn.out:
                 self.resume(conn)
             else:

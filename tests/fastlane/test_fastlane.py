@@ -548,7 +548,9 @@ def test_fast_and_slow_requests_in_one_write_are_answered_in_order(echo: Site, k
         )
         said = [client.echo() for _ in paths]
     assert [one["path"] for one in said] == paths
-    assert [one["lane"] for one in said] == ["fast", "fast", "slow"] * 200
+    assert {one["lane"] for one in said[2::3]} == {"slow"}
+    # so does a head that is divided between two reads, and they are more than one read of the lane
+    assert [one["lane"] for one in said].count("fast") >= 400 - 3
 
 
 def test_unread_answers_of_the_fast_lane_precede_that_of_the_slow_lane(echo: Site, kind: str) -> None:

@@ -4,9 +4,11 @@ where the next request begins. `tests/wire.py` makes the bytes.
 
 from __future__ import annotations
 
+import math
 import random
 import subprocess
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -201,6 +203,33 @@ def test_the_lane_accepts_no_more_than_worker_connections() -> None:
         lane.start_accepting()
         joined(place)
     assert accepting == [5]
+
+
+SIGNAL = 9  # the descriptor of the wake-up pipe
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "change", "waits"),
+    [(3, {}, True), (3, {"slow_count": 1}, False), (3, {"timer": object()}, False), (3, {"until": 0.0}, False),
+     (SIGNAL, {}, False)],
+    ids=["nothing", "slow lane", "answer that is not ready", "a second has passed", "signal"],
+)  # fmt: skip
+def test_a_turn_waits_for_more_requests_unless_gevent_has_something_to_do(
+    descriptor: int, change: dict[str, Any], waits: bool
+) -> None:
+    lane = wire.Place("", "/run/gateway-0.sock").lane
+    lane.PIPE, lane.listeners, lane.until = (SIGNAL, SIGNAL + 1), {}, math.inf
+    for name, value in change.items():
+        setattr(lane, name, value)
+    asked: list[float] = []
+
+    def poll(timeout: float) -> list[tuple[int, int]]:
+        asked.append(timeout)
+        return [] if timeout else [(descriptor, 1)]
+
+    lane.poller = SimpleNamespace(poll=poll)
+    lane.turn()
+    assert asked == ([0, math.inf] if waits else [0])
 
 
 @pytest.mark.parametrize(
