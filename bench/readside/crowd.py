@@ -35,6 +35,7 @@ Cells = dict[tuple[str, int], dict[str, rig.Figures]]  # (view, connections) -> 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", type=int, default=20_000, help="crowd: keys of latest and trail (%(default)s)")
+    parser.add_argument("--views", default=",".join(VIEWS), help="crowd: views that are read (%(default)s)")
     parser.add_argument("--connections", default="64,1000,5000,15000", help="crowd: numbers of clients (%(default)s)")
 
 
@@ -178,7 +179,8 @@ def measure(
     steps = [int(step) for step in options.connections.split(",")]
     found: Cells = {}
     chosen = random.Random(2)
-    for view, target in VIEWS.items():
+    for view in options.views.split(","):
+        target = VIEWS[view]
         gets = (rig.get(target + chosen.choice(keys[view])) for _ in range(NUMBER))
         file = requests(stand.tmp / view, gets)
         for step in steps if view == "latest" or not options.quick else steps[:1]:
