@@ -67,6 +67,9 @@ DECLINED = {
     "latin_1_in_the_query": post(FIVE, body=BODY, line=b"POST /gps?\xe9 HTTP/1.1"),
     "a_fragment": post(FIVE, body=BODY, line=b"POST /gps#x HTTP/1.1"),
     "a_fragment_behind_the_query": post(FIVE, body=BODY, line=b"POST /gps?a#x HTTP/1.1"),
+    "latin_1_in_the_query_of_a_get": post(line=b"GET /gps/latest?\xe9 HTTP/1.1"),
+    "a_fragment_behind_the_query_of_a_get": post(line=b"GET /gps/latest?a#x HTTP/1.1"),
+    "a_tab_in_the_query_of_a_get": post(line=b"GET /gps/latest?a\tb HTTP/1.1"),
     "parameters_of_a_path": post(FIVE, body=BODY, line=b"POST /gps;a=b HTTP/1.1"),
     # 5: fields
     "a_blank_before_the_colon": post(b"Content-Length : 5", body=BODY),

@@ -128,6 +128,10 @@ def test_gunicorns_limits_are_exact() -> None:
         assert takes(b"X: ".ljust(3 + room, b"y"), limit_request_line=size)
         assert takes(b"X: ".ljust(4 + room, b"y"), limit_request_line=size) == (not size)
     assert not takes(limit_request_field_size=1)
+    place = wire.Place("", "/run/gateway-0.sock", limit_request_line=100)
+    for more in 0, 1:  # the query counts
+        head = post(line=b"GET /gps/latest?%b HTTP/1.1" % (b"x" * (100 + more - len(post(line=get)) - 1)))
+        assert len(place.fast([head])[0]) == 1 - more
 
 
 def test_heads_are_kept_up_to_a_length_and_a_number() -> None:
@@ -141,9 +145,9 @@ def test_heads_are_kept_up_to_a_length_and_a_number() -> None:
     assert len(place.listener.heads) == 1
 
 
-def test_a_cached_head_keeps_no_body() -> None:
+def test_a_cached_head_keeps_no_body_and_that_of_a_get_no_query() -> None:
     place = wire.Place("", "/run/gateway-0.sock")
-    place.fast([SMUGGLED, post(line=b"GET /gps/latest?device=bike HTTP/1.1")])
+    place.fast([SMUGGLED, *(post(line=b"GET /gps/latest?device=%b HTTP/1.1" % key) for key in (b"bike", b"boat"))])
     assert [environ["wsgi.input"] for environ, _, _ in place.listener.heads.values()] == [None, None]
 
 
@@ -158,7 +162,9 @@ def test_a_long_query_is_not_kept() -> None:
 @pytest.mark.parametrize("shares", [True, False])
 def test_an_application_gets_a_dictionary_of_its_own_unless_it_shares_them(shares: bool) -> None:
     place = wire.Place("", "/run/gateway-0.sock")
-    place.lane.shares_environ = shares
+    if not shares:
+        del place.lane.wsgi.shares_environ  # type: ignore[attr-defined]
+        place.lane.prepare()
     get = post(line=b"GET /gps/latest?device=bike HTTP/1.1")
     joined(place, SMUGGLED, SMUGGLED, get, get)
     environs = [item[4] for item in place.lane.pending]
