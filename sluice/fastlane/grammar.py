@@ -12,6 +12,7 @@ from gunicorn.http.wsgi import base_environ
 
 CACHED = 1024  # entries of the cache, 3 kB each
 MAX_CACHED = 1024  # bytes; a longer head is not cached
+TARGET = len(b"GET ")  # where the target of a GET begins
 TOKEN = rb"[!#$%&'*+.^`|~0-9A-Za-z-]+"  # RFC 9110, 5.6.2, without "_", which gunicorn may drop or reject
 # The path needs no decoding and cannot be read as an authority; the query is printable ASCII without a fragment.
 LINE = re.compile(rb"(POST|GET) ((?:/[A-Za-z0-9._~-]+)*/?)(?:\?([!\"$-~]*))? HTTP/1\.1")
@@ -49,10 +50,10 @@ class Grammar:
 
         server: the listener's name from getsockname(). heads: of the listener.
         """
-        end = head.find(b" ", 4)
-        at = head.find(b"?", 4, end)
+        end = head.find(b" ", TARGET)
+        at = head.find(b"?", TARGET, end)
         # the query of a GET names what is asked for, and seldom comes again; the rest does
-        if at < 0 or len(head) > MAX_CACHED or not head.startswith(b"GET "):
+        if at == -1 or len(head) > MAX_CACHED or not head.startswith(b"GET "):
             return self.whole(head, head, server, heads)
         query = head[at + 1 : end].decode("latin-1")
         # printable ASCII without a fragment, as in LINE, but in half the time

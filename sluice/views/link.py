@@ -12,15 +12,13 @@ from typing import Any, Union
 
 from redis.exceptions import ResponseError
 
-SLOW = "it is too slow"
+SLOW = "it did not answer in time"
 RECEIVE = 1 << 16  # bytes that one recv asks for: as many as Redis sends at a time
+SIZES = tuple(b"$%d\r\n" % size for size in range(1024))  # the lines before words: formatting one takes 60 ns
 
 Place = tuple[bytes, int, int]  # of a string: the bytes that it is in, its begin and end there
 
 Command = Union[tuple[Any, ...], list[Any]]  # the words; a list: the pieces of a packed command
-
-
-SIZES = tuple(b"$%d\r\n" % size for size in range(1024))  # the lines before words: formatting one takes 60 ns
 
 
 def pack(*words: bytes) -> bytes:

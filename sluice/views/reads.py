@@ -225,8 +225,8 @@ class Source:
             return FULL
         if state is None or not state.startswith(self.mark):  # absent, or built for another declaration
             return BUILDING
-        self.generation = state
         self.prefix = contract.prefix(self.path, state.decode()).encode()
+        self.generation = state  # last: another thread that reads it finds its prefix
         return ""
 
     def value(self, trip: Trip, name: bytes, limit: int) -> bytes | None:

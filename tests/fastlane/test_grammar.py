@@ -5,8 +5,10 @@ where the next request begins. `tests/wire.py` makes the bytes.
 from __future__ import annotations
 
 import math
+import os
 import random
 import subprocess
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -157,6 +159,8 @@ def test_a_long_query_is_not_kept() -> None:
     for more in 1, 0:
         place.fast([post(line=b"GET /gps/latest?%b HTTP/1.1" % (b"x" * (room + more)))])
         assert len(place.listener.heads) == 1 - more
+    place.fast([post(line=b"GET /gps/latest?%b HTTP/1.1" % (b"y" * room))])
+    assert len(place.listener.heads) == 1
 
 
 @pytest.mark.parametrize("shares", [True, False])
@@ -236,6 +240,17 @@ def test_a_turn_waits_for_more_requests_unless_gevent_has_something_to_do(
     lane.poller = SimpleNamespace(poll=poll)
     lane.turn()
     assert asked == ([0, math.inf] if waits else [0])
+
+
+def test_the_main_greenlet_waits_until_a_signal_and_says_until_when() -> None:
+    lane = wire.Place("", "/run/gateway-0.sock").lane
+    lane.PIPE, lane.signalled, before = os.pipe(), True, time.monotonic()
+    os.write(lane.PIPE[1], b"1")
+    lane.wait(3600.0)
+    for end in lane.PIPE:
+        os.close(end)
+    assert lane.until >= before + 3600
+    assert not lane.signalled
 
 
 @pytest.mark.parametrize(
