@@ -284,11 +284,18 @@ INK = """() => {
 
 
 def live(window: BrowserContext, where: str, up: Server, **names: str) -> Page:
-    """The example live.html, opened from `where`."""
+    """The example live.html, opened from `where`. Its clock stands still but for `run_for`."""
     page = window.new_page()
-    page.clock.install()
+    page.clock.install(time=0)
+    page.clock.pause_at(1)
     page.goto(f"{where}?{urlencode({'sluice': f'http://localhost:{up.port}'} | names)}")
     return page
+
+
+def positions(up: Server, device: str) -> int:
+    """How many positions the trail of a device has."""
+    status, _, body = get(up.port, f"/gps/trail?device={device}")
+    return len(json.loads(body)) if status == 200 else 0
 
 
 def test_the_live_example_draws_a_poll_and_a_trail_of_another_origin(
@@ -307,6 +314,7 @@ def test_the_live_example_draws_a_poll_and_a_trail_of_another_origin(
         assert not page.evaluate(INK)
         for n in range(1, 4):
             post(up.port, "/gps", f'{{"device":"walker","lat":48.1{n},"lon":11.5,"speed":{n}}}'.encode())
+            poll(lambda n=n: positions(up, "walker") == n)
             page.clock.run_for(3000)
             expect(page.locator("#device + p")).to_contain_text(f"walker: {n} position")
         expect(page.locator("#device")).to_have_attribute("aria-label", re.compile(r": 48.13, 11.5, 3 m/s\.$"))
@@ -317,13 +325,15 @@ def test_the_live_example_draws_a_poll_and_a_trail_of_another_origin(
 
 
 def test_the_live_example_obeys_retry_after(up: Server, chromium: Browser, origin: int) -> None:
+    post(up.port, "/votes", b'{"poll":"patient","choice":"oreo"}')
+    poll(lambda: "patient" in stored(up, "votes", "poll"))
     asked = []
     problem = {"title": "Service Unavailable", "status": 503, "detail": "Try again."}
 
     def refuse(route: Route) -> None:
         asked.append(route.request.url)
         fields = {
-            "Retry-After": "7",
+            "Retry-After": str(6 + len(asked)),
             "Access-Control-Allow-Origin": "*",
             "Access-Control-Expose-Headers": "Retry-After",
         }
@@ -331,16 +341,19 @@ def test_the_live_example_obeys_retry_after(up: Server, chromium: Browser, origi
 
     with context(chromium) as window:
         window.route("**/votes/tally*", refuse)
-        page = live(window, f"http://localhost:{origin}/live.html", up, poll="live")
+        page = live(window, f"http://localhost:{origin}/live.html", up, poll="patient", device="patient")
         expect(page.locator("#poll + p")).to_have_text("503 Service Unavailable: Try again. Next try in 7 s.")
-        page.clock.run_for(6900)
-        expect(page.locator("#device + p")).to_contain_text("bike")  # has asked again meanwhile
+        expect(page.locator("#device + p")).to_have_text("There is no device patient yet.")
+        post(up.port, "/gps", b'{"device":"patient","lat":48.1,"lon":11.5}')
+        poll(lambda: positions(up, "patient") == 1)
+        page.clock.run_for(6999)
+        expect(page.locator("#device + p")).to_contain_text("patient: 1 position")  # has asked again meanwhile
         assert len(asked) == 1
-        with page.expect_request("**/votes/tally*"):
-            page.clock.run_for(2000)
+        page.clock.run_for(1751)  # a quarter of 7 s: the random part
+        expect(page.locator("#poll + p")).to_contain_text("Next try in 8 s.")
         window.unroute_all()
-        page.clock.run_for(12_000)
-        expect(page.locator("#poll + p")).to_contain_text("4 votes")
+        page.clock.run_for(10_000)
+        expect(page.locator("#poll + p")).to_contain_text("1 vote, 1 of them for oreo")
 
 
 def test_the_live_example_says_that_its_origin_is_not_allowed(up: Server, chromium: Browser) -> None:
