@@ -185,6 +185,8 @@ class Site:
                 found[key] = sorted(value[contract.ORDER :].decode() for value in client.hvals(name))
             else:
                 found[key] = client.get(name)[contract.ORDER :].decode()
+        if client.get(contract.state(path)) != generation.encode():  # the keys may be gone since: a rebuild has ended
+            return self.actual(path)
         return found
 
     def equal(self) -> bool:

@@ -15,7 +15,7 @@ from subprocess import Popen
 from typing import TYPE_CHECKING
 
 from sluice.drill import kafka
-from sluice.drill.cells import STARTING, WHOLE, Cell, Cells, renice
+from sluice.drill.cells import GENTLE, STARTING, WHOLE, Cell, Cells, renice
 from sluice.drill.harness import Died
 from sluice.drill.kafka import Address, Broker, Brokers
 from sluice.drill.site import Trouble, wait
@@ -27,7 +27,7 @@ PORTS = 9092, 9093  # of each broker: for clients, for the other controllers
 PARTITIONS = 2  # of a topic, for each broker
 AWARE = 1.0  # seconds until a broker that was cut off knows what it has missed; before, it says that all is in sync
 # The brokers of all machines share the cores of this one with everything else: a heartbeat that waits behind a batch
-# of rows comes too late. So their sessions have this niceness (autogroup in sched(7)), once they have started
+# of rows comes too late. So their sessions have this niceness (autogroup in sched(7)), once they accept connections
 FIRST = "-10"
 # The better one of Java's two compilers takes more time than it saves in a broker that is killed soon
 SHORT_LIVED = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
@@ -104,12 +104,14 @@ class KafkaCells(Cells):
         """Wait until all brokers have all partitions. Raises: Trouble."""
         time.sleep(max(0.0, max(cell.machine.back for cell in self.cells) + AWARE - time.monotonic()))
         try:
+            for broker in self.brokers:
+                with contextlib.suppress(AssertionError):
+                    broker.wait(GENTLE)
+                assert broker.process
+                renice(broker.process, FIRST)
             self.brokers.wait()
         except (AssertionError, Died) as error:
             raise Trouble(str(error)) from None
-        for broker in self.brokers:
-            if broker.process:
-                renice(broker.process, FIRST)
 
     def positions(self, stream: str) -> list[Positions]:
         """Where the workers are, and where the topic ends, by partition. Raises: KafkaUnavailable."""

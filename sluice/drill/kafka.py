@@ -100,6 +100,18 @@ class Broker:
         running = self.run(command, self.home / "kafka.out", harness.environment(self.home))
         self.process = self.running.enter_context(running)
 
+    def accepts(self) -> bool:
+        """Whether it accepts connections. Raises: OSError, Died."""
+        assert self.process
+        if self.process.poll() is not None:
+            raise harness.Died(f"{self.home} ended")
+        socket.create_connection((self.host, self.port), 1).close()
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it accepts connections; it may not be in the cluster yet. Raises: AssertionError, Died."""
+        harness.poll(self.accepts, seconds, f"broker {self.number} accepts connections", interval=0.1)
+
     def kill(self) -> None:
         """End it by SIGKILL."""
         self.running.close()
@@ -128,21 +140,36 @@ class Brokers(list[Broker]):
 
     def wait(self) -> None:
         """Wait until all of them are in the cluster, and all replicas in sync. Raises: AssertionError."""
-        harness.poll(self.whole, 60, "all brokers, and their replicas in sync", interval=0.1)
+        try:
+            harness.poll(self.whole, 60, "all brokers, and their replicas in sync", interval=0.1)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {self.lack()}") from error.__cause__
 
     def whole(self) -> bool:
         """Whether all are there and in sync. Raises: KafkaException, OSError, Died."""
+        # one that was killed counts as there until the controllers notice it; its port is open when it is back
         for broker in self:
-            assert broker.process
-            if broker.process.poll() is not None:
-                raise harness.Died(f"{broker.home} ended")
-            # one that was killed counts as there until the controllers notice it; its port is open when it is back
-            socket.create_connection((broker.host, broker.port), 1).close()
+            broker.accepts()
         for look in range(LOOKS):
             time.sleep(0.1 if look else 0)
             if self.in_sync() != {broker.number for broker in self}:
                 return False
         return True
+
+    def lack(self) -> str:
+        """What the cluster lacks, for people."""
+        from confluent_kafka import KafkaException
+
+        try:
+            found = self.admin.list_topics(timeout=5)
+        except KafkaException as error:
+            return f"no metadata: {error}"
+        lines = [f"brokers {sorted(found.brokers)} of {[broker.number for broker in self]}"]
+        for topic in found.topics.values():
+            for number, one in topic.partitions.items():
+                if set(one.replicas) - set(one.isrs):
+                    lines.append(f"{topic} {number}: leader {one.leader}, {one.isrs} of {one.replicas} in sync")
+        return "; ".join(lines)
 
     def in_sync(self) -> set[int]:
         """The brokers that are in the cluster, and lack no partition of theirs. Raises: KafkaException."""

@@ -150,6 +150,7 @@ def test_an_invalid_record_of_a_signed_body_is_replayed_without_its_own_signatur
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 letters: 2 stored" in done.stdout
     # an unsigned body stays dead, even if the decoder would accept it
+    assert len(fate(up, "github", BODY, {})) == 1
     whole = subprocess.run([*command, "whole"], env=env, capture_output=True, text=True, timeout=60)
     assert "0 stored" in whole.stdout
 
