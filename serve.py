@@ -88,13 +88,7 @@ class Answer:
         self.keys, self.limit = endpoint.question(environ["QUERY_STRING"])
         self.deadline = 0.0
         self.tries = TRIES
-        self.ask()
-
-    def ask(self) -> None:
-        """Add the question to the open round trip."""
-        source = self.endpoint.source
-        self.generation = source.generation
-        self.trip, self.names = READS.add(source, self.keys)
+        self.trip, self.generation, self.names = READS.add(endpoint.source, self.keys)
 
     def __iter__(self) -> Iterator[bytes]:
         endpoint, trip = self.endpoint, self.trip
@@ -147,7 +141,7 @@ class Answer:
                 why = source.follow(state) if self.tries else BUILDING
             if why:
                 raise Rejected(replies.unavailable(why, 1))
-            self.ask()
+            self.trip, self.generation, self.names = READS.add(source, self.keys)
             if self.later:
                 raise self.later
             if not source.state:

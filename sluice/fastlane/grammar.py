@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+from io import BytesIO
 from typing import Any
 
 from gunicorn.http.wsgi import base_environ
@@ -134,6 +135,7 @@ class Grammar:
             return None
         name, port = served(server, host, scheme)
         environ |= {"SERVER_NAME": name, "SERVER_PORT": port, "REMOTE_ADDR": "", "wsgi.url_scheme": scheme}
+        environ["wsgi.input"] = BytesIO()  # of requests without a body, if they share the environ
         return environ, -1 if length is None else int(length), keep_alive
 
 

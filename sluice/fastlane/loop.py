@@ -29,7 +29,7 @@ import gevent
 from gevent import socket as gsocket
 from gevent.hub import get_hub
 
-from sluice.fastlane.answers import BROKEN, Answers, Pending
+from sluice.fastlane.answers import BROKEN, LENGTH, LENGTHS, Answers, Pending
 from sluice.fastlane.connection import (
     CLOSING,
     DECLINED,
@@ -338,14 +338,15 @@ class FastLane(SlowLane):
                 environ = {**environ, **conn.remote}
             elif not self.shares_environ:
                 environ = environ.copy()
-            environ["wsgi.input"] = BytesIO(data[end:stop])
+            if length or not self.shares_environ:
+                environ["wsgi.input"] = BytesIO(data[end:stop])
             self.started = None
             try:
                 answer = wsgi(environ, self.start)
             except Exception:
                 self.log.exception("Error handling request %s", environ["PATH_INFO"])
                 answer, self.started = (), BROKEN
-            if self.shares_environ:
+            if length and self.shares_environ:
                 environ["wsgi.input"] = None  # or a body would be kept with each cached head
             pending.append((conn, answer, self.started, keep_alive, environ))
             if not keep_alive or len(data) == stop:
@@ -423,7 +424,8 @@ class FastLane(SlowLane):
             if len(body) == entry[4]:
                 data = head + body
             elif entry[4] < 0:
-                data = head + b"Content-Length: %d\r\n\r\n" % len(body) + body  # one copy of the body
+                size = len(body)
+                data = head + (LENGTHS[size] if size < len(LENGTHS) else LENGTH % size) + body  # one copy of the body
             else:  # as gunicorn does: cut what is too long, close after what is too short
                 body = body[: entry[4]]
                 keep_alive = keep_alive and len(body) == entry[4]

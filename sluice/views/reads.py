@@ -65,8 +65,11 @@ class Reads:
         self.asked: dict[tuple[str, bytes], float] = {}  # tallies without a value: when to ask for them again
         self.logged = False
 
-    def add(self, source: Source, keys: list[bytes]) -> tuple[Trip, list[bytes]]:
-        """Add the reads of one request to the open trip. Returns: that trip, and what `Source.value` finds each by."""
+    def add(self, source: Source, keys: list[bytes]) -> tuple[Trip, bytes | None, list[bytes]]:
+        """Add the reads of one request to the open trip. Returns: that trip, the generation that is read, and what
+        `Source.value` finds each value by.
+        """
+        generation = source.generation  # first, see `follow`
         prefix = source.prefix
         names = [prefix + keys[0]] if len(keys) == 1 else [prefix + key for key in keys]
         if not source.string:
@@ -80,7 +83,7 @@ class Reads:
                 trip.states[source.state] = None
             else:
                 self.want(source.path, keys)
-        return trip, names
+        return trip, generation, names
 
     def want(self, path: str, keys: list[bytes]) -> None:
         """Note that a client asks for tallies, so that they are kept fresh."""

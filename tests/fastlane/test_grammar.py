@@ -150,7 +150,9 @@ def test_heads_are_kept_up_to_a_length_and_a_number() -> None:
 def test_a_cached_head_keeps_no_body_and_that_of_a_get_no_query() -> None:
     place = wire.Place("", "/run/gateway-0.sock")
     place.fast([SMUGGLED, *(post(line=b"GET /gps/latest?device=%b HTTP/1.1" % key) for key in (b"bike", b"boat"))])
-    assert [environ["wsgi.input"] for environ, _, _ in place.listener.heads.values()] == [None, None]
+    (of_post, *_), (of_get, *_) = place.listener.heads.values()
+    assert of_post["wsgi.input"] is None
+    assert of_get["wsgi.input"].read() == b""
 
 
 def test_a_long_query_is_not_kept() -> None:
@@ -173,7 +175,9 @@ def test_an_application_gets_a_dictionary_of_its_own_unless_it_shares_them(share
     joined(place, SMUGGLED, SMUGGLED, get, get)
     environs = [item[4] for item in place.lane.pending]
     assert len({id(environ) for environ in environs}) == (2 if shares else 4)
-    assert all((environ["wsgi.input"] is None) == shares for environ in environs)
+    bodies = [environ["wsgi.input"] for environ in environs]
+    assert [body and body.read() for body in bodies] == [*([None] * 2 if shares else [b"x"] * 2), b"", b""]
+    assert len(set(map(id, bodies))) == (2 if shares else 4)
 
 
 def joined(place: wire.Place, *parts: bytes) -> Connection:
