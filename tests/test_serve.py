@@ -163,6 +163,7 @@ def test_other_parameters_are_ignored(any_server: Reader) -> None:
 def test_an_unknown_key_gets_404_and_a_missing_one_400(any_server: Reader, path: str) -> None:
     key = any_server.site.views[path].key
     is_problem(get(any_server.where, f"{path}?{key}=nobody"), 404)
+    assert get(any_server.where, f"{path}?{key}=&x=%20")[0] == get(any_server.where, f"{path}?{key}=&x=1")[0] != 400
     for query in "", "?", "?x=1", f"?x{key}=1", f"?{key}={'x' * 513}", "?" + "&".join([f"{key}=1"] * 101):
         is_problem(get(any_server.where, path + query), 400)
 

@@ -695,6 +695,9 @@ def test_answers_of_every_kind_are_framed_correctly(odd: Site) -> None:
             assert bodies[6:] == [b"", b"", b"lon", b"hop", b"plain"]
             assert [headers["x-body"] for _, headers, _ in answers[2:4]] == ["1", "22"]
             assert not any("connection" in headers or "transfer-encoding" in headers for _, headers, _ in answers)
+        for size in 1023, 1024, 1025:  # the lengths below 1024 are kept as text
+            client.send(plain(b"x" * (size - 5), "/generator"))
+            assert client.answer()[2] == b"gener" + b"x" * (size - 5)
         client.send(plain() + plain(path="/short"))
         assert client.answer()[2] == b"plain"
         head, _, body = client.file.read().partition(b"\r\n\r\n")
