@@ -35,7 +35,7 @@ def up() -> Iterator[Server]:
         command = str(harness.ROOT / "bin/sluice"), "status"
         done = subprocess.run(command, env=harness.environment(tmp), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr + done.stdout  # nothing is missing after all clients
-        dead = {letter for (letter,) in ask(tmp, "SELECT DISTINCT stream FROM dead_letters")}
+        dead = {stream for (stream,) in ask(tmp, "SELECT DISTINCT stream FROM dead_letters")}
         assert dead <= {"gps"}  # the last will of OwnTracks; what the companion app encrypted
 
 

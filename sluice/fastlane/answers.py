@@ -14,8 +14,8 @@ from sluice.fastlane.connection import DECLINED, Connection
 
 BROKEN = "500 Internal Server Error", [("Content-Length", "0")]
 ACCESS_LOGS = "accesslog", "logconfig", "logconfig_dict", "logconfig_json", "syslog"
-LENGTH = b"Content-Length: %d\r\n\r\n"  # the end of a head
-LENGTHS = tuple(LENGTH % size for size in range(1024))  # formatting one takes 0.1 us
+CONTENT_LENGTH = b"Content-Length: %d\r\n\r\n"  # the end of a head
+CONTENT_LENGTHS = tuple(CONTENT_LENGTH % size for size in range(1024))  # formatting one takes 0.1 us
 MAX_RENDERED = 256  # cached heads of answers, each below 1 kB
 # An answer that is not iterated yet: connection, answer, (status, headers) if already started, keep-alive, environ
 Pending = tuple[Connection, Iterable[bytes], Any, bool, dict[str, Any]]

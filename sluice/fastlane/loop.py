@@ -29,7 +29,7 @@ import gevent
 from gevent import socket as gsocket
 from gevent.hub import get_hub
 
-from sluice.fastlane.answers import BROKEN, LENGTH, LENGTHS, Answers, Pending
+from sluice.fastlane.answers import BROKEN, CONTENT_LENGTH, CONTENT_LENGTHS, Answers, Pending
 from sluice.fastlane.connection import (
     CLOSING,
     DECLINED,
@@ -425,7 +425,8 @@ class FastLane(SlowLane):
                 data = head + body
             elif entry[4] < 0:
                 size = len(body)
-                data = head + (LENGTHS[size] if size < len(LENGTHS) else LENGTH % size) + body  # one copy of the body
+                length = CONTENT_LENGTHS[size] if size < len(CONTENT_LENGTHS) else CONTENT_LENGTH % size
+                data = head + length + body  # one copy of the body
             else:  # as gunicorn does: cut what is too long, close after what is too short
                 body = body[: entry[4]]
                 keep_alive = keep_alive and len(body) == entry[4]
