@@ -21,7 +21,7 @@ from sluice.sinks.cells import CellLine
 from sluice.sinks.destination import destinations
 from sluice.sinks.schema import load_streams
 from sluice.spool import open_inspector, open_outlet
-from sluice.spool.contract import LEASE, SPOOL_ERRORS, Claim, NewerLayout, trouble
+from sluice.spool.contract import AT_ONCE, LEASE, SPOOL_ERRORS, UNHURRIED, Claim, NewerLayout, trouble
 from sluice.spool.outlet import MAX_BODIES, MAX_BYTES, Lost, Outlet
 from sluice.streams import registry
 from sluice.streams.record import Limits, Record, Reject
@@ -57,7 +57,7 @@ class StreamState:
         self.prefetched: Callable[[], Claim | None] | None = None  # reads the reply to the request for the next claim
         self.max_bodies = FIRST_BODIES  # of the next claim
         self.backoff = 0.0  # seconds between two attempts to persist the claim
-        self.retry_at = 0.0  # monotonic
+        self.retry_at = AT_ONCE  # monotonic
 
     def postpone(self) -> None:
         """Keep the claim for a later attempt. Its lease stays alive, and the other streams go on."""
@@ -378,7 +378,7 @@ def main(arguments: list[str]) -> int:
         destinations(config.rows, streams)  # is its library installed?
     except settings.SettingError as error:
         return settings.complain(error)
-    inspector = open_inspector(config.spool, config.figures)
+    inspector = open_inspector(config.spool, config.figures, UNHURRIED)
     line = CellLine(inspector, streams, config.cell, keep=not config.has_own_redis, replicas=config.replicas)
     outlet = open_outlet(config.spool, config.figures, config.replicas)
     worker = Worker(outlet, config.sink, streams, registry.limits(config), line, config.keep, config.rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import json
 import os
 import time
@@ -104,6 +105,13 @@ def odd_own_headers(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
     body = environ["wsgi.input"].read()
     start("200 OK", [("Content-Length", str(len(body))), ("X-Body", body.decode())])
     return [body]
+
+
+def odd_collections(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+    """Answers with how often this process looks for cycles, and among how many objects it does not."""
+    said = f"{gc.get_threshold()[0]} {gc.get_freeze_count()}".encode()
+    start("200 OK", [("Content-Length", str(len(said)))])
+    return [said]
 
 
 SHARED = [("Content-Type", "text/plain")]

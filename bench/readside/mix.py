@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import statistics
 from collections.abc import Iterator
 
 import msgspec
@@ -142,10 +143,11 @@ def run(options: argparse.Namespace) -> bool:
         slots, used = rig.summed([one]), [10 * seconds for seconds in one["cpu"].values()]
         slow = [rig.percentile(slots, part) for part in PERCENTILES[2:]]
         host = one["fsync"], round(1000 * one["stolen"])
-        rows.append([f"round {n + 1}", one["rate"], *slow, one["max"], int(one["errors"]), *host, *used])
+        shares = [f"{within(slots, ms, int(one['errors'])):.4f}" for ms in TARGETS]
+        rows.append([f"round {n + 1}", one["rate"], *slow, one["max"], *shares, int(one["errors"]), *host, *used])
     parts = [f"CPU us a request: {part}" for part in runs[0]["cpu"]]
     columns = [f"p{part}" for part in PERCENTILES[2:]]
-    columns += ["max ms", "failures", "longest fsync, ms", "CPU that the host kept, ms"]
+    columns += ["max ms", *(f"% within {ms:g} ms" for ms in TARGETS), "failures", "longest fsync, ms", "CPU that the host kept, ms"]
     report.table(["", "requests/s", *columns, *parts], rows)
     gigabytes = FULL * max(per_key, memory / keys) / 1e9
     report.table(
@@ -165,8 +167,10 @@ def run(options: argparse.Namespace) -> bool:
     )
     targets = Targets(report)
     for ms, bar in TARGETS.items():
-        share = within(everything, ms, failures)
-        targets.add(f"% of the requests within {ms:g} ms", f"min {bar}", f"{share:.4f}", share >= bar)
+        rounds = sorted(within(rig.summed([one]), ms, int(one["errors"])) for one in runs)
+        median, all_rounds = statistics.median(rounds), within(everything, ms, failures)
+        measured = f"{median:.4f} ({rounds[0]:.4f} to {rounds[-1]:.4f}; of all rounds together {all_rounds:.4f})"
+        targets.add(f"% of the requests within {ms:g} ms, median of the rounds", f"min {bar}", measured, median >= bar)
     targets.at_most("failures", failures, 0)
     targets.at_most("items of the largest set", largest, view.cap)
     targets.at_most("items that are there twice", doubled, 0)

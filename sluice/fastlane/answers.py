@@ -16,6 +16,7 @@ BROKEN = "500 Internal Server Error", [("Content-Length", "0")]
 ACCESS_LOGS = "accesslog", "logconfig", "logconfig_dict", "logconfig_json", "syslog"
 CONTENT_LENGTH = b"Content-Length: %d\r\n\r\n"  # the end of a head
 CONTENT_LENGTHS = tuple(CONTENT_LENGTH % size for size in range(1024))  # formatting one takes 0.1 us
+REQUEST = SimpleNamespace(method="POST", version=(1, 1))  # what Response asks of one: whether it may send chunks
 MAX_RENDERED = 256  # cached heads of answers, each below 1 kB
 # An answer that is not iterated yet: connection, answer, (status, headers) if already started, keep-alive, environ
 Pending = tuple[Connection, Iterable[bytes], Any, bool, dict[str, Any]]
@@ -48,7 +49,7 @@ class Answers:
 
     def render(self, status: str, headers: list[tuple[str, str]]) -> Rendered:
         """Render an answer's head, and cache it. Raises: gunicorn's exceptions for an invalid header."""
-        response = Response(SimpleNamespace(method="POST", version=(1, 1)), None, self.cfg)
+        response = Response(REQUEST, None, self.cfg)
         response.start_response(status, headers)
         # without Date and Server: nginx sets its own
         lines = [f"HTTP/1.1 {status}\r\n", *(f"{name}: {value}\r\n" for name, value in response.headers)]

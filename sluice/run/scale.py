@@ -20,7 +20,7 @@ from sluice.run.configure import ROOT
 from sluice.settings import Settings, Span
 from sluice.sinks.schema import load_streams
 from sluice.spool import open_inspector
-from sluice.spool.contract import SPOOL_ERRORS
+from sluice.spool.contract import SPOOL_ERRORS, UNHURRIED
 
 EVERY = 2.0  # seconds between two readings
 
@@ -160,7 +160,7 @@ class Pool:
     def __init__(self, s: Settings) -> None:
         """Raises: SettingError if a user's module cannot be imported."""
         self.least = s.workers.min
-        self.spool = open_inspector(s.spool, s.figures)
+        self.spool = open_inspector(s.spool, s.figures, UNHURRIED)
         self.streams = load_streams(s)
         self.children: list[subprocess.Popen] = []
         self.stopping: list[subprocess.Popen] = []

@@ -38,7 +38,7 @@ def open_outlet(spool: str, figures: str, replicas: int) -> Outlet:
     return outlet.Outlet(spool, replicas=replicas)
 
 
-def open_inspector(spool: str, figures: str, timeout: float = 30) -> Inspector:
+def open_inspector(spool: str, figures: str, timeout: float) -> Inspector:
     """The operator's side. timeout: seconds to wait for one reply of Redis."""
     if spool.startswith(KAFKA):
         from sluice.spool.kafka import inspector as kafka

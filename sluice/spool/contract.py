@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 from redis.exceptions import RedisError
 
 TIMEOUT = 3.0  # seconds to wait for one reply: longer than a slow fsync, shorter than a client waits
+UNHURRIED = 30.0  # seconds to wait for one reply where no client waits
 REPLICAS_MS = 1000  # milliseconds that a worker waits for replicas
 LEASE = 5.0  # seconds until the claim of a dead worker is claimed again
+AT_ONCE = 0.0  # monotonic: what is due then is due now
 NAME = "sluice"  # prefix of connection names: sluice:gateway:PID, sluice:worker:PID:STREAM@FIRST:…
 
 

@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError, Resp
 
 from sluice.connect import connection, required
 from sluice.counters import REPORT_INTERVAL, SECONDS, SIZES, Counter, Counts
-from sluice.spool.contract import MARK, NAME, PROBED, TIMEOUT, Keys, count_command
+from sluice.spool.contract import AT_ONCE, MARK, NAME, PROBED, TIMEOUT, Keys, count_command
 
 log = logging.getLogger("sluice.spool")
 CONFIRM_MS = 400  # milliseconds to wait for replicas: a balancer must notice before a client gives up a second time
@@ -69,7 +69,7 @@ class Backlog:
         self.bytes = Counter()  # of the accepted bodies
         self.push = b"$5\r\nRPUSH\r\n$%d\r\n%b" % (len(key), key)
         self.mark = ("EVAL", MARK, 5, keys.ready, keys.claimed, keys.marks, keys.spools, keys.history)
-        self.mark_due = 0.0  # monotonic
+        self.mark_due = AT_ONCE
         self.length = 0  # at the last reply
         self.refused_bodies = 0  # since the last accepted one; their clients will retry
         self.rate = 0.0  # bodies per second that the workers can drain, estimated
@@ -173,7 +173,7 @@ class Inlet:
         if self.replicas:
             self.behind, self.resume = CONFIRM_MS, time.monotonic() + PAUSE
         for backlog in self.backlogs.values():
-            backlog.mark_due = 0.0
+            backlog.mark_due = AT_ONCE
 
     def push(self, batch: Batch) -> None:
         """One pipelined round trip: an RPUSH per stream, before it a mark if one is due."""
@@ -230,7 +230,7 @@ class Inlet:
                 backlog.bytes.n += sum(map(len, bodies))
                 self.log_change(stream, None)
             except ResponseError as error:
-                backlog.mark_due = 0.0  # what refused the push may have been a replica
+                backlog.mark_due = AT_ONCE  # what refused the push may have been a replica
                 detail = REDIS_FULL if isinstance(error, OutOfMemoryError) else REDIS_READ_ONLY % error
                 self.refuse(batch, stream, backlog.refusal(backlog.length // 20 + 1, detail))
         if self.replicas:
@@ -292,7 +292,7 @@ class Inlet:
             backlog.update(*self.redis.read_response())
             backlog.mark_due = now + MARK_INTERVAL
         except ResponseError as error:
-            backlog.mark_due = 0.0
+            backlog.mark_due = AT_ONCE
             return error
         return None
 

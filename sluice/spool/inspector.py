@@ -24,6 +24,7 @@ from sluice.spool.contract import (
     REPLICAS_MS,
     SNAPSHOT,
     STREAM,
+    UNHURRIED,
     Keys,
     Window,
 )
@@ -40,8 +41,8 @@ class Snapshot(NamedTuple):
     ages: claim id, or "" for the READY bodies -> seconds since the first of these bodies arrived, if a mark dates it.
     size: approximate bytes of memory of all these bodies, if known. purged: bodies ever purged.
     history: which spool has which of the numbers from 1 to claimed + ready, ascending.
-    partitions: with Kafka, spool without its leader epoch -> the numbers up to which bodies are settled, and are there.
     confirmed: whether replicas have all of this, if they were asked, so that a failover does not lose it.
+    partitions: with Kafka, spool without its leader epoch -> the numbers up to which bodies are settled, and are there.
     """
 
     claimed: int
@@ -51,8 +52,8 @@ class Snapshot(NamedTuple):
     size: int | None
     purged: int
     history: list[Window]
+    confirmed: bool
     partitions: dict[str, tuple[int, int]] = {}
-    confirmed: bool = True
 
 
 class Process(NamedTuple):
@@ -66,7 +67,7 @@ class Process(NamedTuple):
 class Inspector:
     """Reads the state of Redis, purges and requeues. Every method raises RedisError."""
 
-    def __init__(self, address: str, timeout: float = 30) -> None:
+    def __init__(self, address: str, timeout: float = UNHURRIED) -> None:
         """address: of Redis; see sluice/connect.py. timeout: seconds to wait for one reply."""
         self.redis = client(address, timeout)
 

@@ -22,6 +22,7 @@ from sluice.spool.contract import (
     RENEW,
     REPLICAS_MS,
     SETTLE,
+    UNHURRIED,
     Claim,
     Keys,
     NewerLayout,
@@ -43,7 +44,7 @@ class Outlet:
 
     name = "redis"
 
-    def __init__(self, address: str, timeout: float = 30, replicas: int = 0) -> None:
+    def __init__(self, address: str, timeout: float = UNHURRIED, replicas: int = 0) -> None:
         """address: of Redis; see sluice/connect.py. timeout: seconds to wait for one reply.
 
         replicas: number of replicas of Redis that must confirm a claim, at least.
@@ -136,9 +137,10 @@ class Outlet:
     def check_layout(self) -> None:
         """Write the layout of the keys to Redis, if it has an earlier one or none. Raises: NewerLayout, RedisError."""
         found: Any = self.redis.get(LAYOUT_KEY)
-        if int(found or 0) > LAYOUT:
-            raise NewerLayout("Redis", int(found), LAYOUT)
-        if int(found or 0) < LAYOUT:
+        layout = int(found or 0)
+        if layout > LAYOUT:
+            raise NewerLayout("Redis", layout, LAYOUT)
+        if layout < LAYOUT:
             with contextlib.suppress(ResponseError):  # a full Redis must still be drained
                 self.redis.set(LAYOUT_KEY, LAYOUT)
 

@@ -819,6 +819,15 @@ def test_a_client_may_leave_before_its_answer_is_ready(odd: Site, kind: str) -> 
     assert "Error in the loop" not in odd.server.said()
 
 
+def test_a_process_preempts_no_other_and_seldom_looks_for_cycles(odd: Site) -> None:
+    assert os.sched_getscheduler(odd.worker()) == os.SCHED_BATCH
+    with Client(odd.server.socket) as client:
+        client.send(plain(path="/collections"))
+        threshold, frozen = map(int, client.answer()[2].split())
+    assert threshold == 50_000
+    assert frozen > 10_000
+
+
 def test_an_error_in_the_loop_is_logged_and_does_not_end_it() -> None:
     def broken(timeout: float) -> list[tuple[int, int]]:
         raise RuntimeError("the poller that raises")

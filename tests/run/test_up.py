@@ -375,6 +375,7 @@ def test_durability_and_memory_are_passed_to_redis(shared: Server) -> None:
         "appendfsync": "everysec",
         "no-appendfsync-on-rewrite": "no",
         "aof-use-rdb-preamble": "yes",
+        "auto-aof-rewrite-min-size": str(16 << 20),
         "maxmemory": str(64 << 20),
         "maxmemory-policy": "noeviction",
         "save": "",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from sluice.spool import inspector
-from sluice.spool.contract import TIMEOUT, NotWithKafka
+from sluice.spool.contract import TIMEOUT, UNHURRIED, NotWithKafka
 from sluice.spool.inspector import Seen, Snapshot, windows
 from sluice.spool.kafka import Admin, Positions, Topic, asking
 
@@ -27,7 +27,7 @@ def seen(message: Message) -> Seen:
 class Inspector(inspector.Inspector):
     """Reads the state of topics and groups. Every method raises KafkaUnavailable, or RedisError."""
 
-    def __init__(self, url: str, figures: str, timeout: float = 30) -> None:
+    def __init__(self, url: str, figures: str, timeout: float = UNHURRIED) -> None:
         """url: of Kafka. figures: address of the Redis that keeps the counts; it is of this machine."""
         super().__init__(figures, timeout)
         self.url = url
@@ -65,7 +65,7 @@ class Inspector(inspector.Inspector):
         """The state of a stream. What workers hold counts as READY, and the memory is unknown."""
         topic = self.admin.describe(self.admin.address.topic(stream))
         if topic is None:
-            return Snapshot(0, 0, {}, {}, 0, 0, windows([], 0, 0))
+            return Snapshot(0, 0, {}, {}, 0, 0, windows([], 0, 0), confirmed=True)
         positions = self.admin.positions(topic)
         ready = sum(one.end - one.first for one in positions)
         oldest = min((one.timestamp()[1] for one in self.read(topic, positions, 1)), default=0)
@@ -78,7 +78,8 @@ class Inspector(inspector.Inspector):
             None if ready else 0,
             0,
             windows([], settled, ready),
-            {f"{topic.id}.{number}": (one.first, one.end) for number, one in enumerate(positions)},
+            confirmed=True,
+            partitions={f"{topic.id}.{number}": (one.first, one.end) for number, one in enumerate(positions)},
         )
 
     def read(self, topic: Topic, positions: list[Positions], limit: int) -> Iterator[Message]:
