@@ -120,8 +120,8 @@ class FastLane(SlowLane):
         self.held: dict[Connection, None] = {}  # clients with an answer that is not ready, by age
         self.later: list[Pending] = []  # that answer, and those that follow it
         self.timer: Any = None  # runs `again`
-        self.until: float  # monotonic: when the main greenlet continues; as the next one, see wait()
-        self.signalled: bool  # a signal arrived; the main greenlet continues
+        self.until = 0.0  # monotonic: when the main greenlet continues
+        self.signalled = False  # a signal arrived; the main greenlet continues
         self.started: Any = None  # status and headers of the answer that is being made
         # gunicorn would end this process at max_requests and only then start another: see run()
         self.restart_at: int = self.max_requests
