@@ -1170,15 +1170,20 @@ def test_connections_in_the_slow_lane_count_towards_worker_connections_until_the
         beats(2)  # the connection that asked whether it answers is closed
         before = descriptors(running.worker())
 
-        def connect_many(data: bytes) -> list[Client]:
-            clients = [stack.enter_context(Client(running[kind])) for _ in range(20)]
+        def connect_many(data: bytes, number: int = 20) -> list[Client]:
+            clients = [stack.enter_context(Client(running[kind])) for _ in range(number)]
             for client in clients:
                 client.send(data)
-            poll(lambda: descriptors(running.worker()) >= before + 10)
-            beats(3)  # it accepts after each, if it has fewer connections
-            assert descriptors(running.worker()) == before + 10
+            accepted = before + min(number, 10)
+            poll(lambda: descriptors(running.worker()) >= accepted)
+            beats(2)  # it accepts after each, if it has fewer connections
+            assert descriptors(running.worker()) == accepted
             return clients
 
+        some = connect_many(CHUNKED[:-5], 5)
+        for client in [*connect_many(b""), *some]:
+            client.close()
+        poll(lambda: descriptors(running.worker()) == before)
         for client in connect_many(CHUNKED[:-5]):
             client.send(CHUNKED[-5:])
             assert client.echo()["lane"] == "slow"
