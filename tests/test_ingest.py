@@ -22,6 +22,7 @@ import pytest
 import redis as redis_client
 from google.rpc.status_pb2 import Status
 
+import ingest
 from runtimes import GUNICORN, SERVERS, is_problem, simple_server
 from sluice.drill import harness
 from sluice.drill.harness import (
@@ -451,6 +452,10 @@ def test_the_health_checks_answer(site: Site) -> None:
         assert (status, headers["content-type"], body) == (200, "application/json", b'{"message":"OK"}')
     assert get(site.where, "/ping")[0] == 204
     assert site.items() == []
+
+
+def test_the_fast_lane_copies_no_dictionary_for_the_application() -> None:
+    assert ingest.app.shares_environ  # type: ignore[attr-defined]
 
 
 def test_an_answer_to_head_has_no_body(site: Site) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import serve
 from runtimes import GUNICORN, SERVERS, is_problem, simple_server
 from sluice.drill import harness
 from sluice.drill.harness import Server, connect, get, poll, post
@@ -171,6 +172,8 @@ def test_an_unknown_key_gets_404_and_a_missing_one_400(any_server: Reader, path:
 def test_a_key_is_text(any_server: Reader) -> None:
     for path in "/gps/latest?device=%ff%fe", "/votes/tally?poll=%ed%a0%80":
         is_problem(get(any_server.where, path), 400)
+    # gunicorn refuses it, with an answer of its own
+    assert send(any_server.where, b"GET /gps/latest?device=\xff HTTP/1.1\r\nHost: x\r\n\r\n")[0] == 400
     is_problem(get(any_server.where, "/gps/latest?device=%00"), 404)
 
 
@@ -354,6 +357,10 @@ def test_a_view_that_was_built_for_another_declaration_is_not_read(stored: Site)
     with harness.reader(stored.tmp, env=stored.env | {"INGEST_VIEWS": other}) as server:
         is_problem(get(server.socket, "/gps/trail?device=bike"), 503)
         assert get(server.socket, "/gps/latest?device=bike")[0] == 200
+
+
+def test_the_fast_lane_copies_no_dictionary_for_the_application() -> None:
+    assert serve.app.shares_environ  # type: ignore[attr-defined]
 
 
 def test_a_first_count_delays_only_those_who_ask_for_it() -> None:

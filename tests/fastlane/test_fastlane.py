@@ -29,7 +29,7 @@ import wire
 from runtimes import RUNTIMES
 from sluice.drill.harness import ROOT, Server, connect, free_port, gateway, poll, post, redis_server, short_tmp
 from sluice.fastlane import answers
-from sluice.fastlane.connection import IDLE
+from sluice.fastlane.connection import IDLE, Connection
 
 Where = int | Path
 
@@ -828,14 +828,17 @@ def test_a_process_preempts_no_other_and_seldom_looks_for_cycles(odd: Site) -> N
     assert frozen > 10_000
 
 
-def test_an_error_in_the_loop_is_logged_and_does_not_end_it() -> None:
-    def broken(timeout: float) -> list[tuple[int, int]]:
-        raise RuntimeError("the poller that raises")
+@pytest.mark.parametrize("step", ["turn", "again"])
+def test_an_error_in_the_loop_is_logged_and_does_not_end_it(step: str) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("the poller fails")
 
-    lane = wire.Place("", "/run/gateway-0.sock").lane
+    place = wire.Place("", "/run/gateway-0.sock")
+    lane, held = place.lane, Connection(SimpleNamespace(fileno=lambda: 3), "", place.listener)  # type: ignore[arg-type]
     logged: list[str] = []
-    lane.log, lane.poller = SimpleNamespace(exception=logged.append), SimpleNamespace(poll=broken)
-    lane.turn()
+    lane.log, lane.poller = SimpleNamespace(exception=logged.append), SimpleNamespace(poll=broken, modify=broken)
+    lane.timer, lane.held = SimpleNamespace(close=lambda: None), {held: None}
+    getattr(lane, step)()
     assert logged == ["Error in the loop"]
 
 

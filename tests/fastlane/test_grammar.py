@@ -16,8 +16,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-import ingest
-import serve
 import wire
 from grammar_cases import BODY, DECLINED, FIVE, SMUGGLED, TAKEN, post
 from runtimes import RUNTIMES
@@ -165,11 +163,6 @@ def test_a_long_query_is_not_kept() -> None:
         assert len(place.listener.heads) == 1 - more
     place.fast([post(line=b"GET /gps/latest?%b HTTP/1.1" % (b"y" * room))])
     assert len(place.listener.heads) == 1
-
-
-@pytest.mark.parametrize("app", [ingest.app, serve.app])
-def test_both_callables_share_the_dictionaries(app: Any) -> None:
-    assert app.shares_environ
 
 
 @pytest.mark.parametrize("shares", [True, False])
