@@ -539,7 +539,7 @@ def test_two_concurrent_replays_duplicate_nothing(tmp: Path, redis: Server) -> N
 
 
 def test_an_interrupted_replay_reports_its_progress(tmp: Path, redis: Server) -> None:
-    for start in range(0, 40_000, 5_000):
+    for start in range(0, 100_000, 5_000):
         push(redis, *[b"%d" % n for n in range(start, start + 5_000)])
     drain(tmp)
     with running([ROOT / "bin/sluice", "replay"], tmp / "replay.out", environment(tmp, mended(tmp))) as process:
