@@ -100,7 +100,7 @@ def told(sink: Sink, sql: str) -> list[tuple]:
 
 def tidied(sink: Sink, stream: str = "votes") -> int:
     """Publish and merge until nothing is left to do; the number of merges."""
-    sink.publish()
+    assert not sink.publish()  # there is no more to do
     merges = 0
     while sink.tidy(stream):
         merges += 1
