@@ -152,7 +152,7 @@ def running(
     """Run a program in its own process group. At the end send `stop`, wait at most 15 s, kill the group."""
     with open(log, "ab") as out:
         process = subprocess.Popen(
-            # a shell script that starts the tests with & makes them ignore SIGINT, nohup SIGHUP, and children inherit this
+            # a shell script that starts the tests with & makes them ignore SIGINT, nohup SIGHUP; children inherit it
             ["env", "--default-signal=INT,HUP", *map(str, command)],
             stdin=subprocess.DEVNULL,
             stdout=out,
