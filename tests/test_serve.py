@@ -350,11 +350,13 @@ def test_a_reader_that_starts_while_no_view_is_served_answers_503(stored: Site) 
         assert lane.json("/gps/trail?device=bike")
 
 
-def test_a_view_that_was_built_for_another_declaration_is_not_read(stored: Site) -> None:
+def test_a_view_that_was_built_for_another_declaration_is_not_read(stored: Site, tmp: Path) -> None:
     """Between the two steps of a reload, reader and follower have different declarations."""
-    other = stored.tmp / "other.py"
+    other = tmp / "other.py"
     other.write_text("from sluice.views import latest\nVIEWS = {'/gps/trail': latest('gps', key='device')}")
-    with harness.reader(stored.tmp, env=stored.env | {"INGEST_VIEWS": other}) as server:
+    (tmp / "run").mkdir()
+    (tmp / "run/views.sock").symlink_to(stored.tmp / "run/views.sock")
+    with harness.reader(tmp, env=stored.env | {"INGEST_VIEWS": other}) as server:
         is_problem(get(server.socket, "/gps/trail?device=bike"), 503)
         assert get(server.socket, "/gps/latest?device=bike")[0] == 200
 

@@ -214,6 +214,7 @@ def test_workers_are_added_replaced_and_stopped_after_their_batches(pool: Pool, 
     assert pool.size == 3
     pool.change(-1)
     assert pool.size == 2
+    poll(lambda: second.pid in [process.pid for process in pool.spool.processes()])  # then it catches signals
     pool.close()
     assert pool.size == 1
     assert second.returncode == 0
