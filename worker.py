@@ -141,7 +141,7 @@ class Worker:
                 held = any(state.claim for state in self.states)
                 work = self.outlet.has_work([state.stream.name for state in self.states])
                 busy = False
-                for state, some in zip(self.states, work, strict=True):
+                for state, some in zip(self.states, work):
                     if (some or state.claim) and not self.stopping:
                         busy |= self.step(state)
                 self.leave_line()

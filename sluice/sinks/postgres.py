@@ -473,7 +473,7 @@ class Postgres(Sink[psycopg.Connection]):
         with self.transaction() as db:
             db.execute("SET TRANSACTION READ ONLY")
             try:
-                with db.cursor("letters", binary=True) as cursor:
+                with db.cursor("letters") as cursor:
                     cursor.itersize = 10  # a dead letter may be large
                     # the newline ends a comment at the end of the condition; a % in it is not a placeholder
                     table = f"(SELECT * FROM dead_letters WHERE ({where.replace('%', '%%')}\n)) AS found"  # noqa: S608  # the operator's own SQL
@@ -510,7 +510,7 @@ class Postgres(Sink[psycopg.Connection]):
                 },
             )
             counts, present = one(found)
-        stored = {claim.id: count for claim, count in zip(given, present, strict=True)}
+        stored = {claim.id: count for claim, count in zip(given, present)}
         return summed((SpoolCount(*row) for row in counts), history, cell, stored)
 
     def stored_in(self, stream: str, partitions: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
@@ -521,7 +521,12 @@ class Postgres(Sink[psycopg.Connection]):
                 "       coalesce(sum(greatest(least(last, past) - greatest(first, settled + 1) + 1, 0)), 0)::bigint "
                 "FROM unnest(%s::text[], %s::bigint[], %s::bigint[]) AS p (part, settled, past) "
                 "JOIN batches_ranges ON stream = %s AND starts_with(spool, part || '.')",
-                (list(partitions), *map(list, zip(*partitions.values(), strict=True)), stream),
+                (
+                    list(partitions),
+                    [settled for settled, _ in partitions.values()],
+                    [end for _, end in partitions.values()],
+                    stream,
+                ),
             )
             return one(found)
 
@@ -608,10 +613,11 @@ class Postgres(Sink[psycopg.Connection]):
             table = f'"{stream}"'
             if partitions.is_partitioned(db, stream):
                 partitions.make_ahead(db, stream, self.keep.of(stream) or 0)
-                for name in partitions.overdue(db, stream, at)[:1]:
-                    execute(db, f"LOCK TABLE {name} IN EXCLUSIVE MODE")  # a late row would not be counted
-                    (rows,) = one(db.execute(typing.cast("Any", f"SELECT count(*) FROM {name}")))  # noqa: S608
-                    execute(db, f"DROP TABLE {name}")
+                if overdue := partitions.overdue(db, stream, at):
+                    first = overdue[0]
+                    execute(db, f"LOCK TABLE {first} IN EXCLUSIVE MODE")  # a late row would not be counted
+                    (rows,) = one(db.execute(typing.cast("Any", f"SELECT count(*) FROM {first}")))  # noqa: S608
+                    execute(db, f"DROP TABLE {first}")
                     self.add_deleted(db, stream, rows)
                     return True
                 table = partitions.default(db, stream)
@@ -686,7 +692,7 @@ def merge(db: psycopg.Connection, stream: str, spool: str, first: int, end: int)
     given = span("%s::text", "%s::text", "%s::bigint", "%s::bigint")
     found = db.execute(
         typing.cast("Any", f"DELETE FROM batches_ranges WHERE {SPAN} && {given} RETURNING first, last"),  # noqa: S608
-        (stream, spool, max(first - 1, 0), stream, spool, end + 1),
+        (stream, spool, first - 1, stream, spool, end + 1),
     )
     whole: list[list[int]] = []
     for low, high in sorted(found.fetchall()):

@@ -147,7 +147,7 @@ class Table:
         whole: False if the entries come from a partial dead letter.
         """
         encoded, nanoseconds = self.encoded, self.nanoseconds
-        last, arrived, number = -1, "", 0
+        last, arrived, number = None, "", 0
         thing: Any
         for seq, received, _, thing in entries:
             if received != last:
@@ -331,7 +331,7 @@ class Sqlite(Sink[apsw.Connection]):
 
     def last_letter(self, db: apsw.Connection) -> int:
         """See `sinks.Sink`."""
-        return db.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'dead_letters'").get or 0
+        return db.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'dead_letters'").get
 
     def delete_letter(self, db: apsw.Connection, id: int) -> bool:
         """See `sinks.Sink`."""

@@ -11,7 +11,7 @@ side is `inlet`, the worker's `outlet`, the operator's `inspector`.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
@@ -330,6 +330,6 @@ class Claim(NamedTuple):
         """When the body with this sequence number arrived (microseconds since 1970, up to 100 ms early), and the first
         sequence number to which the next mark applies.
         """
-        at = bisect_right(self.marks, (seq, 1 << 62))
+        at = bisect_left(self.marks, (seq + 1,))
         until = self.marks[at][0] if at < len(self.marks) else self.end
         return self.marks[max(at - 1, 0)][1], until

@@ -116,7 +116,7 @@ class Inspector:
 
     def waiting(self, stream: str, first: int, limit: int) -> Iterator[Seen]:
         """READY and CLAIMED bodies from a sequence number on, at most `limit`."""
-        while limit > 0 and (found := self.peek(stream, first, limit)[1]):
+        while found := self.peek(stream, first, limit)[1]:
             yield from found
             limit, first = limit - len(found), found[-1][0] + 1
 

@@ -16,7 +16,7 @@ import msgspec
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Remainder
 from sluice.streams.message import START, Message, parse
-from sluice.streams.record import Invalid, Limits, Record, Reject
+from sluice.streams.record import INT64, Invalid, Limits, Record, Reject
 
 Decode = Callable[[bytes, Limits], Iterable[Record | Reject]]
 Result = Record | Reject
@@ -119,7 +119,7 @@ class JsonDecoder(Decoder):
                 record = build(read(item))
             except Exception:  # not a plain object; if the item is invalid, the slow path finds the reason
                 return slow(item, limits)
-            return (record,) if item.find(NUL) < 0 else slow(item, limits)
+            return (record,) if NUL not in item else slow(item, limits)
 
         if self.bounded:
             return decode
@@ -285,7 +285,7 @@ def check_numbers(values: Iterable[Any]) -> None:
     """Check that every database can hold the numbers among the values. Raises: Invalid."""
     for value in values:
         kind = type(value)
-        if (kind is int and not -(2**63) <= value < 2**63) or (kind is float and not isfinite(value)):
+        if (kind is int and value not in INT64) or (kind is float and not isfinite(value)):
             raise out_of_range(value)
 
 

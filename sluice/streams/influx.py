@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from sluice.streams.body import Budget, Remainder
-from sluice.streams.record import Invalid, Metric, Reject
+from sluice.streams.record import INT64, UINT64, Invalid, Metric, Reject
 
 HEADS = 1024  # parsed names and tags that are kept: lines with the same ones often follow each other
 MAX_HEAD = 512  # bytes of a name and tags that are kept
@@ -177,7 +177,7 @@ def when(stamp: str, unit: int) -> int:
         time = integer(stamp, "timestamp") * unit
     else:
         raise Invalid(f"not a timestamp: {stamp!r:.60}")
-    if not -(2**63) <= time < 2**63:
+    if time not in INT64:
         raise Invalid("timestamp out of range")
     return time
 
@@ -202,14 +202,14 @@ def number(written: str) -> tuple[float | int | str, str]:
     digits, suffix = written[:-1], written[-1]
     if suffix == "i" and INTEGER.fullmatch(digits):
         whole = integer(digits, "integer")
-        if not -(2**63) <= whole < 2**63:
+        if whole not in INT64:
             raise Invalid("integer out of range")
         return whole, "integer"
     if suffix == "u" and INTEGER.fullmatch(digits) and digits[0] != "-":
         whole = integer(digits, "unsigned integer")
-        if whole >= 2**64:
+        if whole not in UINT64:
             raise Invalid("unsigned integer out of range")
-        return whole if whole < 2**63 else str(whole), "unsigned"
+        return whole if whole in INT64 else str(whole), "unsigned"
     if written in BOOLEANS:
         return BOOLEANS[written], "boolean"
     raise Invalid(f"not a value: {written!r:.60}")

@@ -5,7 +5,6 @@ The protobuf messages are in `loki.proto`.
 
 from __future__ import annotations
 
-import collections
 import re
 from collections.abc import Iterator
 
@@ -20,7 +19,7 @@ from sluice.streams.body import Budget, Remainder
 from sluice.streams.decoder import INVALID_COST
 from sluice.streams.message import Message
 from sluice.streams.protobuf import fields, uncompress, wrapped
-from sluice.streams.record import Invalid, Log, Reject
+from sluice.streams.record import INT64, Invalid, Log, Reject
 from sluice.streams.times import SECOND
 
 PROTOBUF = "application/x-protobuf"
@@ -145,7 +144,8 @@ def array(value: msgspec.Raw, name: str) -> bytes:
 
 def from_protobuf(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
     """The lines of a request in protobuf. The part of a reject is a stream with its tag. Raises: as `decode`."""
-    collections.deque(fields(body), 0)  # all of them: from here on, `fields` does not raise
+    for _ in fields(body):  # all of them: from here on, `fields` does not raise
+        pass
     for field in fields(body):
         if field.number != STREAMS:
             continue
@@ -210,7 +210,7 @@ def check(*texts: str) -> None:
 def record(labels: Labels, time: int, line: str, more: Labels) -> Log:
     """The row of a line. Labels and structured metadata become attributes. Raises: Invalid."""
     check(line, *more, *more.values())
-    if not -(2**63) <= time < 2**63:
+    if time not in INT64:
         raise Invalid("timestamp out of range")
     attributes: dict[str, object] = {**labels}
     for name, value in more.items():

@@ -47,8 +47,8 @@ def parse(item: bytes) -> Message | None:
     """The message in a list item, or None if the item is only a body. Raises: Invalid if the head is incomplete."""
     if not (start := START.match(item)):
         return None
-    end = item.find(b"\r\n\r\n", start.end() - 2)
-    if end < 0:
+    head, blank, body = item.partition(b"\r\n\r\n")
+    if not blank:
         raise Invalid("kept message: the head is incomplete")
     path, _, query = start[1].partition(b"?")
-    return Message(start[0], item[start.end() : end + 2], path.decode("latin-1"), query, item[end + 4 :])
+    return Message(start[0], item[start.end() : len(head) + 2], path.decode("latin-1"), query, body)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
-from math import isfinite
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,7 +20,7 @@ from sluice.streams import protobuf
 from sluice.streams.body import Budget, Empty, Remainder
 from sluice.streams.decoder import BATCH, Result
 from sluice.streams.message import Message
-from sluice.streams.record import Invalid, Reject
+from sluice.streams.record import Invalid, Reject, finite
 
 Tags = dict[str, Any]
 TIME_END = 2**63  # nanoseconds since 1970
@@ -142,7 +141,7 @@ class Json:
     @staticmethod
     def add(own: bytes, name: str, value: bytes) -> bytes:
         """An object with one more member."""
-        return b'%b%b"%b":%b}' % (own[:-1], b"," if len(own) > 2 else b"", name.encode(), value)
+        return b'%b%b"%b":%b}' % (own[:-1], b"" if own == b"{}" else b",", name.encode(), value)
 
     def parse(self, node: Node, data: bytes) -> Any:
         """See `Protobuf.parse`."""
@@ -326,11 +325,6 @@ def text(value: Any) -> str:
     if isinstance(found, str):
         return found
     return "" if found is None else msgspec.json.encode(found).decode()
-
-
-def finite(value: float) -> float | str:
-    """A number, or Prometheus's text for one that is not finite."""
-    return value if isfinite(value) else "NaN" if value != value else "+Inf" if value > 0 else "-Inf"
 
 
 def clean(text: str) -> str:

@@ -10,9 +10,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 
 from sluice.streams import telegraf
-from sluice.streams.otlp import Context, Node, Tags, attributes, clean, finite, scope_attributes, text, when
+from sluice.streams.otlp import Context, Node, Tags, attributes, clean, scope_attributes, text, when
 from sluice.streams.prometheus import bound, minus
-from sluice.streams.record import Invalid, Metric
+from sluice.streams.record import Invalid, Metric, finite
 
 NO_RECORDED_VALUE = metrics_pb2.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
 TEMPORALITIES: dict[int, str] = {

@@ -22,7 +22,7 @@ from sluice.streams.body import Budget, Remainder
 from sluice.streams.decoder import INVALID_COST
 from sluice.streams.message import Message
 from sluice.streams.protobuf import Field, fields, uncompress
-from sluice.streams.record import Invalid, Metric, Reject
+from sluice.streams.record import INT64, Invalid, Metric, Reject, finite
 
 PROTOBUF = "application/x-protobuf"
 VERSIONS = {"": 1, "prometheus.WriteRequest": 1, "io.prometheus.write.v2.Request": 2}
@@ -157,9 +157,9 @@ def when(part: Any) -> int:
 
 def nanoseconds(milliseconds: int) -> int:
     """Milliseconds since 1970 as nanoseconds. Raises: Invalid if these are no 64-bit integer."""
-    if not -(2**63) <= milliseconds * MILLISECOND < 2**63:
+    if (found := milliseconds * MILLISECOND) not in INT64:
         raise Invalid("timestamp out of range")
-    return milliseconds * MILLISECOND
+    return found
 
 
 def samples(name: str, tags: dict[str, str], parts: Iterable[Any], created: int) -> Iterator[Metric]:
@@ -181,11 +181,7 @@ def number(time: int, name: str, tags: dict[str, str], value: float) -> Metric:
 
 def plain(value: float) -> float | str:
     """A finite number, or the name of one that is not."""
-    if value - value == 0:
-        return value
-    if value != value:
-        return "stale" if struct.pack("<d", value) == STALE else "NaN"
-    return "+Inf" if value > 0 else "-Inf"
+    return "stale" if value != value and struct.pack("<d", value) == STALE else finite(value)
 
 
 def text(time: int | None, name: str, tags: dict[str, str], field: str, about: dict[str, Any]) -> Metric:
@@ -215,7 +211,7 @@ def native(name: str, tags: dict[str, str], part: Any, created: int) -> list[Met
         return [number(time, name, tags, part.sum)]
     count, kind = telegraf.typed(part.count_float if part.WhichOneof("count") == "count_float" else part.count_int)
     if isinstance(count, float):
-        finite([count])
+        check_finite([count])
     about: dict[str, Any] = {"count": count, "sum": total, "schema": part.schema, "zero_threshold": part.zero_threshold}
     about |= {
         "reset_hint": named(part.ResetHint, part.reset_hint),
@@ -233,7 +229,7 @@ def buckets(part: Any) -> list[list[float | None]]:
     schema, custom = part.schema, part.custom_values
     below = counted(part.negative_spans, part.negative_deltas, part.negative_counts)
     above = counted(part.positive_spans, part.positive_deltas, part.positive_counts)
-    finite([part.zero_threshold, *custom])
+    check_finite([part.zero_threshold, *custom])
     if schema == CUSTOM:
         if below or any(not 0 <= index <= len(custom) for index, _ in above):
             raise Invalid("histogram: bucket without a bound")
@@ -244,7 +240,7 @@ def buckets(part: Any) -> list[list[float | None]]:
     found = [[minus(bound(schema, index)), minus(bound(schema, index - 1)), count] for index, count in reversed(below)]
     zero = part.zero_count_float if part.WhichOneof("zero_count") == "zero_count_float" else part.zero_count_int
     if zero:
-        finite([zero])
+        check_finite([zero])
         found.append([-part.zero_threshold, part.zero_threshold, zero])
     return found + [[bound(schema, index - 1), bound(schema, index), count] for index, count in above]
 
@@ -256,7 +252,7 @@ def counted(spans: Iterable[Any], deltas: Iterable[int], counts: Iterable[float]
     for delta in deltas:
         last += delta
         absolute.append(last)
-    finite(absolute)
+    check_finite(absolute)
     if any(not -(2**63) <= count < 2**63 for count in absolute):
         raise Invalid("histogram: a count is out of range")
     if len(absolute) > MAX_BUCKETS:
@@ -283,7 +279,7 @@ def minus(value: float | None) -> float | None:
     return None if value is None else -value
 
 
-def finite(values: Iterable[float]) -> None:
+def check_finite(values: Iterable[float]) -> None:
     """Check numbers of a histogram, which JSON could not hold. Raises: Invalid."""
     if any(value - value != 0 for value in values):
         raise Invalid("histogram: a number is not finite")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 import msgspec
+
+INT64, UINT64 = range(-(2**63), 2**63), range(2**64)
+NOT_FINITE = {inf: "+Inf", -inf: "-Inf"}  # Prometheus, exposition formats; any other is "NaN"
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -95,3 +99,8 @@ class Limits(NamedTuple):
 
 class Invalid(ValueError):
     """Data that cannot be stored; the text is the reason."""
+
+
+def finite(value: float) -> float | str:
+    """A number, or Prometheus's text for one that JSON does not have."""
+    return value if isfinite(value) else NOT_FINITE.get(value, "NaN")

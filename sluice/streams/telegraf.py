@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from sluice.streams.record import Invalid, Metric
+from sluice.streams.record import INT64, UINT64, Invalid, Metric
 from sluice.streams.times import Time, first
 
 Value = float | int | str | bool
@@ -54,9 +54,9 @@ def typed(value: Value) -> tuple[float | int | str, str]:
         return value, "float"
     if isinstance(value, str):
         return value, "string"
-    if -(2**63) <= value < 2**63:
+    if value in INT64:
         return value, "integer"
-    if 0 < value < 2**64:
+    if value in UINT64:
         return str(value), "unsigned"
     try:
         return float(value), "float"

@@ -45,7 +45,7 @@ def nanoseconds(value: int | float | str) -> int:
         unit, start = unit // 1000, START
     if not unit:
         raise Invalid(f"time out of range: {value!r:.40}")
-    return round(number * (unit // 1000)) * 1000 if unit > 1 else round(number)
+    return round(number * (unit // 1000)) * 1000 if unit != 1 else round(number)
 
 
 def iso(text: str) -> int:
