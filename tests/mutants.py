@@ -240,7 +240,7 @@ def changed(mutant: Mutant, code: str) -> Changed:
     if before[first].strip() in ("break", "continue"):  # there are several: the line before it tells which one
         first, start = first - 1, start - 1
     old, new = (" ".join(" ".join(lines).split()) for lines in (before[first:last], after[start:end]))
-    return Changed(mutant.path, old, new)
+    return Changed(mutant.path, old, new.replace("not not ", ""))
 
 
 def explained() -> set[Changed]:

@@ -713,6 +713,15 @@ class SinkTests:
         assert [x.seq for x in sink.letters()] == [2]
         assert self.choices(store) == ["a"]
 
+    def test_dead_letters_are_read_until_they_have_as_many_bytes_as_fit(
+        self, sink: Sink, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rejects = [Reject(b"x" * size, "y", True) for size in (9, 1, 5, 5)]
+        sink.persist(claim("votes", 4), lambda: [(seq, NOON, b"", one) for seq, one in enumerate(rejects, 1)])
+        monkeypatch.setattr(sinks, "LETTER_BYTES", 10)
+        assert [letter.seq for letter in sink.letters()] == [1, 2]
+        assert [letter.seq for letter in sink.letters(newest=True)] == [4, 3]
+
     def test_a_partial_dead_letter_that_stays_dead_stays_partial(self, store: Store, sink: Sink) -> None:
         store.refuse("votes", "choice", "poison")
         body = b"\n".join([vote(""), vote("a"), vote("poison")])

@@ -761,6 +761,8 @@ def test_a_full_redis_refuses_pushes_and_can_still_be_drained(tmp: Path, monkeyp
         with monkeypatch.context() as patch:
             patch.setattr(Backlog, "update", lambda *mark: None)
             assert push(inlet, *[b"x" * 1000] * 100) == Refusal("Redis is full.", 31)
+            backlog.rate = (backlog.length // 20 + 1.5) / 30  # so does one body more, but not two
+            assert push(inlet, *[b"x" * 1000] * 100) == Refusal("Redis is full.", 30)
         raw(server).config_set("maxmemory", "2mb")  # full for even the smallest body
         assert push(inlet, b"y", stream="t")
         assert "maxmemory" in (inlet.ready() or "")
