@@ -80,6 +80,8 @@ TESTS = {
     "sluice/streams/endpoints.py": "tests/test_ingest.py tests/run/test_metrics.py",
     "sluice/streams/replies.py": "tests/streams/test_otlp.py tests/test_ingest.py tests/test_clients.py "
     "tests/run/test_reload.py",
+    "sluice/streams/record.py": "tests/streams/test_records.py tests/streams/test_otlp.py tests/test_ingest.py "
+    "tests/test_clients.py",
     "sluice/streams/re*.py": "tests/streams/test_records.py tests/test_ingest.py tests/test_clients.py",
     "sluice/streams/routes.py": "tests/test_ingest.py tests/test_clients.py",
     "sluice/streams/*.py": "tests/streams/test_gps_formats.py tests/streams/test_records.py tests/streams/test_otlp.py "

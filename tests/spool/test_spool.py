@@ -140,6 +140,17 @@ def numbers(count: int, start: int = 0) -> list[bytes]:
     return [b"%d" % n for n in range(start, start + count)]
 
 
+def test_one_body_that_was_stored_between_two_looks_is_counted(
+    inlet: Inlet, outlet: Outlet, inspector: Inspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, seen = inspector.follow("s")
+    assert where == "sequence number 1"
+    push(inlet, b"x")
+    outlet.settle(claim(outlet))
+    monkeypatch.setattr("sluice.spool.inspector.time", None)  # it need not wait
+    assert next(seen) == 1
+
+
 # append and commit
 
 
@@ -331,6 +342,8 @@ def test_a_claim_is_limited_in_bodies_and_in_bytes(inlet: Inlet, outlet: Outlet)
     assert claim(outlet, max_bytes=1).count == claim(outlet, max_bytes=1000).count == 1
     push(inlet, b"y" * 100_000, stream="t")
     assert claim(outlet, "t", max_bytes=10).count == 1
+    push(inlet, *[b"z" * 10_000] * 40, stream="u")
+    assert claim(outlet, "u", max_bodies=40, max_bytes=20_000).count < 40
 
 
 def test_a_step_of_large_bodies_after_small_ones_exceeds_the_limit_by_little(inlet: Inlet, outlet: Outlet) -> None:

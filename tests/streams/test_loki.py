@@ -151,6 +151,9 @@ def test_invalid_lines_in_protobuf_are_buried_together() -> None:
     assert decode("logs", reject.part) == [Reject(reject.part, reject.reason, True)]
 
 
+ONE_LINE = messages.Push(streams=[messages.Stream(labels="{}", entries=[entry("a")])]).SerializeToString()
+
+
 @pytest.mark.parametrize(
     ("sent", "reason"),
     [
@@ -164,6 +167,7 @@ def test_invalid_lines_in_protobuf_are_buried_together() -> None:
         (kept(b"\xff" * 9, PATH, PROTOBUF), "snappy: "),
         (kept(compressed(b"\x0a"), PATH, PROTOBUF), "not protobuf: truncated"),
         (kept(compressed(b"\x0a\x01\x0a"), PATH, PROTOBUF), "not protobuf: truncated"),
+        (kept(compressed(ONE_LINE + b"\x0a"), PATH, PROTOBUF), "not protobuf: truncated"),
         (kept(compressed(b"\x0a\x03\x0a\x01\xff"), PATH, PROTOBUF), "not UTF-8: "),
         (kept(compressed(b"\x0a\x08\x0a\x02{}\x12\x02\x0a\x7f"), PATH, PROTOBUF), "not protobuf: "),
         (protobuf(messages.Stream(labels="{}")), "no record in it"),
