@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -184,7 +185,8 @@ def test_workers_that_fall_behind_get_others_that_help(tmp: Path) -> None:
             poll(lambda: up.pids("worker") and up.pids("scale"))
             push(tmp, 100_000, "without_decoder")
             push(tmp, 30_000)
-            poll(lambda: "1 -> 2 workers: bodies wait" in up.said(), 60, "more workers")
+            # on a busy machine one worker stores less, so more are added at once
+            poll(lambda: re.search("1 -> [234] workers: bodies wait", up.said()), 60, "more workers")
             assert [pid for pid in up.pids("scale") if b"worker.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
             poll(lambda: database.ask("SELECT count(*) FROM slow") == [(30_000,)], 60, "all bodies to be stored")
 
