@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from sluice.streams.decoder import out_of_range
-from sluice.streams.record import INT64, Record, Vote
+from sluice.streams.record import Record, Vote
 from sluice.streams.times import Time, first
 
 TIMES = ("time", "ts", "timestamp")
@@ -68,9 +68,9 @@ def wire(record: type[Record]) -> tuple[type[msgspec.Struct], Callable[[Any], Re
     def build(wire: Any) -> Record:
         values = get(wire)
         fields = values[count:]
-        for value in fields:  # check_numbers, without the 50 ns of a call
+        for value in fields:  # check_numbers, without the 50 ns of a call and the 17 of INT64
             kind = type(value)
-            if (kind is int and value not in INT64) or (kind is float and not isfinite(value)):
+            if (kind is int and not -(2**63) <= value < 2**63) or (kind is float and not isfinite(value)):
                 raise out_of_range(value)
         return record(time=first(*values[:count]), **dict(zip(names, fields)))
 
