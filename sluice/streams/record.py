@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+# What 64 bits hold, to look up an int in: for a float, `in` would search the whole range
 INT64, UINT64 = range(-(2**63), 2**63), range(2**64)
 NOT_FINITE = {inf: "+Inf", -inf: "-Inf"}  # Prometheus, exposition formats; any other is "NaN"
 

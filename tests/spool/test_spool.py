@@ -140,17 +140,6 @@ def numbers(count: int, start: int = 0) -> list[bytes]:
     return [b"%d" % n for n in range(start, start + count)]
 
 
-def test_one_body_that_was_stored_between_two_looks_is_counted(
-    inlet: Inlet, outlet: Outlet, inspector: Inspector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    where, seen = inspector.follow("s")
-    assert where == "sequence number 1"
-    push(inlet, b"x")
-    outlet.settle(claim(outlet))
-    monkeypatch.setattr("sluice.spool.inspector.time", None)  # it need not wait
-    assert next(seen) == 1
-
-
 # append and commit
 
 
@@ -755,6 +744,20 @@ def test_only_connections_of_gateways_and_workers_are_processes(server: Server, 
     clients = [client.Redis(unix_socket_path=str(server.socket), client_name=name) for name in names]
     assert all(each.ping() for each in clients)
     assert [(each.role, each.pid) for each in inspector.processes()] == [("gateway", 2), ("worker", 3)]
+
+
+# following
+
+
+def test_one_body_that_was_stored_between_two_looks_is_counted(
+    inlet: Inlet, outlet: Outlet, inspector: Inspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, seen = inspector.follow("s")
+    assert where == "sequence number 1"
+    push(inlet, b"x")
+    outlet.settle(claim(outlet))
+    monkeypatch.setattr("sluice.spool.inspector.time", None)  # it need not wait
+    assert next(seen) == 1
 
 
 # a full Redis
