@@ -182,6 +182,8 @@ def test_a_feed_of_notifications_has_the_last_100_different_ones_newest_first(ru
         return found
 
     with short_tmp() as tmp, installation(tmp, mine | {"INGEST_RUNTIME": runtime}) as server:
+        # The reader may be the last one to start; until then nginx answers 502
+        poll(lambda: get(server.port, "/notifications/feed?user=jane")[0] == 404, what="the reader to start")
         for at in range(0, 600, 10):
             body = json.dumps([*sent[at : at + 10], sent[at] | {"user": "joe"}]).encode()
             assert post(server.port, "/notifications", body)[0] == 200
