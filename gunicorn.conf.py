@@ -21,7 +21,7 @@ _settings = settings.load_or_exit()
 
 wsgi_app = "ingest:app"
 worker_class = "sluice.fastlane.loop.FastLane"
-workers = _settings.gateways.processes
+workers = _settings.gateways
 bind = [f"unix:{path}" for path in _settings.gateway_sockets]
 umask = 0o077  # only this user may connect to the sockets
 backlog = 65535  # a Unix socket whose backlog is full refuses at once; limited by net.core.somaxconn

@@ -97,6 +97,5 @@ ENDPOINTS = Endpoints(ROUTES, counts.counter)
 PLAIN = ENDPOINTS.plain
 PROBES = {"/healthz": OK, "/readyz": OK, "/ping": NO_CONTENT}
 app.max_body, app.tick = MAX_BODY, tick  # type: ignore[attr-defined]  # see sluice/fastlane/__init__.py
-app.later, app.shares_environ = INLET.answer_later, True  # type: ignore[attr-defined]
-app.linger = (SETTINGS.gateways.linger, 0) if SETTINGS.gateways.linger else INLET.linger  # type: ignore[attr-defined]
+app.later, app.pause, app.shares_environ = INLET.answer_later, INLET.pause, True  # type: ignore[attr-defined]
 atexit.register(INLET.report, last=True)

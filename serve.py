@@ -189,4 +189,3 @@ def pause(seconds: float) -> None:
 
 ENDPOINTS = {path: Endpoint(path, view) for path, view in views.load(SETTINGS).items()}
 app.tick, app.shares_environ = READS.tick, True  # type: ignore[attr-defined]  # see sluice/fastlane/__init__.py
-app.linger = SETTINGS.gateways.linger, 0  # type: ignore[attr-defined]

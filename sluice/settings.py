@@ -66,13 +66,6 @@ class Memory(NamedTuple):
     views: int
 
 
-class Gateways(NamedTuple):
-    """Processes of the gateway, and the seconds that they and the reader wait for more requests before a round trip."""
-
-    processes: int
-    linger: float
-
-
 class Rows(NamedTuple):
     """The URLs of the destinations of rows; None: a table of the database.
 
@@ -216,12 +209,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def gateways(text: str) -> Gateways:
+def gateways(text: str) -> int:
     """The parser of INGEST_GATEWAYS."""
-    match = re.fullmatch(r"(?:auto|([0-9]{1,3}))(?:,([0-9]{1,5})us)?", text)
-    if match and 1 <= int(match[1] or 1) <= 256 and int(match[2] or 0) <= 10_000:
-        return Gateways(int(match[1] or gateways_of(cores())), int(match[2] or 0) / 1e6)
-    raise ValueError("an integer from 1 to 256, or auto; and optionally a wait up to 10000us, such as auto,500us")
+    if text == "auto":
+        return gateways_of(cores())
+    try:
+        return integer(1, 256)(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or auto") from None
 
 
 def choice(*names: str) -> Callable[[str], str]:
@@ -371,12 +366,10 @@ class Settings:
         "Python of gateway and reader: `cpython` or `pypy`. Change it when one of them is the bottleneck: PyPy takes "
         "less CPU per request and more memory",
     )
-    gateways: Gateways = setting(
+    gateways: int = setting(
         gateways, "auto",
         "Gateway processes; `auto`: one for each four cores, at least one. Change it when a gateway uses a whole core, "
-        "or when other programs need the cores. After a comma, how long gateway and reader wait for more requests "
-        "before a round trip to Redis: `auto,500us`; not at all unless given. Give it when thousands of requests a "
-        "second come from clients that do not wait for each other: they take less CPU, and about as much longer",
+        "or when other programs need the cores",
     )
     workers: Span = setting(
         processes, "1",

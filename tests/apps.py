@@ -239,12 +239,12 @@ def odd_waits(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
 
 
 def postponed(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """Answers POSTs later, in both lanes; lingers if there are several requests."""
+    """Answers POSTs later, in both lanes; waits for more requests if there are several."""
     return {"/waits": Waiting, "/release": odd_release, "/echo": echo}.get(environ["PATH_INFO"], plain)(environ, start)
 
 
 postponed.later = functools.partial(setattr, Waiting, "later")  # type: ignore[attr-defined]
-postponed.linger = 0.5, 2  # type: ignore[attr-defined]
+postponed.pause = 0.5  # type: ignore[attr-defined]
 
 
 def odd_release(environ: dict[str, Any], start: Start) -> Iterable[bytes]:

@@ -30,7 +30,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=1, help="mix: minutes of a round (%(default)s)")
     parser.add_argument("--clients", type=int, default=256, help="mix: connections (%(default)s)")
     parser.add_argument("--limit", type=int, default=100, help="mix: items of an answer (%(default)s)")
-    parser.add_argument("--linger", type=int, default=500, help="mix: us, as in INGEST_GATEWAYS (%(default)s)")
     parser.add_argument("--durability", default="always", help="mix: appendfsync of the list (%(default)s)")
 
 
@@ -88,7 +87,7 @@ def run(options: argparse.Namespace) -> bool:
     seconds = options.minutes * 60
     with rig.Stand(options, "no", "4g") as stand:
         module = {name: MODULE for name in ("INGEST_ROUTES", "INGEST_RECORDS", "INGEST_VIEWS")}
-        site = Site(stand, INGEST_GATEWAYS=f"1,{options.linger}us", **module)
+        site = Site(stand, **module)
         view = site.declared[PATH]
         assert isinstance(view, Feed)
         site.store("notifications", full(options.users, view.cap))

@@ -353,8 +353,7 @@ class Drill:
             "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "installation": "private" if self.site.private else "running",
             "settings": {
-                "runtime": s.runtime, "gateways": s.gateways.processes, "workers": s.workers.min,
-                "durability": s.durability,
+                "runtime": s.runtime, "gateways": s.gateways, "workers": s.workers.min, "durability": s.durability,
                 "sink": self.site.store.name,
             },
             "machine": f"{platform.system()} {platform.release()}, {os.cpu_count()} cores",

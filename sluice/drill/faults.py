@@ -115,7 +115,7 @@ for _name, _target in PROCESSES.items():
     def _kill(scene: Scene, target: Target = _target) -> str:
         site, program = scene.site, target.program
         if program in ("gateway", "reader"):  # nothing starts in the place of one that a reload is ending
-            most = site.settings.gateways.processes if program == "gateway" else 1
+            most = site.settings.gateways if program == "gateway" else 1
             wait(lambda: len(site.children(program)) <= most, 60, "the end of the processes before a reload")
         found = [pid for pid in target.find(site, program) if program != "nginx" or not ending(pid)]
         pid, before = scene.random.choice(found), site.pids(program)

@@ -9,8 +9,8 @@ The contract between the lane and a WSGI callable. PEP 3333 holds, except that t
 app.max_body: int         bytes. A longer body goes unread to the slow lane, where the application may reject it first.
                           Default and maximum: connection.MAX_BODY
 app.tick()                called about once a second, between two turns of the loop
-app.linger: float, int    seconds that a turn with more than so many requests waits for others, so that the commit has
-                          more of them. Default: 0, 0
+app.pause: float          seconds that a turn with more than loop.FEW requests waits for others, so that the commit has
+                          more of them. Default: 0
 app.shares_environ: bool  whether the application neither changes environ nor keeps it after its call. Then equal heads
                           share one dictionary, which is not copied for each request. Default: False
 app.later(exception)      called once. Answers that are not ready may then raise this exception while they are iterated;

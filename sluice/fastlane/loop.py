@@ -45,6 +45,7 @@ from sluice.fastlane.connection import (
 from sluice.fastlane.grammar import LATER, Grammar, Heads, Later, ParsedHead
 from sluice.fastlane.slow import SlowLane
 
+FEW = 2  # requests of a turn that need not wait for others: app.pause is for when there are many clients
 MAX_TURN = 2 << 20  # bytes read, after which a turn commits: limits the memory of a batch
 MAX_ADMITTED = 4 << 20  # bytes of incomplete bodies that are read at a time; the others wait in the kernel
 GRACE = 0.75  # fraction of gunicorn's graceful_timeout, at the end of which the master kills the process
@@ -103,9 +104,7 @@ class FastLane(SlowLane):
         self.application = self.wsgi
         self.max_body = min(MAX_BODY, getattr(self.wsgi, "max_body", MAX_BODY))
         self.tick: Callable[[], None] = getattr(self.wsgi, "tick", lambda: None)
-        self.delay: float  # `linger` is a method of gunicorn
-        self.few: int
-        self.delay, self.few = getattr(self.wsgi, "linger", (0.0, 0))
+        self.pause: float = getattr(self.wsgi, "pause", 0.0)
         if later := getattr(self.wsgi, "later", None):
             later(Later)
             self.wsgi = self.wait_for
@@ -208,8 +207,8 @@ class FastLane(SlowLane):
             ready = self.poller.poll(0)
             while ready:
                 self.read(ready)
-                if self.delay and len(self.pending) > self.few:
-                    time.sleep(self.delay)
+                if self.pause and len(self.pending) > FEW:
+                    time.sleep(self.pause)
                     self.read(self.poller.poll(0))
                 self.finish()
                 rest = self.until - time.monotonic()

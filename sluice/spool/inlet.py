@@ -104,7 +104,7 @@ class Inlet:
     """The gateway's side of the list, one per process. Safe with threads and greenlets."""
 
     down = REDIS_DOWN
-    linger = 0.0, 0  # see sluice/fastlane/__init__.py
+    pause = 0.0  # seconds that a server may wait for more bodies before a commit
 
     def __init__(
         self, address: str, max_backlog: int = MAX_BACKLOG, replicas: int = 0, max_bytes: int = UNLIMITED

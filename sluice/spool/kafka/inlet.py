@@ -159,7 +159,7 @@ class Inlet(inlet.Inlet):
     """The gateway's side, one per process. It connects at the first commit, because Kafka's threads survive no fork."""
 
     down = "Kafka does not acknowledge."
-    linger = 0.0004, 2  # a commit costs this much CPU, however few bodies it has; one or two clients do not wait
+    pause = 0.0004  # a commit costs this much CPU, however few bodies it has
     backlogs: dict[str, Backlog]  # type: ignore[assignment]
 
     def __init__(self, url: str, figures: str, max_bytes: int) -> None:
