@@ -28,7 +28,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--users", type=int, default=5_000, help="mix: users with a full set (%(default)s)")
     parser.add_argument("--rate", type=float, default=10_000, help="mix: requests per second (%(default)s)")
     parser.add_argument("--minutes", type=float, default=1, help="mix: minutes of a round (%(default)s)")
-    parser.add_argument("--early", type=int, default=3, help="mix: rounds before those that count (%(default)s)")
     parser.add_argument("--clients", type=int, default=256, help="mix: connections (%(default)s)")
     parser.add_argument("--limit", type=int, default=100, help="mix: items of an answer (%(default)s)")
     parser.add_argument("--durability", default="always", help="mix: appendfsync of the list (%(default)s)")
@@ -83,7 +82,7 @@ def audit(site: Site, view: Feed) -> tuple[int, int, int, float]:
 def run(options: argparse.Namespace) -> bool:
     """Measure and report. Returns: whether the targets are met."""
     if options.quick:
-        options.users, options.minutes, options.early = 500, 0.1, 0
+        options.users, options.minutes = 500, 0.1
     report = rig.Report("reads-mix", "How fast is a feed with two reads to one write, at a fixed rate?", options)
     seconds = options.minutes * 60
     with rig.Stand(options, "no", "4g") as stand:
@@ -109,8 +108,7 @@ def run(options: argparse.Namespace) -> bool:
         load = stand.users(candidate, file, options.clients, options.rate, warm, details=True)
         runs = []
         stand.client.config_set("latency-monitor-threshold", 1)
-        names = [f"early {n + 1}" for n in range(options.early)] + [f"round {n + 1}" for n in range(options.rounds)]
-        for name in names:
+        for n in range(options.rounds):
             stand.client.execute_command("LATENCY RESET")
             before = rig.stolen()
             runs.append(load(seconds + warm))
@@ -118,17 +116,16 @@ def run(options: argparse.Namespace) -> bool:
             events = stand.client.execute_command("LATENCY LATEST")  # name, when, the last one and the longest in ms
             runs[-1]["fsync"] = max((longest for name, _, _, longest in events if name == FSYNC), default=0)
             tail = rig.percentile(rig.summed(runs[-1:]), 99.99)
-            rig.progress(f"  {name}: p99.99 {tail:.1f} ms")
+            rig.progress(f"  round {n + 1}/{options.rounds}: p99.99 {tail:.1f} ms")
         took = site.caught_up()
         keys, largest, doubled, _ = audit(site, view)
         checker = Checker(str(site.home / contract.SOCKET), site.settings.sink, load_streams(site.settings))
         different = checker.check(PATH, view).different
         checker.close()
 
-    failures = sum(int(one["errors"]) for one in runs)  # of the early rounds too
-    rounds = runs[options.early :]
-    everything = rig.summed(rounds)
-    by_kind = {"reads": rig.summed(rounds, ["GET"]), "writes": rig.summed(rounds, ["other"]), "all": everything}
+    failures = sum(int(one["errors"]) for one in runs)
+    everything = rig.summed(runs)
+    by_kind = {"reads": rig.summed(runs, ["GET"]), "writes": rig.summed(runs, ["other"]), "all": everything}
     report.data |= {"runs": [{k: v for k, v in one.items() if k != "timeline"} for one in runs]}
     report.data |= {"keys": keys, "bytes of a full set": per_key, "caught up after s": took}
     rows: list[list[object]] = []
@@ -138,15 +135,15 @@ def run(options: argparse.Namespace) -> bool:
     report.table(
         ["ms", *(f"p{part}" for part in PERCENTILES), "max", *(f"% within {ms:g} ms" for ms in TARGETS)],
         rows,
-        f"From the moment when a request was due, {options.rounds} rounds: {sum(n for _, n in everything):,} requests",
+        f"From the moment when a request was due, all rounds: {sum(n for _, n in everything):,} requests",
     )
     rows = []
-    for name, one in zip(names, runs):
+    for n, one in enumerate(runs):
         slots, used = rig.summed([one]), [10 * seconds for seconds in one["cpu"].values()]
         slow = [rig.percentile(slots, part) for part in PERCENTILES[2:]]
         host = one["fsync"], round(1000 * one["stolen"])
         shares = [f"{within(slots, ms, int(one['errors'])):.4f}" for ms in TARGETS]
-        rows.append([name, one["rate"], *slow, one["max"], *shares, int(one["errors"]), *host, *used])
+        rows.append([f"round {n + 1}", one["rate"], *slow, one["max"], *shares, int(one["errors"]), *host, *used])
     parts = [f"CPU us a request: {part}" for part in runs[0]["cpu"]]
     columns = [f"p{part}" for part in PERCENTILES[2:]]
     columns += ["max ms", *(f"% within {ms:g} ms" for ms in TARGETS), "failures"]
