@@ -1,7 +1,8 @@
-"""Supervisor integration: log formats, signals, sd_notify, watchdog."""
+"""What a program has to do with the system around it: log formats, signals, sd_notify, watchdog, niceness."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -9,8 +10,12 @@ import os
 import signal
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
+AUTOGROUP = Path("/proc/self/autogroup")  # of this session; see sched(7)
+SCHEDSTAT = Path("/proc/thread-self/schedstat")  # of this thread: nanoseconds of running, of waiting; …
+NICENESS = 10  # of a program that can wait: a tenth of the processor time of another one, while both want it
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}  # syslog(3)
 
 
@@ -69,6 +74,27 @@ def stop_on_signal(loop: Any) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+
+
+def give_way() -> None:
+    """Let all other programs have precedence for the processors.
+
+    A process with SCHED_BATCH does not interrupt another one when it wakes up. Linux divides the processors between
+    sessions first, so the niceness of a process counts only within its session, which has one of its own (sched(7)).
+    """
+    os.nice(NICENESS)
+    with contextlib.suppress(OSError):  # a sandbox may forbid it, and not every kernel has autogroups
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        if os.getsid(0) == os.getpid():
+            AUTOGROUP.write_text(str(NICENESS))
+
+
+def waited() -> float:
+    """Seconds for which this thread could have run, but had no processor; 0 if the kernel does not count them."""
+    try:
+        return int(SCHEDSTAT.read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
 
 
 def notify(state: str) -> None:

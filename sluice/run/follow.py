@@ -22,6 +22,7 @@ def main() -> int:
     except settings.SettingError as error:
         return settings.complain(error)
     socket = str(s.home / SOCKET)
+    daemon.give_way()  # to what accepts and stores; a count may take seconds of CPU
     follower = Follower(socket, s.sink, declared, streams)
     refresher = Refresher(socket, s.sink, declared, streams)
     daemon.stop_on_signal(follower)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import sys
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 from statistics import linear_regression
 from typing import Any
 
-from sluice import screen, settings, sinks
+from sluice import daemon, screen, settings, sinks
 from sluice.ledger import Observer, all_routes, newest, received_at
 from sluice.settings import Settings
 from sluice.sinks import DeadLetter
@@ -46,7 +45,7 @@ Row = list[Any]
 def main() -> int:
     """Take a reading each second and write it, until a signal ends the process."""
     s = settings.load_or_exit()
-    os.nice(5)  # gateway and workers have precedence
+    daemon.give_way()  # to gateway and workers
     try:
         page = Page(s)
     except settings.SettingError as error:

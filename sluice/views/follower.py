@@ -30,6 +30,8 @@ from sluice.views.reduce import Reducer, Renderer, reducer
 log = logging.getLogger("sluice.follower")
 
 IDLE = 0.025  # seconds between two looks at a database without news
+# a turn that waited for a processor is followed by a rest of twice that time: then others need the processors more
+REST, LONGEST = 2.0, 0.25  # times; seconds, at most
 BEAT = 0.5  # seconds between two renewals of the lease, and looks for requests
 ROWS = 20_000  # of one chunk: about 20 MB
 WINDOW = 64  # script calls sent before their replies are read
@@ -82,6 +84,11 @@ class Link(link.Link):
         if error:
             refused(error)
         return replies
+
+
+def rest(busy: bool, waited: float) -> float:
+    """Seconds until the next turn. busy: there are more rows. waited: seconds that the turn waited for a processor."""
+    return max(0.0 if busy else IDLE, min(REST * waited, LONGEST))
 
 
 def refused(error: ResponseError) -> NoReturn:
@@ -137,14 +144,15 @@ class Follower:
         """Follow until `stop`."""
         backoff = BACKOFF[0]
         watchdog = daemon.Watchdog()
+        waited = daemon.waited()
         while not self.stopping:
             watchdog.turn()
             try:
                 busy = self.turn() if self.token else self.take_over()
                 self.say(None)
                 backoff = BACKOFF[0]
-                if not busy:
-                    self.wake.acquire(timeout=IDLE)
+                before, waited = waited, daemon.waited()
+                self.wake.acquire(timeout=rest(busy, waited - before))
                 continue
             except Lost as error:
                 self.token = ""

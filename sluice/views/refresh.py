@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import secrets
 import threading
@@ -29,7 +28,6 @@ FAILED = 1.0  # seconds before a computation that failed is tried again
 UNKNOWN = 1.0  # seconds for which an empty value is kept
 PATIENCE = 10.0  # seconds that Redis may take for one reply
 POLL = 0.02  # seconds between two looks for the value that another process computes
-NICE = 10  # of the threads that count
 THREADS = 2  # of the refresher: one long count does not hold up all others
 AGAIN = 3600.0  # seconds between two looks whether a tally has its index: it may have been dropped
 SHARE = 0.1  # of a period: a tally gets an index if its counts take longer than that
@@ -144,8 +142,7 @@ class Refresher:
         self.stopping.set()
 
     def run(self) -> None:
-        """Compute until `stop`. A count may take seconds of CPU, so all other processes have precedence."""
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        """Compute until `stop`."""
         database = reader.connect(self.url, self.streams)
         while not self.stopping.is_set():
             try:

@@ -7,6 +7,8 @@ import inspect
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sluice import settings, sinks
+from sluice import daemon, settings, sinks
 from sluice.drill import harness
 from sluice.drill.postgres import Postgres, postgres_server
 from sluice.sinks import DeadLetter, Entry, reader
@@ -537,3 +539,31 @@ def test_rows_read_in_many_small_chunks_give_the_same_views(sqlite: Site, monkey
     with contextlib.closing(own.link), contextlib.closing(own.reader):
         harness.poll(lambda: not (own.turn() if own.token else own.take_over()) and own.token)
         sqlite.caught_up()
+
+
+def test_the_follower_rests_after_a_turn_that_waited_for_a_processor() -> None:
+    assert follower.rest(busy=True, waited=0.0) == 0.0
+    assert follower.rest(busy=False, waited=0.0) == follower.IDLE
+    assert follower.rest(busy=True, waited=0.03) == 0.06
+    assert follower.rest(busy=False, waited=0.03) == 0.06
+    assert follower.rest(busy=False, waited=60.0) == follower.LONGEST
+
+
+def test_a_thread_knows_how_long_it_waited_for_a_processor() -> None:
+    if not daemon.SCHEDSTAT.exists():
+        pytest.skip("this kernel does not count it")
+    found: list[float] = []
+
+    def wait() -> None:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # of this thread
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:  # on the same processor
+            try:
+                harness.poll(lambda: sum(range(1000)) and daemon.waited() > 0.01)
+                found.append(daemon.waited())
+            finally:
+                other.kill()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join()
+    assert found and found[0] > 0.01

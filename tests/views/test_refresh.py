@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import redis
 
-from sluice import sinks
+from sluice import daemon, sinks
 from sluice.drill import harness
 from sluice.drill.postgres import postgres_server
 from sluice.settings import Keep
@@ -187,16 +187,20 @@ def test_the_first_question_is_answered_with_a_fresh_count(polls: Site) -> None:
     polls.caught_up()
 
 
-def test_other_processes_have_precedence_over_counts(polls: Site) -> None:
+def test_other_processes_have_precedence_over_the_follower_and_its_counts(polls: Site) -> None:
     assert polls.follower
-    follower = polls.follower.pid
+    process = Path(f"/proc/{polls.follower.pid}")
 
-    def nice() -> list[int]:
-        threads = [int(task.name) for task in Path(f"/proc/{follower}/task").iterdir()]
-        return [thread for thread in threads if os.getpriority(os.PRIO_PROCESS, thread) == refresh.NICE]
+    def threads() -> list[int]:
+        return [int(task.name) for task in (process / "task").iterdir()]
 
-    harness.poll(lambda: len(nice()) == refresh.THREADS)
-    assert follower not in nice()  # the thread that follows
+    harness.poll(lambda: len(threads()) > refresh.THREADS)
+    for thread in threads():
+        assert os.getpriority(os.PRIO_PROCESS, thread) == daemon.NICENESS
+        assert os.sched_getscheduler(thread) == os.SCHED_BATCH
+    group = process / "autogroup"
+    if group.exists():  # the kernel has them; the harness gives each program a session of its own
+        assert group.read_text().endswith(f" nice {daemon.NICENESS}\n")
 
 
 def test_an_unknown_poll_is_empty(polls: Site) -> None:
