@@ -1,4 +1,4 @@
-"""What a program has to do with the system around it: log formats, signals, sd_notify, watchdog, niceness."""
+"""A program and the system that runs it: log formats, signals, sd_notify, watchdog, priority."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-AUTOGROUP = Path("/proc/self/autogroup")  # of this session; see sched(7)
+AUTOGROUP = Path("/proc/self/autogroup")  # the niceness of this session
 SCHEDSTAT = Path("/proc/thread-self/schedstat")  # of this thread: nanoseconds of running, of waiting; …
 NICENESS = 10  # of a program that can wait: a tenth of the processor time of another one, while both want it
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}  # syslog(3)
@@ -79,8 +79,8 @@ def stop_on_signal(loop: Any) -> None:
 def give_way() -> None:
     """Let all other programs have precedence for the processors.
 
-    A process with SCHED_BATCH does not interrupt another one when it wakes up. Linux divides the processors between
-    sessions first, so the niceness of a process counts only within its session, which has one of its own (sched(7)).
+    A process with SCHED_BATCH does not preempt another one when it wakes up. Where the kernel groups processes by
+    session (autogroup in sched(7)), niceness counts only within a session, so the session gets it too.
     """
     os.nice(NICENESS)
     with contextlib.suppress(OSError):  # a sandbox may forbid it, and not every kernel has autogroups

@@ -30,7 +30,7 @@ from sluice.views.reduce import Reducer, Renderer, reducer
 log = logging.getLogger("sluice.follower")
 
 IDLE = 0.025  # seconds between two looks at a database without news
-# a turn that waited for a processor is followed by a rest of twice that time: then others need the processors more
+# after a turn that waited for a processor the follower rests for twice that time: other programs need the processors
 REST, LONGEST = 2.0, 0.25  # times; seconds, at most
 BEAT = 0.5  # seconds between two renewals of the lease, and looks for requests
 ROWS = 20_000  # of one chunk: about 20 MB
