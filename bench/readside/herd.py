@@ -32,9 +32,9 @@ def ahead(stand: rig.Stand, options: argparse.Namespace) -> rig.Candidate:
     site = Site(stand, INGEST_VIEWS=stand.tmp / "views.py")
     site.store("votes", (b'{"poll":"cookies","choice":"%b"}' % choice for choice in (b"oreo", b"oreo", b"fig")))
     programs = {"views": site.views(), "reader": site.reader(options.runtime)}
-    path = f"{rig.ROOT}:{rig.BENCH}/rungs"
+    path = f"{rig.ROOT}:{rig.BENCH}/wsgi"
     env = {"HERD_SECONDS": options.work, "PYTHONPATH": path}
-    programs["follower"] = site.python("follower", [rig.BENCH / "rungs/herd_follow.py"], **env)
+    programs["follower"] = site.python("follower", [rig.BENCH / "wsgi/herd_follow.py"], **env)
     return site.front(AHEAD, programs, TARGET)
 
 

@@ -28,7 +28,9 @@ from rig.report import (
     RATIOS,
     THEIRS_COLOUR,
     Report,
+    number,
     pyplot,
+    tables,
 )
 from rig.rounds import Ratio, ratio, rounds
 from rig.stand import CFLAGS, OURS, THEIRS, Candidate, Stand
@@ -36,6 +38,6 @@ from rig.stand import CFLAGS, OURS, THEIRS, Candidate, Stand
 __all__ = [
     "BENCH", "CFLAGS", "COLOURS", "GENERATOR", "LIMIT_COLOUR", "OURS", "OURS_COLOUR", "RATIOS", "ROOT", "THEIRS",
     "THEIRS_COLOUR", "Candidate", "Figures", "Ratio", "Report", "Slots", "Stand", "body", "cpu", "get", "memory",
-    "options", "output", "percentile", "post", "processes", "progress", "pyplot", "ratio", "rounds", "sibling",
-    "stolen", "summed",
+    "number", "options", "output", "percentile", "post", "processes", "progress", "pyplot", "ratio", "rounds",
+    "sibling", "stolen", "summed", "tables",
 ]  # fmt: skip

@@ -87,32 +87,6 @@ def wrk(tmp: Path, url: str, parts: Parts, seconds: float, connections: int, bod
     }
 
 
-def siege(tmp: Path, url: str, parts: Parts, seconds: float, connections: int, body: bytes) -> Figures:
-    """Load by siege over keep-alive connections. Returns: rate, mean, max (ms), errors, and as in `measured`."""
-    (tmp / "siegerc").write_text(
-        "protocol = HTTP/1.1\nconnection = keep-alive\nparser = false\nshow-logfile = false\nlogging = false\n"
-        f"verbose = false\nlimit = {connections}\njson_output = true\n"
-    )
-    (tmp / "urls.txt").write_text(f"{url} POST {body.decode()}\n")
-    command = [
-        "siege", f"--rc={tmp}/siegerc", f"--file={tmp}/urls.txt", "--benchmark", f"--concurrent={connections}",
-        f"--time={max(1, round(seconds))}S", "--content-type=application/json",
-    ]  # fmt: skip
-    text, more = measured(tmp, command, parts, seconds)
-    found = json.loads(text[text.rindex("{") : text.rindex("}") + 1])
-    good = found["successful_transactions"]
-    return {
-        "rate": good / found["elapsed_time"],
-        "mean": found["response_time"] * 1000,
-        "max": found["longest_transaction"] * 1000,
-        "errors": found["failed_transactions"],
-        "requests": good,
-        "connections": connections,
-        "size": len(body),
-        **per_100k(more, good),
-    }
-
-
 def users(
     tmp: Path, program: Path, port: int, requests: Path, parts: Parts, seconds: float, count: int,
     rate: float | str = 0, warm: float = 0, patience: float = 10,

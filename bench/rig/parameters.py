@@ -94,7 +94,6 @@ def machine(where: str) -> dict[str, str]:
         "CPython": versions(OURS["cpython"], *packages),
         "PyPy": versions(OURS["pypy"], *packages),
         "wrk": output("wrk", "-v").partition(" [")[0].removeprefix("wrk "),
-        "siege": output("env", "HOME=/nonexistent", "siege", "--version").partition("SIEGE ")[2].partition("\n")[0],
         "commit": output("git", "rev-parse", "--short=12", "HEAD") + dirty,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }

@@ -1,4 +1,8 @@
-"""The report of a benchmark: parameters, tables and plots, on standard output and in bench/results."""
+"""The report of a benchmark: parameters, tables and plots, on standard output and in files.
+
+bench/results has what the documents show: the tables of each benchmark, and the plots in SHOWN. All other plots, and
+the figures of each round (NAME.json), are below var/bench. With `--results DIR` everything is in DIR.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rig.environment import ROOT
+from rig.environment import BENCH, ROOT
 from rig.parameters import Figures, machine
 from rig.rounds import Ratio
 
@@ -21,6 +25,10 @@ OURS_COLOUR, THEIRS_COLOUR, LIMIT_COLOUR = "#0072B2", "#999999", "#E69F00"
 STACK = ("#E69F00", "#0072B2", "#D55E00", "#BBBBBB", "#009E73", "#CC79A7")
 COLOURS = (OURS_COLOUR, "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 RATIOS = "ratios.csv"  # in the directory of the results
+SHOWN = {  # the plots that bench/README.md and README.md show
+    "autoscale-day", "autoscale-live-live", "drain", "latency", "peers", "peers-durability", "soak-memory",
+    "spike-failures", "sustained-backlog", "sustained-keep-size",
+}  # fmt: skip
 PATHS = ("against", "dir", "results")  # options that do not affect the figures
 
 
@@ -31,6 +39,7 @@ class Report:
         self.name = name
         self.question = question
         self.results: Path = options.results
+        self.details = ROOT / "var/bench" if self.results == BENCH / "results" else self.results
         chosen = {key: str(value) for key, value in vars(options).items() if key not in PATHS}
         command = re.sub(r" --(results|dir)[ =]\S+", "", " ".join([f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]]))
         command = re.sub(r"--against[ =]\S+", "--against DIR", command)
@@ -63,7 +72,7 @@ class Report:
         self.say((f"**{title}**\n\n" if title else "") + text)
 
     def remember(self, ratios: Mapping[str, Ratio]) -> None:
-        """Add those that are sure to the file that bench/history reads."""
+        """Add those that are sure to ratios.csv."""
         path = self.results / RATIOS
         told = {key: self.parameters[key] for key in ("date", "commit", "machine", "command")}
         rows = [
@@ -210,22 +219,42 @@ class Report:
         figure.supxlabel(
             f"{p['command']} · {p['machine']} · commit {p['commit']} · {p['date']}", fontsize=7, color="#666666"
         )
-        self.results.mkdir(parents=True, exist_ok=True)
         stem = self.name + (f"-{suffix}" if suffix else "")
-        figure.savefig(self.results / f"{stem}.svg", metadata={"Date": None}, dpi=130)  # dpi: of rasterized parts
+        where = self.results if stem in SHOWN else self.details
+        where.mkdir(parents=True, exist_ok=True)
+        figure.savefig(where / f"{stem}.svg", metadata={"Date": None}, dpi=130)  # dpi: of rasterized parts
         pyplot().close(figure)
-        self.text += f"\n![{stem}]({stem}.svg)\n"
+        if where == self.results:
+            self.text += f"\n![{stem}]({stem}.svg)\n"
 
     def write(self) -> None:
-        """Write NAME.json (`data`) and NAME.md (the text and the parameters)."""
-        self.results.mkdir(parents=True, exist_ok=True)
-        (self.results / f"{self.name}.json").write_text(json.dumps(self.data, indent=1) + "\n")
+        """Write NAME.md (the text and the parameters) and NAME.json (`data`)."""
+        for directory in self.results, self.details:
+            directory.mkdir(parents=True, exist_ok=True)
+        (self.details / f"{self.name}.json").write_text(json.dumps(self.data, indent=1) + "\n")
         facts = "\n".join(f"- {key}: {value}" for key, value in self.parameters.items())
         (self.results / f"{self.name}.md").write_text(f"{self.text}\n## Parameters\n\n{facts}\n")
-        where = self.results
-        print(
-            f"\nwritten: {where.relative_to(ROOT) if where.is_relative_to(ROOT) else where}/{self.name}.*", flush=True
-        )
+        print(f"\nwritten: {self.results}/{self.name}.md, {self.details}/{self.name}.json", flush=True)
+
+
+def tables(path: Path) -> dict[str, dict[str, dict[str, str]]]:
+    """The tables of a Markdown file that `Report` wrote: title, or first cell of the head -> row -> column -> cell."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    pattern = r"(?:^\*\*(.+)\*\*\n\n)?^\|(.*)\|\n\|[-:| ]+\|\n((?:\|.*\|\n)+)"
+    for title, head, body in re.findall(pattern, path.read_text(), re.MULTILINE):
+        names = cells(head)
+        found[title or names[0]] = {row[0]: dict(zip(names, row)) for row in map(cells, body.splitlines())}
+    return found
+
+
+def cells(line: str) -> list[str]:
+    """The cells of a line of a table."""
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def number(cell: str) -> float:
+    """The number in a cell of a table."""
+    return float(cell.replace(",", ""))
 
 
 def show(value: object) -> str:

@@ -257,13 +257,13 @@ class Stand:
         read: str = "",
         **env: object,
     ) -> Candidate:
-        """A module of bench/rungs under gunicorn, with bench/rungs/gunicorn_conf.py, behind nginx."""
+        """A module of bench/wsgi under gunicorn, with bench/wsgi/gunicorn_conf.py, behind nginx."""
         home = self.home()
         sockets = harness.settings.load({"INGEST_HOME": str(home)}).gateway_sockets
-        command: list[object] = [THEIRS[runtime], "-m", "gunicorn", "-c", "python:rungs.gunicorn_conf"]
+        command: list[object] = [THEIRS[runtime], "-m", "gunicorn", "-c", "python:wsgi.gunicorn_conf"]
         command += ["-k", worker_class, "-w", workers, *(["--threads", threads] if threads > 1 else [])]
         command += [part for path in sockets for part in ("-b", f"unix:{path}")]
-        surroundings = self.environment(home, PYTHONPATH=f"{BENCH}:{BENCH}/rungs", **env)
+        surroundings = self.environment(home, PYTHONPATH=f"{BENCH}:{BENCH}/wsgi", **env)
         server = self.run(home, [*command, app], surroundings, sockets[0], "gunicorn")
         return self.front(
             name, home, {"gateway": server}, read=read,
@@ -333,22 +333,20 @@ class Stand:
     def load(
         self,
         candidate: Candidate,
-        tool: str = "wrk",
         durability: str = "",
         connections: int = 64,
         size: int = 80,
         clear: bool = True,
     ) -> Callable[[float], Figures]:
-        """A case for `rounds`: load on one candidate. tool: wrk or siege. durability: "": unchanged. clear: Redis."""
+        """A case for `rounds`: load by wrk on one candidate. durability: "": unchanged. clear: Redis."""
 
         def run(seconds: float) -> Figures:
             if durability:
                 self.set_durability(durability)
             if clear:
                 self.clear()
-            generator = generators.wrk if tool == "wrk" else generators.siege
             url = f"http://127.0.0.1:{candidate.port}{candidate.path}"
             body = generators.body(size, candidate.line)
-            return generator(self.tmp, url, candidate.parts, seconds, connections, body)
+            return generators.wrk(self.tmp, url, candidate.parts, seconds, connections, body)
 
         return run

@@ -1,4 +1,4 @@
-"""rungs/raw.py with a connection to Redis per user: redis-py's pool raises beyond 100 unless max_connections is set."""
+"""raw.py with a connection to Redis per user: redis-py's pool raises beyond 100 unless max_connections is set."""
 
 import os
 
