@@ -14,8 +14,8 @@ sys.path.insert(0, chdir)
 
 from gunicorn.glogging import Logger  # noqa: E402
 
-from sluice import daemon as supervisor  # noqa: E402  # the name `daemon` would be a setting
 from sluice import settings  # noqa: E402
+from sluice.base import daemon as supervisor  # noqa: E402  # the name `daemon` would be a setting
 
 _settings = settings.load_or_exit()
 

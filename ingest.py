@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sluice import settings
+from sluice.http import replies
+from sluice.http.endpoints import Endpoint, Endpoints
+from sluice.http.replies import Rejected
+from sluice.http.request import read
+from sluice.http.routes import NO_CONTENT, OK, ROUTES, Reply
 from sluice.spool import open_inlet
 from sluice.spool.inlet import Batch
-from sluice.streams import replies
-from sluice.streams.endpoints import Endpoint, Endpoints
-from sluice.streams.replies import Rejected
-from sluice.streams.request import read
-from sluice.streams.routes import NO_CONTENT, OK, ROUTES, Reply
 
 SETTINGS = settings.load_or_exit()
 if SETTINGS.routes:

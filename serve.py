@@ -12,9 +12,9 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from sluice import settings, views
-from sluice.streams import replies
-from sluice.streams.replies import Rejected
-from sluice.streams.routes import JSON, Reply, reply
+from sluice.http import replies
+from sluice.http.replies import Rejected
+from sluice.http.routes import JSON, Reply, reply
 from sluice.views.contract import KEY_BYTES, SOCKET
 from sluice.views.reads import BUILDING, DOWN, Reads, Source
 

@@ -15,17 +15,21 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from sluice import counters, daemon, settings, sinks
+from sluice import settings
+from sluice.account import CellLine
+from sluice.base import counters, daemon
+from sluice.elsewhere.registry import open_destinations
 from sluice.settings import FOREVER, IN_TABLES, Keep, Rows
-from sluice.sinks.cells import CellLine
-from sluice.sinks.destination import destinations
-from sluice.sinks.schema import load_streams
 from sluice.spool import open_inspector, open_outlet
 from sluice.spool.contract import AT_ONCE, LEASE, SPOOL_ERRORS, UNHURRIED, Claim, NewerLayout, trouble
 from sluice.spool.outlet import MAX_BODIES, MAX_BYTES, Lost, Outlet
+from sluice.store.registry import open_store
+from sluice.store.store import Sink
+from sluice.store.types import Entry, NewerTables, Outcome, Unavailable
 from sluice.streams import registry
 from sluice.streams.record import Limits, Record, Reject
 from sluice.streams.registry import Stream
+from sluice.streams.schema import load_streams
 
 log = logging.getLogger("sluice.worker")
 
@@ -76,7 +80,7 @@ class Chore:
     step: whether there may be more to do. pause: seconds until it is asked again if not.
     """
 
-    def __init__(self, name: str, step: Callable[[sinks.Sink], bool], pause: float) -> None:
+    def __init__(self, name: str, step: Callable[[Sink], bool], pause: float) -> None:
         self.name = name
         self.step = step
         self.pause = pause
@@ -108,9 +112,9 @@ class Worker:
         self.line = line
         self.streams = streams
         self.limits = limits
-        self.sink: sinks.Sink | None = None
+        self.sink: Sink | None = None
         self.states = [StreamState(stream, outlet) for stream in streams.values()]
-        self.connect = partial(sinks.connect, url, streams, keep=keep, rows=rows)
+        self.connect = partial(open_store, url, streams, keep=keep, rows=rows)
         self.chores = list(chores(streams, keep, rows))
         self.chores_at = 0.0  # monotonic
         self.buried = 0
@@ -124,9 +128,9 @@ class Worker:
         """Work until `stop`; with `drain`, until the lists are empty. Raises: NewerLayout."""
         try:
             self.sink = self.sink or self.connect()
-        except sinks.NewerTables:
+        except NewerTables:
             raise
-        except sinks.Unavailable:  # logged when there is something to store
+        except Unavailable:  # logged when there is something to store
             pass
         threading.Thread(target=self.renew, name="renew", daemon=True).start()
         backoff = BACKOFF[0]
@@ -176,9 +180,9 @@ class Worker:
             return
         try:
             self.line.leave(self.sink, last)
-        except sinks.NewerTables:
+        except NewerTables:
             raise
-        except sinks.Unavailable:  # logged when there is something to store
+        except Unavailable:  # logged when there is something to store
             pass
 
     def do_chores(self) -> None:
@@ -189,9 +193,9 @@ class Worker:
             return
         try:
             more = chore.step(self.sink)
-        except sinks.NewerTables:
+        except NewerTables:
             raise
-        except sinks.Unavailable as error:  # a destination that is down may take seconds to fail: delay this chore only
+        except Unavailable as error:  # a destination that is down may take seconds to fail: delay this chore only
             self.log_change(chore.name, f"not done: {error}")
             now = time.monotonic()
             chore.due = now + max(chore.pause, SHARE * (now - began))
@@ -232,7 +236,7 @@ class Worker:
         state.claim, state.backoff = None, 0.0
         return full or self.outlet.has_more(claim.stream)
 
-    def persist(self, state: StreamState, claim: Claim) -> sinks.Outcome | None:
+    def persist(self, state: StreamState, claim: Claim) -> Outcome | None:
         """Store a claim. None if it was not stored: it is kept for a later attempt, or given up if it is lost.
 
         Raises: one of SPOOL_ERRORS.
@@ -244,9 +248,9 @@ class Worker:
                 return self.sink.persist(claim, lambda: self.entries(state, claim))
             except PartialDecode:
                 return self.sink.persist(claim, lambda: self.entries(state, claim, whole=True))
-        except sinks.NewerTables:
+        except NewerTables:
             raise
-        except sinks.Unavailable as error:
+        except Unavailable as error:
             state.errors.n += 1
             self.log_change(state.stream.name, f"the sink is unavailable: {error}")
         except Lost as error:
@@ -260,7 +264,7 @@ class Worker:
         state.postpone()
         return None
 
-    def entries(self, state: StreamState, claim: Claim, whole: bool = False) -> Iterator[sinks.Entry]:
+    def entries(self, state: StreamState, claim: Claim, whole: bool = False) -> Iterator[Entry]:
         """Read the bodies of a claim, prefetch the next claim, and return the entries of this one; see `decode`.
 
         The sink calls this within its transaction. Redis then executes the next claim while these bodies are stored;
@@ -272,9 +276,7 @@ class Worker:
             state.prefetched = self.outlet.request_claim(claim.stream, state.max_bodies)
         return self.decode(state, claim, bodies, whole)
 
-    def decode(
-        self, state: StreamState, claim: Claim, bodies: Iterable[bytes], whole: bool = False
-    ) -> Iterator[sinks.Entry]:
+    def decode(self, state: StreamState, claim: Claim, bodies: Iterable[bytes], whole: bool = False) -> Iterator[Entry]:
         """The entries of a claim. If a decoder raises, its body is buried, and the others are stored.
 
         whole: decode each body completely before its first entry.
@@ -338,12 +340,12 @@ def chores(streams: Iterable[str], keep: Keep, rows: Rows) -> Iterator[Chore]:
             yield Chore(f"deleting old rows of {name}", partial(prune, name, age), min(age / PRUNE[0], PRUNE[1]))
 
 
-def tidy(name: str, sink: sinks.Sink) -> bool:
+def tidy(name: str, sink: Sink) -> bool:
     """Merge some small objects of a stream; whether there may be more."""
     return sink.tidy(name)
 
 
-def prune(name: str, age: int, sink: sinks.Sink) -> bool:
+def prune(name: str, age: int, sink: Sink) -> bool:
     """Delete some rows of a stream, or some dead letters, of at least this age; whether there may be more."""
     before = int((time.time() - age) * 1e6)
     return sink.prune_letters(before) if name == settings.DEAD else sink.prune(name, before)
@@ -375,7 +377,7 @@ def main(arguments: list[str]) -> int:
     daemon.start_logging(config.log)
     try:
         streams = load_streams(config)
-        destinations(config.rows, streams)  # is its library installed?
+        open_destinations(config.rows, streams)  # is its library installed?
     except settings.SettingError as error:
         return settings.complain(error)
     inspector = open_inspector(config.spool, config.figures, UNHURRIED)

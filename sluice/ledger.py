@@ -14,17 +14,21 @@ from typing import TypeVar
 
 from redis.exceptions import RedisError
 
-from sluice import screen, settings, sinks, views
-from sluice.counters import SECONDS, SIZES
+from sluice import settings, views
+from sluice.account import Figures, account, row, sums
+from sluice.base import screen
+from sluice.base.counters import SECONDS, SIZES
+from sluice.base.times import second
+from sluice.http import routes
 from sluice.settings import Settings
-from sluice.sinks import DeadLetter, Sink, second
-from sluice.sinks.cells import Figures, account, row, sums
-from sluice.sinks.schema import load_streams
 from sluice.spool import contract, open_inspector
 from sluice.spool.contract import SPOOL_ERRORS, Claim
 from sluice.spool.inspector import Inspector, Snapshot
-from sluice.streams import routes
+from sluice.store.registry import open_store
+from sluice.store.store import Sink
+from sluice.store.types import DeadLetter, Ledger, Unavailable
 from sluice.streams.registry import Stream
+from sluice.streams.schema import load_streams
 from sluice.views import figures
 from sluice.views.contract import SOCKET
 from sluice.views.follower import Link
@@ -168,7 +172,7 @@ class Observer:
         try:
             self.sink = self.sink or connect(self.url, self.streams)
             return question(self.sink)
-        except sinks.Unavailable as error:
+        except Unavailable as error:
             trouble.append(f"the database is unavailable: {error}")
             self.sink = None
             return None
@@ -181,14 +185,14 @@ class Observer:
             trouble.append(f"the views' Redis is unavailable: {error}")
             return [figures.View(path, "unavailable") for path in self.views]
 
-    def ledgers(self, sink: Sink, names: list[str], snapshots: dict[str, Snapshot]) -> dict[str, sinks.Ledger]:
+    def ledgers(self, sink: Sink, names: list[str], snapshots: dict[str, Snapshot]) -> dict[str, Ledger]:
         """The database's figures for the bodies that were claimed at the time of the snapshots.
 
         The spool is read first: a body stored meanwhile is found in the database, and later ones are not counted.
         """
         return {name: account(sink, name, snapshots.get(name), self.cell) for name in names}
 
-    def count(self, names: list[str], snapshots: dict[str, Snapshot], trouble: list[str]) -> dict[str, sinks.Ledger]:
+    def count(self, names: list[str], snapshots: dict[str, Snapshot], trouble: list[str]) -> dict[str, Ledger]:
         """`ledgers`, and the dead letters by reason in `counted`; empty while the next count is not yet due."""
         began = time.monotonic()
         if began < self.due:
@@ -204,12 +208,12 @@ class Observer:
         self.due = now + SHARE * (now - began)
         return ledgers
 
-    def row(self, name: str, snapshot: Snapshot | None, ledger: sinks.Ledger | None) -> Figures:
-        """The figures of `sluice.sinks.cells.row`. decoder: whether the stream has one."""
+    def row(self, name: str, snapshot: Snapshot | None, ledger: Ledger | None) -> Figures:
+        """The figures of `sluice.account.row`. decoder: whether the stream has one."""
         return row(snapshot, ledger) | {"decoder": name in self.streams}
 
     def stream(
-        self, name: str, snapshot: Snapshot | None, ledger: sinks.Ledger | None, counted: dict[str, int] | None
+        self, name: str, snapshot: Snapshot | None, ledger: Ledger | None, counted: dict[str, int] | None
     ) -> Figures:
         """All figures of one stream. Without a `ledger`, those of the last count are used again."""
         found = self.row(name, snapshot, ledger)
@@ -245,7 +249,7 @@ def disk(places: Sequence[Path]) -> Figures | None:
     return {"free": least.f_bavail * least.f_frsize, "size": least.f_blocks * least.f_frsize}
 
 
-def through(snapshot: Snapshot, ledger: sinks.Ledger) -> int:
+def through(snapshot: Snapshot, ledger: Ledger) -> int:
     """The number of the last body before which each accepted one is in the database, counted as `accepted` is."""
     held = [
         Claim.of("", claim, bodies).first
@@ -316,9 +320,9 @@ def connect(
 ) -> Sink:
     """The database as it is: nothing is created. Raises: Unavailable, also if the driver is not installed."""
     try:
-        return sinks.connect(url, streams, make=False, keep=keep, rows=rows)
+        return open_store(url, streams, make=False, keep=keep, rows=rows)
     except ImportError as error:
-        raise sinks.Unavailable(error) from error
+        raise Unavailable(error) from error
 
 
 def reasons(sink: Sink, where: str) -> list[tuple[str, str, int]]:

@@ -290,7 +290,7 @@ def path(text: str) -> Path:
 
 
 def redis(text: str) -> str:
-    """The parser of INGEST_REDIS: the absolute path of a socket, or a URL; see `parse` in sluice/connect.py."""
+    """The parser of INGEST_REDIS: the absolute path of a socket, or a URL; see `parse` in sluice/base/connect.py."""
     if "://" not in text:
         return str(path(text))
     match = re.fullmatch(

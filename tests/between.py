@@ -8,7 +8,7 @@ import socketserver
 import threading
 from collections.abc import Iterator
 
-from sluice.drill.harness import request
+from proving.harness import request
 
 
 class Between(socketserver.ThreadingTCPServer):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sluice.drill import harness
-from sluice.screen import table
+from proving import harness
+from sluice.base.screen import table
 
-pytest.register_assert_rewrite("sink_tests")  # a failed assertion shows its values, as in a test module
+pytest.register_assert_rewrite("store_tests")  # a failed assertion shows its values, as in a test module
 
 
 @pytest.fixture

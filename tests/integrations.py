@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from sluice.drill.harness import ROOT, short_tmp
+from proving.harness import ROOT, short_tmp
 
 PAGE = (ROOT / "docs/INTEGRATIONS.md").read_text()
 

@@ -60,32 +60,32 @@ TESTS = {
     "sluice/spool/contract.py": "tests/spool/test_spool.py tests/ops/test_look.py tests/spool/test_replicas.py",
     "sluice/spool/*.py": "tests/spool/test_spool.py tests/test_worker.py tests/run/test_metrics.py "
     "tests/spool/test_replicas.py",
-    "sluice/sinks/sqlite.py": "tests/sinks/test_sqlite.py tests/ops/test_sluice.py tests/test_worker.py "
-    "tests/sinks/test_parquet.py tests/sinks/test_engines.py",
-    "sluice/sinks/postgres.py": "tests/sinks/test_postgres.py",
-    "sluice/sinks/partitions.py": "tests/sinks/test_postgres.py",
-    "sluice/sinks/__init__.py": "tests/sinks/test_sqlite.py tests/sinks/test_postgres.py tests/ops/test_sluice.py "
-    "tests/test_worker.py tests/sinks/test_parquet.py tests/sinks/test_engines.py",
-    "sluice/sinks/schema.py": "tests/streams/test_records.py tests/sinks/test_sqlite.py tests/test_worker.py "
+    "sluice/store/sqlite/store.py": "tests/store/test_sqlite.py tests/ops/test_sluice.py tests/test_worker.py "
+    "tests/elsewhere/test_parquet.py tests/elsewhere/test_engines.py",
+    "sluice/store/postgres/store.py": "tests/store/test_postgres.py",
+    "sluice/store/postgres/partitions.py": "tests/store/test_postgres.py",
+    "sluice/store/store.py": "tests/store/test_sqlite.py tests/store/test_postgres.py tests/ops/test_sluice.py "
+    "tests/test_worker.py tests/elsewhere/test_parquet.py tests/elsewhere/test_engines.py",
+    "sluice/streams/schema.py": "tests/streams/test_records.py tests/store/test_sqlite.py tests/test_worker.py "
     "tests/ops/test_sluice.py",
-    "sluice/streams/influx.py": "tests/streams/test_influx.py",
-    "sluice/streams/otlp*.py": "tests/streams/test_otlp.py",
-    "sluice/streams/prometheus.py": "tests/streams/test_remote_write.py",
-    "sluice/streams/loki.py": "tests/streams/test_loki.py",
-    "sluice/streams/protobuf.py": "tests/streams/test_loki.py tests/streams/test_remote_write.py "
-    "tests/streams/test_otlp.py",
-    "sluice/streams/logs.py": "tests/streams/test_logs.py tests/streams/test_loki.py",
+    "sluice/formats/influx.py": "tests/formats/test_influx.py",
+    "sluice/streams/otlp*.py": "tests/formats/test_otlp.py",
+    "sluice/formats/prometheus.py": "tests/formats/test_remote_write.py",
+    "sluice/formats/loki.py": "tests/formats/test_loki.py",
+    "sluice/formats/protobuf.py": "tests/formats/test_loki.py tests/formats/test_remote_write.py "
+    "tests/formats/test_otlp.py",
+    "sluice/streams/logs.py": "tests/streams/test_logs.py tests/formats/test_loki.py",
     "sluice/streams/signature.py": "tests/streams/test_signed.py",
     "sluice/streams/*_pb2.py": "",  # generated
-    "sluice/streams/endpoints.py": "tests/test_ingest.py tests/run/test_metrics.py",
-    "sluice/streams/replies.py": "tests/streams/test_otlp.py tests/test_ingest.py tests/test_clients.py "
+    "sluice/http/endpoints.py": "tests/test_ingest.py tests/run/test_metrics.py",
+    "sluice/http/replies.py": "tests/formats/test_otlp.py tests/test_ingest.py tests/test_clients.py "
     "tests/run/test_reload.py",
-    "sluice/streams/record.py": "tests/streams/test_records.py tests/streams/test_otlp.py tests/test_ingest.py "
+    "sluice/streams/record.py": "tests/streams/test_records.py tests/formats/test_otlp.py tests/test_ingest.py "
     "tests/test_clients.py",
     "sluice/streams/re*.py": "tests/streams/test_records.py tests/test_ingest.py tests/test_clients.py",
-    "sluice/streams/routes.py": "tests/test_ingest.py tests/test_clients.py",
-    "sluice/streams/*.py": "tests/streams/test_gps_formats.py tests/streams/test_records.py tests/streams/test_otlp.py "
-    "tests/streams/test_remote_write.py tests/streams/test_influx.py tests/test_clients.py",
+    "sluice/http/routes.py": "tests/test_ingest.py tests/test_clients.py",
+    "sluice/streams/*.py": "tests/formats/test_gps_formats.py tests/streams/test_records.py tests/formats/test_otlp.py "
+    "tests/formats/test_remote_write.py tests/formats/test_influx.py tests/test_clients.py",
 }
 OPERATORS = [
     *(f"core/ReplaceComparisonOperator_{old}_{new}" for old, new in (

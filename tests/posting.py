@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-from sluice.drill.harness import connect, poll, post
+from proving.harness import connect, poll, post
 
 
 class Load(threading.Thread):

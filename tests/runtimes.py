@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice.drill import harness
-from sluice.drill.harness import Answer, Server, environment, free_port, listening, poll
+from proving import harness
+from proving.harness import Answer, Server, environment, free_port, listening, poll
 
 RUNTIMES = [
     "cpython",

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from proving.harness import Server, nginx, short_tmp
 from sluice import settings
-from sluice.drill.harness import Server, nginx, short_tmp
 
 HOST = b"Host: localhost\r\n"
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n" + b'{"message":"OK"}'

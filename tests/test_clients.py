@@ -20,9 +20,9 @@ from influxdb_client import InfluxDBClient, Point, WriteOptions, WritePrecision
 from influxdb_client.client.write_api import SYNCHRONOUS
 
 from integrations import samples
-from sluice.drill import harness
-from sluice.drill.harness import Server, ask, installation, request, short_tmp
-from sluice.streams import loki_pb2
+from proving import harness
+from proving.harness import Server, ask, installation, request, short_tmp
+from sluice.formats import loki_pb2
 
 poll = partial(harness.poll, seconds=60)
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)

@@ -16,11 +16,12 @@ import pytest
 
 import ingest
 import sluice
+from proving import harness
 from sluice import settings, views
-from sluice.drill import harness
-from sluice.sinks.sqlite import TABLES, Table
+from sluice.http import replies, routes
 from sluice.spool import contract
-from sluice.streams import logs, registry, replies, routes, signature
+from sluice.store.sqlite.store import TABLES, Table
+from sluice.streams import logs, registry, signature
 
 PROTOCOL = (harness.ROOT / "docs/PROTOCOL.md").read_text()
 README = (harness.ROOT / "README.md").read_text()

@@ -25,9 +25,9 @@ import pytest
 import redis
 import tomllib
 
+from proving import harness
+from proving.harness import ROOT, Server, ask, get, installation, post, redis_server, short_tmp
 from runtimes import RUNTIMES
-from sluice.drill import harness
-from sluice.drill.harness import ROOT, Server, ask, get, installation, post, redis_server, short_tmp
 
 EXAMPLES = ROOT / "examples"
 poll = partial(harness.poll, seconds=30)

@@ -20,8 +20,8 @@ from influxdb_client import Point
 from access import KEY, keys
 from between import Between, closing, reply
 from integrations import Write, npm_packages, program, samples
-from sluice.drill import harness
-from sluice.drill.harness import Server, ask, installation, request, short_tmp
+from proving import harness
+from proving.harness import Server, ask, installation, request, short_tmp
 
 poll = partial(harness.poll, seconds=60, interval=0.05)
 HERE = Path(__file__).parent / "influx"

@@ -23,22 +23,13 @@ import redis as redis_client
 from google.rpc.status_pb2 import Status
 
 import ingest
+from proving import harness
+from proving.harness import Server, answer, connect, gateway, get, poll, post, redis_server
+from proving.harness import request as send
 from runtimes import GUNICORN, SERVERS, is_problem, simple_server
-from sluice.drill import harness
-from sluice.drill.harness import (
-    Server,
-    answer,
-    connect,
-    gateway,
-    get,
-    poll,
-    post,
-    redis_server,
-)
-from sluice.drill.harness import request as send
-from sluice.streams.replies import NO_LENGTH, Rejected
-from sluice.streams.request import read
-from sluice.streams.routes import ROUTES
+from sluice.http.replies import NO_LENGTH, Rejected
+from sluice.http.request import read
+from sluice.http.routes import ROUTES
 
 MAX_BODY = 100_000
 MAX_MEMORY = 8 << 20  # half of it for the backlog of a stream

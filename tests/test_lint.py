@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from sluice.drill.harness import ROOT
+from proving.harness import ROOT
 
 
 def programs(interpreter: str) -> set[str]:

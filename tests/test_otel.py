@@ -27,8 +27,8 @@ from opentelemetry.sdk.resources import Resource
 
 from between import Between, closing, reply
 from integrations import Write, npm_packages, program, samples
-from sluice.drill import harness
-from sluice.drill.harness import Server, ask, installation, short_tmp
+from proving import harness
+from proving.harness import Server, ask, installation, short_tmp
 
 poll = partial(harness.poll, seconds=60)
 HERE = Path(__file__).parent

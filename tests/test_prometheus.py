@@ -20,10 +20,10 @@ import pytest
 
 from between import Between, closing, reply
 from integrations import samples
-from sluice.drill import harness
-from sluice.drill.harness import Server, ask, free_port, installation, running, short_tmp
-from sluice.streams import prometheus_pb2
-from sluice.streams.protobuf import uncompress, wrapped
+from proving import harness
+from proving.harness import Server, ask, free_port, installation, running, short_tmp
+from sluice.formats import prometheus_pb2
+from sluice.formats.protobuf import uncompress, wrapped
 
 poll = partial(harness.poll, seconds=60, interval=0.05)
 Sample = tuple[str, str, int]  # name, tags, milliseconds

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from sluice.drill.harness import ROOT
+from proving.harness import ROOT
 
 TOUR = (ROOT / "docs/TOUR.md").read_text()
 PROGRAMS = [ROOT / name for name in ("gunicorn.conf.py", "ingest.py", "serve.py", "worker.py")]

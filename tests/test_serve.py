@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 import serve
+from proving import harness
+from proving.harness import Server, connect, get, poll, post
+from proving.harness import request as send
 from runtimes import GUNICORN, SERVERS, is_problem, simple_server
-from sluice.drill import harness
-from sluice.drill.harness import Server, connect, get, poll, post
-from sluice.drill.harness import request as send
 from sluice.streams.record import Gps, Metric, Vote
 from sluice.views import contract
 from viewing import NOON, Site

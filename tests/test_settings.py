@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from proving.harness import ROOT, environment
 from sluice import settings
-from sluice.drill.harness import ROOT, environment
 
 PROTOCOL = ROOT / "docs/PROTOCOL.md"
 

@@ -16,8 +16,8 @@ import pytest
 
 from between import Between, closing, reply
 from integrations import samples
-from sluice.drill import harness
-from sluice.drill.harness import Server, ask, free_port, installation, running
+from proving import harness
+from proving.harness import Server, ask, free_port, installation, running
 from sluice.run.configure import program_path
 
 poll = partial(harness.poll, seconds=60, interval=0.05)

@@ -25,15 +25,16 @@ import pytest
 import redis as client
 
 import worker as program
+from proving import harness
+from proving.harness import ROOT, Server, ask, environment, free_port, gateway, post, redis_server, running
 from sluice import settings
-from sluice.drill import harness
-from sluice.drill.harness import ROOT, Server, ask, environment, free_port, gateway, post, redis_server, running
-from sluice.sinks import NewerTables, Outcome, Sink, Unavailable
-from sluice.sinks.cells import CellLine
+from sluice.account import CellLine
 from sluice.spool.contract import CELL, LAYOUT_KEY, LEASE, Claim
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import MAX_BODIES, Outlet
+from sluice.store.store import Sink
+from sluice.store.types import NewerTables, Outcome, Unavailable
 from sluice.streams import registry
 from sluice.streams.record import Limits, Reject, Vote
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import redis as client
 
+from proving.harness import Server, environment
 from sluice import settings
-from sluice.drill.harness import Server, environment
+from sluice.account import CellLine
 from sluice.ops.__main__ import main
-from sluice.sinks.cells import CellLine
-from sluice.sinks.schema import load_streams
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from sluice.streams import registry
+from sluice.streams.schema import load_streams
 from worker import Worker
 
 

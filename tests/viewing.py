@@ -13,12 +13,14 @@ from typing import Any
 
 import redis
 
-from sluice import settings, sinks, views
-from sluice.drill import harness
-from sluice.drill.postgres import Postgres
-from sluice.sinks import Entry, Sink
-from sluice.sinks.schema import load_streams
+from proving import harness
+from proving.postgres import Postgres
+from sluice import settings, views
 from sluice.spool.contract import Claim
+from sluice.store.registry import open_store
+from sluice.store.store import Sink
+from sluice.store.types import Entry
+from sluice.streams.schema import load_streams
 from sluice.views import contract, feeds
 from sluice.views.check import Checker
 from sluice.views.contract import SOCKET
@@ -78,7 +80,7 @@ class Site:
 
     def connect(self) -> Sink[Any]:
         """Another worker's connection to the database."""
-        return sinks.connect(self.url, self.streams)
+        return open_store(self.url, self.streams)
 
     def start_redis(self) -> None:
         """Start the views' Redis; it is empty."""

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 
 import rig
+from proving import harness
 from readside.crowd import VIEWS, device
 from readside.site import FOLLOWER, WORKER, Site, Targets, requests
-from sluice.drill import harness
 
 ALONE, SOME, ALL = "posts alone", "beside 1,000 readers, 5 reads/s each", "beside 1,000 readers at full speed"
 READERS, EACH = 1_000, 5.0

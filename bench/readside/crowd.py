@@ -8,10 +8,10 @@ import random
 from collections.abc import Iterator
 
 import rig
+from proving import harness
+from proving.postgres import Postgres, postgres_server
 from readside.site import FOLLOWER, Site, Targets, requests
 from rig import LIMIT_COLOUR, OURS_COLOUR, THEIRS_COLOUR, Candidate
-from sluice.drill import harness
-from sluice.drill.postgres import Postgres, postgres_server
 from sluice.views import contract, feeds
 
 OURS, PYPY, NOOP, FILE, LUA = "Sluice, CPython", "Sluice, PyPy", "nginx -> C no-op", "nginx, a file", "nginx Lua GET"

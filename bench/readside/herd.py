@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 import rig
+from proving import harness
 from readside.site import Site, Targets, requests
-from sluice.drill import harness
 
 AHEAD, CACHE = "refresh-ahead", "plain cache"
 TARGET = "/votes/tally?poll=cookies"

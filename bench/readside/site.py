@@ -14,9 +14,9 @@ import rig
 # isort: split
 import redis
 
+from proving import harness
 from rig.stand import UNBOUNDED
 from sluice import settings, views
-from sluice.drill import harness
 from sluice.run import configure
 from sluice.spool.inlet import Inlet
 from sluice.views import contract

@@ -19,11 +19,11 @@ from typing import Any
 
 import redis
 
+from proving import harness
+from proving.kafka import Broker
 from rig import load as generators
 from rig.environment import BENCH, ROOT, VENV
 from rig.parameters import OURS, Figures
-from sluice.drill import harness
-from sluice.drill.kafka import Broker
 
 # The same versions of the interpreters, with the frameworks.
 THEIRS = {"cpython": VENV / "bin/python", "pypy": ROOT / ".venv-pypy/bin/python"}

@@ -13,7 +13,8 @@ import signal
 import sys
 from pathlib import Path
 
-from sluice import screen, settings
+from sluice import settings
+from sluice.base import screen
 
 VERBS = (
     "status",
@@ -70,8 +71,8 @@ def main(words: list[str]) -> int:
         whole.print_help()
         return 0
 
-    from sluice.sinks import Unavailable  # only now: --help needs neither
     from sluice.spool.contract import SPOOL_ERRORS, NotWithKafka, trouble
+    from sluice.store.types import Unavailable  # only now: --help needs neither
 
     try:
         return arguments.run(arguments, settings.load())

@@ -11,11 +11,12 @@ import json
 import shutil
 from typing import Any
 
-from sluice import ledger, screen
-from sluice.screen import shown
+from sluice import ledger
+from sluice.base import screen
+from sluice.base.screen import shown
 from sluice.settings import Settings
-from sluice.sinks import DeadLetter
-from sluice.sinks.schema import load_streams
+from sluice.store.types import DeadLetter
+from sluice.streams.schema import load_streams
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

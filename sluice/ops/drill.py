@@ -16,9 +16,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sluice.drill import conduct
-from sluice.drill.faults import FAULTS
-from sluice.drill.outages import OUTAGES
+from proving import conduct
+from proving.faults import FAULTS
+from proving.outages import OUTAGES
 from sluice.run.up import require_checkout
 from sluice.settings import SettingError, Settings
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from sluice import screen
+from sluice.base import screen
 from sluice.run.page import answers
 from sluice.settings import Settings
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from sluice import screen
+from sluice.base import screen
 from sluice.run.reload import NOTICE
 from sluice.settings import Settings
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from sluice import screen
+from sluice.base import screen
 from sluice.ledger import Observer
 from sluice.run.exporter import text
 from sluice.settings import Settings

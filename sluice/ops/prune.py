@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 import time
 
-from sluice import ledger, screen
+from sluice import ledger
+from sluice.base import screen
 from sluice.settings import DEAD, Settings
-from sluice.sinks.schema import load_streams
+from sluice.streams.schema import load_streams
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,13 +12,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from sluice import ledger, screen
-from sluice.screen import shown
+from sluice import ledger
+from sluice.base import screen
+from sluice.base.screen import shown
 from sluice.settings import Settings
-from sluice.sinks import DeadLetter, Replayed, Sink
-from sluice.sinks.schema import load_streams
+from sluice.store.store import Sink
+from sluice.store.types import DeadLetter, Replayed
 from sluice.streams import registry
 from sluice.streams.record import Limits, Record, Reject
+from sluice.streams.schema import load_streams
 
 CHUNK = 200  # letters per transaction: no worker can write while it runs
 EVERY = (0.2, 10.0)  # seconds between two lines of progress: on a terminal, and elsewhere

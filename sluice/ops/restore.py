@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 
-from sluice import screen
+from sluice.base import screen
 from sluice.ledger import Observer
 from sluice.settings import Settings
-from sluice.sinks import copies
+from sluice.store import copies
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

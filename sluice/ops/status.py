@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 
-from sluice import screen
+from sluice.account import STATES, sums
+from sluice.base import screen
 from sluice.ledger import Figures, Observer, absences, discrepancies
 from sluice.settings import SettingError, Settings
-from sluice.sinks.cells import STATES, sums
 
 PURGED = "{}: {} accepted bodies were discarded by `{} purge`."
 DELETED = "{}: deleted by age (INGEST_KEEP): {} rows, and the dead letters of {} bodies."

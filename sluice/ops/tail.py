@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from sluice import ledger, screen
+from sluice import ledger
+from sluice.base import screen
 from sluice.settings import Settings
 
 

@@ -25,7 +25,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sluice import screen
+from sluice.base import screen
 from sluice.ledger import Figures, Observer
 from sluice.run import page
 from sluice.settings import Settings

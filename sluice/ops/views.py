@@ -14,10 +14,11 @@ import time
 
 from redis.exceptions import RedisError
 
-from sluice import screen, views
+from sluice import views
+from sluice.base import screen
 from sluice.settings import SettingError, Settings
-from sluice.sinks import Unavailable
-from sluice.sinks.schema import load_streams
+from sluice.store.types import Unavailable
+from sluice.streams.schema import load_streams
 from sluice.views import contract
 from sluice.views.check import Checker
 from sluice.views.contract import SOCKET

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from sluice import daemon, settings, views
-from sluice.sinks.schema import load_streams
+from sluice import settings, views
+from sluice.base import daemon
+from sluice.streams.schema import load_streams
 from sluice.views.contract import SOCKET
 from sluice.views.follower import Follower
 from sluice.views.refresh import Refresher

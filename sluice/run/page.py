@@ -17,11 +17,12 @@ from pathlib import Path
 from statistics import linear_regression
 from typing import Any
 
-from sluice import daemon, screen, settings, sinks
+from sluice import settings
+from sluice.account import STATES, sums
+from sluice.base import daemon, screen
 from sluice.ledger import Observer, all_routes, newest, received_at
 from sluice.settings import Settings
-from sluice.sinks import DeadLetter
-from sluice.sinks.cells import STATES, sums
+from sluice.store.types import DeadLetter, Unavailable
 from sluice.views import figures
 
 EVERY = 1.0  # seconds between two readings
@@ -139,7 +140,7 @@ class Page:
         """Counts by reason, and the newest dead letters, which are read again when a count has changed."""
         sink = self.observer.sink
         if counts is not None and counts != self.counts and sink:
-            with contextlib.suppress(sinks.Unavailable):  # the next reading reports it
+            with contextlib.suppress(Unavailable):  # the next reading reports it
                 self.letters = [shown(letter) for letter in newest(sink, "true", LETTERS)]
                 self.counts = counts
         known = self.counts or []

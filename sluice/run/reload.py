@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from sluice import screen, settings
+from sluice import settings
+from sluice.base import screen
 from sluice.run import launch, up
 
 T = TypeVar("T")
@@ -118,7 +119,7 @@ def reload_nginx(home: Path, pid: int, notice: int = NOTICE) -> None:
     """Make nginx reload its configuration, if that is valid; its old processes finish the requests they have.
 
     They close idle connections, and a client may just have sent a request on one. So for `notice` seconds before the
-    reload, each 2xx response closes its connection (sluice/streams/replies.py): an active client then has no idle one.
+    reload, each 2xx response closes its connection (sluice/http/replies.py): an active client then has no idle one.
     """
     command = [os.readlink(f"/proc/{pid}/exe"), "-t", "-q", "-p", str(home), "-c", str(home / "etc/nginx.conf")]
     test = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

@@ -18,9 +18,9 @@ from typing import NamedTuple, NoReturn
 from sluice import settings
 from sluice.run.configure import ROOT
 from sluice.settings import Settings, Span
-from sluice.sinks.schema import load_streams
 from sluice.spool import open_inspector
 from sluice.spool.contract import SPOOL_ERRORS, UNHURRIED
+from sluice.streams.schema import load_streams
 
 EVERY = 2.0  # seconds between two readings
 

@@ -104,7 +104,7 @@ def check_modules(s: settings.Settings) -> None:
         raise settings.SettingError(f"INGEST_ROUTES={s.routes!r} has no dictionary ROUTES.")
     declared = views.load(s)
     if s.records or s.views:
-        from sluice.sinks.schema import load_streams
+        from sluice.streams.schema import load_streams
 
         views.verify(declared, load_streams(s))
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError, ResponseError
 
-from sluice.connect import connection, required
-from sluice.counters import REPORT_INTERVAL, SECONDS, SIZES, Counter, Counts
+from sluice.base.connect import connection, required
+from sluice.base.counters import REPORT_INTERVAL, SECONDS, SIZES, Counter, Counts
 from sluice.spool.contract import AT_ONCE, MARK, NAME, PROBED, TIMEOUT, Keys, count_command
 
 log = logging.getLogger("sluice.spool")
@@ -109,7 +109,7 @@ class Inlet:
     def __init__(
         self, address: str, max_backlog: int = MAX_BACKLOG, replicas: int = 0, max_bytes: int = UNLIMITED
     ) -> None:
-        """address: of Redis; see sluice/connect.py.
+        """address: of Redis; see sluice/base/connect.py.
 
         max_backlog, max_bytes: READY bodies of a stream, and their bytes, beyond which new bodies are refused.
         replicas: number of replicas of Redis that must confirm a commit, at least.

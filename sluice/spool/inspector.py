@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from redis.exceptions import ResponseError
 
-from sluice.connect import client, required
+from sluice.base.connect import client, required
 from sluice.spool.contract import (
     CELL,
     COUNTS,
@@ -68,7 +68,7 @@ class Inspector:
     """Reads the state of Redis, purges and requeues. Every method raises RedisError."""
 
     def __init__(self, address: str, timeout: float = UNHURRIED) -> None:
-        """address: of Redis; see sluice/connect.py. timeout: seconds to wait for one reply."""
+        """address: of Redis; see sluice/base/connect.py. timeout: seconds to wait for one reply."""
         self.redis = client(address, timeout)
 
     def require(self, verb: str) -> None:

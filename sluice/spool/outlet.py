@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from redis.exceptions import RedisError, ResponseError
 
-from sluice.connect import client, connection, required
-from sluice.counters import Counts
+from sluice.base.connect import client, connection, required
+from sluice.base.counters import Counts
 from sluice.spool.contract import (
     CLAIM,
     LAYOUT,
@@ -45,7 +45,7 @@ class Outlet:
     name = "redis"
 
     def __init__(self, address: str, timeout: float = UNHURRIED, replicas: int = 0) -> None:
-        """address: of Redis; see sluice/connect.py. timeout: seconds to wait for one reply.
+        """address: of Redis; see sluice/base/connect.py. timeout: seconds to wait for one reply.
 
         replicas: number of replicas of Redis that must confirm a claim, at least.
         """

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from sluice.streams import gpslogger, homeassistant, overland, owntracks, traccar
+from sluice.formats import gpslogger, homeassistant, overland, owntracks, traccar
 from sluice.streams.body import Budget
 from sluice.streams.decoder import JsonDecoder, Result
 from sluice.streams.message import Message

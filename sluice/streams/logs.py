@@ -101,11 +101,11 @@ class LogsDecoder(JsonDecoder):
     def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         """See `Decoder.contents`. A body that was sent to the path of Loki always has its format."""
         if message and message.path == LOKI:
-            from sluice.streams import loki  # protobuf and snappy take 8 MB, which only its users need
+            from sluice.formats import loki  # protobuf and snappy take 8 MB, which only its users need
 
             return loki.decode(body, message, budget)
         if message and message.path.endswith("/v1/logs"):
-            from sluice.streams import otlp, otlp_logs  # 10 MB, and 0.1 s: only for those who send OTLP
+            from sluice.formats import otlp, otlp_logs  # 10 MB, and 0.1 s: only for those who send OTLP
 
             return otlp.decode(otlp_logs.REQUEST, message, body, budget)
         return super().contents(body, message, budget)

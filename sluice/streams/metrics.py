@@ -9,13 +9,13 @@ from typing import Annotated
 
 import msgspec
 
+from sluice.formats import influx, telegraf
+from sluice.formats.telegraf import Value
 from sluice.streams import body as bodies
-from sluice.streams import influx, telegraf
 from sluice.streams.body import Budget, Remainder
 from sluice.streams.decoder import NUL, JsonDecoder, Result, check_text
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Metric, Record, Reject
-from sluice.streams.telegraf import Value
 from sluice.streams.times import Time, first
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
@@ -73,13 +73,13 @@ class MetricsDecoder(JsonDecoder):
     def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         """See `Decoder.contents`. A body that was sent to a path of InfluxDB or Prometheus always has their format."""
         if message and message.path == REMOTE_WRITE:
-            from sluice.streams import prometheus  # protobuf and snappy take 8 MB, which only its users need
+            from sluice.formats import prometheus  # protobuf and snappy take 8 MB, which only its users need
 
             return prometheus.decode(body, message, budget)
         if message and message.path.endswith("/write"):
             return lines(body.removeprefix(bodies.BOM), budget, influx.scale(message.parameter("precision")))
         if message and message.path.endswith("/v1/metrics"):
-            from sluice.streams import otlp, otlp_metrics  # 10 MB, and 0.1 s: only for those who send OTLP
+            from sluice.formats import otlp, otlp_metrics  # 10 MB, and 0.1 s: only for those who send OTLP
 
             return otlp.decode(otlp_metrics.REQUEST, message, body, budget)
         return super().contents(body, message, budget)

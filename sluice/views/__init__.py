@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Union
 
 from sluice import settings
-from sluice.streams.routes import ROUTES
+from sluice.http.routes import ROUTES
 from sluice.views.contract import MAX_CAP
 
 PATH = re.compile(r"(?=.{2,201}\Z)(/(?!\.\.?(/|\Z))[\w.~-]+)+/?", re.ASCII)  # as nginx passes it on
@@ -126,7 +126,7 @@ def invalid(path: object, view: object) -> str:
 
 
 def verify(views: Mapping[str, View], streams: Mapping[str, Any]) -> None:
-    """Check that the streams and fields exist. streams: as `sluice.sinks.schema.load_streams` returns them.
+    """Check that the streams and fields exist. streams: as `sluice.streams.schema.load_streams` returns them.
 
     Raises: SettingError for the first one that does not.
     """

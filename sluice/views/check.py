@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from sluice.settings import FOREVER, Keep
-from sluice.sinks import reader
-from sluice.sinks.reader import Reader
 from sluice.streams.registry import Stream
 from sluice.views import Feed, Latest, Tally, View, contract, feeds, refresh
 from sluice.views.follower import ROWS, Link
 from sluice.views.reduce import Renderer, reducer
+from sluice.views.rows import source as reader
+from sluice.views.rows.source import Reader
 
 SHARE = 50_000  # keys compared in one pass over the rows; a view with more keys takes several passes
 TRIES = 40  # comparisons of keys that differ

@@ -19,13 +19,14 @@ from typing import Any, NoReturn
 from hiredis import pack_command
 from redis.exceptions import ConnectionError, RedisError, ResponseError
 
-from sluice import daemon
-from sluice.sinks import Unavailable, reader
-from sluice.sinks.reader import Diverged, Reader
+from sluice.base import daemon
+from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
 from sluice.views import Tally, View, contract, link
 from sluice.views.link import Command
 from sluice.views.reduce import Reducer, Renderer, reducer
+from sluice.views.rows import source as reader
+from sluice.views.rows.source import Diverged, Reader
 
 log = logging.getLogger("sluice.follower")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
-from sluice.counters import REPORT_INTERVAL, Counts
+from sluice.base.counters import REPORT_INTERVAL, Counts
 from sluice.views import Feed, Latest, Tally, View, contract, feeds
 from sluice.views.link import Link, Place, pack
 

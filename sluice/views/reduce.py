@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from sluice.sinks.reader import Reader, Row, canonical
 from sluice.views import Feed, Latest, Tally, View, contract, feeds
 from sluice.views.link import Command, Place
+from sluice.views.rows.source import Reader, Row, canonical
 
 Stamp = tuple[Any, int, bytes]  # time as the reader has it, sequence number, JSON
 Item = tuple[str, Stamp, Row]  # the text of the key

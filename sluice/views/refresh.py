@@ -16,10 +16,11 @@ import msgspec
 import redis
 from redis.exceptions import RedisError
 
-from sluice import connect
-from sluice.sinks import Unavailable, reader
+from sluice.base import connect
+from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
 from sluice.views import Tally, View, contract
+from sluice.views.rows import source as reader
 
 log = logging.getLogger("sluice.refresh")
 

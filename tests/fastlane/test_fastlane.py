@@ -26,8 +26,8 @@ import redis as redis_client
 from gunicorn.config import Config
 
 import wire
+from proving.harness import ROOT, Server, connect, free_port, gateway, poll, post, redis_server, short_tmp
 from runtimes import RUNTIMES
-from sluice.drill.harness import ROOT, Server, connect, free_port, gateway, poll, post, redis_server, short_tmp
 from sluice.fastlane import answers
 from sluice.fastlane.connection import IDLE, Connection
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import wire
 from grammar_cases import BODY, DECLINED, FIVE, SMUGGLED, TAKEN, post
+from proving import harness
 from runtimes import RUNTIMES
-from sluice.drill import harness
 from sluice.fastlane import grammar, loop
 from sluice.fastlane.connection import RECEIVING, WAITING, Connection
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sluice.drill.harness import ROOT
+from proving.harness import ROOT
 
 CORPUS = ROOT / "tests/fuzz/corpus"
 TARGETS = sorted(folder.name for folder in CORPUS.iterdir())

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from access import KEY, OTHER, curl, keys, passwords, private
-from sluice.drill.harness import ROOT, Server, answer, connect, environment, free_port, get, installation, poll, post
+from proving.harness import ROOT, Server, answer, connect, environment, free_port, get, installation, poll, post
 from stand_in import front, problem
 
 NO_KEY = problem("Unauthorized", 401, "The API key or the password is missing or wrong; the request had no effect.")

@@ -95,4 +95,4 @@ def main(port: int, clients: int, number: int) -> None:
 if __name__ == "__main__":
     main(*map(int, sys.argv[1:]))
 else:
-    from sluice.drill.harness import ask, installation, poll, short_tmp
+    from proving.harness import ask, installation, poll, short_tmp

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from access import curl
-from sluice.drill.harness import Server, ask, installation, poll, short_tmp
+from proving.harness import Server, ask, installation, poll, short_tmp
 from stand_in import front, problem
 
 LARGE = problem("Content Too Large", 413, "The body is too large; the request had no effect. Send smaller bodies.")

@@ -22,7 +22,7 @@ from typing import TypeVar
 import pytest
 
 from access import curl
-from sluice.drill.harness import environment, free_port, installation, post, short_tmp
+from proving.harness import environment, free_port, installation, post, short_tmp
 from sluice.run import configure
 from sluice.run.configure import ROOT, has_ipv6
 from stand_in import front

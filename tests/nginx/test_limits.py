@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import redis as client
 
+from proving import harness
+from proving.harness import Server, connect, installation, nginx, post, request, short_tmp, stopped
 from sluice import settings
-from sluice.drill import harness
-from sluice.drill.harness import Server, connect, installation, nginx, post, request, short_tmp, stopped
 from sluice.run import configure
 from sluice.spool import inlet
 from sluice.spool.inspector import Inspector

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.drill.harness import ROOT, Server, answer, connect, free_port, get, nginx, poll, post, request, short_tmp
+from proving.harness import ROOT, Server, answer, connect, free_port, get, nginx, poll, post, request, short_tmp
 from stand_in import HOST, OK, Gateway, front, problem
 
 

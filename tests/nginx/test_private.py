@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from sluice.drill.harness import Answer, Server, connect, installation, poll, post, request
+from proving.harness import Answer, Server, connect, installation, poll, post, request
 from sluice.run.configure import has_ipv6
 
 SECRET = "s3cr3t"
 OWN = """
-from sluice.streams.routes import OK, Route
+from sluice.http.routes import OK, Route
 ROUTES = {"/own": Route("own", OK, keep_head=True)}
 
 from sluice.streams.record import Vote

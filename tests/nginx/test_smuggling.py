@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 import wire
 from grammar_cases import BODY, CHUNKED, CHUNKS, DECLINED, FIVE, SMUGGLED, TAKEN, post
-from sluice.drill import harness
-from sluice.drill.harness import connect, gateway, nginx, redis_server, short_tmp
+from proving import harness
+from proving.harness import connect, gateway, nginx, redis_server, short_tmp
+from sluice.http import routes
 from sluice.spool.contract import Keys
-from sluice.streams import routes
 from sluice.streams.message import parse
 from sluice.streams.record import Invalid
 

@@ -12,7 +12,7 @@ import time
 
 from rich.console import Console
 
-from sluice.drill.harness import ROOT, environment, get, installation, post, settings, short_tmp  # isort: skip
+from proving.harness import environment, get, installation, post, ROOT, settings, short_tmp  # isort: skip
 
 from sluice.ledger import Observer
 from sluice.ops.top import CHART, View

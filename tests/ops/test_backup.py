@@ -14,9 +14,9 @@ from typing import Any
 import apsw
 import pytest
 
-from sluice.drill.harness import ROOT, Server, environment, poll, redis_server, running
-from sluice.drill.postgres import Postgres, postgres_server
-from sluice.sinks import copies
+from proving.harness import ROOT, Server, environment, poll, redis_server, running
+from proving.postgres import Postgres, postgres_server
+from sluice.store import copies
 from sluice.streams.record import Gps
 from verbs import drain, push, sluice, status, vote
 from viewing import NOON, site

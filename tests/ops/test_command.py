@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from sluice.drill.harness import PYTHON, ROOT, environment
+from proving.harness import PYTHON, ROOT, environment
+from sluice.account import STATES
 from sluice.ops.__main__ import VERBS
-from sluice.sinks.cells import STATES
 from verbs import sluice
 
 IMPORTED = "import sys\nfrom sluice.ops.__main__ import main\nmain(sys.argv[1:])\nprint(*sys.modules, file=sys.stderr)"
@@ -35,7 +35,7 @@ def verbs(modules: set[str]) -> set[str]:
 def test_status_imports_no_other_verb_and_nothing_that_only_other_verbs_need(tmp: Path) -> None:
     _, modules = imported(tmp, "status")
     assert verbs(modules) == {"status"}
-    assert not modules & {"rich", "prometheus_client", "supervisor", "sluice.run", "sluice.drill"}
+    assert not modules & {"rich", "prometheus_client", "supervisor", "sluice.run", "proving"}
 
 
 def test_the_help_lists_every_verb_and_imports_none(tmp: Path) -> None:

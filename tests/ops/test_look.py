@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import redis as client
 
-from sluice.drill.harness import ROOT, Server, environment, poll, redis_server, running
+from proving.harness import ROOT, Server, environment, poll, redis_server, running
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from verbs import drain, push, sluice, status, vote

@@ -19,13 +19,14 @@ import apsw
 import pytest
 import redis as client
 
-from sluice import settings, sinks
-from sluice.drill import harness
-from sluice.drill.harness import ROOT, Server, environment, redis_server, running
-from sluice.sinks.cells import CellLine
+from proving import harness
+from proving.harness import ROOT, Server, environment, redis_server, running
+from sluice import settings
+from sluice.account import CellLine
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
+from sluice.store.registry import open_store
 from sluice.streams.registry import STREAMS
 from verbs import drain, push, sluice, status, vote
 
@@ -33,7 +34,7 @@ poll = partial(harness.poll, seconds=60)
 # A new decoder: a number is a vote, except multiples of seven.
 MENDED = """
 import msgspec
-from sluice.streams.registry import STREAMS as OLD, Stream
+from sluice.streams.registry import Stream, STREAMS as OLD
 from sluice.streams.record import Reject, Vote
 
 def decode(body, bounds):
@@ -228,7 +229,7 @@ def test_bodies_that_redis_has_lost_before_they_were_stored_are_missing(tmp: Pat
         batch = inlet.append("votes", vote(n))
     inlet.commit(batch)
     s = settings.load(environment(tmp))
-    sink = sinks.connect(s.sink, STREAMS)
+    sink = open_store(s.sink, STREAMS)
     CellLine(Inspector(s.spool), STREAMS, s.cell, keep=False).leave(sink)  # nine wait
     sink.close()
     with client.Redis(unix_socket_path=str(redis.socket)) as db:
@@ -262,7 +263,7 @@ def test_all_cells_of_a_database_are_shown_and_a_dead_one_can_be_forgotten(tmp: 
             drain(home, INGEST_SINK=sink, INGEST_CELL=name)
             push(server, b"x", b"x")
         s = settings.load(environment(tmp / "c2", {"INGEST_SINK": sink, "INGEST_CELL": "c2"}))
-        own = sinks.connect(s.sink, STREAMS)
+        own = open_store(s.sink, STREAMS)
         CellLine(Inspector(s.spool), STREAMS, s.cell, keep=False).leave(own, last=True)
         own.close()
         # each has its own ledger, although the sequence numbers are the same

@@ -15,7 +15,7 @@ import time
 
 from playwright.sync_api import sync_playwright
 
-from sluice.drill.harness import ROOT, Server, get, installation, post, short_tmp
+from proving.harness import ROOT, Server, get, installation, post, short_tmp
 
 SECONDS = 200
 STOPPED = range(90, 125)  # seconds in which the worker is stopped, so that a backlog builds up

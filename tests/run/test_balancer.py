@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from test_reload import Load
 
-from sluice.drill import harness
-from sluice.drill.balancer import haproxy, state
-from sluice.drill.harness import ROOT, Server, environment, free_port, get, installation, poll, post
+from proving import harness
+from proving.balancer import haproxy, state
+from proving.harness import ROOT, Server, environment, free_port, get, installation, poll, post
 from sluice.run import launch
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.drill.harness import ROOT, free_port, poll, post
+from proving.harness import ROOT, free_port, poll, post
 
 TOOLS = "buildah", "podman", "podman-compose", "runc", "debootstrap", "/usr/lib/cni/dnsname"
 COMPOSE = "podman-compose", "-p", "sluice", "-f", "deploy/compose.yaml"

@@ -17,9 +17,9 @@ import pytest
 import redis as client
 from prometheus_client.parser import text_string_to_metric_families
 
+from proving import harness
+from proving.harness import ROOT, Server, environment, get, poll, post
 from sluice import settings
-from sluice.drill import harness
-from sluice.drill.harness import ROOT, Server, environment, get, poll, post
 from sluice.ledger import Observer
 from sluice.spool.contract import COUNTS
 from sluice.spool.inlet import Inlet

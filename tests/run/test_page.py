@@ -21,8 +21,8 @@ from urllib.parse import urlencode
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect, sync_playwright
 
+from proving.harness import ROOT, Server, answer, ask, environment, get, installation, nginx, poll, post, short_tmp
 from sluice import settings
-from sluice.drill.harness import ROOT, Server, answer, ask, environment, get, installation, nginx, poll, post, short_tmp
 from sluice.run import page as program
 
 FAILED = "Failed to load resource"  # Chromium logs every response that is not 2xx

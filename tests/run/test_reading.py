@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from access import curl
+from proving.harness import ROOT, Server, connect, environment, get, installation, poll, post, short_tmp, stopped
 from sluice import views
-from sluice.drill.harness import ROOT, Server, connect, environment, get, installation, poll, post, short_tmp, stopped
 
 BIKE = "/gps/latest?device=bike"
 RECORDS = """

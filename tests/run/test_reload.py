@@ -23,9 +23,8 @@ import pytest
 import redis as client
 
 from posting import Threads
-from runtimes import RUNTIMES
-from sluice.drill import harness
-from sluice.drill.harness import (
+from proving import harness
+from proving.harness import (
     ROOT,
     Answer,
     answer,
@@ -38,8 +37,9 @@ from sluice.drill.harness import (
     post,
     redis_server,
 )
+from runtimes import RUNTIMES
+from sluice.http.routes import ROUTES
 from sluice.run import launch, reload
-from sluice.streams.routes import ROUTES
 
 
 class Sent(NamedTuple):

@@ -12,9 +12,9 @@ import pytest
 import redis
 from redis.exceptions import RedisError
 
+from proving.harness import environment, installation, poll, redis_server
+from proving.postgres import postgres_server
 from sluice import settings
-from sluice.drill.harness import environment, installation, poll, redis_server
-from sluice.drill.postgres import postgres_server
 from sluice.run.scale import EVERY, Pool, Reading, Rules, Work, step
 from sluice.settings import Span
 

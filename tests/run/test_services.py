@@ -21,8 +21,7 @@ from pathlib import Path
 import pytest
 
 from posting import Load
-from sluice import settings
-from sluice.drill.harness import (
+from proving.harness import (
     PYTHON,
     ROOT,
     answer,
@@ -38,6 +37,7 @@ from sluice.drill.harness import (
     redis_server,
     running,
 )
+from sluice import settings
 from sluice.run import configure, reload, services
 
 UNITS = (

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from sluice.drill.harness import (
+from proving.harness import (
     ROOT,
     Server,
     answer,

@@ -22,21 +22,11 @@ import pytest
 import redis as client
 
 from posting import Clients
+from proving import harness
+from proving.harness import ROOT, environment, free_port, gateway, get, installation, poll, post, running
+from proving.replicated import NAME, PASSWORD, Replicated, replicated
 from runtimes import RUNTIMES
-from sluice import connect
-from sluice.drill import harness
-from sluice.drill.harness import (
-    ROOT,
-    environment,
-    free_port,
-    gateway,
-    get,
-    installation,
-    poll,
-    post,
-    running,
-)
-from sluice.drill.replicated import NAME, PASSWORD, Replicated, replicated
+from sluice.base import connect
 from sluice.spool.contract import Keys
 from sluice.spool.inlet import Inlet
 

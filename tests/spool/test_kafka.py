@@ -21,8 +21,8 @@ from types import SimpleNamespace
 import pytest
 
 from posting import Clients
-from sluice.drill import harness, kafka
-from sluice.drill.harness import ROOT, environment, free_port, gateway, get, installation, poll, post, running
+from proving import harness, kafka
+from proving.harness import ROOT, environment, free_port, gateway, get, installation, poll, post, running
 
 if not kafka.available():
     pytest.skip(kafka.MISSING, allow_module_level=True)

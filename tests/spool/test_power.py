@@ -20,12 +20,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sluice import settings, sinks
-from sluice.drill.harness import ROOT, Server, connect, environment, gateway, poll, post, redis_server, running
+from proving.harness import ROOT, Server, connect, environment, gateway, poll, post, redis_server, running
+from sluice import settings
 from sluice.spool.contract import Keys
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
+from sluice.store.registry import open_store
+from sluice.store.store import Sink
+from sluice.store.types import Entry
 from sluice.streams import registry
 from worker import Worker
 
@@ -292,13 +295,13 @@ def drain(redis: Server, home: Path) -> None:
     worker.stop()  # ends its thread
 
 
-def step(redis: Server, sink: sinks.Sink, settle: bool) -> None:
+def step(redis: Server, sink: Sink, settle: bool) -> None:
     """Store one claim, whose lease ends at once; settle it or not."""
     outlet = Outlet(str(redis.socket))
     claim = outlet.claim("votes", max_bodies=3, lease=0.001)
     assert claim
 
-    def entries() -> Iterator[sinks.Entry]:
+    def entries() -> Iterator[Entry]:
         for seq, body in enumerate(outlet.bodies(claim), claim.first):
             for thing in registry.STREAMS["votes"].decode(body, LIMITS):
                 yield seq, claim.received(seq)[0], body, thing
@@ -318,7 +321,7 @@ def test_wherever_the_log_is_cut_the_sink_ignores_no_new_body_and_stores_no_old_
     first = tmp / "first"
     with redis_server(first, appendfsync="always") as redis:
         inlet = Inlet(str(redis.socket), 1000)
-        sink = sinks.connect(f"sqlite:///{first}/ingest.db", registry.STREAMS)
+        sink = open_store(f"sqlite:///{first}/ingest.db", registry.STREAMS)
         push(inlet, ["a1", "a2", "a3"])
         step(redis, sink, settle=True)
         push(inlet, ["b1", "b2", "b3", "b4"])

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 import redis as client
 
-from sluice import settings, sinks
-from sluice.drill.harness import Server, free_port, gateway, get, poll, post, redis_server, short_tmp, stopped
-from sluice.sinks.cells import CellLine
+from proving.harness import Server, free_port, gateway, get, poll, post, redis_server, short_tmp, stopped
+from sluice import settings
+from sluice.account import CellLine
 from sluice.spool import inlet as gateway_side
 from sluice.spool import inspector as inspector_side
 from sluice.spool import outlet as worker_side
@@ -21,6 +21,7 @@ from sluice.spool.contract import Keys
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
+from sluice.store.registry import open_store
 from sluice.streams import registry
 from worker import Worker
 
@@ -224,7 +225,7 @@ def test_a_claim_that_too_few_replicas_confirm_is_stored_after_the_failover(pair
 
 
 def test_bodies_that_too_few_replicas_confirmed_and_a_failover_lost_are_not_missing(pair: Pair, tmp_path: Path) -> None:
-    with contextlib.closing(sinks.connect(f"sqlite:///{tmp_path}/ingest.db", registry.STREAMS)) as sink:
+    with contextlib.closing(open_store(f"sqlite:///{tmp_path}/ingest.db", registry.STREAMS)) as sink:
 
         def ledger(server: Server) -> list[int]:
             """Leave the figures in the database, as a worker does, and read them there."""

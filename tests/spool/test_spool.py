@@ -17,16 +17,16 @@ import pytest
 import redis as client
 from redis.connection import AbstractConnection
 
-from sluice import sinks
-from sluice.drill.harness import Server, environment, free_port, poll, redis_server, running, short_tmp
-from sluice.sinks import Outcome
-from sluice.sinks.cells import CellLine
+from proving.harness import Server, environment, free_port, poll, redis_server, running, short_tmp
+from sluice.account import CellLine
 from sluice.spool import contract
 from sluice.spool import inlet as gateway_side
 from sluice.spool.contract import Claim, Keys, Window
 from sluice.spool.inlet import Backlog, Batch, Inlet, Refusal
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import MAX_BYTES, Lost, Outlet
+from sluice.store.registry import open_store
+from sluice.store.types import Outcome
 from sluice.streams.record import Vote
 from sluice.streams.registry import STREAMS
 
@@ -952,7 +952,7 @@ def test_after_a_kill_each_body_is_stored_once_and_new_ones_with_lost_numbers_to
             sink.persist(taken, lambda entries=entries: entries)  # type: ignore[misc]
             outlet.settle(taken)
 
-    sink = sinks.connect(f"sqlite:///{tmp}/ingest.db", STREAMS)
+    sink = open_store(f"sqlite:///{tmp}/ingest.db", STREAMS)
     with redis_server(tmp) as server:
         inlet, outlet = Inlet(str(server.socket), 10**9), Outlet(str(server.socket))
         push(inlet, *numbers(10), stream="votes")
@@ -1145,7 +1145,7 @@ def test_after_redis_is_killed_acknowledged_bodies_are_there_and_settled_ones_ar
 @pytest.mark.parametrize("how", ["flushed", "restarted empty"])
 def test_claim_ids_are_never_used_again_so_the_sink_stores_new_bodies(how: str, tmp: Path) -> None:
     seen: list[str] = []
-    sink = sinks.connect(f"sqlite:///{tmp}/ingest.db", STREAMS)
+    sink = open_store(f"sqlite:///{tmp}/ingest.db", STREAMS)
     for _ in range(4):
         with redis_server(tmp) as server:
             inlet, outlet = Inlet(str(server.socket), 10**9), Outlet(str(server.socket))

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from items import LIMITS, decode, kept, reject_reason
 from sluice import settings
-from sluice.sinks.schema import load_streams, valid_name
 from sluice.streams.body import Budget, elements
 from sluice.streams.decoder import BATCH
 from sluice.streams.message import parse
 from sluice.streams.record import Gps, Log, Metric, Record, Reject, Vote
 from sluice.streams.registry import STREAMS, Stream, stream
+from sluice.streams.schema import load_streams, valid_name
 from sluice.streams.times import nanoseconds
 
 profiles.register_profile("formats", deadline=None)  # a busy machine is no failure

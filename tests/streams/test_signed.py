@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from sluice.drill.harness import ROOT, Server, ask, environment, installation, poll, post, short_tmp
+from proving.harness import ROOT, Server, ask, environment, installation, poll, post, short_tmp
 from sluice.streams.signature import SCHEMES, verify
 
 OWN = """
 from pathlib import Path
-from sluice.streams.routes import OK, Route
+from sluice.http.routes import OK, Route
 ROUTES = {f"/{name}": Route(name, OK, keep_head=True) for name in ("github", "stripe", "standard")}
 ROUTES["/headless"] = Route("github", OK)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice.drill import harness
-from sluice.drill.harness import ROOT, Server
+from proving import harness
+from proving.harness import ROOT, Server
 
 PAGE = (ROOT / "docs/ADDING-A-STREAM.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.M | re.S)

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from proving import harness
 from sluice import settings
-from sluice.drill import harness
 from sluice.ledger import Observer
 from sluice.ops.top import View as Top
 from sluice.run import exporter
 from sluice.run.page import Page
-from sluice.sinks import Spool
+from sluice.store.types import Spool
 from sluice.streams.record import Gps, Vote
 from sluice.views import contract, figures
 from sluice.views.follower import Link

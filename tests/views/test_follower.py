@@ -16,13 +16,16 @@ from typing import Any
 
 import pytest
 
-from sluice import daemon, settings, sinks
-from sluice.drill import harness
-from sluice.drill.postgres import Postgres, postgres_server
-from sluice.sinks import DeadLetter, Entry, reader
+from proving import harness
+from proving.postgres import Postgres, postgres_server
+from sluice import settings
+from sluice.base import daemon
+from sluice.store.registry import open_store
+from sluice.store.types import DeadLetter, Entry
 from sluice.streams.record import Gps, Metric, Reject
 from sluice.views import contract, feed, follower
 from sluice.views.link import Command
+from sluice.views.rows import source as reader
 from viewing import NOON, Site, site
 
 
@@ -126,8 +129,8 @@ def test_the_ids_of_batches_settle_when_the_transactions_of_their_time_have_ende
 
 
 def test_a_batch_is_folded_when_no_lower_id_can_appear(postgres: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sinks, "KEEP", 1)
-    monkeypatch.setattr(sinks, "FOLD", 2)
+    monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 1)
+    monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 2)
     slow, opened, done = postgres.connect(), threading.Event(), threading.Event()
     claim, entries = postgres.claim("gps", [position("bike", 5)])
 
@@ -152,8 +155,8 @@ def test_a_batch_is_folded_when_no_lower_id_can_appear(postgres: Site, monkeypat
 def test_a_follower_that_returns_after_its_batches_were_folded_continues(
     here: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sinks, "KEEP", 1)
-    monkeypatch.setattr(sinks, "FOLD", 1)
+    monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 1)
+    monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 1)
     here.store("gps", [position("bike", 1)])
     here.caught_up()
     before = here.client().get(contract.state("/gps/latest"))
@@ -169,7 +172,7 @@ def test_a_follower_that_returns_after_its_batches_were_folded_continues(
 
 def test_a_view_keeps_what_was_deleted_by_age(here: Site) -> None:
     here.settings = settings.load({"INGEST_KEEP": "1m"})
-    with contextlib.closing(sinks.connect(here.url, here.streams, keep=here.settings.keep)) as sink:  # partitions
+    with contextlib.closing(open_store(here.url, here.streams, keep=here.settings.keep)) as sink:  # partitions
         here.store("gps", [position("car", 1), position("bike", 7)])
         here.store("gps", [position("bike", 5), position("boat", 1)])
         here.store("gps", [position("bike", 6)])
@@ -514,8 +517,8 @@ class Chaos:
 def test_after_any_interleaving_every_view_equals_a_rebuild(
     here: Site, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sinks, "KEEP", 2)
-    monkeypatch.setattr(sinks, "FOLD", 1)
+    monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 2)
+    monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 1)
     Chaos(here, seed).run(50)
     here.caught_up()
     served = {path: here.actual(path) for path in here.views if path != "/votes/tally"}

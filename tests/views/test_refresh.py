@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 import redis
 
-from sluice import daemon, sinks
-from sluice.drill import harness
-from sluice.drill.postgres import postgres_server
+from proving import harness
+from proving.postgres import postgres_server
+from sluice.base import daemon
 from sluice.settings import Keep
-from sluice.sinks import reader
+from sluice.store.registry import open_store
 from sluice.streams.record import Vote
 from sluice.views import contract, refresh
 from sluice.views.refresh import Refresher, refresh_ahead
+from sluice.views.rows import source as reader
 from viewing import Site, site
 
 
@@ -268,7 +269,7 @@ def test_in_postgresql_the_index_of_a_tally_holds_any_text(keep: Keep) -> None:
     with postgres_server(fsync="off") as server, site(server) as here:
         server.ask("DROP TABLE votes")
         here.sink.close()
-        here.sink = sinks.connect(here.url, here.streams, keep=keep)
+        here.sink = open_store(here.url, here.streams, keep=keep)
         here.store("votes", [Vote(poll="cookies", choice="fig")])
         # a table of a few rows is read as a whole otherwise
         found = reader.connect(here.url + "&options=-c%20enable_seqscan%3Doff", here.streams)

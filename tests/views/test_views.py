@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from proving import harness
+from proving.harness import PYTHON, ROOT
 from sluice import settings, views
-from sluice.drill import harness
-from sluice.drill.harness import PYTHON, ROOT
 from sluice.streams.record import Gps
 from sluice.streams.registry import STREAMS
 from sluice.views import contract, feed, feeds, latest, tally

@@ -1,0 +1,640 @@
+"""One drill from start to report: post events, inject faults, wait until everything is stored, compare."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import platform
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from proving import read
+from proving.answers import KINDS as WRONG
+from proving.cells import Cells, cells
+from proving.cells_kafka import KafkaCells
+from proving.compare import LISTED, SLACK, Findings, compare, outcome
+from proving.faults import FAULTS, Fault, Scene
+from proving.load import LOGGED, PATIENCE, REST, SPAN, UNANSWERED, Book, is_log
+from proving.outages import OUTAGES, STATES
+from proving.read import Reads
+from proving.site import AGE, STREAM, Site, Trouble, private, running, wait
+from proving.store import Elsewhere
+from proving.views import VIEWS as OWN
+from sluice import views
+from sluice.run.configure import ROOT
+from sluice.settings import Settings
+
+PROCESSES = 2  # client processes that only post
+READERS = 16  # clients of the process that also reads
+CALM = (3.0, 30.0)  # seconds before the first fault: a twentieth of the drill, within these limits
+PAUSE = (0.0, 0.5)  # seconds between two faults; short enough that some begin before the last is healed
+LAST = 8.0  # no fault begins in the last seconds; most last no longer than this
+SHOWN = 100  # event numbers of each kind in the Markdown report
+SHOWN_WRONG = 20  # wrong answers in it
+RATE = 5000  # events/s of an installation; cells share its cores with their replicas, and have their own
+MIN_CELLS = 3  # fewer have no majority of Sentinels when one dies
+SPOOLS = {"redis": Cells, "kafka": KafkaCells}
+COUNTS = ("sent", "acknowledged", "rejected", "unanswered", "cut")
+
+
+class Load:
+    """The client processes and their counts."""
+
+    def __init__(self, site: Site, clients: int, rate: float, run: str, folder: Path, readers: int) -> None:
+        """readers: clients that also read, if the site has views."""
+        each = max(1, clients // PROCESSES)
+        port, tls = site.port, "tls" if site.tls else ""
+        programs: list[tuple[object, ...]] = [
+            (
+                "proving.load",
+                port,
+                n,
+                each,
+                rate / PROCESSES,
+                run,
+                folder / f"book-{n}",
+                tls,
+                site.patience,
+                "logs" * site.logs,
+            )
+            for n in range(PROCESSES)
+        ]
+        judged = {**views.VIEWS, **OWN}
+        paths = [path for path in read.PATHS if site.views.get(path) == judged[path]]
+        if paths:
+            programs.append(("proving.read", port, readers, PROCESSES, run, folder, ",".join(paths), tls))
+        else:
+            readers = 0
+        self.books = [folder / f"book-{n}" for n in range(PROCESSES + 2 * readers)]
+        self.reads = folder / "reads" if readers else None
+        self.counts: list[dict[str, int]] = [{} for _ in programs]
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", *map(str, program)],
+                env={**os.environ, "SLUICE_DRILL_HEADER": site.header},
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+                start_new_session=True,  # Ctrl-C must not reach the clients: the drill still needs their books
+            )
+            for program in programs
+        ]  # fmt: skip
+        self.threads = [threading.Thread(target=self.listen, args=(n,)) for n in range(len(programs))]
+        for thread in self.threads:
+            thread.start()
+
+    def listen(self, n: int) -> None:
+        out = self.processes[n].stdout
+        assert out
+        for line in out:
+            self.counts[n] = json.loads(line)
+
+    def count(self, what: str) -> int:
+        """The sum of a count over all processes."""
+        return sum(counts.get(what, 0) for counts in self.counts)
+
+    def send(self, command: str, processes: int | None = None) -> None:
+        for process in self.processes[:processes]:
+            assert process.stdin
+            with contextlib.suppress(OSError):
+                process.stdin.write(command + "\n")
+                process.stdin.flush()
+
+    def cut(self, clients: int) -> None:
+        """Make that many additional clients close their connection early."""
+        self.send(f"cut {clients // PROCESSES}", PROCESSES)
+
+    @contextlib.contextmanager
+    def resting(self) -> Iterator[None]:
+        """Meanwhile the clients that read do nothing; afterwards they expect nothing of what they saw before."""
+        begun = time.monotonic()
+        self.send("rest")
+        try:
+            if self.reads:
+                wait(lambda: self.count("at") > begun and self.count("resting") == READERS, 120, "the readers rest")
+            yield
+        finally:
+            self.send("wake")
+
+    def stop(self) -> tuple[list[Book], Reads]:
+        """Stop posting and wait for the responses. Returns: the books. Raises: Trouble if a process failed."""
+        self.send("stop")
+        for process in self.processes:
+            if process.wait(PATIENCE + 60):
+                raise Trouble("a client process failed; its messages are above")
+        return [Book.load(path) for path in self.books], Reads.load(self.reads) if self.reads else Reads()
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        for thread in self.threads:
+            thread.join()
+
+
+class Drill:
+    """One drill."""
+
+    def __init__(
+        self, site: Site, possible: Mapping[str, Fault], options: argparse.Namespace, run: str, folder: Path
+    ) -> None:
+        self.site = site
+        self.possible = possible
+        self.options = options
+        self.run = run
+        self.folder = folder
+        self.begun = time.monotonic()
+        self.faults: list[dict[str, Any]] = []
+        self.now: list[str] = []
+        self.over = threading.Event()
+        self.ending = threading.Event()  # no more faults
+        self.trouble = ""
+        self.interrupted = False
+        self.load = Load(site, options.clients, options.rate, run, folder, READERS)
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self.begun
+
+    def say(self, words: str) -> None:
+        print(f"{self.elapsed():6.1f} s  {words}", flush=True)
+
+    def progress(self) -> None:
+        """Print a line every second."""
+        before = 0
+        while not self.over.wait(1):
+            acknowledged = self.load.count("acknowledged")
+            counts = (*COUNTS[2:], *(("read", "wrong") if self.load.reads else ()))
+            rest = ", ".join(f"{self.load.count(what):,} {what}" for what in counts)
+            self.say(f"{acknowledged:9,} acknowledged ({acknowledged - before:5,}/s), {rest}  {', '.join(self.now)}")
+            before = acknowledged
+
+    def flows(self, what: str, seconds: float = 60) -> float:
+        """Wait until new events are acknowledged, or read. Returns: the seconds waited. Raises: Trouble."""
+        begun = time.monotonic()
+        if what != "acknowledged":  # the counts may be older than the end of the fault
+            wait(lambda: self.load.count("at") > begun, seconds, "the clients report")
+        before = self.load.count(what)
+        wait(lambda: self.load.count(what) > before + PROCESSES, seconds, f"events are {what}")
+        return time.monotonic() - begun
+
+    def inject(self, name: str, scene: Scene) -> None:
+        """Inject a fault, then wait until events are acknowledged again, and read if it concerns reads."""
+        entry: dict[str, Any] = {"fault": name, "at": round(self.elapsed(), 3), "what": "not completed"}
+        self.faults.append(entry)  # one that is interrupted explains answers too
+        self.now.append(name)
+        entry["what"] = self.possible[name].inject(scene)
+        entry["lasted"] = round(self.elapsed() - entry["at"], 3)
+        self.site.mended()  # the counts of `flows` may be older than the fault
+        if isinstance(self.site, Cells):
+            entry["mended_after"] = round(self.elapsed() - entry["at"] - entry["lasted"], 3)
+        entry["back_after"] = round(self.flows("acknowledged"), 3)
+        if self.load.reads and (self.possible[name].views or self.possible[name].cuts):
+            # a fault of the other sequence may make the readers rest
+            entry["read_after"] = round(entry["back_after"] + self.flows("read", 300), 3)
+        self.now.remove(name)
+        self.say(f"{name}: {entry['what'] or 'done'}; acknowledged again after {entry['back_after']:.1f} s")
+
+    def rounds(self, names: list[str], seed: str) -> None:
+        """Inject faults in random order, round after round, until the end of the drill or a trouble."""
+        scene = Scene(self.site, random.Random(seed), self.run, self.load.cut, self.load.count, self.load.resting)
+        last, count = max(self.options.duration - LAST, self.options.duration / 2), 0
+        try:
+            while names and (self.options.rounds is None or count < self.options.rounds):
+                for name in scene.random.sample(names, len(names)):
+                    self.ending.wait(scene.random.uniform(*PAUSE))
+                    if self.elapsed() > last or self.ending.is_set():
+                        return
+                    self.inject(name, scene)
+                count += 1
+        except Trouble as error:
+            self.trouble = self.trouble or str(error)
+            self.ending.set()
+
+    def go(self) -> dict[str, Any]:
+        """Run the drill. Returns: the report."""
+        speaker = threading.Thread(target=self.progress)
+        speaker.start()
+        # the faults of the views are a sequence of their own, so they meet all others
+        names = [[name for name in self.options.faults if self.possible[name].views == kind] for kind in (False, True)]
+        names[1] *= bool(self.site.views)
+        beside = threading.Thread(target=self.rounds, args=(names[1], f"{self.options.seed} views"))
+        try:
+            self.flows("acknowledged")
+            for stream in self.site.streams:
+                wait(partial(self.site.store.bodies, stream), 60, "the first events are stored")  # so the tables exist
+            if self.load.reads:
+                self.flows("read_back")
+            calm = min(CALM[1], max(CALM[0], self.options.duration / 20))
+            time.sleep(CALM[0] if self.options.rounds else calm)
+            beside.start()
+            self.rounds(names[0], str(self.options.seed))
+            while self.options.rounds is None and self.elapsed() < self.options.duration and not self.ending.is_set():
+                time.sleep(0.1)
+        except Trouble as error:
+            self.trouble = str(error)
+        except KeyboardInterrupt:
+            self.say("interrupted: the comparison follows")
+            self.interrupted = True
+            self.ending.set()
+        if beside.ident:
+            beside.join()
+        books, reads = self.load.stop()
+        posting = self.elapsed()
+        self.over.set()
+        speaker.join()
+        self.say("posting has ended; waiting until the backlog is drained")
+        begun = time.monotonic()
+        fresh: float | None = None
+        checked: dict[str, Any] = {}
+        try:
+            wait(lambda: not self.site.waiting(), 120, "the backlog is drained")
+            self.published()
+            drained = time.monotonic() - begun
+            fresh = self.fresh()
+            self.published()
+            checked = self.check() if self.site.views else {}
+        except Trouble as error:
+            self.trouble, drained = self.trouble or str(error), time.monotonic() - begun
+        self.say("comparing")
+
+        def aged(number: int, sent: float) -> bool:
+            """The comparison asks this when it has read all rows."""
+            last = max(time.time() - AGE + SLACK, self.site.cleared)
+            return self.site.logs and number < PROCESSES * SPAN and is_log(number) and sent < last
+
+        stored = (self.site.store.rows(stream, self.run) for stream in self.site.streams)
+        found = compare(books, *stored, ordered=self.site.ordered, away=self.site.away, aged=aged)
+        if self.site.private and not self.trouble:
+            self.trouble = self.accounts(books)
+        report = self.report(
+            found, posting, drained, fresh, judged(reads, self.faults, self.begun, checked) if self.site.views else None
+        )
+        if isinstance(self.site, Cells):
+            report["cells"] = len(self.site.cells)
+            report["spool"] = self.site.spool
+            report["patience"] = self.site.patience
+            report["refused"] = self.load.count("refused")
+            report["without_service"] = without_service(books, self.faults, self.begun)
+        return report
+
+    def published(self) -> None:
+        """Wait until rows that go elsewhere are there. Raises: Trouble."""
+        store = self.site.store
+        if isinstance(store, Elsewhere):
+            wait(lambda: not store.unpublished(), 120, "all rows are published")
+
+    def fresh(self) -> float:
+        """Post a new event. Returns: the seconds until it is stored, and read from a view. Raises: Trouble."""
+        name, begun = self.run + "-fresh", time.monotonic()
+        load = Load(self.site, 1, 5, name, self.folder, 1)
+        try:
+            wait(lambda: any(True for _ in self.site.store.rows(STREAM, name)), 60, "a new event is stored")
+            if load.reads:
+                wait(lambda: load.count("read_back"), 60, "a new event is read")
+            seconds = time.monotonic() - begun
+        finally:
+            load.stop()
+            load.close()
+        # others came after it, and the ledger would call one missing that a worker has, but not the database
+        wait(lambda: not self.site.waiting(), 60, "all new events are stored")
+        return seconds
+
+    def check(self) -> dict[str, int]:
+        """Run `views check` when all views are served. Returns: path -> keys that differ. Raises: Trouble."""
+        return wait(self.site.different, 120, "all views are served")
+
+    def accounts(self, books: list[Book]) -> str:
+        """Which sum over a private installation is wrong; "": none. It covers the logs that were deleted by age."""
+        site = self.site
+        for stream in site.streams:
+            if found := site.store.unexplained(stream):
+                return f"{stream}: {found} stored bodies are neither rows nor dead letters"
+        logs = sum(200 <= status < 300 for book in books[:PROCESSES] for status in book.status[::LOGGED])
+        if site.logs and logs > site.claimed("logs"):
+            return f"logs: {logs} were acknowledged, {site.claimed('logs')} came to a worker"
+        return ""
+
+    def report(
+        self, found: Findings, posting: float, drained: float, fresh: float | None, reads: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """The report as JSON."""
+        dead = self.site.store.dead(self.run)
+        ledger = self.site.ledger() | {"restored_away": sum(self.site.gone.values())}
+        passed = found.sound and not dead and not self.trouble and fresh is not None
+        if reads:
+            passed = passed and bool(reads["different"]) and not any(reads["different"].values()) and not reads["wrong"]
+        if self.site.private:  # the Redis of a running installation may be younger than its database
+            passed = passed and ledger["missing"] == ledger["restored_away"]
+        if self.site.logs:
+            ledger["deleted_by_age"] = self.site.store.deleted("logs")
+        ledger["batches_kept"], ledger["batches"] = self.site.store.batches()
+        s = self.site.settings
+        kinds = [kind for kind in KINDS if kind != "disorder" or self.site.ordered]
+        return {
+            "passed": passed,
+            "trouble": self.trouble,
+            "interrupted": self.interrupted,
+            "run": self.run,
+            "seed": self.options.seed,
+            "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "installation": "private" if self.site.private else "running",
+            "settings": {
+                "runtime": s.runtime, "gateways": s.gateways, "workers": s.workers.min, "durability": s.durability,
+                "sink": self.site.store.name,
+            },
+            "machine": f"{platform.system()} {platform.release()}, {os.cpu_count()} cores",
+            "rate": self.options.rate,
+            "clients": self.options.clients,
+            "seconds": round(posting, 1),
+            "posted": found.posted,
+            "acknowledged": found.acknowledged,
+            "answers": dict(found.answers.most_common()),
+            "stored": found.stored,
+            "dead": dead,
+            "ledger": ledger,
+            "counts": {kind: found.counts[kind] for kind in kinds},
+            "numbers": {kind: getattr(found, kind) for kind in kinds if hasattr(found, kind)},
+            "received_at": {"early": round(found.early, 3), "late": round(found.late, 3)},
+            "drained_after": round(drained, 1),
+            "fresh_after": fresh and round(fresh, 3),
+            "faults": sorted(self.faults, key=itemgetter("at")),
+            "views": reads,
+        }  # fmt: skip
+
+
+def without_service(books: list[Book], faults: list[dict[str, Any]], begun: float) -> dict[str, dict[str, Any]]:
+    """For each kind of fault, what a cell is meanwhile, how often it was injected, and the longest time in which a
+    client that retries got no 2xx, from the request or the fault on: of those that began while it lasted
+    ("meanwhile"), and of all until the next fault ("longest"); "none": before the first one. Each fault gets its own
+    times, too.
+    """
+    starts = [0.0, *(entry["at"] for entry in faults), math.inf]
+    ends = [math.inf, *(entry["at"] + entry.get("lasted", math.inf) for entry in faults)]
+    longest = [0.0] * (len(faults) + 1)
+    meanwhile = [0.0] * (len(faults) + 1)
+    for book in books:
+        for down, up in zip(book.down, book.up, strict=True):
+            for at in range(bisect_right(starts, down - begun) - 1, bisect_right(starts, up - begun)):
+                seconds = min(up - begun, starts[at + 1]) - max(down - begun, starts[at])
+                longest[at] = max(longest[at], seconds)
+                if down - begun < ends[at]:
+                    meanwhile[at] = max(meanwhile[at], seconds)
+    first = {"cell": "alive", "times": 1, "meanwhile": round(meanwhile[0], 3), "longest": round(longest[0], 3)}
+    kinds: dict[str, dict[str, Any]] = {"none": first}
+    for entry, *seconds in zip(faults, meanwhile[1:], longest[1:], strict=True):
+        entry["without_meanwhile"], entry["without"] = (round(each, 3) for each in seconds)
+        kind = kinds.setdefault(
+            entry["fault"],
+            {"cell": STATES.get(entry["fault"], "alive"), "times": 0, "meanwhile": 0.0, "longest": 0.0},
+        )
+        kind["times"] += 1
+        kind["meanwhile"] = max(kind["meanwhile"], entry["without_meanwhile"])
+        kind["longest"] = max(kind["longest"], entry["without"])
+    return kinds
+
+
+def judged(reads: Reads, faults: list[dict[str, Any]], begun: float, different: dict[str, int]) -> dict[str, Any]:
+    """The part of the report about the views. begun: the drill, by time.monotonic()."""
+    spans = []
+    for entry in faults:
+        fault = FAULTS[entry["fault"]]
+        last = entry.get("read_after" if fault.views or fault.cuts else "back_after", math.inf)
+        spans.append((entry["at"], entry["at"] + entry.get("lasted", math.inf) + last, fault.cuts))
+
+    def during(begin: float, end: float, cuts: bool = False) -> bool:
+        """Whether a fault (that cuts reads) meets a time span."""
+        return any(begin < last and end > first and (cut or not cuts) for first, last, cut in spans)
+
+    wrong = [(at - begun, path, kind, words) for at, path, kind, words in reads.wrong]
+    unavailable: Counter[str] = Counter()
+    for begin, end, path, status in reads.odd:
+        begin, end = begin - begun, end - begun
+        if status == 503:
+            unavailable[path] += not during(begin, end)
+        elif status not in (UNANSWERED, 502, 504) or not during(begin, end, cuts=True):
+            wrong.append((begin, path, "status", outcome(status)))
+    every = sorted(seconds for _, seconds in reads.fresh)
+    calm = sorted(seconds for at, seconds in reads.fresh if not during(at - begun, at - begun + seconds))
+    return {
+        "different": different,
+        "reads": sum(reads.statuses.values()),
+        "answers": {outcome(int(status)): count for status, count in reads.statuses.most_common()},
+        "unavailable_without_a_fault": dict(+unavailable),
+        "wrong": dict(Counter(kind for _, _, kind, _ in wrong)),
+        "examples": sorted(wrong)[:LISTED],
+        "read_after_acknowledgement": {"without a fault": percentiles(calm), "overall": percentiles(every)},
+        "never_read": reads.unread,
+    }
+
+
+def percentiles(ordered: list[float]) -> dict[str, float]:
+    """The number of seconds in an ordered list, and their percentiles."""
+    if not ordered:
+        return {"values": 0}
+    at = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    found = {name: round(ordered[min(len(ordered) - 1, int(part * len(ordered)))], 4) for name, part in at.items()}
+    return {"values": len(ordered), **found}
+
+
+KINDS = {
+    "missing": "acknowledged, not stored",
+    "doubled": "stored twice",
+    "torn": "stored, but never sent completely",
+    "disorder": "stored behind an event that was posted after its response",
+    "misdated": "received_at more than 100 ms before the request or after the response (plus 2 ms for rounding)",
+    "unknown": "stored, not acknowledged (allowed)",
+    "aged": "acknowledged, deleted by age (allowed)",
+    "away": "acknowledged, stored after the copy that was restored (allowed)",
+}
+
+
+# of the table of faults: of an installation, of cells
+COLUMNS = (
+    {"lasted": "duration s", "back_after": "acknowledged again after s", "read_after": "read again after s"},
+    {
+        "lasted": "duration s",
+        "mended_after": "whole again after s",
+        "without_meanwhile": "a client without 2xx s",
+        "without": "until the next fault s",
+    },
+)
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report as Markdown."""
+    s = report["settings"]
+    columns = COLUMNS["cells" in report]
+    lines = [
+        f"# Drill {report['run']}: {'passed' if report['passed'] else 'FAILED'}"
+        + (f", interrupted after {report['seconds']} s" if report["interrupted"] else ""),
+        "",
+        f"{report['ended']}, {described_site(report)}, {report['machine']}, {s['runtime']}, "
+        f"{s['gateways']} gateway process(es), {s['workers']} worker(s), durability {s['durability']}, {s['sink']}. "
+        f"Seed {report['seed']}, {report['clients']} clients, {report['rate']:,} events/s "
+        f"for {report['seconds']} s, {len(report['faults'])} faults.",
+        "",
+        *([f"**{report['trouble']}**", ""] if report["trouble"] else []),
+        "| | events |",
+        "|---|---|",
+        f"| posted | {report['posted']:,} ({report['posted'] / max(report['seconds'], 1):,.0f}/s) |",
+        f"| acknowledged | {report['acknowledged']:,} ({report['acknowledged'] / max(report['seconds'], 1):,.0f}/s) |",
+        f"| stored | {report['stored']:,} |",
+        f"| in dead_letters | {report['dead']:,} |",
+        *(f"| {KINDS[kind]} | {count:,} |" for kind, count in report["counts"].items()),
+        f"| missing according to the ledger | {report['ledger']['missing']:,} |",
+        f"| stored after the copy that was restored | {report['ledger']['restored_away']:,} |",
+        "",
+        f"Responses: {', '.join(f'{name}: {count:,}' for name, count in report['answers'].items())}. "
+        f"received_at was at most {report['received_at']['early'] * 1000:.0f} ms before the request and "
+        f"{report['received_at']['late'] * 1000:.0f} ms after the response. The backlog was drained "
+        f"{report['drained_after']} s after the last response; a new event was "
+        + (f"then stored within {report['fresh_after']} s." if report["fresh_after"] else "not stored."),
+        "",
+        *(described(report["views"]) if report["views"] else ()),
+        *(described_service(report) if "cells" in report else ()),
+        f"| at s | fault | details | {' | '.join(columns.values())} |",
+        "|---|---|---|" + "---|" * len(columns),
+        *(f"| {x['at']:.1f} | {x['fault']} | {x['what']} | "
+          + " | ".join(f"{x[name]:.1f}" if name in x else "" for name in columns)
+          + " |" for x in report["faults"]),
+    ]  # fmt: skip
+    if report["views"]:
+        for at, path, kind, words in report["views"]["examples"][:SHOWN_WRONG]:
+            lines += ["", f"Wrong answer at {at:.1f} s, {path}: {WRONG[kind]}: {words}"]
+    for kind, numbers in report["numbers"].items():
+        if numbers:
+            more = " … (more in the JSON report)" if report["counts"][kind] > SHOWN else ""
+            lines += ["", f"Event numbers, {KINDS[kind]}: {', '.join(map(str, numbers[:SHOWN]))}{more}"]
+    return "\n".join(lines) + "\n"
+
+
+def described_site(report: dict[str, Any]) -> str:
+    """What was drilled."""
+    if "cells" in report:
+        return f"{report['cells']} cells with {report['spool']}, on one machine's namespaces"
+    return f"{report['installation']} installation"
+
+
+SERVICE = {"dead": "with a cell dead", "frozen or cut off": "with one frozen or cut off", "alive": "otherwise"}
+
+
+def described_service(report: dict[str, Any]) -> list[str]:
+    """What the clients of cells saw, in the Markdown report."""
+    kinds = report["without_service"]
+    longest: dict[str, float] = {}
+    for kind in kinds.values():
+        longest[kind["cell"]] = max(kind["meanwhile"], longest.get(kind["cell"], 0.0))
+    return [
+        f"A client waits {report['patience']:g} s for a response, and {REST:g} s before it posts again. "
+        f"Connections that the balancer refused: {report['refused']:,}. "
+        "Longest time in which a client got no 2xx, from its request or the fault on: "
+        + ", ".join(f"{longest[cell]:.2f} s {words}" for cell, words in SERVICE.items() if cell in longest)
+        + ".",
+        "",
+        "| a cell is | fault | times | longest s while it lasted | until the next fault |",
+        "|---|---|---|---|---|",
+        *(f"| {kind['cell']} | {name} | {kind['times']:,} | {kind['meanwhile']:.2f} | {kind['longest']:.2f} |"
+          for name, kind in sorted(kinds.items(), key=lambda one: (one[1]["cell"], one[0]))),
+        "",
+    ]  # fmt: skip
+
+
+def described(found: dict[str, Any]) -> list[str]:
+    """The views in the Markdown report."""
+    different = found["different"] or {"not compared": ""}
+    fresh = found["read_after_acknowledgement"]
+    return [
+        "| view | keys that differ from the database |",
+        "|---|---|",
+        *(f"| {path} | {count} |" for path, count in different.items()),
+        "",
+        f"Reads: {', '.join(f'{name}: {count:,}' for name, count in found['answers'].items())}. "
+        "503 without a fault: "
+        + (", ".join(f"{path}: {count:,}" for path, count in found["unavailable_without_a_fault"].items()) or "0")
+        + ". Wrong answers: "
+        + (", ".join(f"{count:,} ({WRONG[kind]})" for kind, count in found["wrong"].items()) or "0")
+        + f". Acknowledged values that were never read: {found['never_read']}.",
+        "",
+        "| from 2xx until the value was read | values | p50 s | p99 s | max s |",
+        "|---|---|---|---|---|",
+        *(f"| {when} | {x['values']:,} | {x.get('p50', '')} | {x.get('p99', '')} | {x.get('max', '')} |"
+          for when, x in fresh.items()),
+        "",
+    ]  # fmt: skip
+
+
+def chosen(words: str, private: bool, every: Mapping[str, Fault] = FAULTS) -> list[str]:
+    """The faults selected by --faults: a comma-separated list of names, `none`, `all`, and -NAME to exclude one.
+
+    Raises: Trouble for an unknown name, and for a private fault if the installation is not private.
+    """
+    possible = [name for name, fault in every.items() if private or not fault.private]
+    given = [name for name in words.split(",") if name and name != "none"]
+    without = [name[1:] for name in given if name.startswith("-")]
+    named = [name for name in given if not name.startswith("-") and name != "all"]
+    if wrong := [name for name in named + without if name not in possible]:
+        raise Trouble(f"unknown fault: {', '.join(wrong)}; --help lists them")
+    if "all" in given or without:
+        named += [name for name in possible if not every[name].proof and name not in without + named]
+    return named
+
+
+def run(options: argparse.Namespace, settings: Settings) -> int:
+    """Run a drill. Returns: the exit status."""
+    possible = OUTAGES if options.cells else FAULTS
+    try:
+        options.faults = chosen(options.faults, not options.home, possible)
+        if options.spool != "redis" and not options.cells:
+            raise Trouble("--spool needs --cells")
+        if options.cells and (options.home or options.header or options.cells < MIN_CELLS):
+            raise Trouble(f"--cells takes a number from {MIN_CELLS} on, and neither --home nor --header")
+    except Trouble as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        return 2
+    if options.rounds is not None:
+        options.duration = float("inf")
+    if options.seed is None:
+        options.seed = random.SystemRandom().randrange(1 << 32)
+    options.rate = options.rate or (SPOOLS[options.spool].rate if options.cells else RATE)
+    name = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{options.seed}"
+    folder: Path = options.report or (options.home or settings.home) / "drill"
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    print(f"seed {options.seed}; faults: {', '.join(options.faults) or 'none'}", flush=True)
+    try:
+        with contextlib.ExitStack() as stack:
+            site: Site
+            if options.cells:
+                site = stack.enter_context(cells(SPOOLS[options.spool], options.cells, options.keep))
+            elif options.home:
+                site = running(options.home.absolute(), options.header, options.views)
+            else:
+                site = stack.enter_context(private(options.keep, options.views))
+            books = site.home / "drill-books"
+            books.mkdir(exist_ok=True)
+            stack.callback(shutil.rmtree, books)
+            drill = Drill(site, possible, options, name, books)
+            stack.callback(drill.load.close)
+            stack.callback(drill.over.set)
+            report = drill.go()
+    except Trouble as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        return 1
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"drill-{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    (folder / f"drill-{name}.md").write_text(markdown(report))
+    print(f"\n{markdown(report)}\nreport: {folder}/drill-{name}.md and .json")
+    return 0 if report["passed"] else 1

@@ -1,0 +1,428 @@
+"""The database of an installation: what the drill reads from it, and how the drill makes it fail."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import resource
+import signal
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from sluice.store.types import Unavailable
+
+STREAM = "metrics"  # that the faults concern
+Rows = Iterator[tuple[int, float]]  # number of an event, received_at in seconds since 1970
+# stream -> the column with the number of an event, the column with the name of the run, and what may follow the name
+EVENTS = {
+    "metrics": ("value", "field", ""), "gps": ("altitude", "device", ".%"), "votes": ("voter", "poll", ".%"),
+    "logs": ("message", "service", ""),
+}  # fmt: skip
+# Stored bodies of a stream that are not dead letters, and were not deleted by age. Each event is one row
+ALIVE = """
+SELECT (SELECT coalesce(sum(last - first + 1), 0) FROM batches_ranges WHERE stream = '{0}')
+  - (SELECT coalesce(sum(deleted), 0) FROM batches_expired WHERE stream = '{0}')
+  - (SELECT count(*) FROM dead_letters WHERE stream = '{0}')"""
+
+
+class Store(ABC):
+    """What both databases count in the same way."""
+
+    @abstractmethod
+    def number(self, query: str) -> int:
+        """The number that a query returns. Raises: Unavailable."""
+
+    def persisted(self, claim: str, stream: str = STREAM) -> bool:
+        """Whether the bodies of a claim are committed."""
+        spool, first, _ = claim.split(":")
+        return bool(
+            self.number(
+                f"SELECT count(*) FROM batches_ranges WHERE stream = '{stream}' AND spool = '{spool}' "  # noqa: S608
+                f"AND {first} BETWEEN first AND last"
+            )
+        )
+
+    def bodies(self, stream: str) -> int:
+        """The number of stored bodies of a stream."""
+        return self.number(f"SELECT coalesce(sum(last - first + 1), 0) FROM batches_ranges WHERE stream = '{stream}'")  # noqa: S608
+
+    def deleted(self, stream: str) -> int:
+        """The number of rows of a stream that were deleted by age."""
+        return self.number(f"SELECT coalesce(sum(deleted), 0) FROM batches_expired WHERE stream = '{stream}'")  # noqa: S608
+
+    def unexplained(self, stream: str) -> int:
+        """Those of ALIVE that are no rows."""
+        return self.number(f"{ALIVE} - (SELECT count(*) FROM {{0}})".format(stream))  # noqa: S608  # our own name
+
+    def batches(self) -> tuple[int, int]:
+        """The rows of `batches`, without those that folding has deleted, and the highest id of one."""
+        return self.number("SELECT count(*) FROM batches"), self.number("SELECT coalesce(max(id), 0) FROM batches")
+
+
+class Sqlite(Store):
+    """A file. Faults change the file or the limits of the workers."""
+
+    name = "SQLite"
+
+    def __init__(self, url: str) -> None:
+        """url: INGEST_SINK."""
+        self.path = Path(url.removeprefix("sqlite:///"))
+
+    @contextlib.contextmanager
+    def ask(self, query: str, *bindings: object) -> Iterator[Iterator[Any]]:
+        """The rows of a query. Raises: Unavailable."""
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=30)) as db:
+                yield db.execute(query, bindings)
+        except sqlite3.Error as error:
+            raise Unavailable(f"{self.path}: {error}") from None
+
+    def number(self, query: str, *bindings: object) -> int:
+        """The number that a query returns. Raises: Unavailable."""
+        with self.ask(query, *bindings) as rows:
+            found: int = next(rows)[0]
+            return found
+
+    def alone(self) -> bool:
+        """Whether nothing but what the drill made is in the database."""
+        return True
+
+    def dead(self, run: str) -> int:
+        """The number of bodies of a drill in dead_letters."""
+        return self.number("SELECT count(*) FROM dead_letters WHERE instr(CAST(body AS TEXT), ?)", run)
+
+    def rows(self, stream: str, run: str, above: int = 0) -> Rows:
+        """The stored events of a drill in a stream, in the order of the list. above: of later batches than this one."""
+        number, name, more = EVENTS[stream]
+        with self.ask(
+            f"SELECT CAST({number} AS INTEGER), (julianday(received_at) - 2440587.5) * 86400 FROM {stream} "  # noqa: S608
+            f"WHERE {name} LIKE ? AND batch > ? ORDER BY seq",
+            run + more,
+            above,
+        ) as rows:
+            yield from rows
+
+    def repair(self, old: bytes, new: bytes) -> None:
+        """Change a dead letter's body."""
+        with contextlib.closing(sqlite3.connect(self.path, timeout=30)) as db, db:
+            db.execute("UPDATE dead_letters SET body = ? WHERE body = ?", (new, old))
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of the database."""
+        with contextlib.closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as db:
+            db.execute("BEGIN IMMEDIATE")
+            yield
+            db.execute("ROLLBACK")
+
+    @contextlib.contextmanager
+    def away(self, workers: list[int]) -> Iterator[None]:
+        """Move the file away, and kill the workers, which have it open."""
+        away = self.path.with_name(self.path.name + ".away")
+        self.path.rename(away)
+        self.path.mkdir()
+        try:
+            for pid in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            yield
+        finally:
+            self.path.rmdir()
+            away.rename(self.path)
+
+    @contextlib.contextmanager
+    def full(self, workers: list[int]) -> Iterator[None]:
+        """Forbid the workers to let a file grow beyond 4 KiB."""
+
+        def limit(size: int) -> None:
+            for pid in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+        try:
+            limit(4096)
+            yield
+        finally:
+            limit(resource.RLIM_INFINITY)
+
+
+class Elsewhere(Sqlite, ABC):
+    """Rows in a destination, and the ledger in SQLite."""
+
+    @abstractmethod
+    def table(self, stream: str, columns: list[str]) -> Any:
+        """The rows of a stream as a table of Arrow. Raises: Unavailable."""
+
+    def alone(self) -> bool:
+        """False: a copy of the database has no rows."""
+        return False
+
+    def unpublished(self) -> int:
+        """The number of objects that a worker may still publish. Raises: Unavailable."""
+        return self.number("SELECT count(*) FROM batches_objects")
+
+    def unexplained(self, stream: str) -> int:
+        """Those of ALIVE that are no rows."""
+        rows: int = self.table(stream, ["seq"]).num_rows
+        return self.number(ALIVE.format(stream)) - rows
+
+    def rows(self, stream: str, run: str, above: int = 0) -> Rows:
+        """The stored events of a drill in a stream, in the order of the list. above: of later batches than this one."""
+        number, name, more = EVENTS[stream]
+        pattern = re.compile(re.escape(run) + (r"\..*" if more else ""))
+        found = self.table(stream, [number, name, "received_at", "batch", "seq"]).sort_by("seq")
+        for part in found.to_batches(10_000):
+            seconds = part.column("received_at").view("int64").to_pylist()
+            rows = zip(*(part.column(each).to_pylist() for each in (number, name, "batch")), seconds, strict=True)
+            for event, which, batch, received in rows:
+                if batch > above and pattern.fullmatch(which):
+                    yield int(event), received / 1e6
+
+
+class Parquet(Elsewhere):
+    """Rows in Parquet files, as pyarrow reads them."""
+
+    name = "Parquet"
+
+    def __init__(self, url: str, rows: str, env: Mapping[str, str]) -> None:
+        """url, rows: INGEST_SINK, INGEST_ROWS. env: what clients of the destination need in the environment."""
+        super().__init__(url)
+        self.directory = Path(rows.removeprefix("parquet://"))
+
+    def table(self, stream: str, columns: list[str]) -> Any:
+        """See `Elsewhere`. It is read again if files were merged meanwhile."""
+        from pyarrow import ArrowInvalid, dataset
+
+        for _ in range(100):
+            with contextlib.suppress(FileNotFoundError, ArrowInvalid):
+                return dataset.dataset(self.directory / stream, format="parquet").to_table(columns)
+        raise Unavailable(f"{self.directory}: there is no {stream} yet")
+
+
+class Delta(Elsewhere):
+    """Rows in an object store, as a reader of Delta Lake finds them."""
+
+    name = "S3"
+
+    def __init__(self, url: str, rows: str, env: Mapping[str, str]) -> None:
+        """See `Parquet`."""
+        super().__init__(url)
+        self.tables, self.env = rows, dict(env)
+
+    def table(self, stream: str, columns: list[str]) -> Any:
+        """See `Elsewhere`."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        try:
+            return DeltaTable(f"{self.tables}/{stream}", storage_options=self.env).to_pyarrow_table(columns=columns)
+        except (DeltaError, OSError) as error:
+            raise Unavailable(str(error)) from None
+
+
+class ClickHouse(Elsewhere):
+    """Rows in ClickHouse, as it counts them."""
+
+    name = "ClickHouse"
+
+    def __init__(self, url: str, rows: str, env: Mapping[str, str]) -> None:
+        """See `Parquet`."""
+        super().__init__(url)
+        self.server = urlsplit(rows)
+
+    def table(self, stream: str, columns: list[str]) -> Any:
+        """See `Elsewhere`."""
+        import clickhouse_connect
+        from clickhouse_connect.driver.exceptions import ClickHouseError
+
+        try:
+            client = clickhouse_connect.get_client(
+                host=self.server.hostname, port=self.server.port, database=self.server.path[1:], query_retries=0
+            )
+            with contextlib.closing(client):
+                return client.query_arrow(f"SELECT {', '.join(columns)} FROM {stream}", use_strings=True)  # noqa: S608
+        except (ClickHouseError, OSError) as error:
+            raise Unavailable(str(error)) from None
+
+
+class Topics(Elsewhere):
+    """Rows in Kafka, as a consumer gets them that reads committed."""
+
+    name = "Kafka"
+
+    def __init__(self, url: str, rows: str, env: Mapping[str, str]) -> None:
+        """See `Parquet`."""
+        super().__init__(url)
+        parts = urlsplit(rows)
+        self.brokers, self.prefix = parts.netloc, parts.path[1:] or "rows"
+
+    def table(self, stream: str, columns: list[str]) -> Any:
+        """See `Elsewhere`."""
+        import pyarrow as pa
+        from confluent_kafka import KafkaException
+
+        try:
+            rows = [*consumed(self.brokers, f"{self.prefix}.{stream}")]
+        except KafkaException as error:
+            raise Unavailable(str(error)) from None
+        found = {name: [row[name] for row in rows] for name in columns}
+        if "received_at" in found:
+            found["received_at"] = [datetime.fromisoformat(at) for at in found["received_at"]]
+        return pa.table(found)
+
+
+def consumed(brokers: str, topic: str) -> Iterator[dict[str, Any]]:
+    """The values of all committed records of a topic. Raises: KafkaException."""
+    from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+    consumer = Consumer(
+        {
+            "bootstrap.servers": brokers,
+            "group.id": "drill",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "log_level": 0,
+        }  # fmt: skip
+    )
+    with contextlib.closing(consumer):
+        partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+        left = set(partitions)
+        while left:
+            message: Any = consumer.poll(10)
+            if message is None:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            if message.error() is None:
+                yield json.loads(message.value())
+            elif message.error().code() == KafkaError._PARTITION_EOF:
+                left.discard(message.partition())
+            else:
+                raise KafkaException(message.error())
+
+
+DESTINATIONS: dict[str, Callable[[str, str, Mapping[str, str]], Elsewhere]] = {
+    "parquet": Parquet,
+    "s3": Delta,
+    "clickhouse": ClickHouse,
+    "kafka": Topics,
+}
+
+
+class Postgres(Store):
+    """A server. A private installation has its own schema in it, which the drill drops at the end."""
+
+    name = "PostgreSQL"
+
+    def __init__(self, url: str) -> None:
+        """url: INGEST_SINK; for a private installation, the result of `within`."""
+        self.url = url
+        self.schema = conninfo_to_dict(url).get("application_name", "")
+
+    @staticmethod
+    def within(url: str, schema: str) -> str:
+        """A URL whose sessions use the schema, and have its name as their application_name."""
+        options = f"{conninfo_to_dict(url).get('options') or ''} -c search_path={schema}".strip()
+        return f"{url}{'&' if '?' in url else '?'}application_name={schema}&options={quote(options)}"
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[psycopg.Connection]:
+        """A connection in autocommit. Raises: Unavailable."""
+        try:
+            with psycopg.connect(self.url, autocommit=True, connect_timeout=5, application_name="drill") as db:
+                yield db
+        except psycopg.Error as error:
+            raise Unavailable(f"PostgreSQL: {error.diag.message_primary or type(error).__name__}") from None
+
+    def do(self, *statements: str) -> None:
+        """Execute statements. Raises: Unavailable."""
+        with self.session() as db:
+            for statement in statements:
+                db.execute(statement.encode())
+
+    @contextlib.contextmanager
+    def made(self) -> Iterator[None]:
+        """Create the schema; drop it at the end."""
+        self.do(f"CREATE SCHEMA {self.schema}")
+        try:
+            yield
+        finally:
+            self.do(f"DROP SCHEMA {self.schema} CASCADE")
+
+    def number(self, query: str, **bindings: object) -> int:
+        """The number that a query returns. Raises: Unavailable."""
+        with self.session() as db:
+            row: Any = db.execute(query.encode(), bindings).fetchone()
+            return int(row[0])
+
+    def alone(self) -> bool:
+        """Whether nothing but what the drill made is in the database."""
+        return not self.number(
+            "SELECT count(*) FROM pg_class JOIN pg_namespace AS n ON n.oid = relnamespace "
+            "WHERE nspname !~ '^pg_|^information_schema$' AND nspname <> %(s)s",
+            s=self.schema,
+        )
+
+    def dead(self, run: str) -> int:
+        """The number of bodies of a drill in dead_letters."""
+        return self.number("SELECT count(*) FROM dead_letters WHERE position(%(r)s::bytea IN body) > 0", r=run.encode())
+
+    def rows(self, stream: str, run: str, above: int = 0) -> Rows:
+        """The stored events of a drill in a stream, in the order of the list. above: of later batches than this one."""
+        number, name, more = EVENTS[stream]
+        with self.session() as db, db.transaction(), db.cursor("rows", binary=True) as cursor:
+            cursor.itersize = 10_000
+            yield from cursor.execute(
+                f"SELECT {number}::bigint, extract(epoch FROM received_at)::float8 FROM {stream} "  # noqa: S608
+                f"WHERE {name} LIKE %s AND batch > %s ORDER BY seq".encode(),
+                (run + more, above),
+            )
+
+    def repair(self, old: bytes, new: bytes) -> None:
+        """Change a dead letter's body."""
+        with self.session() as db:
+            db.execute("UPDATE dead_letters SET body = %s WHERE body = %s", (new, old))
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of a table."""
+        with self.session() as db, db.transaction():
+            db.execute("LOCK TABLE batches")
+            yield
+
+    @contextlib.contextmanager
+    def away(self, workers: list[int]) -> Iterator[None]:
+        """Rename the schema, and terminate the sessions of the workers."""
+        self.do(f"ALTER SCHEMA {self.schema} RENAME TO {self.schema}_away")
+        try:
+            self.number(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = %(s)s",
+                s=self.schema,
+            )
+            yield
+        finally:
+            self.do(f"ALTER SCHEMA {self.schema}_away RENAME TO {self.schema}")
+
+    @contextlib.contextmanager
+    def full(self, workers: list[int]) -> Iterator[None]:
+        """Make each INSERT fail with disk_full."""
+        self.do(
+            "CREATE OR REPLACE FUNCTION drill_full() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION "
+            "'could not extend file: No space left on device' USING ERRCODE = 'disk_full'; END $$",
+            "CREATE TRIGGER drill_full BEFORE INSERT ON metrics EXECUTE FUNCTION drill_full()",
+        )
+        try:
+            yield
+        finally:
+            self.do("DROP TRIGGER drill_full ON metrics", "DROP FUNCTION drill_full")

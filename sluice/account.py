@@ -1,0 +1,109 @@
+"""A cell is one whole Sluice; several may store in one database. Each leaves a line of figures there every few seconds,
+so that all cells can be looked at from any of them, and also one that is gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from sluice.spool.inspector import Inspector, Snapshot
+from sluice.store.store import Sink
+from sluice.store.types import Ledger, Spool
+
+EVERY = 5.0  # seconds between two lines of a cell
+SHARE = 20  # counting takes at most 1/20 of a worker's time, however large the database is
+STATES = ("accepted", "ready", "claimed", "stored", "dead", "missing")
+Figures = dict[str, Any]
+
+
+def row(snapshot: Snapshot | None, ledger: Ledger | None) -> Figures:
+    """A stream's ledger; an unknown figure is None.
+
+    accepted, ready, claimed, stored, dead, missing, purged: bodies
+    expired: bodies of which the dead letters were deleted by age; deleted: rows deleted by age, of all cells
+    oldest_seconds: age of the oldest body that is not in the database; None too if there is none
+    """
+    found: Figures = dict.fromkeys((*STATES, "purged", "expired", "deleted", "oldest_seconds"))
+    if snapshot:
+        stored = ledger.persisted if ledger else {}  # of claims that are not settled
+        left = {claim: bodies - stored.get(claim, 0) for claim, bodies in snapshot.claims.items()}
+        found["accepted"] = snapshot.claimed + snapshot.ready + (ledger.earlier if ledger else 0)
+        found["purged"] = snapshot.purged
+        found["ready"] = snapshot.ready - (ledger.ahead if ledger else 0)
+        found["claimed"] = sum(left.values())
+        found["oldest_seconds"] = max((age for at, age in snapshot.ages.items() if left.get(at, 1)), default=None)
+    if ledger:
+        found["stored"] = ledger.bodies - ledger.dead - ledger.expired
+        found["dead"], found["expired"], found["deleted"] = ledger.dead, ledger.expired, ledger.deleted
+    if snapshot and ledger:
+        known = found["ready"] + found["claimed"] + snapshot.purged + ledger.bodies
+        found["missing"] = max(0, found["accepted"] - known)
+    return found
+
+
+def account(sink: Sink, stream: str, snapshot: Snapshot | None, cell: str) -> Ledger:
+    """The database's counts of a stream, for the bodies that were accepted at the time of the snapshot."""
+    if snapshot and snapshot.partitions:
+        bodies, ahead = sink.stored_in(stream, snapshot.partitions)
+        return sink.ledger(stream)._replace(bodies=bodies, earlier=0, ahead=ahead)
+    return sink.ledger(stream, snapshot.history if snapshot else (), cell, snapshot.claims if snapshot else None)
+
+
+def sums(cells: Iterable[Figures]) -> Figures:
+    """The sums over the streams of some cells, each as `Observer.cells` gives it; their oldest body."""
+    rows = [row for one in cells for row in one["streams"]]
+    found: Figures = {state: sum(row[state] or 0 for row in rows) for state in STATES}
+    return found | {"oldest_seconds": max((row["oldest_seconds"] or 0 for row in rows), default=0) or None}
+
+
+class CellLine:
+    """A worker's part in the line of its cell: the workers of a cell take turns.
+
+    The figures: `every`, seconds until the next line; `streams`, a list of stream and the keys of `row`.
+    """
+
+    def __init__(self, inspector: Inspector, streams: Iterable[str], name: str, keep: bool, replicas: int = 0) -> None:
+        """name: of the cell. keep: its Redis may be another cell's; then that name counts.
+
+        replicas: number of replicas of Redis that must confirm a commit, at least.
+        """
+        self.inspector = inspector
+        self.streams = set(streams)
+        self.name, self.keep, self.replicas = name, keep, replicas
+        self.named = False
+        self.due = 0.0  # monotonic
+
+    def leave(self, sink: Sink, last: bool = False) -> None:
+        """Leave the line if it is due, or `last`. Raises: one of SPOOL_ERRORS, Unavailable."""
+        began = time.monotonic()
+        if began < self.due and not last:
+            return
+        self.due = began + EVERY
+        if not self.named:
+            self.name, self.named = self.inspector.name_cell(self.name, self.keep), True
+        age = next((line.seconds for line in sink.lines() if line.cell == self.name), EVERY)
+        if age < EVERY / 2 and not last:
+            self.due = began + EVERY - age
+            return
+        streams, spools, confirmed = [], [], True
+        for stream in sorted(self.streams | self.inspector.streams()):
+            snapshot = self.inspector.snapshot(stream, self.replicas if confirmed else 0)
+            confirmed &= snapshot.confirmed
+            ledger = account(sink, stream, snapshot, self.name)
+            streams.append({"stream": stream} | row(snapshot, ledger))
+            if confirmed:  # else a failover may lose numbers whose bodies got no 2xx
+                spools += registered(stream, self.name, snapshot, ledger.purged)
+        every = max(EVERY, SHARE * (time.monotonic() - began))
+        sink.leave_line(self.name, {"every": every, "streams": streams}, spools)
+        self.due = began + every
+
+
+def registered(stream: str, cell: str, snapshot: Snapshot, purged: dict[str, int]) -> list[Spool]:
+    """The rows of the spools of a list. purged: of each spool so far; what Redis counts beyond is the last one's."""
+    *before, last = snapshot.history
+    rows = [Spool(stream, one.spool, cell, one.first, one.end - 1, purged.get(one.spool, 0)) for one in before]
+    more = snapshot.purged - sum(one.purged for one in rows)
+    rows.append(Spool(stream, last.spool, cell, last.first, last.end - 1, max(0, more)))
+    return [one for one in rows if one.spool]

@@ -1,0 +1,1 @@
+"""What every room may use: connections, counters, the supervisor's protocol, the terminal."""

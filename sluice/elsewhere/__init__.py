@@ -1,0 +1,1 @@
+"""Where the rows of a stream go instead of a table of the database."""

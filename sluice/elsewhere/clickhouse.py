@@ -1,0 +1,203 @@
+"""Rows as tables of ClickHouse: clickhouse://USER:PASSWORD@HOST:8123/DATABASE, a table for each stream.
+
+The rows of a claim that arrived on one day are one synchronous INSERT, into one partition, of one block; its token is
+the name of the object and the day. ClickHouse refuses a token among the last WINDOW ones. A worker that does not know
+whether an object was stored, which may be later than that, asks first: each row has the name of its object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from datetime import date, datetime, timezone
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import clickhouse_connect
+import pyarrow as pa
+import pyarrow.compute as pc
+from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.exceptions import ClickHouseError
+from msgspec.structs import fields
+
+from sluice.elsewhere.columns import NANOSECONDS, TAGS, Columns, Table, read
+from sluice.elsewhere.destination import Carried, Unwritable, writer_of
+from sluice.streams.record import Log, Metric, Record
+from sluice.streams.registry import Stream
+
+WINDOW = 10_000  # inserts whose tokens a table remembers
+TIMEOUT = 30  # seconds for an answer
+LEFT = 3600  # seconds after which a worker has ended that has not dropped its table of deleted rows
+# Texts that few rows differ in; a table of one's own may have other types
+LOW: dict[type[Record], set[str]] = {Metric: {"name", "field", "type"}, Log: {"level", "service"}}
+TYPES = {pa.float64(): "Float64", pa.int64(): "Int64", pa.bool_(): "Bool", pa.string(): "String"}
+SETTINGS = {"async_insert": 0, "insert_deduplicate": 1, "max_insert_threads": 1, "input_format_parallel_parsing": 0}
+
+
+class ClickHouse(Carried):
+    """See `Destination`."""
+
+    def __init__(self, url: str, stream: Stream) -> None:
+        super().__init__(stream)
+        self.url = urlsplit(url)
+        self.columns = Columns(stream)
+        self.client: Client | None = None
+        self.sure = False  # all objects of this writer before the one that was made last are stored
+
+    def open(self, received: int) -> Table:
+        """See `Destination`."""
+        return Table(self.next_name(), self.columns)
+
+    def publish(self, name: str, carried: bytes | None) -> bool:
+        """See `Destination`."""
+        if carried is None:  # another worker has published it
+            return True
+        own = writer_of(name)[0] == self.writer
+        first = own and self.sure and writer_of(name)[1] == self.number
+        if own:
+            self.sure = False
+        with self.storing() as client:
+            rows = read(carried)
+            days = pc.cast(rows["received_at"], pa.date32())
+            rows = rows.append_column("object", pa.repeat(pa.scalar(name), rows.num_rows))
+            for day in sorted(pc.unique(days).to_pylist()):
+                if first or not self.has(client, name, day):
+                    self.insert(client, f"{name}-{day}", rows.filter(pc.equal(days, pa.scalar(day))))
+        if own:
+            self.sure = True
+        return True
+
+    def insert(self, client: Client, token: str, rows: pa.Table) -> None:
+        """Insert rows of one day, unless the token is known."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as stream:
+            stream.write_table(rows.combine_chunks())
+        client.raw_insert(
+            self.stream.name,
+            rows.column_names,
+            sink.getvalue().to_pybytes(),
+            settings={**SETTINGS, "insert_deduplication_token": token},
+            fmt="ArrowStream",
+        )
+
+    def has(self, client: Client, name: str, day: date) -> bool:
+        """Whether the rows of an object that arrived on one day are stored: all or none of them are."""
+        found = client.query(
+            f"SELECT 1 FROM {quoted(self.stream.name)} "  # noqa: S608
+            "WHERE toDate(received_at) = {day:Date} AND object = {name:String} LIMIT 1",
+            parameters={"day": day, "name": name},
+        )
+        return bool(found.result_rows)
+
+    def prune(self, before: int, dry: bool = False) -> int:
+        """See `Destination`. Rows go by the day of their arrival: a partition is dropped as a whole."""
+        limit = datetime.fromtimestamp(before / 1e6, timezone.utc).date()
+        with self.storing() as client:
+            found = client.query(
+                "SELECT partition, sum(rows) FROM system.parts WHERE database = currentDatabase() "
+                "AND table = {table:String} AND active AND partition < {day:String} GROUP BY partition",
+                parameters={"table": self.stream.name, "day": str(limit)},
+            ).result_rows
+            if dry:
+                return sum(rows for _, rows in found)
+            # Moved, rows are counted by one worker only, and none comes to them
+            prefix = f"{self.stream.name}_deleted_"
+            away = self.left(client, prefix)
+            if found:
+                away.append(f"{prefix}{uuid.uuid4().hex}")
+                client.command(f"CREATE TABLE {quoted(away[-1])} AS {quoted(self.stream.name)}")
+            for day, _ in found:
+                client.command(
+                    f"ALTER TABLE {quoted(self.stream.name)} MOVE PARTITION {{day:String}} TO TABLE {quoted(away[-1])}",
+                    parameters={"day": day},
+                )
+            return sum(self.drop(client, name) for name in away)
+
+    def left(self, client: Client, prefix: str) -> list[str]:
+        """Tables that workers had no time to count and to drop, under new names: one worker succeeds in that."""
+        found = client.query(
+            "SELECT name FROM system.tables WHERE database = currentDatabase() AND startsWith(name, {prefix:String}) "
+            "AND metadata_modification_time <= now() - {age:UInt32}",
+            parameters={"prefix": prefix, "age": LEFT},
+        ).result_rows
+        names = []
+        for (name,) in found:
+            mine = f"{prefix}{uuid.uuid4().hex}"
+            with contextlib.suppress(ClickHouseError):  # another worker has it
+                client.command(f"RENAME TABLE {quoted(name)} TO {quoted(mine)}")
+                names.append(mine)
+        return names
+
+    def drop(self, client: Client, name: str) -> int:
+        """Drop a table; the number of its rows."""
+        ((rows,),) = client.query(f"SELECT count() FROM {quoted(name)}").result_rows  # noqa: S608
+        client.command(f"DROP TABLE {quoted(name)} SYNC")
+        return int(rows)
+
+    @contextlib.contextmanager
+    def storing(self) -> Iterator[Client]:
+        """A connection; the table is made, or gets the columns that it lacks. Raises: Unwritable."""
+        try:
+            if self.client is None:
+                self.client = self.connect()
+            yield self.client
+        except (ClickHouseError, OSError, pa.ArrowException) as error:
+            client, self.client = self.client, None
+            if client is not None:
+                client.close()
+            raise Unwritable(f"ClickHouse: {' '.join(str(error).split())[:300]}") from error
+
+    def connect(self) -> Client:
+        """A connection to the database, with the table of the stream."""
+        client = clickhouse_connect.get_client(
+            host=self.url.hostname or "",
+            port=self.url.port or 0,
+            username=unquote(self.url.username or "default"),
+            password=unquote(self.url.password or ""),
+            database=self.url.path.strip("/"),
+            interface="https" if self.url.query == "secure" else "http",
+            connect_timeout=TIMEOUT,
+            send_receive_timeout=TIMEOUT,
+            query_retries=0,
+            autogenerate_session_id=False,
+        )
+        columns = self.types()
+        listed = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
+        key = quoted([*self.columns.types][0])
+        client.command(
+            f"CREATE TABLE IF NOT EXISTS {quoted(self.stream.name)} ({listed}) ENGINE = MergeTree "
+            f"PARTITION BY toDate(received_at) ORDER BY ({key}, time) "
+            f"SETTINGS non_replicated_deduplication_window = {WINDOW}, allow_nullable_key = 1, "
+            "fsync_after_insert = 1, fsync_part_directory = 1"
+        )
+        added = ", ".join(f"ADD COLUMN IF NOT EXISTS {quoted(name)} {kind}" for name, kind in columns.items())
+        client.command(f"ALTER TABLE {quoted(self.stream.name)} {added}")
+        return client
+
+    def types(self) -> dict[str, str]:
+        """The columns of the table, with types of ClickHouse."""
+        low = LOW.get(self.stream.record, set())
+        required = {field.name for field in fields(self.stream.record) if field.required}
+        if self.columns.metric:
+            required.discard("value")  # null for a string
+        found = {}
+        for field in self.columns.schema:
+            if field.name == "received_at":
+                kind = "DateTime64(6, 'UTC')"
+            elif field.name == "time":
+                kind = f"DateTime64({9 if field.type == NANOSECONDS else 6}, 'UTC')"
+            elif field.type == TAGS:
+                kind = "Map(LowCardinality(String), String)"
+            elif field.name in ("batch", "seq"):
+                kind = "Int64"
+            else:
+                kind = TYPES[field.type] if field.name in required else f"Nullable({TYPES[field.type]})"
+                kind = f"LowCardinality({kind})" if field.name in low else kind
+            found[field.name] = kind
+        return {**found, "object": "String"}
+
+
+def quoted(name: Any) -> str:
+    """A name in a statement. Names of streams and fields are identifiers."""
+    return f"`{name}`"

@@ -1,0 +1,132 @@
+"""Rows as tables of Arrow: for files of Parquet, and for destinations that are sent whole tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from sluice.elsewhere.destination import Object, Refused, Rows
+from sluice.streams.record import Metric
+from sluice.streams.registry import Stream
+from sluice.streams.schema import field_types
+
+EXACT = 1 << 53  # integers up to this have an exact float
+MICROSECONDS, NANOSECONDS = pa.timestamp("us", "UTC"), pa.timestamp("ns", "UTC")
+PLAIN = {float: pa.float64(), int: pa.int64(), bool: pa.bool_(), str: pa.string()}
+TAGS = pa.map_(pa.string(), pa.string())
+VALUE_ERRORS = (
+    *(pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError),
+    *(TypeError, ValueError, OverflowError, AttributeError, LookupError, msgspec.MsgspecError),
+)
+COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
+
+
+class Columns:
+    """The columns of a stream: those of its table, with types of Arrow.
+
+    Metrics: `value` is the number, null for a string; `text` is a string, or the digits of an integer that has no exact
+    float. Values of other compound types are JSON.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.metric = stream.record is Metric
+        self.types: dict[str, pa.DataType] = {}
+        for name, kinds in field_types(stream.record).items():
+            kind = kinds.pop() if len(kinds) == 1 else object
+            self.types[name] = PLAIN.get(kind, pa.string())
+        self.encoded = {name for name, kinds in field_types(stream.record).items() if not kinds <= PLAIN.keys()}
+        if self.metric:
+            self.types |= {"tags": TAGS, "value": pa.float64(), "text": pa.string()}
+            self.encoded -= {"tags", "value"}
+        fields = [("received_at", MICROSECONDS), ("time", NANOSECONDS if self.metric else MICROSECONDS)]
+        self.schema = pa.schema([*fields, *self.types.items(), ("batch", pa.int64()), ("seq", pa.int64())])
+
+    def table(self, batch: int, rows: Rows) -> pa.Table:
+        """Rows as a table. Raises: Refused."""
+        try:
+            return self.made(batch, rows)
+        except VALUE_ERRORS as error:
+            raise Refused(str(error)) from None
+
+    def made(self, batch: int, rows: Rows) -> pa.Table:
+        """`table`, with any error."""
+        records: list[Any] = rows.records
+        if self.metric:
+            when = [one.time if one.time is not None else at * 1000 for at, one in zip(rows.received, records)]
+        else:
+            when = [one.time // 1000 if one.time is not None else at for at, one in zip(rows.received, records)]
+        columns: list[Any] = [rows.received, when]
+        for name in self.types:
+            if self.metric and name in METRIC:
+                columns.append([METRIC[name](one) for one in records])
+            elif name in self.encoded:
+                columns.append([None if (value := getattr(one, name)) is None else json(value) for one in records])
+            else:
+                columns.append([*map(attrgetter(name), records)])
+        columns += [pa.repeat(pa.scalar(batch, pa.int64()), len(records)), rows.seqs]
+        arrays = [
+            column if isinstance(column, pa.Array) else pa.array(column, field.type)
+            for column, field in zip(columns, self.schema)
+        ]
+        return pa.table(arrays, schema=self.schema)
+
+
+def number(one: Metric) -> float | None:
+    """The value of a metric, unless it is a string."""
+    return None if one.type == "string" else float(one.value)
+
+
+def text(one: Metric) -> str | None:
+    """What `number` cannot say of the value of a metric."""
+    value = one.value
+    if isinstance(value, str):
+        return value
+    return str(value) if isinstance(value, int) and abs(value) > EXACT else None
+
+
+METRIC: dict[str, Callable[[Metric], Any]] = {"tags": lambda one: [*one.tags.items()], "value": number, "text": text}
+
+
+def json(value: Any) -> str:
+    """A value as JSON."""
+    return msgspec.json.encode(value).decode()
+
+
+class Table(Object):
+    """Rows of a claim in memory, as one table; its note carries them as a stream of Arrow, compressed with zstd."""
+
+    def __init__(self, name: str, columns: Columns) -> None:
+        self.name = name
+        self.columns = columns
+        self.groups = 0
+        self.tables: list[pa.Table] = []
+
+    def add(self, batch: int, rows: Rows) -> None:
+        """See `Object`."""
+        self.tables.append(self.columns.table(batch, rows))
+        self.groups += 1
+
+    def undo(self, groups: int) -> None:
+        """See `Object`."""
+        del self.tables[groups:]
+        self.groups = groups
+
+    def finish(self) -> None:
+        """See `Object`."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self.columns.schema, options=COMPRESSED) as stream:
+            for table in self.tables:
+                stream.write_table(table)
+        self.carried = sink.getvalue().to_pybytes()
+
+    def close(self, delete: bool) -> None:
+        """See `Object`."""
+
+
+def read(carried: bytes) -> pa.Table:
+    """The rows that a note carries."""
+    return pa.ipc.open_stream(carried).read_all()

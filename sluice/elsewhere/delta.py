@@ -1,0 +1,156 @@
+"""Rows as tables of Delta Lake in an object store: s3://BUCKET/PREFIX/STREAM, a commit for each claim.
+
+The log of a Delta table says which objects it has, so readers see a claim's rows all at once, and small objects can be
+merged without a moment in which a row is there twice or not at all. A commit is one conditional write (If-None-Match),
+and it has the writer and the number of the claim's object (`txn` of the Delta protocol): the log refuses it when it
+comes again. The client takes credentials and the endpoint from the environment: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from sluice.elsewhere.columns import MICROSECONDS, NANOSECONDS, Columns, Table, read
+from sluice.elsewhere.destination import Carried, Unwritable, writer_of
+from sluice.streams.registry import Stream
+
+SMALL = 16 << 20  # bytes: a smaller object is merged
+TARGET = 128 << 20  # bytes of a merged object
+MANY = 256  # small objects of the present hour, from which they are merged before the hour has ended
+SETTLED = 60  # seconds after the end of an hour, from which its objects are merged
+READERS = 24  # hours for which objects stay that were merged or deleted, for readers of an earlier version
+SWEEP = 3600.0  # seconds between two deletions of such objects
+WRITER = WriterProperties(compression="ZSTD")
+# A commit waits at most so long for a store that does not answer; a claim is taken by another worker after a while
+OPTIONS = {"timeout": "10s", "connect_timeout": "3s", "max_retries": "2", "retry_timeout": "10s"}
+KIND = 'Timestamp(Microsecond, Some("UTC"))'  # of `received_at`, for DataFusion, which compares no others with it
+HOUR = "%Y-%m-%dT%H"
+
+
+class Delta(Carried):
+    """See `Destination`."""
+
+    def __init__(self, url: str, stream: Stream) -> None:
+        """url: s3://BUCKET/PREFIX"""
+        super().__init__(stream)
+        self.columns = Columns(stream)
+        self.url = f"{url.rstrip('/')}/{stream.name}"
+        self.options = OPTIONS
+        self.known: DeltaTable | None = None
+        self.swept = time.monotonic()
+
+    def open(self, received: int) -> Table:
+        """See `Destination`."""
+        return Table(self.next_name(), self.columns)
+
+    def publish(self, name: str, carried: bytes | None) -> bool:
+        """See `Destination`."""
+        if carried is None:  # another worker has published it
+            return True
+        writer, number = writer_of(name)
+        with self.storing():
+            rows = stored(read(carried))
+            table = self.table(rows.schema)
+            if (table.transaction_version(writer) or 0) < number:
+                commit = CommitProperties(app_transactions=[Transaction(writer, number)])
+                write_deltalake(
+                    table, rows, mode="append", schema_mode="merge", writer_properties=WRITER, commit_properties=commit
+                )
+        return True
+
+    def table(self, schema: pa.Schema) -> DeltaTable:
+        """The table as it is now, made if there is none."""
+        table = self.present()
+        if table is None:
+            with contextlib.suppress(DeltaError):  # another worker makes it
+                DeltaTable.create(self.url, schema, mode="ignore", partition_by=["hour"], storage_options=self.options)
+            table = self.known = DeltaTable(self.url, storage_options=self.options)
+        return table
+
+    def present(self) -> DeltaTable | None:
+        """The table as it is now; None if there is none."""
+        try:
+            if self.known is None:
+                self.known = DeltaTable(self.url, storage_options=self.options)
+            else:
+                self.known.update_incremental()
+        except TableNotFoundError:
+            self.known = None
+        return self.known
+
+    def tidy(self, noted: Callable[[], set[str]]) -> bool:
+        """See `Destination`. Merges the small objects of one hour."""
+        with self.storing():
+            table = self.present()
+            if table is None:
+                return False
+            found: Counter[str] = Counter()
+            for one in table.get_add_actions(flatten=True).to_struct_array().to_pylist():
+                found[one["partition.hour"]] += one["size_bytes"] < SMALL
+            for hour, small in sorted(found.items()):
+                if small >= (2 if end(hour) + SETTLED < time.time() else MANY):
+                    table.optimize.compact([("hour", "=", hour)], target_size=TARGET, writer_properties=WRITER)
+                    return True
+            if time.monotonic() - self.swept > SWEEP:
+                self.swept = time.monotonic()
+                # A commit that is a day late is refused, because another worker has published its rows
+                table.vacuum(READERS, dry_run=False, enforce_retention_duration=False, full=True)
+        return False
+
+    def prune(self, before: int, dry: bool = False) -> int:
+        """See `Destination`. Rows go by the hour of their arrival."""
+        limit = datetime.fromtimestamp(before // 3_600_000_000 * 3600, timezone.utc)
+        with self.storing():
+            table = self.present()
+            if table is None:
+                return 0
+            old = pc.field("received_at") < pa.scalar(limit, MICROSECONDS)
+            rows = table.to_pyarrow_dataset().count_rows(filter=old)
+            if rows and not dry:
+                done = table.delete(f"received_at < arrow_cast('{limit:%Y-%m-%dT%H:%M:%SZ}', '{KIND}')")
+                rows = done["num_deleted_rows"]
+        return int(rows)
+
+    @contextlib.contextmanager
+    def storing(self) -> Iterator[None]:
+        """Raise Unwritable for an error of the store or of the table, which is then read anew."""
+        try:
+            yield
+        except (DeltaError, OSError, pa.ArrowException) as error:
+            self.known = None
+            raise Unwritable(f"{self.url}: {' '.join(str(error).split())[:300]}") from error
+
+
+def stored(rows: pa.Table) -> pa.Table:
+    """Rows as a Delta table has them: with the hour of the first arrival; and its times have microseconds, so those of
+    metrics have their other three digits in a column, as in PostgreSQL.
+    """
+    if rows.schema.field("time").type == NANOSECONDS:
+        at = rows.schema.get_field_index("time")
+        times = rows["time"].cast(pa.int64())
+        short = pc.divide(pc.subtract(times, digits(times)), 1000)
+        rows = rows.set_column(at, "time", short.cast(MICROSECONDS))
+        rows = rows.add_column(at + 1, "nanoseconds", digits(times).cast(pa.int16()))
+    first: Any = rows["received_at"][0].as_py()
+    return rows.append_column("hour", pa.repeat(pa.scalar(first.strftime(HOUR)), rows.num_rows))
+
+
+def digits(times: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The last three digits of nanoseconds since 1970, 0 to 999, also of times before."""
+    rest = pc.subtract(times, pc.multiply(pc.divide(times, 1000), 1000))
+    return pc.if_else(pc.less(rest, 0), pc.add(rest, 1000), rest)
+
+
+def end(hour: str) -> float:
+    """When an hour ends, seconds since 1970."""
+    return (datetime.strptime(hour, HOUR).replace(tzinfo=timezone.utc) + timedelta(hours=1)).timestamp()

@@ -1,0 +1,311 @@
+"""Rows as Parquet files in a directory, a file for each claim and later a few for each hour.
+
+    DIRECTORY/gps/hour=2026-01-31T12/….parquet    published
+    DIRECTORY/.staged/gps/…                       written by an attempt that has not ended, or being merged
+
+A file is published by renaming it. Files are merged by exchanging the directory of an hour for one with the merged file
+in place of the small ones, in one system call (renameat2(2) with RENAME_EXCHANGE); so a reader that lists a directory
+finds each row once. One that has listed the directory before finds that the files are gone, and lists again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import parquet as pq
+
+from sluice.elsewhere.columns import Columns
+from sluice.elsewhere.destination import Destination, Object, Rows, Unwritable
+from sluice.streams.registry import Stream
+
+SMALL = 16 << 20  # bytes: a smaller file is merged
+MERGED = 32 << 20  # bytes of files that are merged at a time
+MANY = 256  # small files of the present hour, from which they are merged before the hour has ended
+SETTLED = 60  # seconds after the end of an hour, from which its files are merged; also the age of what a crash left
+ROWS = 131_072  # rows of a group in a merged file
+MERGING = "merging"  # a directory
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
+COMPRESSION = "zstd"
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class File(Object):
+    """A file that is being written, locked as long as it is open: an unlocked one has been left by a crash."""
+
+    def __init__(self, path: Path, name: str, columns: Columns) -> None:
+        self.path = path
+        self.name = name
+        self.columns = columns
+        self.groups = 0
+        self.undone: set[int] = set()
+        self.file = open(path, "xb")  # noqa: SIM115  # until the attempt ends
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+        self.writer = writer(path, columns.schema)
+
+    def add(self, batch: int, rows: Rows) -> None:
+        """See `Object`."""
+        table = self.columns.table(batch, rows)
+        with writing():
+            self.writer.write_table(table, row_group_size=table.num_rows)
+        self.groups += 1
+
+    def undo(self, groups: int) -> None:
+        """See `Object`. A file has no way to take rows back, so `finish` writes another one without them."""
+        self.undone |= set(range(groups, self.groups))
+
+    def finish(self) -> None:
+        """See `Object`."""
+        with writing():
+            self.writer.close()
+            if self.undone:
+                self.rewrite()
+            os.fsync(self.file.fileno())
+            sync_path(self.path.parent)
+
+    def rewrite(self) -> None:
+        """Write the file again, without the groups that were undone."""
+        found = pq.ParquetFile(self.path)
+        kept = [found.read_row_group(at) for at in range(self.groups) if at not in self.undone]
+        with writer(self.path, self.columns.schema) as again:
+            for table in kept:
+                again.write_table(table)
+
+    def close(self, delete: bool) -> None:
+        """See `Object`."""
+        if delete:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self.writer.close()
+        self.file.close()
+
+
+class Parquet(Destination):
+    """See `Destination`. An object's name is HOUR/FILE."""
+
+    def __init__(self, directory: str, stream: Stream) -> None:
+        super().__init__(stream)
+        self.columns = Columns(stream)
+        self.directory = Path(directory)
+        self.published = self.directory / stream.name
+        self.staged = self.directory / ".staged" / stream.name
+        self.merged: dict[str, int] = {}  # hour -> modification time of its directory when nothing was left to merge
+
+    def open(self, received: int) -> File:
+        """See `Destination`."""
+        hour = datetime.fromtimestamp(received // 1_000_000, timezone.utc).strftime("%Y-%m-%dT%H")
+        with writing():
+            self.staged.mkdir(mode=0o700, parents=True, exist_ok=True)
+            name = f"{hour}/{uuid.uuid4().hex}"
+            return File(self.stage(name), name, self.columns)
+
+    def stage(self, name: str) -> Path:
+        """Where an object is until it is published."""
+        return self.staged / name.replace("/", ".")
+
+    def target(self, name: str) -> Path:
+        """Where an object is from then on."""
+        return self.published / f"hour={name}.parquet"
+
+    def publish(self, name: str, carried: bytes | None = None) -> bool:
+        """See `Destination`."""
+        target = self.target(name)
+        with writing(), self.locked("exchange"):
+            if not target.parent.exists():
+                target.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+                for parent in (self.published, self.directory):
+                    sync_path(parent)
+            try:
+                os.rename(self.stage(name), target)
+            except FileNotFoundError:
+                return target.exists()
+            sync_path(target.parent)
+        return True
+
+    def tidy(self, noted: Callable[[], set[str]]) -> bool:
+        """See `Destination`."""
+        with writing():
+            self.delete_left(noted)
+            with contextlib.suppress(BlockingIOError), self.locked("merge", wait=False):  # or another worker merges
+                return any(self.merge_some(hour, noted) for hour in self.hours())
+        return False
+
+    def merge_some(self, hour: Path, noted: Callable[[], set[str]]) -> bool:
+        """Merge some small files of an hour, if it is time; whether there were any."""
+        changed = hour.stat().st_mtime_ns
+        over = end(hour) + SETTLED < time.time()
+        if over and self.merged.get(hour.name) == changed:
+            return False
+        found = [(info.st_mtime, path, info.st_size) for path in hour.glob("*.parquet") if (info := path.stat())]
+        small = sorted(each for each in found if each[2] < SMALL)
+        if len(small) >= (2 if over else MANY):
+            # A file with a note may be published again. One that was there before the notes were read, and has none,
+            # never will be.
+            open_ = {self.target(name) for name in noted()}
+            total, files = 0, []
+            for _, path, size in small:
+                if path not in open_ and total < MERGED:
+                    total += size
+                    files.append(path)
+            if len(files) > 1 and self.merge(hour, files):
+                return True
+            if open_:
+                return False
+        if over:
+            self.merged[hour.name] = changed
+        return False
+
+    def delete_left(self, noted: Callable[[], set[str]]) -> None:
+        """Delete what attempts have left that are not alive."""
+        for path in entries(self.staged):
+            with contextlib.suppress(BlockingIOError, FileNotFoundError):  # alive, or published meanwhile
+                # the next merge deletes what a merge has left
+                if path.name[0] == "." or path.name == MERGING or time.time() - path.stat().st_mtime < SETTLED:
+                    continue
+                with open(path, "rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if path.name not in {name.replace("/", ".") for name in noted()}:
+                        path.unlink()
+
+    def hours(self) -> list[Path]:
+        """The directories of the hours, oldest first."""
+        return sorted(path for path in entries(self.published) if path.name.startswith("hour="))
+
+    def merge(self, hour: Path, files: list[Path]) -> bool:
+        """Merge files of an hour into one; whether it was possible."""
+        parts = [pq.ParquetFile(path, memory_map=True) for path in files]
+        try:
+            schema = pa.unify_schemas([part.schema_arrow for part in parts])
+        except (pa.ArrowInvalid, pa.ArrowTypeError):  # a field has changed its type: these files stay as they are
+            return False
+        made = self.staged / MERGING
+        shutil.rmtree(made, ignore_errors=True)  # of a merge that was cut off
+        made.mkdir(mode=0o750)
+        path = made / f"{uuid.uuid4().hex}.parquet"
+        with writer(path, schema) as merged:
+            for table in grouped(parts, schema):
+                merged.write_table(table)
+        sync_path(path)
+        gone = {path.name for path in files}
+        with self.locked("exchange"):
+            for path in entries(hour):
+                if path.name not in gone:
+                    os.link(path, made / path.name)
+            sync_path(made)
+            exchange(made, hour)
+            sync_path(hour.parent)
+        shutil.rmtree(made)
+        return True
+
+    def prune(self, before: int, dry: bool = False) -> int:
+        """See `Destination`."""
+        rows = 0
+        limit = datetime.fromtimestamp(before / 1e6, timezone.utc)
+        with writing(), self.locked("merge"):
+            for hour in self.hours():
+                if end(hour) > before / 1e6:
+                    break
+                for path in hour.glob("*.parquet"):
+                    found = pq.read_metadata(path)
+                    if newest(found) < limit:
+                        rows += found.num_rows
+                        if not dry:
+                            path.unlink()
+                if not dry:
+                    with contextlib.suppress(OSError), self.locked("exchange"):  # not empty
+                        hour.rmdir()
+        return rows
+
+    @contextlib.contextmanager
+    def locked(self, name: str, wait: bool = True) -> Iterator[None]:
+        """Hold a lock that all workers of this machine share. Raises: BlockingIOError, unless `wait`."""
+        self.staged.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(self.staged / f".{name}", "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            yield
+
+
+def writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    """A writer of a file. Its statistics are for readers that look for a time, and for `newest`."""
+    texts = [field.name for field in schema if pa.types.is_string(field.type)]
+    return pq.ParquetWriter(
+        path, schema, compression=COMPRESSION, use_dictionary=texts, write_statistics=["received_at", "time"]
+    )
+
+
+def grouped(parts: Iterable[pq.ParquetFile], schema: pa.Schema) -> Iterator[pa.Table]:
+    """The rows of files in groups of ROWS; null in columns that a file lacks."""
+    held: list[pa.Table] = []
+    for part in parts:
+        for at in range(part.num_row_groups):
+            held.append(filled(part.read_row_group(at), schema))
+            if sum(table.num_rows for table in held) >= ROWS:
+                yield pa.concat_tables(held)
+                held = []
+    if held:
+        yield pa.concat_tables(held)
+
+
+def filled(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A table with the columns of a schema."""
+    columns = [
+        table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def newest(found: pq.FileMetaData) -> datetime:
+    """The latest arrival among the rows of a file."""
+    return max(found.row_group(at).column(0).statistics.max for at in range(found.num_row_groups))
+
+
+def end(hour: Path) -> float:
+    """When the hour of a directory ends, seconds since 1970."""
+    start = datetime.strptime(hour.name.partition("=")[2], "%Y-%m-%dT%H").replace(tzinfo=timezone.utc)
+    return (start + timedelta(hours=1)).timestamp()
+
+
+def entries(directory: Path) -> list[Path]:
+    """What is in a directory; nothing if there is none."""
+    try:
+        return list(directory.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Exchange two directories in one step."""
+    if libc.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(other))
+
+
+def sync_path(path: Path) -> None:
+    """Write a file, or the names of a directory, to disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """Raise Unwritable for an error of the file system."""
+    try:
+        yield
+    except BlockingIOError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        raise Unwritable(" ".join(str(error).split())) from error

@@ -1,0 +1,230 @@
+"""Rows as records of Kafka: kafka://HOST:PORT/PREFIX, a topic PREFIX.STREAM, one transaction for each claim.
+
+A transaction commits the claim's rows together with the number of its object, as the offset of a group that nobody
+consumes with: PREFIX.STREAM.WRITER. So a worker that does not know whether an object was committed asks for that
+offset; before it does, it takes the writer's transactional id, and Kafka refuses what the writer itself still sends
+(KIP-98). Consumers that read committed see each row once, and the rows of one key in their order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import cramjam
+import msgspec
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from sluice.base.times import instant, second
+from sluice.elsewhere.destination import Carried, Object, Refused, Rows, Unwritable, writer_of
+from sluice.spool.contract import TIMEOUT, KafkaUnavailable
+from sluice.spool.kafka import MAX_RECORD, Admin, asking
+from sluice.streams.record import Metric
+from sluice.streams.registry import Stream
+
+PREFIX = "rows"  # of the names of topics and groups, unless the URL says otherwise
+KEYS = {"logs": "service"}  # the key is the first field of other streams: device, name, poll
+QUEUE = 1 << 17  # records of librdkafka's queue: four groups of a claim
+PRODUCER = {
+    "compression.type": "snappy",
+    "linger.ms": 5,  # at most; a full batch is sent at once
+    "queue.buffering.max.messages": QUEUE,
+    "queue.buffering.max.kbytes": 1 << 20,
+    "transaction.timeout.ms": 60_000,
+}
+# A group's broker is being chosen, or reads the group's offsets; librdkafka does not ask again
+MOVING = {
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR,
+}  # fmt: skip
+START, COMMIT = 10.0, 30.0  # seconds to take over a transactional id, and to commit the rows of a claim
+Pair = tuple[bytes | None, bytes]  # key and value
+encode = msgspec.json.Encoder().encode
+packer = msgspec.msgpack.Encoder()
+unpacker = msgspec.msgpack.Decoder(list[list[Pair]])
+
+
+class Writer(NamedTuple):
+    """A producer in the place of a writer. group: the group of its numbers; last: the last number committed there."""
+
+    producer: Producer
+    group: Any
+    last: int
+
+
+class Transaction(Object):
+    """The records of a claim, sent as they come, in a transaction that is committed when the database has committed."""
+
+    def __init__(self, name: str, topics: Topics, writer: Writer) -> None:
+        """Raises: KafkaException."""
+        self.name = name
+        self.topics = topics
+        self.writer: Writer | None = writer  # None: the transaction has ended
+        self.groups = 0
+        self.pairs: list[list[Pair]] = []
+        self.marked = topics.begin(writer, name)
+
+    def add(self, batch: int, rows: Rows) -> None:
+        """See `Object`."""
+        try:
+            pairs = [*self.topics.encoded(batch, rows)]
+        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+            raise Refused(str(error)) from None
+        self.pairs.append(pairs)
+        self.groups += 1
+        with writing():
+            assert self.writer
+            enqueue(self.writer.producer, self.topics.name, pairs)
+
+    def undo(self, groups: int) -> None:
+        """See `Object`. A transaction has no way to take records back, so those that stay are sent again in another."""
+        del self.pairs[groups:]
+        self.groups = groups
+        with writing():
+            assert self.writer
+            self.abort()
+            self.marked = self.topics.begin(self.writer, self.name)
+            for pairs in self.pairs:
+                enqueue(self.writer.producer, self.topics.name, pairs)
+
+    def abort(self) -> None:
+        """End the transaction. Raises: KafkaException."""
+        assert self.writer
+        wait([self.marked])
+        self.writer.producer.abort_transaction(COMMIT)
+
+    def finish(self) -> None:
+        """See `Object`."""
+        self.carried = bytes(cramjam.zstd.compress(packer.encode(self.pairs), 1))
+
+    def close(self, delete: bool) -> None:
+        """See `Object`. The producer is not used again: brokers sometimes refuse what it does after an abort."""
+        if self.writer is not None:
+            with contextlib.suppress(KafkaException):
+                self.abort()
+
+
+class Topics(Carried):
+    """See `Destination`."""
+
+    def __init__(self, url: str, stream: Stream) -> None:
+        super().__init__(stream)
+        self.url = url
+        self.key = attrgetter(KEYS.get(stream.name, stream.record.__struct_fields__[1]))
+        self.width, self.unit = (9, 1) if stream.record is Metric else (3, 1_000_000)  # digits of a time; nanoseconds
+        self.admin: Admin | None = None
+        self.idle: Writer | None = None  # this one, between two transactions; None: the producer's state is not known
+        self.marks = ThreadPoolExecutor(1)
+        self.opened: Transaction | None = None
+        self.name = ""  # of the topic
+
+    def open(self, received: int) -> Transaction:
+        """See `Destination`."""
+        with writing():
+            writer, self.idle = self.idle or self.connect(self.writer), None
+            self.opened = Transaction(self.next_name(), self, writer)
+        return self.opened
+
+    def publish(self, name: str, carried: bytes | None) -> bool:
+        """See `Destination`."""
+        if carried is None:  # another worker has published it
+            return True
+        owner, number = writer_of(name)
+        opened, self.opened = self.opened, None
+        with writing():
+            if opened is not None and opened.name == name and opened.writer is not None:
+                writer, opened.writer = opened.writer, None
+                opened.marked.result()
+                writer.producer.commit_transaction(COMMIT)
+            else:
+                writer = self.connect(owner)
+                if writer.last < number:
+                    marked = self.begin(writer, name)
+                    for pairs in unpacker.decode(cramjam.zstd.decompress(carried)):
+                        enqueue(writer.producer, self.name, pairs)
+                    marked.result()
+                    writer.producer.commit_transaction(COMMIT)
+            if owner == self.writer:
+                self.idle = writer
+        return True
+
+    def begin(self, writer: Writer, name: str) -> Future[None]:
+        """Begin the transaction of an object, and send its number while the caller produces its records.
+
+        Two round trips take longer than a commit. Raises: KafkaException.
+        """
+        writer.producer.begin_transaction()
+        mark = [TopicPartition(self.name, 0, writer_of(name)[1])]
+        return self.marks.submit(writer.producer.send_offsets_to_transaction, mark, writer.group, TIMEOUT)
+
+    def connect(self, owner: str) -> Writer:
+        """Take the place of a writer. Raises: KafkaException, KafkaUnavailable."""
+        if self.admin is None:
+            admin = Admin(self.url, PREFIX)
+            self.name = admin.address.topic(self.stream.name)
+            admin.topic(self.name, {"max.message.bytes": str(MAX_RECORD)})
+            self.admin = admin
+        identity = f"{self.name}.{owner}"
+        producer = Producer(self.admin.address.properties | PRODUCER | {"transactional.id": identity})
+        producer.init_transactions(START)
+        with contextlib.closing(Consumer(self.admin.address.properties | {"group.id": identity})) as group:
+            return Writer(producer, group.consumer_group_metadata(), self.last(group))
+
+    def last(self, group: Consumer) -> int:
+        """The offset of a writer's group, below 0 if there is none. Raises: KafkaException."""
+        deadline = time.monotonic() + START
+        while True:
+            try:
+                return group.committed([TopicPartition(self.name, 0)], TIMEOUT)[0].offset
+            except KafkaException as error:
+                if error.args[0].code() not in MOVING or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
+
+    def encoded(self, batch: int, rows: Rows) -> Iterator[Pair]:
+        """The records of rows; those of which the key is unknown go to any partition. Raises: an error of msgspec."""
+        key, unit, within = self.key, self.unit, 1_000_000_000 // self.unit
+        # between the times and the batch are the fields without `time`, which is the first one and a number or null
+        form = b'{"received_at":"%%b","time":"%%b.%%0%ddZ"%%b,"batch":%d,"seq":%%d}' % (self.width, batch)
+        last, arrived, moment, text = -1, b"", -1, b""
+        record: Any
+        for seq, received, record in zip(rows.seqs, rows.received, rows.records):
+            if received != last:
+                last, arrived = received, instant(received).encode()
+            when = received * 1000 if record.time is None else record.time
+            if when // 1_000_000_000 != moment:
+                moment = when // 1_000_000_000
+                text = second(moment).encode()
+            own = encode(record)
+            value = form % (arrived, text, when // unit % within, own[own.index(b",") : -1], seq)
+            owner = key(record)
+            yield None if owner is None else str(owner).encode(), value
+
+    def prune(self, before: int, dry: bool = False) -> int:
+        """See `Destination`. Topics have a retention of their own."""
+        return 0
+
+
+def enqueue(producer: Producer, topic: str, pairs: list[Pair]) -> None:
+    """Produce records, when the queue has room for all of them: one that is refused would come behind later ones."""
+    deadline = time.monotonic() + COMMIT
+    while len(producer) + len(pairs) > QUEUE:
+        producer.poll(0.01)
+        if time.monotonic() > deadline:
+            raise BufferError("the brokers have not taken the rows of a claim in time")
+    records: list[Any] = [{"key": key, "value": value} for key, value in pairs]
+    if producer.produce_batch(topic, records) < len(records):
+        raise next(KafkaException(record["_error"]) for record in records if "_error" in record)
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """Raise Unwritable for an error of Kafka."""
+    try:
+        with asking():
+            yield
+    except (KafkaUnavailable, BufferError) as error:
+        raise Unwritable(f"Kafka: {error}") from error

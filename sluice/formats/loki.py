@@ -1,0 +1,222 @@
+"""Decodes what Loki's clients push (its HTTP API, "Ingest logs"): JSON, or protobuf in a snappy block.
+
+The protobuf messages are in `loki.proto`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import cramjam
+import msgspec
+from google.protobuf.message import DecodeError
+
+from sluice.formats import loki_pb2 as messages
+from sluice.formats.protobuf import fields, uncompress, wrapped
+from sluice.streams import body as bodies
+from sluice.streams import logs
+from sluice.streams.body import Budget, Remainder
+from sluice.streams.decoder import INVALID_COST
+from sluice.streams.message import Message
+from sluice.streams.record import INT64, Invalid, Log, Reject
+from sluice.streams.times import SECOND
+
+PROTOBUF = "application/x-protobuf"
+STREAMS = LABELS = 1  # numbers of the fields of a request and of a stream
+ENTRIES = 2
+SERVICES = "service_name", "service"
+LEVELS = "level", "detected_level", "severity"
+
+LABEL = r'[^\s,={}"]+\s*=\s*"(?:[^"\\]|\\.)*"'
+ALL_LABELS = re.compile(rf"\s*\{{\s*(?:{LABEL}(?:\s*,\s*{LABEL})*\s*,?\s*)?\}}\s*", re.DOTALL)
+ONE_LABEL = re.compile(r'([^\s,={}"]+)\s*=\s*"((?:[^"\\]|\\.)*)"', re.DOTALL)
+ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+LETTERS = dict(zip("abfnrtv", "\a\b\f\n\r\t\v"))
+
+TIME = re.compile(r"-?[0-9]{1,19}")  # nanoseconds since 1970
+
+Labels = dict[str, str]
+
+
+class Push(msgspec.Struct):
+    """A request in JSON."""
+
+    streams: msgspec.Raw
+
+
+class Stream(msgspec.Struct):
+    """The lines of one set of labels."""
+
+    values: msgspec.Raw
+    stream: Labels = {}
+
+
+class Entry(msgspec.Struct, array_like=True):
+    """A line; the time is nanoseconds since 1970."""
+
+    time: str
+    line: str
+    metadata: Labels = {}
+
+
+read = msgspec.json.Decoder(Push).decode
+read_stream = msgspec.json.Decoder(Stream).decode
+read_entry = msgspec.json.Decoder(Entry).decode
+
+
+def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Log | Reject]:
+    """The lines of a request, until the budget is used up. All its invalid lines are rejected as one request.
+
+    Raises, before it yields: Invalid, msgspec's errors.
+    """
+    if message.field("Content-Type").startswith(PROTOBUF):
+        results = from_protobuf(uncompress(body, budget.limits.inflated), budget)
+        join = joined_protobuf
+    else:
+        results, join = from_json(body, budget), joined_json
+    invalid: list[bytes] = []
+    rest: list[bytes] = []
+    reason = ""
+    for result in results:
+        if not isinstance(result, Reject):
+            yield result
+        elif result.reason is Remainder.reason:
+            rest.append(result.part)
+        else:
+            reason = reason or result.reason
+            invalid.append(result.part)
+            budget.left -= INVALID_COST
+    if invalid:
+        yield Reject(join(invalid), reason)
+    if rest:
+        yield Reject(join(rest), Remainder.reason)
+
+
+def joined_json(streams: list[bytes]) -> bytes:
+    """A request with these streams."""
+    return b'{"streams":[' + b",".join(streams) + b"]}"
+
+
+def joined_protobuf(streams: list[bytes]) -> bytes:
+    """A request with these streams, each with its tag."""
+    return bytes(cramjam.snappy.compress_raw(b"".join(streams)))
+
+
+def from_json(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
+    """The lines of a request in JSON. The part of a reject is a stream. Raises: as `decode`."""
+    streams = array(read(body).streams, "streams")
+    for element in bodies.elements(streams, budget):
+        if isinstance(element, Remainder):
+            yield Reject(element[:-1], Remainder.reason)  # without the bracket at its end
+            return
+        try:
+            stream = read_stream(element)
+            values = array(stream.values, "values")
+            head = b'{"stream":' + msgspec.json.encode(stream.stream) + b',"values":['
+            check(*stream.stream, *stream.stream.values())
+        except Exception as error:
+            yield Reject(element, bodies.reason(error))
+            continue
+        budget.left -= values == b"[]"
+        for value in bodies.elements(values, budget):
+            if isinstance(value, Remainder):
+                yield Reject(head + value + b"}", Remainder.reason)
+                break
+            try:
+                if len(value) > budget.limits.record:
+                    raise Invalid(f"line larger than {budget.limits.record} bytes")
+                entry = read_entry(value)
+                if not TIME.fullmatch(entry.time):
+                    raise Invalid(f"not a timestamp: {entry.time!r:.40}")
+                yield record(stream.stream, int(entry.time), entry.line, entry.metadata)
+            except Exception as error:
+                yield Reject(head + value + b"]}", bodies.reason(error))
+
+
+def array(value: msgspec.Raw, name: str) -> bytes:
+    """A value as it was sent. Raises: Invalid if it is not an array."""
+    text = bytes(value)
+    if not text.startswith(b"["):
+        raise Invalid(f"{name} is not an array")
+    return text
+
+
+def from_protobuf(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
+    """The lines of a request in protobuf. The part of a reject is a stream with its tag. Raises: as `decode`."""
+    for _ in fields(body):  # all of them: from here on, `fields` does not raise
+        pass
+    for field in fields(body):
+        if field.number != STREAMS:
+            continue
+        if budget.left <= 0:
+            yield Reject(body[field.start :], Remainder.reason)
+            return
+        stream, labels, head, lines = body[field.content : field.end], "", b"", 0
+        try:
+            for part in fields(stream):
+                lines += part.number == ENTRIES
+                if part.number == LABELS:
+                    labels, head = stream[part.content : part.end].decode(), stream[part.start : part.end]
+            pairs = labels_of(labels)
+        except Exception as error:
+            yield Reject(body[field.start : field.end], bodies.reason(error))
+            continue
+        budget.left -= not lines
+        for part in fields(stream):
+            if part.number != ENTRIES:
+                continue
+            if budget.left <= 0:
+                yield Reject(wrapped(STREAMS, head + stream[part.start :]), Remainder.reason)
+                break
+            try:
+                if part.end - part.content > budget.limits.record:
+                    raise Invalid(f"line larger than {budget.limits.record} bytes")
+                entry = messages.Entry.FromString(stream[part.content : part.end])
+                time = entry.timestamp.seconds * SECOND + entry.timestamp.nanos
+                more = {pair.name: pair.value for pair in entry.structured_metadata}
+                yield record(pairs, time, entry.line, more)
+            except (Invalid, DecodeError) as error:
+                reason = f"not protobuf: {error}" if isinstance(error, DecodeError) else str(error)
+                yield Reject(wrapped(STREAMS, head + stream[part.start : part.end]), reason)
+
+
+def labels_of(text: str) -> Labels:
+    """The labels of a stream in protobuf. Raises: Invalid."""
+    if not ALL_LABELS.fullmatch(text):
+        raise Invalid(f"not labels: {text!r:.60}")
+    labels = {name: ESCAPE.sub(unescape, value) for name, value in ONE_LABEL.findall(text)}
+    check(*labels, *labels.values())
+    return labels
+
+
+def unescape(found: re.Match[str]) -> str:
+    """The character that an escape of Go's strings stands for. Raises: Invalid."""
+    code = found[1] or found[2] or found[3]
+    if not code:
+        return LETTERS.get(found[4], found[4])
+    number = int(code, 16)
+    if number > 0x10FFFF or 0xD800 <= number < 0xE000:
+        raise Invalid(f"not labels: {found[0]}")
+    return chr(number)
+
+
+def check(*texts: str) -> None:
+    """Check that every database can hold these texts. Raises: Invalid."""
+    if any("\0" in text for text in texts):
+        raise Invalid("text with a NUL")
+
+
+def record(labels: Labels, time: int, line: str, more: Labels) -> Log:
+    """The row of a line. Labels and structured metadata become attributes. Raises: Invalid."""
+    check(line, *more, *more.values())
+    if time not in INT64:
+        raise Invalid("timestamp out of range")
+    attributes: dict[str, object] = {**labels}
+    for name, value in more.items():
+        attributes[f"{name}_extracted" if name in labels else name] = value  # Loki's name for it
+    level, service = logs.take(attributes, LEVELS), logs.take(attributes, SERVICES)
+    stored, sent = logs.level(level)
+    if sent is not None:
+        attributes["level"] = sent
+    return Log(time=time, level=stored, service=service, message=line, attributes=attributes)

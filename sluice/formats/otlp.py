@@ -1,0 +1,341 @@
+"""Takes requests of OTLP/HTTP apart (opentelemetry.io/docs/specs/otlp): what metrics and logs have in common.
+
+A request has resources, a resource has scopes, and a scope has metrics or log records. The messages are decoded by
+OpenTelemetry's generated classes, one at a time: a request of 8 MiB that were decoded as a whole could take 300 MB. So
+only one log record or data point is in memory, and an invalid one is buried alone.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from sluice.formats import protobuf
+from sluice.streams import body as bodies
+from sluice.streams.body import Budget, Empty, Remainder
+from sluice.streams.decoder import BATCH, Result
+from sluice.streams.message import Message
+from sluice.streams.record import Invalid, Reject, finite
+
+Tags = dict[str, Any]
+TIME_END = 2**63  # nanoseconds since 1970
+# So many bytes that a data point or log record inherits count as one record more: otherwise a body of 8 MiB with large
+# attributes of its resource and many small points becomes 10 GB of rows
+INHERITED = 1024
+
+
+class Node:
+    """A kind of message in a request.
+
+    kind: the generated class.
+    read: makes the context of the children, from the message without them and its own context; of a message that has
+        no children, its records. Raises: Invalid.
+    children: the fields that are nodes, by their names in JSON.
+    needed: a message of this kind that has other fields, but no child, is invalid.
+    """
+
+    def __init__(
+        self,
+        kind: Any,
+        read: Callable[[Any, Any], Any],
+        children: dict[str, Node] | None = None,
+        needed: bool = False,
+    ) -> None:
+        self.kind, self.read, self.children, self.needed = kind, read, children or {}, needed
+        fields = kind.DESCRIPTOR.fields_by_camelcase_name
+        self.numbers = {fields[name].number: name for name in self.children}
+        self.repeated = {name for name in self.children if fields[name].is_repeated}
+        self.wire: Any = msgspec.defstruct(
+            kind.DESCRIPTOR.name,
+            [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in fields],
+        )
+
+
+class Protobuf:
+    """The encoding application/x-protobuf."""
+
+    def split(self, node: Node, data: bytes, budget: Budget) -> tuple[bytes, bool]:
+        """The fields of a message that are not its children, and whether it has children. Raises: Invalid."""
+        own, at = [], 0
+        for count, field in enumerate(protobuf.fields(data)):
+            if count >= budget.limits.records:
+                raise Invalid(f"not OTLP: a message with more than {count} fields")
+            if field.number in node.numbers:
+                own.append(data[at : field.start])
+                at = field.end
+        return b"".join([*own, data[at:]]), bool(own)
+
+    def children(self, node: Node, data: bytes, own: bytes, budget: Budget) -> Iterator[tuple[str, bytes]]:
+        """The name and the bytes of each child; with the name "", the message with all children from there on."""
+        for field in protobuf.fields(data):
+            if name := node.numbers.get(field.number):
+                if budget.left <= 0:
+                    yield "", own + data[field.start :]
+                    return
+                yield name, data[field.content : field.end]
+
+    def join(self, node: Node, own: bytes, name: str, child: bytes) -> bytes:
+        """A message with one child."""
+        number = next(number for number in node.numbers if node.numbers[number] == name)
+        return own + protobuf.wrapped(number, child)
+
+    def parse(self, node: Node, data: bytes) -> Any:
+        """The message of a node. Raises: Invalid."""
+        try:
+            return node.kind.FromString(data)
+        except DecodeError:
+            raise Invalid(f"not a {node.kind.DESCRIPTOR.name} of OTLP") from None
+
+
+class Json:
+    """The encoding application/json: the JSON mapping of protobuf, but ids are hexadecimal, and names are camelCase."""
+
+    def split(self, node: Node, data: bytes, budget: Budget) -> tuple[bytes, bool]:
+        """See `Protobuf.split`."""
+        wire = msgspec.json.decode(data, type=node.wire)
+        found = False
+        for name in node.children:
+            if (raw := getattr(wire, name)) is not msgspec.UNSET:
+                found = True
+                if name in node.repeated and bytes(raw)[:1] not in (b"[", b"n"):
+                    raise Invalid(f"not OTLP: {name} is not an array")
+                setattr(wire, name, msgspec.UNSET)
+        return msgspec.json.encode(wire), found
+
+    def children(self, node: Node, data: bytes, own: bytes, budget: Budget) -> Iterator[tuple[str, bytes]]:
+        """See `Protobuf.children`."""
+        wire = msgspec.json.decode(data, type=node.wire)
+        for name in node.children:
+            raw = getattr(wire, name)
+            if raw is msgspec.UNSET or (child := bytes(raw)) == b"null":
+                continue
+            if name not in node.repeated:
+                yield name, child
+                continue
+            if len(child) <= BATCH:
+                parts = msgspec.json.decode(child, type=list[msgspec.Raw])
+                for at, part in enumerate(parts):
+                    if budget.left <= 0:
+                        yield "", self.add(own, name, b"[" + b",".join(map(bytes, parts[at:])) + b"]")
+                        return
+                    yield name, bytes(part)
+                continue
+            # finding the end of an element costs its brackets: the body is charged for those of the innermost messages
+            search = Budget(budget.limits) if node.children[name].children else budget
+            for element in bodies.elements(child, search):
+                if isinstance(element, Remainder):
+                    yield "", self.add(own, name, b"[" + element)
+                    return
+                yield name, element
+                search.left = min(search.left, budget.left)
+
+    def join(self, node: Node, own: bytes, name: str, child: bytes) -> bytes:
+        """See `Protobuf.join`."""
+        return self.add(own, name, b"[" + child + b"]" if name in node.repeated else child)
+
+    @staticmethod
+    def add(own: bytes, name: str, value: bytes) -> bytes:
+        """An object with one more member."""
+        return b'%b%b"%b":%b}' % (own[:-1], b"" if own == b"{}" else b",", name.encode(), value)
+
+    def parse(self, node: Node, data: bytes) -> Any:
+        """See `Protobuf.parse`."""
+        try:
+            return node.kind(**arguments(node.kind.DESCRIPTOR, msgspec.json.decode(data)))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Invalid(f"not a {node.kind.DESCRIPTOR.name} of OTLP: {error}") from None
+
+
+class Context(NamedTuple):
+    """What a message inherits: the attributes of its resource and scope, and of these the names that the scope has.
+
+    name: of the metric. service: of a log record. size: of all this, in bytes.
+    """
+
+    tags: Tags = {}
+    scope: Tags = {}
+    name: str = ""
+    service: str | None = None
+    size: int = 0
+
+    def merged(self, own: Tags) -> Tags:
+        """The attributes with a message's own. An inherited one with the same name and another value is renamed."""
+        tags = self.tags | own
+        if len(tags) < len(self.tags) + len(own):
+            for name in self.tags.keys() & own.keys():
+                if own[name] != self.tags[name]:
+                    tags[("scope." if name in self.scope else "resource.") + name] = self.tags[name]
+        return tags
+
+
+def decode(root: Node, message: Message, body: bytes, budget: Budget) -> Iterator[Result]:
+    """The records of a request. JSON may have one request per line, as OpenTelemetry's file exporter writes it.
+
+    Raises: Invalid if it is no request; Empty if there is nothing in it.
+    """
+    declared = message.field("content-type").lower().startswith("application/json")
+    json = declared or body.startswith(b"{")
+    encoding = Json() if json else Protobuf()
+    if json:
+        try:
+            bodies.check_json(body)
+        except Invalid:
+            if not declared or b"\n" not in body.strip():  # a line of its own might be taken for protobuf
+                raise
+            requests: Iterable[bytes] = bodies.lines(body, budget)
+        else:
+            requests = (body,)
+    else:
+        requests = (body,)
+        budget.separator = b""  # concatenated messages are one message
+    found = False
+    for request in requests:
+        if isinstance(request, Remainder):
+            yield Reject(request, Remainder.reason)
+            return
+        for result in walk(encoding, root, request, Context(), bytes, budget):
+            found = True
+            yield result
+    if not found:
+        raise Empty
+
+
+def walk(
+    encoding: Protobuf | Json, node: Node, data: bytes, context: Any, wrap: Callable[[bytes], bytes], budget: Budget
+) -> Iterator[Result]:
+    """The records and rejects of a message. wrap: makes a request of a message of this node."""
+    own, records = b"", ()
+    try:
+        if node.children:
+            own, found = encoding.split(node, data, budget)
+            if node.needed and not found and data.strip() not in (b"", b"{}"):
+                raise Invalid(f"not OTLP: {node.kind.DESCRIPTOR.name} without {' or '.join(node.children)}")
+        if len(own if node.children else data) > budget.limits.record // 4:
+            raise Invalid(f"{node.kind.DESCRIPTOR.name} larger than {budget.limits.record // 4} bytes")
+        if node.children:
+            context = node.read(encoding.parse(node, own), context)._replace(size=context.size + len(own))
+        else:
+            budget.left -= 1 + context.size // INHERITED
+            records = node.read(encoding.parse(node, data), context)
+    except Exception as error:
+        yield Reject(wrap(data), bodies.reason(error))
+        return
+    yield from records
+    if not node.children:
+        return
+    for name, child in encoding.children(node, data, own, budget):
+        if not name:
+            yield Reject(wrap(child), Remainder.reason)
+            return
+        below = node.children[name]
+        budget.left -= bool(below.children)  # the innermost messages are charged for their records
+
+        def joined(part: bytes, name: str = name) -> bytes:
+            return wrap(encoding.join(node, own, name, part))
+
+        yield from walk(encoding, below, child, context, joined, budget)
+
+
+def arguments(descriptor: Any, value: Any) -> dict[str, Any]:
+    """The arguments that make a message of its JSON. Unknown fields and nulls are left out.
+
+    protobuf's own json_format takes ten times as long, and takes ids for base64.
+    Raises: TypeError, ValueError. The constructor raises them too, for values of other types.
+    """
+    if not isinstance(value, dict):
+        raise TypeError("not a JSON object")
+    known, found = converters(descriptor), {}
+    for key, given in value.items():
+        if given is None or key not in known:
+            continue
+        name, convert, repeated = known[key]
+        if repeated != isinstance(given, list):
+            raise TypeError(f"{key} is {'not ' * repeated}an array")
+        if convert is not None:
+            given = [convert(element) for element in given] if repeated else convert(given)
+        found[name] = given
+    return found
+
+
+@cache
+def converters(descriptor: Any) -> dict[str, tuple[str, Callable[[Any], Any] | None, bool]]:
+    """For the JSON name of each field: its name, what converts a value to the constructor's, whether it is repeated."""
+    found = {}
+    for field in descriptor.fields:
+        convert: Callable[[Any], Any] | None = None  # a string or boolean
+        if field.message_type:
+            convert = partial(arguments, field.message_type)
+        elif field.type == field.TYPE_BYTES:
+            convert = bytes.fromhex if field.name in ("trace_id", "span_id") else b64decode
+        elif field.type == field.TYPE_DOUBLE:
+            convert = float
+        elif field.type not in (field.TYPE_STRING, field.TYPE_BOOL):
+            convert = integer
+        found[field.json_name] = field.name, convert, field.is_repeated
+    return found
+
+
+def integer(value: Any) -> int:
+    """An integer; 64 bits are written as a string. Raises: ValueError."""
+    number = int(value)
+    if isinstance(value, float) and number != value:
+        raise ValueError(f"not an integer: {value}")
+    return number
+
+
+def attributes(pairs: Iterable[Any], convert: Callable[[Any], Any]) -> Tags:
+    """Attributes (KeyValue) by their names. Raises: Invalid if a text cannot be stored."""
+    return {clean(pair.key): convert(pair.value) for pair in pairs}
+
+
+def scope_attributes(scope: Any, convert: Callable[[Any], Any]) -> Tags:
+    """The attributes of an InstrumentationScope, with its name and version as OpenTelemetry names them elsewhere."""
+    own = attributes(scope.attributes, convert)
+    for name, value in ("otel.scope.name", scope.name), ("otel.scope.version", scope.version):
+        if value:
+            own[name] = clean(value)
+    return own
+
+
+def plain(value: Any) -> Any:
+    """An AnyValue as a JSON value. Bytes are base64; a number that JSON does not have is a text."""
+    kind = value.WhichOneof("value")
+    if kind is None:
+        return None
+    content = getattr(value, kind)
+    if kind == "string_value":
+        return clean(content)
+    if kind == "double_value":
+        return finite(content)
+    if kind == "array_value":
+        return [plain(element) for element in content.values]
+    if kind == "kvlist_value":
+        return attributes(content.values, plain)
+    return b64encode(content).decode() if kind == "bytes_value" else content
+
+
+def text(value: Any) -> str:
+    """An AnyValue as a text: a string as it is, anything else as JSON."""
+    found = plain(value)
+    if isinstance(found, str):
+        return found
+    return "" if found is None else msgspec.json.encode(found).decode()
+
+
+def clean(text: str) -> str:
+    """The text, if every database can hold it. Raises: Invalid."""
+    if "\0" in text:
+        raise Invalid("text with a NUL")
+    return text
+
+
+def when(nanoseconds: int) -> int | None:
+    """A time; None if it is not known. Raises: Invalid."""
+    if nanoseconds >= TIME_END:
+        raise Invalid("time out of range")
+    return nanoseconds or None

@@ -1,0 +1,184 @@
+"""Decodes OTLP's metrics to rows: PROTOCOL.md, section 3, has the fields and tags of each kind of data point."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.metrics.v1 import metrics_pb2
+
+from sluice.formats import telegraf
+from sluice.formats.otlp import Context, Node, Tags, attributes, clean, scope_attributes, text, when
+from sluice.formats.prometheus import bound, minus
+from sluice.streams.record import Invalid, Metric, finite
+
+NO_RECORDED_VALUE = metrics_pb2.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
+TEMPORALITIES: dict[int, str] = {
+    metrics_pb2.AGGREGATION_TEMPORALITY_DELTA: "delta",
+    metrics_pb2.AGGREGATION_TEMPORALITY_CUMULATIVE: "cumulative",
+}
+SCALE = 64  # SDKs use -10 to 20; beyond 64 a bound is less than a float can tell
+PARTS = 10_000  # buckets, quantiles or exemplars of one data point; SDKs send up to 160 buckets
+
+
+class Rows(list[Metric]):
+    """The rows of one data point."""
+
+    def __init__(self, point: Any, context: Context) -> None:
+        self.context = context._replace(tags=context.merged(attributes(point.attributes, text)))
+        self.time = when(point.time_unix_nano)
+
+    def add(self, field: str, value: float | int | str, **more: str) -> None:
+        """Add a row. more: tags of this row only."""
+        self.append(self.row(field, value, self.context.tags | more if more else self.context.tags, self.time))
+
+    def row(self, field: str, value: float | int | str, tags: Tags, time: int | None) -> Metric:
+        """A row. A number that is not finite has a field of its own, so that the others hold numbers only."""
+        stored, kind = telegraf.typed(finite(value) if isinstance(value, float) else value)
+        if kind == "string" and isinstance(value, float):
+            field = "state" if field == "value" else field + "_state"
+        return Metric(time=time, name=self.context.name, tags=tags, field=field, value=stored, type=kind)
+
+    def finish(self, point: Any) -> Rows:
+        """Add what all kinds of data points have. Raises: Invalid if the data point has no value."""
+        if point.flags & NO_RECORDED_VALUE:
+            self.add("state", "stale")
+        if not self:
+            raise Invalid("data point without a value")
+        if point.flags & ~NO_RECORDED_VALUE:
+            self.add("flags", point.flags)
+        if point.start_time_unix_nano:
+            self.add("start", point.start_time_unix_nano)
+        for exemplar in bounded(getattr(point, "exemplars", ())):
+            labels = attributes(exemplar.filtered_attributes, text)
+            for name in "trace_id", "span_id":
+                if given := getattr(exemplar, name):
+                    labels[name] = given.hex()
+            value = getattr(exemplar, exemplar.WhichOneof("value") or "as_double")
+            about = as_json({"value": finite(value), "labels": labels})
+            self.append(self.row("exemplar", about, self.context.tags, when(exemplar.time_unix_nano)))
+        return self
+
+    def summarize(self, point: Any) -> None:
+        """Add count, sum, min and max, as far as they are known."""
+        self.add("count", point.count)
+        for name in "sum", "min", "max":
+            if point.HasField(name):
+                self.add(name, getattr(point, name))
+
+
+def bounded(parts: Any) -> Any:
+    """The parts of a data point. Raises: Invalid if there are too many: each takes 30 times its bytes in memory."""
+    if len(parts) > PARTS:
+        raise Invalid(f"data point with more than {PARTS} parts")
+    return parts
+
+
+def number(point: Any, context: Context) -> Rows:
+    """The rows of a point of a gauge or sum."""
+    rows = Rows(point, context)
+    if kind := point.WhichOneof("value"):
+        rows.add("value", getattr(point, kind))
+    return rows.finish(point)
+
+
+def histogram(point: Any, context: Context) -> Rows:
+    """The rows of a point of a histogram. A bucket counts all values up to its bound, as Prometheus's do."""
+    rows = Rows(point, context)
+    rows.summarize(point)
+    counts, bounds = bounded(point.bucket_counts), point.explicit_bounds
+    if counts and len(counts) != len(bounds) + 1:
+        raise Invalid(f"histogram with {len(counts)} buckets and {len(bounds)} bounds")
+    for upper, count in zip([*bounds, float("inf")], accumulate(counts)):
+        rows.add("bucket", count, le=str(finite(upper)))
+    return rows.finish(point)
+
+
+def exponential(point: Any, context: Context) -> Rows:
+    """The rows of a point of an exponential histogram: as Prometheus's native histograms, one of them is JSON.
+
+    Raises: Invalid.
+    """
+    rows = Rows(point, context)
+    rows.summarize(point)
+    scale = point.scale
+    if not -SCALE <= scale <= SCALE:
+        raise Invalid(f"exponential histogram with a scale of {scale}")
+    negative, positive = (filled(buckets) for buckets in (point.negative, point.positive))
+    buckets = [[minus(bound(scale, n + 1)), minus(bound(scale, n)), count] for n, count in reversed(negative)]
+    if point.zero_count:
+        buckets.append([-point.zero_threshold, point.zero_threshold, point.zero_count])
+    buckets += [[bound(scale, n), bound(scale, n + 1), count] for n, count in positive]
+    about: dict[str, Any] = {"count": point.count, "sum": finite(point.sum) if point.HasField("sum") else None}
+    about |= {"schema": scale, "zero_threshold": finite(point.zero_threshold), "buckets": buckets}
+    rows.add("histogram", as_json(about))
+    return rows.finish(point)
+
+
+def filled(buckets: Any) -> list[tuple[int, int]]:
+    """The index and the count of each bucket that is not empty. Raises: Invalid if there are too many."""
+    return [(n, count) for n, count in enumerate(bounded(buckets.bucket_counts), buckets.offset) if count]
+
+
+def as_json(about: dict[str, Any]) -> str:
+    """Several values as the text of one row."""
+    return msgspec.json.encode(about).decode()
+
+
+def summary(point: Any, context: Context) -> Rows:
+    """The rows of a point of a summary."""
+    rows = Rows(point, context)
+    rows.add("count", point.count)
+    rows.add("sum", point.sum)
+    for quantile in bounded(point.quantile_values):
+        rows.add("quantile", quantile.value, quantile=str(finite(quantile.quantile)))
+    return rows.finish(point)
+
+
+def resource(message: Any, context: Context) -> Context:
+    """The context of a resource's scopes."""
+    return context._replace(tags=attributes(message.resource.attributes, text))
+
+
+def scope(message: Any, context: Context) -> Context:
+    """The context of a scope's metrics."""
+    own = scope_attributes(message.scope, text)
+    return context._replace(tags=context.merged(own), scope=own)
+
+
+def metric(message: Any, context: Context) -> Context:
+    """The context of a metric's data. Raises: Invalid."""
+    if not message.name:
+        raise Invalid("missing: name")
+    own = {f"otel.metadata.{name}": value for name, value in attributes(message.metadata, text).items()}
+    if message.unit:
+        own["otel.unit"] = clean(message.unit)
+    return context._replace(name=clean(message.name), tags=context.merged(own))
+
+
+def data(message: Any, context: Context) -> Context:
+    """The context of data points."""
+    own = {}
+    if temporality := TEMPORALITIES.get(getattr(message, "aggregation_temporality", 0), ""):
+        own["otel.temporality"] = temporality
+    if hasattr(message, "is_monotonic"):
+        own["otel.monotonic"] = "true" if message.is_monotonic else "false"
+    return context._replace(tags=context.merged(own))
+
+
+KINDS = {
+    "gauge": (metrics_pb2.Gauge, metrics_pb2.NumberDataPoint, number),
+    "sum": (metrics_pb2.Sum, metrics_pb2.NumberDataPoint, number),
+    "histogram": (metrics_pb2.Histogram, metrics_pb2.HistogramDataPoint, histogram),
+    "exponentialHistogram": (
+        *(metrics_pb2.ExponentialHistogram, metrics_pb2.ExponentialHistogramDataPoint, exponential),
+    ),
+    "summary": (metrics_pb2.Summary, metrics_pb2.SummaryDataPoint, summary),
+}
+DATA = {name: Node(kind, data, {"dataPoints": Node(point, read)}) for name, (kind, point, read) in KINDS.items()}
+METRIC = Node(metrics_pb2.Metric, metric, DATA, needed=True)
+SCOPE = Node(metrics_pb2.ScopeMetrics, scope, {"metrics": METRIC})
+RESOURCE = Node(metrics_pb2.ResourceMetrics, resource, {"scopeMetrics": SCOPE})
+REQUEST = Node(ExportMetricsServiceRequest, lambda _, context: context, {"resourceMetrics": RESOURCE}, needed=True)

@@ -1,0 +1,1 @@
+"""HTTP as gateway and reader speak it: routes, replies, requests, endpoints. It runs on PyPy."""

@@ -1,0 +1,64 @@
+"""Routes at their paths: what the gateway answers there, and what it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+from sluice.base.counters import Counter
+from sluice.http import replies
+from sluice.http.routes import JSON, Reply, Route
+
+
+class Endpoint:
+    """A route at its path."""
+
+    __slots__ = ("acknowledged", "keep_head", "path", "replies", "reply", "stream")
+
+    def __init__(self, path: str, route: Route, counter: Callable[[str], Counter]) -> None:
+        self.path = path
+        self.stream, self.reply, self.keep_head, _ = route
+        self.replies = self.reply, replies.closing(self.reply)
+        # Own counter: incrementing an attribute takes 20 ns, a dict's value 60 to 140
+        self.acknowledged = counter(f"answered {self.reply.status[:3]} {path}")
+
+    def error(self, reply: Reply) -> Reply:
+        """An error in the form that this path's clients expect."""
+        return reply
+
+
+class RpcEndpoint(Endpoint):
+    """A route whose answers have the encoding of their request, for one of its two encodings."""
+
+    __slots__ = ("in_json",)
+
+    def __init__(self, path: str, route: Route, counter: Callable[[str], Counter], in_json: bool) -> None:
+        super().__init__(path, route._replace(reply=route.json) if in_json and route.json else route, counter)
+        self.in_json = in_json
+
+    def error(self, reply: Reply) -> Reply:
+        """See `Endpoint.error`. A request without a body has no telemetry, which is no error."""
+        return self.reply if reply is replies.EMPTY else replies.rpc_status(reply, self.in_json)
+
+
+class Endpoints:
+    """All endpoints. plain: those that the path alone names."""
+
+    def __init__(self, routes: Mapping[str, Route], counter: Callable[[str], Counter]) -> None:
+        """counter: name -> a counter of the gateway."""
+        self.plain = {path: Endpoint(path, route, counter) for path, route in routes.items() if not route.json}
+        self.rpc = {
+            path: [RpcEndpoint(path, route, counter, in_json) for in_json in (False, True)]
+            for path, route in routes.items()
+            if route.json
+        }
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        return chain(self.plain.values(), *self.rpc.values())
+
+    def by_encoding(self, environ: Mapping[str, Any]) -> Endpoint | None:
+        """The endpoint at a path that is not in `plain`; None: there is none."""
+        if environ["PATH_INFO"] not in self.rpc:
+            return None
+        return self.rpc[environ["PATH_INFO"]][environ.get("CONTENT_TYPE", "").lower().startswith(JSON)]

@@ -1,0 +1,79 @@
+"""The gateway's error replies, and variants of the routes' replies that close the client's connection."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+
+from sluice.http.routes import JSON, PROTOBUF, Reply, reply
+
+# One line of printable ASCII: nginx can repeat no other text from a header field
+LINE = re.compile("(?:[!-~](?:[ -~]{0,999}[!-~])?)?")
+
+
+def problem(status: str, detail: str, *headers: tuple[str, str]) -> Reply:
+    """An error as application/problem+json (RFC 9457)."""
+    code, _, title = status.partition(" ")
+    body = {"type": "about:blank", "title": title, "status": int(code), "detail": detail}
+    return reply(status, json.dumps(body).encode(), "application/problem+json", *headers)
+
+
+NOT_FOUND = problem("404 Not Found", "There is no stream at this path.")
+POST_ONLY = problem("405 Method Not Allowed", "This path accepts only POST.", ("Allow", "POST"))
+GET_ONLY = problem("405 Method Not Allowed", "This path accepts only GET and HEAD.", ("Allow", "GET, HEAD"))
+NO_LENGTH = problem("400 Bad Request", "The length of the body is malformed or ambiguous; the request had no effect.")
+CUT_OFF = problem("400 Bad Request", "The body is shorter than its Content-Length; the request had no effect.")
+EMPTY = problem("400 Bad Request", "The request has neither a body nor a query string; the request had no effect.")
+
+
+@lru_cache(maxsize=1)
+def too_large(max_body: int) -> Reply:
+    """413. max_body: bytes."""
+    return problem("413 Content Too Large", f"A body may have at most {max_body} bytes; the request had no effect.")
+
+
+@lru_cache(maxsize=256)
+def unavailable(detail: str, retry_after: int) -> Reply:
+    """503. retry_after: whole seconds."""
+    return problem("503 Service Unavailable", detail, ("Retry-After", str(retry_after)))
+
+
+def rpc_status(given: Reply, in_json: bool) -> Reply:
+    """An error as OTLP has it: google.rpc.Status, with the detail as message (field 2), without a code.
+
+    given: made by `problem`. in_json: else in protobuf.
+    """
+    detail = json.loads(b"".join(given.chunks))["detail"]
+    more = [header for header in given.headers if not header[0].startswith("Content-")]
+    return encoded_status(given.status, detail, in_json, *more)
+
+
+@lru_cache(maxsize=256)
+def encoded_status(status: str, detail: str, in_json: bool, *headers: tuple[str, str]) -> Reply:
+    """See `rpc_status`."""
+    if in_json:
+        return reply(status, json.dumps({"message": detail}).encode(), JSON, *headers)
+    text = detail.encode()
+    size = bytes([len(text)]) if len(text) < 128 else bytes([len(text) & 127 | 128, len(text) >> 7])
+    return reply(status, b"\x12" + size + text, PROTOBUF, *headers)
+
+
+class Rejected(Exception):
+    """Raised with the Reply that the client gets."""
+
+
+def closing(given: Reply) -> Reply:
+    """The same reply with `Connection: close`, which only nginx can add for its clients.
+
+    X-Accel-Redirect sends nginx to a location that repeats status, type and text (@sluice_200 … in nginx/sluice.conf).
+    A reply that nginx cannot repeat is returned unchanged, and the connection stays open.
+    """
+    status, headers, chunks = given
+    code, text = status[:3], b"".join(chunks).decode("latin-1")
+    names = [name for name, _ in headers if name != "Content-Length"]
+    repeatable = code in ("200", "201", "202", "204") and names == ([] if code == "204" else ["Content-Type"])
+    if not repeatable or not LINE.fullmatch(text):
+        return given
+    more = ("X-Accel-Redirect", f"@sluice_{code}"), ("Sluice-Body", text)
+    return reply(status, b"", dict(headers).get("Content-Type", ""), *more)

@@ -1,0 +1,85 @@
+"""Storing what a claim has, and burying what the database rejects."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+
+from sluice.spool.contract import Claim
+from sluice.store import bounds
+from sluice.store.types import Entry, Outcome, RowsRejected
+from sluice.streams.record import Record, Reject
+
+
+def gaps(claim: Claim, stored: Iterable[tuple[int, int]]) -> Iterator[Claim]:
+    """The parts of a claim between the stored ranges."""
+    start = claim.first
+    for first, last in stored:
+        if first > start:
+            yield claim.part(start, first)
+        start = max(start, last + 1)
+    if start < claim.end:
+        yield claim.part(start, claim.end)
+
+
+def within(part: Claim, entries: Callable[[], Iterable[Entry]]) -> Iterator[Entry]:
+    """The entries of a part of their claim."""
+    return (entry for entry in entries() if part.first <= entry[0] < part.end)
+
+
+def fill(insert: Callable[[Iterable[Entry]], Outcome], entries: Callable[[], Iterable[Entry]]) -> Outcome:
+    """Insert the records among the entries and bury the rest. Bisection finds the records that the database rejects.
+
+    insert: stores records and buries rejects, all or nothing. Raises: RowsRejected.
+    """
+    try:
+        return insert(entries())
+    except RowsRejected:
+        pass
+    counts = Counter(seq for seq, _, _, _ in entries())
+    records = letters = 0
+    for chunk in chunks(entries()):
+        outcome = bisect(insert, chunk, counts)
+        records, letters = records + outcome.records, letters + outcome.letters
+    return Outcome(records, letters)
+
+
+def bisect(insert: Callable[[Iterable[Entry]], Outcome], entries: list[Entry], counts: Counter[int]) -> Outcome:
+    """`fill` for a chunk that may contain rejected records. counts: sequence number -> entries of that body."""
+    try:
+        return insert(entries)
+    except RowsRejected as error:
+        if len(entries) == 1:
+            seq, received, body, record = entries[0]
+            whole = counts[seq] == 1
+            reason = " ".join(f"rejected by {error.by}: {error}".split())[:200]
+            return insert([(seq, received, body, Reject(body if whole else encode(record), reason, whole))])
+    middle = len(entries) // 2
+    first = bisect(insert, entries[:middle], counts)
+    second = bisect(insert, entries[middle:], counts)
+    return Outcome(first.records + second.records, first.letters + second.letters)
+
+
+def encode(record: Record | Reject) -> bytes:
+    """A body that holds this record alone."""
+    try:
+        return msgspec.json.encode(record)
+    except Exception:  # this text can be read, but not replayed
+        return repr(record).encode("utf-8", "backslashreplace")
+
+
+def chunks(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """The entries in lists that fit into memory together with their bodies."""
+    chunk: list[Entry] = []
+    size, last = 0, None
+    for entry in entries:
+        chunk.append(entry)
+        if entry[0] != last:
+            size, last = size + len(entry[2]), entry[0]
+        if len(chunk) >= bounds.CHUNK[0] or size >= bounds.CHUNK[1]:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk

@@ -1,0 +1,27 @@
+"""The databases: a line each."""
+
+from __future__ import annotations
+
+from sluice import settings
+from sluice.elsewhere.registry import open_destinations
+from sluice.settings import FOREVER, IN_TABLES, Keep
+from sluice.store.store import Sink
+from sluice.streams.registry import Stream
+
+
+def open_store(
+    url: str, streams: dict[str, Stream], make: bool = True, keep: Keep = FOREVER, rows: settings.Rows = IN_TABLES
+) -> Sink:
+    """The sink of a URL. make: create the database and its tables, or add missing columns.
+
+    keep, rows: INGEST_KEEP, INGEST_ROWS.
+    Raises: Unavailable if the database cannot be reached; ImportError if its driver is not installed.
+    """
+    elsewhere = open_destinations(rows, streams)
+    if url.startswith("sqlite:///"):
+        from sluice.store.sqlite.store import Sqlite
+
+        return Sqlite(url[len("sqlite:///") :], streams, make, keep, elsewhere)
+    from sluice.store.postgres.store import Postgres
+
+    return Postgres(url, streams, make, keep, elsewhere)

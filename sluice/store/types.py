@@ -1,0 +1,133 @@
+"""What the store takes and returns: entries of a claim, dead letters, the counts of a stream, and its errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from sluice.spool.contract import NewerLayout
+from sluice.streams.record import Record, Reject
+
+# (sequence number, received: microseconds since 1970, the body, a record or reject of it)
+Entry = tuple[int, int, bytes, "Record | Reject"]
+
+
+class Unavailable(Exception):
+    """The sink cannot be written now. Nothing of the batch was stored; all of it can be retried."""
+
+
+class NewerTables(Unavailable, NewerLayout):
+    """See `NewerLayout`."""
+
+
+class RowsRejected(Unavailable):
+    """The database rejects a value among the entries. None of them was stored; `fill` finds the rejected one."""
+
+    by = "the database"
+
+
+class RowsRefused(RowsRejected):
+    """The same of a destination."""
+
+    by = "the destination"
+
+
+class DeadLetter(NamedTuple):
+    """A dead letter: a body, or one record of a body, with the reason why it could not be stored."""
+
+    id: int
+    stream: str
+    received: int  # microseconds since 1970
+    body: bytes
+    reason: str
+    whole: bool
+    batch: int
+    seq: int
+
+
+class Outcome(NamedTuple):
+    """Records stored and dead letters buried from a claim. again: the sink already had all of it; nothing changed."""
+
+    records: int
+    letters: int
+    again: bool = False
+
+
+class Replayed(NamedTuple):
+    """The result of a replay.
+
+    stored, dead: letters that are stored now, and letters that stay dead.
+    records: stored from them.
+    reasons: of the letters that were buried again, with their number.
+    """
+
+    stored: int
+    records: int
+    dead: int
+    reasons: Counter[str]
+
+
+class Ledger(NamedTuple):
+    """A stream's counts in the sink.
+
+    bodies: all persisted bodies. dead: those with at least one dead letter.
+    persisted: how many bodies of each of the given claims the sink has.
+    earlier: bodies that were accepted, and whose numbers are not in the present list: Redis has lost them.
+    purged: how many bodies of each spool were purged, as the database knows it.
+    deleted: rows deleted by age. expired: bodies of which the last dead letter was deleted by age.
+    ahead: with Kafka, bodies that are stored and that the group of workers has not settled yet.
+    """
+
+    bodies: int
+    dead: int
+    persisted: dict[str, int]
+    earlier: int = 0
+    purged: dict[str, int] = {}
+    expired: int = 0
+    deleted: int = 0
+    ahead: int = 0
+
+
+class SpoolCount(NamedTuple):
+    """What the database knows of a spool in a stream; see `batches_spools` for the last four, None if it has no row.
+
+    bodies: persisted ones, and highest: the highest number of one. dead: those with at least one dead letter.
+    expired, deleted: see `Ledger`; rows are counted for the spool "", because they do not name theirs.
+    """
+
+    spool: str
+    bodies: int
+    highest: int
+    dead: int
+    cell: str | None
+    first: int | None
+    last: int | None
+    purged: int | None
+    expired: int
+    deleted: int
+
+
+class Spool(NamedTuple):
+    """A row of `batches_spools`.
+
+    first: its first number. last: the highest one that is known to have been given to a body. purged: bodies.
+    """
+
+    stream: str
+    spool: str
+    cell: str
+    first: int
+    last: int
+    purged: int
+
+
+class Line(NamedTuple):
+    """The figures that a cell has left. seconds: since then. figures: see `sluice.account`."""
+
+    cell: str
+    seconds: float
+    figures: dict[str, Any]
+
+
+Decode = Callable[[DeadLetter], Iterable["Record | Reject"]]

@@ -1,0 +1,1 @@
+"""What a view reads from the database."""

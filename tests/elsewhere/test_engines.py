@@ -1,0 +1,501 @@
+"""Rows in an object store, in ClickHouse and in Kafka: each is there exactly once, whatever is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import store_tests
+from integrations import samples
+from proving import engines, harness, store
+from proving.harness import ROOT
+from proving.postgres import postgres_server
+from sluice import settings
+from sluice.elsewhere import destination
+from sluice.elsewhere.registry import open_destination
+from sluice.store.registry import open_store
+from sluice.store.store import Sink
+from sluice.store.types import Outcome, Unavailable
+from sluice.streams.record import Record
+from sluice.streams.registry import STREAMS, stream
+from store_tests import NOON, claim, decoded, today, votes
+
+KINDS = {"s3": engines.Store, "clickhouse": engines.ClickHouse, "kafka": engines.Kafka}
+each = pytest.mark.parametrize("engine", KINDS, indirect=True)
+
+
+def only(kind: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("engine", [kind], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, engines.Engine]]:
+    """The engines that tests of this module have asked for."""
+    found: dict[str, engines.Engine] = {}
+    yield found
+    for engine in found.values():
+        engine.kill()
+
+
+@pytest.fixture
+def engine(
+    request: pytest.FixtureRequest, started: dict[str, engines.Engine], tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> engines.Engine:  # fmt: skip
+    kind = KINDS[request.param]
+    if not kind.available():
+        pytest.skip(kind.missing)
+    if request.param not in started:
+        started[request.param] = kind(tmp_path_factory.mktemp(request.param))
+    if started[request.param].process is None:
+        started[request.param].start()
+    for name, value in started[request.param].env.items():
+        monkeypatch.setenv(name, value)
+    return started[request.param]
+
+
+class Place(NamedTuple):
+    """A place of its own in an engine, and a database for the ledger."""
+
+    kind: str
+    rows: str
+    ledger: str
+    engine: engines.Engine
+
+    def connect(self, streams: Any = STREAMS) -> Sink:
+        return open_store(self.ledger, streams, rows=settings.rows(self.rows))
+
+    def read(self, stream: str, *columns: str) -> list[tuple]:
+        """The rows of a stream, in the order of their bodies; none if the stream has never been stored."""
+        names = [*columns, *({"seq"} - {*columns})]
+        try:
+            table = store.DESTINATIONS[self.kind](self.ledger, self.rows, self.engine.env).table(stream, names)
+        except (Unavailable, KeyError):
+            return []
+        found = sorted(zip(*(table[name].to_pylist() for name in names), strict=True), key=lambda row: row[-1])
+        return [row[: len(columns)] for row in found]
+
+    def choices(self) -> list[str]:
+        return [choice for (choice,) in self.read("votes", "choice")]
+
+    def killed(self, program: str) -> None:
+        """Run a program that kills itself."""
+        store_tests.killed(self.ledger, self.rows, PREPARED + program, self.engine.env)
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, engine: engines.Engine, tmp: Path) -> Place:
+    kind = next(name for name, of in KINDS.items() if isinstance(engine, of))
+    own = f"t{uuid.uuid4().hex}"
+    if kind == "clickhouse":
+        asked(engine, f"CREATE DATABASE {own}")
+    rows = engine.url.replace("/default", f"/{own}") if kind == "clickhouse" else f"{engine.url}/{own}"
+    return Place(kind, rows, f"sqlite:///{tmp}/ingest.db", engine)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another worker has left is published at once."""
+    monkeypatch.setattr(destination.Carried, "leave", 0.0)
+
+
+@pytest.fixture
+def sink(place: Place) -> Iterator[Sink]:
+    with contextlib.closing(place.connect()) as sink:
+        yield sink
+
+
+def asked(engine: engines.Engine, statement: str) -> str:
+    """The answer of ClickHouse to a statement."""
+    connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=60)
+    with contextlib.closing(connection):
+        connection.request("POST", "/", statement)
+        response = connection.getresponse()
+        answer = response.read().decode()
+        assert response.status == 200, answer
+        return answer
+
+
+def noted(sink: Sink) -> list[tuple]:
+    """What is noted, and what the notes carry."""
+    with sink.transaction() as db:
+        found = db.execute("SELECT name FROM batches_objects UNION ALL SELECT name FROM batches_carried").fetchall()
+        return [tuple(row) for row in found]
+
+
+# --- What arrives as what --------------------------------------------------------------------------------------------
+
+
+@each
+def test_rows_have_the_columns_of_their_table(sink: Sink, place: Place) -> None:
+    body = b'{"poll":"p","choice":"a","voter":"v","time":"2026-01-01T13:30:00.123+01:00"}'
+    entries = decoded(STREAMS["votes"], [body, b"poll=p&choice=b"], 7)
+    assert sink.persist(claim("votes", 2, first=7), entries) == Outcome(2, 0)
+    assert sink.persist(claim("votes", 2, first=7), entries) == Outcome(0, 0, again=True)
+    found = place.read("votes", "received_at", "time", "poll", "choice", "voter", "batch", "seq")
+    times = [row[:2] for row in found]
+    assert [row[2:] for row in found] == [("p", "a", "v", 1, 7), ("p", "b", None, 1, 8)]
+    assert [at.timestamp() * 1e6 for at, _ in times] == [NOON, NOON + 1_000_000]
+    own = times[0][1]
+    assert own == "2026-01-01T12:30:00.123Z" or own.timestamp() * 1e6 == NOON + 1_800_123_000
+
+
+@each
+def test_every_stream_and_value_is_stored(sink: Sink, place: Place) -> None:
+    lines = b'm,a=b on=t,n=3i,u=18446744073709551615u,f=0.1,s="x" 1700000000123456789\nm old=-1 -1'
+    sink.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [lines]))
+    sink.persist(claim("gps", 1), decoded(STREAMS["gps"], [b'{"device":"d","lat":1.5,"lon":2}']))
+    body = b'{"message":"disk full","level":"ERROR","disks":[{"bytes":123456789012345678901234567890}]}'
+    sink.persist(claim("logs", 1), decoded(STREAMS["logs"], [body]))
+    assert not sink.late
+    assert {row[:2] for row in place.read("metrics", "field", "type")} == {
+        *(("on", "boolean"), ("n", "integer"), ("u", "unsigned"), ("f", "float"), ("s", "string"), ("old", "float")),
+    }
+    assert place.read("gps", "device", "lat", "altitude") == [("d", 1.5, None)]
+    assert place.read("logs", "level", "service", "message") == [("error", None, "disk full")]
+
+
+@only("s3")
+def test_times_of_metrics_in_an_object_store_have_their_nanoseconds_beside(sink: Sink, place: Place) -> None:
+    sink.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [b"m a=1 1700000000123456789\nm b=1 -1"]))
+    found = {field: (at.isoformat(), rest) for field, at, rest in place.read("metrics", "field", "time", "nanoseconds")}
+    assert found == {
+        "a": ("2023-11-14T22:13:20.123456+00:00", 789),
+        "b": ("1969-12-31T23:59:59.999999+00:00", 999),
+    }
+
+
+@only("clickhouse")
+def test_tables_of_clickhouse_have_the_types_that_its_users_expect(sink: Sink, place: Place) -> None:
+    line = b"room,floor=2 temperature=21.5 1700000000123456789"
+    sink.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [line]))
+    table = f"`{place.rows.rpartition('/')[2]}`.metrics"
+    types = dict(line.split("\t")[:2] for line in asked(place.engine, f"DESCRIBE TABLE {table}").splitlines())
+    assert types["tags"] == "Map(LowCardinality(String), String)" and types["name"] == "LowCardinality(String)"
+    assert types["time"] == r"DateTime64(9, \'UTC\')" and types["value"] == "Nullable(Float64)"
+    assert asked(place.engine, f"SELECT time, value, tags['floor'] FROM {table}") == (
+        "2023-11-14 22:13:20.123456789\t21.5\t2\n"
+    )
+
+
+@only("kafka")
+def test_the_rows_of_one_key_are_in_one_partition_in_their_order(sink: Sink, place: Place) -> None:
+    bodies = [b'{"device":"d%d","lat":1,"lon":%d}' % (n % 7, n % 90) for n in range(70)]
+    sink.persist(claim("gps", 40), decoded(STREAMS["gps"], bodies[:40]))
+    sink.persist(claim("gps", 30, first=41), decoded(STREAMS["gps"], bodies[40:], 41))
+    at = settings.rows(place.rows).rest
+    assert at
+    parts: dict[str, list[int]] = {}
+    for row in store.consumed(at.split("/")[2], f"{at.rpartition('/')[2]}.gps"):
+        parts.setdefault(row["device"], []).append(row["seq"])
+    assert {device: seqs == sorted(seqs) for device, seqs in parts.items()} == {f"d{n}": True for n in range(7)}
+    assert sum(map(len, parts.values())) == 70
+
+
+@only("kafka")
+def test_a_log_without_a_service_has_no_key(place: Place) -> None:
+    from sluice.elsewhere import topics
+    from sluice.streams.record import Log
+
+    rows = destination.Rows()
+    rows.seqs, rows.received, rows.records = [1, 2], [NOON, NOON], [Log(message="a"), Log(message="b", service="web")]
+    found = topics.Topics(place.rows, STREAMS["logs"]).encoded(1, rows)
+    assert [key for key, _ in found] == [None, b"web"]
+
+
+class Count(Record, kw_only=True):
+    name: str
+    number: int
+
+
+@each
+@pytest.mark.parametrize("group", [1, 1000])
+def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stored(
+    place: Place, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice.store.bounds.GROUP", (group, 200))
+    odd: Any = object()  # what a decoder of one's own may yield
+    entries = [(n, NOON, b"%d" % n, Count(name="n", number=odd if n == 5 else n)) for n in range(1, 10)]
+    with contextlib.closing(place.connect({"counts": stream("counts", Count)})) as sink:
+        assert sink.persist(claim("counts", 9), lambda: iter(entries)) == Outcome(8, 1)
+        assert [letter.seq for letter in sink.letters()] == [5]
+    assert [number for (number,) in place.read("counts", "number")] == [1, 2, 3, 4, 6, 7, 8, 9]
+
+
+# --- Exactly once ----------------------------------------------------------------------------------------------------
+
+PREPARED = """
+kind = type(sink.elsewhere["votes"])
+if "kafka:" in sys.argv[2]:
+    from sluice.elsewhere import topics
+    class Producer(topics.Producer):
+        def commit_transaction(self, *given):
+            super().commit_transaction(*given)
+    topics.Producer = sends = Producer
+    send = "commit_transaction"
+elif "s3:" in sys.argv[2]:
+    from sluice.elsewhere import delta as sends
+    send = "write_deltalake"
+else:
+    sends, send = kind, "insert"
+"""
+MOMENTS = {
+    "before the claim is noted": "type(sink).note = die",
+    "when it is noted": "die_after(type(sink), 'note')",
+    "when it is committed": "kind.publish = die",
+    "before the rows are sent": "setattr(sends, send, die)",
+    "when they are there, before anybody is told": "die_after(sends, send)",
+    "when they are published": "die_after(kind, 'publish')",
+    "when the note of the claim before is deleted": "sink.persist(*store_tests.votes('before', first=100)); "
+    "die_after(type(sink), 'delete_notes')",
+}
+
+
+@each
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_rows_are_there_once_after_a_kill(moment: str, place: Place) -> None:
+    place.killed(f"{MOMENTS[moment]}; sink.persist(*store_tests.votes('a', 'b'))")
+    with contextlib.closing(place.connect()) as sink:
+        sink.persist(*votes("a", "b"))
+        sink.publish()
+        sink.publish()
+        assert place.choices() == ["a", "b"] + ["before"] * ("before'" in MOMENTS[moment])
+        assert sink.ledger("votes").bodies == len(place.choices())
+        assert noted(sink) == []
+
+
+@each
+def test_rows_are_there_once_if_the_ledger_is_in_postgresql(place: Place) -> None:
+    with postgres_server() as server:
+        place = place._replace(ledger=str(server.url))
+        place.killed("kind.publish = die; sink.persist(*store_tests.votes('a', 'b'))")
+        with contextlib.closing(place.connect()) as sink:
+            harness.poll(lambda: sink.persist(*votes("a", "b")) or True)
+            sink.publish()
+            assert place.choices() == ["a", "b"] and noted(sink) == []
+
+
+@each
+def test_a_worker_that_was_frozen_sends_what_another_one_has_published(place: Place) -> None:
+    with contextlib.closing(place.connect()) as one, contextlib.closing(place.connect()) as other:
+        one.persist(*votes("1"))
+        frozen = one.elsewhere["votes"].publish
+
+        def publish(name: str, carried: bytes | None) -> bool:
+            other.publish()  # meanwhile
+            return frozen(name, carried)
+
+        one.elsewhere["votes"].publish = publish  # type: ignore[method-assign]
+        one.persist(*votes("2", first=2))
+        one.elsewhere["votes"].publish = frozen  # type: ignore[method-assign]
+        if one.late:  # it could not know
+            one.publish()
+        one.persist(*votes("3", first=3))
+        other.persist(*votes("4", first=4))
+        assert place.choices() == ["1", "2", "3", "4"]
+
+
+@each
+def test_a_worker_leaves_the_new_rows_of_another_one_to_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.killed("kind.publish = die; sink.persist(*store_tests.votes('a'))")
+    with contextlib.closing(place.connect()) as sink:
+        monkeypatch.setattr(destination.Carried, "leave", 3600.0)
+        sink.publish()
+        assert place.choices() == [] and noted(sink)
+        monkeypatch.setattr(destination.Carried, "leave", 0.0)
+        sink.publish()
+        assert place.choices() == ["a"] and not noted(sink)
+
+
+@only("clickhouse")
+def test_while_the_destination_is_away_a_stream_stores_nothing_more_and_others_go_on(place: Place) -> None:
+    rows = settings.Rows(None, {"votes": place.rows})
+    with contextlib.closing(open_store(place.ledger, STREAMS, rows=rows)) as sink:
+        sink.persist(*votes("1"))
+        place.engine.kill()
+        assert sink.persist(*votes("2", first=2)) == Outcome(1, 0)  # its note has the rows
+        with pytest.raises(Unavailable, match="ClickHouse"):
+            sink.persist(*votes("3", first=3))
+        with pytest.raises(Unavailable, match="ClickHouse"):
+            sink.publish()
+        gps = decoded(STREAMS["gps"], [b'{"device":"d","lat":1,"lon":2}'])
+        assert sink.persist(claim("gps", 1), gps) == Outcome(1, 0)
+        place.engine.start()
+        assert sink.persist(*votes("3", first=3)) == Outcome(1, 0)
+        assert place.choices() == ["1", "2", "3"]
+
+
+@only("kafka")
+def test_without_a_broker_a_claim_is_postponed(place: Place) -> None:
+    away = place._replace(rows=f"kafka://127.0.0.1:{harness.free_port()}")
+    with contextlib.closing(away.connect()) as sink:
+        with pytest.raises(Unavailable, match="Kafka"):
+            sink.persist(*votes("1"))
+        assert noted(sink) == [] and sink.ledger("votes").bodies == 0
+
+
+@only("clickhouse")
+def test_rows_are_not_inserted_again_beyond_the_window_of_tokens(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sluice.elsewhere import clickhouse
+
+    monkeypatch.setattr(clickhouse, "WINDOW", 2)
+    place.killed("die_after(kind, 'publish'); sink.persist(*store_tests.votes('a'))")
+    with contextlib.closing(place.connect()) as sink:
+        monkeypatch.setattr(destination.Carried, "leave", 3600.0)
+        for number in range(2, 12):
+            sink.persist(*votes(number, first=number))
+        monkeypatch.setattr(destination.Carried, "leave", 0.0)
+        sink.publish()
+    assert place.choices() == ["a", *map(str, range(2, 12))]
+
+
+@each
+def test_dead_letters_are_replayed_into_the_destination(sink: Sink, place: Place) -> None:
+    sink.persist(claim("votes", 2), decoded(STREAMS["votes"], [b"{", b"poll=p&choice=a"]))
+    (letter,) = sink.letters()
+    mended = letter._replace(body=b"poll=p&choice=b")
+    assert sink.replay([mended], today, dry=True).stored == 1
+    assert place.choices() == ["a"]
+    assert sink.replay([mended], today).stored == 1
+    assert place.read("votes", "choice", "seq") == [("b", 1), ("a", 2)]
+    assert sink.letters() == [] and sink.replay([mended], today).stored == 0
+
+
+# --- Merging, deletion by age ----------------------------------------------------------------------------------------
+
+
+@only("s3")
+def test_small_objects_are_merged_and_readers_find_each_row_once(sink: Sink, place: Place) -> None:
+    from deltalake import DeltaTable
+
+    for number in range(1, 13):
+        sink.persist(*votes(number, first=number))
+        assert sink.tidy("votes") is (number > 1)
+        assert place.choices() == [str(n) for n in range(1, number + 1)]
+    assert not sink.tidy("votes")
+    assert len(DeltaTable(f"{place.rows}/votes", storage_options=place.engine.env).file_uris()) == 1
+
+
+@only("s3")
+def test_a_stream_that_gains_a_field_gains_a_column(place: Place) -> None:
+    class Longer(Count, kw_only=True):
+        unit: str | None = None
+
+    for seq, kind in enumerate((Count, Longer), 1):
+        with contextlib.closing(place.connect({"counts": stream("counts", kind)})) as sink:
+            entry = seq, NOON, b"", kind(name="n", number=seq)
+            assert sink.persist(claim("counts", 1, first=seq), partial(iter, [entry])) == Outcome(1, 0)
+            assert not sink.late
+    assert place.read("counts", "number", "unit") == [(1, None), (2, None)]
+
+
+DAY = 86_400_000_000
+
+
+@each
+def test_old_rows_are_deleted_and_counted(sink: Sink, place: Place) -> None:
+    if place.kind == "kafka":
+        pytest.skip("a topic has a retention of its own")
+    entries = decoded(STREAMS["votes"], [b"poll=p&choice=%d" % n for n in range(4)])
+    days = [(seq, received + (seq > 2) * 2 * DAY, body, thing) for seq, received, body, thing in entries()]
+    sink.persist(claim("votes", 4), lambda: iter(days))
+    assert sink.overdue("votes", NOON + DAY) == 2 and len(place.choices()) == 4
+    sink.prune("votes", NOON + DAY)
+    assert place.choices() == ["2", "3"]
+    assert sink.ledger("votes").deleted == 2
+    sink.prune("votes", NOON + DAY)
+    assert sink.ledger("votes").deleted == 2
+
+
+@only("clickhouse")
+def test_rows_that_two_workers_delete_are_counted_once(place: Place) -> None:
+    with contextlib.closing(place.connect()) as one, contextlib.closing(place.connect()) as other:
+        one.persist(*votes("a", "b"))
+        mine: Any = one.elsewhere["votes"]
+        ask = mine.client.query
+
+        def query(*given: Any, **more: Any) -> Any:
+            found = ask(*given, **more)
+            mine.client.query = ask
+            other.prune("votes", NOON + DAY)
+            return found
+
+        mine.client.query = query
+        one.prune("votes", NOON + DAY)
+        assert one.ledger("votes").deleted == 2 and place.choices() == []
+
+
+@only("clickhouse")
+def test_rows_whose_deletion_was_cut_off_are_deleted_and_counted_later(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.closing(place.connect()) as sink:
+        sink.persist(*votes("a", "b"))
+        place.killed(f"kind.drop = die; sink.prune('votes', {NOON + DAY})")
+        sink.prune("votes", NOON + DAY)
+        assert sink.ledger("votes").deleted == 0 and place.choices() == []
+        monkeypatch.setattr("sluice.elsewhere.clickhouse.LEFT", 0)
+        sink.prune("votes", NOON + DAY)
+        assert sink.ledger("votes").deleted == 2
+        assert asked(place.engine, f"SHOW TABLES FROM {place.rows.rpartition('/')[2]}").split() == ["votes"]
+
+
+# --- The setting -----------------------------------------------------------------------------------------------------
+
+
+def test_the_setting_names_destinations_of_streams() -> None:
+    rows = settings.rows("s3://b/c, votes=kafka://a:1,b:2/own?partitions=8 gps=clickhouse://u:p@h:8123/d,logs=sink")
+    assert [rows.of(name) for name in ("metrics", "votes", "gps", "logs")] == [
+        *("s3://b/c", "kafka://a:1,b:2/own?partitions=8", "clickhouse://u:p@h:8123/d", None),
+    ]
+
+
+@pytest.mark.parametrize("url", ["s3:///b", "clickhouse://h/d", "clickhouse://h:1", "kafka://h", "kafka://h:1,"])
+def test_other_urls_are_refused(url: str) -> None:
+    with pytest.raises(settings.SettingError, match="INGEST_ROWS=.* expected parquet:///DIRECTORY, s3://"):
+        settings.load({"INGEST_ROWS": url})
+
+
+@pytest.mark.parametrize(
+    ("url", "library"), [("s3://b/c", "deltalake"), ("clickhouse://u:secret@h:1/d", "clickhouse_connect")]
+)
+def test_a_library_that_is_not_installed_is_named_and_no_password(
+    url: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    for module in "delta", "clickhouse":
+        monkeypatch.delitem(sys.modules, f"sluice.elsewhere.{module}", raising=False)
+    with pytest.raises(settings.SettingError, match=f"needs {library}: bin/provision") as raised:
+        open_destination(url, STREAMS["gps"])
+    assert "secret" not in str(raised.value)
+
+
+# --- The lines of docs/INTEGRATIONS.md, with the address of an engine ------------------------------------------------
+
+
+@each
+def test_a_worker_stores_with_the_line_of_the_manual(place: Place, tmp: Path) -> None:
+    heading = {"s3": "Object stores", "clickhouse": "ClickHouse", "kafka": "Kafka"}[place.kind]
+    line = next(line for line in samples(heading) if "INGEST_ROWS=" in line)
+    words = dict(word.split("=", 1) for word in line.split() if "=" in word)
+    env = {name: value for name, value in words.items() if not name.startswith("AWS_")}
+    assert env["INGEST_ROWS"].partition(":")[0] == place.kind
+    env["INGEST_ROWS"] = place.rows
+    with harness.redis_server(tmp, appendfsync="no") as server:
+        env |= {"INGEST_SPOOL": str(server.socket), **place.engine.env}
+        push = ["redis-cli", "-s", str(server.socket), "RPUSH", "ingest:{votes}"]
+        subprocess.run([*push, *(json.dumps({"poll": "p", "choice": str(n)}) for n in range(100))], check=True)
+        command = [sys.executable, str(ROOT / "worker.py"), "drain"]
+        done = subprocess.run(command, env=harness.environment(tmp, env), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert sorted(map(int, place.choices())) == [*range(100)]

@@ -1,0 +1,215 @@
+"""The SQLite sink: the tests of every sink, and those of SQLite alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+import pytest
+
+from proving.harness import ROOT, short_tmp
+from sluice.store.fill import chunks
+from sluice.store.registry import open_store
+from sluice.store.sqlite import store as sqlite
+from sluice.store.store import Sink
+from sluice.store.types import Outcome, Unavailable
+from sluice.streams.record import Gps, Log, Metric, Vote
+from sluice.streams.registry import STREAMS
+from store_tests import NOON, SinkTests, claim, decoded, votes
+
+TABLES = ("", "_ranges", "_folded", "_expired", "_spools", "_cells", "_objects")
+
+
+class SqliteStore:
+    """A database file. It is opened with apsw, as the sink does: two copies of SQLite release each other's locks."""
+
+    def __init__(self, tmp: Path) -> None:
+        self.path = tmp / "ingest.db"
+        self.url = f"sqlite:///{self.path}"
+
+    def ask(self, sql: str) -> list[tuple]:
+        with contextlib.closing(apsw.Connection(str(self.path))) as db:
+            db.set_busy_timeout(10_000)
+            return db.execute(sql).fetchall()
+
+    def idle(self) -> bool:
+        return True  # a transaction ends with its process
+
+    def load(self, name: str) -> None:
+        self.ask((Path(__file__).parent / f"{name}.sqlite.sql").read_text())
+
+    def set_layout(self, version: int) -> None:
+        self.ask(f"PRAGMA user_version={version}")
+
+    def refuse(self, table: str, column: str, value: str) -> None:
+        self.ask(
+            f"CREATE TRIGGER t BEFORE INSERT ON {table} WHEN new.{column} = '{value}' "
+            "BEGIN SELECT RAISE(ABORT, 'not in this house'); END"
+        )
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        with contextlib.closing(apsw.Connection(str(self.path))) as db, pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sluice.store.sqlite.store.BUSY", 0.1)
+            db.execute("BEGIN IMMEDIATE")
+            yield
+
+
+def test_a_rejected_record_is_searched_for_in_chunks_of_limited_length_and_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sluice.store.bounds.CHUNK", (4, 11))
+
+    def lengths(*bodies: bytes) -> list[int]:
+        entries: list[Any] = [(seq, NOON, body, None) for seq, body in enumerate(bodies)]
+        return [len(chunk) for chunk in chunks(entries)]
+
+    assert lengths(*[b"x"] * 9) == [4, 4, 1]
+    assert lengths(*[b"xxxxx"] * 9) == [3, 3, 3]
+    assert lengths(b"x" * 11, b"x") == [1, 1]
+    of_one_body: list[Any] = [(1, NOON, b"x" * 6, None)] * 6
+    assert [len(chunk) for chunk in chunks(of_one_body)] == [4, 2]
+
+
+def test_a_sink_makes_its_tables_unless_it_is_told_not_to(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite.Sqlite(str(tmp_path / "a.db"), STREAMS)) as made:
+        assert made.persist(*votes("a")) == Outcome(1, 0)
+    with pytest.raises(Unavailable):
+        sqlite.Sqlite(str(tmp_path / "b.db"), STREAMS, make=False)
+
+
+class TestSqlite(SinkTests):
+    @pytest.fixture
+    def store(self) -> Iterator[SqliteStore]:
+        with short_tmp() as tmp:
+            yield SqliteStore(tmp)
+
+    def test_values_are_as_the_protocol_says(self, store: SqliteStore, sink: Sink) -> None:
+        lines = b'm on=t,off=false,u=18446744073709551615u,s="x" -1\nm old=1 0'
+        sink.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [lines]))
+        assert store.ask("SELECT field, value, typeof(value), type, time FROM metrics ORDER BY rowid") == [
+            ("on", 1, "integer", "boolean", "1969-12-31T23:59:59.999999999Z"),
+            ("off", 0, "integer", "boolean", "1969-12-31T23:59:59.999999999Z"),
+            ("u", "18446744073709551615", "text", "unsigned", "1969-12-31T23:59:59.999999999Z"),
+            ("s", "x", "text", "string", "1969-12-31T23:59:59.999999999Z"),
+            ("old", 1.0, "real", "float", "1970-01-01T00:00:00.000000000Z"),
+        ]
+
+    def test_the_tables_are_those_of_the_protocol(self, store: SqliteStore, sink: Sink) -> None:
+        columns = {
+            name: ", ".join(row[1] for row in store.ask(f"PRAGMA table_info({name})"))
+            for name in (*STREAMS, "dead_letters", *(f"batches{one}" for one in TABLES))
+        }
+        protocol = (ROOT / "docs/PROTOCOL.md").read_text()
+        for name, listed in columns.items():
+            assert f"| `{name}` | `{listed}` |" in protocol
+        for record in Metric, Gps, Vote, Log:  # in the order of the record type
+            assert (
+                ", ".join(x.name for x in msgspec.structs.fields(record))
+                in columns[record.__name__.lower() + ("s" if record is not Gps else "")]
+            )
+
+    @pytest.mark.parametrize("more", ["", ", mine TEXT DEFAULT 'mine'"])
+    def test_an_existing_table_may_have_its_columns_in_any_order(self, more: str, store: SqliteStore) -> None:
+        with contextlib.closing(apsw.Connection(str(store.path))) as db:
+            db.execute(f"CREATE TABLE votes (choice, seq, voter{more}, time, poll, batch, received_at)")
+        sink = open_store(store.url, STREAMS)
+        assert sink.persist(*votes("a", "b")) == Outcome(2, 0)
+        sink.close()
+        (first, _) = store.ask(f"SELECT poll, choice, voter, batch, seq{', mine' * bool(more)} FROM votes ORDER BY seq")
+        assert first == ("p", "a", None, 1, 1, *["mine"] * bool(more))
+        assert store.ask("SELECT count(*) FROM votes WHERE received_at LIKE '20%Z' AND time = received_at") == [(2,)]
+
+    def test_a_column_that_is_added_has_its_type(self, store: SqliteStore, sink: Sink) -> None:
+        types = "SELECT name, type FROM pragma_table_info('gps') ORDER BY name"
+        whole = store.ask(types)
+        assert {("device", "TEXT"), ("lat", "REAL"), ("battery", "REAL"), ("seq", "INTEGER")} <= set(whole)
+        with contextlib.closing(apsw.Connection(str(store.path))) as db:
+            db.execute("DROP TABLE gps; CREATE TABLE gps (received_at TEXT)")
+        open_store(store.url, STREAMS).close()
+        assert store.ask(types) == whole
+
+    def test_tables_that_another_worker_has_upgraded_are_left_as_they_are(self, store: SqliteStore, sink: Sink) -> None:
+        sink.persist(*votes("a"))
+        with contextlib.closing(apsw.Connection(str(store.path))) as db:
+            sqlite.upgrade(db)
+        assert store.ask("SELECT * FROM batches_spools") == []
+
+    def test_a_table_that_is_gone_has_no_old_rows(self, store: SqliteStore, sink: Sink) -> None:
+        with contextlib.closing(apsw.Connection(str(store.path))) as db:
+            db.execute("DROP TABLE votes")
+        assert sink.prune("votes", NOON) is False
+
+    def test_the_last_row_of_a_stream_is_not_deleted_by_age(self, store: SqliteStore, sink: Sink) -> None:
+        """Otherwise the next row would get its rowid, and the follower would not see it."""
+        sink.persist(*votes("a", "b"))
+        while sink.prune("votes", 1 << 51):
+            pass
+        sink.persist(*votes("c", first=3))
+        assert store.ask("SELECT rowid, choice FROM votes") == [(2, "b"), (3, "c")]
+
+    def test_every_commit_is_synced_to_disk(self, sink: Any) -> None:
+        assert sink.db.execute("PRAGMA journal_mode").get == "wal"
+        assert sink.db.execute("PRAGMA synchronous").get == 2  # FULL
+
+    def test_a_full_database_is_unavailable_until_it_has_room(self, store: SqliteStore, sink: Any) -> None:
+        full = sink.db.execute("PRAGMA page_count").get + 2
+        sink.db.execute(f"PRAGMA max_page_count={full}")
+        with pytest.raises(Unavailable, match="full"):
+            sink.persist(*votes(*["x" * 1000] * 100))
+        assert self.choices(store) == []
+        assert sink.persist(*votes("a")) == Outcome(1, 0)  # opened anew, without that limit
+
+    def test_a_read_only_database_is_unavailable(self, sink: Any) -> None:
+        sink.db.execute("PRAGMA query_only=1")  # permissions do not hold for root; the error is the same
+        with pytest.raises(Unavailable, match="readonly"):
+            sink.persist(*votes("a"))
+        assert sink.persist(*votes("a")) == Outcome(1, 0)
+
+    def test_a_missing_directory_is_created_or_the_database_is_unavailable(self, store: SqliteStore) -> None:
+        deep = store.path.parent / "a/b/c.db"
+        sink = open_store(f"sqlite:///{deep}", STREAMS)
+        assert sink.persist(*votes("a")) == Outcome(1, 0)
+        sink.close()
+        assert deep.parent.stat().st_mode & 0o77 == 0
+        with pytest.raises(Unavailable):
+            open_store(f"sqlite:///{deep}/d/e.db", STREAMS)
+
+    def test_a_file_that_is_not_a_database_is_unavailable_and_stays_unchanged(self, store: SqliteStore) -> None:
+        store.path.write_bytes(b"somebody's letters " * 100)
+        with pytest.raises(Unavailable, match="not a database"):
+            open_store(store.url, STREAMS)
+        assert store.path.read_bytes() == b"somebody's letters " * 100
+
+    def test_a_corrupt_database_is_unavailable_and_buries_nothing(self, store: SqliteStore, sink: Sink) -> None:
+        sink.persist(*votes(*range(2000)))
+        sink.close()
+        with open(store.path, "r+b") as file:
+            size = file.seek(0, 2)
+            for page in range(4096, size, 4096):
+                file.seek(page)
+                file.write(os.urandom(200))
+        with pytest.raises(Unavailable, match="malformed|corrupt|schema"):
+            open_store(store.url, STREAMS).persist(*votes("a", first=2001))
+        assert not (store.path.parent / "ingest.db-journal").exists()
+
+    def test_a_trigger_that_rolls_back_the_transaction_stores_nothing(self, store: SqliteStore, sink: Sink) -> None:
+        store.ask(
+            "CREATE TRIGGER t BEFORE INSERT ON votes WHEN new.choice = 'z' BEGIN SELECT RAISE(ROLLBACK, 'not now'); END"
+        )
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="not now"):
+                sink.persist(*votes("a", "z", "b"))
+        assert self.choices(store) == []
+        store.ask("DROP TRIGGER t")
+        assert sink.persist(*votes("a", "z", "b")) == Outcome(3, 0)
+
+    def test_an_operator_command_creates_no_database(self, store: SqliteStore) -> None:
+        with pytest.raises(Unavailable, match="no database yet"):
+            open_store(store.url, STREAMS, make=False)
+        assert not store.path.exists()
