@@ -24,7 +24,7 @@ from sluice.spool import open_inspector, open_outlet
 from sluice.spool.contract import AT_ONCE, LEASE, SPOOL_ERRORS, UNHURRIED, Claim, NewerLayout, trouble
 from sluice.spool.outlet import MAX_BODIES, MAX_BYTES, Lost, Outlet
 from sluice.store.registry import open_store
-from sluice.store.store import Sink
+from sluice.store.store import Store
 from sluice.store.types import Entry, NewerTables, Outcome, Unavailable
 from sluice.streams import registry
 from sluice.streams.record import Limits, Record, Reject
@@ -41,7 +41,7 @@ IDLE = 0.03
 TURN = 1.0  # seconds of CPU, or of decoding if decoders wait for something
 FIRST_BODIES = 64
 SAMPLE = 16  # time one decode in 16: reading the clock takes a thirtieth of the time of storing a body
-BACKOFF = (0.1, 10.0)  # seconds between two attempts while the sink or Redis is unavailable: first, maximum
+BACKOFF = (0.1, 10.0)  # seconds between two attempts while the store or Redis is unavailable: first, maximum
 SHARE = 10  # chores take at most 1/10 of the time
 FOLD = 10.0  # seconds between two looks for old batches
 PUBLISH, TIDY = 10.0, 60.0  # seconds between two looks for rows to publish, and for objects to merge
@@ -56,7 +56,7 @@ class StreamState:
         counts = outlet.counts
         self.decoded = counts.histogram(f"decode_seconds {stream.name}", counters.SECONDS)
         self.persisted = counts.histogram(f"persist_seconds {stream.name}", counters.SECONDS)
-        self.errors = counts.counter(f"sink_errors {stream.name}")
+        self.errors = counts.counter(f"store_errors {stream.name}")
         self.claim: Claim | None = None
         self.prefetched: Callable[[], Claim | None] | None = None  # reads the reply to the request for the next claim
         self.max_bodies = FIRST_BODIES  # of the next claim
@@ -80,7 +80,7 @@ class Chore:
     step: whether there may be more to do. pause: seconds until it is asked again if not.
     """
 
-    def __init__(self, name: str, step: Callable[[Sink], bool], pause: float) -> None:
+    def __init__(self, name: str, step: Callable[[Store], bool], pause: float) -> None:
         self.name = name
         self.step = step
         self.pause = pause
@@ -104,7 +104,7 @@ class Worker:
         keep: Keep = FOREVER,
         rows: Rows = IN_TABLES,
     ) -> None:
-        """url: of the sink. limits: of one body. line: where the figures of the cell go.
+        """url: of the store. limits: of one body. line: where the figures of the cell go.
 
         keep, rows: INGEST_KEEP, INGEST_ROWS.
         """
@@ -112,7 +112,7 @@ class Worker:
         self.line = line
         self.streams = streams
         self.limits = limits
-        self.sink: Sink | None = None
+        self.store: Store | None = None
         self.states = [StreamState(stream, outlet) for stream in streams.values()]
         self.connect = partial(open_store, url, streams, keep=keep, rows=rows)
         self.chores = list(chores(streams, keep, rows))
@@ -127,7 +127,7 @@ class Worker:
     def run(self, drain: bool = False) -> None:
         """Work until `stop`; with `drain`, until the lists are empty. Raises: NewerLayout."""
         try:
-            self.sink = self.sink or self.connect()
+            self.store = self.store or self.connect()
         except NewerTables:
             raise
         except Unavailable:  # logged when there is something to store
@@ -176,23 +176,23 @@ class Worker:
 
         Raises: one of SPOOL_ERRORS, NewerTables.
         """
-        if not (self.line and self.sink):
+        if not (self.line and self.store):
             return
         try:
-            self.line.leave(self.sink, last)
+            self.line.leave(self.store, last)
         except NewerTables:
             raise
         except Unavailable:  # logged when there is something to store
             pass
 
     def do_chores(self) -> None:
-        """Do one step of the chore that is due first, if it is time and the sink was available at last."""
+        """Do one step of the chore that is due first, if it is time and the store was available at last."""
         began = time.monotonic()
         chore = min(self.chores, key=lambda chore: chore.due)
-        if self.sink is None or self.sink.db is None or began < max(self.chores_at, chore.due):
+        if self.store is None or self.store.db is None or began < max(self.chores_at, chore.due):
             return
         try:
-            more = chore.step(self.sink)
+            more = chore.step(self.store)
         except NewerTables:
             raise
         except Unavailable as error:  # a destination that is down may take seconds to fail: delay this chore only
@@ -242,17 +242,17 @@ class Worker:
         Raises: one of SPOOL_ERRORS.
         """
         try:
-            if self.sink is None:
-                self.sink = self.connect()
+            if self.store is None:
+                self.store = self.connect()
             try:
-                return self.sink.persist(claim, lambda: self.entries(state, claim))
+                return self.store.persist(claim, lambda: self.entries(state, claim))
             except PartialDecode:
-                return self.sink.persist(claim, lambda: self.entries(state, claim, whole=True))
+                return self.store.persist(claim, lambda: self.entries(state, claim, whole=True))
         except NewerTables:
             raise
         except Unavailable as error:
             state.errors.n += 1
-            self.log_change(state.stream.name, f"the sink is unavailable: {error}")
+            self.log_change(state.stream.name, f"the store is unavailable: {error}")
         except Lost as error:
             log.warning("%s", error)
             state.claim = None
@@ -267,7 +267,7 @@ class Worker:
     def entries(self, state: StreamState, claim: Claim, whole: bool = False) -> Iterator[Entry]:
         """Read the bodies of a claim, prefetch the next claim, and return the entries of this one; see `decode`.
 
-        The sink calls this within its transaction. Redis then executes the next claim while these bodies are stored;
+        The store calls this within its transaction. Redis then executes the next claim while these bodies are stored;
         if it were requested earlier, the bodies would have to wait for it.
         """
         bodies = self.outlet.bodies(claim)
@@ -300,7 +300,7 @@ class Worker:
             seq += 1
 
     def renew(self) -> None:
-        """Keep the leases of held claims alive, however long the sink takes, and report to Redis. Runs in a thread."""
+        """Keep the leases of held claims alive, however long the store takes, and report to Redis. Runs in a thread."""
         while not self.stopping:
             held = [claim for state in self.states if (claim := state.claim)]
             with contextlib.suppress(*SPOOL_ERRORS):  # the main loop logs it; if a lease ends, another worker claims
@@ -329,9 +329,9 @@ def chores(streams: Iterable[str], keep: Keep, rows: Rows) -> Iterator[Chore]:
     """What is to be done beside storing: fold old batches, delete old rows and dead letters, and publish and merge the
     objects of rows that go elsewhere.
     """
-    yield Chore("folding of batches", lambda sink: sink.fold(), FOLD)
+    yield Chore("folding of batches", lambda store: store.fold(), FOLD)
     elsewhere = [name for name in streams if rows.of(name) is not None]
-    yield Chore("publishing of rows", lambda sink: sink.publish(), PUBLISH)
+    yield Chore("publishing of rows", lambda store: store.publish(), PUBLISH)
     for name in elsewhere:
         yield Chore(f"merging of {name}", partial(tidy, name), TIDY)
     for name in (*streams, settings.DEAD):
@@ -340,15 +340,15 @@ def chores(streams: Iterable[str], keep: Keep, rows: Rows) -> Iterator[Chore]:
             yield Chore(f"deleting old rows of {name}", partial(prune, name, age), min(age / PRUNE[0], PRUNE[1]))
 
 
-def tidy(name: str, sink: Sink) -> bool:
+def tidy(name: str, store: Store) -> bool:
     """Merge some small objects of a stream; whether there may be more."""
-    return sink.tidy(name)
+    return store.tidy(name)
 
 
-def prune(name: str, age: int, sink: Sink) -> bool:
+def prune(name: str, age: int, store: Store) -> bool:
     """Delete some rows of a stream, or some dead letters, of at least this age; whether there may be more."""
     before = int((time.time() - age) * 1e6)
-    return sink.prune_letters(before) if name == settings.DEAD else sink.prune(name, before)
+    return store.prune_letters(before) if name == settings.DEAD else store.prune(name, before)
 
 
 def trace(error: Exception) -> str:
@@ -359,7 +359,7 @@ def trace(error: Exception) -> str:
 def timed(
     decode: Callable[[bytes, Limits], Iterable[Record | Reject]], body: bytes, limits: Limits, times: counters.Histogram
 ) -> Iterator[Record | Reject]:
-    """The results of a decoder. Adds its time to the histogram, without the time that the sink takes in between."""
+    """The results of a decoder. Adds its time to the histogram, without the time that the store takes in between."""
     took, began = 0.0, time.perf_counter()
     for result in decode(body, limits):
         took += time.perf_counter() - began
@@ -383,7 +383,7 @@ def main(arguments: list[str]) -> int:
     inspector = open_inspector(config.spool, config.figures, UNHURRIED)
     line = CellLine(inspector, streams, config.cell, keep=not config.has_own_redis, replicas=config.replicas)
     outlet = open_outlet(config.spool, config.figures, config.replicas)
-    worker = Worker(outlet, config.sink, streams, registry.limits(config), line, config.keep, config.rows)
+    worker = Worker(outlet, config.store, streams, registry.limits(config), line, config.keep, config.rows)
     daemon.stop_on_signal(worker)
     daemon.notify("READY=1")
     try:

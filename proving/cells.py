@@ -130,9 +130,9 @@ class Cells(Site):
         self.database = self.start_database(stack)
         passed = {name: value for name, value in os.environ.items() if name not in NOT_PASSED}
         common = {"INGEST_PORT": str(PORT), "INGEST_VIEWS": "off"}
-        sink = f"postgresql://sluice@{self.database_machine.address}:{self.database.port}/sluice"
+        store = f"postgresql://sluice@{self.database_machine.address}:{self.database.port}/sluice"
         for cell in self.cells:
-            cell.environ = passed | common | {"INGEST_HOME": str(cell.home), "INGEST_SINK": sink}
+            cell.environ = passed | common | {"INGEST_HOME": str(cell.home), "INGEST_STORE": store}
             cell.environ |= {"INGEST_CELL": self.name_of(cell.number)} | self.environ_of(cell)
             folder = tmp / f"clock-{cell.number}"
             folder.mkdir()
@@ -142,7 +142,7 @@ class Cells(Site):
             cell.start_up()
         self.balancer_running = stack.enter_context(contextlib.ExitStack())
         port = harness.free_port()
-        own = passed | common | {"INGEST_HOME": str(tmp), "INGEST_PORT": str(port), "INGEST_SINK": self.database.url}
+        own = passed | common | {"INGEST_HOME": str(tmp), "INGEST_PORT": str(port), "INGEST_STORE": self.database.url}
         super().__init__(own, private=True)
         self.lists = [connect.client(group.url, 30) for group in self.groups]
         for cell in self.cells:

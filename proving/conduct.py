@@ -354,7 +354,7 @@ class Drill:
             "installation": "private" if self.site.private else "running",
             "settings": {
                 "runtime": s.runtime, "gateways": s.gateways, "workers": s.workers.min, "durability": s.durability,
-                "sink": self.site.store.name,
+                "store": self.site.store.name,
             },
             "machine": f"{platform.system()} {platform.release()}, {os.cpu_count()} cores",
             "rate": self.options.rate,
@@ -483,7 +483,7 @@ def markdown(report: dict[str, Any]) -> str:
         + (f", interrupted after {report['seconds']} s" if report["interrupted"] else ""),
         "",
         f"{report['ended']}, {described_site(report)}, {report['machine']}, {s['runtime']}, "
-        f"{s['gateways']} gateway process(es), {s['workers']} worker(s), durability {s['durability']}, {s['sink']}. "
+        f"{s['gateways']} gateway process(es), {s['workers']} worker(s), durability {s['durability']}, {s['store']}. "
         f"Seed {report['seed']}, {report['clients']} clients, {report['rate']:,} events/s "
         f"for {report['seconds']} s, {len(report['faults'])} faults.",
         "",

@@ -298,24 +298,24 @@ def replica(scene: Scene) -> str:
     return f"in sync after {took:.1f} s, failover in {time.monotonic() - begun:.1f} s"
 
 
-@fault("sink-locked", "another client holds the lock of the database")
-def sink_locked(scene: Scene) -> str:
+@fault("store-locked", "another client holds the lock of the database")
+def store_locked(scene: Scene) -> str:
     seconds = scene.random.choice((0.5, 2, 6))  # a worker waits 5 s for the lock
     with scene.site.store.locked():
         time.sleep(seconds)
     return f"{seconds:.1f} s"
 
 
-@fault("sink-away", "the database is moved away; the workers that have it open are killed", private=True)
-def sink_away(scene: Scene) -> str:
+@fault("store-away", "the database is moved away; the workers that have it open are killed", private=True)
+def store_away(scene: Scene) -> str:
     seconds = scene.random.uniform(1, 4)
     with scene.site.store.away(scene.site.parents("worker")):
         time.sleep(seconds)
     return f"{seconds:.1f} s"
 
 
-@fault("sink-full", "the files of the database reach a size limit, as on a full disk")
-def sink_full(scene: Scene) -> str:
+@fault("store-full", "the files of the database reach a size limit, as on a full disk")
+def store_full(scene: Scene) -> str:
     if not scene.site.private and isinstance(scene.site.store, Postgres):
         return "not done: the drill does not own the tables"
     seconds = scene.random.uniform(1, 4)

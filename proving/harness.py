@@ -109,7 +109,7 @@ def poll(
 def ask(home: Path, sql: str, *values: object) -> list[tuple]:
     """The rows of a query to the worker's SQLite database; none while the database or the table does not exist.
 
-    Do not use it in a process that also opens the database with apsw, as the sink does: a process that has two copies
+    Do not use it in a process that also opens the database with apsw, as the store does: a process that has two copies
     of SQLite breaks their POSIX locks (sqlite.org/howtocorrupt.html, 2.2.1).
     """
     try:

@@ -69,12 +69,12 @@ class Site:
         self.port = self.settings.port
         self.process: subprocess.Popen | None = None  # of bin/up, if private
         self.running = contextlib.ExitStack()
-        sink = self.settings.sink
-        self.store: Sqlite | Postgres = Sqlite(sink) if sink.startswith("sqlite:///") else Postgres(sink)
+        store = self.settings.store
+        self.store: Sqlite | Postgres = Sqlite(store) if store.startswith("sqlite:///") else Postgres(store)
         if (rows := self.settings.rows.of(STREAM)) is not None:
             if not isinstance(self.store, Sqlite):
-                raise Trouble("the drill with INGEST_ROWS keeps the ledger in SQLite: unset INGEST_SINK")
-            self.store = DESTINATIONS[rows.partition(":")[0]](sink, rows, environ)
+                raise Trouble("the drill with INGEST_ROWS keeps the ledger in SQLite: unset INGEST_STORE")
+            self.store = DESTINATIONS[rows.partition(":")[0]](store, rows, environ)
         self.redis = connect.client(self.settings.spool, 30)
         self.lists = [self.redis]
         self.views_redis = connect.client(str(self.home / SOCKET), 30)
@@ -198,7 +198,7 @@ class Site:
 
 # A private installation has its own Redis and database, no replicas, no access control and no limits.
 NOT_PASSED = {
-    *("INGEST_SPOOL", "INGEST_REDIS", "INGEST_SINK", "INGEST_REPLICAS"),
+    *("INGEST_SPOOL", "INGEST_REDIS", "INGEST_STORE", "INGEST_REPLICAS"),
     *("INGEST_API_KEYS", "INGEST_PASSWORDS", "INGEST_ALLOW"),
     *("INGEST_KEEP", "INGEST_TLS_CERTIFICATE", "INGEST_CLIENT_RATE", "INGEST_CELL"),
 }
@@ -208,7 +208,7 @@ NOT_PASSED = {
 def private(keep: bool, with_views: bool) -> Iterator[Site]:
     """A private installation with the settings of the environment, removed afterwards unless `keep`.
 
-    If INGEST_SINK is a PostgreSQL, it gets its own schema there. With INGEST_ROWS all rows go to a destination of that
+    If INGEST_STORE is a PostgreSQL, it gets its own schema there. With INGEST_ROWS all rows go to a destination of that
     kind, made for the drill, and there are no views. Raises: Trouble.
     """
     if not (ROOT / "bin/up").exists():
@@ -224,7 +224,7 @@ def private(keep: bool, with_views: bool) -> Iterator[Site]:
         own["INGEST_VIEWS"] = OWN_VIEWS
     if not passed.get("INGEST_RECORDS"):
         own["INGEST_RECORDS"] = OWN_RECORDS
-    sink = settings.load().sink
+    store = settings.load().store
     with contextlib.ExitStack() as stack:
         if keep:
             stack.callback(print, f"files kept in {home}")
@@ -234,8 +234,8 @@ def private(keep: bool, with_views: bool) -> Iterator[Site]:
             own |= {"INGEST_ROWS": stack.enter_context(engines.running(engine)).url, **engine.env}
         elif rows:
             own["INGEST_ROWS"] = f"parquet://{home}/rows"
-        if not sink.startswith("sqlite:///"):
-            own["INGEST_SINK"] = Postgres.within(sink, f"drill_{os.getpid()}_{time.time_ns()}")
+        if not store.startswith("sqlite:///"):
+            own["INGEST_STORE"] = Postgres.within(store, f"drill_{os.getpid()}_{time.time_ns()}")
         site = Site({**passed, **own}, private=True)
         site.engine = engine
         if isinstance(site.store, Postgres):

@@ -75,7 +75,7 @@ class Sqlite(Store):
     name = "SQLite"
 
     def __init__(self, url: str) -> None:
-        """url: INGEST_SINK."""
+        """url: INGEST_STORE."""
         self.path = Path(url.removeprefix("sqlite:///"))
 
     @contextlib.contextmanager
@@ -195,7 +195,7 @@ class Parquet(Elsewhere):
     name = "Parquet"
 
     def __init__(self, url: str, rows: str, env: Mapping[str, str]) -> None:
-        """url, rows: INGEST_SINK, INGEST_ROWS. env: what clients of the destination need in the environment."""
+        """url, rows: INGEST_STORE, INGEST_ROWS. env: what clients of the destination need in the environment."""
         super().__init__(url)
         self.directory = Path(rows.removeprefix("parquet://"))
 
@@ -326,7 +326,7 @@ class Postgres(Store):
     name = "PostgreSQL"
 
     def __init__(self, url: str) -> None:
-        """url: INGEST_SINK; for a private installation, the result of `within`."""
+        """url: INGEST_STORE; for a private installation, the result of `within`."""
         self.url = url
         self.schema = conninfo_to_dict(url).get("application_name", "")
 

@@ -19,13 +19,13 @@ __all__ = [
     "stream",
 ]  # fmt: skip
 _EXPORTS = {
-    "record": ("Limits", "Record", "Reject"),
-    "registry": ("Stream", "stream"),
-    "routes": ("NO_CONTENT", "OK", "Reply", "Route", "reply"),
-    "signature": ("signed",),
-    "times": ("nanoseconds",),
+    "http.routes": ("NO_CONTENT", "OK", "Reply", "Route", "reply"),
+    "streams.record": ("Limits", "Record", "Reject"),
+    "streams.registry": ("Stream", "stream"),
+    "streams.signature": ("signed",),
+    "streams.times": ("nanoseconds",),
 }
-_MODULES = {name: f"sluice.streams.{module}" for module, names in _EXPORTS.items() for name in names}
+_MODULES = {name: f"sluice.{module}" for module, names in _EXPORTS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from sluice.spool.inspector import Inspector, Snapshot
-from sluice.store.store import Sink
+from sluice.store.store import Store
 from sluice.store.types import Ledger, Spool
 
 EVERY = 5.0  # seconds between two lines of a cell
@@ -43,12 +43,12 @@ def row(snapshot: Snapshot | None, ledger: Ledger | None) -> Figures:
     return found
 
 
-def account(sink: Sink, stream: str, snapshot: Snapshot | None, cell: str) -> Ledger:
+def account(store: Store, stream: str, snapshot: Snapshot | None, cell: str) -> Ledger:
     """The database's counts of a stream, for the bodies that were accepted at the time of the snapshot."""
     if snapshot and snapshot.partitions:
-        bodies, ahead = sink.stored_in(stream, snapshot.partitions)
-        return sink.ledger(stream)._replace(bodies=bodies, earlier=0, ahead=ahead)
-    return sink.ledger(stream, snapshot.history if snapshot else (), cell, snapshot.claims if snapshot else None)
+        bodies, ahead = store.stored_in(stream, snapshot.partitions)
+        return store.ledger(stream)._replace(bodies=bodies, earlier=0, ahead=ahead)
+    return store.ledger(stream, snapshot.history if snapshot else (), cell, snapshot.claims if snapshot else None)
 
 
 def sums(cells: Iterable[Figures]) -> Figures:
@@ -75,7 +75,7 @@ class CellLine:
         self.named = False
         self.due = 0.0  # monotonic
 
-    def leave(self, sink: Sink, last: bool = False) -> None:
+    def leave(self, store: Store, last: bool = False) -> None:
         """Leave the line if it is due, or `last`. Raises: one of SPOOL_ERRORS, Unavailable."""
         began = time.monotonic()
         if began < self.due and not last:
@@ -83,7 +83,7 @@ class CellLine:
         self.due = began + EVERY
         if not self.named:
             self.name, self.named = self.inspector.name_cell(self.name, self.keep), True
-        age = next((line.seconds for line in sink.lines() if line.cell == self.name), EVERY)
+        age = next((line.seconds for line in store.lines() if line.cell == self.name), EVERY)
         if age < EVERY / 2 and not last:
             self.due = began + EVERY - age
             return
@@ -91,12 +91,12 @@ class CellLine:
         for stream in sorted(self.streams | self.inspector.streams()):
             snapshot = self.inspector.snapshot(stream, self.replicas if confirmed else 0)
             confirmed &= snapshot.confirmed
-            ledger = account(sink, stream, snapshot, self.name)
+            ledger = account(store, stream, snapshot, self.name)
             streams.append({"stream": stream} | row(snapshot, ledger))
             if confirmed:  # else a failover may lose numbers whose bodies got no 2xx
                 spools += registered(stream, self.name, snapshot, ledger.purged)
         every = max(EVERY, SHARE * (time.monotonic() - began))
-        sink.leave_line(self.name, {"every": every, "streams": streams}, spools)
+        store.leave_line(self.name, {"every": every, "streams": streams}, spools)
         self.due = began + every
 
 

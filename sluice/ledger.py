@@ -25,7 +25,7 @@ from sluice.spool import contract, open_inspector
 from sluice.spool.contract import SPOOL_ERRORS, Claim
 from sluice.spool.inspector import Inspector, Snapshot
 from sluice.store.registry import open_store
-from sluice.store.store import Sink
+from sluice.store.store import Store
 from sluice.store.types import DeadLetter, Ledger, Unavailable
 from sluice.streams.registry import Stream
 from sluice.streams.schema import load_streams
@@ -49,14 +49,14 @@ class Observer:
         """Raises: SettingError if a user's module cannot be imported."""
         self.streams = load_streams(s)
         self.names = {*self.streams, *(route.stream for route in all_routes(s).values())}
-        self.url, self.cell = s.sink, s.cell
+        self.url, self.cell = s.store, s.cell
         self.places = [s.home]  # where bytes are written
-        if s.sink.startswith("sqlite:"):
-            self.places.append(Path(s.sink.removeprefix("sqlite:///")).parent)
+        if s.store.startswith("sqlite:"):
+            self.places.append(Path(s.store.removeprefix("sqlite:///")).parent)
         self.views = views.load(s)
         self.link = Link(str(s.home / SOCKET), figures.PATIENCE)
         self.spool = open_inspector(s.spool, s.figures, TIMEOUT)
-        self.sink: Sink | None = None
+        self.store: Store | None = None
         self.counted: Figures = {}  # the database's last answer, and when it came (monotonic)
         self.earlier: dict[str, int] = {}  # bodies of earlier lists, from the database
         self.due = 0.0
@@ -69,7 +69,7 @@ class Observer:
         trouble: list[str] = []
         snapshots = self.ask_spool(self.snapshots, trouble) or {}
         names = self.sorted_names(snapshots)
-        ledgers = self.ask_sink(lambda sink: self.ledgers(sink, names, snapshots), trouble) or {}
+        ledgers = self.ask_store(lambda store: self.ledgers(store, names, snapshots), trouble) or {}
         rows = {name: self.row(name, snapshots.get(name), ledgers.get(name)) for name in names}
         return {"streams": rows, "trouble": trouble + discrepancies(rows)}
 
@@ -79,7 +79,7 @@ class Observer:
         cell, seconds: the name, and the time since the cell left its figures. late: it should have left others since.
         streams: a list of stream and the keys of `row` but `decoder`.
         """
-        lines = self.ask_sink(lambda sink: sink.lines(), trouble)
+        lines = self.ask_store(lambda store: store.lines(), trouble)
         if lines is None:
             return None
         return [
@@ -89,8 +89,8 @@ class Observer:
 
     def forget(self, cell: str) -> bool:
         """Delete the figures of a cell; False if there are none. Raises: Unavailable."""
-        self.sink = self.sink or connect(self.url, self.streams)
-        return self.sink.forget(cell)
+        self.store = self.store or connect(self.url, self.streams)
+        return self.store.forget(cell)
 
     def look(self) -> Figures:
         """All figures of this moment; an unknown one is None, and `trouble` has the reason.
@@ -100,7 +100,7 @@ class Observer:
             the keys of `row`
             drained: bodies ever claimed; through: all bodies up to this sequence number are in the database
             backlog_bytes: memory of the READY and CLAIMED bodies, approximately
-            open_claims; received_bytes, of all accepted bodies; sink_errors
+            open_claims; received_bytes, of all accepted bodies; store_errors
             persist, decode: histograms of seconds: a claim, a body (one in 16)
         dead_letters: a list of stream, reason, letters, the most frequent first
         ledger_seconds: the age of stored, dead, missing and dead_letters, which take long to count
@@ -142,7 +142,7 @@ class Observer:
             for one in processes
         ]
         found["memory"] = memory and {"used": memory[0], "most": memory[1]}
-        found["cells"] = self.cells(found["trouble"]) if self.sink else None
+        found["cells"] = self.cells(found["trouble"]) if self.store else None
         for one in found["cells"] or ():
             one["late"] &= one["cell"] != self.cell  # its own state is shown above
             found["trouble"] += absences([one])
@@ -167,14 +167,14 @@ class Observer:
             trouble.append(contract.trouble(error))
             return None
 
-    def ask_sink(self, question: Callable[[Sink], T], trouble: list[str]) -> T | None:
+    def ask_store(self, question: Callable[[Store], T], trouble: list[str]) -> T | None:
         """The answer of the database; None, with a line in `trouble`, if it is unavailable."""
         try:
-            self.sink = self.sink or connect(self.url, self.streams)
-            return question(self.sink)
+            self.store = self.store or connect(self.url, self.streams)
+            return question(self.store)
         except Unavailable as error:
             trouble.append(f"the database is unavailable: {error}")
-            self.sink = None
+            self.store = None
             return None
 
     def ask_views(self, trouble: list[str]) -> list[figures.View]:
@@ -185,19 +185,19 @@ class Observer:
             trouble.append(f"the views' Redis is unavailable: {error}")
             return [figures.View(path, "unavailable") for path in self.views]
 
-    def ledgers(self, sink: Sink, names: list[str], snapshots: dict[str, Snapshot]) -> dict[str, Ledger]:
+    def ledgers(self, store: Store, names: list[str], snapshots: dict[str, Snapshot]) -> dict[str, Ledger]:
         """The database's figures for the bodies that were claimed at the time of the snapshots.
 
         The spool is read first: a body stored meanwhile is found in the database, and later ones are not counted.
         """
-        return {name: account(sink, name, snapshots.get(name), self.cell) for name in names}
+        return {name: account(store, name, snapshots.get(name), self.cell) for name in names}
 
     def count(self, names: list[str], snapshots: dict[str, Snapshot], trouble: list[str]) -> dict[str, Ledger]:
         """`ledgers`, and the dead letters by reason in `counted`; empty while the next count is not yet due."""
         began = time.monotonic()
         if began < self.due:
             return {}
-        answer = self.ask_sink(lambda sink: (self.ledgers(sink, names, snapshots), sink.reasons()), trouble)
+        answer = self.ask_store(lambda store: (self.ledgers(store, names, snapshots), store.reasons()), trouble)
         if answer is None:
             self.counted = {}
             return {}
@@ -232,7 +232,7 @@ class Observer:
                 "backlog_bytes": snapshot and snapshot.size,
                 "open_claims": snapshot and len(snapshot.claims),
                 "received_bytes": None if counted is None else counted.get(f"bytes {name}", 0),
-                "sink_errors": None if counted is None else counted.get(f"sink_errors {name}", 0),
+                "store_errors": None if counted is None else counted.get(f"store_errors {name}", 0),
                 "persist": histogram(counted, f"persist_seconds {name}", SECONDS),
                 "decode": histogram(counted, f"decode_seconds {name}", SECONDS),
             }
@@ -317,7 +317,7 @@ def connect(
     streams: dict[str, Stream],
     keep: settings.Keep = settings.FOREVER,
     rows: settings.Rows = settings.IN_TABLES,
-) -> Sink:
+) -> Store:
     """The database as it is: nothing is created. Raises: Unavailable, also if the driver is not installed."""
     try:
         return open_store(url, streams, make=False, keep=keep, rows=rows)
@@ -325,10 +325,10 @@ def connect(
         raise Unavailable(error) from error
 
 
-def reasons(sink: Sink, where: str) -> list[tuple[str, str, int]]:
+def reasons(store: Store, where: str) -> list[tuple[str, str, int]]:
     """(stream, reason, letters) of the dead letters that match. Raises: SettingError if `where` is not valid SQL."""
     try:
-        return sink.reasons(where)
+        return store.reasons(where)
     except ValueError as error:
         raise settings.SettingError(f"--where: {error}") from None
 
@@ -348,12 +348,12 @@ def among(streams: list[str]) -> str:
     return "stream IN ({})".format(",".join("'{}'".format(name.replace("'", "''")) for name in streams))
 
 
-def newest(sink: Sink, where: str, limit: int) -> list[DeadLetter]:
-    """The newest dead letters, newest first. The sink returns them in parts that fit into memory."""
+def newest(store: Store, where: str, limit: int) -> list[DeadLetter]:
+    """The newest dead letters, newest first. The store returns them in parts that fit into memory."""
     found: list[DeadLetter] = []
     below = ALL
     while len(found) < limit:
-        more = sink.letters(where, 0, below, limit - len(found), newest=True)
+        more = store.letters(where, 0, below, limit - len(found), newest=True)
         if not more:
             break
         found += more

@@ -149,16 +149,16 @@ def rows(text: str) -> Rows:
     """The parser of INGEST_ROWS."""
     found: dict[str, str | None] = {}
     # not at the commas between the brokers of a URL
-    for word in filter(None, re.split(r"[,\s]+(?=(?:\w+=)?(?:\w+:/|sink\b))", text.strip())):
-        match = re.fullmatch(rf"(?:(\w+)=)?({'|'.join(DESTINATIONS)}|sink)", word, re.ASCII)
+    for word in filter(None, re.split(r"[,\s]+(?=(?:\w+=)?(?:\w+:/|store\b))", text.strip())):
+        match = re.fullmatch(rf"(?:(\w+)=)?({'|'.join(DESTINATIONS)}|store)", word, re.ASCII)
         name = match[1] or "" if match else ""
         if not match or name in found or (match[2].startswith("statsd") and name != "metrics"):
             raise ValueError(
                 "parquet:///DIRECTORY, s3://BUCKET/PREFIX, clickhouse://HOST:PORT/DATABASE or "
-                "kafka://HOST:PORT,HOST:PORT, or destinations of streams: gps=parquet:///DIRECTORY,votes=sink,"
+                "kafka://HOST:PORT,HOST:PORT, or destinations of streams: gps=parquet:///DIRECTORY,votes=store,"
                 "metrics=statsd://HOST:PORT"
             )
-        found[name] = None if match[2] == "sink" else match[2]
+        found[name] = None if match[2] == "store" else match[2]
     return Rows(found.pop("", None), found)
 
 
@@ -261,7 +261,7 @@ def origins(text: str) -> tuple[str, ...]:
 
 
 def database(text: str) -> str:
-    """The parser of INGEST_SINK."""
+    """The parser of INGEST_STORE."""
     if not re.match(r"sqlite:///.|postgres(ql)?://.", text):
         raise ValueError("sqlite:///PATH or postgresql://USER@HOST/DATABASE")
     return text
@@ -399,17 +399,17 @@ class Settings:
         "does not fit into the second is not served. Raise it when the views have more keys than it holds "
         "(`bin/sluice views` shows the memory of each)",
     )
-    sink: str = setting(
+    store: str = setting(
         database, "sqlite:///$INGEST_HOME/ingest.db",
         "Database. Change it to `postgresql://USER:PASSWORD@HOST/DATABASE?sslmode=verify-full` (libpq's URI; each "
         "`@ : / ? # %` of the password is written `%40` …) when other programs or machines read the rows",
     )
     rows: Rows = setting(
-        rows, "sink",
-        "Where rows go: `sink`, the tables of `INGEST_SINK`; `parquet:///DIRECTORY`, `s3://BUCKET/PREFIX`, "
+        rows, "store",
+        "Where rows go: `store`, the tables of `INGEST_STORE`; `parquet:///DIRECTORY`, `s3://BUCKET/PREFIX`, "
         "`clickhouse://USER:PASSWORD@HOST:PORT/DATABASE` or `kafka://HOST:PORT,HOST:PORT`, for all streams or for some "
         "of them (`gps=parquet:///DIRECTORY,logs=s3://BUCKET/PREFIX`); `metrics=statsd://HOST:PORT`. The ledger and "
-        "dead letters stay in `INGEST_SINK`. Set it when one database is too small for the rows (section 11)",
+        "dead letters stay in `INGEST_STORE`. Set it when one database is too small for the rows (section 11)",
     )
     keep: Keep = setting(
         keep, "forever",

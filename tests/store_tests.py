@@ -1,4 +1,4 @@
-"""The tests that every sink must pass, whatever its database: each claim is stored exactly once."""
+"""The tests that every store must pass, whatever its database: each claim is stored exactly once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sluice import settings
 from sluice.elsewhere.destination import Unwritable
 from sluice.spool.contract import Claim, Window
 from sluice.store.registry import open_store
-from sluice.store.store import Sink
+from sluice.store.store import Store
 from sluice.store.types import DeadLetter, Entry, NewerTables, Outcome, Spool, Unavailable
 from sluice.streams import registry
 from sluice.streams.record import Limits, Metric, Record, Reject, Vote
@@ -34,7 +34,7 @@ NOON = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC in microseconds
 MOST = registry.limits(settings.load({}))
 
 
-class Store(Protocol):
+class Backend(Protocol):
     """A database under test."""
 
     url: str
@@ -63,6 +63,7 @@ import os, signal, sys
 sys.path[:0] = sys.argv[3:]
 import store_tests
 from sluice import settings
+from sluice.store.registry import open_store
 def die(*given, **more):
     os.kill(os.getpid(), signal.SIGKILL)
 def die_after(of, name):
@@ -71,12 +72,12 @@ def die_after(of, name):
         whole(*given, **more)
         die()
     setattr(of, name, call)
-sink = open_store(sys.argv[1], store_tests.STREAMS, rows=settings.rows(sys.argv[2]))
+store = open_store(sys.argv[1], store_tests.STREAMS, rows=settings.rows(sys.argv[2]))
 """
 
 
 def killed(url: str, rows: str, program: str, env: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Run a program that kills itself. url, rows: of its `sink`. It has `die` and `die_after`."""
+    """Run a program that kills itself. url, rows: of its `store`. It has `die` and `die_after`."""
     command = [sys.executable, "-c", DYING + program, url, rows, str(ROOT), str(ROOT / "tests")]
     done = subprocess.run(command, stderr=subprocess.PIPE, env=os.environ | env)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
@@ -131,168 +132,172 @@ def gone(error: type[BaseException]) -> Callable[[], Iterator[Entry]]:
     return entries
 
 
-class SinkTests:
-    """A subclass provides the fixture `store`, an empty Store."""
+class StoreTests:
+    """A subclass provides the fixture `store`, an empty Backend."""
 
     @pytest.fixture
-    def sink(self, store: Store) -> Iterator[Sink]:
-        sink = open_store(store.url, STREAMS)
-        yield sink
-        sink.close()
+    def store(self, backend: Backend) -> Iterator[Store]:
+        store = open_store(backend.url, STREAMS)
+        yield store
+        store.close()
 
-    def choices(self, store: Store) -> list[str]:
-        return [choice for (choice,) in store.ask("SELECT choice FROM votes ORDER BY seq")]
+    def choices(self, backend: Backend) -> list[str]:
+        return [choice for (choice,) in backend.ask("SELECT choice FROM votes ORDER BY seq")]
 
-    def test_a_vote_is_stored_with_all_columns_batch_and_seq(self, store: Store, sink: Sink) -> None:
+    def test_a_vote_is_stored_with_all_columns_batch_and_seq(self, backend: Backend, store: Store) -> None:
         body = b'{"poll":"p","choice":"a","voter":"v","time":"2026-01-01T13:30:00.1239+01:00"}'
         given = claim("votes", 2, first=7)
-        assert sink.persist(given, decoded(STREAMS["votes"], [body, vote("b")], 7)) == Outcome(2, 0)
-        assert store.ask("SELECT received_at, time, poll, choice, voter, seq FROM votes ORDER BY seq") == [
+        assert store.persist(given, decoded(STREAMS["votes"], [body, vote("b")], 7)) == Outcome(2, 0)
+        assert backend.ask("SELECT received_at, time, poll, choice, voter, seq FROM votes ORDER BY seq") == [
             ("2026-01-01T12:00:00.000Z", "2026-01-01T12:30:00.123Z", "p", "a", "v", 7),
             ("2026-01-01T12:00:01.000Z", "2026-01-01T12:00:01.000Z", "p", "b", None, 8),
         ]
         traced = "SELECT claim, stream, first, bodies, records FROM votes JOIN batches ON batch = id"
-        assert store.ask(traced) == [(given.id, "votes", 7, 2, 2)] * 2
+        assert backend.ask(traced) == [(given.id, "votes", 7, 2, 2)] * 2
 
-    def test_times_have_milliseconds(self, store: Store, sink: Sink) -> None:
+    def test_times_have_milliseconds(self, backend: Backend, store: Store) -> None:
         arrived, time = NOON + 123_999, 1_766_600_000_123_456_789
         for name, record in (
             ("votes", Vote(time=time, poll="p", choice="a")),
             ("metrics", Metric(time=time, name="m", tags={}, field="value", value=1, type="integer")),
         ):
-            sink.persist(claim(name, 1), lambda record=record: iter([(1, arrived, b"", record)]))  # type: ignore[misc]
-            ((received, at),) = store.ask(f"SELECT received_at, time FROM {name}")
+            store.persist(claim(name, 1), lambda record=record: iter([(1, arrived, b"", record)]))  # type: ignore[misc]
+            ((received, at),) = backend.ask(f"SELECT received_at, time FROM {name}")
             assert received == "2026-01-01T12:00:00.123Z"
             assert at.startswith("2025-12-24T18:13:20.123")  # PostgreSQL has the nanoseconds in another column
 
-    def test_a_record_without_a_time_has_that_of_its_arrival(self, store: Store, sink: Sink) -> None:
+    def test_a_record_without_a_time_has_that_of_its_arrival(self, backend: Backend, store: Store) -> None:
         arrived = NOON + 123_999
         for name, record, digits in (
             ("votes", Vote(poll="p", choice="a"), ""),
             ("metrics", Metric(name="m", tags={}, field="value", value=1, type="integer"), "000000"),
         ):
-            sink.persist(claim(name, 1), lambda record=record: iter([(1, arrived, b"", record)]))  # type: ignore[misc]
-            ((at,),) = store.ask(f"SELECT time FROM {name}")
+            store.persist(claim(name, 1), lambda record=record: iter([(1, arrived, b"", record)]))  # type: ignore[misc]
+            ((at,),) = backend.ask(f"SELECT time FROM {name}")
             assert at in ("2026-01-01T12:00:00.123Z", f"2026-01-01T12:00:00.123{digits}Z")
 
-    def test_numbers_may_begin_at_0(self, store: Store, sink: Sink) -> None:
+    def test_numbers_may_begin_at_0(self, backend: Backend, store: Store) -> None:
         """Kafka's offsets do."""
-        sink.persist(*votes("a", "b", first=0))
-        assert store.ask("SELECT first, last FROM batches_ranges") == [(0, 1)]
+        store.persist(*votes("a", "b", first=0))
+        assert backend.ask("SELECT first, last FROM batches_ranges") == [(0, 1)]
 
-    def test_a_position_is_stored_with_all_columns(self, store: Store, sink: Sink) -> None:
+    def test_a_position_is_stored_with_all_columns(self, backend: Backend, store: Store) -> None:
         full = (
             b'{"device":"d","lat":48.1,"lon":-11.6,"altitude":520,"speed":1.5,"accuracy":5,"bearing":270,"battery":80.5'
         )
-        sink.persist(
+        store.persist(
             claim("gps", 2), decoded(STREAMS["gps"], [full + b',"time":1}', b'{"device":"e","lat":-1,"lon":2}'])
         )
         columns = "time, device, lat, lon, altitude, speed, accuracy, bearing, battery, seq"
-        assert store.ask(f"SELECT {columns} FROM gps ORDER BY seq") == [
+        assert backend.ask(f"SELECT {columns} FROM gps ORDER BY seq") == [
             ("1970-01-01T00:00:01.000Z", "d", 48.1, -11.6, 520.0, 1.5, 5.0, 270.0, 80.5, 1),
             ("2026-01-01T12:00:01.000Z", "e", -1.0, 2.0, None, None, None, None, None, 2),
         ]
 
-    def test_a_log_is_stored_with_its_attributes(self, store: Store, sink: Sink) -> None:
+    def test_a_log_is_stored_with_its_attributes(self, backend: Backend, store: Store) -> None:
         body = (
             b'{"message":"disk full","level":"ERROR","service":"web","time":"2026-01-01T12:30:00.123Z","free":0.5,'
             b'"disks":[{"name":"a","bytes":123456789012345678901234567890}]}'
         )
-        sink.persist(claim("logs", 2), decoded(STREAMS["logs"], [body, b"[warn] slow"]))
-        one, two = store.ask("SELECT time, level, service, message, attributes FROM logs ORDER BY seq")
+        store.persist(claim("logs", 2), decoded(STREAMS["logs"], [body, b"[warn] slow"]))
+        one, two = backend.ask("SELECT time, level, service, message, attributes FROM logs ORDER BY seq")
         assert one[:-1] == ("2026-01-01T12:30:00.123Z", "error", "web", "disk full")
         assert json.loads(one[-1]) == {"free": 0.5, "disks": [{"name": "a", "bytes": 123456789012345678901234567890}]}
         assert two[:-1] == ("2026-01-01T12:00:01.000Z", None, None, "[warn] slow")
         assert json.loads(two[-1]) == {}
 
-    def test_a_metric_is_stored_with_its_tags_its_type_and_its_exact_value(self, store: Store, sink: Sink) -> None:
+    def test_a_metric_is_stored_with_its_tags_its_type_and_its_exact_value(
+        self, backend: Backend, store: Store
+    ) -> None:
         lines = b'cpu,host=a\\ b,core=0 idle=97.25,n=9223372036854775807i,on=t,s="x y" 1767225600123456789'
-        sink.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [lines]))
-        found = store.ask("SELECT name, tags, field, type, batch, seq FROM metrics ORDER BY field")
+        store.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [lines]))
+        found = backend.ask("SELECT name, tags, field, type, batch, seq FROM metrics ORDER BY field")
         assert [(name, json.loads(tags), *rest) for name, tags, *rest in found] == [
             ("cpu", {"host": "a b", "core": "0"}, field, kind, 1, 1)
             for field, kind in [("idle", "float"), ("n", "integer"), ("on", "boolean"), ("s", "string")]
         ]
-        assert store.ask("SELECT value FROM metrics WHERE type <> 'string' ORDER BY field") == [
+        assert backend.ask("SELECT value FROM metrics WHERE type <> 'string' ORDER BY field") == [
             (97.25,),
             (2**63 - 1,),
             (1,),
         ]
 
-    def test_a_claim_persisted_twice_is_stored_once(self, store: Store, sink: Sink) -> None:
+    def test_a_claim_persisted_twice_is_stored_once(self, backend: Backend, store: Store) -> None:
         given = votes("a", "b", "")
-        assert sink.persist(*given) == Outcome(2, 1)
-        assert sink.persist(*given) == Outcome(0, 0, again=True)
-        assert self.choices(store) == ["a", "b"]
-        assert len(sink.letters()) == 1
+        assert store.persist(*given) == Outcome(2, 1)
+        assert store.persist(*given) == Outcome(0, 0, again=True)
+        assert self.choices(backend) == ["a", "b"]
+        assert len(store.letters()) == 1
 
-    def test_two_connections_that_persist_one_claim_store_it_once(self, store: Store) -> None:
+    def test_two_connections_that_persist_one_claim_store_it_once(self, backend: Backend) -> None:
         both = threading.Barrier(2)
         outcomes: list[Outcome] = []
 
         def persist() -> None:
-            sink = open_store(store.url, STREAMS)
+            store = open_store(backend.url, STREAMS)
             for first in range(1, 1000, 50):
                 both.wait(20)
-                outcomes.append(sink.persist(*votes(*range(first, first + 50), first=first)))
-            sink.close()
+                outcomes.append(store.persist(*votes(*range(first, first + 50), first=first)))
+            store.close()
 
-        open_store(store.url, STREAMS).close()
+        open_store(backend.url, STREAMS).close()
         threads = [threading.Thread(target=persist) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert sorted(outcomes) == [Outcome(0, 0, True)] * 20 + [Outcome(50, 0, False)] * 20
-        assert self.choices(store) == [str(n) for n in range(1, 1001)]
+        assert self.choices(backend) == [str(n) for n in range(1, 1001)]
 
     @pytest.mark.parametrize("number, stored", [((3, 4), "34"), ((1, 8), "12345678"), ((5, 20), "56789")])
     def test_a_claim_with_other_boundaries_stores_only_what_is_not_there(
-        self, number: tuple[int, int], stored: str, store: Store, sink: Sink
+        self, number: tuple[int, int], stored: str, backend: Backend, store: Store
     ) -> None:
         """Workers on two copies of a list, of the bodies 1 to 9: this claim, then one of all of them."""
         first, last = number[0], min(number[1], 9)
-        assert sink.persist(*votes(*range(first, last + 1), first=first)) == Outcome(len(stored), 0)
+        assert store.persist(*votes(*range(first, last + 1), first=first)) == Outcome(len(stored), 0)
         left = 9 - len(stored)
         again = claim("votes", 9)._replace(id=f"votes:1:{NOON + 1}")  # the same bodies, claimed at another time
         entries = votes(*range(1, 10))[1]
-        assert sink.ledger("votes", claims={again.id: 9}).persisted == {again.id: len(stored)}
-        assert sink.persist(again, entries) == Outcome(left, 0)
-        assert sink.persist(again, entries) == Outcome(0, 0, again=True)
-        assert self.choices(store) == list("123456789")
-        assert sink.ledger("votes", upto(9), claims={again.id: 9})[:3] == (9, 0, {again.id: 9})
-        assert sink.ledger("votes", upto(5)).bodies == 5  # a batch counts only up to that number
+        assert store.ledger("votes", claims={again.id: 9}).persisted == {again.id: len(stored)}
+        assert store.persist(again, entries) == Outcome(left, 0)
+        assert store.persist(again, entries) == Outcome(0, 0, again=True)
+        assert self.choices(backend) == list("123456789")
+        assert store.ledger("votes", upto(9), claims={again.id: 9})[:3] == (9, 0, {again.id: 9})
+        assert store.ledger("votes", upto(5)).bodies == 5  # a batch counts only up to that number
         traced = "SELECT count(*) FROM votes JOIN batches ON batch = id WHERE seq BETWEEN first AND first + bodies - 1"
-        assert store.ask(traced) == [(9,)]
+        assert backend.ask(traced) == [(9,)]
 
-    def test_dead_letters_of_a_claim_that_is_stored_in_part_are_buried_once(self, store: Store, sink: Sink) -> None:
-        sink.persist(*votes("", "a", first=2))
+    def test_dead_letters_of_a_claim_that_is_stored_in_part_are_buried_once(
+        self, backend: Backend, store: Store
+    ) -> None:
+        store.persist(*votes("", "a", first=2))
         given = claim("votes", 5)._replace(id="votes:1:1")
         entries = votes("x", "", "a", "", "b")[1]
-        assert sink.persist(given, entries) == Outcome(2, 1)
-        assert [letter.seq for letter in sink.letters()] == [2, 4]
-        assert self.choices(store) == ["x", "a", "b"]
-        assert sink.ledger("votes", upto(5))[:2] == (5, 2)
+        assert store.persist(given, entries) == Outcome(2, 1)
+        assert [letter.seq for letter in store.letters()] == [2, 4]
+        assert self.choices(backend) == ["x", "a", "b"]
+        assert store.ledger("votes", upto(5))[:2] == (5, 2)
 
-    def test_what_is_stored_of_a_partition_is_counted_by_number_in_all_epochs(self, sink: Sink) -> None:
+    def test_what_is_stored_of_a_partition_is_counted_by_number_in_all_epochs(self, store: Store) -> None:
         for spool, first, last in ("0.7", 1, 4), ("0.8", 5, 9), ("1.7", 3, 6), ("10.1", 1, 5):
             given, entries = votes(*range(first, last + 1), first=first)
-            sink.persist(given._replace(id=f"{spool}:{first}:{NOON}"), entries)
-        assert sink.stored_in("votes", {"0": (4, 9), "1": (2, 6)}) == (13, 9)
-        assert sink.stored_in("votes", {"0": (6, 8)}) == (8, 2)
-        assert sink.stored_in("votes", {"1": (9, 9), "2": (0, 9)}) == (4, 0)
-        assert sink.stored_in("gps", {"0": (0, 9)}) == (0, 0)
+            store.persist(given._replace(id=f"{spool}:{first}:{NOON}"), entries)
+        assert store.stored_in("votes", {"0": (4, 9), "1": (2, 6)}) == (13, 9)
+        assert store.stored_in("votes", {"0": (6, 8)}) == (8, 2)
+        assert store.stored_in("votes", {"1": (9, 9), "2": (0, 9)}) == (4, 0)
+        assert store.stored_in("gps", {"0": (0, 9)}) == (0, 0)
 
-    def test_the_numbers_of_another_spool_or_stream_are_others(self, store: Store, sink: Sink) -> None:
+    def test_the_numbers_of_another_spool_or_stream_are_others(self, backend: Backend, store: Store) -> None:
         given, entries = votes("a", "b")
-        assert sink.persist(given, entries) == Outcome(2, 0)
-        assert sink.persist(given._replace(id=f"other:1:{NOON}"), entries) == Outcome(2, 0)
+        assert store.persist(given, entries) == Outcome(2, 0)
+        assert store.persist(given._replace(id=f"other:1:{NOON}"), entries) == Outcome(2, 0)
         body = b'{"device":"e","lat":-1,"lon":2}'
         elsewhere = Claim("gps", f"votes:1:{NOON + 1}", 1, 1, 0, [(1, NOON)])
-        assert sink.persist(elsewhere, decoded(STREAMS["gps"], [body])) == Outcome(1, 0)
-        assert store.ask("SELECT count(*), sum(last - first + 1) FROM batches_ranges") == [(3, 5)]
+        assert store.persist(elsewhere, decoded(STREAMS["gps"], [body])) == Outcome(1, 0)
+        assert backend.ask("SELECT count(*), sum(last - first + 1) FROM batches_ranges") == [(3, 5)]
 
-    def test_ranges_that_meet_become_one(self, store: Store, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_ranges_that_meet_become_one(self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 0)
         monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 1)
         for first, last, ranges in [
@@ -303,14 +308,14 @@ class SinkTests:
             (18, 33, [(1, 40)]),
         ]:
             given = claim("votes", last - first + 1, first)
-            sink.persist(given, votes(*range(first, last + 1), first=first)[1])
-            while sink.fold():
+            store.persist(given, votes(*range(first, last + 1), first=first)[1])
+            while store.fold():
                 pass
-            assert store.ask("SELECT first, last FROM batches_ranges ORDER BY 1") == ranges
-        assert self.choices(store) == [str(n) for n in range(1, 41)]
+            assert backend.ask("SELECT first, last FROM batches_ranges ORDER BY 1") == ranges
+        assert self.choices(backend) == [str(n) for n in range(1, 41)]
 
     def test_workers_that_chose_other_boundaries_at_once_store_each_body_once(
-        self, store: Store, monkeypatch: pytest.MonkeyPatch
+        self, backend: Backend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each claims all bodies in pieces of its own size: in each piece others have stored some, or are storing.
 
@@ -319,12 +324,12 @@ class SinkTests:
         end = 1201
         monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 1)
         monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 1)
-        folding = open_store(store.url, STREAMS)
+        folding = open_store(backend.url, STREAMS)
         start = threading.Barrier(3)
         failed: list[Exception] = []
 
         def persist(size: int) -> None:
-            sink = open_store(store.url, STREAMS)
+            store = open_store(backend.url, STREAMS)
             start.wait(20)
             for first in range(1, end, size):
                 last = min(first + size, end)
@@ -332,11 +337,11 @@ class SinkTests:
                 entries = votes(*range(first, last), first=first)[1]
                 while True:
                     try:
-                        sink.persist(given, entries)
+                        store.persist(given, entries)
                         break
                     except Unavailable as error:
                         failed.append(error)
-            sink.close()
+            store.close()
 
         threads = [threading.Thread(target=persist, args=(size,)) for size in (50, 70, 333)]
         for thread in threads:
@@ -348,17 +353,17 @@ class SinkTests:
                 failed.append(error)
         for thread in threads:
             thread.join()
-        assert self.choices(store) == [str(n) for n in range(1, end)]
+        assert self.choices(backend) == [str(n) for n in range(1, end)]
         assert folding.ledger("votes")[:2] == (end - 1, 0)
         while folding.fold():
             pass
-        assert store.ask("SELECT count(*) FROM batches") == [(1,)]
-        assert store.ask("SELECT first, last FROM batches_ranges") == [(1, end - 1)]
+        assert backend.ask("SELECT count(*) FROM batches") == [(1,)]
+        assert backend.ask("SELECT first, last FROM batches_ranges") == [(1, end - 1)]
         folding.close()
         assert not failed
 
     def test_old_batches_are_folded_and_their_bodies_stay_stored(
-        self, store: Store, sink: Sink, monkeypatch: pytest.MonkeyPatch
+        self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 3)
         monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 2)
@@ -370,162 +375,162 @@ class SinkTests:
         ]
         given[2] = given[2][0], votes("", "b", first=5)[1]
         for claim_, entries in given:
-            sink.persist(claim_, entries)
-        assert [sink.fold() for _ in range(4)] == [True, True, False, False]
-        assert store.ask("SELECT id FROM batches ORDER BY id") == [(id,) for id in (3, 5, 6, 7, 8)]  # 3 has a letter
-        assert store.ask("SELECT spool, first_batch, last_batch FROM batches_folded") == [("old", 1, 4)]
-        assert sink.ledger("votes")[:2] == (16, 1)
-        assert sink.ledger("votes", upto(5, "old"))[:2] == (13, 1)
+            store.persist(claim_, entries)
+        assert [store.fold() for _ in range(4)] == [True, True, False, False]
+        assert backend.ask("SELECT id FROM batches ORDER BY id") == [(id,) for id in (3, 5, 6, 7, 8)]  # 3 has a letter
+        assert backend.ask("SELECT spool, first_batch, last_batch FROM batches_folded") == [("old", 1, 4)]
+        assert store.ledger("votes")[:2] == (16, 1)
+        assert store.ledger("votes", upto(5, "old"))[:2] == (13, 1)
         for claim_, entries in given:
-            assert sink.ledger("votes", claims={claim_.id: 2}).persisted == {claim_.id: 2}
-            assert sink.persist(claim_, entries) == Outcome(0, 0, again=True)
+            assert store.ledger("votes", claims={claim_.id: 2}).persisted == {claim_.id: 2}
+            assert store.persist(claim_, entries) == Outcome(0, 0, again=True)
         for first in range(20, 24):
-            sink.persist(*votes("a", first=first))
-        assert [sink.fold() for _ in range(3)] == [True, True, False]
+            store.persist(*votes("a", first=first))
+        assert [store.fold() for _ in range(3)] == [True, True, False]
         ranges = "SELECT spool, first, last FROM batches_ranges WHERE spool <> 'votes' ORDER BY 1, 2"
-        assert store.ask(ranges) == [("new", 1, 8), ("old", 1, 6), ("old", 9, 10)]
-        assert sink.replay(sink.letters(), lambda letter: [Vote(poll="p", choice="mended")]).stored == 1
-        assert sink.ledger("votes")[:2] == (20, 0)
-        assert store.ask("SELECT min(id) FROM batches") == [(9,)]
+        assert backend.ask(ranges) == [("new", 1, 8), ("old", 1, 6), ("old", 9, 10)]
+        assert store.replay(store.letters(), lambda letter: [Vote(poll="p", choice="mended")]).stored == 1
+        assert store.ledger("votes")[:2] == (20, 0)
+        assert backend.ask("SELECT min(id) FROM batches") == [(9,)]
         traced = (
             "SELECT choice, f.spool FROM votes JOIN batches_folded f ON batch BETWEEN first_batch AND last_batch "
             "JOIN batches_ranges r ON r.spool = f.spool AND seq BETWEEN first AND last WHERE seq = 5 ORDER BY choice"
         )
-        assert store.ask(traced) == [("a", "new"), ("mended", "old")]
+        assert backend.ask(traced) == [("a", "new"), ("mended", "old")]
 
     def test_rows_are_deleted_by_age_and_counted(
-        self, store: Store, sink: Sink, monkeypatch: pytest.MonkeyPatch
+        self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("sluice.store.bounds.EXPIRE_ROWS", 3)
-        sink.persist(*votes(*range(1, 11)))  # a second apart
+        store.persist(*votes(*range(1, 11)))  # a second apart
         before = NOON + 8_000_000
-        assert (sink.overdue("votes", before), sink.overdue("orders", before)) == (8, 0)
+        assert (store.overdue("votes", before), store.overdue("orders", before)) == (8, 0)
         rounds = 0
-        while sink.prune("votes", before):
+        while store.prune("votes", before):
             rounds += 1
-        assert self.choices(store) == ["9", "10"]
-        ledger = sink.ledger("votes")
+        assert self.choices(backend) == ["9", "10"]
+        ledger = store.ledger("votes")
         assert (ledger.bodies, ledger.dead, ledger.expired, ledger.deleted) == (10, 0, 0, 8)
-        assert not sink.prune("votes", before)
-        assert sink.persist(*votes(*range(1, 11))).again
-        assert sink.overdue("votes", before) == 0
+        assert not store.prune("votes", before)
+        assert store.persist(*votes(*range(1, 11))).again
+        assert store.overdue("votes", before) == 0
 
     def test_dead_letters_have_an_age_of_their_own(
-        self, store: Store, sink: Sink, monkeypatch: pytest.MonkeyPatch
+        self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("sluice.store.bounds.EXPIRE_LETTERS", 2)
         two = b"\n".join([vote(""), vote("a"), vote("")])  # a body with two letters
-        sink.persist(claim("votes", 4), decoded(STREAMS["votes"], [two, vote("b"), b"bad", b"bad"]))
-        assert sink.ledger("votes").dead == 3
+        store.persist(claim("votes", 4), decoded(STREAMS["votes"], [two, vote("b"), b"bad", b"bad"]))
+        assert store.ledger("votes").dead == 3
         before = NOON + 3_000_000
-        assert sink.overdue("dead_letters", before) == 3
-        assert [sink.prune_letters(before) for _ in range(3)] == [True, False, False]
-        assert [letter.seq for letter in sink.letters()] == [4]
-        ledger = sink.ledger("votes")
+        assert store.overdue("dead_letters", before) == 3
+        assert [store.prune_letters(before) for _ in range(3)] == [True, False, False]
+        assert [letter.seq for letter in store.letters()] == [4]
+        ledger = store.ledger("votes")
         assert (ledger.bodies, ledger.dead, ledger.expired, ledger.deleted) == (4, 1, 2, 0)
-        assert {spool for (spool,) in store.ask("SELECT spool FROM batches_expired")} == {"votes"}
-        assert self.choices(store) == ["a", "b"]
+        assert {spool for (spool,) in backend.ask("SELECT spool FROM batches_expired")} == {"votes"}
+        assert self.choices(backend) == ["a", "b"]
 
     def test_a_database_before_folding_is_brought_up_to_date(
-        self, store: Store, monkeypatch: pytest.MonkeyPatch
+        self, backend: Backend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """tests/store/before_folding.* are tables of commit 1a92112: three claims of nine votes, one of them dead."""
-        store.load("before_folding")
-        sink = open_store(store.url, STREAMS)
+        backend.load("before_folding")
+        store = open_store(backend.url, STREAMS)
         spool = f"{'4f' * 20}-1"
-        assert sink.ledger("votes")[:2] == (9, 1)
+        assert store.ledger("votes")[:2] == (9, 1)
         monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 1)
         monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 2)
-        assert sink.fold()
-        assert store.ask("SELECT id FROM batches ORDER BY 1") == [(1,), (3,)]
-        assert store.ask("SELECT spool, first, last FROM batches_ranges") == [(spool, 1, 9)]
+        assert store.fold()
+        assert backend.ask("SELECT id FROM batches ORDER BY 1") == [(1,), (3,)]
+        assert backend.ask("SELECT spool, first, last FROM batches_ranges") == [(spool, 1, 9)]
         for first, count in (1, 5), (6, 2), (8, 2):
             old = Claim("votes", f"{spool}:{first}:{NOON}", first, count, 0, [(first, NOON)])
-            assert sink.persist(old, votes(*"abcde"[:count], first=first)[1]) == Outcome(0, 0, again=True)
-        assert sink.replay(sink.letters(), lambda letter: [Vote(poll="p", choice="mended")]).stored == 1
-        assert sink.ledger("votes")[:2] == (9, 0)
-        assert store.ask("SELECT id FROM batches") == [(3,)]
-        sink.close()
+            assert store.persist(old, votes(*"abcde"[:count], first=first)[1]) == Outcome(0, 0, again=True)
+        assert store.replay(store.letters(), lambda letter: [Vote(poll="p", choice="mended")]).stored == 1
+        assert store.ledger("votes")[:2] == (9, 0)
+        assert backend.ask("SELECT id FROM batches") == [(3,)]
+        store.close()
 
-    def test_a_database_of_the_layout_before_ranges_is_brought_up_to_date(self, store: Store) -> None:
+    def test_a_database_of_the_layout_before_ranges_is_brought_up_to_date(self, backend: Backend) -> None:
         """tests/store/before_ranges.* are tables of commit ce97cc1 with a claim of five votes, one of them dead."""
-        store.load("before_ranges")
+        backend.load("before_ranges")
         with pytest.raises(Unavailable, match="has layout 0; a worker of this version brings it up to date"):
-            open_store(store.url, STREAMS, make=False)
+            open_store(backend.url, STREAMS, make=False)
         old = Claim("votes", f"{'4f' * 20}:1:{NOON}", 1, 5, 0, [(1, NOON)])
-        sink = open_store(store.url, STREAMS)
-        assert self.choices(store) == ["a", "b", "c", "d"]
-        assert sink.ledger("votes", upto(5, ""), claims={old.id: 5})[:3] == (5, 1, {old.id: 5})
+        store = open_store(backend.url, STREAMS)
+        assert self.choices(backend) == ["a", "b", "c", "d"]
+        assert store.ledger("votes", upto(5, ""), claims={old.id: 5})[:3] == (5, 1, {old.id: 5})
         # it was stored and not settled: it is delivered again
-        assert sink.persist(old, votes("a", "", "b", "c", "d")[1]) == Outcome(0, 0, again=True)
+        assert store.persist(old, votes("a", "", "b", "c", "d")[1]) == Outcome(0, 0, again=True)
         # the first spool has the next numbers, and after Redis was emptied the same ones
         for spool, first in ("new", 6), ("newer", 1):
             given = Claim("votes", f"{spool}:{first}:{NOON}", first, 2, 0, [(first, NOON)])
-            assert sink.persist(given, votes("x", "y", first=first)[1]) == Outcome(2, 0)
-        assert sink.replay(sink.letters(), lambda letter: [Vote(poll="p", choice="mended")]).stored == 1
-        assert sorted(self.choices(store)) == ["a", "b", "c", "d", "mended", "x", "x", "y", "y"]
+            assert store.persist(given, votes("x", "y", first=first)[1]) == Outcome(2, 0)
+        assert store.replay(store.letters(), lambda letter: [Vote(poll="p", choice="mended")]).stored == 1
+        assert sorted(self.choices(backend)) == ["a", "b", "c", "d", "mended", "x", "x", "y", "y"]
         # its numbers are those of the list, and after Redis was emptied those of an earlier one
-        sink.leave_line("mine", {}, [])
-        assert sink.ledger("votes", [Window("", 1, 6), Window("new", 6, 8, 7)], "mine")[:2] == (7, 0)
-        assert sink.ledger("votes", upto(2, "newer"), "mine").earlier == 5
-        assert sink.ledger("votes", upto(2, "newer"), "other")[:2] == (2, 0)
-        sink.close()
+        store.leave_line("mine", {}, [])
+        assert store.ledger("votes", [Window("", 1, 6), Window("new", 6, 8, 7)], "mine")[:2] == (7, 0)
+        assert store.ledger("votes", upto(2, "newer"), "mine").earlier == 5
+        assert store.ledger("votes", upto(2, "newer"), "other")[:2] == (2, 0)
+        store.close()
 
     @pytest.mark.parametrize("make", [True, False])
-    def test_a_newer_layout_is_refused_and_left_alone(self, make: bool, store: Store, sink: Sink) -> None:
-        sink.persist(*votes("a"))
-        sink.close()
-        store.set_layout(7)
-        store.ask("DROP TABLE dead_letters")  # as if the newer layout had none
+    def test_a_newer_layout_is_refused_and_left_alone(self, make: bool, backend: Backend, store: Store) -> None:
+        store.persist(*votes("a"))
+        store.close()
+        backend.set_layout(7)
+        backend.ask("DROP TABLE dead_letters")  # as if the newer layout had none
         with pytest.raises(NewerTables, match="has layout 7, and this version of Sluice knows only 2: update Sluice"):
-            open_store(store.url, STREAMS, make)
+            open_store(backend.url, STREAMS, make)
         with pytest.raises(NewerTables):
-            sink.persist(*votes("b", first=2))
-        store.set_layout(2)
-        assert self.choices(store) == ["a"]
+            store.persist(*votes("b", first=2))
+        backend.set_layout(2)
+        assert self.choices(backend) == ["a"]
 
-    def test_an_empty_claim_is_stored_once_too(self, store: Store, sink: Sink) -> None:
-        assert sink.persist(claim("votes", 0), lambda: iter(())) == Outcome(0, 0)
-        assert sink.persist(*votes("a")) == Outcome(0, 0, again=True)
+    def test_an_empty_claim_is_stored_once_too(self, backend: Backend, store: Store) -> None:
+        assert store.persist(claim("votes", 0), lambda: iter(())) == Outcome(0, 0)
+        assert store.persist(*votes("a")) == Outcome(0, 0, again=True)
 
-    def test_a_reject_is_buried_with_its_reason(self, store: Store, sink: Sink) -> None:
+    def test_a_reject_is_buried_with_its_reason(self, backend: Backend, store: Store) -> None:
         bodies = [vote("a"), b"nonsense", vote("b"), b'[{"poll":"p","choice":"c"},{"poll":"","choice":"d"}]']
-        assert sink.persist(claim("votes", 4), decoded(STREAMS["votes"], bodies)) == Outcome(3, 2)
-        assert self.choices(store) == ["a", "b", "c"]
-        whole, part = sink.letters()
+        assert store.persist(claim("votes", 4), decoded(STREAMS["votes"], bodies)) == Outcome(3, 2)
+        assert self.choices(backend) == ["a", "b", "c"]
+        whole, part = store.letters()
         assert whole == DeadLetter(
             whole.id, "votes", NOON + 1_000_000, b"nonsense", "neither JSON nor a form", True, whole.batch, 2
         )
         assert (part.body, part.whole, part.seq) == (b'{"poll":"","choice":"d"}', False, 4)
-        assert store.ask("SELECT records FROM batches") == [(3,)]
-        assert [(stream, letters) for stream, _, letters in sink.reasons()] == [("votes", 1)] * 2
+        assert backend.ask("SELECT records FROM batches") == [(3,)]
+        assert [(stream, letters) for stream, _, letters in store.reasons()] == [("votes", 1)] * 2
 
     @pytest.mark.parametrize("count", [1, 2, 5_000])
     def test_a_record_that_the_database_rejects_is_found_and_buried_and_the_rest_is_stored(
-        self, count: int, store: Store, sink: Sink
+        self, count: int, backend: Backend, store: Store
     ) -> None:
-        store.refuse("votes", "choice", "poison")
+        backend.refuse("votes", "choice", "poison")
         bad = {count // 2, count - 1}
         given = ["poison" if n in bad else n for n in range(count)]
-        assert sink.persist(*votes(*given)) == Outcome(count - len(bad), len(bad))
-        assert self.choices(store) == [str(n) for n in range(count) if n not in bad]
-        letters = sink.letters()
+        assert store.persist(*votes(*given)) == Outcome(count - len(bad), len(bad))
+        assert self.choices(backend) == [str(n) for n in range(count) if n not in bad]
+        letters = store.letters()
         assert [(x.seq, x.body, x.whole) for x in letters] == [(n + 1, vote("poison"), True) for n in sorted(bad)]
         assert {x.reason.startswith("rejected by the database: ") for x in letters} == {True}
-        assert sink.ledger("votes", upto(count))[:2] == (count, len(bad))
+        assert store.ledger("votes", upto(count))[:2] == (count, len(bad))
 
-    def test_only_the_rejected_record_of_a_body_is_buried_and_only_once(self, store: Store, sink: Sink) -> None:
-        store.refuse("votes", "choice", "poison")
+    def test_only_the_rejected_record_of_a_body_is_buried_and_only_once(self, backend: Backend, store: Store) -> None:
+        backend.refuse("votes", "choice", "poison")
         body = b"\n".join(vote(x) for x in ["a", "poison", "", "b"])
-        assert sink.persist(claim("votes", 1), decoded(STREAMS["votes"], [body])) == Outcome(2, 2)
-        assert self.choices(store) == ["a", "b"]
-        assert sorted((json.loads(x.body)["choice"], x.whole) for x in sink.letters()) == [
+        assert store.persist(claim("votes", 1), decoded(STREAMS["votes"], [body])) == Outcome(2, 2)
+        assert self.choices(backend) == ["a", "b"]
+        assert sorted((json.loads(x.body)["choice"], x.whole) for x in store.letters()) == [
             ("", False),
             ("poison", False),
         ]
-        assert sink.ledger("votes", upto(1))[:2] == (1, 1)
+        assert store.ledger("votes", upto(1))[:2] == (1, 1)
 
-    def test_a_value_that_no_column_can_hold_is_buried(self, store: Store) -> None:
+    def test_a_value_that_no_column_can_hold_is_buried(self, backend: Backend) -> None:
         class Order(Record, kw_only=True):
             count: int
             note: str = ""
@@ -540,31 +545,31 @@ class SinkTests:
             return [odd.get(body) or Order(count=int(body))]
 
         own = Stream("orders", Order, decode)
-        sink = open_store(store.url, {"orders": own})
+        store = open_store(backend.url, {"orders": own})
         bodies = [b"1", b"64", b"2", b"-1", b"-2", b"-3", b"3"]
-        assert sink.persist(claim("orders", 7), decoded(own, bodies)) == Outcome(3, 4)
-        assert store.ask("SELECT count FROM orders ORDER BY seq") == [(1,), (2,), (3,)]
-        assert [x.body for x in sink.letters()] == [b"64", b"-1", b"-2", b"-3"]
-        sink.close()
+        assert store.persist(claim("orders", 7), decoded(own, bodies)) == Outcome(3, 4)
+        assert backend.ask("SELECT count FROM orders ORDER BY seq") == [(1,), (2,), (3,)]
+        assert [x.body for x in store.letters()] == [b"64", b"-1", b"-2", b"-3"]
+        store.close()
 
-    def test_an_exception_of_the_entries_propagates_and_nothing_is_stored(self, store: Store, sink: Sink) -> None:
+    def test_an_exception_of_the_entries_propagates_and_nothing_is_stored(self, backend: Backend, store: Store) -> None:
         class Gone(Exception):
             pass
 
         for error in Gone, ValueError, TypeError, KeyError:  # also types that an error of the database may have
             with pytest.raises(error):
-                sink.persist(claim("votes", 1), gone(error))
-        assert store.ask("SELECT (SELECT count(*) FROM votes) + (SELECT count(*) FROM batches)") == [(0,)]
-        assert sink.persist(*votes("a", "b")) == Outcome(2, 0)
+                store.persist(claim("votes", 1), gone(error))
+        assert backend.ask("SELECT (SELECT count(*) FROM votes) + (SELECT count(*) FROM batches)") == [(0,)]
+        assert store.persist(*votes("a", "b")) == Outcome(2, 0)
 
-    def test_a_new_field_is_a_new_column(self, store: Store) -> None:
+    def test_a_new_field_is_a_new_column(self, backend: Backend) -> None:
         class Order(Record):
             sku: str
 
         old = stream("orders", Order)
-        sink = open_store(store.url, {"orders": old})
-        sink.persist(claim("orders", 1), decoded(old, [b'{"sku":"a"}']))
-        sink.close()
+        store = open_store(backend.url, {"orders": old})
+        store.persist(claim("orders", 1), decoded(old, [b'{"sku":"a"}']))
+        store.close()
 
         class Larger(Record):
             sku: str
@@ -572,173 +577,177 @@ class SinkTests:
             tags: list[str] | None = None
 
         new = stream("orders", Larger)
-        sink = open_store(store.url, {"orders": new})
-        sink.persist(claim("orders", 1, first=2), decoded(new, [b'{"sku":"b","count":3,"tags":["x"]}'], 2))
-        sink.close()
-        assert store.ask("SELECT sku, count, seq FROM orders ORDER BY seq") == [("a", None, 1), ("b", 3, 2)]
+        store = open_store(backend.url, {"orders": new})
+        store.persist(claim("orders", 1, first=2), decoded(new, [b'{"sku":"b","count":3,"tags":["x"]}'], 2))
+        store.close()
+        assert backend.ask("SELECT sku, count, seq FROM orders ORDER BY seq") == [("a", None, 1), ("b", 3, 2)]
         # with the old type again, as during an upgrade
-        sink = open_store(store.url, {"orders": old})
-        assert sink.persist(claim("orders", 1, first=3), decoded(old, [b'{"sku":"c"}'], 3)) == Outcome(1, 0)
-        sink.close()
+        store = open_store(backend.url, {"orders": old})
+        assert store.persist(claim("orders", 1, first=3), decoded(old, [b'{"sku":"c"}'], 3)) == Outcome(1, 0)
+        store.close()
 
-    def test_a_record_type_that_replaces_metrics_is_stored_like_any_other(self, store: Store) -> None:
+    def test_a_record_type_that_replaces_metrics_is_stored_like_any_other(self, backend: Backend) -> None:
         class Reading(Record):
             name: str
             value: str
 
         own = stream("metrics", Reading)
-        sink = open_store(store.url, {"metrics": own})
+        store = open_store(backend.url, {"metrics": own})
         body = b'{"name":"a","value":"1","time":1766600000123456789}\n{"name":"b","value":"2"}'
-        assert sink.persist(claim("metrics", 1), decoded(own, [body])) == Outcome(2, 0)
-        assert store.ask("SELECT * FROM metrics ORDER BY name") == [
+        assert store.persist(claim("metrics", 1), decoded(own, [body])) == Outcome(2, 0)
+        assert backend.ask("SELECT * FROM metrics ORDER BY name") == [
             ("2026-01-01T12:00:00.000Z", "2025-12-24T18:13:20.123Z", "a", "1", 1, 1),
             ("2026-01-01T12:00:00.000Z", "2026-01-01T12:00:00.000Z", "b", "2", 1, 1),
         ]
-        sink.close()
+        store.close()
 
-    def test_metrics_under_another_name_are_stored_as_metrics(self, store: Store) -> None:
+    def test_metrics_under_another_name_are_stored_as_metrics(self, backend: Backend) -> None:
         own = STREAMS["metrics"]._replace(name="readings")
-        sink = open_store(store.url, {"metrics": STREAMS["metrics"], "readings": own})
+        store = open_store(backend.url, {"metrics": STREAMS["metrics"], "readings": own})
         line = b"m f=0.1,n=18446744073709551615u 1766600000123456789"
         for name in "metrics", "readings":
-            assert sink.persist(claim(name, 1), decoded(own, [line])) == Outcome(2, 0)
-        columns = store.ask("SELECT * FROM metrics ORDER BY field")
-        renamed = store.ask("SELECT * FROM readings ORDER BY field")
+            assert store.persist(claim(name, 1), decoded(own, [line])) == Outcome(2, 0)
+        columns = backend.ask("SELECT * FROM metrics ORDER BY field")
+        renamed = backend.ask("SELECT * FROM readings ORDER BY field")
         assert [row[:-2] for row in columns] == [row[:-2] for row in renamed]  # all but batch and seq
-        assert store.ask("SELECT name, field, type FROM readings ORDER BY field") == [
+        assert backend.ask("SELECT name, field, type FROM readings ORDER BY field") == [
             ("m", "f", "float"),
             ("m", "n", "unsigned"),
         ]
-        sink.close()
+        store.close()
 
-    def test_a_table_that_cannot_be_written_stops_only_its_stream(self, store: Store, sink: Sink) -> None:
-        store.ask("ALTER TABLE votes RENAME TO ballots")
-        store.ask("CREATE VIEW votes AS SELECT 1 AS one")
-        again = open_store(store.url, STREAMS)
-        for one in sink, again:
+    def test_a_table_that_cannot_be_written_stops_only_its_stream(self, backend: Backend, store: Store) -> None:
+        backend.ask("ALTER TABLE votes RENAME TO ballots")
+        backend.ask("CREATE VIEW votes AS SELECT 1 AS one")
+        again = open_store(backend.url, STREAMS)
+        for one in store, again:
             with pytest.raises(Unavailable):
                 one.persist(*votes("a"))
             body = b'{"device":"e","lat":-1,"lon":2}'
-            first = 1 if one is sink else 2
+            first = 1 if one is store else 2
             assert one.persist(claim("gps", 1, first), decoded(STREAMS["gps"], [body], first)) == Outcome(1, 0)
-        store.ask("DROP VIEW votes")
-        assert sink.persist(*votes("a")) == Outcome(1, 0)
+        backend.ask("DROP VIEW votes")
+        assert store.persist(*votes("a")) == Outcome(1, 0)
         assert again.persist(*votes("a")) == Outcome(0, 0, again=True)
         again.close()
 
     def test_a_database_that_cannot_be_written_is_unavailable_and_nothing_is_lost(
-        self, store: Store, sink: Sink
+        self, backend: Backend, store: Store
     ) -> None:
-        with store.away():
+        with backend.away():
             for _ in range(2):
                 with pytest.raises(Unavailable):
-                    open_store(store.url, STREAMS).persist(*votes("a"))
-        assert poll(lambda: sink.persist(*votes("a"))) == Outcome(1, 0)  # the first try may find a broken connection
-        assert self.choices(store) == ["a"]
+                    open_store(backend.url, STREAMS).persist(*votes("a"))
+        assert poll(lambda: store.persist(*votes("a"))) == Outcome(1, 0)  # the first try may find a broken connection
+        assert self.choices(backend) == ["a"]
 
-    def test_a_kill_during_a_transaction_stores_all_or_nothing(self, store: Store, sink: Sink) -> None:
+    def test_a_kill_during_a_transaction_stores_all_or_nothing(self, backend: Backend, store: Store) -> None:
         program = (
             "import sys; sys.path[:0] = sys.argv[2:]\n"
             "import store_tests\nfrom sluice.store.registry import open_store\n"
-            "sink = open_store(sys.argv[1], store_tests.STREAMS)\n"
+            "store = open_store(sys.argv[1], store_tests.STREAMS)\n"
             "print(flush=True)\n"
             "for first in range(1, 10**9, 500):\n"
-            "    sink.persist(*store_tests.votes(*range(first, first + 500), first=first))\n"
+            "    store.persist(*store_tests.votes(*range(first, first + 500), first=first))\n"
         )
         for round in range(8):
-            command = [sys.executable, "-c", program, store.url, str(ROOT), str(ROOT / "tests")]
+            command = [sys.executable, "-c", program, backend.url, str(ROOT), str(ROOT / "tests")]
             with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
                 assert process.stdout
                 process.stdout.readline()
                 more = "SELECT count(*) FROM votes"
-                before = store.ask(more)
-                while store.ask(more) == before:
+                before = backend.ask(more)
+                while backend.ask(more) == before:
                     pass
                 time.sleep(round / 1000)  # at another point each time
                 process.send_signal(signal.SIGKILL)
-            poll(store.idle)
-            assert store.ask("SELECT count(*) FROM votes") == store.ask("SELECT 500 * count(*) FROM batches")
-            assert store.ask("SELECT count(*) FROM votes") == store.ask("SELECT count(DISTINCT choice) FROM votes")
+            poll(backend.idle)
+            assert backend.ask("SELECT count(*) FROM votes") == backend.ask("SELECT 500 * count(*) FROM batches")
+            assert backend.ask("SELECT count(*) FROM votes") == backend.ask("SELECT count(DISTINCT choice) FROM votes")
             for table in "votes", "batches", "batches_ranges":
-                store.ask(f"DELETE FROM {table}")
-            assert sink.persist(*votes(*range(500))) == Outcome(500, 0)
+                backend.ask(f"DELETE FROM {table}")
+            assert store.persist(*votes(*range(500))) == Outcome(500, 0)
             for table in "votes", "batches", "batches_ranges":
-                store.ask(f"DELETE FROM {table}")
+                backend.ask(f"DELETE FROM {table}")
 
-    def test_a_replayed_letter_is_stored_or_stays_dead_with_the_new_reason(self, store: Store, sink: Sink) -> None:
-        sink.persist(*votes("", "a", ""))
-        old = sink.letters()
+    def test_a_replayed_letter_is_stored_or_stays_dead_with_the_new_reason(
+        self, backend: Backend, store: Store
+    ) -> None:
+        store.persist(*votes("", "a", ""))
+        old = store.letters()
 
         def mended(letter: DeadLetter) -> list[Record | Reject]:
             if letter.seq == 1:
                 return [Vote(poll="p", choice="mended"), Vote(poll="p", choice="and one")]
             return [Reject(letter.body, "not today", True)]
 
-        assert sink.replay(old, mended, True) == (1, 2, 1, {"not today": 1})
-        assert sink.letters() == old
-        assert sink.replay(old, mended, False) == (1, 2, 1, {"not today": 1})
-        new = sink.letters()
+        assert store.replay(old, mended, True) == (1, 2, 1, {"not today": 1})
+        assert store.letters() == old
+        assert store.replay(old, mended, False) == (1, 2, 1, {"not today": 1})
+        new = store.letters()
         assert [(x.seq, x.reason, x.received, x.whole, x.batch) for x in new] == [
             (3, "not today", NOON + 2_000_000, True, old[0].batch)
         ]
         assert new[0].id > old[-1].id
         row = "SELECT received_at, choice, batch, seq FROM votes WHERE choice = 'mended'"
-        assert store.ask(row) == [("2026-01-01T12:00:00.000Z", "mended", old[0].batch, 1)]
-        assert store.ask("SELECT records FROM batches") == [(3,)]
-        assert sink.ledger("votes", upto(3))[:2] == (3, 1)
+        assert backend.ask(row) == [("2026-01-01T12:00:00.000Z", "mended", old[0].batch, 1)]
+        assert backend.ask("SELECT records FROM batches") == [(3,)]
+        assert store.ledger("votes", upto(3))[:2] == (3, 1)
         # the letters are gone
-        assert sink.replay(old, mended, False) == (0, 0, 0, {})
-        assert sink.letters() == new
+        assert store.replay(old, mended, False) == (0, 0, 0, {})
+        assert store.letters() == new
 
-    def test_a_letter_that_is_gone_does_not_hold_up_the_others(self, store: Store, sink: Sink) -> None:
-        sink.persist(*votes("", ""))
-        letters = sink.letters()
+    def test_a_letter_that_is_gone_does_not_hold_up_the_others(self, backend: Backend, store: Store) -> None:
+        store.persist(*votes("", ""))
+        letters = store.letters()
 
         def mended(letter: DeadLetter) -> list[Record | Reject]:
             return [Vote(poll="p", choice=str(letter.seq))]
 
-        assert sink.replay(letters[:1], mended, False).stored == 1
-        assert sink.replay(letters, mended, False).stored == 1
-        assert self.choices(store) == ["1", "2"]
+        assert store.replay(letters[:1], mended, False).stored == 1
+        assert store.replay(letters, mended, False).stored == 1
+        assert self.choices(backend) == ["1", "2"]
 
-    def test_a_claim_that_begins_with_the_last_stored_body_stores_the_others(self, store: Store, sink: Sink) -> None:
-        sink.persist(*votes("1", "2", "3"))
-        assert sink.persist(*votes("3", "4", "5", first=3)).records == 2
-        assert self.choices(store) == ["1", "2", "3", "4", "5"]
+    def test_a_claim_that_begins_with_the_last_stored_body_stores_the_others(
+        self, backend: Backend, store: Store
+    ) -> None:
+        store.persist(*votes("1", "2", "3"))
+        assert store.persist(*votes("3", "4", "5", first=3)).records == 2
+        assert self.choices(backend) == ["1", "2", "3", "4", "5"]
 
-    def test_an_id_of_a_dead_letter_is_never_reused(self, store: Store, sink: Sink) -> None:
-        sink.persist(*votes(""))
-        read = sink.letters()
-        assert sink.replay(read, lambda letter: [Vote(poll="p", choice="a")], False).stored == 1
-        sink.persist(*votes("", first=2))
-        assert sink.replay(read, lambda letter: [Vote(poll="p", choice="b")], False).stored == 0
-        assert [x.seq for x in sink.letters()] == [2]
-        assert self.choices(store) == ["a"]
+    def test_an_id_of_a_dead_letter_is_never_reused(self, backend: Backend, store: Store) -> None:
+        store.persist(*votes(""))
+        read = store.letters()
+        assert store.replay(read, lambda letter: [Vote(poll="p", choice="a")], False).stored == 1
+        store.persist(*votes("", first=2))
+        assert store.replay(read, lambda letter: [Vote(poll="p", choice="b")], False).stored == 0
+        assert [x.seq for x in store.letters()] == [2]
+        assert self.choices(backend) == ["a"]
 
     def test_dead_letters_are_read_until_they_have_as_many_bytes_as_fit(
-        self, sink: Sink, monkeypatch: pytest.MonkeyPatch
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         rejects = [Reject(b"x" * size, "y", True) for size in (9, 1, 5, 5)]
-        sink.persist(claim("votes", 4), lambda: [(seq, NOON, b"", one) for seq, one in enumerate(rejects, 1)])
+        store.persist(claim("votes", 4), lambda: [(seq, NOON, b"", one) for seq, one in enumerate(rejects, 1)])
         monkeypatch.setattr("sluice.store.bounds.LETTER_BYTES", 10)
-        assert [letter.seq for letter in sink.letters()] == [1, 2]
-        assert [letter.seq for letter in sink.letters(newest=True)] == [4, 3]
+        assert [letter.seq for letter in store.letters()] == [1, 2]
+        assert [letter.seq for letter in store.letters(newest=True)] == [4, 3]
 
-    def test_a_partial_dead_letter_that_stays_dead_stays_partial(self, store: Store, sink: Sink) -> None:
-        store.refuse("votes", "choice", "poison")
+    def test_a_partial_dead_letter_that_stays_dead_stays_partial(self, backend: Backend, store: Store) -> None:
+        backend.refuse("votes", "choice", "poison")
         body = b"\n".join([vote(""), vote("a"), vote("poison")])
-        sink.persist(claim("votes", 1), decoded(STREAMS["votes"], [body]))
-        before = sorted((x.body, x.whole) for x in sink.letters())
-        assert sink.replay(sink.letters(), today, False)[:3] == (0, 0, 2)
-        assert sorted((x.body, x.whole) for x in sink.letters()) == before
-        assert self.choices(store) == ["a"]
+        store.persist(claim("votes", 1), decoded(STREAMS["votes"], [body]))
+        before = sorted((x.body, x.whole) for x in store.letters())
+        assert store.replay(store.letters(), today, False)[:3] == (0, 0, 2)
+        assert sorted((x.body, x.whole) for x in store.letters()) == before
+        assert self.choices(backend) == ["a"]
 
-    def test_simultaneous_replays_store_nothing_twice(self, store: Store, sink: Sink) -> None:
-        sink.persist(claim("votes", 300), decoded(STREAMS["votes"], [b"%d" % n for n in range(300)]))
-        assert len(sink.letters(limit=1000)) == 300
+    def test_simultaneous_replays_store_nothing_twice(self, backend: Backend, store: Store) -> None:
+        store.persist(claim("votes", 300), decoded(STREAMS["votes"], [b"%d" % n for n in range(300)]))
+        assert len(store.letters(limit=1000)) == 300
 
         def replay() -> None:
-            own = open_store(store.url, STREAMS, make=False)
+            own = open_store(backend.url, STREAMS, make=False)
             above = 0
             while letters := own.letters(above=above, limit=7):
                 above = letters[-1].id
@@ -750,68 +759,70 @@ class SinkTests:
             thread.start()
         for thread in threads:
             thread.join()
-        assert sorted(map(int, self.choices(store))) == list(range(300))
-        assert sink.letters() == []
+        assert sorted(map(int, self.choices(backend))) == list(range(300))
+        assert store.letters() == []
 
-    def test_dead_letters_are_selected_by_a_read_only_condition(self, store: Store, sink: Sink) -> None:
-        sink.persist(*votes("", "", "a", ""))
-        ids = [x.id for x in sink.letters()]
-        assert [x.seq for x in sink.letters("seq > 1 -- the later ones")] == [2, 4]
-        assert [x.seq for x in sink.letters("seq = 1 OR seq = 4")] == [1, 4]
-        assert [x.id for x in sink.letters(above=ids[0], below=ids[2])] == [ids[1]]
-        assert [x.seq for x in sink.letters(limit=2, newest=True)] == [4, 2]
-        assert sink.reasons("seq > 1")[0][2] == 2
+    def test_dead_letters_are_selected_by_a_read_only_condition(self, backend: Backend, store: Store) -> None:
+        store.persist(*votes("", "", "a", ""))
+        ids = [x.id for x in store.letters()]
+        assert [x.seq for x in store.letters("seq > 1 -- the later ones")] == [2, 4]
+        assert [x.seq for x in store.letters("seq = 1 OR seq = 4")] == [1, 4]
+        assert [x.id for x in store.letters(above=ids[0], below=ids[2])] == [ids[1]]
+        assert [x.seq for x in store.letters(limit=2, newest=True)] == [4, 2]
+        assert store.reasons("seq > 1")[0][2] == 2
         deadly = "1=1)); DELETE FROM dead_letters; SELECT * FROM (SELECT * FROM dead_letters WHERE (1=1"
         for where in ("", "nope", "seq =", "1=1; DELETE FROM dead_letters", deadly):
             with pytest.raises(ValueError):
-                sink.letters(where)
+                store.letters(where)
             with pytest.raises(ValueError):
-                sink.reasons(where)
-        assert [x.id for x in sink.letters()] == ids
+                store.reasons(where)
+        assert [x.id for x in store.letters()] == ids
 
-    def test_large_dead_letters_are_returned_a_few_at_a_time(self, store: Store, sink: Sink) -> None:
-        sink.persist(claim("votes", 12), decoded(STREAMS["votes"], [b"x" * (1 << 20)] * 12))
+    def test_large_dead_letters_are_returned_a_few_at_a_time(self, backend: Backend, store: Store) -> None:
+        store.persist(claim("votes", 12), decoded(STREAMS["votes"], [b"x" * (1 << 20)] * 12))
         seen: list[DeadLetter] = []
-        while more := sink.letters(above=seen[-1].id if seen else 0):
+        while more := store.letters(above=seen[-1].id if seen else 0):
             assert len(more) < 12
             seen += more
         assert [x.seq for x in seen] == list(range(1, 13))
 
-    def test_the_ledger_counts_bodies_up_to_a_sequence_number_and_finds_claims(self, store: Store, sink: Sink) -> None:
+    def test_the_ledger_counts_bodies_up_to_a_sequence_number_and_finds_claims(
+        self, backend: Backend, store: Store
+    ) -> None:
         first, second = votes("a", "", first=1), votes("b", first=3)
         body = b"\n".join([vote(""), vote("c"), vote("")])  # one body, two letters
         for given in first, second, (claim("votes", 1, 4), decoded(STREAMS["votes"], [body], 4)):
-            sink.persist(*given)
+            store.persist(*given)
         ids = {first[0].id: 2, second[0].id: 1, "other:9:1": 5}
-        assert sink.ledger("votes", upto(4), claims=ids)[:3] == (4, 2, ids | {"other:9:1": 0})
-        assert sink.ledger("votes", upto(3))[:3] == (3, 1, {})
-        assert sink.ledger("gps")[:3] == (0, 0, {})
+        assert store.ledger("votes", upto(4), claims=ids)[:3] == (4, 2, ids | {"other:9:1": 0})
+        assert store.ledger("votes", upto(3))[:3] == (3, 1, {})
+        assert store.ledger("gps")[:3] == (0, 0, {})
 
-    def test_the_ledger_counts_the_numbers_that_were_lost_from_the_list(self, store: Store, sink: Sink) -> None:
+    def test_the_ledger_counts_the_numbers_that_were_lost_from_the_list(self, backend: Backend, store: Store) -> None:
         """Redis went back to 3 of 6, and was emptied before: each number counts once, in the spool that has it."""
         for spool, first, last in ("old", 1, 4), ("lost", 1, 6), ("new", 4, 5):
             bodies = ["" if n == last else n for n in range(first, last + 1)]
             given, entries = votes(*bodies, first=first)
-            sink.persist(given._replace(id=f"{spool}:{first}:{NOON}"), entries)
-        assert sink.ledger("votes", [Window("new", 1, 6, 5)]).earlier == 4 + 6  # without a line, they begin with 1
+            store.persist(given._replace(id=f"{spool}:{first}:{NOON}"), entries)
+        assert store.ledger("votes", [Window("new", 1, 6, 5)]).earlier == 4 + 6  # without a line, they begin with 1
         for spool, first, last, purged in ("old", 1, 9, 3), ("lost", 1, 8, 0), ("new", 4, 5, 0), ("c", 1, 9, 0):
             cell = "other" if spool == "c" else "mine"
-            sink.leave_line(cell, {}, [Spool("votes", spool, cell, first, last, purged)])
+            store.leave_line(cell, {}, [Spool("votes", spool, cell, first, last, purged)])
         history = [Window("lost", 1, 4), Window("new", 4, 8, 5)]
         # of "old" 9 numbers but 3 purged, of "lost" those from 4 to 8
-        assert sink.ledger("votes", history, "mine")[:5] == (12, 3, {}, 6 + 5, {"old": 3, "lost": 0, "new": 0})
-        assert sink.ledger("votes", history[:1] + [Window("new", 4, 8, 4)], "mine")[:2] == (11, 2)
-        assert sink.ledger("votes", [Window("lost", 1, 9), Window("new", 9, 11, 9)], "mine").earlier == 6  # none lost
-        assert sink.ledger("votes", (), "other")[:4] == (0, 0, {}, 9)
+        assert store.ledger("votes", history, "mine")[:5] == (12, 3, {}, 6 + 5, {"old": 3, "lost": 0, "new": 0})
+        assert store.ledger("votes", history[:1] + [Window("new", 4, 8, 4)], "mine")[:2] == (11, 2)
+        assert store.ledger("votes", [Window("lost", 1, 9), Window("new", 9, 11, 9)], "mine").earlier == 6  # none lost
+        assert store.ledger("votes", (), "other")[:4] == (0, 0, {}, 9)
 
-    def test_a_note_may_carry_rows(self, sink: Sink) -> None:
-        with sink.transaction() as db:
-            sink.note(db, "votes", "a", None)
-            sink.note(db, "votes", "b", b"rows")
-            assert sink.notes(db) == [("votes", "a"), ("votes", "b")]
-            assert [sink.carried(db, name) for name in ("a", "b")] == [None, b"rows"]
+    def test_a_note_may_carry_rows(self, store: Store) -> None:
+        with store.transaction() as db:
+            store.note(db, "votes", "a", None)
+            store.note(db, "votes", "b", b"rows")
+            assert store.notes(db) == [("votes", "a"), ("votes", "b")]
+            assert [store.carried(db, name) for name in ("a", "b")] == [None, b"rows"]
 
-    def test_an_object_that_cannot_be_published_holds_up_only_those_of_its_stream(self, sink: Sink) -> None:
+    def test_an_object_that_cannot_be_published_holds_up_only_those_of_its_stream(self, store: Store) -> None:
         tried: list[str] = []
 
         class Elsewhere:
@@ -827,59 +838,61 @@ class SinkTests:
                 return True
 
         names = {"1": "gps", "2": "votes", "3": "votes", "4": "logs", "of another worker": "logs"}
-        with sink.transaction() as db:
+        with store.transaction() as db:
             for name, stream in names.items():
-                sink.note(db, stream, name, None)
-        sink.elsewhere = {"votes": Elsewhere(), "logs": Elsewhere()}  # type: ignore[dict-item]
+                store.note(db, stream, name, None)
+        store.elsewhere = {"votes": Elsewhere(), "logs": Elsewhere()}  # type: ignore[dict-item]
         with pytest.raises(Unavailable, match="away"):
-            sink.publish()
+            store.publish()
         assert tried == ["2", "4"]
-        with sink.transaction() as db:
-            assert [name for _, name in sink.notes(db)] == ["1", "2", "3", "of another worker"]
+        with store.transaction() as db:
+            assert [name for _, name in store.notes(db)] == ["1", "2", "3", "of another worker"]
         with pytest.raises(Unavailable, match="away"):  # or the objects of its stream would not be in their order
-            sink.persist(*votes("a"))
-        sink.elsewhere = {"logs": Elsewhere()}  # type: ignore[dict-item]
+            store.persist(*votes("a"))
+        store.elsewhere = {"logs": Elsewhere()}  # type: ignore[dict-item]
         with pytest.raises(Unavailable, match="INGEST_ROWS does not name their destination"):
-            sink.publish()
+            store.publish()
 
-    def test_a_part_of_a_body_is_never_buried_as_a_whole_one(self, sink: Sink) -> None:
-        with sink.transaction() as db:
+    def test_a_part_of_a_body_is_never_buried_as_a_whole_one(self, store: Store) -> None:
+        with store.transaction() as db:
             for whole in True, False:
-                sink.bury(db, "votes", 1, whole, [(1, NOON, b"x", Reject(b"x", "why", each)) for each in (True, False)])
-        assert [letter.whole for letter in sink.letters()] == [True, False, False, False]
+                store.bury(
+                    db, "votes", 1, whole, [(1, NOON, b"x", Reject(b"x", "why", each)) for each in (True, False)]
+                )
+        assert [letter.whole for letter in store.letters()] == [True, False, False, False]
 
-    def test_each_cell_leaves_a_line_and_may_be_forgotten(self, store: Store, sink: Sink) -> None:
-        assert sink.lines() == []
-        sink.leave_line("c1", {"streams": {"votes": {"ready": 7}}}, [Spool("votes", "a", "c1", 1, 9, 0)])
-        sink.leave_line("c2", {}, [])
-        sink.leave_line("c1", {"streams": {"votes": {"ready": 8}}}, [Spool("votes", "a", "c1", 1, 7, 2)])
-        assert [(line.cell, line.figures) for line in sink.lines()] == [
+    def test_each_cell_leaves_a_line_and_may_be_forgotten(self, backend: Backend, store: Store) -> None:
+        assert store.lines() == []
+        store.leave_line("c1", {"streams": {"votes": {"ready": 7}}}, [Spool("votes", "a", "c1", 1, 9, 0)])
+        store.leave_line("c2", {}, [])
+        store.leave_line("c1", {"streams": {"votes": {"ready": 8}}}, [Spool("votes", "a", "c1", 1, 7, 2)])
+        assert [(line.cell, line.figures) for line in store.lines()] == [
             ("c1", {"streams": {"votes": {"ready": 8}}}), ("c2", {}),
         ]  # fmt: skip
-        assert all(0 <= line.seconds < 60 for line in sink.lines())
+        assert all(0 <= line.seconds < 60 for line in store.lines())
 
         def is_new() -> bool:
-            sink.leave_line("c2", {}, [])
-            return sink.lines()[1].seconds < 0.9
+            store.leave_line("c2", {}, [])
+            return store.lines()[1].seconds < 0.9
 
         poll(is_new)  # unless this process stands still meanwhile
-        assert store.ask("SELECT * FROM batches_spools") == [("votes", "a", "c1", 1, 9, 2)]  # 9 was given once
-        assert (sink.forget("c1"), sink.forget("c1")) == (True, False)
-        assert [line.cell for line in sink.lines()] == ["c2"]
+        assert backend.ask("SELECT * FROM batches_spools") == [("votes", "a", "c1", 1, 9, 2)]  # 9 was given once
+        assert (store.forget("c1"), store.forget("c1")) == (True, False)
+        assert [line.cell for line in store.lines()] == ["c2"]
 
-    def test_readers_and_writers_do_not_block_each_other(self, store: Store, sink: Sink) -> None:
-        sink.persist(*votes("a", ""))
-        other = open_store(store.url, STREAMS, make=False)
+    def test_readers_and_writers_do_not_block_each_other(self, backend: Backend, store: Store) -> None:
+        store.persist(*votes("a", ""))
+        other = open_store(backend.url, STREAMS, make=False)
 
         def entries() -> Iterator[Entry]:
             yield from votes("b", first=3)[1]()
             assert other.ledger("votes")[:2] == (2, 1)
             assert len(other.letters()) == 1
 
-        assert sink.persist(claim("votes", 1, 3), entries) == Outcome(1, 0)
+        assert store.persist(claim("votes", 1, 3), entries) == Outcome(1, 0)
         other.close()
 
-    def test_every_type_of_msgspec_can_be_stored(self, store: Store) -> None:
+    def test_every_type_of_msgspec_can_be_stored(self, backend: Backend) -> None:
         class Order(Record):
             paid: bool
             weight: float | None
@@ -889,12 +902,12 @@ class SinkTests:
             lines: list[dict[str, int]]
 
         own = stream("orders", Order)
-        sink = open_store(store.url, {"orders": own})
+        store = open_store(backend.url, {"orders": own})
         body = b'{"paid":true,"weight":2.5,"colour":"red","size":"m","due":"2026-02-01","lines":[{"a":1}]}'
-        assert sink.persist(claim("orders", 1), decoded(own, [body])) == Outcome(1, 0)
-        ((paid, weight, colour, size, due, lines),) = store.ask(
+        assert store.persist(claim("orders", 1), decoded(own, [body])) == Outcome(1, 0)
+        ((paid, weight, colour, size, due, lines),) = backend.ask(
             "SELECT paid, weight, colour, size, due, lines FROM orders"
         )
         assert (paid, weight, json.loads(lines)) == (1, 2.5, [{"a": 1}])
         assert [x.strip('"') for x in (colour, size, due)] == ["red", "m", "2026-02-01"]
-        sink.close()
+        store.close()

@@ -35,7 +35,7 @@ LANE = "fastlane"
 def stored() -> Iterator[Site]:
     """An installation with some rows; its follower runs."""
     with installation(None) as site:
-        site.store(
+        site.put(
             "gps",
             [
                 *(Gps(time=(NOON + n) * 10**9, device="bike", lat=n + 0.5, lon=2.25) for n in range(8)),
@@ -43,16 +43,16 @@ def stored() -> Iterator[Site]:
             ],
         )
         values: list[tuple[str, float]] = [("b", 1.5), ("a", 2.5), ("c", 3.5)]
-        site.store(
+        site.put(
             "metrics",
             [
                 Metric(time=NOON * 10**9, name="room", tags={"id": tag}, field="value", value=value, type="float")
                 for tag, value in values
             ],
         )
-        site.store("votes", [Vote(time=None, poll="cookies", choice=choice) for choice in ("oreo", "fig", "oreo")])
+        site.put("votes", [Vote(time=None, poll="cookies", choice=choice) for choice in ("oreo", "fig", "oreo")])
         notice: Any = site.streams["notices"].record
-        site.store("notices", [notice(time=NOON * 10**9, user="ann", kind="like", object=n % 6) for n in range(9)])
+        site.put("notices", [notice(time=NOON * 10**9, user="ann", kind="like", object=n % 6) for n in range(9)])
         site.caught_up()
         yield site
 
@@ -367,8 +367,8 @@ def test_the_fast_lane_copies_no_dictionary_for_the_application() -> None:
 
 def test_a_first_count_delays_only_those_who_ask_for_it() -> None:
     with installation(None) as site, reader(site, LANE) as lane:
-        site.store("votes", [Vote(time=None, poll="cookies", choice="oreo")])
-        site.store("gps", [Gps(time=NOON * 10**9, device="bike", lat=1.5, lon=2.5)])
+        site.put("votes", [Vote(time=None, poll="cookies", choice="oreo")])
+        site.put("gps", [Gps(time=NOON * 10**9, device="bike", lat=1.5, lon=2.5)])
         site.caught_up()
         site.kill(site.follower)
         with connect(lane.where) as first, connect(lane.where) as second:

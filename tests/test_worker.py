@@ -1,4 +1,4 @@
-"""worker.py against a private Redis: every body is stored once, even if processes are killed or the sink fails."""
+"""worker.py against a private Redis: every body is stored once, even if processes are killed or the store fails."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from sluice.spool.contract import CELL, LAYOUT_KEY, LEASE, Claim
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import MAX_BODIES, Outlet
-from sluice.store.store import Sink
+from sluice.store.store import Store
 from sluice.store.types import NewerTables, Outcome, Unavailable
 from sluice.streams import registry
 from sluice.streams.record import Limits, Reject, Vote
@@ -162,7 +162,7 @@ def test_a_wrong_argument_or_setting_is_reported_in_one_line_with_status_2(tmp: 
         return done.stderr
 
     assert refused("sing") == "usage: worker.py [run | drain]\n"
-    assert "INGEST_SINK" in refused(INGEST_SINK="mysql://")
+    assert "INGEST_STORE" in refused(INGEST_STORE="mysql://")
     assert "INGEST_RECORDS" in refused(INGEST_RECORDS="no_such_module")
     (tmp / "unfit.py").write_text(
         "from sluice import stream\nfrom sluice.streams.record import Vote\n"
@@ -210,9 +210,9 @@ def test_a_second_signal_stops_the_worker_at_once_and_loses_nothing(tmp: Path, r
 
 def test_a_stop_ends_the_lease_of_a_claim_that_is_not_stored(tmp: Path, redis: Server) -> None:
     (tmp / "full").write_text("a file where the folder should be")
-    with worker(tmp, {"INGEST_SINK": f"sqlite:///{tmp}/full/ingest.db"}) as running:
+    with worker(tmp, {"INGEST_STORE": f"sqlite:///{tmp}/full/ingest.db"}) as running:
         push(redis, "a")
-        poll(lambda: "the sink is unavailable" in running.said())
+        poll(lambda: "the store is unavailable" in running.said())
         (name,) = claims(redis)
         running.process.terminate()
         assert running.process.wait(60) == 0
@@ -273,7 +273,7 @@ def test_a_worker_refuses_a_newer_layout_in_one_line_and_leaves_the_bodies(
         (tmp / "ingest.db").write_text("somebody's letters " * 100)
         commit(redis, 1, 2)
         with worker(tmp, log="later.out") as running:
-            poll(lambda: "the sink is unavailable" in running.said())
+            poll(lambda: "the store is unavailable" in running.said())
             (tmp / "hidden.db").rename(tmp / "ingest.db")
             assert running.process.wait(60) == 2
             assert running.said().splitlines()[-1].startswith(f"sluice: {place} has layout 3, and this version")
@@ -320,7 +320,7 @@ def test_a_worker_that_cannot_leave_its_line_goes_on_unless_the_tables_are_newer
     error: Exception, tmp: Path, redis: Server
 ) -> None:
     class Line(CellLine):
-        def leave(self, sink: Sink, last: bool = False) -> None:
+        def leave(self, store: Store, last: bool = False) -> None:
             raise error
 
     line = Line(Inspector(str(redis.socket)), registry.STREAMS, "c1", keep=True)
@@ -335,9 +335,9 @@ def test_a_worker_leaves_its_last_line_only_when_it_has_drained(tmp: Path, redis
     last: list[bool] = []
 
     class Line(CellLine):
-        def leave(self, sink: Sink, is_last: bool = False) -> None:
+        def leave(self, store: Store, is_last: bool = False) -> None:
             last.append(is_last)
-            super().leave(sink, is_last)
+            super().leave(store, is_last)
 
     line = Line(Inspector(str(redis.socket)), registry.STREAMS, "c1", keep=True)
     ours = program.Worker(Outlet(str(redis.socket)), f"sqlite:///{tmp}/ingest.db", registry.STREAMS, LIMITS, line)
@@ -382,7 +382,7 @@ def test_two_workers_on_two_copies_of_a_list_store_each_body_once_and_what_is_pu
     homes = [tmp / "one", tmp / "two"]
     for home in homes:
         shutil.copytree(tmp / "redis", home / "redis")
-    env: dict[str, object] = {"INGEST_SINK": f"sqlite:///{tmp}/ingest.db"}
+    env: dict[str, object] = {"INGEST_STORE": f"sqlite:///{tmp}/ingest.db"}
     with redis_server(homes[0]) as one, redis_server(homes[1]) as two:
         assert Outlet(str(two.socket)).claim("votes", max_bodies=777, lease=0)
         commit(one, *range(20_000, 20_100))  # the same sequence numbers as
@@ -430,7 +430,7 @@ def test_the_next_claim_is_requested_after_the_bodies_are_read_and_before_they_a
             open_claims.append(len(claims(redis)))
             return found
 
-    class Sink:
+    class Store:
         def persist(self, claim: Claim, entries: Any) -> Outcome:
             open_claims.append(len(claims(redis)))
             rows = entries()
@@ -439,13 +439,13 @@ def test_the_next_claim_is_requested_after_the_bodies_are_read_and_before_they_a
             return Outcome(claim.count, 0)
 
     ours = program.Worker(Reader(str(redis.socket)), "", registry.STREAMS, LIMITS)
-    ours.sink = Sink()  # type: ignore[assignment]
+    ours.store = Store()  # type: ignore[assignment]
     (state,) = [state for state in ours.states if state.stream.name == "votes"]
     state.max_bodies = MAX_BODIES
     push(redis, *range(2 * MAX_BODIES + 1))
     assert ours.step(state)
     assert state.prefetched
-    assert open_claims == [1, 1]  # while the sink is unavailable, the worker does not hold a second claim
+    assert open_claims == [1, 1]  # while the store is unavailable, the worker does not hold a second claim
     ours.release()
 
 
@@ -480,7 +480,7 @@ def test_a_body_whose_decoder_raises_after_a_record_is_not_stored_in_part(redis:
 def test_a_worker_that_stops_stores_the_claim_that_it_has_prefetched(redis: Server) -> None:
     stored: list[int] = []
 
-    class Sink:
+    class Store:
         db = None
 
         def persist(self, claim: Claim, entries: Any) -> Outcome:
@@ -491,7 +491,7 @@ def test_a_worker_that_stops_stores_the_claim_that_it_has_prefetched(redis: Serv
 
     streams = {name: registry.STREAMS[name] for name in ("votes", "logs")}
     ours = program.Worker(Outlet(str(redis.socket)), "", streams, LIMITS)
-    ours.sink = Sink()  # type: ignore[assignment]
+    ours.store = Store()  # type: ignore[assignment]
     ours.states[0].max_bodies = MAX_BODIES
     push(redis, *range(MAX_BODIES + 1))
     raw(redis).rpush("ingest:{logs}", b"x")  # which it has not claimed
@@ -508,7 +508,7 @@ def test_the_records_of_a_body_are_stored_one_by_one_while_it_is_decoded(redis: 
             seen.append(f"decoded {choice}")
             yield Vote(poll="p", choice=choice)
 
-    class Sink:
+    class Store:
         def persist(self, claim: Claim, entries: Any) -> Outcome:
             for _, _, _, record in entries():
                 seen.append(f"stored {record.choice}")
@@ -516,13 +516,13 @@ def test_the_records_of_a_body_are_stored_one_by_one_while_it_is_decoded(redis: 
 
     streams = {"votes": registry.STREAMS["votes"]._replace(decode=decode)}
     ours = program.Worker(Outlet(str(redis.socket)), "", streams, LIMITS)
-    ours.sink = Sink()  # type: ignore[assignment]
+    ours.store = Store()  # type: ignore[assignment]
     push(redis, "any")
     ours.step(ours.states[0])
     assert seen == ["decoded a", "stored a", "decoded b", "stored b"]
 
 
-def test_a_claim_that_is_already_in_the_sink_is_only_settled(tmp: Path, redis: Server) -> None:
+def test_a_claim_that_is_already_in_the_store_is_only_settled(tmp: Path, redis: Server) -> None:
     create_database(tmp)
     with worker(tmp, log="first.out") as first:
         with locked(tmp):
@@ -569,25 +569,25 @@ def test_a_chore_that_fails_delays_only_itself(tmp: Path, redis: Server, monkeyp
     clock = [0.0]
     done: list[str] = []
 
-    def fails(sink: Sink) -> bool:
+    def fails(store: Store) -> bool:
         clock[0] += 13
         raise Unavailable("away")
 
-    def works(sink: Sink) -> bool:
+    def works(store: Store) -> bool:
         clock[0] += 1
         done.append("works")
         return True
 
     streams = {"votes": registry.STREAMS["votes"]}
     one = program.Worker(Outlet(str(redis.socket)), f"sqlite:///{tmp}/ingest.db", streams, LIMITS)
-    one.sink = one.connect()
+    one.store = one.connect()
     one.chores = [program.Chore("a", fails, 10), program.Chore("b", works, 10), program.Chore("c", works, 10)]
     monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     for _ in range(4):
         one.do_chores()
     assert done == ["works"]  # a second of work, so the next chore is due in ten
     assert (one.chores[0].due, one.chores_at) == (13 + 10 * 13, 14 + 10 * 1)
-    one.sink.close()
+    one.store.close()
 
 
 def test_a_chore_is_due_at_once_while_there_is_more_and_after_ten_times_what_a_failure_took(
@@ -597,7 +597,7 @@ def test_a_chore_is_due_at_once_while_there_is_more_and_after_ten_times_what_a_f
     answers: list[bool | Exception] = [True, False, Unavailable("locked"), Unavailable("away")]
     took = iter([1, 1, 1, 30])
 
-    def step(_: Sink) -> bool:
+    def step(_: Store) -> bool:
         nonlocal clock
         clock += next(took)
         answer = answers.pop(0)
@@ -606,7 +606,7 @@ def test_a_chore_is_due_at_once_while_there_is_more_and_after_ten_times_what_a_f
         return answer
 
     ours = program.Worker(Outlet(str(redis.socket)), "", registry.STREAMS, LIMITS)
-    ours.sink = SimpleNamespace(db=True)  # type: ignore[assignment]
+    ours.store = SimpleNamespace(db=True)  # type: ignore[assignment]
     chore = program.Chore("a chore", step, 50)
     ours.chores = [chore]
     monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: clock))
@@ -618,7 +618,7 @@ def test_a_chore_is_due_at_once_while_there_is_more_and_after_ten_times_what_a_f
     assert pauses == [0, 50, 50, 300]
 
 
-def test_leases_are_renewed_while_the_sink_is_locked(tmp: Path, redis: Server) -> None:
+def test_leases_are_renewed_while_the_store_is_locked(tmp: Path, redis: Server) -> None:
     create_database(tmp)
     with worker(tmp) as running:
         with locked(tmp):
@@ -626,7 +626,7 @@ def test_leases_are_renewed_while_the_sink_is_locked(tmp: Path, redis: Server) -
             (name,) = poll(lambda: claims(redis))
             lease = partial(raw(redis).zscore, "ingest:{votes}:claims", name)  # when it ends, milliseconds
             first = lease()
-            poll(lambda: "the sink is unavailable" in running.said())
+            poll(lambda: "the store is unavailable" in running.said())
             left: list[float] = []  # of the lease, milliseconds
 
             def renewed_twice() -> bool:
@@ -641,17 +641,17 @@ def test_leases_are_renewed_while_the_sink_is_locked(tmp: Path, redis: Server) -
         assert ask(tmp, "SELECT claim FROM batches ORDER BY id")[0] == (name,)
         poll(lambda: "recovered" in running.said())
         assert [line.partition(": ")[2] for line in running.said().splitlines()] == [
-            f"votes: the sink is unavailable: {tmp}/ingest.db: database is locked",
+            f"votes: the store is unavailable: {tmp}/ingest.db: database is locked",
             "votes: recovered",
         ]
 
 
-def test_the_worker_retries_until_the_sink_can_be_opened(tmp: Path, redis: Server) -> None:
+def test_the_worker_retries_until_the_store_can_be_opened(tmp: Path, redis: Server) -> None:
     (tmp / "full").write_text("a file where the folder should be")
-    env: dict[str, object] = {"INGEST_SINK": f"sqlite:///{tmp}/full/ingest.db"}
+    env: dict[str, object] = {"INGEST_STORE": f"sqlite:///{tmp}/full/ingest.db"}
     with worker(tmp, env) as running:
         push(redis, "a")
-        poll(lambda: "the sink is unavailable" in running.said())
+        poll(lambda: "the store is unavailable" in running.said())
         (tmp / "full").unlink()
         poll(lambda: choices(tmp / "full") == ["a"])
         assert running.said().count("is unavailable") == 1
@@ -664,7 +664,7 @@ def test_a_stream_with_a_broken_table_does_not_delay_the_others(tmp: Path, redis
         db.execute("CREATE VIEW votes AS SELECT 1 AS one")
     with worker(tmp) as running:
         push(redis, *range(10))
-        poll(lambda: "votes: the sink is unavailable" in running.said())
+        poll(lambda: "votes: the store is unavailable" in running.said())
         raw(redis).rpush("ingest:{gps}", b'{"device":"d","lat":1,"lon":2}')
         poll(lambda: ask(tmp, "SELECT device FROM gps") == [("d",)])
         assert claims(redis).values()
@@ -677,14 +677,14 @@ def test_a_stream_with_a_broken_table_does_not_delay_the_others(tmp: Path, redis
 def test_a_stored_claim_is_counted_and_ends_the_waits_and_the_next_one_is_twice_as_large(redis: Server) -> None:
     answers: list[Outcome | None] = [None, Outcome(100, 0), Outcome(200, 0), None]
 
-    class Sink:
+    class Store:
         def persist(self, claim: Claim, entries: Any) -> Outcome:
             if answer := answers.pop(0):
                 return answer
             raise Unavailable("locked")
 
     ours = program.Worker(Outlet(str(redis.socket)), "", registry.STREAMS, LIMITS)
-    ours.sink = Sink()  # type: ignore[assignment]
+    ours.store = Store()  # type: ignore[assignment]
     (state,) = [state for state in ours.states if state.stream.name == "votes"]
     state.max_bodies = 100
     state.decoded.sum = 1000.0  # of earlier claims
@@ -716,7 +716,7 @@ def test_a_claim_that_cannot_be_stored_is_tried_again_after_longer_and_longer_ti
 def test_an_unexpected_error_delays_only_its_stream(tmp: Path, redis: Server, caplog: pytest.LogCaptureFixture) -> None:
     stored: list[str] = []
 
-    class Sink:
+    class Store:
         db = None
 
         def persist(self, claim: Claim, entries: Any) -> Outcome:
@@ -726,7 +726,7 @@ def test_an_unexpected_error_delays_only_its_stream(tmp: Path, redis: Server, ca
             return Outcome(claim.count, 0)
 
     ours = program.Worker(Outlet(str(redis.socket)), "", registry.STREAMS, LIMITS)
-    ours.sink = Sink()  # type: ignore[assignment]
+    ours.store = Store()  # type: ignore[assignment]
     push(redis, "a")
     raw(redis).rpush("ingest:{gps}", b"x")
     thread = threading.Thread(target=ours.run)
@@ -780,7 +780,7 @@ def test_without_redis_the_worker_waits_longer_and_longer_and_each_time_from_the
                 ours.stopping = True
 
     ours = program.Worker(Outlet(str(tmp / "run/redis.sock")), "", registry.STREAMS, LIMITS)
-    ours.sink = SimpleNamespace(db=None)  # type: ignore[assignment]
+    ours.store = SimpleNamespace(db=None)  # type: ignore[assignment]
     ours.wake = Wake()  # type: ignore[assignment]
     with redis:
         ours.run()
@@ -807,7 +807,7 @@ def test_an_idle_worker_only_looks_whether_there_is_work(redis: Server) -> None:
     push(redis, "a")
     assert Outlet(str(redis.socket)).claim("votes")  # another worker has it
     ours = program.Worker(Looker(str(redis.socket)), "", registry.STREAMS, LIMITS)
-    ours.sink = SimpleNamespace(db=None)  # type: ignore[assignment]
+    ours.store = SimpleNamespace(db=None)  # type: ignore[assignment]
     ours.wake = SimpleNamespace(acquire=lambda timeout: turns.append("wait"))  # type: ignore[assignment]
     ours.run()
     # it may claim what another worker has as soon as that one's lease has ended
@@ -822,7 +822,7 @@ def test_the_worker_waits_between_looks_while_a_claim_cannot_be_stored(redis: Se
             turns.append("look")
             return super().has_work(streams)
 
-    class Sink:
+    class Store:
         db = None
 
         def persist(self, claim: Claim, entries: Any) -> Outcome:
@@ -834,7 +834,7 @@ def test_the_worker_waits_between_looks_while_a_claim_cannot_be_stored(redis: Se
         ours.stopping = len(turns) > 4
 
     ours = program.Worker(Looker(str(redis.socket)), "", registry.STREAMS, LIMITS)
-    ours.sink = Sink()  # type: ignore[assignment]
+    ours.store = Store()  # type: ignore[assignment]
     ours.wake = SimpleNamespace(acquire=wait)  # type: ignore[assignment]
     push(redis, "a")
     ours.run()
@@ -1005,7 +1005,7 @@ def test_the_worker_stays_below_100_mb_with(load: str, tmp: Path, redis: Server)
         assert peak(running.pid) < 100
 
 
-def test_the_worker_stays_below_100_mb_while_the_sink_searches_for_a_rejected_row(tmp: Path, redis: Server) -> None:
+def test_the_worker_stays_below_100_mb_while_the_store_searches_for_a_rejected_row(tmp: Path, redis: Server) -> None:
     create_database(tmp)
     with contextlib.closing(sqlite3.connect(tmp / "ingest.db", isolation_level=None)) as db:
         db.execute(

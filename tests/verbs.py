@@ -59,8 +59,8 @@ def drain(tmp: Path, **env: object) -> None:
     """Run a worker in this process until the lists are empty."""
     s = settings.load(environment(tmp, env))
     line = CellLine(Inspector(s.spool), load_streams(s), s.cell, keep=not s.has_own_redis)
-    worker = Worker(Outlet(s.spool), s.sink, load_streams(s), registry.limits(s), line)
+    worker = Worker(Outlet(s.spool), s.store, load_streams(s), registry.limits(s), line)
     worker.run(drain=True)
     worker.stop()
-    if worker.sink:
-        worker.sink.close()
+    if worker.store:
+        worker.store.close()

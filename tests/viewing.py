@@ -18,7 +18,7 @@ from proving.postgres import Postgres
 from sluice import settings, views
 from sluice.spool.contract import Claim
 from sluice.store.registry import open_store
-from sluice.store.store import Sink
+from sluice.store.store import Store
 from sluice.store.types import Entry
 from sluice.streams.schema import load_streams
 from sluice.views import contract, feeds
@@ -51,7 +51,7 @@ VIEWS = {
 
 
 class Site:
-    """An installation without a gateway: rows are stored by sinks in this process, the follower is a real one."""
+    """An installation without a gateway: rows are stored by stores in this process, the follower is a real one."""
 
     def __init__(self, tmp: Path, postgres: Postgres | None) -> None:
         self.tmp = tmp
@@ -62,11 +62,11 @@ class Site:
         if postgres:
             postgres.ask("DROP SCHEMA public CASCADE")
             postgres.ask("CREATE SCHEMA public")
-            self.url = self.env["INGEST_SINK"] = postgres.url
+            self.url = self.env["INGEST_STORE"] = postgres.url
         self.settings = settings.load(harness.environment(tmp, self.env))
         self.streams = load_streams(self.settings)
         self.views = views.load(self.settings)
-        self.sink = self.connect()
+        self.store = self.connect()
         self.seq = 0
         self.claims: list[tuple[Claim, list[Entry]]] = []
         self.redis: subprocess.Popen | None = None
@@ -78,7 +78,7 @@ class Site:
     def socket(self) -> str:
         return str(self.tmp / SOCKET)
 
-    def connect(self) -> Sink[Any]:
+    def connect(self) -> Store[Any]:
         """Another worker's connection to the database."""
         return open_store(self.url, self.streams)
 
@@ -125,15 +125,15 @@ class Site:
             entries += [(self.seq, received, body, one) for one in found]
         return Claim(stream, f"run:{first}:{stream}", first, self.seq + 1 - first, 0, [(first, received)]), entries
 
-    def store(self, stream: str, records: Iterable[Any], bodies: Iterable[bytes] = ()) -> None:
+    def put(self, stream: str, records: Iterable[Any], bodies: Iterable[bytes] = ()) -> None:
         """Store records as a worker does."""
         claim, entries = self.claim(stream, records, bodies)
         self.claims.append((claim, entries))
-        self.sink.persist(claim, lambda: entries)
+        self.store.persist(claim, lambda: entries)
 
     def rows(self, stream: str) -> list[dict[str, Any]]:
         """All rows of a stream, as they are in the database."""
-        with self.sink.transaction() as db:
+        with self.store.transaction() as db:
             if not self.url.startswith("sqlite"):
                 time = "to_char(time AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US') AS time"
                 more = ", value::text AS number" if stream == "metrics" else ""
@@ -216,7 +216,7 @@ class Site:
     def close(self) -> None:
         """End everything."""
         self.running.close()
-        self.sink.close()
+        self.store.close()
 
 
 class Number(str):

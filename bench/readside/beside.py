@@ -44,9 +44,9 @@ def drained(stand: rig.Stand, options: argparse.Namespace) -> dict[str, rig.Figu
     drain = rig.sibling("drain")
     site = Site(stand)
     site.views()
-    sink = drain.Sink("SQLite", site.settings.sink, partial(harness.ask, site.home))
-    idle = drain.start_up(stand, sink)
-    store = drain.case(stand, sink, "gps, JSON", options.bodies, idle)
+    store = drain.Store("SQLite", site.settings.store, partial(harness.ask, site.home))
+    idle = drain.start_up(stand, store)
+    store = drain.case(stand, store, "gps, JSON", options.bodies, idle)
 
     def on(seconds: float) -> rig.Figures:
         with following(site):
@@ -73,7 +73,7 @@ def accepted(stand: rig.Stand, options: argparse.Namespace, file: Path) -> dict[
     read = VIEWS["latest"] + device(0)
     without = off.stand.front(OFF, off.home, {"gateway": off.gateway(options.runtime)}, env=off.env)
     programs = {"gateway": on.gateway(options.runtime), "views": on.views(), "reader": on.reader(options.runtime)}
-    on.store("gps", [position(0)])
+    on.put("gps", [position(0)])
     with following(on):
         candidate = on.front(ON, programs, read)
 
@@ -206,7 +206,7 @@ def run(options: argparse.Namespace) -> bool:
         file = requests(stand.tmp / "posts", posts)
         requests(stand.tmp / "reads", (rig.get(VIEWS["latest"] + device(n)) for n in numbers))
         site = Site(stand)
-        site.store("gps", map(position, range(KEYS)))
+        site.put("gps", map(position, range(KEYS)))
         programs = {"views": site.views(), "reader": site.reader(options.runtime)}
         programs |= {"follower": site.python("follower", FOLLOWER), "worker": site.python("worker", WORKER)}
         programs["gateway"] = site.gateway(options.runtime)

@@ -122,8 +122,8 @@ def start(
 ) -> tuple[dict[str, dict[str, Candidate]], dict[str, list[str]]]:
     """The candidates of each view, and the keys of each view."""
     site = Site(stand)
-    site.store("gps", positions(options.devices))
-    site.store("votes", votes())
+    site.put("gps", positions(options.devices))
+    site.put("votes", votes())
     programs = {"views": site.views(), "reader": site.reader("cpython"), "follower": site.python("follower", FOLLOWER)}
     site.caught_up()
     read = VIEWS["latest"] + device(0)
@@ -147,9 +147,9 @@ def start(
         if candidate is None:
             report.say(f"{name}: left out; it is not installed here.")
     if postgres:
-        other = Site(stand, INGEST_SINK=postgres.url)
-        other.store("gps", positions(options.devices))
-        other.store("votes", votes())
+        other = Site(stand, INGEST_STORE=postgres.url)
+        other.put("gps", positions(options.devices))
+        other.put("votes", votes())
         postgres.ask("CREATE INDEX ON gps (device, time DESC)")
         postgres.ask("CREATE INDEX ON votes (poll, choice)")
         postgres.ask("VACUUM ANALYZE")

@@ -30,7 +30,7 @@ def ahead(stand: rig.Stand, options: argparse.Namespace) -> rig.Candidate:
     """The tally of Sluice; its follower counts slowly."""
     (stand.tmp / "views.py").write_text(VIEWS % options.period)
     site = Site(stand, INGEST_VIEWS=stand.tmp / "views.py")
-    site.store("votes", (b'{"poll":"cookies","choice":"%b"}' % choice for choice in (b"oreo", b"oreo", b"fig")))
+    site.put("votes", (b'{"poll":"cookies","choice":"%b"}' % choice for choice in (b"oreo", b"oreo", b"fig")))
     programs = {"views": site.views(), "reader": site.reader(options.runtime)}
     path = f"{rig.ROOT}:{rig.BENCH}/wsgi"
     env = {"HERD_SECONDS": options.work, "PYTHONPATH": path}

@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> bool:
         site = Site(stand, **module)
         view = site.declared[PATH]
         assert isinstance(view, Feed)
-        site.store("notifications", full(options.users, view.cap))
+        site.put("notifications", full(options.users, view.cap))
         views, follower = site.views(), site.python("follower", FOLLOWER)
         empty = site.client.info("memory")["used_memory"]
         site.caught_up()
@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> bool:
             rig.progress(f"  round {n + 1}/{options.rounds}: p99.99 {tail:.1f} ms")
         took = site.caught_up()
         keys, largest, doubled, _ = audit(site, view)
-        checker = Checker(str(site.home / contract.SOCKET), site.settings.sink, load_streams(site.settings))
+        checker = Checker(str(site.home / contract.SOCKET), site.settings.store, load_streams(site.settings))
         different = checker.check(PATH, view).different
         checker.close()
 

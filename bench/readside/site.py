@@ -33,7 +33,7 @@ class Site:
         self.stand = stand
         self.home = stand.home()
         # users.c has several addresses
-        own = {"INGEST_SINK": f"sqlite:///{self.home}/ingest.db", "INGEST_READ_ALLOW": "127.0.0.0/8"}
+        own = {"INGEST_STORE": f"sqlite:///{self.home}/ingest.db", "INGEST_READ_ALLOW": "127.0.0.0/8"}
         env = own | {"INGEST_VIEWS_MEMORY": "8g"} | UNBOUNDED | env
         self.env = stand.environment(self.home, **env)
         self.settings = settings.load(self.env)
@@ -62,7 +62,7 @@ class Site:
         """Start the gateway."""
         return self.stand.enter(harness.gateway(self.home, self.stand.redis, runtime, env=self.env))
 
-    def store(self, stream: str, bodies: Iterable[bytes]) -> None:
+    def put(self, stream: str, bodies: Iterable[bytes]) -> None:
         """Store bodies in the database by a worker, which ends then."""
         inlet = Inlet(str(self.stand.redis.socket), 10**9)
         left = iter(bodies)

@@ -70,13 +70,13 @@ class ClickHouse(Carried):
 
     def insert(self, client: Client, token: str, rows: pa.Table) -> None:
         """Insert rows of one day, unless the token is known."""
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, rows.schema) as stream:
+        store = pa.BufferOutputStream()
+        with pa.ipc.new_stream(store, rows.schema) as stream:
             stream.write_table(rows.combine_chunks())
         client.raw_insert(
             self.stream.name,
             rows.column_names,
-            sink.getvalue().to_pybytes(),
+            store.getvalue().to_pybytes(),
             settings={**SETTINGS, "insert_deduplication_token": token},
             fmt="ArrowStream",
         )

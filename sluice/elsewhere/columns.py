@@ -117,11 +117,11 @@ class Table(Object):
 
     def finish(self) -> None:
         """See `Object`."""
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self.columns.schema, options=COMPRESSED) as stream:
+        store = pa.BufferOutputStream()
+        with pa.ipc.new_stream(store, self.columns.schema, options=COMPRESSED) as stream:
             for table in self.tables:
                 stream.write_table(table)
-        self.carried = sink.getvalue().to_pybytes()
+        self.carried = store.getvalue().to_pybytes()
 
     def close(self, delete: bool) -> None:
         """See `Object`."""

@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     """Back up; returns the exit status."""
     try:
-        copies.backup(s.sink, arguments.file, screen.progress)
+        copies.backup(s.store, arguments.file, screen.progress)
     except (copies.CannotCopy, OSError) as error:
         screen.complain(error)
         return 1

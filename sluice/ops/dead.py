@@ -32,10 +32,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     """Print the counts and the newest letters; returns the exit status."""
     where = ledger.condition(arguments.where, arguments.stream)
-    sink = ledger.connect(s.sink, load_streams(s))
-    counts = ledger.reasons(sink, where)
-    letters = ledger.newest(sink, where, arguments.limit)
-    sink.close()
+    store = ledger.connect(s.store, load_streams(s))
+    counts = ledger.reasons(store, where)
+    letters = ledger.newest(store, where, arguments.limit)
+    store.close()
     if arguments.json:
         table = [{"stream": stream, "reason": reason, "letters": count} for stream, reason, count in counts]
         print(json.dumps({"counts": table, "letters": [plain(letter) for letter in letters]}, indent=2))

@@ -23,20 +23,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     """Delete, or count; returns the exit status."""
     streams = load_streams(s)
-    sink = ledger.connect(s.sink, streams, s.keep, s.rows)
+    store = ledger.connect(s.store, streams, s.keep, s.rows)
     ages = [(name, age) for name in (*streams, DEAD) if (age := s.keep.of(name)) is not None]
     if not ages:
         print("INGEST_KEEP keeps everything.")
     for name, age in ages:
         before = int((time.time() - age) * 1e6)
         table = "dead_letters" if name == DEAD else name
-        old = sink.overdue(table, before)
+        old = store.overdue(table, before)
         if not arguments.dry_run:
             began, more = time.monotonic(), old > 0
             while more:
-                more = sink.prune_letters(before) if name == DEAD else sink.prune(name, before)
+                more = store.prune_letters(before) if name == DEAD else store.prune(name, before)
                 time.sleep(time.monotonic() - began)  # the workers write meanwhile
                 began = time.monotonic()
-            old -= sink.overdue(table, before)
+            old -= store.overdue(table, before)
         print(f"{screen.shown(name)}: {old} {'are too old' if arguments.dry_run else 'deleted'}")
     return 0

@@ -16,7 +16,7 @@ from sluice import ledger
 from sluice.base import screen
 from sluice.base.screen import shown
 from sluice.settings import Settings
-from sluice.store.store import Sink
+from sluice.store.store import Store
 from sluice.store.types import DeadLetter, Replayed
 from sluice.streams import registry
 from sluice.streams.record import Limits, Record, Reject
@@ -44,14 +44,14 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     dry = arguments.dry_run
     total = Replayed(0, 0, 0, Counter())
     undecodable: Counter[str] = Counter()
-    sink = ledger.connect(s.sink, streams, rows=s.rows)
-    counts = ledger.reasons(sink, where)
+    store = ledger.connect(s.store, streams, rows=s.rows)
+    counts = ledger.reasons(store, where)
     for stream, _, count in counts:
         if stream not in streams:
             undecodable[stream] += count
     progress = Progress(sum(count for _, _, count in counts) - undecodable.total())
     try:
-        for done in chunks(sink, f"{ledger.among([*streams])} AND {where}", decoder(streams, registry.limits(s)), dry):
+        for done in chunks(store, f"{ledger.among([*streams])} AND {where}", decoder(streams, registry.limits(s)), dry):
             total = Replayed(
                 total.stored + done.stored,
                 total.records + done.records,
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
                 total.reasons + done.reasons,
             )
             progress.at(total.stored + total.dead)
-        sink.close()
+        store.close()
     except KeyboardInterrupt:
         screen.complain("interrupted; the remaining letters are unchanged")
         raise
@@ -69,18 +69,18 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
 
 
 def chunks(
-    sink: Sink, where: str, decode: Callable[[DeadLetter], Iterable[Record | Reject]], dry: bool
+    store: Store, where: str, decode: Callable[[DeadLetter], Iterable[Record | Reject]], dry: bool
 ) -> Iterable[Replayed]:
     """Replay in chunks, oldest first.
 
     A letter that is buried again gets a new id, and so does one buried meanwhile: this run takes neither.
     """
-    newest = ledger.newest(sink, where, 1)
+    newest = ledger.newest(store, where, 1)
     last = newest[0].id if newest else 0
     above = 0
-    while letters := sink.letters(where, above, last + 1, CHUNK, newest=False):
+    while letters := store.letters(where, above, last + 1, CHUNK, newest=False):
         above = letters[-1].id
-        yield sink.replay(letters, decode, dry)
+        yield store.replay(letters, decode, dry)
 
 
 def decoder(streams: dict[str, registry.Stream], limits: Limits) -> Callable[[DeadLetter], list[Record | Reject]]:

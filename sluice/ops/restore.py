@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     """Restore, and print what is missing since the backup; returns the exit status."""
     observer = Observer(s)
     try:
-        copies.restore(s.sink, arguments.file, arguments.replace, screen.progress)
+        copies.restore(s.store, arguments.file, arguments.replace, screen.progress)
     except (copies.CannotCopy, OSError) as error:
         screen.complain(error)
         return 1

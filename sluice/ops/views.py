@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     chosen = {path: declared[path]} if path else declared
     try:
         if arguments.action == "check":
-            return check(Checker(str(s.home / SOCKET), s.sink, streams, s.keep), chosen)
+            return check(Checker(str(s.home / SOCKET), s.store, streams, s.keep), chosen)
         link = Link(str(s.home / SOCKET))
         return rebuild(link, chosen) if arguments.action == "rebuild" else show(link, declared)
     except RedisError as error:

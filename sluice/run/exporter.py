@@ -31,7 +31,7 @@ COUNTERS = (
     ("sluice_expired_bodies", "Bodies of which the dead letters were deleted by age.", "expired"),
     ("sluice_deleted_rows", "Rows deleted by age (INGEST_KEEP).", "deleted"),
     ("sluice_received_bytes", "Bytes of the bodies that gateways appended to the list.", "received_bytes"),
-    ("sluice_sink_errors", "Failed attempts to store a claim; each is retried.", "sink_errors"),
+    ("sluice_store_errors", "Failed attempts to store a claim; each is retried.", "store_errors"),
 )
 GAUGES = (
     ("sluice_ready_bodies", "Bodies that no worker has claimed.", "ready"),

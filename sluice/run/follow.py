@@ -24,8 +24,8 @@ def main() -> int:
         return settings.complain(error)
     socket = str(s.home / SOCKET)
     daemon.give_way()  # to what accepts and stores; a count may take seconds of CPU
-    follower = Follower(socket, s.sink, declared, streams)
-    refresher = Refresher(socket, s.sink, declared, streams)
+    follower = Follower(socket, s.store, declared, streams)
+    refresher = Refresher(socket, s.store, declared, streams)
     daemon.stop_on_signal(follower)
     daemon.notify("READY=1")
     refresher.start()

@@ -138,10 +138,10 @@ class Page:
 
     def dead(self, counts: list[dict[str, Any]] | None) -> dict[str, Any]:
         """Counts by reason, and the newest dead letters, which are read again when a count has changed."""
-        sink = self.observer.sink
-        if counts is not None and counts != self.counts and sink:
+        store = self.observer.store
+        if counts is not None and counts != self.counts and store:
             with contextlib.suppress(Unavailable):  # the next reading reports it
-                self.letters = [shown(letter) for letter in newest(sink, "true", LETTERS)]
+                self.letters = [shown(letter) for letter in newest(store, "true", LETTERS)]
                 self.counts = counts
         known = self.counts or []
         return {"reasons": known[:REASONS], "more": len(known[REASONS:]), "letters": self.letters}

@@ -73,7 +73,7 @@ def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, st
 
     root: the checkout. nginx: whether to configure the system's nginx.
     """
-    network = not s.sink.startswith("sqlite:") or not s.has_own_redis
+    network = not s.store.startswith("sqlite:") or not s.has_own_redis
     wanted = {
         "sluice-gateway.service.d/zz-pypy.conf": s.runtime == "pypy",
         "sluice-reader.service.d/zz-pypy.conf": s.runtime == "pypy",
@@ -102,8 +102,8 @@ def check(s: settings.Settings) -> None:
 
     Raises: CannotStart, SettingError.
     """
-    if s.sink.startswith("sqlite:") and HOME not in Path(s.sink.removeprefix("sqlite:///")).parents:
-        raise settings.SettingError(f"INGEST_SINK={s.sink!r}: the services can write only in {HOME}.")
+    if s.store.startswith("sqlite:") and HOME not in Path(s.store.removeprefix("sqlite:///")).parents:
+        raise settings.SettingError(f"INGEST_STORE={s.store!r}: the services can write only in {HOME}.")
     if os.geteuid() != 0:
         raise CannotStart("this needs root: sudo bin/provision services")
     if str(ROOT).startswith(tuple(f"{place}/" for place in HIDDEN)) or not re.fullmatch(r"[\w./+-]+", str(ROOT)):

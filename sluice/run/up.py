@@ -21,7 +21,7 @@ from sluice.run.configure import ROOT
 from sluice.views.contract import SOCKET
 
 FIRST_SCREEN = """\
-Sluice takes writes at {url} and stores them in {sink}
+Sluice takes writes at {url} and stores them in {store}
 
   try it     curl -d '{{"poll":"cookies","choice":"oreo"}}' {short}/votes{read}
   status     {url}/status
@@ -160,7 +160,7 @@ def exit_on_error(home: Path) -> Iterator[None]:
 def announce(s: settings.Settings) -> None:
     """Print the addresses and directories of this installation."""
     url = f"http{'s' if s.tls_certificate else ''}://localhost:{s.port}"
-    sink = settings.without_password(s.sink).removeprefix("sqlite:///")
+    store = settings.without_password(s.store).removeprefix("sqlite:///")
     short = url.removeprefix("http://")
     read = READ.format(short=short) if "/votes/tally" in views.load(s) else ""
     elsewhere = (
@@ -168,7 +168,7 @@ def announce(s: settings.Settings) -> None:
         if s.has_own_redis
         else ELSEWHERE.format(name="Kafka" if s.has_kafka else "Redis", spool=settings.without_password(s.spool))
     )
-    say(FIRST_SCREEN.format(url=url, short=short, home=s.home, sink=sink, read=read, elsewhere=elsewhere))
+    say(FIRST_SCREEN.format(url=url, short=short, home=s.home, store=store, read=read, elsewhere=elsewhere))
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
 """The Redis contract (docs/PROTOCOL.md, section 4): keys, scripts, and the constants that gateway and worker share.
 
-    READY ──claim──> CLAIMED ──persist, settle──> STORED, or DEAD if the sink cannot store it
+    READY ──claim──> CLAIMED ──persist, settle──> STORED, or DEAD if the store cannot store it
       ^                 │  ^
     commit              └──┘ claimed again when the lease ends
 
-READY and CLAIMED bodies are in Redis, STORED and DEAD ones in the sink. Bodies are opaque bytes here. The gateway's
+READY and CLAIMED bodies are in Redis, STORED and DEAD ones in the store. Bodies are opaque bytes here. The gateway's
 side is `inlet`, the worker's `outlet`, the operator's `inspector`.
 """
 

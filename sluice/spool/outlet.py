@@ -130,7 +130,7 @@ class Outlet:
         return bool(self.redis.eval(RENEW, 1, keys.claims, claim.id, int(lease * 1000)))
 
     def settle(self, claim: Claim) -> None:
-        """Delete a claim whose bodies are in the sink, and the marks that are no longer needed."""
+        """Delete a claim whose bodies are in the store, and the marks that are no longer needed."""
         keys = Keys.of(claim.stream)
         self.redis.eval(SETTLE, 3, keys.claimed, keys.claims, keys.marks, keys.claim, claim.id)
 

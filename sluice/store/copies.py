@@ -34,23 +34,23 @@ class CannotCopy(Exception):
 
 
 def backup(url: str, file: Path, progress: Progress) -> None:
-    """Copy the database of a sink's URL to a file, which appears or is replaced once the copy is on disk.
+    """Copy the database of a store's URL to a file, which appears or is replaced once the copy is on disk.
 
     Raises: Unavailable, CannotCopy; OSError if the file cannot be written.
     """
-    sink: Any = open_store(url, {}, make=False)
+    store: Any = open_store(url, {}, make=False)
     with new_file(file) as part:
         if is_sqlite(url):
-            with sink.transaction("BEGIN") as db:
+            with store.transaction("BEGIN") as db:
                 db.execute("SELECT 1 FROM batches LIMIT 1").fetchone()  # from here on the transaction sees one snapshot
                 backup_sqlite(db, part, progress)
         else:
-            sink.close()
+            store.close()
             run(url, "pg_dump", "--format=custom", f"--file={part}")
 
 
 def restore(url: str, file: Path, replace: bool, progress: Progress) -> None:
-    """Put a copy in the place of the database of a sink's URL, whose tables are created if it has none.
+    """Put a copy in the place of the database of a store's URL, whose tables are created if it has none.
 
     replace: also if batches are stored there.
     Raises: Unavailable, CannotCopy, NewerTables; OSError if the file cannot be read.
@@ -60,25 +60,27 @@ def restore(url: str, file: Path, replace: bool, progress: Progress) -> None:
     kind = next((kind for magic, kind in MAGIC.items() if head.startswith(magic)), None)
     here = "SQLite" if is_sqlite(url) else "PostgreSQL"
     if kind != here:
-        raise CannotCopy(f"{file} is a backup of {kind}, and INGEST_SINK is {here}" if kind else f"{file} is no backup")
+        raise CannotCopy(
+            f"{file} is a backup of {kind}, and INGEST_STORE is {here}" if kind else f"{file} is no backup"
+        )
     if is_sqlite(url):
         check_sqlite(file)
     elif not re.search(r" TABLE DATA \S+ batches ", run(url, "pg_restore", "--list", str(file), connected=False)):
         raise CannotCopy(f"{file} is no backup of Sluice")
-    sink = open_store(url, {})
-    with sink.transaction() as db:
+    store = open_store(url, {})
+    with store.transaction() as db:
         (held,) = db.execute(HOLDS).fetchone()
     if held and not replace:
         raise CannotCopy("the database holds stored bodies, and a restore would replace it: --replace allows that")
     if is_sqlite(url):
-        restore_sqlite(sink, file, progress)
+        restore_sqlite(store, file, progress)
     else:
-        sink.close()
+        store.close()
         restore_postgres(url, file)
 
 
 def is_sqlite(url: str) -> bool:
-    """Whether a sink's URL names SQLite."""
+    """Whether a store's URL names SQLite."""
     return url.startswith("sqlite:")
 
 
@@ -134,7 +136,7 @@ def check_sqlite(file: Path) -> None:
         raise CannotCopy(f"{file} is damaged: {' '.join(str(found).split())}")
 
 
-def restore_sqlite(sink: Any, file: Path, progress: Progress) -> None:
+def restore_sqlite(store: Any, file: Path, progress: Progress) -> None:
     """Copy a file over the database in one transaction. Programs that have it open go on with the new content.
 
     Raises: CannotCopy.
@@ -143,8 +145,8 @@ def restore_sqlite(sink: Any, file: Path, progress: Progress) -> None:
 
     source = readable(file)
     try:
-        copy(sink.open(), source, progress)
-        sink.close()
+        copy(store.open(), source, progress)
+        store.close()
     except apsw.Error as error:
         raise CannotCopy(f"the database is as it was: {error}") from None
     finally:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from sluice import settings
 from sluice.elsewhere.registry import open_destinations
 from sluice.settings import FOREVER, IN_TABLES, Keep
-from sluice.store.store import Sink
+from sluice.store.store import Store
 from sluice.streams.registry import Stream
 
 
 def open_store(
     url: str, streams: dict[str, Stream], make: bool = True, keep: Keep = FOREVER, rows: settings.Rows = IN_TABLES
-) -> Sink:
-    """The sink of a URL. make: create the database and its tables, or add missing columns.
+) -> Store:
+    """The store of a URL. make: create the database and its tables, or add missing columns.
 
     keep, rows: INGEST_KEEP, INGEST_ROWS.
     Raises: Unavailable if the database cannot be reached; ImportError if its driver is not installed.

@@ -39,7 +39,7 @@ from sluice.streams.record import Reject
 # program that changes their meaning raises it
 LAYOUT = 2
 
-log = logging.getLogger("sluice.sinks")
+log = logging.getLogger("sluice.stores")
 
 
 class DryRun(Exception):
@@ -49,7 +49,7 @@ class DryRun(Exception):
 Db = TypeVar("Db")
 
 
-class Sink(ABC, Generic[Db]):
+class Store(ABC, Generic[Db]):
     """One connection to a database, as the worker and the operator's commands use it; not thread-safe.
 
     A subclass has the SQL of its database. Db: the connection of its driver. A table is an object that it defines.

@@ -14,7 +14,7 @@ Entry = tuple[int, int, bytes, "Record | Reject"]
 
 
 class Unavailable(Exception):
-    """The sink cannot be written now. Nothing of the batch was stored; all of it can be retried."""
+    """The store cannot be written now. Nothing of the batch was stored; all of it can be retried."""
 
 
 class NewerTables(Unavailable, NewerLayout):
@@ -47,7 +47,7 @@ class DeadLetter(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Records stored and dead letters buried from a claim. again: the sink already had all of it; nothing changed."""
+    """Records stored and dead letters buried from a claim. again: the store already had all of it; nothing changed."""
 
     records: int
     letters: int
@@ -69,10 +69,10 @@ class Replayed(NamedTuple):
 
 
 class Ledger(NamedTuple):
-    """A stream's counts in the sink.
+    """A stream's counts in the store.
 
     bodies: all persisted bodies. dead: those with at least one dead letter.
-    persisted: how many bodies of each of the given claims the sink has.
+    persisted: how many bodies of each of the given claims the store has.
     earlier: bodies that were accepted, and whose numbers are not in the present list: Redis has lost them.
     purged: how many bodies of each spool were purged, as the database knows it.
     deleted: rows deleted by age. expired: bodies of which the last dead letter was deleted by age.

@@ -16,9 +16,9 @@ from sluice.streams.record import Record
 from sluice.streams.registry import Stream
 
 MAX_NAME = 63  # bytes: PostgreSQL truncates longer names
-# the sink's own tables, their indexes, and the names that SQLite reserves
+# the store's own tables, their indexes, and the names that SQLite reserves
 RESERVED_TABLES = re.compile(r"(batches|dead_letters|view_changes)(_.*)?|sqlite_.*", re.IGNORECASE)
-# the sink's own columns, and the system columns of every table in PostgreSQL
+# the store's own columns, and the system columns of every table in PostgreSQL
 RESERVED_COLUMNS = {"received_at", "batch", "seq", "tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}
 
 

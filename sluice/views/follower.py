@@ -119,7 +119,7 @@ class Follower:
     """Follows the database until `stop`."""
 
     def __init__(self, socket: str, url: str, views: Mapping[str, View], streams: dict[str, Stream]) -> None:
-        """socket: of the views' Redis. url: of the sink."""
+        """socket: of the views' Redis. url: of the store."""
         self.link = Link(socket)
         self.reader: Reader = reader.connect(url, streams)
         self.declared = dict(views)

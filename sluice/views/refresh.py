@@ -117,7 +117,7 @@ class Refresher:
     """Computes tallies: those that a client waits for at once, those that clients asked for lately once a period."""
 
     def __init__(self, socket: str, url: str, views: Mapping[str, View], streams: dict[str, Stream]) -> None:
-        """socket: of the views' Redis. url: of the sink."""
+        """socket: of the views' Redis. url: of the store."""
         self.client = connect.client(socket, PATIENCE)
         self.url, self.streams = url, streams
         self.tallies = {path: view for path, view in views.items() if isinstance(view, Tally)}

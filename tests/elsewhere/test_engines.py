@@ -17,14 +17,15 @@ import pytest
 
 import store_tests
 from integrations import samples
-from proving import engines, harness, store
+from proving import engines, harness
+from proving import store as witness
 from proving.harness import ROOT
 from proving.postgres import postgres_server
 from sluice import settings
 from sluice.elsewhere import destination
 from sluice.elsewhere.registry import open_destination
 from sluice.store.registry import open_store
-from sluice.store.store import Sink
+from sluice.store.store import Store
 from sluice.store.types import Outcome, Unavailable
 from sluice.streams.record import Record
 from sluice.streams.registry import STREAMS, stream
@@ -72,14 +73,14 @@ class Place(NamedTuple):
     ledger: str
     engine: engines.Engine
 
-    def connect(self, streams: Any = STREAMS) -> Sink:
+    def connect(self, streams: Any = STREAMS) -> Store:
         return open_store(self.ledger, streams, rows=settings.rows(self.rows))
 
     def read(self, stream: str, *columns: str) -> list[tuple]:
         """The rows of a stream, in the order of their bodies; none if the stream has never been stored."""
         names = [*columns, *({"seq"} - {*columns})]
         try:
-            table = store.DESTINATIONS[self.kind](self.ledger, self.rows, self.engine.env).table(stream, names)
+            table = witness.DESTINATIONS[self.kind](self.ledger, self.rows, self.engine.env).table(stream, names)
         except (Unavailable, KeyError):
             return []
         found = sorted(zip(*(table[name].to_pylist() for name in names), strict=True), key=lambda row: row[-1])
@@ -110,9 +111,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def sink(place: Place) -> Iterator[Sink]:
-    with contextlib.closing(place.connect()) as sink:
-        yield sink
+def store(place: Place) -> Iterator[Store]:
+    with contextlib.closing(place.connect()) as store:
+        yield store
 
 
 def asked(engine: engines.Engine, statement: str) -> str:
@@ -126,9 +127,9 @@ def asked(engine: engines.Engine, statement: str) -> str:
         return answer
 
 
-def noted(sink: Sink) -> list[tuple]:
+def noted(store: Store) -> list[tuple]:
     """What is noted, and what the notes carry."""
-    with sink.transaction() as db:
+    with store.transaction() as db:
         found = db.execute("SELECT name FROM batches_objects UNION ALL SELECT name FROM batches_carried").fetchall()
         return [tuple(row) for row in found]
 
@@ -137,11 +138,11 @@ def noted(sink: Sink) -> list[tuple]:
 
 
 @each
-def test_rows_have_the_columns_of_their_table(sink: Sink, place: Place) -> None:
+def test_rows_have_the_columns_of_their_table(store: Store, place: Place) -> None:
     body = b'{"poll":"p","choice":"a","voter":"v","time":"2026-01-01T13:30:00.123+01:00"}'
     entries = decoded(STREAMS["votes"], [body, b"poll=p&choice=b"], 7)
-    assert sink.persist(claim("votes", 2, first=7), entries) == Outcome(2, 0)
-    assert sink.persist(claim("votes", 2, first=7), entries) == Outcome(0, 0, again=True)
+    assert store.persist(claim("votes", 2, first=7), entries) == Outcome(2, 0)
+    assert store.persist(claim("votes", 2, first=7), entries) == Outcome(0, 0, again=True)
     found = place.read("votes", "received_at", "time", "poll", "choice", "voter", "batch", "seq")
     times = [row[:2] for row in found]
     assert [row[2:] for row in found] == [("p", "a", "v", 1, 7), ("p", "b", None, 1, 8)]
@@ -151,13 +152,13 @@ def test_rows_have_the_columns_of_their_table(sink: Sink, place: Place) -> None:
 
 
 @each
-def test_every_stream_and_value_is_stored(sink: Sink, place: Place) -> None:
+def test_every_stream_and_value_is_stored(store: Store, place: Place) -> None:
     lines = b'm,a=b on=t,n=3i,u=18446744073709551615u,f=0.1,s="x" 1700000000123456789\nm old=-1 -1'
-    sink.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [lines]))
-    sink.persist(claim("gps", 1), decoded(STREAMS["gps"], [b'{"device":"d","lat":1.5,"lon":2}']))
+    store.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [lines]))
+    store.persist(claim("gps", 1), decoded(STREAMS["gps"], [b'{"device":"d","lat":1.5,"lon":2}']))
     body = b'{"message":"disk full","level":"ERROR","disks":[{"bytes":123456789012345678901234567890}]}'
-    sink.persist(claim("logs", 1), decoded(STREAMS["logs"], [body]))
-    assert not sink.late
+    store.persist(claim("logs", 1), decoded(STREAMS["logs"], [body]))
+    assert not store.late
     assert {row[:2] for row in place.read("metrics", "field", "type")} == {
         *(("on", "boolean"), ("n", "integer"), ("u", "unsigned"), ("f", "float"), ("s", "string"), ("old", "float")),
     }
@@ -166,8 +167,8 @@ def test_every_stream_and_value_is_stored(sink: Sink, place: Place) -> None:
 
 
 @only("s3")
-def test_times_of_metrics_in_an_object_store_have_their_nanoseconds_beside(sink: Sink, place: Place) -> None:
-    sink.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [b"m a=1 1700000000123456789\nm b=1 -1"]))
+def test_times_of_metrics_in_an_object_store_have_their_nanoseconds_beside(store: Store, place: Place) -> None:
+    store.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [b"m a=1 1700000000123456789\nm b=1 -1"]))
     found = {field: (at.isoformat(), rest) for field, at, rest in place.read("metrics", "field", "time", "nanoseconds")}
     assert found == {
         "a": ("2023-11-14T22:13:20.123456+00:00", 789),
@@ -176,9 +177,9 @@ def test_times_of_metrics_in_an_object_store_have_their_nanoseconds_beside(sink:
 
 
 @only("clickhouse")
-def test_tables_of_clickhouse_have_the_types_that_its_users_expect(sink: Sink, place: Place) -> None:
+def test_tables_of_clickhouse_have_the_types_that_its_users_expect(store: Store, place: Place) -> None:
     line = b"room,floor=2 temperature=21.5 1700000000123456789"
-    sink.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [line]))
+    store.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [line]))
     table = f"`{place.rows.rpartition('/')[2]}`.metrics"
     types = dict(line.split("\t")[:2] for line in asked(place.engine, f"DESCRIBE TABLE {table}").splitlines())
     assert types["tags"] == "Map(LowCardinality(String), String)" and types["name"] == "LowCardinality(String)"
@@ -189,14 +190,14 @@ def test_tables_of_clickhouse_have_the_types_that_its_users_expect(sink: Sink, p
 
 
 @only("kafka")
-def test_the_rows_of_one_key_are_in_one_partition_in_their_order(sink: Sink, place: Place) -> None:
+def test_the_rows_of_one_key_are_in_one_partition_in_their_order(store: Store, place: Place) -> None:
     bodies = [b'{"device":"d%d","lat":1,"lon":%d}' % (n % 7, n % 90) for n in range(70)]
-    sink.persist(claim("gps", 40), decoded(STREAMS["gps"], bodies[:40]))
-    sink.persist(claim("gps", 30, first=41), decoded(STREAMS["gps"], bodies[40:], 41))
+    store.persist(claim("gps", 40), decoded(STREAMS["gps"], bodies[:40]))
+    store.persist(claim("gps", 30, first=41), decoded(STREAMS["gps"], bodies[40:], 41))
     at = settings.rows(place.rows).rest
     assert at
     parts: dict[str, list[int]] = {}
-    for row in store.consumed(at.split("/")[2], f"{at.rpartition('/')[2]}.gps"):
+    for row in witness.consumed(at.split("/")[2], f"{at.rpartition('/')[2]}.gps"):
         parts.setdefault(row["device"], []).append(row["seq"])
     assert {device: seqs == sorted(seqs) for device, seqs in parts.items()} == {f"d{n}": True for n in range(7)}
     assert sum(map(len, parts.values())) == 70
@@ -226,16 +227,16 @@ def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stor
     monkeypatch.setattr("sluice.store.bounds.GROUP", (group, 200))
     odd: Any = object()  # what a decoder of one's own may yield
     entries = [(n, NOON, b"%d" % n, Count(name="n", number=odd if n == 5 else n)) for n in range(1, 10)]
-    with contextlib.closing(place.connect({"counts": stream("counts", Count)})) as sink:
-        assert sink.persist(claim("counts", 9), lambda: iter(entries)) == Outcome(8, 1)
-        assert [letter.seq for letter in sink.letters()] == [5]
+    with contextlib.closing(place.connect({"counts": stream("counts", Count)})) as store:
+        assert store.persist(claim("counts", 9), lambda: iter(entries)) == Outcome(8, 1)
+        assert [letter.seq for letter in store.letters()] == [5]
     assert [number for (number,) in place.read("counts", "number")] == [1, 2, 3, 4, 6, 7, 8, 9]
 
 
 # --- Exactly once ----------------------------------------------------------------------------------------------------
 
 PREPARED = """
-kind = type(sink.elsewhere["votes"])
+kind = type(store.elsewhere["votes"])
 if "kafka:" in sys.argv[2]:
     from sluice.elsewhere import topics
     class Producer(topics.Producer):
@@ -250,39 +251,39 @@ else:
     sends, send = kind, "insert"
 """
 MOMENTS = {
-    "before the claim is noted": "type(sink).note = die",
-    "when it is noted": "die_after(type(sink), 'note')",
+    "before the claim is noted": "type(store).note = die",
+    "when it is noted": "die_after(type(store), 'note')",
     "when it is committed": "kind.publish = die",
     "before the rows are sent": "setattr(sends, send, die)",
     "when they are there, before anybody is told": "die_after(sends, send)",
     "when they are published": "die_after(kind, 'publish')",
-    "when the note of the claim before is deleted": "sink.persist(*store_tests.votes('before', first=100)); "
-    "die_after(type(sink), 'delete_notes')",
+    "when the note of the claim before is deleted": "store.persist(*store_tests.votes('before', first=100)); "
+    "die_after(type(store), 'delete_notes')",
 }
 
 
 @each
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_rows_are_there_once_after_a_kill(moment: str, place: Place) -> None:
-    place.killed(f"{MOMENTS[moment]}; sink.persist(*store_tests.votes('a', 'b'))")
-    with contextlib.closing(place.connect()) as sink:
-        sink.persist(*votes("a", "b"))
-        sink.publish()
-        sink.publish()
+    place.killed(f"{MOMENTS[moment]}; store.persist(*store_tests.votes('a', 'b'))")
+    with contextlib.closing(place.connect()) as store:
+        store.persist(*votes("a", "b"))
+        store.publish()
+        store.publish()
         assert place.choices() == ["a", "b"] + ["before"] * ("before'" in MOMENTS[moment])
-        assert sink.ledger("votes").bodies == len(place.choices())
-        assert noted(sink) == []
+        assert store.ledger("votes").bodies == len(place.choices())
+        assert noted(store) == []
 
 
 @each
 def test_rows_are_there_once_if_the_ledger_is_in_postgresql(place: Place) -> None:
     with postgres_server() as server:
         place = place._replace(ledger=str(server.url))
-        place.killed("kind.publish = die; sink.persist(*store_tests.votes('a', 'b'))")
-        with contextlib.closing(place.connect()) as sink:
-            harness.poll(lambda: sink.persist(*votes("a", "b")) or True)
-            sink.publish()
-            assert place.choices() == ["a", "b"] and noted(sink) == []
+        place.killed("kind.publish = die; store.persist(*store_tests.votes('a', 'b'))")
+        with contextlib.closing(place.connect()) as store:
+            harness.poll(lambda: store.persist(*votes("a", "b")) or True)
+            store.publish()
+            assert place.choices() == ["a", "b"] and noted(store) == []
 
 
 @each
@@ -307,41 +308,41 @@ def test_a_worker_that_was_frozen_sends_what_another_one_has_published(place: Pl
 
 @each
 def test_a_worker_leaves_the_new_rows_of_another_one_to_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.killed("kind.publish = die; sink.persist(*store_tests.votes('a'))")
-    with contextlib.closing(place.connect()) as sink:
+    place.killed("kind.publish = die; store.persist(*store_tests.votes('a'))")
+    with contextlib.closing(place.connect()) as store:
         monkeypatch.setattr(destination.Carried, "leave", 3600.0)
-        sink.publish()
-        assert place.choices() == [] and noted(sink)
+        store.publish()
+        assert place.choices() == [] and noted(store)
         monkeypatch.setattr(destination.Carried, "leave", 0.0)
-        sink.publish()
-        assert place.choices() == ["a"] and not noted(sink)
+        store.publish()
+        assert place.choices() == ["a"] and not noted(store)
 
 
 @only("clickhouse")
 def test_while_the_destination_is_away_a_stream_stores_nothing_more_and_others_go_on(place: Place) -> None:
     rows = settings.Rows(None, {"votes": place.rows})
-    with contextlib.closing(open_store(place.ledger, STREAMS, rows=rows)) as sink:
-        sink.persist(*votes("1"))
+    with contextlib.closing(open_store(place.ledger, STREAMS, rows=rows)) as store:
+        store.persist(*votes("1"))
         place.engine.kill()
-        assert sink.persist(*votes("2", first=2)) == Outcome(1, 0)  # its note has the rows
+        assert store.persist(*votes("2", first=2)) == Outcome(1, 0)  # its note has the rows
         with pytest.raises(Unavailable, match="ClickHouse"):
-            sink.persist(*votes("3", first=3))
+            store.persist(*votes("3", first=3))
         with pytest.raises(Unavailable, match="ClickHouse"):
-            sink.publish()
+            store.publish()
         gps = decoded(STREAMS["gps"], [b'{"device":"d","lat":1,"lon":2}'])
-        assert sink.persist(claim("gps", 1), gps) == Outcome(1, 0)
+        assert store.persist(claim("gps", 1), gps) == Outcome(1, 0)
         place.engine.start()
-        assert sink.persist(*votes("3", first=3)) == Outcome(1, 0)
+        assert store.persist(*votes("3", first=3)) == Outcome(1, 0)
         assert place.choices() == ["1", "2", "3"]
 
 
 @only("kafka")
 def test_without_a_broker_a_claim_is_postponed(place: Place) -> None:
     away = place._replace(rows=f"kafka://127.0.0.1:{harness.free_port()}")
-    with contextlib.closing(away.connect()) as sink:
+    with contextlib.closing(away.connect()) as store:
         with pytest.raises(Unavailable, match="Kafka"):
-            sink.persist(*votes("1"))
-        assert noted(sink) == [] and sink.ledger("votes").bodies == 0
+            store.persist(*votes("1"))
+        assert noted(store) == [] and store.ledger("votes").bodies == 0
 
 
 @only("clickhouse")
@@ -349,40 +350,40 @@ def test_rows_are_not_inserted_again_beyond_the_window_of_tokens(place: Place, m
     from sluice.elsewhere import clickhouse
 
     monkeypatch.setattr(clickhouse, "WINDOW", 2)
-    place.killed("die_after(kind, 'publish'); sink.persist(*store_tests.votes('a'))")
-    with contextlib.closing(place.connect()) as sink:
+    place.killed("die_after(kind, 'publish'); store.persist(*store_tests.votes('a'))")
+    with contextlib.closing(place.connect()) as store:
         monkeypatch.setattr(destination.Carried, "leave", 3600.0)
         for number in range(2, 12):
-            sink.persist(*votes(number, first=number))
+            store.persist(*votes(number, first=number))
         monkeypatch.setattr(destination.Carried, "leave", 0.0)
-        sink.publish()
+        store.publish()
     assert place.choices() == ["a", *map(str, range(2, 12))]
 
 
 @each
-def test_dead_letters_are_replayed_into_the_destination(sink: Sink, place: Place) -> None:
-    sink.persist(claim("votes", 2), decoded(STREAMS["votes"], [b"{", b"poll=p&choice=a"]))
-    (letter,) = sink.letters()
+def test_dead_letters_are_replayed_into_the_destination(store: Store, place: Place) -> None:
+    store.persist(claim("votes", 2), decoded(STREAMS["votes"], [b"{", b"poll=p&choice=a"]))
+    (letter,) = store.letters()
     mended = letter._replace(body=b"poll=p&choice=b")
-    assert sink.replay([mended], today, dry=True).stored == 1
+    assert store.replay([mended], today, dry=True).stored == 1
     assert place.choices() == ["a"]
-    assert sink.replay([mended], today).stored == 1
+    assert store.replay([mended], today).stored == 1
     assert place.read("votes", "choice", "seq") == [("b", 1), ("a", 2)]
-    assert sink.letters() == [] and sink.replay([mended], today).stored == 0
+    assert store.letters() == [] and store.replay([mended], today).stored == 0
 
 
 # --- Merging, deletion by age ----------------------------------------------------------------------------------------
 
 
 @only("s3")
-def test_small_objects_are_merged_and_readers_find_each_row_once(sink: Sink, place: Place) -> None:
+def test_small_objects_are_merged_and_readers_find_each_row_once(store: Store, place: Place) -> None:
     from deltalake import DeltaTable
 
     for number in range(1, 13):
-        sink.persist(*votes(number, first=number))
-        assert sink.tidy("votes") is (number > 1)
+        store.persist(*votes(number, first=number))
+        assert store.tidy("votes") is (number > 1)
         assert place.choices() == [str(n) for n in range(1, number + 1)]
-    assert not sink.tidy("votes")
+    assert not store.tidy("votes")
     assert len(DeltaTable(f"{place.rows}/votes", storage_options=place.engine.env).file_uris()) == 1
 
 
@@ -392,10 +393,10 @@ def test_a_stream_that_gains_a_field_gains_a_column(place: Place) -> None:
         unit: str | None = None
 
     for seq, kind in enumerate((Count, Longer), 1):
-        with contextlib.closing(place.connect({"counts": stream("counts", kind)})) as sink:
+        with contextlib.closing(place.connect({"counts": stream("counts", kind)})) as store:
             entry = seq, NOON, b"", kind(name="n", number=seq)
-            assert sink.persist(claim("counts", 1, first=seq), partial(iter, [entry])) == Outcome(1, 0)
-            assert not sink.late
+            assert store.persist(claim("counts", 1, first=seq), partial(iter, [entry])) == Outcome(1, 0)
+            assert not store.late
     assert place.read("counts", "number", "unit") == [(1, None), (2, None)]
 
 
@@ -403,18 +404,18 @@ DAY = 86_400_000_000
 
 
 @each
-def test_old_rows_are_deleted_and_counted(sink: Sink, place: Place) -> None:
+def test_old_rows_are_deleted_and_counted(store: Store, place: Place) -> None:
     if place.kind == "kafka":
         pytest.skip("a topic has a retention of its own")
     entries = decoded(STREAMS["votes"], [b"poll=p&choice=%d" % n for n in range(4)])
     days = [(seq, received + (seq > 2) * 2 * DAY, body, thing) for seq, received, body, thing in entries()]
-    sink.persist(claim("votes", 4), lambda: iter(days))
-    assert sink.overdue("votes", NOON + DAY) == 2 and len(place.choices()) == 4
-    sink.prune("votes", NOON + DAY)
+    store.persist(claim("votes", 4), lambda: iter(days))
+    assert store.overdue("votes", NOON + DAY) == 2 and len(place.choices()) == 4
+    store.prune("votes", NOON + DAY)
     assert place.choices() == ["2", "3"]
-    assert sink.ledger("votes").deleted == 2
-    sink.prune("votes", NOON + DAY)
-    assert sink.ledger("votes").deleted == 2
+    assert store.ledger("votes").deleted == 2
+    store.prune("votes", NOON + DAY)
+    assert store.ledger("votes").deleted == 2
 
 
 @only("clickhouse")
@@ -439,14 +440,14 @@ def test_rows_that_two_workers_delete_are_counted_once(place: Place) -> None:
 def test_rows_whose_deletion_was_cut_off_are_deleted_and_counted_later(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with contextlib.closing(place.connect()) as sink:
-        sink.persist(*votes("a", "b"))
-        place.killed(f"kind.drop = die; sink.prune('votes', {NOON + DAY})")
-        sink.prune("votes", NOON + DAY)
-        assert sink.ledger("votes").deleted == 0 and place.choices() == []
+    with contextlib.closing(place.connect()) as store:
+        store.persist(*votes("a", "b"))
+        place.killed(f"kind.drop = die; store.prune('votes', {NOON + DAY})")
+        store.prune("votes", NOON + DAY)
+        assert store.ledger("votes").deleted == 0 and place.choices() == []
         monkeypatch.setattr("sluice.elsewhere.clickhouse.LEFT", 0)
-        sink.prune("votes", NOON + DAY)
-        assert sink.ledger("votes").deleted == 2
+        store.prune("votes", NOON + DAY)
+        assert store.ledger("votes").deleted == 2
         assert asked(place.engine, f"SHOW TABLES FROM {place.rows.rpartition('/')[2]}").split() == ["votes"]
 
 
@@ -454,7 +455,7 @@ def test_rows_whose_deletion_was_cut_off_are_deleted_and_counted_later(
 
 
 def test_the_setting_names_destinations_of_streams() -> None:
-    rows = settings.rows("s3://b/c, votes=kafka://a:1,b:2/own?partitions=8 gps=clickhouse://u:p@h:8123/d,logs=sink")
+    rows = settings.rows("s3://b/c, votes=kafka://a:1,b:2/own?partitions=8 gps=clickhouse://u:p@h:8123/d,logs=store")
     assert [rows.of(name) for name in ("metrics", "votes", "gps", "logs")] == [
         *("s3://b/c", "kafka://a:1,b:2/own?partitions=8", "clickhouse://u:p@h:8123/d", None),
     ]

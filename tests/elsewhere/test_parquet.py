@@ -28,7 +28,7 @@ from sluice import settings, views
 from sluice.elsewhere import destination, parquet
 from sluice.elsewhere.registry import open_destination
 from sluice.store.registry import open_store
-from sluice.store.store import Sink
+from sluice.store.store import Store
 from sluice.store.types import Entry, Outcome, Unavailable
 from sluice.streams import schema
 from sluice.streams.record import Record, Vote
@@ -66,14 +66,14 @@ def elsewhere(tmp: Path, **more: str | None) -> settings.Rows:
     return settings.Rows(f"parquet://{tmp}/rows", dict(more))
 
 
-def connected(url: str, tmp: Path, streams: Any = STREAMS, **more: Any) -> Sink:
+def connected(url: str, tmp: Path, streams: Any = STREAMS, **more: Any) -> Store:
     return open_store(url, streams, rows=elsewhere(tmp), **more)
 
 
 @pytest.fixture
-def sink(url: str, tmp: Path) -> Iterator[Sink]:
-    with contextlib.closing(connected(url, tmp)) as sink:
-        yield sink
+def store(url: str, tmp: Path) -> Iterator[Store]:
+    with contextlib.closing(connected(url, tmp)) as store:
+        yield store
 
 
 def found(tmp: Path, columns: str, stream: str = "votes") -> list[tuple]:
@@ -97,17 +97,17 @@ def staged(tmp: Path) -> list[str]:
     return [path.name for path in (tmp / "rows/.staged").rglob("*") if path.is_file() and path.name[0] != "."]
 
 
-def told(sink: Sink, sql: str) -> list[tuple]:
+def told(store: Store, sql: str) -> list[tuple]:
     """The rows of a query on the ledger."""
-    with sink.transaction() as db:
+    with store.transaction() as db:
         return [tuple(row) for row in db.execute(sql).fetchall()]
 
 
-def tidied(sink: Sink, stream: str = "votes") -> int:
+def tidied(store: Store, stream: str = "votes") -> int:
     """Publish and merge until nothing is left to do; the number of merges."""
-    assert not sink.publish()  # there is no more to do
+    assert not store.publish()  # there is no more to do
     merges = 0
-    while sink.tidy(stream):
+    while store.tidy(stream):
         merges += 1
     return merges
 
@@ -115,15 +115,15 @@ def tidied(sink: Sink, stream: str = "votes") -> int:
 def test_rows_and_dead_letters_are_written_in_groups(tmp: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sluice.store.bounds.GROUP", (3, 2))
     buried: list[int] = []
-    with contextlib.closing(open_store(url, STREAMS, rows=elsewhere(tmp))) as sink:
-        bury = sink.bury
+    with contextlib.closing(open_store(url, STREAMS, rows=elsewhere(tmp))) as store:
+        bury = store.bury
 
         def counted(db: Any, stream: str, batch: int, whole: bool, rejects: Any) -> None:
             buried.append(len(rejects))
             bury(db, stream, batch, whole, rejects)
 
-        monkeypatch.setattr(sink, "bury", counted)
-        assert sink.persist(*votes(*range(7), *[""] * 5)) == Outcome(7, 5)
+        monkeypatch.setattr(store, "bury", counted)
+        assert store.persist(*votes(*range(7), *[""] * 5)) == Outcome(7, 5)
     (file,) = files(tmp)
     written = pyarrow.parquet.ParquetFile(file).metadata
     assert [written.row_group(n).num_rows for n in range(written.num_row_groups)] == [3, 3, 1]
@@ -134,13 +134,13 @@ def test_rows_and_dead_letters_are_written_in_groups(tmp: Path, url: str, monkey
 
 
 @both
-def test_votes_have_the_columns_of_their_table_and_the_hour(sink: Sink, tmp: Path) -> None:
+def test_votes_have_the_columns_of_their_table_and_the_hour(store: Store, tmp: Path) -> None:
     body = b'{"poll":"p","choice":"a","voter":"v","time":"2026-01-01T13:30:00.1239+01:00"}'
-    assert sink.persist(claim("votes", 2, first=7), decoded(STREAMS["votes"], [body, b"poll=p&choice=b"], 7)) == (
+    assert store.persist(claim("votes", 2, first=7), decoded(STREAMS["votes"], [body, b"poll=p&choice=b"], 7)) == (
         *(2, 0),
         False,
     )
-    batch = told(sink, "SELECT id FROM batches")[0][0]
+    batch = told(store, "SELECT id FROM batches")[0][0]
     columns = "epoch_us(received_at), epoch_us(time), poll, choice, voter, batch, seq, hour"
     assert found(tmp, columns) == [
         (NOON, NOON + 1_800_123_900, "p", "a", "v", batch, 7, HOUR),
@@ -148,21 +148,21 @@ def test_votes_have_the_columns_of_their_table_and_the_hour(sink: Sink, tmp: Pat
     ]
     (read,) = pyarrow.dataset.dataset(files(tmp)[0]).filter(pyarrow.dataset.field("seq") == 7).to_table().to_pylist()
     assert read["received_at"].isoformat() == "2026-01-01T12:00:00+00:00" and read["choice"] == "a"
-    assert told(sink, "SELECT bodies, records FROM batches") == [(2, 2)]
+    assert told(store, "SELECT bodies, records FROM batches") == [(2, 2)]
 
 
 @both
-def test_the_streams_have_no_tables_in_the_database(sink: Sink, url: str, tmp: Path) -> None:
-    sink.persist(*votes("a"))
+def test_the_streams_have_no_tables_in_the_database(store: Store, url: str, tmp: Path) -> None:
+    store.persist(*votes("a"))
     catalogue = "sqlite_master" if url.startswith("sqlite") else "(SELECT relname AS name FROM pg_class)"
-    assert told(sink, f"SELECT name FROM {catalogue} AS t WHERE name IN ('votes', 'gps', 'metrics', 'logs')") == []
+    assert told(store, f"SELECT name FROM {catalogue} AS t WHERE name IN ('votes', 'gps', 'metrics', 'logs')") == []
 
 
-def test_metrics_keep_nanoseconds_tags_and_exact_numbers(sink: Sink, tmp: Path) -> None:
+def test_metrics_keep_nanoseconds_tags_and_exact_numbers(store: Store, tmp: Path) -> None:
     lines = (
         b'm,a=b,c=d on=t,n=3i,big=9007199254740993i,u=18446744073709551615u,f=0.1,s="x" 1700000000123456789\nm old=1'
     )
-    sink.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [lines]))
+    store.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [lines]))
     columns = "field, value, type, text, epoch_ns(time), tags"
     tags, at = {"a": "b", "c": "d"}, 1_700_000_000_123_456_789
     assert sorted(found(tmp, columns, "metrics")) == [
@@ -176,22 +176,24 @@ def test_metrics_keep_nanoseconds_tags_and_exact_numbers(sink: Sink, tmp: Path) 
     ]
 
 
-def test_attributes_of_logs_are_json(sink: Sink, tmp: Path) -> None:
+def test_attributes_of_logs_are_json(store: Store, tmp: Path) -> None:
     body = b'{"message":"disk full","level":"ERROR","disks":[{"bytes":123456789012345678901234567890}]}'
-    sink.persist(claim("logs", 1), decoded(STREAMS["logs"], [body]))
+    store.persist(claim("logs", 1), decoded(STREAMS["logs"], [body]))
     ((level, message, attributes),) = found(tmp, "level, message, attributes", "logs")
     assert (level, message) == ("error", "disk full")
     assert json.loads(attributes) == {"disks": [{"bytes": 123456789012345678901234567890}]}
 
 
 @both
-def test_rejects_are_buried_in_the_database(sink: Sink, tmp: Path) -> None:
-    outcome = sink.persist(claim("votes", 3), decoded(STREAMS["votes"], [b"poll=p&choice=a", b"{", b"poll=p&choice=b"]))
+def test_rejects_are_buried_in_the_database(store: Store, tmp: Path) -> None:
+    outcome = store.persist(
+        claim("votes", 3), decoded(STREAMS["votes"], [b"poll=p&choice=a", b"{", b"poll=p&choice=b"])
+    )
     assert outcome == Outcome(2, 1)
     assert choices(tmp) == ["a", "b"]
-    (letter,) = sink.letters()
+    (letter,) = store.letters()
     assert (letter.body, letter.seq, letter.whole) == (b"{", 2, True)
-    assert sink.ledger("votes").bodies == 3 and sink.ledger("votes").dead == 1
+    assert store.ledger("votes").bodies == 3 and store.ledger("votes").dead == 1
 
 
 class Count(Record, kw_only=True):
@@ -210,20 +212,20 @@ def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stor
     monkeypatch.setattr("sluice.store.bounds.GROUP", (group, 200))
     # what a decoder of one's own may yield
     entries = [(n, NOON, b"%d" % n, Count(name="n", number=1 << 63 if n == 5 else n)) for n in range(1, 10)]
-    with contextlib.closing(connected(url, tmp, COUNTS)) as sink:
-        assert sink.persist(claim("counts", 9), lambda: iter(entries)) == Outcome(8, 1)
-        (letter,) = sink.letters()
+    with contextlib.closing(connected(url, tmp, COUNTS)) as store:
+        assert store.persist(claim("counts", 9), lambda: iter(entries)) == Outcome(8, 1)
+        (letter,) = store.letters()
         assert letter.seq == 5 and letter.reason.startswith("rejected by the destination: ")
     assert found(tmp, "number, seq", "counts") == [(n, n) for n in range(1, 10) if n != 5]
 
 
-def test_a_claim_of_rejects_alone_makes_no_object(sink: Sink, tmp: Path) -> None:
-    assert sink.persist(claim("votes", 1), decoded(STREAMS["votes"], [b"{"])) == Outcome(0, 1)
-    assert not files(tmp) and not staged(tmp) and told(sink, "SELECT * FROM batches_objects") == []
+def test_a_claim_of_rejects_alone_makes_no_object(store: Store, tmp: Path) -> None:
+    assert store.persist(claim("votes", 1), decoded(STREAMS["votes"], [b"{"])) == Outcome(0, 1)
+    assert not files(tmp) and not staged(tmp) and told(store, "SELECT * FROM batches_objects") == []
 
 
-def test_the_lines_of_the_documents_read_the_rows(sink: Sink, tmp: Path) -> None:
-    sink.persist(claim("gps", 1), decoded(STREAMS["gps"], [b'{"device":"bike","lat":1,"lon":2,"time":7}']))
+def test_the_lines_of_the_documents_read_the_rows(store: Store, tmp: Path) -> None:
+    store.persist(claim("gps", 1), decoded(STREAMS["gps"], [b'{"device":"bike","lat":1,"lon":2,"time":7}']))
     protocol = (ROOT / "docs/PROTOCOL.md").read_text()
     (query,) = re.findall(r"^    (SELECT .*?)  +-- DuckDB$", protocol, re.M)
     (python,) = re.findall(r"^    (pyarrow.*?)  +# Python$", protocol, re.M)
@@ -237,42 +239,42 @@ def test_the_lines_of_the_documents_read_the_rows(sink: Sink, tmp: Path) -> None
 
 
 @both
-def test_a_claim_that_comes_again_is_stored_once(sink: Sink, tmp: Path) -> None:
-    sink.persist(*votes("a", "b"))
-    assert sink.persist(*votes("a", "b")) == Outcome(0, 0, again=True)
+def test_a_claim_that_comes_again_is_stored_once(store: Store, tmp: Path) -> None:
+    store.persist(*votes("a", "b"))
+    assert store.persist(*votes("a", "b")) == Outcome(0, 0, again=True)
     longer = claim("votes", 3)._replace(id="votes:1:7")  # of a Redis that went back
-    assert sink.persist(longer, votes("a", "b", "c")[1]) == Outcome(1, 0)
+    assert store.persist(longer, votes("a", "b", "c")[1]) == Outcome(1, 0)
     assert choices(tmp) == ["a", "b", "c"]
     assert not staged(tmp)
 
 
 def test_an_object_is_invisible_until_its_transaction_has_committed(
-    sink: Sink, tmp: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[int, int]] = []
-    note = sink.note
+    note = store.note
 
     def look(*given: Any) -> None:
         seen.append((len(staged(tmp)), len(files(tmp))))
         note(*given)
 
-    monkeypatch.setattr(sink, "note", look)
-    sink.persist(*votes("a"))
+    monkeypatch.setattr(store, "note", look)
+    store.persist(*votes("a"))
     assert seen == [(1, 0)]
     assert (len(staged(tmp)), len(files(tmp))) == (0, 1)
 
 
 @both
-def test_an_attempt_that_fails_leaves_nothing(sink: Sink, tmp: Path) -> None:
+def test_an_attempt_that_fails_leaves_nothing(store: Store, tmp: Path) -> None:
     def entries() -> Iterator[Entry]:
         yield from votes(*range(50_000))[1]()
         assert staged(tmp)
         raise KeyError
 
     with pytest.raises(KeyError):
-        sink.persist(claim("votes", 50_001), entries)
-    assert not staged(tmp) and not files(tmp) and told(sink, "SELECT * FROM batches_objects") == []
-    assert sink.persist(*votes("a")) == Outcome(1, 0)
+        store.persist(claim("votes", 50_001), entries)
+    assert not staged(tmp) and not files(tmp) and told(store, "SELECT * FROM batches_objects") == []
+    assert store.persist(*votes("a")) == Outcome(1, 0)
 
 
 PREPARED = """
@@ -286,11 +288,11 @@ MOMENTS = {
     "before a row is written": "parquet.File.add = die",
     "after a row is written": "die_after(parquet.File, 'add')",
     "when the object is on disk": "die_after(parquet.File, 'finish')",
-    "when it is noted": "die_after(type(sink), 'note')",
+    "when it is noted": "die_after(type(store), 'note')",
     "when the transaction has committed": "parquet.Parquet.publish = die",
     "when it is published": "die_after(parquet.Parquet, 'publish')",
-    "when the note of the one before is deleted": "sink.persist(*store_tests.votes('before', first=100)); "
-    "die_after(type(sink), 'delete_notes')",
+    "when the note of the one before is deleted": "store.persist(*store_tests.votes('before', first=100)); "
+    "die_after(type(store), 'delete_notes')",
 }
 
 
@@ -302,67 +304,67 @@ def killed(url: str, tmp: Path, program: str) -> None:
 @pytest.mark.parametrize("moment", MOMENTS)
 @both
 def test_rows_are_there_once_after_a_kill(moment: str, url: str, tmp: Path) -> None:
-    killed(url, tmp, f"{MOMENTS[moment]}; sink.persist(*store_tests.votes('a', 'b'))")
-    with contextlib.closing(connected(url, tmp)) as sink:
+    killed(url, tmp, f"{MOMENTS[moment]}; store.persist(*store_tests.votes('a', 'b'))")
+    with contextlib.closing(connected(url, tmp)) as store:
         if "postgres" in url:  # the server notices a moment later that the client is gone
-            harness.poll(lambda: sink.persist(*votes("a", "b")) or True)
+            harness.poll(lambda: store.persist(*votes("a", "b")) or True)
         else:
-            sink.persist(*votes("a", "b"))
-        tidied(sink)
+            store.persist(*votes("a", "b"))
+        tidied(store)
         assert choices(tmp) == ["a", "b"] + ["before"] * ("before" in MOMENTS[moment])
         assert not staged(tmp)
-        assert sink.ledger("votes").bodies == len(choices(tmp))
-        sink.publish()
-        assert told(sink, "SELECT * FROM batches_objects") == []
+        assert store.ledger("votes").bodies == len(choices(tmp))
+        store.publish()
+        assert told(store, "SELECT * FROM batches_objects") == []
 
 
-def test_what_a_living_attempt_has_written_stays(sink: Sink, tmp: Path) -> None:
-    one = sink.elsewhere["votes"].open(NOON)
+def test_what_a_living_attempt_has_written_stays(store: Store, tmp: Path) -> None:
+    one = store.elsewhere["votes"].open(NOON)
     rows = destination.Rows()
     rows.seqs, rows.received, rows.records = [1], [NOON], [Vote(poll="p", choice="a")]
     one.add(1, rows)
     one.finish()
-    tidied(sink)
+    tidied(store)
     assert len(staged(tmp)) == 1
     one.close(delete=False)
-    tidied(sink)
+    tidied(store)
     assert not staged(tmp)
 
 
-def test_what_cannot_be_published_now_is_published_later(sink: Sink, tmp: Path) -> None:
+def test_what_cannot_be_published_now_is_published_later(store: Store, tmp: Path) -> None:
     (tmp / "rows").mkdir()
     (tmp / "rows/votes").write_text("in the way")
-    assert sink.persist(*votes("a")) == Outcome(1, 0)
+    assert store.persist(*votes("a")) == Outcome(1, 0)
     with pytest.raises(Unavailable, match="votes"):
-        sink.publish()
-    sink.tidy("gps")
+        store.publish()
+    store.tidy("gps")
     (tmp / "rows/votes").unlink()
     assert choices(tmp) == []
-    tidied(sink)
+    tidied(store)
     assert choices(tmp) == ["a"]
 
 
 def test_an_object_that_is_gone_before_it_is_published_is_reported(
-    sink: Sink, tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    note = sink.note
+    note = store.note
 
     def lose(*given: Any) -> None:
         note(*given)
         shutil.rmtree(tmp / "rows/.staged")
 
-    monkeypatch.setattr(sink, "note", lose)
-    sink.persist(*votes("a"))
+    monkeypatch.setattr(store, "note", lose)
+    store.persist(*votes("a"))
     assert not files(tmp) and not caplog.records
-    sink.publish()
+    store.publish()
     assert "is gone" in caplog.text
 
 
 @both
 def test_rows_whose_commit_was_not_answered_are_published_before_the_next_ones(
-    sink: Sink, tmp: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transaction = sink.transaction
+    transaction = store.transaction
 
     @contextlib.contextmanager
     def unanswered() -> Iterator[Any]:
@@ -371,102 +373,102 @@ def test_rows_whose_commit_was_not_answered_are_published_before_the_next_ones(
         raise Unavailable("connection lost")
 
     with monkeypatch.context() as patched, pytest.raises(Unavailable):
-        patched.setattr(sink, "transaction", unanswered)
-        sink.persist(*votes("a"))
+        patched.setattr(store, "transaction", unanswered)
+        store.persist(*votes("a"))
     assert choices(tmp) == []
-    assert sink.persist(*votes("a")) == Outcome(0, 0, again=True)
+    assert store.persist(*votes("a")) == Outcome(0, 0, again=True)
     assert choices(tmp) == ["a"]
 
 
-def test_a_directory_that_cannot_be_written_postpones_the_claim(sink: Sink, tmp: Path) -> None:
+def test_a_directory_that_cannot_be_written_postpones_the_claim(store: Store, tmp: Path) -> None:
     (tmp / "rows").write_text("in the way")
     with pytest.raises(Unavailable, match="rows"):
-        sink.persist(*votes("a"))
+        store.persist(*votes("a"))
     (tmp / "rows").unlink()
-    assert sink.persist(*votes("a")) == Outcome(1, 0)
+    assert store.persist(*votes("a")) == Outcome(1, 0)
     assert choices(tmp) == ["a"]
 
 
 @both
 def test_an_object_of_a_stream_that_has_no_destination_any_more_is_reported(url: str, tmp: Path) -> None:
-    killed(url, tmp, "parquet.Parquet.publish = die; sink.persist(*store_tests.votes('a'))")
-    with contextlib.closing(open_store(url, STREAMS)) as sink, pytest.raises(Unavailable, match="INGEST_ROWS"):
-        sink.publish()
-    with contextlib.closing(connected(url, tmp)) as sink:
-        sink.publish()
+    killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_tests.votes('a'))")
+    with contextlib.closing(open_store(url, STREAMS)) as store, pytest.raises(Unavailable, match="INGEST_ROWS"):
+        store.publish()
+    with contextlib.closing(connected(url, tmp)) as store:
+        store.publish()
     assert choices(tmp) == ["a"]
 
 
 @both
-def test_dead_letters_are_replayed_into_the_destination(sink: Sink, tmp: Path) -> None:
-    sink.persist(claim("votes", 2), decoded(STREAMS["votes"], [b"{", b"poll=p&choice=a"]))
-    (letter,) = sink.letters()
+def test_dead_letters_are_replayed_into_the_destination(store: Store, tmp: Path) -> None:
+    store.persist(claim("votes", 2), decoded(STREAMS["votes"], [b"{", b"poll=p&choice=a"]))
+    (letter,) = store.letters()
     mended = letter._replace(body=b"poll=p&choice=b")
-    assert sink.replay([mended], today, dry=True).stored == 1
+    assert store.replay([mended], today, dry=True).stored == 1
     assert choices(tmp) == ["a"] and not staged(tmp)
-    assert sink.replay([mended], today).stored == 1
+    assert store.replay([mended], today).stored == 1
     assert found(tmp, "choice, seq") == [("b", 1), ("a", 2)]
-    assert sink.letters() == [] and sink.replay([mended], today).stored == 0
+    assert store.letters() == [] and store.replay([mended], today).stored == 0
 
 
 # --- Merging ---------------------------------------------------------------------------------------------------------
 
 
-def stored(sink: Sink, claims: int) -> list[str]:
+def stored(store: Store, claims: int) -> list[str]:
     """Store claims of one vote each; their choices."""
     for number in range(1, claims + 1):
-        sink.persist(*votes(number, first=number))
+        store.persist(*votes(number, first=number))
     return [str(number) for number in range(1, claims + 1)]
 
 
-def test_the_files_of_a_past_hour_are_merged(sink: Sink, tmp: Path) -> None:
-    expected = stored(sink, 20)
+def test_the_files_of_a_past_hour_are_merged(store: Store, tmp: Path) -> None:
+    expected = stored(store, 20)
     assert len(files(tmp)) == 20
     batches = found(tmp, "batch, seq")
-    assert tidied(sink) == 1
+    assert tidied(store) == 1
     assert len(files(tmp)) == 1 and choices(tmp) == expected and found(tmp, "batch, seq") == batches
-    assert tidied(sink) == 0
-    sink.persist(*votes("late", first=21))  # into an hour that was merged
-    assert tidied(sink) == 1
+    assert tidied(store) == 0
+    store.persist(*votes("late", first=21))  # into an hour that was merged
+    assert tidied(store) == 1
     assert len(files(tmp)) == 1 and choices(tmp) == [*expected, "late"]
     assert [path.name for path in (tmp / "rows/.staged/votes").iterdir() if path.name[0] != "."] == []
 
 
 def test_files_of_the_present_hour_are_merged_when_they_are_many(
-    sink: Sink, tmp: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parquet, "MANY", 5)
     monkeypatch.setattr(parquet, "end", lambda hour: float("inf"))
-    stored(sink, 4)
-    assert tidied(sink) == 0
-    sink.persist(*votes("5", first=5))
-    assert tidied(sink) == 1
+    stored(store, 4)
+    assert tidied(store) == 0
+    store.persist(*votes("5", first=5))
+    assert tidied(store) == 1
     assert choices(tmp) == ["1", "2", "3", "4", "5"] and len(files(tmp)) == 1
 
 
-def test_a_large_file_is_not_merged(sink: Sink, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stored(sink, 3)
+def test_a_large_file_is_not_merged(store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored(store, 3)
     monkeypatch.setattr(parquet, "SMALL", 1)
-    assert tidied(sink) == 0 and len(files(tmp)) == 3
+    assert tidied(store) == 0 and len(files(tmp)) == 3
 
 
 def test_an_object_with_a_note_is_not_merged(url: str, tmp: Path) -> None:
-    killed(url, tmp, "die_after(parquet.Parquet, 'publish'); sink.persist(*store_tests.votes('a'))")
-    with contextlib.closing(connected(url, tmp)) as sink:
+    killed(url, tmp, "die_after(parquet.Parquet, 'publish'); store.persist(*store_tests.votes('a'))")
+    with contextlib.closing(connected(url, tmp)) as store:
         (noted,) = files(tmp)
         for first in 2, 3:
-            sink.persist(*votes(first, first=first))
-        sink.published.clear()
-        sink.persist(*votes("4", first=4))
-        while sink.tidy("votes"):
+            store.persist(*votes(first, first=first))
+        store.published.clear()
+        store.persist(*votes("4", first=4))
+        while store.tidy("votes"):
             pass
         assert noted in files(tmp) and len(files(tmp)) == 4
-        tidied(sink)
+        tidied(store)
         assert noted not in files(tmp)
     assert choices(tmp) == ["a", "2", "3", "4"]
 
 
-def test_a_reader_finds_each_row_once_while_files_are_merged(sink: Sink, tmp: Path) -> None:
+def test_a_reader_finds_each_row_once_while_files_are_merged(store: Store, tmp: Path) -> None:
     stop = threading.Event()
     wrong: list[object] = []
     least, reads = 0, 0
@@ -483,15 +485,15 @@ def test_a_reader_finds_each_row_once_while_files_are_merged(sink: Sink, tmp: Pa
                 wrong.append(got)
             least, reads = len(got), reads + 1
 
-    sink.persist(*votes(1))
+    store.persist(*votes(1))
     reader = threading.Thread(target=read)
     reader.start()
     try:
         merges = 0
         for number in range(2, 302):
-            sink.persist(*votes(number, first=number))
+            store.persist(*votes(number, first=number))
             if number % 3 == 0:
-                merges += tidied(sink)
+                merges += tidied(store)
         harness.poll(lambda: reads > 20)
     finally:
         stop.set()
@@ -504,12 +506,12 @@ def test_a_reader_finds_each_row_once_while_files_are_merged(sink: Sink, tmp: Pa
 )
 def test_a_merge_may_be_killed(moment: str, url: str, tmp: Path) -> None:
     program = (
-        "[sink.persist(*store_tests.votes(n, first=n)) for n in range(1, 6)]; sink.publish(); parquet.MERGED = 2500"
+        "[store.persist(*store_tests.votes(n, first=n)) for n in range(1, 6)]; store.publish(); parquet.MERGED = 2500"
     )
-    killed(url, tmp, f"{program}; {moment}; sink.tidy('votes')")
+    killed(url, tmp, f"{program}; {moment}; store.tidy('votes')")
     assert choices(tmp) == ["1", "2", "3", "4", "5"]
-    with contextlib.closing(connected(url, tmp)) as sink:
-        tidied(sink)
+    with contextlib.closing(connected(url, tmp)) as store:
+        tidied(store)
     assert choices(tmp) == ["1", "2", "3", "4", "5"] and len(files(tmp)) == 1
     assert not staged(tmp)
 
@@ -529,24 +531,24 @@ def votes_of(kind: type[Record]) -> dict[str, Any]:
 
 
 def test_files_with_fewer_columns_are_merged_with_later_ones(url: str, tmp: Path) -> None:
-    with contextlib.closing(connected(url, tmp)) as sink:
-        sink.persist(*votes("a"))
+    with contextlib.closing(connected(url, tmp)) as store:
+        store.persist(*votes("a"))
     own = votes_of(Longer)
-    with contextlib.closing(connected(url, tmp, own)) as sink:
+    with contextlib.closing(connected(url, tmp, own)) as store:
         body = b'{"poll":"p","choice":"b","weight":2.5}'
-        sink.persist(claim("votes", 1, first=2), decoded(own["votes"], [body], 2))
+        store.persist(claim("votes", 1, first=2), decoded(own["votes"], [body], 2))
         assert found(tmp, "choice, weight") == [("a", None), ("b", 2.5)]
-        assert tidied(sink) == 1
+        assert tidied(store) == 1
     assert len(files(tmp)) == 1 and found(tmp, "choice, weight") == [("a", None), ("b", 2.5)]
 
 
 def test_files_whose_columns_have_other_types_stay_apart(url: str, tmp: Path) -> None:
-    with contextlib.closing(connected(url, tmp)) as sink:
-        sink.persist(*votes("a"))
+    with contextlib.closing(connected(url, tmp)) as store:
+        store.persist(*votes("a"))
     own = votes_of(Other)
-    with contextlib.closing(connected(url, tmp, own)) as sink:
-        sink.persist(claim("votes", 1, first=2), decoded(own["votes"], [b'{"poll":7,"choice":"b"}'], 2))
-        assert tidied(sink) == 0
+    with contextlib.closing(connected(url, tmp, own)) as store:
+        store.persist(claim("votes", 1, first=2), decoded(own["votes"], [b'{"poll":7,"choice":"b"}'], 2))
+        assert tidied(store) == 0
     assert len(files(tmp)) == 2 and choices(tmp) == ["a", "b"]
 
 
@@ -554,26 +556,26 @@ def test_files_whose_columns_have_other_types_stay_apart(url: str, tmp: Path) ->
 
 
 @both
-def test_old_files_are_deleted_and_their_rows_counted(sink: Sink, tmp: Path) -> None:
-    stored(sink, 3)
+def test_old_files_are_deleted_and_their_rows_counted(store: Store, tmp: Path) -> None:
+    stored(store, 3)
     after = NOON + 3_600_000_000
-    assert sink.overdue("votes", after - 1_000_000) == 0
-    assert sink.overdue("votes", after) == 3 and len(files(tmp)) == 3
-    assert sink.prune("votes", after) is False
+    assert store.overdue("votes", after - 1_000_000) == 0
+    assert store.overdue("votes", after) == 3 and len(files(tmp)) == 3
+    assert store.prune("votes", after) is False
     assert not files(tmp) and not list((tmp / "rows/votes").iterdir())
-    assert sink.ledger("votes").deleted == 3
-    stored(sink, 3)  # the claims come again
+    assert store.ledger("votes").deleted == 3
+    stored(store, 3)  # the claims come again
     assert not files(tmp)
 
 
-def test_a_file_with_a_row_that_is_not_old_stays(sink: Sink, tmp: Path) -> None:
+def test_a_file_with_a_row_that_is_not_old_stays(store: Store, tmp: Path) -> None:
     bodies = [b"poll=p&choice=a"] * 2
     entries = decoded(STREAMS["votes"], bodies)
     late = [(seq, received + (seq - 1) * 7_200_000_000, body, thing) for seq, received, body, thing in entries()]
-    sink.persist(claim("votes", 2), lambda: iter(late))
-    sink.prune("votes", NOON + 3_600_000_000)
+    store.persist(claim("votes", 2), lambda: iter(late))
+    store.prune("votes", NOON + 3_600_000_000)
     assert len(found(tmp, "seq")) == 2
-    sink.prune("votes", NOON + 3 * 3_600_000_000)
+    store.prune("votes", NOON + 3 * 3_600_000_000)
     assert found(tmp, "seq") == []
 
 
@@ -583,11 +585,11 @@ def test_a_file_with_a_row_that_is_not_old_stays(sink: Sink, tmp: Path) -> None:
 def test_the_setting_names_destinations_of_streams() -> None:
     load = settings.load
     assert load({}).rows == settings.IN_TABLES
-    rows = load({"INGEST_ROWS": "parquet:///a/b, votes=sink logs=parquet:///c"}).rows
+    rows = load({"INGEST_ROWS": "parquet:///a/b, votes=store logs=parquet:///c"}).rows
     assert [rows.of(name) for name in ("gps", "votes", "logs")] == ["parquet:///a/b", None, "parquet:///c"]
 
 
-@pytest.mark.parametrize("text", ["parquet:", "parquet://a", "ftp://b/c", "gps=sink,gps=sink", "gps", "sink,sink"])
+@pytest.mark.parametrize("text", ["parquet:", "parquet://a", "ftp://b/c", "gps=store,gps=store", "gps", "store,store"])
 def test_other_destinations_are_refused(text: str) -> None:
     with pytest.raises(settings.SettingError, match="INGEST_ROWS=.* expected parquet:///DIRECTORY"):
         settings.load({"INGEST_ROWS": text})

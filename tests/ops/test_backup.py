@@ -39,7 +39,7 @@ class Home:
         self.url = f"sqlite:///{tmp}/ingest.db"
         if postgres:
             postgres.ask("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-            self.url = self.env["INGEST_SINK"] = postgres.url
+            self.url = self.env["INGEST_STORE"] = postgres.url
         self.file = tmp / "copy"
 
     def ask(self, sql: str) -> list[tuple]:
@@ -58,14 +58,14 @@ class Home:
         """Run a verb."""
         return sluice(self.tmp, *map(str, words), **self.env)
 
-    def store(self, *choices: object) -> None:
+    def put(self, *choices: object) -> None:
         """Accept votes and store them."""
         push(self.redis, *map(vote, choices))
         drain(self.tmp, **self.env)
 
     def fill(self) -> None:
         """Make the database large."""
-        self.store("first")
+        self.put("first")
         count = f"generate_series(1, {MANY})" if self.postgres else "(WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL "
         count += "" if self.postgres else f"SELECT i + 1 FROM n WHERE i < {MANY}) SELECT i FROM n)"
         self.ask(
@@ -87,10 +87,10 @@ def home(request: pytest.FixtureRequest, tmp: Path) -> Iterator[Home]:
 
 
 def test_what_was_stored_after_the_backup_is_missing_and_the_rest_is_there_once(home: Home) -> None:
-    home.store(1, 2, "", 3)
+    home.put(1, 2, "", 3)
     code, out, _ = home.sluice("backup", home.file)
     assert (code, out) == (0, f"{home.file}: {home.file.stat().st_size:,} bytes\n")
-    home.store(4, 5)
+    home.put(4, 5)
     push(home.redis, vote(6))
     code, out, said = home.sluice("restore", "--replace", home.file)
     assert (code, said) == (0, "")
@@ -104,7 +104,7 @@ def test_what_was_stored_after_the_backup_is_missing_and_the_rest_is_there_once(
 
 
 def test_while_bodies_are_stored_a_copy_has_whole_batches_and_a_restore_loses_no_later_ones(home: Home) -> None:
-    home.store("first")
+    home.put("first")
     with running([sys.executable, ROOT / "worker.py"], home.tmp / "worker.out", environment(home.tmp, home.env)):
         for n in range(5):
             push(home.redis, *map(vote, range(n * 1000, n * 1000 + 1000)))
@@ -124,9 +124,9 @@ def test_while_bodies_are_stored_a_copy_has_whole_batches_and_a_restore_loses_no
 
 
 def test_a_database_that_holds_bodies_is_not_replaced_unless_told(home: Home) -> None:
-    home.store(1)
+    home.put(1)
     home.sluice("backup", home.file)
-    home.store(2)
+    home.put(2)
     code, out, said = home.sluice("restore", home.file)
     assert (code, out, said.count("\n")) == (1, "", 1)
     assert "--replace" in said
@@ -160,7 +160,7 @@ def test_a_killed_restore_leaves_the_old_database(home: Home) -> None:
     if not home.postgres:
         home.ask("VACUUM")
         home.ask("PRAGMA wal_checkpoint(TRUNCATE)")
-    home.store("second")
+    home.put("second")
 
     def begun() -> bool:
         if home.postgres:
@@ -173,7 +173,7 @@ def test_a_killed_restore_leaves_the_old_database(home: Home) -> None:
         os.kill(restore.pid, signal.SIGKILL)
         restore.wait()
     assert home.choices() == ["first", "second"]
-    home.store("third")
+    home.put("third")
     assert home.choices() == ["first", "second", "third"]
     assert status(home.tmp, **home.env)[2] == []
 
@@ -194,7 +194,7 @@ def test_a_killed_restore_leaves_the_old_database(home: Home) -> None:
 def test_what_is_not_a_whole_backup_is_refused_in_one_line(
     spoil: Callable[[Path], Any], words: str, home: Home
 ) -> None:
-    home.store(*range(3000))
+    home.put(*range(3000))
     home.sluice("backup", home.file)
     spoil(home.file)
     code, out, said = home.sluice("restore", "--replace", home.file)
@@ -204,7 +204,7 @@ def test_what_is_not_a_whole_backup_is_refused_in_one_line(
 
 
 def test_the_copy_of_another_program_or_of_a_later_version_is_refused(home: Home) -> None:
-    home.store(1)
+    home.put(1)
     if home.postgres:
         home.ask("CREATE DATABASE other")
         command = [
@@ -237,7 +237,7 @@ def test_a_backup_that_cannot_be_made_is_one_line_and_leaves_no_file(home: Home)
 def test_paths_are_relative_to_the_operators_directory(tmp: Path) -> None:
     with redis_server(tmp, appendfsync="no") as redis:
         home = Home(tmp, redis, None)
-        home.store(1)
+        home.put(1)
         (tmp / "here").mkdir()
         command: list[Any] = [ROOT / "bin/sluice", "backup", "mine.db"]
         subprocess.run(command, env=environment(tmp), cwd=tmp / "here", check=True, timeout=60)
@@ -259,14 +259,14 @@ def test_views_follow_the_restored_database(kind: str, tmp: Path, request: pytes
         return Gps(time=(NOON + second) * 10**9, device="bike", lat=1.5, lon=float(second))
 
     with site(request.getfixturevalue("server") if kind == "postgres" else None) as here:
-        here.store("gps", [moved(1), moved(2)])
+        here.put("gps", [moved(1), moved(2)])
         here.caught_up()
         copies.backup(here.url, tmp / "copy", lambda share: None)
-        here.store("gps", [moved(3)])
+        here.put("gps", [moved(3)])
         here.caught_up()
         copies.restore(here.url, tmp / "copy", True, lambda share: None)
         # the views of each stream are built anew when the follower next looks at it
         poll(lambda: here.equal() and here.differences() == {}, 60, "views of the restored database")
         assert len(here.rows("gps")) == 2
-        here.store("gps", [moved(4)])  # in PostgreSQL and SQLite it gets the id of the batch that is gone
+        here.put("gps", [moved(4)])  # in PostgreSQL and SQLite it gets the id of the batch that is gone
         here.caught_up()

@@ -56,7 +56,7 @@ def redis(tmp: Path) -> Iterator[Server]:
 
 
 def ask(tmp: Path, sql: str) -> list[tuple]:
-    """The rows of a query. Through apsw, as the sink: two copies of SQLite in one process break each other's locks."""
+    """The rows of a query. Through apsw, as the store: two copies of SQLite in one process break each other's locks."""
     with contextlib.closing(apsw.Connection(str(tmp / "ingest.db"))) as db:
         db.set_busy_timeout(60_000)
         return db.execute(sql).fetchall()
@@ -82,7 +82,7 @@ def test_without_a_verb_the_help_lists_them_on_one_screen(tmp: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["status", "dead", "replay"])
 def test_an_invalid_setting_is_reported_in_one_line_with_status_2(verb: str, tmp: Path) -> None:
-    for env in {"INGEST_SINK": "nowhere"}, {"INGEST_RECORDS": "no_such_module"}:
+    for env in {"INGEST_STORE": "nowhere"}, {"INGEST_RECORDS": "no_such_module"}:
         code, out, complaints = sluice(tmp, verb, **env)
         assert (code, out, complaints.count("\n")) == (2, "", 1)
         assert next(iter(env)) in complaints
@@ -229,9 +229,9 @@ def test_bodies_that_redis_has_lost_before_they_were_stored_are_missing(tmp: Pat
         batch = inlet.append("votes", vote(n))
     inlet.commit(batch)
     s = settings.load(environment(tmp))
-    sink = open_store(s.sink, STREAMS)
-    CellLine(Inspector(s.spool), STREAMS, s.cell, keep=False).leave(sink)  # nine wait
-    sink.close()
+    store = open_store(s.store, STREAMS)
+    CellLine(Inspector(s.spool), STREAMS, s.cell, keep=False).leave(store)  # nine wait
+    store.close()
     with client.Redis(unix_socket_path=str(redis.socket)) as db:
         db.flushall()
     push(redis, *map(vote, range(20)))
@@ -255,20 +255,20 @@ def test_a_body_that_is_nowhere_is_missing(tmp: Path, redis: Server) -> None:
 
 
 def test_all_cells_of_a_database_are_shown_and_a_dead_one_can_be_forgotten(tmp: Path, redis: Server) -> None:
-    sink = f"sqlite:///{tmp}/ingest.db"
+    store = f"sqlite:///{tmp}/ingest.db"
     (tmp / "c2").mkdir()
     with redis_server(tmp / "c2", appendfsync="no", port=(port := harness.free_port())) as other:
         for server, home, name, count in (redis, tmp, "c1", 3), (other, tmp / "c2", "c2", 5):
             push(server, *map(vote, range(count)))
-            drain(home, INGEST_SINK=sink, INGEST_CELL=name)
+            drain(home, INGEST_STORE=store, INGEST_CELL=name)
             push(server, b"x", b"x")
-        s = settings.load(environment(tmp / "c2", {"INGEST_SINK": sink, "INGEST_CELL": "c2"}))
-        own = open_store(s.sink, STREAMS)
+        s = settings.load(environment(tmp / "c2", {"INGEST_STORE": store, "INGEST_CELL": "c2"}))
+        own = open_store(s.store, STREAMS)
         CellLine(Inspector(s.spool), STREAMS, s.cell, keep=False).leave(own, last=True)
         own.close()
         # each has its own ledger, although the sequence numbers are the same
         assert [status(tmp)[1]["votes"][state] for state in ("accepted", "stored", "missing")] == [5, 3, 0]
-        assert [status(tmp / "c2", INGEST_SINK=sink)[1]["votes"][state] for state in ("accepted", "stored")] == [7, 5]
+        assert [status(tmp / "c2", INGEST_STORE=store)[1]["votes"][state] for state in ("accepted", "stored")] == [7, 5]
         assert sluice(tmp, "status", "--all")[0] == 0
         ask(tmp, "UPDATE batches_cells SET seen = '2026-01-01T00:00:00.000Z' WHERE cell = 'c2'")
         code, out, complaints = sluice(tmp, "status", "--all")

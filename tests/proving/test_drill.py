@@ -189,22 +189,22 @@ def server() -> Iterator[Postgres]:
 
 
 def test_a_drill_into_postgresql_breaks_no_promise_and_drops_its_schema(tmp: Path, server: Postgres) -> None:
-    faults = "sink-locked,sink-away,sink-full,kill-settle,restore,kill-views,kill-follower,views-rebuild,replay"
+    faults = "store-locked,store-away,store-full,kill-settle,restore,kill-views,kill-follower,views-rebuild,replay"
     status, report, _ = drill(
-        tmp, "--rounds", 1, "--rate", 1500, "--seed", 149, "--faults", faults, env={"INGEST_SINK": server.url}
+        tmp, "--rounds", 1, "--rate", 1500, "--seed", 149, "--faults", faults, env={"INGEST_STORE": server.url}
     )  # a seed with short faults
     assert (status, broken(report), reads(report)) == (0, NONE, ({}, 0))
     assert report["ledger"]["missing"] == report["ledger"]["restored_away"] > 0
-    assert (report["settings"]["sink"], len(report["faults"])) == ("PostgreSQL", 9)
+    assert (report["settings"]["store"], len(report["faults"])) == ("PostgreSQL", 9)
     assert server.ask("SELECT nspname FROM pg_namespace WHERE nspname ~ 'drill'") == []
 
 
 def test_a_drill_into_parquet_files_breaks_no_promise(tmp: Path) -> None:
-    faults = "kill-worker,kill-redis,sink-locked,sink-away,sink-full,kill-commit,kill-settle,lease,prune"
+    faults = "kill-worker,kill-redis,store-locked,store-away,store-full,kill-commit,kill-settle,lease,prune"
     env = {"INGEST_ROWS": "parquet:///any", "INGEST_WORKERS": 2}
     status, report, _ = drill(tmp, "--rounds", 1, "--rate", 1500, "--seed", 3, "--faults", faults, env=env)
     assert (status, broken(report)) == (0, NONE)
-    assert (report["settings"]["sink"], len(report["faults"])) == ("Parquet", 9)
+    assert (report["settings"]["store"], len(report["faults"])) == ("Parquet", 9)
 
 
 def test_a_report_says_that_the_drill_was_interrupted(tmp: Path) -> None:
@@ -273,7 +273,7 @@ def test_bodies_accepted_while_the_disk_is_full_are_stored_once_there_is_space(t
         return post(up.port, "/votes", b'{"poll":"p","choice":"%b"}' % choice.encode())[0]
 
     home = tmp / "home"
-    with installation(home, {"INGEST_SINK": f"sqlite:///{database}"}) as up:
+    with installation(home, {"INGEST_STORE": f"sqlite:///{database}"}) as up:
         assert vote("before") == 200
         poll(lambda: stored() == ["before"])
         with contextlib.suppress(OSError), open(small_disk / "ballast", "wb", buffering=0) as ballast:
@@ -282,7 +282,7 @@ def test_bodies_accepted_while_the_disk_is_full_are_stored_once_there_is_space(t
         long = "x" * 1000
         choices = [f"{n}-{long}" for n in range(200)]
         assert [vote(choice) for choice in choices] == [200] * 200
-        poll(lambda: "the sink is unavailable" in up.said() and "full" in up.said(), what="the worker logs it")
+        poll(lambda: "the store is unavailable" in up.said() and "full" in up.said(), what="the worker logs it")
         assert get(up.port, "/readyz")[0] == 200
         (small_disk / "ballast").unlink()
         poll(lambda: len(stored()) > 200, 30)

@@ -96,7 +96,7 @@ def test_metrics_count_what_the_gateway_and_the_worker_did(up: Server) -> None:
         ("sluice_commit_seconds_count",): 22,
         ("sluice_commit_bodies_sum",): 22,
         ("sluice_commit_bodies_bucket", "+Inf"): 22,
-        ("sluice_sink_errors_total", "votes"): 0,
+        ("sluice_store_errors_total", "votes"): 0,
         ("sluice_processes", "gateway"): 1,
         ("sluice_processes", "worker"): 1,
         ("sluice_cell_late", settings.load({"INGEST_HOME": str(up.home)}).cell): 0,
@@ -245,7 +245,7 @@ def test_counters_are_reported_to_a_full_redis(tmp: Path) -> None:
 
 
 def test_failed_attempts_to_store_are_counted_and_the_claim_of_the_worker_is_shown(tmp: Path) -> None:
-    env = environment(tmp, {"INGEST_SINK": "postgresql://nobody@127.0.0.1:1/nothing"})
+    env = environment(tmp, {"INGEST_STORE": "postgresql://nobody@127.0.0.1:1/nothing"})
     with harness.redis_server(tmp, appendfsync="no") as redis:
         push(redis, *map(vote, range(3)))
         with harness.running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", env) as worker:
@@ -253,7 +253,7 @@ def test_failed_attempts_to_store_are_counted_and_the_claim_of_the_worker_is_sho
 
             def settled() -> bool:
                 figures = observer.look()
-                assert figures["streams"]["votes"]["sink_errors"] > 0
+                assert figures["streams"]["votes"]["store_errors"] > 0
                 (one,) = figures["processes"]
                 assert (one["role"], one["pid"]) == ("worker", worker.pid)
                 return [(claim["stream"], claim["first"], claim["bodies"]) for claim in one["claims"]] == [

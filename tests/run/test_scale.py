@@ -180,7 +180,7 @@ def push(home: Path, count: int, stream: str = "slow") -> None:
 def test_workers_that_fall_behind_get_others_that_help(tmp: Path) -> None:
     (tmp / "slow.py").write_text(RECORDS.format(pause=0.001))
     with postgres_server() as database:
-        env = {"INGEST_WORKERS": "auto:1-4", "INGEST_SINK": database.url, "INGEST_RECORDS": tmp / "slow.py"}
+        env = {"INGEST_WORKERS": "auto:1-4", "INGEST_STORE": database.url, "INGEST_RECORDS": tmp / "slow.py"}
         with installation(tmp, env) as up:
             poll(lambda: up.pids("worker") and up.pids("scale"))
             push(tmp, 100_000, "without_decoder")

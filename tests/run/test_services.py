@@ -47,7 +47,7 @@ UNITS = (
 )  # fmt: skip
 EXPOSED = 2.0  # of 10: maximum exposure in `systemd-analyze security`, which calls this OK
 EVERY = {
-    "INGEST_RUNTIME": "pypy", "INGEST_SINK": "postgresql://host/database", "INGEST_REDIS": "rediss://u:p@host:6379"
+    "INGEST_RUNTIME": "pypy", "INGEST_STORE": "postgresql://host/database", "INGEST_REDIS": "rediss://u:p@host:6379"
 }  # fmt: skip
 
 
@@ -122,12 +122,12 @@ def test_every_kernel_limit_that_is_set_exists() -> None:
 
 
 def test_settings_of_the_environment_override_those_of_the_file() -> None:
-    file = services.defaults(services.given("", {"INGEST_PORT": "80", "INGEST_SINK": "postgresql:///x?a='b'&c=d e"}))
+    file = services.defaults(services.given("", {"INGEST_PORT": "80", "INGEST_STORE": "postgresql:///x?a='b'&c=d e"}))
     found = services.given(file, {"INGEST_PORT": "81", "HOME": "/root"})
     assert found == {
         "INGEST_HOME": "/var/lib/sluice",
         "INGEST_PORT": "81",
-        "INGEST_SINK": "postgresql:///x?a='b'&c=d e",
+        "INGEST_STORE": "postgresql:///x?a='b'&c=d e",
     }
     assert services.given(services.defaults(found), {}) == found
 
@@ -138,7 +138,7 @@ def test_settings_of_the_environment_override_those_of_the_file() -> None:
         ({"INGEST_HOME": "/srv"}, 2, "services do not accept INGEST_HOME, nor a socket"),
         ({"INGEST_REDIS": "/run/redis.sock"}, 2, "services do not accept INGEST_HOME, nor a socket"),
         ({"INGEST_PORT": "http"}, 2, "INGEST_PORT='http' is invalid"),
-        ({"INGEST_SINK": "sqlite:////srv/x.db"}, 2, "the services can write only in /var/lib/sluice"),
+        ({"INGEST_STORE": "sqlite:////srv/x.db"}, 2, "the services can write only in /var/lib/sluice"),
         ({}, 1, "services cannot read" if os.geteuid() == 0 else "this needs root"),
     ],
 )
@@ -353,7 +353,7 @@ def test_log_lines_are_json_if_set(runtime: str, tmp: Path) -> None:
 
 
 def test_an_error_is_one_line_of_json_with_its_traceback() -> None:
-    script = "import logging; from sluice import daemon\n"
+    script = "import logging; from sluice.base import daemon\n"
     script += "h = logging.StreamHandler(); h.setFormatter(daemon.formatter('json'))\n"
     script += "logging.getLogger().addHandler(h)\ntry: 1 / 0\nexcept Exception: logging.exception('it \\'broke\\'')"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)

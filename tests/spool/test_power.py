@@ -27,7 +27,7 @@ from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from sluice.store.registry import open_store
-from sluice.store.store import Sink
+from sluice.store.store import Store
 from sluice.store.types import Entry
 from sluice.streams import registry
 from worker import Worker
@@ -295,7 +295,7 @@ def drain(redis: Server, home: Path) -> None:
     worker.stop()  # ends its thread
 
 
-def step(redis: Server, sink: Sink, settle: bool) -> None:
+def step(redis: Server, store: Store, settle: bool) -> None:
     """Store one claim, whose lease ends at once; settle it or not."""
     outlet = Outlet(str(redis.socket))
     claim = outlet.claim("votes", max_bodies=3, lease=0.001)
@@ -306,7 +306,7 @@ def step(redis: Server, sink: Sink, settle: bool) -> None:
             for thing in registry.STREAMS["votes"].decode(body, LIMITS):
                 yield seq, claim.received(seq)[0], body, thing
 
-    assert sink.persist(claim, entries).records == claim.count
+    assert store.persist(claim, entries).records == claim.count
     if settle:
         outlet.settle(claim)
 
@@ -316,19 +316,19 @@ def ends(log: bytes) -> list[int]:
     return [0, *(match.start() for match in re.finditer(rb"\*\d+\r\n\$", log)), len(log)]
 
 
-def test_wherever_the_log_is_cut_the_sink_ignores_no_new_body_and_stores_no_old_one_again(tmp: Path) -> None:
+def test_wherever_the_log_is_cut_the_store_ignores_no_new_body_and_stores_no_old_one_again(tmp: Path) -> None:
     """Sequence numbers are then used again, in a new spool."""
     first = tmp / "first"
     with redis_server(first, appendfsync="always") as redis:
         inlet = Inlet(str(redis.socket), 1000)
-        sink = open_store(f"sqlite:///{first}/ingest.db", registry.STREAMS)
+        store = open_store(f"sqlite:///{first}/ingest.db", registry.STREAMS)
         push(inlet, ["a1", "a2", "a3"])
-        step(redis, sink, settle=True)
+        step(redis, store, settle=True)
         push(inlet, ["b1", "b2", "b3", "b4"])
-        step(redis, sink, settle=False)
+        step(redis, store, settle=False)
         push(inlet, ["c1", "c2"])
         drain(redis, first)
-        sink.close()
+        store.close()
         highest = Inspector(str(redis.socket)).snapshot("votes").claimed
     before = stored(first)
     assert (highest, sorted(before)) == (9, ["a1", "a2", "a3", "b1", "b2", "b3", "b4", "c1", "c2"])
@@ -355,7 +355,7 @@ def test_wherever_the_log_is_cut_the_sink_ignores_no_new_body_and_stores_no_old_
     assert again > 10  # most cuts did lose claims
 
 
-def test_after_a_flushall_the_sink_ignores_no_new_body(tmp: Path) -> None:
+def test_after_a_flushall_the_store_ignores_no_new_body(tmp: Path) -> None:
     with redis_server(tmp, appendfsync="no") as redis:
         inlet = Inlet(str(redis.socket), 1000)
         for n in range(3):

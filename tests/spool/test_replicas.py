@@ -208,9 +208,9 @@ def stored(server: Server, url: str, replicas: int = 0) -> list[str]:
     """Store one claim, as a worker does; returns the choices of all votes in the database."""
     worker = Worker(Outlet(str(server.socket), replicas=replicas), url, registry.STREAMS, LIMITS)
     worker.step(next(state for state in worker.states if state.stream.name == "votes"))
-    sink: Any = worker.sink
-    found = [choice for (choice,) in sink.db.execute("SELECT choice FROM votes ORDER BY choice")]
-    sink.close()
+    store: Any = worker.store
+    found = [choice for (choice,) in store.db.execute("SELECT choice FROM votes ORDER BY choice")]
+    store.close()
     return found
 
 
@@ -225,13 +225,15 @@ def test_a_claim_that_too_few_replicas_confirm_is_stored_after_the_failover(pair
 
 
 def test_bodies_that_too_few_replicas_confirmed_and_a_failover_lost_are_not_missing(pair: Pair, tmp_path: Path) -> None:
-    with contextlib.closing(open_store(f"sqlite:///{tmp_path}/ingest.db", registry.STREAMS)) as sink:
+    with contextlib.closing(open_store(f"sqlite:///{tmp_path}/ingest.db", registry.STREAMS)) as store:
 
         def ledger(server: Server) -> list[int]:
             """Leave the figures in the database, as a worker does, and read them there."""
             inspector = Inspector(str(server.socket))
-            CellLine(inspector, ["votes"], "c1", keep=False, replicas=int(server is pair.master)).leave(sink, last=True)
-            (votes,) = sink.lines()[0].figures["streams"]
+            CellLine(inspector, ["votes"], "c1", keep=False, replicas=int(server is pair.master)).leave(
+                store, last=True
+            )
+            (votes,) = store.lines()[0].figures["streams"]
             return [votes[state] for state in ("accepted", "ready", "stored", "missing")]
 
         inlet = Inlet(str(pair.master.socket), 10**9, replicas=1)

@@ -938,21 +938,21 @@ def test_after_a_kill_each_body_is_stored_once_and_new_ones_with_lost_numbers_to
 
     def ledger() -> list[int]:
         """Leave the figures in the database, and read them there."""
-        CellLine(Inspector(str(server.socket)), ["votes"], "c1", keep=False).leave(sink, last=True)
-        ((_, _, figures),) = sink.lines()
+        CellLine(Inspector(str(server.socket)), ["votes"], "c1", keep=False).leave(store, last=True)
+        ((_, _, figures),) = store.lines()
         (votes,) = figures["streams"]
         return [votes[state] for state in ("accepted", "ready", "stored", "missing")]
 
-    def store(outlet: Outlet, **limits: float) -> None:
+    def work(outlet: Outlet, **limits: float) -> None:
         while taken := outlet.claim("votes", **limits):  # type: ignore[arg-type]
             entries = [
                 (seq, 0, body, Vote(poll="p", choice=body.decode()))
                 for seq, body in enumerate(outlet.bodies(taken), taken.first)
             ]
-            sink.persist(taken, lambda entries=entries: entries)  # type: ignore[misc]
+            store.persist(taken, lambda entries=entries: entries)  # type: ignore[misc]
             outlet.settle(taken)
 
-    sink = open_store(f"sqlite:///{tmp}/ingest.db", STREAMS)
+    store = open_store(f"sqlite:///{tmp}/ingest.db", STREAMS)
     with redis_server(tmp) as server:
         inlet, outlet = Inlet(str(server.socket), 10**9), Outlet(str(server.socket))
         push(inlet, *numbers(10), stream="votes")
@@ -960,8 +960,8 @@ def test_after_a_kill_each_body_is_stored_once_and_new_ones_with_lost_numbers_to
         copied = tmp / "copy"
         shutil.copytree(tmp / "redis", copied)
         push(inlet, *numbers(10, 10), stream="votes")
-        store(outlet, max_bodies=8)
-        store(outlet, max_bodies=8)
+        work(outlet, max_bodies=8)
+        work(outlet, max_bodies=8)
         push(inlet, *numbers(2, 20), stream="votes")
         assert ledger() == [22, 2, 20, 0]
     if lost != "nothing":
@@ -970,11 +970,11 @@ def test_after_a_kill_each_body_is_stored_once_and_new_ones_with_lost_numbers_to
     with redis_server(tmp) as server:
         inlet, outlet = Inlet(str(server.socket), 10**9), Outlet(str(server.socket))
         push(inlet, *numbers(10, 30), stream="votes")
-        store(outlet, max_bodies=4)  # other boundaries than before
+        work(outlet, max_bodies=4)  # other boundaries than before
         assert ledger() == [32, 0, 32, 0] if lost == "nothing" else [32, 0, 30, 2]
-    found = [int(choice) for (choice,) in sink.db.execute("SELECT choice FROM votes ORDER BY CAST(choice AS INTEGER)")]
+    found = [int(choice) for (choice,) in store.db.execute("SELECT choice FROM votes ORDER BY CAST(choice AS INTEGER)")]
     assert found == [*range(22 if lost == "nothing" else 20), *range(30, 40)]
-    sink.close()
+    store.close()
 
 
 # a Redis that is stopped, killed or emptied
@@ -1143,9 +1143,9 @@ def test_after_redis_is_killed_acknowledged_bodies_are_there_and_settled_ones_ar
 
 
 @pytest.mark.parametrize("how", ["flushed", "restarted empty"])
-def test_claim_ids_are_never_used_again_so_the_sink_stores_new_bodies(how: str, tmp: Path) -> None:
+def test_claim_ids_are_never_used_again_so_the_store_stores_new_bodies(how: str, tmp: Path) -> None:
     seen: list[str] = []
-    sink = open_store(f"sqlite:///{tmp}/ingest.db", STREAMS)
+    store = open_store(f"sqlite:///{tmp}/ingest.db", STREAMS)
     for _ in range(4):
         with redis_server(tmp) as server:
             inlet, outlet = Inlet(str(server.socket), 10**9), Outlet(str(server.socket))
@@ -1156,14 +1156,14 @@ def test_claim_ids_are_never_used_again_so_the_sink_stores_new_bodies(how: str, 
                 assert taken.id.startswith(raw(server).info("replication")["master_replid"] + "-")
                 seen.append(taken.id)
                 entries = [(taken.first, 0, b"a", Vote(poll="p", choice="a"))]
-                assert sink.persist(taken, lambda entries=entries: entries) == Outcome(1, 0)  # type: ignore[misc]
+                assert store.persist(taken, lambda entries=entries: entries) == Outcome(1, 0)  # type: ignore[misc]
                 outlet.settle(taken)
                 if how == "flushed":
                     raw(server).flushall()
         if how != "flushed":
             shutil.rmtree(tmp / "redis")
     assert len(set(seen)) == 12
-    sink.close()
+    store.close()
 
 
 def test_a_claim_is_lost_when_redis_is_flushed(own: Server) -> None:

@@ -1,4 +1,4 @@
-"""The PostgreSQL sink against a real server: the tests of every sink, and those of PostgreSQL alone."""
+"""The PostgreSQL store against a real server: the tests of every store, and those of PostgreSQL alone."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from sluice.store.postgres import partitions
 from sluice.store.postgres import store as postgres
 from sluice.store.postgres.store import BEGIN, SERVER_ERRORS
 from sluice.store.registry import open_store
-from sluice.store.store import Sink
+from sluice.store.store import Store
 from sluice.store.types import DeadLetter, Entry, Unavailable
 from sluice.streams import registry
 from sluice.streams.record import Gps, Record, Reject, Vote
 from sluice.streams.registry import Stream
 from sluice.views.rows import source as reader
-from store_tests import SinkTests, votes
+from store_tests import StoreTests, votes
 
 MOST = registry.limits(settings.load({}))
 SECRET = "s3cr3t/with@all:of?it%#"
@@ -83,12 +83,12 @@ def decoded(stream: str, *bodies: bytes) -> Callable[[], Iterator[Entry]]:
     )
 
 
-def connect(pg: Postgres, **streams: Stream) -> Sink:
+def connect(pg: Postgres, **streams: Stream) -> Store:
     return open_store(pg.url, streams or registry.STREAMS)
 
 
 class PostgresStore:
-    """The server as a Store of store_tests."""
+    """The server as a Backend of store_tests."""
 
     def __init__(self, pg: Postgres) -> None:
         self.pg = pg
@@ -128,25 +128,25 @@ def simple(value: Any) -> Any:
     return int(value) if isinstance(value, bool) else value
 
 
-class TestPostgres(SinkTests):
+class TestPostgres(StoreTests):
     @pytest.fixture
-    def store(self, pg: Postgres, monkeypatch: pytest.MonkeyPatch) -> PostgresStore:
+    def backend(self, pg: Postgres, monkeypatch: pytest.MonkeyPatch) -> PostgresStore:
         monkeypatch.setattr("sluice.store.postgres.store.BEGIN", BEGIN.replace("'5s'", "'200ms'"))
         return PostgresStore(pg)
 
-    def test_the_views_are_told_of_rows_from_dead_letters(self, store: PostgresStore, sink: Sink) -> None:
-        sink.persist(*votes("", ""))
-        first, second = sink.letters()
-        sink.replay([first], lambda letter: [Reject(letter.body, "not today", True)], False)
-        assert store.ask("SELECT stream, batch FROM view_changes") == []
-        sink.replay([second], lambda letter: [Vote(poll="p", choice="a")], False)
-        assert store.ask("SELECT stream, batch FROM view_changes") == [("votes", second.batch)]
+    def test_the_views_are_told_of_rows_from_dead_letters(self, backend: PostgresStore, store: Store) -> None:
+        store.persist(*votes("", ""))
+        first, second = store.letters()
+        store.replay([first], lambda letter: [Reject(letter.body, "not today", True)], False)
+        assert backend.ask("SELECT stream, batch FROM view_changes") == []
+        store.replay([second], lambda letter: [Vote(poll="p", choice="a")], False)
+        assert backend.ask("SELECT stream, batch FROM view_changes") == [("votes", second.batch)]
 
-    def test_only_one_worker_folds_or_prunes_at_a_time(self, store: PostgresStore, sink: Any) -> None:
-        other: Any = open_store(store.url, registry.STREAMS)
+    def test_only_one_worker_folds_or_prunes_at_a_time(self, backend: PostgresStore, store: Any) -> None:
+        other: Any = open_store(backend.url, registry.STREAMS)
         with other.transaction() as db:
             assert db.execute(postgres.TRY, (postgres.CHORES,)).fetchone() == (True,)
-            assert (sink.fold(), sink.prune("votes", 0)) == (False, False)
+            assert (store.fold(), store.prune("votes", 0)) == (False, False)
         other.close()
 
 
@@ -155,7 +155,7 @@ def test_a_value_that_the_driver_refuses_is_no_error_of_the_server():
     assert [postgres.is_server_error(error) for error in errors] == [False, True]
 
 
-def test_a_sink_makes_its_tables_unless_it_is_told_not_to(pg: Postgres):
+def test_a_store_makes_its_tables_unless_it_is_told_not_to(pg: Postgres):
     with pytest.raises(Unavailable):
         postgres.Postgres(pg.url, registry.STREAMS, make=False)
     with contextlib.closing(postgres.Postgres(pg.url, registry.STREAMS)) as made:
@@ -270,32 +270,32 @@ def test_a_role_that_cannot_create_tables_can_use_existing_ones(pg: Postgres):
         "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO writer"
     )
     try:
-        sink = open_store(pg.url.replace("//sluice@", "//writer@"), registry.STREAMS)
-        assert sink.persist(claim(), gps(3)).records == 3
-        sink.close()
+        store = open_store(pg.url.replace("//sluice@", "//writer@"), registry.STREAMS)
+        assert store.persist(claim(), gps(3)).records == 3
+        store.close()
     finally:
         pg.ask("DROP OWNED BY writer; DROP ROLE writer")
 
 
 def test_a_column_of_another_type_stops_only_its_stream_with_an_error_that_names_it(pg: Postgres):
     pg.ask("CREATE TABLE gps (received_at timestamptz, lat real)")
-    sink = connect(pg)
+    store = connect(pg)
     with pytest.raises(Unavailable, match="column lat of table gps has the type real, expected double precision"):
-        sink.persist(claim(), gps(3))
-    assert sink.persist(claim("votes"), decoded("votes", b'{"poll":"a","choice":"b"}')).records == 1
+        store.persist(claim(), gps(3))
+    assert store.persist(claim("votes"), decoded("votes", b'{"poll":"a","choice":"b"}')).records == 1
     assert pg.ask("SELECT count(*) FROM dead_letters") == [(0,)]
 
 
 def test_a_column_whose_type_changes_at_run_time_buries_nothing(pg: Postgres):
-    sink = connect(pg)
-    sink.persist(claim(), gps(3))
+    store = connect(pg)
+    store.persist(claim(), gps(3))
     pg.ask("ALTER TABLE gps ALTER lat TYPE real")
     # the first error is about the row; the second one comes from the check of the new connection
     for said in "incorrect binary data format", "column lat of table gps has the type real":
         with pytest.raises(Unavailable, match=said):
-            sink.persist(claim(name="2"), gps(3))
+            store.persist(claim(name="2"), gps(3))
     pg.ask("ALTER TABLE gps ALTER lat TYPE double precision")
-    assert sink.persist(claim(name="2"), gps(3)) == (3, 0, False)
+    assert store.persist(claim(name="2"), gps(3)) == (3, 0, False)
 
 
 # --- partitions ---
@@ -316,18 +316,18 @@ def arriving(*ages: float) -> Callable[[], Iterator[Entry]]:
 
 def test_a_table_whose_rows_have_an_age_is_partitioned_and_old_partitions_are_dropped(pg: Postgres):
     keep = settings.Keep(None, {"gps": 600})
-    sink = open_store(pg.url, registry.STREAMS, keep=keep)
+    store = open_store(pg.url, registry.STREAMS, keep=keep)
     assert len(parts(pg)) == 5 and not parts(pg, "votes")  # of a minute each: now, three ahead, and other times
-    sink.persist(claim(count=4), arriving(0, 0, 0, 7 * 86_400))
+    store.persist(claim(count=4), arriving(0, 0, 0, 7 * 86_400))
     assert sorted(parts(pg).values()) == [0, 0, 0, 1, 3]
     assert parts(pg)["gps_other"] == 1
     later = int((time.time() + 120) * 1e6)
-    while sink.prune("gps", later):
+    while store.prune("gps", later):
         pass
-    assert sink.ledger("gps").deleted == 4
+    assert store.ledger("gps").deleted == 4
     assert set(parts(pg).values()) == {0}
     # with another age the next partitions begin where the last one ends, and existing tables stay as they are
-    sink.close()
+    store.close()
     longer = open_store(pg.url, registry.STREAMS, keep=settings.Keep(86_400, {}))
     assert longer.persist(claim(count=2, name="run:11:1")._replace(first=11), arriving(0, 0)).records == 2
     assert pg.ask("SELECT relkind FROM pg_class WHERE oid = 'votes'::regclass") == [("r",)]
@@ -351,14 +351,14 @@ DAY = 86_400
     ],
 )
 def test_a_partition_is_at_most_an_eighth_of_the_age(pg: Postgres, age: int, period: int):
-    with contextlib.closing(open_store(pg.url, registry.STREAMS, keep=settings.Keep(age, {}))) as sink:
+    with contextlib.closing(open_store(pg.url, registry.STREAMS, keep=settings.Keep(age, {}))) as store:
         for _ in range(2):
             with psycopg.connect(pg.url) as db:
                 ends = sorted(end for _, end in partitions.partitions(db, "gps") if end)
             assert {(end - start).total_seconds() for start, end in zip(ends, ends[1:])} == {period}
             for name in set(parts(pg)) - {"gps_other"}:
                 pg.ask(f"DROP TABLE {name}")
-            sink.prune("gps", 0)  # it makes them again
+            store.prune("gps", 0)  # it makes them again
 
 
 def test_a_partition_is_overdue_once_its_end_is_as_old_as_rows_may_get(pg: Postgres):
@@ -375,41 +375,41 @@ def test_a_partition_that_would_have_rows_of_the_default_one_is_left_out(pg: Pos
     for name in set(parts(pg)) - {"gps_other"}:
         pg.ask(f"DROP TABLE {name}")
     pg.ask("INSERT INTO gps (received_at, time, batch, seq) VALUES (now(), now(), 0, 0)")
-    sink = open_store(pg.url, registry.STREAMS, keep=keep)
+    store = open_store(pg.url, registry.STREAMS, keep=keep)
     assert 2 < len(parts(pg)) < 5
-    assert sink.persist(claim(), arriving(0)).records == 1
-    while sink.prune("gps", int((time.time() + 1) * 1e6)):
+    assert store.persist(claim(), arriving(0)).records == 1
+    while store.prune("gps", int((time.time() + 1) * 1e6)):
         pass
     assert set(parts(pg).values()) == {0}
-    sink.close()
+    store.close()
 
 
 def test_the_views_are_read_from_a_partitioned_table(pg: Postgres, caplog: pytest.LogCaptureFixture):
-    sink = open_store(pg.url, registry.STREAMS, keep=settings.Keep(600, {}))
-    sink.persist(claim(count=2), arriving(0, 7 * 86_400))
+    store = open_store(pg.url, registry.STREAMS, keep=settings.Keep(600, {}))
+    store.persist(claim(count=2), arriving(0, 7 * 86_400))
     with contextlib.closing(reader.connect(pg.url, registry.STREAMS)) as own:
         own.index(["gps"])  # type: ignore[attr-defined]
         own.news()
         with own.snapshot():
             assert sum(map(len, own.changes("gps", own.start(), 100).pieces)) == 2
     assert not caplog.records
-    sink.close()
+    store.close()
 
 
 def test_a_table_without_partitions_is_searched_for_old_rows_a_few_pages_at_a_time(
     pg: Postgres, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("sluice.store.postgres.store.SWEEP", 1)
-    sink = connect(pg)
-    assert not sink.prune("gps", int(time.time() * 1e6))  # it is empty
-    sink.persist(claim(count=1000), arriving(*[100, 0] * 500))
+    store = connect(pg)
+    assert not store.prune("gps", int(time.time() * 1e6))  # it is empty
+    store.persist(claim(count=1000), arriving(*[100, 0] * 500))
     steps = 1
-    while sink.prune("gps", int((time.time() - 50) * 1e6)):
-        assert sink.ledger("gps").deleted < 500
+    while store.prune("gps", int((time.time() - 50) * 1e6)):
+        assert store.ledger("gps").deleted < 500
         steps += 1
     assert steps == pg.ask("SELECT pg_relation_size('gps') / 8192")[0][0] > 3
-    assert sink.ledger("gps").deleted == 500
-    sink.close()
+    assert store.ledger("gps").deleted == 500
+    store.close()
 
 
 # --- rejected values -------------------------------------------------------------------------------------------------
@@ -444,11 +444,11 @@ POISON = {
 @pytest.mark.parametrize("name", POISON)
 def test_a_value_that_the_database_rejects_is_buried_and_the_rest_is_stored(pg: Postgres, name: str):
     statement, bad, reason = POISON[name]
-    sink = connect(pg)
+    store = connect(pg)
     pg.ask(statement)
-    assert sink.persist(claim(count=100), gps(100, b3=bad, b98=bad)) == (98, 2, False)
+    assert store.persist(claim(count=100), gps(100, b3=bad, b98=bad)) == (98, 2, False)
     assert pg.ask("SELECT count(*), count(DISTINCT seq) FROM gps WHERE batch > 0") == [(98, 98)]
-    letters = sink.letters("true", 0, 1 << 62, 10, False)
+    letters = store.letters("true", 0, 1 << 62, 10, False)
     assert [(letter.seq, letter.body, letter.whole) for letter in letters] == [
         (4, b"body 3", True),
         (99, b"body 98", True),
@@ -460,36 +460,36 @@ def test_a_value_that_the_database_rejects_is_buried_and_the_rest_is_stored(pg: 
 
 def test_a_rejected_record_that_is_no_json_is_buried_as_it_is_shown(pg: Postgres):
     good, bad = Gps(device="a", lat=1.0, lon=2.0), Gps(device="\ud800", lat=1.0, lon=2.0)
-    with contextlib.closing(connect(pg)) as sink:
-        assert sink.persist(claim(), lambda: ((1, 0, b"both", one) for one in (good, bad))) == (1, 1, False)
-        (letter,) = sink.letters("true", 0, 9, 1, False)
+    with contextlib.closing(connect(pg)) as store:
+        assert store.persist(claim(), lambda: ((1, 0, b"both", one) for one in (good, bad))) == (1, 1, False)
+        (letter,) = store.letters("true", 0, 9, 1, False)
     assert letter.body.startswith(b"Gps(time=None, device='\\ud800', lat=1.0") and not letter.whole
 
 
 def test_a_number_that_does_not_fit_into_its_column_is_buried(pg: Postgres):
-    sink = connect(pg)
+    store = connect(pg)
     pg.ask("ALTER TABLE metrics ALTER value TYPE numeric(6, 2)")
     bodies = b'{"name":"a","value":1}', b'{"name":"a","value":123456789}'
-    assert sink.persist(claim("metrics"), decoded("metrics", *bodies)) == (1, 1, False)
-    assert sink.reasons("true") == [("metrics", "rejected by the database: numeric field overflow", 1)]
+    assert store.persist(claim("metrics"), decoded("metrics", *bodies)) == (1, 1, False)
+    assert store.reasons("true") == [("metrics", "rejected by the database: numeric field overflow", 1)]
 
 
 def test_a_reason_has_at_most_200_characters(pg: Postgres):
-    sink = connect(pg)
+    store = connect(pg)
     pg.ask(RAISE.replace("not this one", "n" * 300) % ("P0001", "BEFORE INSERT"))
-    sink.persist(claim(), gps(1, b0=BAD))
-    assert sink.letters("true", 0, 9, 1, False)[0].reason == "rejected by the database: ".ljust(200, "n")
+    store.persist(claim(), gps(1, b0=BAD))
+    assert store.letters("true", 0, 9, 1, False)[0].reason == "rejected by the database: ".ljust(200, "n")
 
 
 def test_a_reason_never_quotes_a_row(pg: Postgres):
-    sink = connect(pg)
+    store = connect(pg)
     pg.ask("ALTER TABLE gps ADD CHECK (device <> 'hush-hush')")
-    sink.persist(claim(), gps(1, b0=Gps(device="hush-hush", lat=1.0, lon=2.0)))
-    assert "hush" not in sink.letters("true", 0, 9, 1, False)[0].reason
+    store.persist(claim(), gps(1, b0=Gps(device="hush-hush", lat=1.0, lon=2.0)))
+    assert "hush" not in store.letters("true", 0, 9, 1, False)[0].reason
 
 
 def test_rejects_between_rows_are_buried_in_order_and_in_bounded_memory(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sluice.store.postgres.store.LETTER_BYTES", 900)
+    monkeypatch.setattr("sluice.store.bounds.LETTER_BYTES", 900)
     buried: list[int] = []
     bury = postgres.bury
 
@@ -504,8 +504,8 @@ def test_rejects_between_rows_are_buried_in_order_and_in_bounded_memory(pg: Post
         for seq in range(1, 101):
             yield seq, 0, b"x" * 300, reject if seq % 2 else Gps(device="a", lat=1.0, lon=2.0)
 
-    sink = connect(pg)
-    assert sink.persist(claim(count=100), entries) == (50, 50, False)
+    store = connect(pg)
+    assert store.persist(claim(count=100), entries) == (50, 50, False)
     assert buried == [3] * 16 + [2]
     assert [row[0] for row in pg.ask("SELECT seq FROM dead_letters ORDER BY id")] == list(range(1, 101, 2))
     assert pg.ask("SELECT DISTINCT reason FROM dead_letters") == [("a reason with a \\0 and a \\ud800",)]
@@ -549,9 +549,9 @@ def test_the_second_of_two_workers_with_one_claim_waits_for_the_first(pg: Postgr
 
 def test_the_second_of_two_simultaneous_replays_skips_the_letters_of_the_first(pg: Postgres):
     body = b'{"device":"a","lat":1,"lon":2}'
-    sink, other = connect(pg), connect(pg)
-    sink.persist(claim(), lambda: [(1, 0, body, Reject(body, "once", True))])
-    letters = sink.letters("true", 0, 9, 9, False)
+    store, other = connect(pg), connect(pg)
+    store.persist(claim(), lambda: [(1, 0, body, Reject(body, "once", True))])
+    letters = store.letters("true", 0, 9, 9, False)
 
     def waiting() -> bool:
         return bool(pg.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
@@ -565,7 +565,7 @@ def test_the_second_of_two_simultaneous_replays_skips_the_letters_of_the_first(p
                 harness.poll(waiting)
             return [Gps(device="a", lat=1.0, lon=2.0)]
 
-        assert sink.replay(letters, decode, False)[:3] == (1, 1, 0)
+        assert store.replay(letters, decode, False)[:3] == (1, 1, 0)
         assert later[0].result(10)[:3] == (0, 0, 0)
     assert pg.ask("SELECT count(*) FROM gps") == [(1,)]
     assert pg.ask("SELECT records FROM batches") == [(1,)]
@@ -584,30 +584,30 @@ AWAY = {
 
 @pytest.mark.parametrize("name", AWAY)
 def test_an_error_of_the_server_buries_nothing(pg: Postgres, name: str):
-    sink = connect(pg)
+    store = connect(pg)
     pg.ask(AWAY[name])
     with pytest.raises(Unavailable):
-        sink.persist(claim(count=10), gps(10, b4=BAD))
+        store.persist(claim(count=10), gps(10, b4=BAD))
     pg.ask("DROP TRIGGER refuse ON gps")
     assert pg.ask("SELECT (SELECT count(*) FROM batches), (SELECT count(*) FROM dead_letters)") == [(0, 0)]
-    assert sink.persist(claim(count=10), gps(10, b4=BAD)) == (10, 0, False)
+    assert store.persist(claim(count=10), gps(10, b4=BAD)) == (10, 0, False)
 
 
 def test_a_read_only_server_is_unavailable(pg: Postgres):
-    sink = connect(pg)
+    store = connect(pg)
     pg.configure(default_transaction_read_only="on")
     harness.poll(lambda: pg.ask("SHOW default_transaction_read_only") == [("on",)])
     try:
-        sink.close()
+        store.close()
         with pytest.raises(Unavailable, match="read-only"):
-            sink.persist(claim(count=10), gps(10))
+            store.persist(claim(count=10), gps(10))
     finally:
         with pg.connect() as db:
             db.execute("SET default_transaction_read_only = off")
             db.execute("ALTER SYSTEM RESET default_transaction_read_only")
             db.execute("SELECT pg_reload_conf()")
         harness.poll(lambda: pg.ask("SHOW default_transaction_read_only") == [("off",)])
-    assert sink.persist(claim(count=10), gps(10)).records == 10
+    assert store.persist(claim(count=10), gps(10)).records == 10
 
 
 def test_the_error_classes_of_the_server_are_documented():
@@ -617,32 +617,32 @@ def test_the_error_classes_of_the_server_are_documented():
 
 def test_the_wait_for_a_locked_table_is_limited(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sluice.store.postgres.store.BEGIN", BEGIN.replace("'5s'", "'50ms'"))
-    sink = connect(pg)
+    store = connect(pg)
     with pg.connect() as db, db.transaction():
         db.execute("LOCK TABLE gps")
         with pytest.raises(Unavailable, match="lock timeout"):
-            sink.persist(claim(count=10), gps(10))
-    assert sink.persist(claim(count=10), gps(10)).records == 10
+            store.persist(claim(count=10), gps(10))
+    assert store.persist(claim(count=10), gps(10)).records == 10
 
 
 def test_a_lost_backend_and_a_restarted_server_cost_one_attempt_each(pg: Postgres):
-    sink = connect(pg)
+    store = connect(pg)
     pg.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'sluice'")
     with pytest.raises(Unavailable):
-        sink.persist(claim(count=10), gps(10))
-    assert sink.persist(claim(count=10), gps(10)).records == 10
+        store.persist(claim(count=10), gps(10))
+    assert store.persist(claim(count=10), gps(10)).records == 10
     pg.stop()
     try:
         for _ in "twice":
             with pytest.raises(Unavailable):
-                sink.persist(claim(count=10, name="2"), gps(10))
+                store.persist(claim(count=10, name="2"), gps(10))
     finally:
         pg.start()
-    assert sink.persist(claim(count=10, name="2"), gps(10)).records == 10
+    assert store.persist(claim(count=10, name="2"), gps(10)).records == 10
 
 
 def test_a_backend_killed_during_copy_leaves_no_rows(pg: Postgres):
-    sink = connect(pg)
+    store = connect(pg)
 
     def entries() -> Iterator[Entry]:
         yield from gps(5)()
@@ -650,25 +650,25 @@ def test_a_backend_killed_during_copy_leaves_no_rows(pg: Postgres):
         yield from gps(5)()
 
     with pytest.raises(Unavailable):
-        sink.persist(claim(count=10), entries)
+        store.persist(claim(count=10), entries)
     assert pg.ask("SELECT (SELECT count(*) FROM batches), (SELECT count(*) FROM gps)") == [(0, 0)]
-    assert sink.persist(claim(count=10), gps(10)).records == 10
+    assert store.persist(claim(count=10), gps(10)).records == 10
 
 
 def test_an_exception_of_the_entries_propagates_and_nothing_is_stored(pg: Postgres):
-    sink = connect(pg)
+    store = connect(pg)
 
     def entries() -> Iterator[Entry]:
         yield from gps(5)()
         raise ValueError("of the decoder's, not of the row's")
 
     with pytest.raises(ValueError, match="of the decoder's"):
-        sink.persist(claim(count=10), entries)
-    assert sink.persist(claim(count=10), gps(10)).records == 10
+        store.persist(claim(count=10), entries)
+    assert store.persist(claim(count=10), gps(10)).records == 10
 
 
 def test_every_commit_is_synchronous_whatever_the_server_default(pg: Postgres):
-    sink = connect(pg)
+    store = connect(pg)
     pg.ask(
         "CREATE TABLE seen AS SELECT ''::text AS how WHERE false;"
         "CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
@@ -677,8 +677,8 @@ def test_every_commit_is_synchronous_whatever_the_server_default(pg: Postgres):
     )
     for n, how in enumerate(("off", "local", "remote_apply")):
         pg.ask(f"ALTER DATABASE sluice SET synchronous_commit = '{how}'")
-        sink.close()
-        sink.persist(claim(name=str(n)), gps(1))
+        store.close()
+        store.persist(claim(name=str(n)), gps(1))
     pg.ask("ALTER DATABASE sluice RESET synchronous_commit")
     assert pg.ask("SELECT how FROM seen") == [("on",), ("local",), ("remote_apply",)]
 
@@ -687,10 +687,10 @@ def test_every_commit_is_synchronous_whatever_the_server_default(pg: Postgres):
 
 
 def test_a_condition_may_have_a_percent_sign_and_end_with_a_comment(pg: Postgres):
-    sink = connect(pg)
-    sink.persist(claim(), lambda: [(1, 5, b"x", Reject(b"x", "100 %s bad", True))])
-    assert [x.received for x in sink.letters("reason LIKE '100 %s%' -- that one", 0, 9, 9, False)] == [5]
-    assert sink.reasons("reason LIKE '%s bad'") == [("gps", "100 %s bad", 1)]
+    store = connect(pg)
+    store.persist(claim(), lambda: [(1, 5, b"x", Reject(b"x", "100 %s bad", True))])
+    assert [x.received for x in store.letters("reason LIKE '100 %s%' -- that one", 0, 9, 9, False)] == [5]
+    assert store.reasons("reason LIKE '%s bad'") == [("gps", "100 %s bad", 1)]
 
 
 @pytest.mark.parametrize(
@@ -701,13 +701,13 @@ def test_a_condition_may_have_a_percent_sign_and_end_with_a_comment(pg: Postgres
     ],
 )
 def test_an_invalid_condition_raises_and_changes_nothing(pg: Postgres, where: str):
-    sink = connect(pg)
-    sink.persist(claim(), lambda: [(1, 0, b"x", Reject(b"x", "y", True))])
-    for question in (lambda: sink.letters(where, 0, 9, 9, False), lambda: sink.reasons(where)):
+    store = connect(pg)
+    store.persist(claim(), lambda: [(1, 0, b"x", Reject(b"x", "y", True))])
+    for question in (lambda: store.letters(where, 0, 9, 9, False), lambda: store.reasons(where)):
         with pytest.raises(ValueError, match="not a condition"):
             question()
     assert pg.ask("SELECT count(*) FROM gps") == [(0,)]
-    assert len(sink.letters("true", 0, 9, 9, False)) == 1
+    assert len(store.letters("true", 0, 9, 9, False)) == 1
 
 
 def test_an_operator_command_creates_no_tables(pg: Postgres):
@@ -758,7 +758,7 @@ def test_the_workers_log_contains_neither_password_nor_rows(pg: Postgres):
     pg.ask("ALTER ROLE sluice PASSWORD 'another'")
     with harness.short_tmp() as tmp, harness.redis_server(tmp) as redis:
         Outlet(str(redis.socket)).redis.rpush("ingest:{gps}", b'{"device":"hush","lat":1,"lon":2}')
-        env = harness.environment(tmp, {"INGEST_SINK": URLS["wrong"].replace("PORT", str(pg.port))})
+        env = harness.environment(tmp, {"INGEST_STORE": URLS["wrong"].replace("PORT", str(pg.port))})
         with harness.running([sys.executable, "worker.py"], tmp / "worker.out", env):
             harness.poll(lambda: "password authentication failed" in (tmp / "worker.out").read_text())
         said = (tmp / "worker.out").read_text()
@@ -781,11 +781,11 @@ def test_tls_and_a_password_work_with_a_connection_string_of_libpq():
         pg.ask("ALTER ROLE sluice PASSWORD 'right/one'")
         url = f"postgresql://sluice:right%2Fone@localhost:{pg.port}/sluice?hostaddr=127.0.0.1"
 
-        def tls() -> Sink:
+        def tls() -> Store:
             return open_store(f"{url}&sslmode=verify-full&sslrootcert={certificate}", registry.STREAMS)
 
-        sink = harness.poll(tls)  # the server may not have reloaded yet
-        assert sink.persist(claim(), gps(3)).records == 3
+        store = harness.poll(tls)  # the server may not have reloaded yet
+        assert store.persist(claim(), gps(3)).records == 3
         backends = "pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name = 'sluice'"
         assert pg.ask(f"SELECT ssl FROM {backends}") == [(True,)]
         with pytest.raises(Unavailable, match="no encryption"):
@@ -805,7 +805,7 @@ def test_every_body_is_stored_once_whichever_process_is_killed():
         contextlib.ExitStack() as ends,
     ):
         outlet = Outlet(str(redis.socket))
-        env = harness.environment(tmp, {"INGEST_SINK": pg.url})
+        env = harness.environment(tmp, {"INGEST_STORE": pg.url})
         workers: list[subprocess.Popen] = []
         pushed = 0
 
@@ -859,4 +859,4 @@ def test_every_body_is_stored_once_whichever_process_is_killed():
         assert pg.ask("SELECT count(*), count(DISTINCT seq) FROM dead_letters") == [(pushed // 1000,) * 2]
         assert pg.ask("SELECT sum(bodies), sum(records) FROM batches") == [(pushed, pushed - pushed // 1000)]
         said = (tmp / "worker.out").read_text()
-        assert "the sink is unavailable" in said and "Traceback" not in said and "psycopg" not in said
+        assert "the store is unavailable" in said and "Traceback" not in said and "psycopg" not in said

@@ -1,4 +1,4 @@
-"""The SQLite sink: the tests of every sink, and those of SQLite alone."""
+"""The SQLite store: the tests of every store, and those of SQLite alone."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from proving.harness import ROOT, short_tmp
 from sluice.store.fill import chunks
 from sluice.store.registry import open_store
 from sluice.store.sqlite import store as sqlite
-from sluice.store.store import Sink
+from sluice.store.store import Store
 from sluice.store.types import Outcome, Unavailable
 from sluice.streams.record import Gps, Log, Metric, Vote
 from sluice.streams.registry import STREAMS
-from store_tests import NOON, SinkTests, claim, decoded, votes
+from store_tests import NOON, StoreTests, claim, decoded, votes
 
 TABLES = ("", "_ranges", "_folded", "_expired", "_spools", "_cells", "_objects")
 
 
 class SqliteStore:
-    """A database file. It is opened with apsw, as the sink does: two copies of SQLite release each other's locks."""
+    """A database file. It is opened with apsw, as the store does: two copies of SQLite release each other's locks."""
 
     def __init__(self, tmp: Path) -> None:
         self.path = tmp / "ingest.db"
@@ -76,23 +76,23 @@ def test_a_rejected_record_is_searched_for_in_chunks_of_limited_length_and_size(
     assert [len(chunk) for chunk in chunks(of_one_body)] == [4, 2]
 
 
-def test_a_sink_makes_its_tables_unless_it_is_told_not_to(tmp_path: Path) -> None:
+def test_a_store_makes_its_tables_unless_it_is_told_not_to(tmp_path: Path) -> None:
     with contextlib.closing(sqlite.Sqlite(str(tmp_path / "a.db"), STREAMS)) as made:
         assert made.persist(*votes("a")) == Outcome(1, 0)
     with pytest.raises(Unavailable):
         sqlite.Sqlite(str(tmp_path / "b.db"), STREAMS, make=False)
 
 
-class TestSqlite(SinkTests):
+class TestSqlite(StoreTests):
     @pytest.fixture
-    def store(self) -> Iterator[SqliteStore]:
+    def backend(self) -> Iterator[SqliteStore]:
         with short_tmp() as tmp:
             yield SqliteStore(tmp)
 
-    def test_values_are_as_the_protocol_says(self, store: SqliteStore, sink: Sink) -> None:
+    def test_values_are_as_the_protocol_says(self, backend: SqliteStore, store: Store) -> None:
         lines = b'm on=t,off=false,u=18446744073709551615u,s="x" -1\nm old=1 0'
-        sink.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [lines]))
-        assert store.ask("SELECT field, value, typeof(value), type, time FROM metrics ORDER BY rowid") == [
+        store.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [lines]))
+        assert backend.ask("SELECT field, value, typeof(value), type, time FROM metrics ORDER BY rowid") == [
             ("on", 1, "integer", "boolean", "1969-12-31T23:59:59.999999999Z"),
             ("off", 0, "integer", "boolean", "1969-12-31T23:59:59.999999999Z"),
             ("u", "18446744073709551615", "text", "unsigned", "1969-12-31T23:59:59.999999999Z"),
@@ -100,9 +100,9 @@ class TestSqlite(SinkTests):
             ("old", 1.0, "real", "float", "1970-01-01T00:00:00.000000000Z"),
         ]
 
-    def test_the_tables_are_those_of_the_protocol(self, store: SqliteStore, sink: Sink) -> None:
+    def test_the_tables_are_those_of_the_protocol(self, backend: SqliteStore, store: Store) -> None:
         columns = {
-            name: ", ".join(row[1] for row in store.ask(f"PRAGMA table_info({name})"))
+            name: ", ".join(row[1] for row in backend.ask(f"PRAGMA table_info({name})"))
             for name in (*STREAMS, "dead_letters", *(f"batches{one}" for one in TABLES))
         }
         protocol = (ROOT / "docs/PROTOCOL.md").read_text()
@@ -115,101 +115,105 @@ class TestSqlite(SinkTests):
             )
 
     @pytest.mark.parametrize("more", ["", ", mine TEXT DEFAULT 'mine'"])
-    def test_an_existing_table_may_have_its_columns_in_any_order(self, more: str, store: SqliteStore) -> None:
-        with contextlib.closing(apsw.Connection(str(store.path))) as db:
+    def test_an_existing_table_may_have_its_columns_in_any_order(self, more: str, backend: SqliteStore) -> None:
+        with contextlib.closing(apsw.Connection(str(backend.path))) as db:
             db.execute(f"CREATE TABLE votes (choice, seq, voter{more}, time, poll, batch, received_at)")
-        sink = open_store(store.url, STREAMS)
-        assert sink.persist(*votes("a", "b")) == Outcome(2, 0)
-        sink.close()
-        (first, _) = store.ask(f"SELECT poll, choice, voter, batch, seq{', mine' * bool(more)} FROM votes ORDER BY seq")
+        store = open_store(backend.url, STREAMS)
+        assert store.persist(*votes("a", "b")) == Outcome(2, 0)
+        store.close()
+        (first, _) = backend.ask(
+            f"SELECT poll, choice, voter, batch, seq{', mine' * bool(more)} FROM votes ORDER BY seq"
+        )
         assert first == ("p", "a", None, 1, 1, *["mine"] * bool(more))
-        assert store.ask("SELECT count(*) FROM votes WHERE received_at LIKE '20%Z' AND time = received_at") == [(2,)]
+        assert backend.ask("SELECT count(*) FROM votes WHERE received_at LIKE '20%Z' AND time = received_at") == [(2,)]
 
-    def test_a_column_that_is_added_has_its_type(self, store: SqliteStore, sink: Sink) -> None:
+    def test_a_column_that_is_added_has_its_type(self, backend: SqliteStore, store: Store) -> None:
         types = "SELECT name, type FROM pragma_table_info('gps') ORDER BY name"
-        whole = store.ask(types)
+        whole = backend.ask(types)
         assert {("device", "TEXT"), ("lat", "REAL"), ("battery", "REAL"), ("seq", "INTEGER")} <= set(whole)
-        with contextlib.closing(apsw.Connection(str(store.path))) as db:
+        with contextlib.closing(apsw.Connection(str(backend.path))) as db:
             db.execute("DROP TABLE gps; CREATE TABLE gps (received_at TEXT)")
-        open_store(store.url, STREAMS).close()
-        assert store.ask(types) == whole
+        open_store(backend.url, STREAMS).close()
+        assert backend.ask(types) == whole
 
-    def test_tables_that_another_worker_has_upgraded_are_left_as_they_are(self, store: SqliteStore, sink: Sink) -> None:
-        sink.persist(*votes("a"))
-        with contextlib.closing(apsw.Connection(str(store.path))) as db:
+    def test_tables_that_another_worker_has_upgraded_are_left_as_they_are(
+        self, backend: SqliteStore, store: Store
+    ) -> None:
+        store.persist(*votes("a"))
+        with contextlib.closing(apsw.Connection(str(backend.path))) as db:
             sqlite.upgrade(db)
-        assert store.ask("SELECT * FROM batches_spools") == []
+        assert backend.ask("SELECT * FROM batches_spools") == []
 
-    def test_a_table_that_is_gone_has_no_old_rows(self, store: SqliteStore, sink: Sink) -> None:
-        with contextlib.closing(apsw.Connection(str(store.path))) as db:
+    def test_a_table_that_is_gone_has_no_old_rows(self, backend: SqliteStore, store: Store) -> None:
+        with contextlib.closing(apsw.Connection(str(backend.path))) as db:
             db.execute("DROP TABLE votes")
-        assert sink.prune("votes", NOON) is False
+        assert store.prune("votes", NOON) is False
 
-    def test_the_last_row_of_a_stream_is_not_deleted_by_age(self, store: SqliteStore, sink: Sink) -> None:
+    def test_the_last_row_of_a_stream_is_not_deleted_by_age(self, backend: SqliteStore, store: Store) -> None:
         """Otherwise the next row would get its rowid, and the follower would not see it."""
-        sink.persist(*votes("a", "b"))
-        while sink.prune("votes", 1 << 51):
+        store.persist(*votes("a", "b"))
+        while store.prune("votes", 1 << 51):
             pass
-        sink.persist(*votes("c", first=3))
-        assert store.ask("SELECT rowid, choice FROM votes") == [(2, "b"), (3, "c")]
+        store.persist(*votes("c", first=3))
+        assert backend.ask("SELECT rowid, choice FROM votes") == [(2, "b"), (3, "c")]
 
-    def test_every_commit_is_synced_to_disk(self, sink: Any) -> None:
-        assert sink.db.execute("PRAGMA journal_mode").get == "wal"
-        assert sink.db.execute("PRAGMA synchronous").get == 2  # FULL
+    def test_every_commit_is_synced_to_disk(self, store: Any) -> None:
+        assert store.db.execute("PRAGMA journal_mode").get == "wal"
+        assert store.db.execute("PRAGMA synchronous").get == 2  # FULL
 
-    def test_a_full_database_is_unavailable_until_it_has_room(self, store: SqliteStore, sink: Any) -> None:
-        full = sink.db.execute("PRAGMA page_count").get + 2
-        sink.db.execute(f"PRAGMA max_page_count={full}")
+    def test_a_full_database_is_unavailable_until_it_has_room(self, backend: SqliteStore, store: Any) -> None:
+        full = store.db.execute("PRAGMA page_count").get + 2
+        store.db.execute(f"PRAGMA max_page_count={full}")
         with pytest.raises(Unavailable, match="full"):
-            sink.persist(*votes(*["x" * 1000] * 100))
-        assert self.choices(store) == []
-        assert sink.persist(*votes("a")) == Outcome(1, 0)  # opened anew, without that limit
+            store.persist(*votes(*["x" * 1000] * 100))
+        assert self.choices(backend) == []
+        assert store.persist(*votes("a")) == Outcome(1, 0)  # opened anew, without that limit
 
-    def test_a_read_only_database_is_unavailable(self, sink: Any) -> None:
-        sink.db.execute("PRAGMA query_only=1")  # permissions do not hold for root; the error is the same
+    def test_a_read_only_database_is_unavailable(self, store: Any) -> None:
+        store.db.execute("PRAGMA query_only=1")  # permissions do not hold for root; the error is the same
         with pytest.raises(Unavailable, match="readonly"):
-            sink.persist(*votes("a"))
-        assert sink.persist(*votes("a")) == Outcome(1, 0)
+            store.persist(*votes("a"))
+        assert store.persist(*votes("a")) == Outcome(1, 0)
 
-    def test_a_missing_directory_is_created_or_the_database_is_unavailable(self, store: SqliteStore) -> None:
-        deep = store.path.parent / "a/b/c.db"
-        sink = open_store(f"sqlite:///{deep}", STREAMS)
-        assert sink.persist(*votes("a")) == Outcome(1, 0)
-        sink.close()
+    def test_a_missing_directory_is_created_or_the_database_is_unavailable(self, backend: SqliteStore) -> None:
+        deep = backend.path.parent / "a/b/c.db"
+        store = open_store(f"sqlite:///{deep}", STREAMS)
+        assert store.persist(*votes("a")) == Outcome(1, 0)
+        store.close()
         assert deep.parent.stat().st_mode & 0o77 == 0
         with pytest.raises(Unavailable):
             open_store(f"sqlite:///{deep}/d/e.db", STREAMS)
 
-    def test_a_file_that_is_not_a_database_is_unavailable_and_stays_unchanged(self, store: SqliteStore) -> None:
-        store.path.write_bytes(b"somebody's letters " * 100)
+    def test_a_file_that_is_not_a_database_is_unavailable_and_stays_unchanged(self, backend: SqliteStore) -> None:
+        backend.path.write_bytes(b"somebody's letters " * 100)
         with pytest.raises(Unavailable, match="not a database"):
-            open_store(store.url, STREAMS)
-        assert store.path.read_bytes() == b"somebody's letters " * 100
+            open_store(backend.url, STREAMS)
+        assert backend.path.read_bytes() == b"somebody's letters " * 100
 
-    def test_a_corrupt_database_is_unavailable_and_buries_nothing(self, store: SqliteStore, sink: Sink) -> None:
-        sink.persist(*votes(*range(2000)))
-        sink.close()
-        with open(store.path, "r+b") as file:
+    def test_a_corrupt_database_is_unavailable_and_buries_nothing(self, backend: SqliteStore, store: Store) -> None:
+        store.persist(*votes(*range(2000)))
+        store.close()
+        with open(backend.path, "r+b") as file:
             size = file.seek(0, 2)
             for page in range(4096, size, 4096):
                 file.seek(page)
                 file.write(os.urandom(200))
         with pytest.raises(Unavailable, match="malformed|corrupt|schema"):
-            open_store(store.url, STREAMS).persist(*votes("a", first=2001))
-        assert not (store.path.parent / "ingest.db-journal").exists()
+            open_store(backend.url, STREAMS).persist(*votes("a", first=2001))
+        assert not (backend.path.parent / "ingest.db-journal").exists()
 
-    def test_a_trigger_that_rolls_back_the_transaction_stores_nothing(self, store: SqliteStore, sink: Sink) -> None:
-        store.ask(
+    def test_a_trigger_that_rolls_back_the_transaction_stores_nothing(self, backend: SqliteStore, store: Store) -> None:
+        backend.ask(
             "CREATE TRIGGER t BEFORE INSERT ON votes WHEN new.choice = 'z' BEGIN SELECT RAISE(ROLLBACK, 'not now'); END"
         )
         for _ in range(2):
             with pytest.raises(Unavailable, match="not now"):
-                sink.persist(*votes("a", "z", "b"))
-        assert self.choices(store) == []
-        store.ask("DROP TRIGGER t")
-        assert sink.persist(*votes("a", "z", "b")) == Outcome(3, 0)
+                store.persist(*votes("a", "z", "b"))
+        assert self.choices(backend) == []
+        backend.ask("DROP TRIGGER t")
+        assert store.persist(*votes("a", "z", "b")) == Outcome(3, 0)
 
-    def test_an_operator_command_creates_no_database(self, store: SqliteStore) -> None:
+    def test_an_operator_command_creates_no_database(self, backend: SqliteStore) -> None:
         with pytest.raises(Unavailable, match="no database yet"):
-            open_store(store.url, STREAMS, make=False)
-        assert not store.path.exists()
+            open_store(backend.url, STREAMS, make=False)
+        assert not backend.path.exists()

@@ -31,10 +31,10 @@ UNAVAILABLE = "the views' Redis is unavailable: "
 def here() -> Iterator[Site]:
     """Three devices, and a kept tally."""
     with site(None) as found:
-        found.store(
+        found.put(
             "gps", [Gps(time=(NOON + n) * 10**9, device=device, lat=1.0, lon=1.0) for n, device in enumerate("abc")]
         )
-        found.store("votes", [Vote(poll="cookies", choice="oreo")])
+        found.put("votes", [Vote(poll="cookies", choice="oreo")])
         found.caught_up()
         yield found
 
@@ -125,7 +125,7 @@ def screen(top: Top) -> str:
 @pytest.mark.parametrize("how", ["SIGSTOP", "SIGKILL"])
 def test_every_display_says_that_the_views_redis_is_unavailable(here: Site, how: str) -> None:
     cell = here.settings.cell
-    here.sink.leave_line(cell, {"every": 5, "streams": []}, [Spool("gps", "run", cell, 1, 3, 0)])
+    here.store.leave_line(cell, {"every": 5, "streams": []}, [Spool("gps", "run", cell, 1, 3, 0)])
     observer, page = Observer(here.settings), Page(here.settings)
     assert views(here, observer)["/gps/latest"]["state"] == "served"
     assert here.redis
@@ -197,7 +197,7 @@ def test_the_metrics_of_the_views(here: Site) -> None:
 
 def test_the_memory_is_that_of_the_keys(here: Site) -> None:
     notice: Any = here.streams["notices"].record
-    here.store("notices", [notice(user="jane", kind="like", object=7)])
+    here.put("notices", [notice(user="jane", kind="like", object=7)])
     here.caught_up()
     link = Link(here.socket)
     found = {one.path: one.bytes for one in figures.measured(link, figures.look(link, here.views))}

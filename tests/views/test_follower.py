@@ -61,10 +61,10 @@ def position(device: str, second: int, lat: float = 1.5) -> Gps:
 
 
 def test_a_stored_row_is_in_every_view_of_its_stream(here: Site) -> None:
-    here.store("gps", [position("bike", 1), position("bike", 3), position("bike", 2), position("car", 1)])
+    here.put("gps", [position("bike", 1), position("bike", 3), position("bike", 2), position("car", 1)])
     tags = {"room": "a"}
     values: list[tuple[str, float | int | str, str]] = [("t", 20.5, "float"), ("n", 3, "integer"), ("s", "x", "string")]
-    here.store(
+    here.put(
         "metrics",
         [
             Metric(time=NOON * 10**9 + n, name="air", tags=tags, field=field, value=value, type=kind)
@@ -78,7 +78,7 @@ def test_a_stored_row_is_in_every_view_of_its_stream(here: Site) -> None:
 
 def test_series_are_equal_whatever_the_order_of_their_tags(here: Site) -> None:
     for n, tags in enumerate([{"a": "1", "b": "2"}, {"b": "2", "a": "1"}]):
-        here.store("metrics", [Metric(time=NOON * 10**9 + n, name="m", tags=tags, field="f", value=n, type="integer")])
+        here.put("metrics", [Metric(time=NOON * 10**9 + n, name="m", tags=tags, field="f", value=n, type="integer")])
     here.caught_up()
     (only,) = here.actual("/metrics/latest")["m"]
     assert '"value":1' in only
@@ -96,7 +96,7 @@ def test_an_older_value_that_is_committed_later_does_not_win(postgres: Site) -> 
     thread = threading.Thread(target=lambda: slow.persist(claim, blocked))
     thread.start()
     harness.poll(lambda: open_transactions(postgres))
-    postgres.store("gps", [position("bike", 7, lat=7.0), position("car", 1)])
+    postgres.put("gps", [position("bike", 7, lat=7.0), position("car", 1)])
     postgres.caught_up()
     assert '"lat":7.0' in postgres.actual("/gps/latest")["bike"]
     done.set()
@@ -109,7 +109,7 @@ def test_an_older_value_that_is_committed_later_does_not_win(postgres: Site) -> 
 
 def open_transactions(here: Site) -> bool:
     """Whether a transaction holds an id of `batches` that is not committed."""
-    with here.sink.transaction() as db:
+    with here.store.transaction() as db:
         held = db.execute(
             "SELECT count(*) FROM pg_locks WHERE relation = 'batches'::regclass AND mode = 'RowExclusiveLock'"
         )
@@ -118,7 +118,7 @@ def open_transactions(here: Site) -> bool:
 
 def test_the_ids_of_batches_settle_when_the_transactions_of_their_time_have_ended(postgres: Site) -> None:
     for n in range(5):
-        postgres.store("gps", [position("bike", n)])
+        postgres.put("gps", [position("bike", n)])
     client = postgres.client()
 
     def settled() -> bool:
@@ -143,12 +143,12 @@ def test_a_batch_is_folded_when_no_lower_id_can_appear(postgres: Site, monkeypat
     thread.start()
     opened.wait(60)
     for n in range(3):
-        postgres.store("gps", [position("car", n)])
-    assert not postgres.sink.fold()
+        postgres.put("gps", [position("car", n)])
+    assert not postgres.store.fold()
     done.set()
     thread.join()
     slow.close()
-    assert postgres.sink.fold()
+    assert postgres.store.fold()
     postgres.caught_up()
 
 
@@ -157,13 +157,13 @@ def test_a_follower_that_returns_after_its_batches_were_folded_continues(
 ) -> None:
     monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 1)
     monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 1)
-    here.store("gps", [position("bike", 1)])
+    here.put("gps", [position("bike", 1)])
     here.caught_up()
     before = here.client().get(contract.state("/gps/latest"))
     here.kill(here.follower)
     for n in range(2, 7):
-        here.store("gps", [position("bike", n), position(f"car-{n}", 1)])
-    while here.sink.fold():
+        here.put("gps", [position("bike", n), position(f"car-{n}", 1)])
+    while here.store.fold():
         pass
     here.start_follower()
     here.caught_up()
@@ -172,17 +172,17 @@ def test_a_follower_that_returns_after_its_batches_were_folded_continues(
 
 def test_a_view_keeps_what_was_deleted_by_age(here: Site) -> None:
     here.settings = settings.load({"INGEST_KEEP": "1m"})
-    with contextlib.closing(open_store(here.url, here.streams, keep=here.settings.keep)) as sink:  # partitions
-        here.store("gps", [position("car", 1), position("bike", 7)])
-        here.store("gps", [position("bike", 5), position("boat", 1)])
-        here.store("gps", [position("bike", 6)])
+    with contextlib.closing(open_store(here.url, here.streams, keep=here.settings.keep)) as store:  # partitions
+        here.put("gps", [position("car", 1), position("bike", 7)])
+        here.put("gps", [position("bike", 5), position("boat", 1)])
+        here.put("gps", [position("bike", 6)])
         here.caught_up()
         state = here.client().get(contract.state("/gps/latest"))
-        while sink.prune("gps", (NOON + 3600) * 10**6):
+        while store.prune("gps", (NOON + 3600) * 10**6):
             pass
-        assert here.sink.ledger("gps").deleted > 3
+        assert here.store.ledger("gps").deleted > 3
     assert here.differences() == {}
-    here.store("gps", [position("plane", 1)])
+    here.put("gps", [position("plane", 1)])
     harness.poll(lambda: "plane" in here.actual("/gps/latest"))
     assert here.actual("/gps/latest").keys() == {"car", "bike", "boat", "plane"}
     assert here.differences() == {}
@@ -192,13 +192,13 @@ def test_a_view_keeps_what_was_deleted_by_age(here: Site) -> None:
 
 
 def test_replayed_dead_letters_appear(here: Site) -> None:
-    here.store("gps", [position("bike", 1)])
-    here.store("gps", [], [b'{"device":"bike","lat":"bad","lon":1}', b'{"device":"car","lat":3,"lon":4}'])
-    here.store("gps", [position("bike", 2)])
+    here.put("gps", [position("bike", 1)])
+    here.put("gps", [], [b'{"device":"bike","lat":"bad","lon":1}', b'{"device":"car","lat":3,"lon":4}'])
+    here.put("gps", [position("bike", 2)])
     here.caught_up()
-    letters = here.sink.letters()
+    letters = here.store.letters()
     assert len(letters) == 1
-    replayed = here.sink.replay(letters, lambda letter: [position("bike", 8, lat=8.0)])
+    replayed = here.store.replay(letters, lambda letter: [position("bike", 8, lat=8.0)])
     assert replayed.stored == 1
     here.caught_up()
     assert '"lat":8.0' in here.actual("/gps/latest")["bike"]
@@ -206,7 +206,7 @@ def test_replayed_dead_letters_appear(here: Site) -> None:
 
 def test_rows_that_are_not_read_to_the_end_leave_no_cursor(postgres: Site) -> None:
     """The garbage collector would close it, perhaps within another query, which would then wait for itself."""
-    postgres.store("gps", [position("bike", n) for n in range(10_001)])
+    postgres.put("gps", [position("bike", n) for n in range(10_001)])
     with contextlib.closing(reader.connect(postgres.url, postgres.streams)) as own:
         own.news()
         with pytest.raises(follower.Lost), own.snapshot():
@@ -218,10 +218,10 @@ def test_rows_that_are_not_read_to_the_end_leave_no_cursor(postgres: Site) -> No
 
 
 def test_a_lost_redis_is_filled_again(here: Site) -> None:
-    here.store("gps", [position(f"d{n % 7}", n) for n in range(100)])
+    here.put("gps", [position(f"d{n % 7}", n) for n in range(100)])
     here.caught_up()
     here.kill(here.redis)
-    here.store("gps", [position("late", 1)])
+    here.put("gps", [position("late", 1)])
     here.start_redis()
     here.caught_up()
     here.client().flushall()
@@ -229,42 +229,42 @@ def test_a_lost_redis_is_filled_again(here: Site) -> None:
 
 
 def test_a_killed_follower_continues_where_it_was(here: Site) -> None:
-    here.store("gps", [position("bike", 1)])
+    here.put("gps", [position("bike", 1)])
     here.caught_up()
     before = here.client().get(contract.state("/gps/latest"))
     here.kill(here.follower)
-    here.store("gps", [position("bike", 2)])
+    here.put("gps", [position("bike", 2)])
     here.start_follower()
     here.caught_up()
     assert here.client().get(contract.state("/gps/latest")) == before
 
 
 def test_another_database_is_followed_from_its_first_row(sqlite: Site) -> None:
-    sqlite.store("gps", [position("bike", 1), position("gone", 1)])
+    sqlite.put("gps", [position("bike", 1), position("gone", 1)])
     sqlite.caught_up()
     sqlite.kill(sqlite.follower)
-    sqlite.sink.close()
+    sqlite.store.close()
     for path in sqlite.tmp.glob("ingest.db*"):
         path.unlink()
-    sqlite.sink = sqlite.connect()
-    sqlite.store("gps", [position("car", 1), position("car", 2), position("car", 3)])
+    sqlite.store = sqlite.connect()
+    sqlite.put("gps", [position("car", 1), position("car", 2), position("car", 3)])
     sqlite.start_follower()
     sqlite.caught_up()
 
 
 def test_a_database_that_is_replaced_under_the_follower_is_noticed(sqlite: Site) -> None:
-    sqlite.store("gps", [position("bike", 1)])
+    sqlite.put("gps", [position("bike", 1)])
     sqlite.caught_up()
-    sqlite.sink.close()
+    sqlite.store.close()
     for path in sqlite.tmp.glob("ingest.db*"):
         path.unlink()
-    sqlite.sink = sqlite.connect()
-    sqlite.store("gps", [position("car", 1)])
+    sqlite.store = sqlite.connect()
+    sqlite.put("gps", [position("car", 1)])
     sqlite.caught_up()
 
 
 def test_a_rebuild_is_served_only_when_it_is_complete(here: Site) -> None:
-    here.store("gps", [position(f"d{n % 50}", n) for n in range(3000)])
+    here.put("gps", [position(f"d{n % 50}", n) for n in range(3000)])
     here.caught_up()
     client = here.client()
     before = client.get(contract.state("/gps/latest"))
@@ -286,20 +286,20 @@ def test_a_rebuild_is_served_only_when_it_is_complete(here: Site) -> None:
 
 
 def test_a_second_follower_waits_for_the_first(sqlite: Site) -> None:
-    sqlite.store("gps", [position("bike", 1)])
+    sqlite.put("gps", [position("bike", 1)])
     sqlite.caught_up()
     first = sqlite.follower
     holder = sqlite.client().get(contract.HOLDER)
     sqlite.start_follower()
     assert sqlite.client().get(contract.HOLDER) == holder
     sqlite.kill(first)
-    sqlite.store("gps", [position("bike", 2)])
+    sqlite.put("gps", [position("bike", 2)])
     sqlite.caught_up()
     assert sqlite.client().get(contract.HOLDER) != holder
 
 
 def test_a_follower_that_was_stopped_changes_nothing_after_another_has_taken_over(sqlite: Site) -> None:
-    sqlite.store("gps", [position("bike", 1)])
+    sqlite.put("gps", [position("bike", 1)])
     sqlite.caught_up()
     assert sqlite.follower
     client, first = sqlite.client(), sqlite.follower
@@ -307,7 +307,7 @@ def test_a_follower_that_was_stopped_changes_nothing_after_another_has_taken_ove
     holder = client.get(contract.HOLDER)
     sqlite.start_follower()
     harness.poll(lambda: client.get(contract.HOLDER) not in (None, holder))
-    sqlite.store("gps", [position("bike", 2)])
+    sqlite.put("gps", [position("bike", 2)])
     os.kill(first.pid, signal.SIGCONT)
     sqlite.caught_up()
     harness.poll(lambda: "starts over" in (sqlite.tmp / "follower.out").read_text())
@@ -336,7 +336,7 @@ def test_a_script_without_the_lease_changes_nothing(tmp: Path, name: str) -> Non
 def test_a_feed_is_not_written_once_another_follower_has_the_lease(
     sqlite: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sqlite.store("gps", [position("bike", 1)])
+    sqlite.put("gps", [position("bike", 1)])
     sqlite.caught_up()
     assert sqlite.follower
     sqlite.kill(sqlite.follower)
@@ -354,7 +354,7 @@ def test_a_feed_is_not_written_once_another_follower_has_the_lease(
         return found
 
     monkeypatch.setattr(late, "read", overtaken)
-    sqlite.store("gps", [position("bike", 2)])
+    sqlite.put("gps", [position("bike", 2)])
     with pytest.raises(follower.Lost):
         late.turn()
     assert client.get(key) == before
@@ -363,13 +363,13 @@ def test_a_feed_is_not_written_once_another_follower_has_the_lease(
 
 
 def test_a_view_that_does_not_fit_says_so_and_the_others_go_on(sqlite: Site) -> None:
-    sqlite.store("votes", [])
-    sqlite.store("metrics", [Metric(time=NOON * 10**9, name="m", tags={}, field="f", value=1, type="integer")])
+    sqlite.put("votes", [])
+    sqlite.put("metrics", [Metric(time=NOON * 10**9, name="m", tags={}, field="f", value=1, type="integer")])
     sqlite.caught_up()
     client = sqlite.client()
     client.config_set("maxmemory", client.info("memory")["used_memory"] + 400_000)
     for n in range(10):
-        sqlite.store("gps", [position(f"device-{n}-{m}", m) for m in range(1000)])
+        sqlite.put("gps", [position(f"device-{n}-{m}", m) for m in range(1000)])
     states = lambda: {path: client.get(contract.state(path)) for path in ("/gps/latest", "/gps/trail")}  # noqa: E731
     harness.poll(lambda: contract.FULL in states().values(), 30)
     assert "the memory is full" in (sqlite.tmp / "follower.out").read_text()
@@ -379,12 +379,12 @@ def test_a_view_that_does_not_fit_says_so_and_the_others_go_on(sqlite: Site) -> 
 
 
 def test_a_follower_that_starts_while_the_memory_is_full_makes_room(sqlite: Site) -> None:
-    sqlite.store("gps", [position("bike", 1)])
+    sqlite.put("gps", [position("bike", 1)])
     sqlite.caught_up()
     sqlite.kill(sqlite.follower)
     client = sqlite.client()
     client.config_set("maxmemory", 1 << 19)
-    sqlite.store("gps", [position("bike", 2)])
+    sqlite.put("gps", [position("bike", 2)])
     sqlite.start_follower()
     harness.poll(lambda: client.get(contract.state("/gps/latest")) == contract.FULL)
     client.config_set("maxmemory", 0)
@@ -393,14 +393,14 @@ def test_a_follower_that_starts_while_the_memory_is_full_makes_room(sqlite: Site
 
 
 def test_a_key_longer_than_the_limit_is_in_no_view(sqlite: Site) -> None:
-    sqlite.store("gps", [position("x" * (contract.KEY_BYTES + 1), 1), position("y" * contract.KEY_BYTES, 1)])
+    sqlite.put("gps", [position("x" * (contract.KEY_BYTES + 1), 1), position("y" * contract.KEY_BYTES, 1)])
     harness.poll(lambda: sqlite.actual("/gps/latest"))
     assert list(sqlite.actual("/gps/latest")) == ["y" * contract.KEY_BYTES]
     assert sqlite.differences() == {}
 
 
 def test_a_declaration_that_changed_is_built_anew(sqlite: Site) -> None:
-    sqlite.store("gps", [position("bike", n) for n in range(20)])
+    sqlite.put("gps", [position("bike", n) for n in range(20)])
     sqlite.caught_up()
     assert sqlite.follower
     sqlite.follower.terminate()
@@ -445,30 +445,30 @@ class Chaos:
             for _ in range(count)
         ]  # fmt: skip
 
-    def store(self) -> None:
+    def put(self) -> None:
         stream = self.random.choice(["gps", "metrics", "notices"])
-        self.here.store(stream, self.records(stream))
+        self.here.put(stream, self.records(stream))
 
     def bury(self) -> None:
         claim, entries = self.here.claim("gps", self.records("gps"))
         entries[0] = (*entries[0][:3], Reject(b"{}", "bad", True))
-        self.here.sink.persist(claim, lambda: entries)
+        self.here.store.persist(claim, lambda: entries)
 
     def redeliver(self) -> None:
         if self.here.claims:
             claim, entries = self.random.choice(self.here.claims)
-            assert self.here.sink.persist(claim, lambda: entries).again
+            assert self.here.store.persist(claim, lambda: entries).again
 
     def replay(self) -> None:
         def decode(letter: DeadLetter) -> list[Any]:
             return self.records("gps")
 
-        self.here.sink.replay(self.here.sink.letters(limit=2), decode)
+        self.here.store.replay(self.here.store.letters(limit=2), decode)
 
     def out_of_order(self) -> None:
         """Two transactions at once, where the database can; the one that began first commits last."""
         if self.here.url.startswith("sqlite"):
-            return self.store()
+            return self.put()
         slow, opened, done = self.here.connect(), threading.Event(), threading.Event()
         claim, entries = self.here.claim("gps", self.records("gps"))
 
@@ -481,30 +481,30 @@ class Chaos:
         thread.start()
         opened.wait(60)
         for _ in range(self.random.randrange(1, 4)):
-            self.store()
+            self.put()
         done.set()
         thread.join()
         slow.close()
 
     def kill_follower(self) -> None:
         self.here.kill(self.here.follower)
-        self.store()
+        self.put()
         self.here.start_follower()
 
     def kill_redis(self) -> None:
         self.here.kill(self.here.redis)
-        self.store()
+        self.put()
         self.here.start_redis()
 
     def fold(self) -> None:
-        self.here.sink.fold()
+        self.here.store.fold()
 
     def rebuild(self) -> None:
         self.here.client().sadd(contract.REBUILD, *self.here.views)
 
     def run(self, steps: int) -> None:
         usual: list[Callable[[], None]] = [
-            *(self.store, self.bury, self.redeliver, self.replay, self.out_of_order, self.fold)
+            *(self.put, self.bury, self.redeliver, self.replay, self.out_of_order, self.fold)
         ]
         rare: list[Callable[[], None]] = [self.kill_follower, self.kill_redis, self.rebuild]
         for _ in range(steps):
@@ -533,10 +533,10 @@ def test_rows_read_in_many_small_chunks_give_the_same_views(sqlite: Site, monkey
     assert sqlite.follower
     sqlite.follower.terminate()
     sqlite.follower.wait()
-    Chaos(sqlite, 99).store()
+    Chaos(sqlite, 99).put()
     chaos = Chaos(sqlite, 100)
     for _ in range(60):
-        chaos.store()
+        chaos.put()
     monkeypatch.setattr(follower, "ROWS", 3)
     own = follower.Follower(sqlite.socket, sqlite.url, sqlite.views, sqlite.streams)
     with contextlib.closing(own.link), contextlib.closing(own.reader):

@@ -167,7 +167,7 @@ def test_an_empty_value_is_kept_for_a_second_only(client: redis.Redis) -> None:
 @pytest.fixture
 def polls() -> Iterator[Site]:
     with site(None) as found:
-        found.store("votes", [Vote(poll="cookies", choice=choice) for choice in ("oreo", "fig", "oreo")])
+        found.put("votes", [Vote(poll="cookies", choice=choice) for choice in ("oreo", "fig", "oreo")])
         yield found
 
 
@@ -213,7 +213,7 @@ def test_an_unknown_poll_is_empty(polls: Site) -> None:
 
 def test_a_tally_follows_the_database_while_clients_ask_and_is_forgotten_after_that(polls: Site) -> None:
     harness.poll(lambda: ask(polls, "cookies"))
-    polls.store("votes", [Vote(poll="cookies", choice="fig")] * 5)
+    polls.put("votes", [Vote(poll="cookies", choice="fig")] * 5)
     harness.poll(lambda: json.loads(ask(polls, "cookies") or "{}").get("total") == 8)
     client = polls.client()
     assert int(client.hget(contract.REFRESHES, "/votes/tally")) >= 2
@@ -223,19 +223,19 @@ def test_a_tally_follows_the_database_while_clients_ask_and_is_forgotten_after_t
 
 def test_a_database_that_is_replaced_is_counted_anew(polls: Site) -> None:
     harness.poll(lambda: ask(polls, "cookies"))
-    polls.sink.close()
+    polls.store.close()
     for path in polls.tmp.glob("ingest.db*"):
         path.unlink()
-    polls.sink = polls.connect()
-    polls.store("votes", [Vote(poll="cookies", choice="fig")])
+    polls.store = polls.connect()
+    polls.put("votes", [Vote(poll="cookies", choice="fig")])
     harness.poll(lambda: json.loads(ask(polls, "cookies") or "{}").get("total") == 1)
 
 
 def test_a_database_that_is_away_is_logged_once_for_all_keys(polls: Site) -> None:
     keys = [f"poll-{n}" for n in range(5)]
-    polls.store("votes", [Vote(poll=key, choice="fig") for key in keys])
+    polls.put("votes", [Vote(poll=key, choice="fig") for key in keys])
     harness.poll(lambda: all([ask(polls, key) for key in keys]))
-    polls.sink.close()
+    polls.store.close()
     polls.tmp.joinpath("ingest.db").rename(polls.tmp / "away")
     polls.tmp.joinpath("ingest.db").mkdir()
     harness.poll(lambda: not any([ask(polls, key) for key in keys]))  # each was tried for a period
@@ -255,29 +255,29 @@ def test_a_slow_count_in_sqlite_gets_an_index(polls: Site, monkeypatch: pytest.M
     Refresher(polls.socket, polls.url, polls.views, polls.streams).start()
     harness.poll(lambda: ask(polls, "cookies"))
 
-    def ask_sink(query: str) -> str:
-        with polls.sink.transaction() as db:
+    def ask_store(query: str) -> str:
+        with polls.store.transaction() as db:
             return str(list(db.execute(query)))
 
-    harness.poll(lambda: "by_poll" in ask_sink("SELECT name FROM sqlite_master"), 60)
+    harness.poll(lambda: "by_poll" in ask_store("SELECT name FROM sqlite_master"), 60)
     query = "SELECT choice, count(*) FROM votes WHERE poll = 'cookies' AND choice IS NOT NULL GROUP BY 1"
-    assert "COVERING INDEX votes_by_poll_choice" in ask_sink(f"EXPLAIN QUERY PLAN {query}")
+    assert "COVERING INDEX votes_by_poll_choice" in ask_store(f"EXPLAIN QUERY PLAN {query}")
 
 
 @pytest.mark.parametrize("keep", [Keep(None, {}), Keep(86_400, {})], ids=["plain", "partitioned"])
 def test_in_postgresql_the_index_of_a_tally_holds_any_text(keep: Keep) -> None:
     with postgres_server(fsync="off") as server, site(server) as here:
         server.ask("DROP TABLE votes")
-        here.sink.close()
-        here.sink = open_store(here.url, here.streams, keep=keep)
-        here.store("votes", [Vote(poll="cookies", choice="fig")])
+        here.store.close()
+        here.store = open_store(here.url, here.streams, keep=keep)
+        here.put("votes", [Vote(poll="cookies", choice="fig")])
         # a table of a few rows is read as a whole otherwise
         found = reader.connect(here.url + "&options=-c%20enable_seqscan%3Doff", here.streams)
         server.ask("CREATE INDEX votes_by_poll ON votes (batch); UPDATE pg_index SET indisvalid = false "
                    "WHERE indexrelid = 'votes_by_poll'::regclass")  # an interrupted one  # fmt: skip
         for _ in range(2):
             found.make_countable("votes", "poll", "choice")
-        here.store("votes", [Vote(poll="cookies", choice="oreo"), Vote(poll=secrets.token_hex(5000), choice="fig")])
+        here.put("votes", [Vote(poll="cookies", choice="oreo"), Vote(poll=secrets.token_hex(5000), choice="fig")])
         assert len(here.rows("votes")) == 3
         assert found.count("votes", "poll", "choice", "cookies") == {"fig": 1, "oreo": 1}
         used = "SELECT sum(idx_scan) FROM pg_stat_user_indexes WHERE relname LIKE 'votes%'"

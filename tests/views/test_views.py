@@ -122,7 +122,7 @@ def sluice(here: Site, *words: str) -> tuple[int, str]:
 
 def store(here: Site) -> None:
     for n in range(3):
-        here.store("gps", [Gps(time=(NOON + n) * 10**9, device=device, lat=float(n), lon=1.0) for device in "abc"])
+        here.put("gps", [Gps(time=(NOON + n) * 10**9, device=device, lat=float(n), lon=1.0) for device in "abc"])
     here.caught_up()
 
 

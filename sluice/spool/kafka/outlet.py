@@ -230,7 +230,7 @@ class Outlet(outlet.Outlet):
         return True
 
     def settle(self, claim: Claim) -> None:
-        """Commit the offset after a claim whose bodies are in the sink, and now and then delete such records."""
+        """Commit the offset after a claim whose bodies are in the store, and now and then delete such records."""
         del self.held[claim.id]
         source = self.sources.get(claim.stream)
         if source and (partition := source.settle(claim)):

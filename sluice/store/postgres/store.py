@@ -1,4 +1,4 @@
-"""The PostgreSQL sink: binary COPY, from many workers at once; a settled claim is as durable as a commit there.
+"""The PostgreSQL store: binary COPY, from many workers at once; a settled claim is as durable as a commit there.
 
 With binary COPY neither side converts numbers and times to text: a row costs this process 0.8 µs, as text 2.0.
 """
@@ -25,7 +25,7 @@ from sluice.settings import FOREVER, Keep
 from sluice.spool.contract import Claim, Window
 from sluice.store import bounds
 from sluice.store.postgres import partitions
-from sluice.store.store import LAYOUT, RANGES_OF_CLAIMS, SPOOLS_OF_RANGES, Sink, check_layout, limits, summed
+from sluice.store.store import LAYOUT, RANGES_OF_CLAIMS, SPOOLS_OF_RANGES, Store, check_layout, limits, summed
 from sluice.store.types import DeadLetter, Entry, Ledger, Line, Outcome, RowsRejected, Spool, SpoolCount, Unavailable
 from sluice.streams.record import Metric, Reject
 from sluice.streams.registry import Stream
@@ -217,8 +217,8 @@ class Table:
         return tuple(values)
 
 
-class Postgres(Sink[psycopg.Connection]):
-    """See `Sink`."""
+class Postgres(Store[psycopg.Connection]):
+    """See `Store`."""
 
     def __init__(
         self,
@@ -295,7 +295,7 @@ class Postgres(Sink[psycopg.Connection]):
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[psycopg.Connection]:
-        """See `Sink`. Unavailable: an error of the server, not of a value."""
+        """See `Store`. Unavailable: an error of the server, not of a value."""
         try:
             db = self.open()
             with db.transaction():
@@ -307,7 +307,7 @@ class Postgres(Sink[psycopg.Connection]):
             raise error if isinstance(error, Unavailable) else Unavailable(f"{self.name}: {message(error)}") from None
 
     def create(self, db: psycopg.Connection, table: Table) -> None:
-        """See `Sink`. A new table is partitioned if its rows are deleted by age."""
+        """See `Store`. A new table is partitioned if its rows are deleted by age."""
         age = self.keep.of(table.name)
         if age is None:
             ensure(db, table.name, table.columns)
@@ -317,7 +317,7 @@ class Postgres(Sink[psycopg.Connection]):
                 partitions.make_ahead(db, table.name, age)
 
     def add_batch(self, db: psycopg.Connection, claim: Claim) -> int | None:
-        """See `Sink`. Waits for the end of another transaction that stores a body of this claim."""
+        """See `Store`. Waits for the end of another transaction that stores a body of this claim."""
         row = db.execute(
             "WITH free AS (INSERT INTO batches_ranges (stream, spool, first, last) "
             "  SELECT %(stream)s, %(spool)s, %(first)s, %(last)s "
@@ -329,7 +329,7 @@ class Postgres(Sink[psycopg.Connection]):
         return row[0] if row else None
 
     def stored(self, db: psycopg.Connection, claim: Claim) -> list[tuple[int, int]]:
-        """See `Sink`."""
+        """See `Store`."""
         given = span("%(stream)s::text", "%(spool)s::text", "%(first)s::bigint", "%(last)s::bigint + 1")
         query = (
             "SELECT %(first)s::bigint, %(last)s::bigint FROM batches WHERE claim = %(id)s UNION ALL "  # noqa: S608
@@ -338,17 +338,17 @@ class Postgres(Sink[psycopg.Connection]):
         return db.execute(typing.cast("Any", query), named(claim)).fetchall()
 
     def add_records(self, db: psycopg.Connection, batch: int, records: int) -> None:
-        """See `Sink`."""
+        """See `Store`."""
         db.execute("UPDATE batches SET records = records + %s WHERE id = %s", (records, batch))
 
     def add_change(self, db: psycopg.Connection, stream: str, batch: int) -> None:
-        """See `Sink`."""
+        """See `Store`."""
         db.execute("INSERT INTO view_changes (stream, batch) VALUES (%s, %s)", (stream, batch))
 
     def insert(
         self, db: psycopg.Connection, table: Table, batch: int, whole: bool, entries: Iterable[Entry]
     ) -> Outcome:
-        """See `Sink`."""
+        """See `Store`."""
         records = letters = 0
         remaining = iter(entries)
         try:
@@ -398,43 +398,43 @@ class Postgres(Sink[psycopg.Connection]):
         return records, False
 
     def savepoint(self, db: psycopg.Connection) -> contextlib.AbstractContextManager[object]:
-        """See `Sink`."""
+        """See `Store`."""
         return db.transaction()
 
     def bury(self, db: psycopg.Connection, stream: str, batch: int, whole: bool, rejects: Iterable[Entry]) -> None:
-        """See `Sink`."""
+        """See `Store`."""
         bury(db, [letter(stream, batch, whole, seq, received, thing) for seq, received, _, thing in rejects])
 
     def note(self, db: psycopg.Connection, stream: str, name: str, carried: bytes | None) -> None:
-        """See `Sink`."""
+        """See `Store`."""
         db.execute("INSERT INTO batches_objects (stream, name) VALUES (%s, %s)", (stream, name))
         if carried is not None:
             db.execute("INSERT INTO batches_carried (name, rows) VALUES (%s, %b)", (name, carried))
 
     def notes(self, db: psycopg.Connection) -> list[tuple[str, str]]:
-        """See `Sink`."""
+        """See `Store`."""
         return db.execute("SELECT stream, name FROM batches_objects ORDER BY name").fetchall()
 
     def carried(self, db: psycopg.Connection, name: str) -> bytes | None:
-        """See `Sink`."""
+        """See `Store`."""
         found = db.execute("SELECT rows FROM batches_carried WHERE name = %s", (name,)).fetchone()
         return found[0] if found else None
 
     def delete_notes(self, db: psycopg.Connection, names: list[str]) -> None:
-        """See `Sink`."""
+        """See `Store`."""
         db.execute("DELETE FROM batches_objects WHERE name = ANY(%s)", (names,))
         db.execute("DELETE FROM batches_carried WHERE name = ANY(%s)", (names,))
 
     def last_letter(self, db: psycopg.Connection) -> int:
-        """See `Sink`."""
+        """See `Store`."""
         return one(db.execute("SELECT coalesce(max(id), 0) FROM dead_letters"))[0]
 
     def delete_letter(self, db: psycopg.Connection, id: int) -> bool:
-        """See `Sink`. Waits for the end of another replay that has deleted it."""
+        """See `Store`. Waits for the end of another replay that has deleted it."""
         return bool(db.execute("DELETE FROM dead_letters WHERE id = %s", (id,)).rowcount)
 
     def buried(self, db: psycopg.Connection, above: int, batches: set[int]) -> dict[str, int]:
-        """See `Sink`."""
+        """See `Store`."""
         found = db.execute(
             "SELECT reason, count(*) FROM dead_letters WHERE id > %s AND batch = ANY(%s) GROUP BY 1",
             (above, list(batches)),
@@ -442,7 +442,7 @@ class Postgres(Sink[psycopg.Connection]):
         return dict(found.fetchall())
 
     def select_letters(self, where: str, above: int, below: int, limit: int, newest: bool) -> Iterator[DeadLetter]:
-        """See `Sink`."""
+        """See `Store`."""
         for row in self.ask(
             where,
             "SELECT id, stream, (extract(epoch FROM received_at) * 1000000)::bigint, body, reason, whole, batch, seq "  # noqa: S608  # DESC or nothing
@@ -452,7 +452,7 @@ class Postgres(Sink[psycopg.Connection]):
             yield DeadLetter(*row)
 
     def ask(self, where: str, question: str, bindings: tuple[int, ...]) -> Iterator[Any]:
-        """See `Sink`."""
+        """See `Store`."""
         with self.transaction() as db:
             db.execute("SET TRANSACTION READ ONLY")
             try:
@@ -473,7 +473,7 @@ class Postgres(Sink[psycopg.Connection]):
         cell: str | None = None,
         claims: dict[str, int] | None = None,
     ) -> Ledger:
-        """See `Sink`."""
+        """See `Store`."""
         own, rest = limits(history)
         persisted = (
             "SELECT CASE WHEN EXISTS (SELECT FROM batches WHERE claim = c.id) THEN c.past - c.low ELSE "  # noqa: S608
@@ -497,7 +497,7 @@ class Postgres(Sink[psycopg.Connection]):
         return summed((SpoolCount(*row) for row in counts), history, cell, stored)
 
     def stored_in(self, stream: str, partitions: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-        """See `Sink`."""
+        """See `Store`."""
         with self.transaction() as db:
             found = db.execute(
                 "SELECT coalesce(sum(greatest(least(last, past) - first + 1, 0)), 0)::bigint, "
@@ -514,7 +514,7 @@ class Postgres(Sink[psycopg.Connection]):
             return one(found)
 
     def leave_line(self, cell: str, figures: dict[str, Any], spools: list[Spool]) -> None:
-        """See `Sink`."""
+        """See `Store`."""
         with self.transaction() as db, db.cursor() as cursor:
             db.execute("UPDATE batches_spools SET cell = %s WHERE cell = ''", (cell,))
             cursor.executemany(
@@ -530,7 +530,7 @@ class Postgres(Sink[psycopg.Connection]):
             )
 
     def lines(self) -> list[Line]:
-        """See `Sink`."""
+        """See `Store`."""
         with self.transaction() as db:
             found = db.execute(
                 "SELECT cell, greatest(0, extract(epoch FROM clock_timestamp() - seen))::float8, figures "
@@ -539,12 +539,12 @@ class Postgres(Sink[psycopg.Connection]):
             return [Line(*row) for row in found]
 
     def forget(self, cell: str) -> bool:
-        """See `Sink`."""
+        """See `Store`."""
         with self.transaction() as db:
             return bool(db.execute("DELETE FROM batches_cells WHERE cell = %s", (cell,)).rowcount)
 
     def fold(self) -> bool:
-        """See `Sink`. The ids of folded rows are final: no transaction can add a lower one any more.
+        """See `Store`. The ids of folded rows are final: no transaction can add a lower one any more.
 
         Two connections never fold at once. Ranges that meet become one. Rows that a replay has locked stay.
         """
@@ -579,12 +579,12 @@ class Postgres(Sink[psycopg.Connection]):
         return True
 
     def fold_again(self, db: psycopg.Connection, batches: set[int]) -> None:
-        """See `Sink`."""
+        """See `Store`."""
         query = f"DELETE FROM batches WHERE id = ANY(%s) AND id <= {LAST_FOLDED} AND NOT {HAS_LETTERS}"  # noqa: S608
         db.execute(typing.cast("Any", query), (list(batches),))
 
     def prune_table(self, stream: str, before: int) -> bool:
-        """See `Sink`. Drops a partition, after it has counted the rows.
+        """See `Store`. Drops a partition, after it has counted the rows.
 
         If there is none to drop, it searches the next pages of the table, or of its default partition.
         """
@@ -623,11 +623,11 @@ class Postgres(Sink[psycopg.Connection]):
         return table in self.swept
 
     def add_deleted(self, db: psycopg.Connection, stream: str, rows: int) -> None:
-        """See `Sink`."""
+        """See `Store`."""
         db.execute(EXPIRED, (stream, "", rows, 0))
 
     def prune_letters(self, before: int) -> bool:
-        """See `Sink`. Letters that a replay has locked are left to the next call."""
+        """See `Store`. Letters that a replay has locked are left to the next call."""
         with self.transaction() as db:
             gone = db.execute(
                 "DELETE FROM dead_letters WHERE id IN (SELECT id FROM (SELECT id, received_at FROM dead_letters "
@@ -645,7 +645,7 @@ class Postgres(Sink[psycopg.Connection]):
         return len(gone) == bounds.EXPIRE_LETTERS
 
     def overdue_in_table(self, table: str, before: int) -> int:
-        """See `Sink`."""
+        """See `Store`."""
         with self.transaction() as db:
             if not one(db.execute("SELECT to_regclass(%s)::text", (f'"{table}"',)))[0]:
                 return 0

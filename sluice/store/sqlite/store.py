@@ -1,6 +1,6 @@
-"""The SQLite sink, the default: WAL and synchronous=FULL, so that a settled claim is on disk.
+"""The SQLite store, the default: WAL and synchronous=FULL, so that a settled claim is on disk.
 
-The driver is apsw: it binds a row in a third of the time that the standard library takes (DECISIONS.md, Sinks).
+The driver is apsw: it binds a row in a third of the time that the standard library takes (DECISIONS.md, Stores).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sluice.settings import FOREVER, Keep
 from sluice.spool.contract import Claim, Window
 from sluice.store import bounds
 from sluice.store.fill import gaps
-from sluice.store.store import LAYOUT, RANGES_OF_CLAIMS, SPOOLS_OF_RANGES, Sink, check_layout, limits, summed
+from sluice.store.store import LAYOUT, RANGES_OF_CLAIMS, SPOOLS_OF_RANGES, Store, check_layout, limits, summed
 from sluice.store.types import DeadLetter, Entry, Ledger, Line, Outcome, RowsRejected, Spool, SpoolCount, Unavailable
 from sluice.streams.record import Metric, Reject
 from sluice.streams.registry import Stream
@@ -32,7 +32,7 @@ from sluice.streams.schema import field_types
 
 BUSY = 5.0  # seconds to wait for another writer
 PLAIN = {float: "REAL", int: "INTEGER", bool: "INTEGER", str: "TEXT"}
-# Errors caused by a value; all others make the sink unavailable.
+# Errors caused by a value; all others make the store unavailable.
 VALUE_ERRORS = (
     *(apsw.ConstraintError, apsw.TooBigError, apsw.MismatchError),
     *(TypeError, ValueError, OverflowError, AttributeError, LookupError, msgspec.MsgspecError),
@@ -162,8 +162,8 @@ class Table:
         return tuple(values)
 
 
-class Sqlite(Sink[apsw.Connection]):
-    """See `Sink`."""
+class Sqlite(Store[apsw.Connection]):
+    """See `Store`."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class Sqlite(Sink[apsw.Connection]):
 
     @contextlib.contextmanager
     def transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[apsw.Connection]:
-        """See `Sink`. Unavailable: the database is locked, full, read-only or corrupt."""
+        """See `Store`. Unavailable: the database is locked, full, read-only or corrupt."""
         try:
             db = self.open()
             db.execute(begin)
@@ -230,11 +230,11 @@ class Sqlite(Sink[apsw.Connection]):
             raise Unavailable(f"{self.path}: {error}") from error
 
     def create(self, db: apsw.Connection, table: Table) -> None:
-        """See `Sink`."""
+        """See `Store`."""
         table.create(db)
 
     def add_batch(self, db: apsw.Connection, claim: Claim) -> int | None:
-        """See `Sink`. No other connection writes during this transaction. Ranges that meet become one."""
+        """See `Store`. No other connection writes during this transaction. Ranges that meet become one."""
         of = claim.stream, claim.spool
         below = "SELECT first, last FROM batches_ranges WHERE stream=? AND spool=? AND first<? ORDER BY 1 DESC LIMIT 1"
         start, last = db.execute(below, (*of, claim.end)).fetchone() or (0, -1)
@@ -256,7 +256,7 @@ class Sqlite(Sink[apsw.Connection]):
         return batch
 
     def stored(self, db: apsw.Connection, claim: Claim) -> list[tuple[int, int]]:
-        """See `Sink`."""
+        """See `Store`."""
         if db.execute("SELECT 1 FROM batches WHERE claim = ?", (claim.id,)).fetchone():
             return [(claim.first, claim.end - 1)]
         found: Any = db.execute(
@@ -266,11 +266,11 @@ class Sqlite(Sink[apsw.Connection]):
         return list(found)
 
     def add_records(self, db: apsw.Connection, batch: int, records: int) -> None:
-        """See `Sink`."""
+        """See `Store`."""
         db.execute("UPDATE batches SET records = records + ? WHERE id = ?", (records, batch))
 
     def insert(self, db: apsw.Connection, table: Table, batch: int, whole: bool, entries: Iterable[Entry]) -> Outcome:
-        """See `Sink`."""
+        """See `Store`."""
         count = [0, 0]
         try:
             with savepoint(db):
@@ -282,51 +282,51 @@ class Sqlite(Sink[apsw.Connection]):
         return Outcome(count[0], count[1])
 
     def savepoint(self, db: apsw.Connection) -> contextlib.AbstractContextManager[None]:
-        """See `Sink`."""
+        """See `Store`."""
         return savepoint(db)
 
     def bury(self, db: apsw.Connection, stream: str, batch: int, whole: bool, rejects: Iterable[Entry]) -> None:
-        """See `Sink`."""
+        """See `Store`."""
         thing: Any
         for seq, received, _, thing in rejects:
             db.execute(BURY, (instant(received), stream, thing.part, thing.reason, thing.whole and whole, batch, seq))
 
     def note(self, db: apsw.Connection, stream: str, name: str, carried: bytes | None) -> None:
-        """See `Sink`."""
+        """See `Store`."""
         db.execute("INSERT INTO batches_objects (stream, name) VALUES (?, ?)", (stream, name))
         if carried is not None:
             db.execute("INSERT INTO batches_carried (name, rows) VALUES (?, ?)", (name, carried))
 
     def notes(self, db: apsw.Connection) -> list[tuple[str, str]]:
-        """See `Sink`."""
+        """See `Store`."""
         found: Any = db.execute("SELECT stream, name FROM batches_objects ORDER BY name")
         return list(found)
 
     def carried(self, db: apsw.Connection, name: str) -> bytes | None:
-        """See `Sink`."""
+        """See `Store`."""
         found: Any = db.execute("SELECT rows FROM batches_carried WHERE name = ?", (name,)).get
         return found
 
     def delete_notes(self, db: apsw.Connection, names: list[str]) -> None:
-        """See `Sink`."""
+        """See `Store`."""
         db.executemany("DELETE FROM batches_objects WHERE name = ?", [(name,) for name in names])
         db.executemany("DELETE FROM batches_carried WHERE name = ?", [(name,) for name in names])
 
     def last_letter(self, db: apsw.Connection) -> int:
-        """See `Sink`."""
+        """See `Store`."""
         return db.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'dead_letters'").get
 
     def delete_letter(self, db: apsw.Connection, id: int) -> bool:
-        """See `Sink`."""
+        """See `Store`."""
         db.execute("DELETE FROM dead_letters WHERE id = ?", (id,))
         return bool(db.changes())
 
     def buried(self, db: apsw.Connection, above: int, batches: set[int]) -> dict[str, int]:
-        """See `Sink`. No other connection writes during this transaction, so `batches` is not needed."""
+        """See `Store`. No other connection writes during this transaction, so `batches` is not needed."""
         return dict(db.execute("SELECT reason, count(*) FROM dead_letters WHERE id > ? GROUP BY 1", (above,)))
 
     def select_letters(self, where: str, above: int, below: int, limit: int, newest: bool) -> Iterator[DeadLetter]:
-        """See `Sink`."""
+        """See `Store`."""
         for row in self.ask(
             where,
             "SELECT id, stream, received_at, body, reason, whole, batch, seq FROM {} "  # noqa: S608  # DESC or nothing
@@ -336,7 +336,7 @@ class Sqlite(Sink[apsw.Connection]):
             yield DeadLetter(row[0], row[1], microseconds(row[2]), row[3], row[4], bool(row[5]), row[6], row[7])
 
     def ask(self, where: str, question: str, bindings: tuple[int, ...]) -> Iterator[Row]:
-        """See `Sink`."""
+        """See `Store`."""
         with self.transaction("BEGIN") as db:
             db.execute("PRAGMA query_only=1")
             try:
@@ -355,7 +355,7 @@ class Sqlite(Sink[apsw.Connection]):
         cell: str | None = None,
         claims: dict[str, int] | None = None,
     ) -> Ledger:
-        """See `Sink`."""
+        """See `Store`."""
         own, rest = limits(history)
         with self.transaction("BEGIN") as db:
             counts = db.execute(COUNTS, {"stream": stream, "limits": json.dumps(own), "rest": rest})
@@ -364,7 +364,7 @@ class Sqlite(Sink[apsw.Connection]):
         return summed(found, history, cell, persisted)
 
     def stored_in(self, stream: str, partitions: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-        """See `Sink`."""
+        """See `Store`."""
         bodies = ahead = 0
         with self.transaction("BEGIN") as db:
             found: Any = db.execute("SELECT spool, first, last FROM batches_ranges WHERE stream = ?", (stream,))
@@ -375,7 +375,7 @@ class Sqlite(Sink[apsw.Connection]):
         return bodies, ahead
 
     def leave_line(self, cell: str, figures: dict[str, Any], spools: list[Spool]) -> None:
-        """See `Sink`."""
+        """See `Store`."""
         with self.transaction() as db:
             db.execute("UPDATE batches_spools SET cell = ? WHERE cell = ''", (cell,))
             db.executemany(
@@ -390,7 +390,7 @@ class Sqlite(Sink[apsw.Connection]):
             )
 
     def lines(self) -> list[Line]:
-        """See `Sink`."""
+        """See `Store`."""
         with self.transaction("BEGIN") as db:
             found: Any = db.execute("SELECT cell, seen, figures FROM batches_cells ORDER BY 1").fetchall()
         at = time.time()
@@ -399,13 +399,13 @@ class Sqlite(Sink[apsw.Connection]):
         ]
 
     def forget(self, cell: str) -> bool:
-        """See `Sink`."""
+        """See `Store`."""
         with self.transaction() as db:
             db.execute("DELETE FROM batches_cells WHERE cell = ?", (cell,))
             return bool(db.changes())
 
     def fold(self) -> bool:
-        """See `Sink`."""
+        """See `Store`."""
         with self.transaction("BEGIN") as db:
             found = db.execute(
                 f"SELECT id, {FOLDED} FROM batches WHERE id > {FOLDED} AND id <= (SELECT max(id) FROM batches) - ? "  # noqa: S608
@@ -426,12 +426,12 @@ class Sqlite(Sink[apsw.Connection]):
         return True
 
     def fold_again(self, db: apsw.Connection, batches: set[int]) -> None:
-        """See `Sink`."""
+        """See `Store`."""
         for batch in batches:
             db.execute(f"DELETE FROM batches WHERE id = ? AND id <= {FOLDED} AND NOT {HAS_LETTERS}", (batch,))  # noqa: S608
 
     def prune_table(self, stream: str, before: int) -> bool:
-        """See `Sink`. Rows are almost in the order of their arrival, so only the first ones are looked at.
+        """See `Store`. Rows are almost in the order of their arrival, so only the first ones are looked at.
 
         The last row stays: its rowid is the position of the follower, and must not be given to another row.
         """
@@ -449,11 +449,11 @@ class Sqlite(Sink[apsw.Connection]):
         return deleted == bounds.EXPIRE_ROWS
 
     def add_deleted(self, db: apsw.Connection, stream: str, rows: int) -> None:
-        """See `Sink`."""
+        """See `Store`."""
         db.execute(EXPIRED, (stream, "", rows, 0))
 
     def prune_letters(self, before: int) -> bool:
-        """See `Sink`."""
+        """See `Store`."""
         old = "id IN (SELECT id FROM dead_letters ORDER BY id LIMIT ?) AND received_at < ?"
         bindings = bounds.EXPIRE_LETTERS, instant(before)
         with self.transaction("BEGIN") as db:
@@ -471,7 +471,7 @@ class Sqlite(Sink[apsw.Connection]):
         return len(gone) == bounds.EXPIRE_LETTERS
 
     def overdue_in_table(self, table: str, before: int) -> int:
-        """See `Sink`."""
+        """See `Store`."""
         with self.transaction("BEGIN") as db:
             if not self.exists(db, table):
                 return 0

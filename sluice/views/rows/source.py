@@ -124,7 +124,7 @@ class Reader(ABC):
 
 
 def connect(url: str, streams: dict[str, Stream]) -> Reader:
-    """The reader of a sink's URL; it connects with the first call."""
+    """The reader of a store's URL; it connects with the first call."""
     if url.startswith("sqlite:///"):
         return SqliteReader(url[len("sqlite:///") :], streams)
     return PostgresReader(url, streams)
@@ -309,8 +309,8 @@ class PostgresReader(Reader):
     batches are committed, or never will be. `view_changes` names batches that got rows later, from replayed dead
     letters; its ids are settled by the same rule.
 
-    The oldest batches are not in `batches` any more (see `Sink.fold`), but all of their ids are settled. Their rows are
-    read by ranges of ids.
+    The oldest batches are not in `batches` any more (see `Store.fold`), but all of their ids are settled. Their rows
+    are read by ranges of ids.
 
     Position: JSON [settled batch, batches above, settled change, changes above, last batch, its claim].
     """
