@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -264,23 +265,25 @@ def test_the_fields_of_the_status_file_are_documented(running):
     assert json.loads(path.read_text()).keys() == documented
 
 
-def requirements() -> list[Path]:
-    """The lists of direct dependencies; beside each is the list of all, pinned."""
-    return sorted((harness.ROOT / "deploy/requirements").glob("*.in"))
+def groups() -> dict[str, list[str]]:
+    """The packages that are wanted, by group."""
+    return tomllib.loads((harness.ROOT / "pyproject.toml").read_text())["dependency-groups"]
 
 
-def asked(path: Path) -> set[str]:
-    """The names in a list."""
-    return set(re.findall(r"^([A-Za-z][\w.-]*)", path.read_text(), re.M))
-
-
-@pytest.mark.parametrize("path", requirements(), ids=lambda path: path.name)
-def test_every_dependency_is_pinned_with_hashes(path):
-    pinned = re.sub(r"\s*#.*", "", path.with_suffix(".txt").read_text()).replace("\\\n", "")
-    entry = re.compile(r"([a-z0-9-]+)==[^\s;]+( ;[^#]*?)?(\s+--hash=sha256:[0-9a-f]{64})+\s*")
-    entries = [entry.fullmatch(line) for line in pinned.splitlines() if line]
-    assert all(entries)
-    assert {name.lower().replace(".", "-") for name in asked(path)} <= {found[1] for found in entries}
+@pytest.mark.parametrize("group", groups())
+def test_every_dependency_is_pinned_with_hashes(group):
+    provision = (harness.ROOT / "bin/provision").read_text()
+    function = re.search(r"^pinned\(\) \{.*?^\}", provision, re.M | re.S)[0]
+    script = f"{function}\npinned {group}"
+    done = subprocess.run(["bash", "-c", script], cwd=harness.ROOT, capture_output=True, text=True, check=True)
+    entry = re.compile(r"([a-z0-9-]+==[^\s;]+)( ; .+?)?(\s+--hash=sha256:[0-9a-f]{64})+")
+    entries = [entry.fullmatch(line) for line in done.stdout.replace("\\\n", "").splitlines()]
+    assert entries and all(entries)
+    pins = {found[1] for found in entries}
+    for wanted in groups()[group]:
+        name, _, version = re.sub(r"\[.*?\]", "", wanted).lower().partition("==")
+        assert [pin for pin in pins if pin.startswith(f"{name}=={version}")], wanted
+    assert re.search(rf"^\w+=\(\S+ stamp[\w-]* ([\w ]+ )?{group}\b", provision, re.M), "bin/provision installs it"
 
 
 def test_every_pip_install_requires_hashes():
@@ -297,4 +300,5 @@ def test_every_pip_install_requires_hashes():
 
 def test_every_dependency_has_its_reason_in_the_decisions():
     reasons = (harness.ROOT / "docs/DECISIONS.md").read_text().split("## Dependencies")[1]
-    assert {name for path in requirements() for name in asked(path) if f"**{name}**" not in reasons} == set()
+    names = {re.match(r"[\w-]+", wanted)[0] for wanted in sum(groups().values(), [])}
+    assert {name for name in names if f"**{name}**" not in reasons} == set()
