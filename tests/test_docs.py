@@ -10,10 +10,10 @@ import re
 import shlex
 import subprocess
 import textwrap
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
 
 import ingest
 import sluice
