@@ -22,7 +22,7 @@ from typing import Any
 
 from proving import harness, machines
 from proving.balancer import all_up, haproxy
-from proving.faults import Clock
+from proving.clock import Clock
 from proving.harness import Server
 from proving.machines import DEPENDENT, NETWORK, Machine
 from proving.postgres import Postgres, postgres_server

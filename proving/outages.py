@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from proving import harness
 from proving.cells import WHOLE, Cell, Cells
-from proving.faults import NO_COMPILER, Fault, Scene
+from proving.clock import NO_COMPILER
+from proving.faults.scene import Fault, Scene
 from proving.site import Trouble, wait
 from sluice.run.configure import ROOT
 

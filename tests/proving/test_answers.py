@@ -15,10 +15,10 @@ from urllib.parse import parse_qs
 import pytest
 
 from proving.answers import Positions, Series, Votes, Wrong
-from proving.conduct import judged
 from proving.harness import ROOT
 from proving.load import SPAN, UNANSWERED, Book
 from proving.read import Reads
+from proving.report import judged
 
 CAP = 5
 

@@ -18,11 +18,12 @@ import pytest
 
 from access import KEY, curl, keys
 from proving.compare import Findings, compare
-from proving.conduct import KINDS, chosen
+from proving.conduct import chosen
 from proving.faults import FAULTS
 from proving.harness import ROOT, environment, get, installation, poll, post
 from proving.load import CUT, HALF, SPAN, UNANSWERED, Book
 from proving.postgres import Postgres, postgres_server
+from proving.report import KINDS
 from proving.site import Trouble
 
 PROMISES = ("missing", "doubled", "torn", "disorder", "misdated")
