@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,12 +36,65 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="skip each test at the point where it starts a program")
     parser.addoption("--reloads", type=int, default=2, help="reloads of each program in test_reload.py (2)")
     parser.addoption("--leaves", type=int, default=2, help="how often a cell leaves in test_balancer.py (2)")
     parser.addoption("--failovers", type=int, default=2, help="failovers by Sentinels in test_failover.py (2)")
     parser.addoption("--leaders", type=int, default=0, help="leaders of Kafka killed in test_kafka.py (0)")
     parser.addoption("--machines", type=int, default=0, help="seconds of a drill of cells in test_cells.py (0: short)")
     parser.addoption("--containers", nargs="?", const="", metavar="BASE", help="run test_containers.py; see there")
+
+
+# --- bin/test --fast: a test is skipped at the point where it starts a program ---------------------------------------
+
+PROGRAM = "starts a program"
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"}
+running = started = False  # whether a test or one of its fixtures runs now; whether it has tried to start a program
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--fast"):
+        sys.addaudithook(stop_programs)  # it stays until the process ends
+
+
+def stop_programs(event: str, _: tuple[object, ...]) -> None:
+    global started
+    if running and event in STARTS:
+        started = True
+        pytest.skip(PROGRAM)
+
+
+def may_start() -> Generator[None]:
+    """Around the set-up and the call of a test. A thread of the test, or asyncio, may hide why it was stopped."""
+    global running, started
+    running, started = True, False
+    try:
+        yield
+    except Exception:
+        if not started:
+            raise
+        pytest.skip(PROGRAM)
+    finally:
+        running = False
+
+
+pytest_runtest_setup = pytest.hookimpl(wrapper=True)(may_start)
+pytest_runtest_call = pytest.hookimpl(wrapper=True)(may_start)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    """Other tests with this fixture are skipped, too."""
+    try:
+        return (yield)
+    except Exception as error:
+        if not started:
+            raise
+        skipped = pytest.skip.Exception(PROGRAM)
+        fixturedef.cached_result = None, fixturedef.cache_key(request), (skipped, None)  # type: ignore[arg-type]
+        raise skipped from error
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
