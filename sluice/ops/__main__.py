@@ -16,6 +16,8 @@ from pathlib import Path
 from sluice import settings
 from sluice.base import screen
 
+ROOT = Path(__file__).parents[2]
+
 VERBS = (
     "status",
     "top",
@@ -35,6 +37,7 @@ VERBS = (
     "restore",
     "drill",
 )
+DRILL = "drill"  # not in the package: it is in the checkout's `proving`
 STATUSES = """\
 exit status: 0 no problem; 1 something needs attention: Redis or the database is unavailable, a body is missing
 (status), letters are still dead (replay); 2 the command line, a condition or a setting is invalid.
@@ -51,13 +54,18 @@ def parser(verb: str) -> argparse.ArgumentParser:
     )
     verbs = whole.add_subparsers(metavar="VERB", title="verbs")
     if verb in VERBS:
-        module = importlib.import_module(f"sluice.ops.{verb}")
+        if verb == DRILL and not (ROOT / "proving").is_dir():
+            raise settings.SettingError("the drill needs a checkout of Sluice: run its bin/sluice instead.")
+        module = importlib.import_module(f"sluice.ops.{verb}" if verb != DRILL else "proving.drill")
         one = verbs.add_parser(verb, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
         module.arguments(one)
         one.set_defaults(run=module.run)
         return whole
     for name in VERBS:
-        about = ast.get_docstring(ast.parse(Path(__file__).with_name(f"{name}.py").read_text())) or ""
+        file = Path(__file__).with_name(f"{name}.py") if name != DRILL else ROOT / "proving/drill.py"
+        if not file.exists():  # the drill, in an installed package
+            continue
+        about = ast.get_docstring(ast.parse(file.read_text())) or ""
         first = about.partition("\n")[0].rstrip(".")
         verbs.add_parser(name, help=first[:1].lower() + first[1:])
     return whole
@@ -65,7 +73,10 @@ def parser(verb: str) -> argparse.ArgumentParser:
 
 def main(words: list[str]) -> int:
     """Run a verb; returns the exit status. The errors that every verb may raise are handled here."""
-    whole = parser(words[0] if words else "")
+    try:
+        whole = parser(words[0] if words else "")
+    except settings.SettingError as error:
+        return settings.complain(error)
     arguments = whole.parse_args(words)
     if not hasattr(arguments, "run"):
         whole.print_help()

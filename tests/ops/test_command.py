@@ -74,7 +74,7 @@ def test_the_help_uses_the_name_by_which_it_was_called(called: str, name: str) -
     assert done.stdout.startswith(f"usage: {name} ")
 
 
-@pytest.mark.parametrize("verb, what", [("reload", "reload"), ("drill", "a private drill")])
+@pytest.mark.parametrize("verb, what", [("reload", "reload"), ("drill", "the drill")])
 def test_outside_a_checkout_a_verb_that_needs_one_fails_with_one_line(verb: str, what: str, tmp: Path) -> None:
     shutil.copytree(ROOT / "sluice", tmp / "sluice", ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-m", "sluice.ops", verb]
