@@ -204,7 +204,7 @@ def test_the_table_of_the_command_has_every_verb_and_every_option():
     assert set(re.findall(r"bin/sluice ([a-z]+)", README + PROTOCOL)) <= documented.keys()
     for verb, line in documented.items():
         parser = argparse.ArgumentParser(add_help=False)
-        importlib.import_module(f"sluice.ops.{verb}").arguments(parser)
+        importlib.import_module(module_of(verb)).arguments(parser)
         assert set(re.findall(r"--[\w-]+", line)) == set(re.findall(r"--[\w-]+", parser.format_usage())), verb
 
 

@@ -44,6 +44,11 @@ exit status: 0 no problem; 1 something needs attention: Redis or the database is
 Settings come from the environment, as for bin/up: docs/PROTOCOL.md, section 6."""
 
 
+def module_of(verb: str) -> str:
+    """The name of a verb's module."""
+    return "proving.drill" if verb == DRILL else f"sluice.ops.{verb}"
+
+
 def parser(verb: str) -> argparse.ArgumentParser:
     """The command line of one verb; for any other word, the list of all verbs, whose modules are read, not imported."""
     whole = argparse.ArgumentParser(
@@ -56,13 +61,13 @@ def parser(verb: str) -> argparse.ArgumentParser:
     if verb in VERBS:
         if verb == DRILL and not (ROOT / "proving").is_dir():
             raise settings.SettingError("the drill needs a checkout of Sluice: run its bin/sluice instead.")
-        module = importlib.import_module(f"sluice.ops.{verb}" if verb != DRILL else "proving.drill")
+        module = importlib.import_module(module_of(verb))
         one = verbs.add_parser(verb, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
         module.arguments(one)
         one.set_defaults(run=module.run)
         return whole
     for name in VERBS:
-        file = Path(__file__).with_name(f"{name}.py") if name != DRILL else ROOT / "proving/drill.py"
+        file = ROOT / f"{module_of(name).replace('.', '/')}.py"
         if not file.exists():  # the drill, in an installed package
             continue
         about = ast.get_docstring(ast.parse(file.read_text())) or ""

@@ -15,7 +15,7 @@ import pytest
 
 from proving.harness import PYTHON, ROOT, environment
 from sluice.account import STATES
-from sluice.ops.__main__ import VERBS
+from sluice.ops.__main__ import VERBS, module_of
 from verbs import sluice
 
 IMPORTED = "import sys\nfrom sluice.ops.__main__ import main\nmain(sys.argv[1:])\nprint(*sys.modules, file=sys.stderr)"
@@ -29,7 +29,7 @@ def imported(tmp: Path, *words: str) -> tuple[str, set[str]]:
 
 
 def verbs(modules: set[str]) -> set[str]:
-    return {name.rpartition(".")[2] for name in modules if name.startswith("sluice.ops.")} - {"__main__"}
+    return {verb for verb in VERBS if module_of(verb) in modules}
 
 
 def test_status_imports_no_other_verb_and_nothing_that_only_other_verbs_need(tmp: Path) -> None:
