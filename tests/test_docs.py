@@ -20,6 +20,7 @@ import sluice
 from proving import harness
 from sluice import settings, views
 from sluice.http import replies, routes
+from sluice.ops.__main__ import module_of
 from sluice.spool import contract
 from sluice.store.sqlite.store import TABLES, Table
 from sluice.streams import logs, registry, signature
