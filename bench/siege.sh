@@ -3,7 +3,8 @@
 #
 #   bench/siege.sh [--concurrent=64] [--reps=3000] [options of siege]    users, and requests per user
 #
-# It ends after a number of requests, because siege 4.0.7 may hang with --time (DECISIONS.md).
+# It ends after a number of requests. With --time, siege 4.0.7 cancels its threads wherever they are; one that is
+# cancelled inside malloc waits for a lock that it holds itself, and siege blocks TERM and INT.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.."
 port=${INGEST_PORT:-8080}

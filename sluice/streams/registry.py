@@ -11,7 +11,7 @@ from sluice.streams.decoder import JsonDecoder, LineDecoder
 from sluice.streams.record import Gps, Limits, Log, Metric, Record, Reject, Vote
 
 INFLATED = 8  # times INGEST_MAX_BODY: a compressed body may inflate to this
-# The number of records in a body (DECISIONS.md)
+# The number of records in a body (docs/DECISIONS.md: A body has a budget)
 BYTES_PER_RECORD = 32  # gzip packs four million short lines into 8 KB, and rejecting one takes 3 µs
 MIN_RECORDS = 100_000
 

@@ -1,6 +1,6 @@
 """The SQLite store, the default: WAL and synchronous=FULL, so that a settled claim is on disk.
 
-The driver is apsw: it binds a row in a third of the time that the standard library takes (DECISIONS.md, Stores).
+The driver is apsw: it binds a row in a third of the time that the standard library takes (docs/DECISIONS.md, Store).
 """
 
 from __future__ import annotations
