@@ -39,7 +39,7 @@ STARTING = "10"  # niceness of a session of programs that start: on a machine of
 GENTLE = 10.0  # seconds for that; then they get their share, for on a busy machine they would never be ready
 
 
-def renice(process: subprocess.Popen, niceness: str) -> None:
+def renice(process: subprocess.Popen[bytes], niceness: str) -> None:
     """Give the session of a process this niceness (autogroup in sched(7)), if the kernel has autogroups."""
     with contextlib.suppress(FileNotFoundError):
         Path(f"/proc/{process.pid}/autogroup").write_text(niceness)
@@ -57,7 +57,7 @@ class Cell:
         self.environ: dict[str, str] = {}
         self.clock: Clock | None = None
         self.running = contextlib.ExitStack()
-        self.up: subprocess.Popen | None = None
+        self.up: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> str:

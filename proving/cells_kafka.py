@@ -64,7 +64,7 @@ class KafkaCells(Cells):
         addresses = [Address(one.machine.address, *PORTS) for one in self.cells]
 
         @contextlib.contextmanager
-        def run(command: Sequence[object], log: Path, env: Mapping[str, str]) -> Iterator[Popen]:
+        def run(command: Sequence[object], log: Path, env: Mapping[str, str]) -> Iterator[Popen[bytes]]:
             with cell.machine.running(command, log, {**env, **SHORT_LIVED}) as process:
                 renice(process, STARTING)
                 yield process

@@ -34,7 +34,7 @@ class Engine:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.running = contextlib.ExitStack()
-        self.process: subprocess.Popen | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self.port = harness.free_port()
         self.env: dict[str, str] = {}
         home.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sluice import settings
 from sluice.run import configure, launch
@@ -35,7 +35,7 @@ PYTHON = {"cpython": sys.executable, "pypy": str(ROOT / ".venv-pypy/bin/python")
 class Server:
     """A running server: its addresses and its process."""
 
-    process: subprocess.Popen
+    process: subprocess.Popen[bytes]
     log: Path
     home: Path
     port: int = 0
@@ -106,7 +106,7 @@ def poll(
         time.sleep(interval)
 
 
-def ask(home: Path, sql: str, *values: object) -> list[tuple]:
+def ask(home: Path, sql: str, *values: object) -> list[tuple[Any, ...]]:
     """The rows of a query to the worker's SQLite database; none while the database or the table does not exist.
 
     Do not use it in a process that also opens the database with apsw, as the store does: a process that has two copies
@@ -123,7 +123,7 @@ def free_port() -> int:
     """A TCP port that is unused on IPv4 and on IPv6."""
     dual = socket.has_dualstack_ipv6()
     with socket.create_server(("", 0), family=(socket.AF_INET, socket.AF_INET6)[dual], dualstack_ipv6=dual) as probe:
-        return probe.getsockname()[1]
+        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -148,7 +148,7 @@ def environment(tmp: Path, env: Mapping[str, object] | None = None) -> dict[str,
 @contextlib.contextmanager
 def running(
     command: Sequence[object], log: Path, env: Mapping[str, str], stop: int = signal.SIGTERM, cwd: Path = ROOT
-) -> Iterator[subprocess.Popen]:
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program in its own process group. At the end send `stop`, wait at most 15 s, kill the group."""
     with open(log, "ab") as out:
         process = subprocess.Popen(

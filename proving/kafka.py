@@ -57,7 +57,7 @@ class Broker:
         self.host, self.port, controller = addresses[number - 1]
         self.run = run
         self.running = contextlib.ExitStack()
-        self.process: subprocess.Popen | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         replicas = min(3, len(addresses))
         voters = (f"{n}@{one.host}:{one.controller}" for n, one in enumerate(addresses, 1))
         lines = {

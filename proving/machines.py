@@ -96,7 +96,9 @@ class Machine:
         return ["nsenter", f"--target={self.first}", "--net", "--pid", "--mount", "--", "env", f"--chdir={ROOT}"]
 
     @contextlib.contextmanager
-    def running(self, command: Sequence[object], log: Path, env: Mapping[str, str]) -> Iterator[subprocess.Popen]:
+    def running(
+        self, command: Sequence[object], log: Path, env: Mapping[str, str]
+    ) -> Iterator[subprocess.Popen[bytes]]:
         """Run a program in it; kill it at the end, but not its children."""
         with harness.running([*self.inside(), *command], log, env, signal.SIGKILL) as process:
             try:
@@ -104,7 +106,7 @@ class Machine:
             finally:
                 self.send_signal(process, signal.SIGKILL)
 
-    def send_signal(self, process: subprocess.Popen, number: int) -> None:
+    def send_signal(self, process: subprocess.Popen[bytes], number: int) -> None:
         """Send a signal to a program that `running` started: nsenter waits for it."""
         for pid in self.pids():
             if parent_of(pid) == process.pid:

@@ -81,7 +81,7 @@ class Postgres:
         """A connection in autocommit."""
         return psycopg.connect(self.url, dbname=dbname, autocommit=True, connect_timeout=5)
 
-    def ask(self, query: str) -> list[tuple]:
+    def ask(self, query: str) -> list[tuple[Any, ...]]:
         """All rows of a query; none for a command."""
         with self.connect() as db:
             cursor = db.execute(query)

@@ -31,7 +31,7 @@ PERIODS = {"PING-PERIOD": 300, "INFO-PERIOD": 500, "PUBLISH-PERIOD": 200, "TILT-
 
 
 # runs a command, with a log and an environment, and kills it at the end
-Run = Callable[[list[object], Path, Mapping[str, str]], contextlib.AbstractContextManager[subprocess.Popen]]
+Run = Callable[[list[object], Path, Mapping[str, str]], contextlib.AbstractContextManager[subprocess.Popen[bytes]]]
 kill_at_end: Run = partial(harness.running, stop=signal.SIGKILL)
 
 
@@ -46,7 +46,7 @@ class Node:
     url: str  # of this server alone
     run: Run
     running: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    process: subprocess.Popen | None = None
+    process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it."""
@@ -95,7 +95,7 @@ class Replicated:
         def attends(sentinel: Node) -> bool:  # whether it takes part in decisions
             with sentinel.client() as client:
                 client.execute_command("SENTINEL", "DEBUG", *sum(PERIODS.items(), ()))  # it forgets them when it ends
-                return client.info("sentinel")["sentinel_tilt"] == 0
+                return bool(client.info("sentinel")["sentinel_tilt"] == 0)
 
         def found() -> Node | None:
             if not all(map(attends, self.sentinels)):

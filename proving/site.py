@@ -67,7 +67,7 @@ class Site:
         self.private = private
         self.home = self.settings.home
         self.port = self.settings.port
-        self.process: subprocess.Popen | None = None  # of bin/up, if private
+        self.process: subprocess.Popen[bytes] | None = None  # of bin/up, if private
         self.running = contextlib.ExitStack()
         store = self.settings.store
         self.store: Sqlite | Postgres = Sqlite(store) if store.startswith("sqlite:///") else Postgres(store)
@@ -182,7 +182,7 @@ class Site:
         claims: Any = [each.get(Keys.of(stream).claimed) for each in self.lists]
         return sum(int(found or 0) for found in claims)
 
-    def command(self, *words: str, seconds: float = 600) -> subprocess.CompletedProcess:
+    def command(self, *words: str, seconds: float = 600) -> subprocess.CompletedProcess[str]:
         """Run bin/sluice. Raises: subprocess.TimeoutExpired; it is killed after so many seconds."""
         command = [sys.executable, "-m", "sluice.ops", *words]
         return subprocess.run(command, cwd=ROOT, env=self.environ, capture_output=True, text=True, timeout=seconds)

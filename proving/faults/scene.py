@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from proving.site import Site
 
@@ -42,7 +42,7 @@ class Fault(NamedTuple):
 FAULTS: dict[str, Fault] = {}
 
 
-def fault(name: str, words: str, **kinds: bool) -> Callable:
+def fault(name: str, words: str, **kinds: bool) -> Callable[..., Any]:
     """Register a function in FAULTS. kinds: of `Fault`."""
 
     def enter(inject: Callable[[Scene], str]) -> Callable[[Scene], str]:

@@ -86,4 +86,4 @@ def views_lose(scene: Scene) -> str:
         del items[-1 if len(items) < TRAIL_CAP else len(items) // 2]
         client.set(key, feeds.encode(items))
     wait(lambda: scene.count("wrong"), 60, "a client notices it")
-    return key.decode()
+    return str(key, "utf-8")
