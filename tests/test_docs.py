@@ -178,10 +178,6 @@ def test_every_link_of_a_document_has_its_target(name):
         assert not anchor or anchor in anchors(target), anchor
 
 
-def test_the_readme_has_at_most_900_words():
-    assert len(README.split()) <= 900
-
-
 @pytest.mark.parametrize("name", ["README.md", "bench/README.md"])
 def test_the_figures_in_tables_were_measured(name):
     measured = "".join(path.read_text() for path in (harness.ROOT / "bench/results").glob("*.md"))

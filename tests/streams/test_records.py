@@ -359,7 +359,7 @@ def test_gzip_of_several_members_and_zeros_behind_it_is_one_body():
         (gzip.compress(GOOD["votes"]) + b"x", "gzip: other bytes after the last member"),
         (gzip.compress(GOOD["votes"]) + GOOD["votes"], "gzip: other bytes after the last member"),
         (gzip.compress(b""), "empty"),
-        (gzip.compress(gzip.compress(GOOD["votes"])), "neither JSON nor a form"),
+        (gzip.compress(gzip.compress(GOOD["votes"], mtime=0)), "neither JSON nor a form"),
         (b"\x28\xb5\x2f\xfd\x00", "zstd: only gzip is supported"),
     ],
 )
