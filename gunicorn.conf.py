@@ -20,6 +20,7 @@ from sluice.base import daemon as supervisor  # noqa: E402  # the name `daemon` 
 _settings = settings.load_or_exit()
 
 wsgi_app = "ingest:app"
+loglevel = "debug" if _settings.log.debug else "info"
 worker_class = "sluice.fastlane.loop.FastLane"
 workers = _settings.gateways
 bind = [f"unix:{path}" for path in _settings.gateway_sockets]
@@ -61,7 +62,9 @@ class Log(Logger):
         style = supervisor.formatter(_settings.log)
         for handler in self.error_log.handlers if style else ():
             handler.setFormatter(style)
-        logging.getLogger("sluice").handlers = self.error_log.handlers
+        ours = logging.getLogger("sluice")
+        ours.handlers = self.error_log.handlers
+        ours.setLevel(supervisor.level(_settings.log))
 
 
 logger_class = Log

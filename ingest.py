@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from sluice import settings
+from sluice import extension, settings
 from sluice.http import replies
 from sluice.http.endpoints import Endpoint, Endpoints
 from sluice.http.replies import Rejected
@@ -17,12 +17,11 @@ from sluice.spool import open_inlet
 from sluice.spool.inlet import Batch
 
 SETTINGS = settings.load_or_exit()
-if SETTINGS.routes:
-    ROUTES.update(settings.extension("INGEST_ROUTES", SETTINGS.routes).ROUTES)
+ROUTES.update(extension.dictionary("INGEST_ROUTES", SETTINGS.routes, "ROUTES"))
 MAX_BODY = SETTINGS.max_body
 CLOSING = SETTINGS.home / "run/closing"  # while this file exists, replies close the clients' connections
 LEFT = SETTINGS.home / "run/left"  # while this one exists, /readyz sends the balancer elsewhere
-INLET = open_inlet(SETTINGS.spool, SETTINGS.figures, SETTINGS.replicas, SETTINGS.max_memory.bodies // 2)
+INLET = open_inlet(SETTINGS.spool, SETTINGS.figures, SETTINGS.replicas, SETTINGS.max_memory // 2)
 append, commit, counts = INLET.append, INLET.commit, INLET.counts
 
 

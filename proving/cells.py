@@ -179,7 +179,7 @@ class Cells(Site):
 
     def environ_of(self, cell: Cell) -> dict[str, str]:
         """The settings of a cell that concern its list."""
-        return {"INGEST_REDIS": self.groups[cell.number].url, "INGEST_REPLICAS": "1"}
+        return {"INGEST_SPOOL": self.groups[cell.number].url, "INGEST_REPLICAS": "1"}
 
     @staticmethod
     def name_of(number: int) -> str:
@@ -208,7 +208,7 @@ class Cells(Site):
         (other,) = [one for one in self.cells if replica in one.nodes]
         with replica.client() as client:
             found = client.llen(KEYS.ready), client.zcard(KEYS.claims)
-        environ = {**other.environ, "INGEST_REDIS": replica.url, "INGEST_REPLICAS": "0"}
+        environ = {**other.environ, "INGEST_SPOOL": replica.url, "INGEST_REPLICAS": "0"}
         command = [*other.machine.inside(), sys.executable, str(ROOT / "worker.py"), "drain"]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=WHOLE)
         if done.returncode:

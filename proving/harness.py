@@ -242,7 +242,7 @@ def gateway(
 ) -> contextlib.AbstractContextManager[Server]:
     """gunicorn with ingest.app, on `tmp`/run/gateway-*.sock. args: options of gunicorn."""
     where = redis.socket if isinstance(redis, Server) else redis
-    surroundings = environment(tmp, ({"INGEST_REDIS": where} if where else {}) | dict(env or {}))
+    surroundings = environment(tmp, ({"INGEST_SPOOL": where} if where else {}) | dict(env or {}))
     command = [PYTHON[runtime], "-m", "gunicorn", "-c", ROOT / "gunicorn.conf.py", *args]
     command += ["-k", worker_class] if worker_class else []
     return _gunicorn(tmp, "gateway", settings.load(surroundings).gateway_sockets, command, surroundings)

@@ -71,7 +71,7 @@ class Node:
 
 @dataclass
 class Replicated:
-    """The servers, the URL that is INGEST_REDIS, and the name of the master."""
+    """The servers, the URL that is INGEST_SPOOL, and the name of the master."""
 
     nodes: list[Node]
     sentinels: list[Node]
@@ -161,7 +161,7 @@ def node(
 
 
 def url_of(sentinels: list[Node], name: str, tls: Path | None = None) -> str:
-    """INGEST_REDIS for the master of this name."""
+    """INGEST_SPOOL for the master of this name."""
     hosts = ",".join(f"{one.host}:{one.port}" for one in sentinels)
     end = f"?ssl_ca_certs={tls}/ca.pem" if tls else ""
     return f"redis{'s' if tls else ''}+sentinel://:{PASSWORD}@{hosts}/{name}{end}"

@@ -198,9 +198,10 @@ class Site:
 
 # A private installation has its own Redis and database, no replicas, no access control and no limits.
 NOT_PASSED = {
-    *("INGEST_SPOOL", "INGEST_REDIS", "INGEST_STORE", "INGEST_REPLICAS"),
+    *("INGEST_SPOOL", "INGEST_STORE", "INGEST_REPLICAS"),
     *("INGEST_API_KEYS", "INGEST_PASSWORDS", "INGEST_ALLOW"),
-    *("INGEST_KEEP", "INGEST_TLS_CERTIFICATE", "INGEST_CLIENT_RATE", "INGEST_CELL"),
+    *("INGEST_TLS_CERTIFICATE", "INGEST_TLS_KEY", "INGEST_CLIENT_RATE", "INGEST_CLIENT_CONNECTIONS"),
+    *("INGEST_KEEP", "INGEST_CELL"),
 }
 
 
@@ -272,7 +273,6 @@ def running(home: Path, header: str, with_views: bool) -> Site:
     unix_socket = re.search(r'^unixsocket "(.*)"', spool, re.M)
     assert listen and unix_socket
     environ = {**os.environ, "INGEST_HOME": str(home), "INGEST_PORT": listen[1], "INGEST_SPOOL": unix_socket[1]}
-    environ.pop("INGEST_REDIS", None)
     if not with_views or not (home / SOCKET).exists():
         environ["INGEST_VIEWS"] = "off"
     site = Site(environ, private=False, tls=bool(listen[2]), header=header)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from redis.exceptions import RedisError
 
-from sluice import settings, views
+from sluice import extension, settings, views
 from sluice.account import Figures, account, row, sums
 from sluice.base import screen
 from sluice.base.counters import SECONDS, SIZES
@@ -308,8 +308,7 @@ def inspector(stream: str, s: Settings, verb: str = "") -> Inspector:
 
 def all_routes(s: Settings) -> dict[str, routes.Route]:
     """The built-in routes and those of the user's module. Raises: SettingError."""
-    own = getattr(settings.extension("INGEST_ROUTES", s.routes), "ROUTES", {}) if s.routes else {}
-    return {**routes.ROUTES, **own}
+    return routes.ROUTES | extension.dictionary("INGEST_ROUTES", s.routes, "ROUTES")
 
 
 def connect(

@@ -19,6 +19,11 @@ def keys(tmp: Path) -> Path:
     return private(tmp / "api-keys", f"# whose\n{KEY} telegraf;\n\n{OTHER}  jane.doe ;  # until May\n")
 
 
+def tls(certificate: tuple[Path, Path]) -> dict[str, object]:
+    """The settings of a certificate and its key."""
+    return {"INGEST_TLS_CERTIFICATE": certificate[0], "INGEST_TLS_KEY": certificate[1]}
+
+
 def passwords(tmp: Path) -> Path:
     made = subprocess.run(["openssl", "passwd", "-apr1", "s3cret"], capture_output=True, text=True, check=True)
     return private(tmp / "passwords", f"jane:{made.stdout}")

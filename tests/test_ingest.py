@@ -86,7 +86,7 @@ def private_redis() -> Iterator[Server]:
 def installed(private_redis: Server, request: pytest.FixtureRequest) -> Iterator[Site]:
     name, runtime = request.param
     env = {
-        "INGEST_REDIS": private_redis.socket,
+        "INGEST_SPOOL": private_redis.socket,
         "INGEST_MAX_BODY": MAX_BODY,
         "INGEST_MAX_MEMORY": MAX_MEMORY,
     }

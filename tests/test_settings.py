@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from proving.harness import ROOT, environment
-from sluice import settings
+from sluice import extension, parsers, settings
 
 PROTOCOL = ROOT / "docs/PROTOCOL.md"
 
@@ -39,19 +39,15 @@ def test_the_command_writes_the_table_between_the_markers(tmp_path: Path) -> Non
 
 
 def test_gateways_follow_the_cores() -> None:
-    assert [settings.gateways_of(cores) for cores in (1, 2, 4, 7, 8, 64)] == [1, 1, 1, 1, 2, 16]
-    assert settings.load({}).gateways == settings.gateways_of(len(os.sched_getaffinity(0)))
+    assert [parsers.gateways_of(cores) for cores in (1, 2, 4, 7, 8, 64)] == [1, 1, 1, 1, 2, 16]
+    assert settings.load({}).gateways == parsers.gateways_of(len(os.sched_getaffinity(0)))
     assert settings.load({"INGEST_GATEWAYS": "3"}).gateways == 3
 
 
-def test_the_memory_of_the_views_may_have_a_variable_of_its_own() -> None:
-    sizes = [{}, {"INGEST_MAX_MEMORY": "2g,512m"}, {"INGEST_VIEWS_MEMORY": "8m"}, {"INGEST_MAX_MEMORY": "64m"}]
-    found = [settings.load(environ).max_memory for environ in sizes]
-    assert found == [(1 << 30, 1 << 28), (2 << 30, 1 << 29), (1 << 30, 8 << 20), (64 << 20, 1 << 28)]
-
-
-def test_there_are_at_most_26_settings() -> None:
-    assert len(settings.NAMES) <= 26
+@pytest.mark.parametrize("name", settings.NAMES)
+def test_every_setting_says_who_changes_it_and_when(name: str) -> None:
+    (about,) = re.findall(rf"^\| `{name}` \|.*?\| (.*) \|$", settings.table(), re.M)
+    assert re.search(r"(Change|Set|Raise|Add) (it|`debug`)( |: )", about), about
 
 
 def test_the_default_home_is_var_in_the_current_directory() -> None:
@@ -96,24 +92,23 @@ def test_sizes_may_have_a_unit(text: str, size: int) -> None:
         ("INGEST_MAX_BODY", "1t"),
         ("INGEST_MAX_BODY", "1.5m"),
         ("INGEST_MAX_MEMORY", "1m"),
-        ("INGEST_MAX_MEMORY", "1g,1m"),
-        ("INGEST_MAX_MEMORY", "1g,256m,1g"),
+        ("INGEST_MAX_MEMORY", "1g,"),
+        ("INGEST_VIEWS_MEMORY", "1m"),
         ("INGEST_STORE", "mysql://localhost/x"),
         ("INGEST_STORE", "sqlite:///"),
         ("INGEST_KEEP", "30"),
         ("INGEST_KEEP", "0d"),
         ("INGEST_KEEP", "1d,2d"),
         ("INGEST_KEEP", "gps="),
-        ("INGEST_REDIS", "redis://h"),
-        ("INGEST_REDIS", "redis://h:1,i:2"),
-        ("INGEST_REDIS", "redis://h:1/main"),
-        ("INGEST_REDIS", "redis://h:1?retry_on_timeout=yes"),
-        ("INGEST_REDIS", "redis://h:1?ssl_ca_certs=/ca.pem"),
-        ("INGEST_REDIS", "rediss://h:1?ssl_cert_reqs=none"),
-        ("INGEST_REDIS", "rediss://h:1?ssl_ca_certs=ca.pem"),
-        ("INGEST_REDIS", "redis+sentinel://a:1,b:2"),
-        ("INGEST_REDIS", "unix:///run/redis.sock"),
-        ("INGEST_REDIS", "kafka://h:9092"),
+        ("INGEST_SPOOL", "redis://h"),
+        ("INGEST_SPOOL", "redis://h:1,i:2"),
+        ("INGEST_SPOOL", "redis://h:1/main"),
+        ("INGEST_SPOOL", "redis://h:1?retry_on_timeout=yes"),
+        ("INGEST_SPOOL", "redis://h:1?ssl_ca_certs=/ca.pem"),
+        ("INGEST_SPOOL", "rediss://h:1?ssl_cert_reqs=none"),
+        ("INGEST_SPOOL", "rediss://h:1?ssl_ca_certs=ca.pem"),
+        ("INGEST_SPOOL", "redis+sentinel://a:1,b:2"),
+        ("INGEST_SPOOL", "unix:///run/redis.sock"),
         ("INGEST_SPOOL", "kafka://h"),
         ("INGEST_SPOOL", "kafka://h:1?partitions=0"),
         ("INGEST_SPOOL", "kafka://h:1?retries=3"),
@@ -127,13 +122,19 @@ def test_sizes_may_have_a_unit(text: str, size: int) -> None:
         ("INGEST_ALLOW", "[::1]"),
         ("INGEST_STATUS_ALLOW", "everybody"),
         ("INGEST_READ_ALLOW", "10.0.0.1/8"),
-        ("INGEST_TLS_CERTIFICATE", "/c.pem,"),
-        ("INGEST_TLS_CERTIFICATE", "/c.pem,/k.pem,/chain.pem"),
         ("INGEST_CLIENT_RATE", "10r/s"),
         ("INGEST_CLIENT_RATE", "1,"),
-        ("INGEST_CLIENT_RATE", "1,-1"),
         ("INGEST_CLIENT_RATE", "1000001"),
-        ("INGEST_CLIENT_RATE", "1,65536"),
+        ("INGEST_CLIENT_CONNECTIONS", "-1"),
+        ("INGEST_CLIENT_CONNECTIONS", "65536"),
+        ("INGEST_REPLICAS", "17"),
+        ("INGEST_ROWS", "parquet:relative"),
+        ("INGEST_ROWS", "gps=store,gps=store"),
+        ("INGEST_VIEWS", "on!"),
+        ("INGEST_LOG", "JSON"),
+        ("INGEST_LOG", "json,text"),
+        ("INGEST_LOG", "debug,debug"),
+        ("INGEST_LOG", "json,"),
         ("INGEST_CELL", "-one"),
         ("INGEST_CELL", "a cell"),
         ("INGEST_CELL", "zelle-ü"),
@@ -152,16 +153,38 @@ def test_an_invalid_value_is_reported_with_what_was_expected(name: str, value: s
     assert text.count("\n") == 0
 
 
-def test_the_second_number_of_a_client_is_that_of_its_concurrent_requests() -> None:
-    found = [settings.load({"INGEST_CLIENT_RATE": text}).client_rate for text in ("20", "20,8", "0,8")]
-    assert found == [(20, 0), (20, 8), (0, 8)]
+@pytest.mark.parametrize(
+    "name, value, instead",
+    [
+        ("INGEST_SINK", "postgresql://u:secret@h/d", "INGEST_STORE"),
+        ("INGEST_REDIS", "/run/redis.sock", "INGEST_SPOOL"),
+        ("INGEST_TLS_CERTIFICATE", "/c,/k", "INGEST_TLS_CERTIFICATE=/c INGEST_TLS_KEY=/k"),
+        ("INGEST_CLIENT_RATE", "20,8", "INGEST_CLIENT_RATE=20 INGEST_CLIENT_CONNECTIONS=8"),
+        ("INGEST_MAX_MEMORY", "1g,256m", "INGEST_MAX_MEMORY=1g INGEST_VIEWS_MEMORY=256m"),
+        ("INGEST_ROWS", "sink", "store in place of sink"),
+        ("INGEST_ROWS", "s3://b, gps=sink", "store in place of sink"),
+    ],
+)
+def test_a_setting_of_an_earlier_form_is_answered_with_the_present_one(name: str, value: str, instead: str) -> None:
+    with pytest.raises(settings.SettingError) as caught:
+        settings.load({name: value})
+    assert str(caught.value) == f"{name} has changed: write {instead}."
 
 
-def test_the_part_behind_a_comma_may_have_a_variable_of_its_own() -> None:
-    found = settings.load({"INGEST_CLIENT_CONNECTIONS": "8", "INGEST_TLS_CERTIFICATE": "/c", "INGEST_TLS_KEY": "/k"})
-    assert (found.client_rate, found.tls_certificate) == ((0, 8), (Path("/c"), Path("/k")))
-    with pytest.raises(settings.SettingError, match="^INGEST_TLS_CERTIFICATE="):
-        settings.load({"INGEST_TLS_KEY": "/k"})
+@pytest.mark.parametrize(
+    "text, style", [("text", (False, False)), ("json", (True, False)), ("debug", (False, True)),
+                    ("json,debug", (True, True)), ("debug, text", (False, True))],
+)  # fmt: skip
+def test_the_log_has_a_format_and_may_show_debugging_messages(text: str, style: tuple[bool, bool]) -> None:
+    assert settings.load({"INGEST_LOG": text}).log == style
+
+
+def test_relative_paths_count_from_the_operators_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_PWD", "/there")
+    loaded = settings.load({"INGEST_API_KEYS": "keys", "INGEST_STORE": "sqlite:///x.db", "INGEST_SPOOL": "../r.sock"})
+    assert (loaded.api_keys, loaded.store, loaded.spool) == (Path("/there/keys"), "sqlite:////there/x.db", "/r.sock")
+    assert loaded.home == Path.cwd() / "var"
+    assert settings.load({"INGEST_HOME": "data"}).home == Path("/there/data")
 
 
 def test_an_unnamed_cell_has_a_name_of_its_own_in_each_home() -> None:
@@ -179,8 +202,11 @@ def test_streams_and_dead_letters_may_have_ages_of_their_own() -> None:
 
 
 def test_a_certificate_and_its_key_are_in_two_files_or_in_one() -> None:
-    for text, files in ("/c.pem,/k.pem", ["/c.pem", "/k.pem"]), ("/both.pem", ["/both.pem", "/both.pem"]), ("", []):
-        assert list(map(str, settings.load({"INGEST_TLS_CERTIFICATE": text}).tls_certificate or ())) == files
+    two = settings.load({"INGEST_TLS_CERTIFICATE": "/c.pem", "INGEST_TLS_KEY": "/k.pem"})
+    assert (two.tls_certificate, two.tls_key) == (Path("/c.pem"), Path("/k.pem"))
+    assert settings.load({"INGEST_TLS_CERTIFICATE": "/both.pem"}).tls_key == Path("/both.pem")
+    with pytest.raises(settings.SettingError, match="^INGEST_TLS_KEY needs INGEST_TLS_CERTIFICATE.$"):
+        settings.load({"INGEST_TLS_KEY": "/k.pem"})
 
 
 @pytest.mark.parametrize(
@@ -194,7 +220,7 @@ def test_a_certificate_and_its_key_are_in_two_files_or_in_one() -> None:
     ],
 )
 def test_redis_may_be_elsewhere(url: str) -> None:
-    found = settings.load({"INGEST_REDIS": url})
+    found = settings.load({"INGEST_SPOOL": url})
     assert (found.spool, found.has_own_redis) == (url, False)
     assert ":p" not in settings.without_password(url)
 
@@ -210,7 +236,6 @@ def test_bodies_may_wait_in_kafka() -> None:
 @pytest.mark.parametrize(
     "env, words",
     [
-        ({"INGEST_REDIS": "/a"}, "INGEST_SPOOL and INGEST_REDIS are two names of one setting: unset one of them."),
         ({"INGEST_RUNTIME": "pypy"}, "its client does not run on PyPy"),
         ({"INGEST_REPLICAS": "1"}, "INGEST_REPLICAS is for Redis"),
     ],
@@ -221,7 +246,7 @@ def test_what_does_not_go_with_kafka_is_said_in_one_line(env: dict[str, str], wo
     assert str(caught.value).count("\n") == 0
 
 
-@pytest.mark.parametrize("name", ["INGEST_HOME", "INGEST_REDIS", "INGEST_SPOOL"])
+@pytest.mark.parametrize("name", ["INGEST_HOME", "INGEST_SPOOL"])
 def test_a_path_too_long_for_a_socket_is_invalid(name: str) -> None:
     with pytest.raises(settings.SettingError, match=f"{name} is too long.*107 bytes"):
         settings.load({name: "/" + "x" * 107})
@@ -238,20 +263,20 @@ def test_a_program_exits_with_status_2_and_one_line(tmp_path: Path) -> None:
 
 def test_a_users_module_is_imported_by_the_path_of_its_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("ROUTES = {'/x': 1}")
-    assert settings.extension("INGEST_ROUTES", str(tmp_path / "mine.py")).ROUTES == {"/x": 1}
+    assert extension.dictionary("INGEST_ROUTES", str(tmp_path / "mine.py"), "ROUTES") == {"/x": 1}
 
 
 def test_a_users_module_is_imported_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sluice_named.py").write_text("ROUTES = {'/x': 1}")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert settings.extension("INGEST_ROUTES", "sluice_named").ROUTES == {"/x": 1}
+    assert extension.dictionary("INGEST_ROUTES", "sluice_named", "ROUTES") == {"/x": 1}
 
 
 @pytest.mark.parametrize("text", ["raise RuntimeError('half done')", "import nowhere", "def"])
 def test_a_users_module_that_cannot_be_imported_is_an_invalid_setting(text: str, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(text)
     with pytest.raises(settings.SettingError, match="INGEST_ROUTES=.*broken.py.* cannot be imported"):
-        settings.extension("INGEST_ROUTES", str(tmp_path / "broken.py"))
+        extension.dictionary("INGEST_ROUTES", str(tmp_path / "broken.py"), "ROUTES")
 
 
 @pytest.mark.parametrize(

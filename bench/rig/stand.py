@@ -131,7 +131,7 @@ class Stand:
 
     def environment(self, home: Path, **env: object) -> dict[str, str]:
         """The environment of the programs of bin/up, with the Redis of this stand."""
-        return harness.environment(home, {"INGEST_REDIS": self.redis.socket} | env)
+        return harness.environment(home, {"INGEST_SPOOL": self.redis.socket} | env)
 
     def run(
         self,

@@ -10,7 +10,7 @@ import redis
 from expensive import compute
 
 PERIOD, SECONDS = (float(os.environ[name]) for name in ("HERD_PERIOD", "HERD_SECONDS"))
-pool = redis.BlockingConnectionPool.from_url("unix://" + os.environ["INGEST_REDIS"], max_connections=64, timeout=20)
+pool = redis.BlockingConnectionPool.from_url("unix://" + os.environ["INGEST_SPOOL"], max_connections=64, timeout=20)
 r = redis.Redis(connection_pool=pool)
 gevent.get_hub().threadpool.maxsize = 4
 

@@ -9,7 +9,7 @@ from expensive import compute
 from sluice.run import follow
 from sluice.views import refresh
 
-r = redis.Redis(unix_socket_path=os.environ["INGEST_REDIS"])
+r = redis.Redis(unix_socket_path=os.environ["INGEST_SPOOL"])
 count = refresh.count
 
 

@@ -4,7 +4,7 @@ import os
 
 import redis
 
-r = redis.Redis(unix_socket_path=os.environ["INGEST_REDIS"])
+r = redis.Redis(unix_socket_path=os.environ["INGEST_SPOOL"])
 
 
 def app(environ, start_response):

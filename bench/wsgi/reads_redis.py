@@ -6,7 +6,7 @@ from urllib.parse import parse_qsl
 
 import redis
 
-pool = redis.BlockingConnectionPool.from_url("unix://" + os.environ["INGEST_REDIS"], max_connections=64, timeout=20)
+pool = redis.BlockingConnectionPool.from_url("unix://" + os.environ["INGEST_SPOOL"], max_connections=64, timeout=20)
 r: Any = redis.Redis(connection_pool=pool)
 
 

@@ -4,7 +4,7 @@ import os
 
 import redis
 
-r = redis.Redis(unix_socket_path=os.environ["INGEST_REDIS"], max_connections=20_000)
+r = redis.Redis(unix_socket_path=os.environ["INGEST_SPOOL"], max_connections=20_000)
 
 
 def app(environ, start_response):

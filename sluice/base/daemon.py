@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sluice.parsers import LogStyle
+
 AUTOGROUP = Path("/proc/self/autogroup")  # the niceness of this session
 SCHEDSTAT = Path("/proc/thread-self/schedstat")  # of this thread: nanoseconds of running, of waiting; …
 NICENESS = 10  # of a program that can wait: a tenth of the processor time of another one, while both want it
@@ -28,15 +30,21 @@ class Journal(logging.Formatter):
         return "\n".join(prefix + line for line in super().format(record).splitlines())
 
 
-class Json(logging.Formatter):
-    """One JSON object per line: time (UTC), level, logger, process, message, and traceback if there is one."""
+class Timed(logging.Formatter):
+    """`time name: message`, with the time in UTC as in the JSON format."""
 
     converter = staticmethod(time.gmtime)
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+
+
+class Json(Timed):
+    """One JSON object per line: time (UTC), level, logger, process, message, and traceback if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of one log record."""
         line = {
-            "time": f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03d}Z",
+            "time": self.formatTime(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "process": record.process,
@@ -47,21 +55,22 @@ class Json(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def formatter(style: str) -> logging.Formatter | None:
-    """The formatter for INGEST_LOG; None: the program keeps its own.
-
-    style: json; or text, which selects the journal's format if systemd has connected standard error to the journal.
-    """
-    if style == "json":
+def formatter(style: LogStyle) -> logging.Formatter | None:
+    """The formatter for JSON, or for the journal, if systemd has connected standard error to it; else None."""
+    if style.json:
         return Json()
     return Journal("%(name)s: %(message)s") if "JOURNAL_STREAM" in os.environ else None
 
 
-def start_logging(style: str) -> None:
-    """Log to standard error. style: see `formatter`."""
-    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    if found := formatter(style):
-        logging.getLogger().handlers[0].setFormatter(found)
+def level(style: LogStyle) -> int:
+    """The level from which messages are logged."""
+    return logging.DEBUG if style.debug else logging.INFO
+
+
+def start_logging(style: LogStyle) -> None:
+    """Log to standard error."""
+    logging.basicConfig(level=level(style))
+    logging.getLogger().handlers[0].setFormatter(formatter(style) or Timed("%(asctime)s %(name)s: %(message)s"))
 
 
 def stop_on_signal(loop: Any) -> None:

@@ -46,7 +46,7 @@ def redis_configuration(s: settings.Settings) -> str:
         ("unixsocket /run/sluice/redis.sock", f'unixsocket "{s.spool}"'),
         ("dir /var/lib/sluice", f'dir "{s.home}/redis"'),
         ("appendfsync always", f"appendfsync {s.durability}"),
-        ("maxmemory 1073741824", f"maxmemory {s.max_memory.bodies}"),
+        ("maxmemory 1073741824", f"maxmemory {s.max_memory}"),
     )
 
 
@@ -56,7 +56,7 @@ def views_configuration(s: settings.Settings) -> str:
         (ROOT / "deploy/redis/views.conf").read_text(),
         ("unixsocket /run/sluice/views.sock", f'unixsocket "{s.home}/{SOCKET}"'),
         ("dir /run/sluice", f'dir "{s.home}/run"'),
-        ("maxmemory 268435456", f"maxmemory {s.max_memory.views}"),
+        ("maxmemory 268435456", f"maxmemory {s.views_memory}"),
     )
 
 
@@ -72,8 +72,6 @@ def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]
     """Access control in nginx/sluice.conf: the name of each group of lines, whether it is on, and its replacements."""
     origins = "|".join(re.escape(word) for word in s.cors if not word.startswith("/")) or "[^ ]+"
     paths = "|".join(re.escape(word) for word in s.cors if word.startswith("/"))
-    rate, connections = s.client_rate
-    certificate = s.tls_certificate or ("", "")
     return [
         ("api-keys", s.api_keys is not None, [("/etc/sluice/api-keys", f'"{s.api_keys}"')]),
         ("passwords", s.passwords is not None, [("/etc/sluice/passwords", f'"{s.passwords}"')]),
@@ -82,15 +80,18 @@ def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]
             [
                 (f"listen [::]:{s.port} ", f"listen [::]:{s.port} ssl http2 "),
                 (f"listen {s.port} ", f"listen {s.port} ssl http2 "),
-                ("/etc/sluice/certificate.pem", f'"{certificate[0]}"'),
-                ("/etc/sluice/key.pem", f'"{certificate[1]}"'),
+                ("/etc/sluice/certificate.pem", f'"{s.tls_certificate}"'),
+                ("/etc/sluice/key.pem", f'"{s.tls_key}"'),
             ],
         ),
         ("allow", bool(s.allow), [("allow 192.0.2.0/24;", allows(s.allow))]),
-        ("client-rate", rate > 0, [("1000r/s", f"{rate}r/s"), ("=2000 ", f"={2 * rate} ")]),
         (
-            "client-connections", connections > 0,
-            [("sluice_connections 100;", f"sluice_connections {connections};")],
+            "client-rate", s.client_rate > 0,
+            [("1000r/s", f"{s.client_rate}r/s"), ("=2000 ", f"={2 * s.client_rate} ")],
+        ),
+        (
+            "client-connections", s.client_connections > 0,
+            [("sluice_connections 100;", f"sluice_connections {s.client_connections};")],
         ),
         ("cors", bool(s.cors), [(r"^[^ ]+ /votes(\?|$)", rf"^({origins}) ({paths})(\?|$)")]),
     ]  # fmt: skip

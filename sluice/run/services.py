@@ -54,8 +54,7 @@ def given(file: str, environ: Mapping[str, str]) -> dict[str, str]:
             name, _, value = word.partition("=")
             found[name] = value
     found |= {name: value for name, value in environ.items() if name.startswith("INGEST_")}
-    spools = [found[name] for name in ("INGEST_SPOOL", "INGEST_REDIS") if found.get(name)]
-    if found["INGEST_HOME"] != str(HOME) or not all("://" in spool for spool in spools):
+    if found["INGEST_HOME"] != str(HOME) or "://" not in (found.get("INGEST_SPOOL") or "://"):
         raise settings.SettingError(
             f"services do not accept INGEST_HOME, nor a socket as INGEST_SPOOL: theirs are in {HOME}."
         )
@@ -166,7 +165,7 @@ def install(found: Mapping[str, str], s: settings.Settings) -> bool:
             f"include {HOME}/etc/sluice.conf in its http block, and give its user read access to /run/sluice."
         )
     new = files(s, ROOT, nginx=not others)
-    most = {**found, "INGEST_RUNTIME": "pypy", "INGEST_SPOOL": "redis://x:1", "INGEST_REDIS": ""}
+    most = {**found, "INGEST_RUNTIME": "pypy", "INGEST_SPOOL": "redis://x:1"}
     optional = files(settings.load(most), ROOT)
     changed = write(DEFAULTS, defaults(found), 0o600)  # it may hold a password
     for path, text in new.items():

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from sluice import settings, views
+from sluice import extension, settings, views
 from sluice.run import configure, launch
 from sluice.run.configure import ROOT
 from sluice.views.contract import SOCKET
@@ -100,8 +100,7 @@ def check_modules(s: settings.Settings) -> None:
 
     Raises: SettingError if that fails.
     """
-    if s.routes and not isinstance(getattr(settings.extension("INGEST_ROUTES", s.routes), "ROUTES", None), dict):
-        raise settings.SettingError(f"INGEST_ROUTES={s.routes!r} has no dictionary ROUTES.")
+    extension.dictionary("INGEST_ROUTES", s.routes, "ROUTES")
     declared = views.load(s)
     if s.records or s.views:
         from sluice.streams.schema import load_streams
@@ -116,13 +115,10 @@ def check_access(s: settings.Settings) -> None:
     """
     if s.passwords:
         settings.secret("INGEST_PASSWORDS", s.passwords)
-    if s.tls_certificate:
-        path = s.tls_certificate[1]
-        if "PRIVATE KEY-----" not in settings.secret("INGEST_TLS_CERTIFICATE", path):
-            raise settings.SettingError(
-                f"INGEST_TLS_CERTIFICATE: {path} has no private key; name the file that has it after a comma: "
-                "INGEST_TLS_CERTIFICATE=CERTIFICATE,KEY."
-            )
+    if s.tls_key:
+        name = "INGEST_TLS_KEY" if s.tls_key != s.tls_certificate else "INGEST_TLS_CERTIFICATE"
+        if "PRIVATE KEY-----" not in settings.secret(name, s.tls_key):
+            raise settings.SettingError(f"{name}={str(s.tls_key)!r} has no private key: INGEST_TLS_KEY names its file.")
     known: set[str] = set()
     for number, line in enumerate(settings.secret("INGEST_API_KEYS", s.api_keys).splitlines() if s.api_keys else (), 1):
         if not re.fullmatch(r"\s*(#.*)?", line):
@@ -178,7 +174,6 @@ def main() -> None:
         settings.complain(f"{name} is not a setting and has no effect: docs/PROTOCOL.md, section 6, has all of them.")
     os.umask(0o077)
     os.environ.update(configure.NURSERY | os.environ)
-    os.environ.pop("INGEST_REDIS", None)
     os.environ.update(INGEST_HOME=str(s.home), INGEST_SPOOL=s.spool, PYTHONUNBUFFERED="1")
     with exit_on_error(s.home):
         check_modules(s)

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import fields
 
-from sluice import settings
+from sluice import extension, settings
 from sluice.streams import registry
 from sluice.streams.record import Record
 from sluice.streams.registry import Stream
@@ -30,9 +30,9 @@ def load_streams(config: settings.Settings) -> dict[str, Stream]:
     """
     if not config.records:
         return checked(dict(registry.STREAMS), config)
-    own = getattr(settings.extension("INGEST_RECORDS", config.records), "STREAMS", None)
-    if not isinstance(own, dict) or not all(isinstance(stream, Stream) for stream in own.values()):
-        problem = "expected a module with STREAMS, a dict of sluice.Stream"
+    own = extension.dictionary("INGEST_RECORDS", config.records, "STREAMS")
+    if not all(isinstance(stream, Stream) for stream in own.values()):
+        problem = "STREAMS has a value that is no sluice.Stream"
     else:
         streams = registry.STREAMS | own
         problems = (stream_problem(name, stream) for name, stream in own.items())

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Union
 
-from sluice import settings
+from sluice import extension, settings
 from sluice.http.routes import ROUTES
 from sluice.views.contract import MAX_CAP
 
@@ -95,12 +95,8 @@ def load(s: settings.Settings) -> dict[str, View]:
     if s.views == "off":
         return {}
     views = {path: view for path, view in VIEWS.items() if s.rows.of(view.stream) is None}
-    if s.views:
-        own = getattr(settings.extension(NAME, s.views), "VIEWS", None)
-        if not isinstance(own, dict):
-            raise settings.SettingError(f"{NAME}={s.views!r} is invalid: the module has no dictionary VIEWS.")
-        views.update(own)
-    known = {*ROUTES, *(getattr(settings.extension("INGEST_ROUTES", s.routes), "ROUTES", {}) if s.routes else ())}
+    views.update(extension.dictionary(NAME, s.views, "VIEWS"))
+    known = ROUTES.keys() | extension.dictionary("INGEST_ROUTES", s.routes, "ROUTES").keys()
     for path, view in views.items():
         problem = invalid(path, view) or ("a route has this path" if path in known else "")
         if not problem and s.rows.of(view.stream) is not None:

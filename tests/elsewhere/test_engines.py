@@ -21,7 +21,7 @@ from proving import engines, harness
 from proving import store as witness
 from proving.harness import ROOT
 from proving.postgres import postgres_server
-from sluice import settings
+from sluice import parsers, settings
 from sluice.elsewhere import destination
 from sluice.elsewhere.registry import open_destination
 from sluice.store.registry import open_store
@@ -74,7 +74,7 @@ class Place(NamedTuple):
     engine: engines.Engine
 
     def connect(self, streams: Any = STREAMS) -> Store:
-        return open_store(self.ledger, streams, rows=settings.rows(self.rows))
+        return open_store(self.ledger, streams, rows=parsers.rows(self.rows))
 
     def read(self, stream: str, *columns: str) -> list[tuple]:
         """The rows of a stream, in the order of their bodies; none if the stream has never been stored."""
@@ -194,7 +194,7 @@ def test_the_rows_of_one_key_are_in_one_partition_in_their_order(store: Store, p
     bodies = [b'{"device":"d%d","lat":1,"lon":%d}' % (n % 7, n % 90) for n in range(70)]
     store.persist(claim("gps", 40), decoded(STREAMS["gps"], bodies[:40]))
     store.persist(claim("gps", 30, first=41), decoded(STREAMS["gps"], bodies[40:], 41))
-    at = settings.rows(place.rows).rest
+    at = parsers.rows(place.rows).rest
     assert at
     parts: dict[str, list[int]] = {}
     for row in witness.consumed(at.split("/")[2], f"{at.rpartition('/')[2]}.gps"):
@@ -455,7 +455,7 @@ def test_rows_whose_deletion_was_cut_off_are_deleted_and_counted_later(
 
 
 def test_the_setting_names_destinations_of_streams() -> None:
-    rows = settings.rows("s3://b/c, votes=kafka://a:1,b:2/own?partitions=8 gps=clickhouse://u:p@h:8123/d,logs=store")
+    rows = parsers.rows("s3://b/c, votes=kafka://a:1,b:2/own?partitions=8 gps=clickhouse://u:p@h:8123/d,logs=store")
     assert [rows.of(name) for name in ("metrics", "votes", "gps", "logs")] == [
         *("s3://b/c", "kafka://a:1,b:2/own?partitions=8", "clickhouse://u:p@h:8123/d", None),
     ]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from access import KEY, OTHER, curl, keys, passwords, private
+from access import KEY, OTHER, curl, keys, passwords, private, tls
 from proving.harness import ROOT, Server, answer, connect, environment, free_port, get, installation, poll, post
 from stand_in import front, problem
 
@@ -108,7 +108,7 @@ def test_a_request_must_pass_every_check_that_is_on(tmp: Path) -> None:
 
 
 def test_a_client_that_trusts_the_certificate_connects_with_tls_1_2_and_1_3(certificate: tuple[Path, Path]) -> None:
-    with front(INGEST_TLS_CERTIFICATE="{},{}".format(*certificate)) as (web, gateway):
+    with front(**tls(certificate)) as (web, gateway):
         url = f"https://localhost:{web.port}/votes"
         for version in "--tlsv1.2", "--tlsv1.3":
             done = curl("-d", "x", "--cacert", certificate[0], version, "--tls-max", version[-3:], url)
@@ -138,7 +138,7 @@ def test_weaker_protocols_and_ciphers_are_rejected(offer: dict[str, object], cer
     for name, value in offer.items():
         setattr(context, name, value)
     with (
-        front(INGEST_TLS_CERTIFICATE="{},{}".format(*certificate)) as (web, _),
+        front(**tls(certificate)) as (web, _),
         connect(web.port) as plain,
         pytest.raises(ssl.SSLError, match="(?i)alert"),
     ):
@@ -217,7 +217,7 @@ def test_a_client_beyond_its_rate_gets_429_and_another_client_is_not_affected() 
 
 
 def test_a_client_beyond_its_concurrent_requests_gets_429_and_another_client_is_not_affected() -> None:
-    with front(INGEST_CLIENT_RATE="0,2") as (web, gateway):
+    with front(INGEST_CLIENT_CONNECTIONS=2) as (web, gateway):
         half = b"POST /votes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nx"
         with connect(web.port) as one, connect(web.port) as two, connect(web.port) as three:
             for connection in one, two, three:
@@ -328,8 +328,8 @@ def test_without_these_settings_nginx_has_none_of_their_directives() -> None:
 def test_bin_up_starts_with_all_checks_on(tmp: Path, certificate: tuple[Path, Path]) -> None:
     env = {
         "INGEST_API_KEYS": keys(tmp), "INGEST_PASSWORDS": passwords(tmp),
-        "INGEST_TLS_CERTIFICATE": "{},{}".format(*certificate), "INGEST_ALLOW": "127.0.0.0/8 ::1",
-        "INGEST_CLIENT_RATE": "1000,100", "INGEST_CORS": "/votes",
+        **tls(certificate), "INGEST_ALLOW": "127.0.0.0/8 ::1",
+        "INGEST_CLIENT_RATE": 1000, "INGEST_CLIENT_CONNECTIONS": 100, "INGEST_CORS": "/votes",
     }  # fmt: skip
     with installation(tmp / "home", env, ready=False) as up:
         url = f"https://localhost:{up.port}"
@@ -367,17 +367,18 @@ def test_an_invalid_line_in_the_file_of_keys_is_reported_without_the_key(line: s
     assert KEY.lower() not in words.lower()
 
 
-@pytest.mark.parametrize("name", ["INGEST_API_KEYS", "INGEST_PASSWORDS", "INGEST_TLS_CERTIFICATE"])
+@pytest.mark.parametrize("name", ["INGEST_API_KEYS", "INGEST_PASSWORDS", "INGEST_TLS_KEY"])
 def test_a_file_of_secrets_that_is_missing_or_readable_by_everyone_is_reported_in_one_line(
     name: str, tmp: Path, certificate: tuple[Path, Path]
 ) -> None:
     path = tmp / "secrets"
-    value = f"{certificate[0]},{path}" if name == "INGEST_TLS_CERTIFICATE" else path
-    assert refused({name: value}, tmp) == (
+    env: dict[str, object] = {"INGEST_TLS_CERTIFICATE": certificate[0]} if name == "INGEST_TLS_KEY" else {}
+    env[name] = path
+    assert refused(env, tmp) == (
         2, f"sluice: {name}='{path}' cannot be read: No such file or directory.\n"
     )  # fmt: skip
     private(path, f"{KEY} telegraf;\n").chmod(0o644)
-    assert refused({name: value}, tmp) == (
+    assert refused(env, tmp) == (
         2, f"sluice: {name}='{path}' is accessible to every user of this machine: chmod 600 it.\n"
     )  # fmt: skip
 
@@ -386,7 +387,7 @@ def test_a_certificate_without_a_key_is_reported_in_one_line(tmp: Path, certific
     alone = private(tmp / "alone.pem", certificate[0].read_text())
     status, words = refused({"INGEST_TLS_CERTIFICATE": alone}, tmp)
     assert status == 2
-    assert words.startswith(f"sluice: INGEST_TLS_CERTIFICATE: {alone} has no private key; name the file that has it")
+    assert words == f"sluice: INGEST_TLS_CERTIFICATE='{alone}' has no private key: INGEST_TLS_KEY names its file.\n"
 
 
 def test_a_certificate_and_its_key_may_be_in_one_file(tmp: Path, certificate: tuple[Path, Path]) -> None:
@@ -397,6 +398,6 @@ def test_a_certificate_and_its_key_may_be_in_one_file(tmp: Path, certificate: tu
 
 def test_a_certificate_that_nginx_rejects_is_reported_in_one_line(tmp: Path, certificate: tuple[Path, Path]) -> None:
     wrong = private(tmp / "wrong.pem", "no certificate")
-    status, words = refused({"INGEST_TLS_CERTIFICATE": f"{wrong},{certificate[1]}"}, tmp)
+    status, words = refused(tls((wrong, certificate[1])), tmp)
     assert status == 1
     assert words.startswith(f'sluice: nginx rejects its configuration: cannot load certificate "{wrong}"')

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from access import curl
+from access import curl, tls
 from proving.harness import Server, ask, installation, poll, short_tmp
 from stand_in import front, problem
 
@@ -33,8 +33,7 @@ class Client:
 
 @pytest.fixture(scope="module")
 def up(certificate: tuple[Path, Path]) -> Iterator[Server]:
-    tls = {"INGEST_TLS_CERTIFICATE": "{},{}".format(*certificate)}
-    with short_tmp() as tmp, installation(tmp, tls | {"INGEST_MAX_BODY": "100k"}, ready=False) as server:
+    with short_tmp() as tmp, installation(tmp, tls(certificate) | {"INGEST_MAX_BODY": "100k"}, ready=False) as server:
         trusting = ["--cacert", certificate[0], f"https://localhost:{server.port}/readyz"]
         poll(lambda: curl(*trusting)[0] == 200, 300)
         yield server
@@ -64,7 +63,7 @@ def test_an_oversized_body_is_a_413_with_or_without_a_length(length: str, client
 
 
 def test_a_503_passes_with_its_retry_after(certificate: tuple[Path, Path]) -> None:
-    with front(INGEST_TLS_CERTIFICATE="{},{}".format(*certificate)) as (web, gateway):
+    with front(**tls(certificate)) as (web, gateway):
         gateway.reply = (
             b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: x/y\r\nRetry-After: 7\r\nContent-Length: 2\r\n\r\n{}"
         )

@@ -157,7 +157,7 @@ def test_the_addresses_of_one_ipv6_network_share_their_rate() -> None:
 def test_the_addresses_of_one_ipv6_network_share_their_concurrent_requests() -> None:
     def test() -> None:
         own_network()
-        with front(INGEST_CLIENT_RATE="0,1") as (web, _):
+        with front(INGEST_CLIENT_CONNECTIONS=1) as (web, _):
             half = b"POST /votes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nx"
             with socket.create_connection(("::1", web.port), 10, (ONE, 0)) as slow:
                 # two at once: the second one answered shows that the first is in progress

@@ -31,7 +31,7 @@ SETTINGS = {
     "INGEST_DURABILITY": "no",  # a single client would wait for an fsync per body
     "INGEST_MAX_MEMORY": "48m",
 }
-TIGHT = {"INGEST_CLIENT_RATE": "0,3"}
+TIGHT = {"INGEST_CLIENT_CONNECTIONS": "3"}
 SHORT = [
     ("client_header_timeout 30s", "client_header_timeout 2s"),
     ("client_body_timeout 30s", "client_body_timeout 2s"),

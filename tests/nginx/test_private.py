@@ -87,7 +87,7 @@ def test_another_user_can_open_neither_sockets_nor_files(tmp: Path) -> None:
     home.chmod(0o755)  # an existing directory of the user; bin/up makes private ones in it
     (tmp / "own").mkdir(0o755)
     (tmp / "own").chmod(0o755)
-    with installation(home, {"INGEST_REDIS": tmp / "own/redis.sock"}) as up:
+    with installation(home, {"INGEST_SPOOL": tmp / "own/redis.sock"}) as up:
         post(up.port, "/votes", b'{"poll":"p","choice":"c"}')
         poll(lambda: (home / "ingest.db").exists())
 

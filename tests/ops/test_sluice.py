@@ -281,7 +281,7 @@ def test_all_cells_of_a_database_are_shown_and_a_dead_one_can_be_forgotten(tmp: 
         (votes,) = [row for row in found["cells"][1]["streams"] if row["stream"] == "votes"]
         assert (votes["ready"], votes["stored"]) == (2, 5)
         # a worker on another machine drains what the dead cell had accepted, and counts for it
-        drain(tmp, INGEST_REDIS=f"redis://127.0.0.1:{port}", INGEST_CELL="c1")
+        drain(tmp, INGEST_SPOOL=f"redis://127.0.0.1:{port}", INGEST_CELL="c1")
     code, out, complaints = sluice(tmp, "status", "--all")
     assert (code, complaints) == (0, "")
     assert out.splitlines()[2].split()[4:] == ["7", "0", "0", "5", "2", "0"]

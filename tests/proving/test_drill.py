@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from access import KEY, curl, keys
+from access import KEY, curl, keys, tls
 from proving.compare import Findings, compare
 from proving.conduct import chosen
 from proving.faults import FAULTS
@@ -123,7 +123,7 @@ def test_a_drill_of_a_running_installation_with_api_keys_and_tls_leaves_it_runni
 ) -> None:
     home = tmp / "home"
     home.mkdir()
-    door = {"INGEST_API_KEYS": keys(tmp), "INGEST_TLS_CERTIFICATE": "{},{}".format(*certificate)}
+    door = {"INGEST_API_KEYS": keys(tmp), **tls(certificate)}
     with installation(home, door, ready=False) as up:
         header, url = f"X-API-Key: {KEY}", f"https://localhost:{up.port}/readyz"
         poll(lambda: curl("--cacert", certificate[0], "-H", header, url)[0] == 200, 60)

@@ -47,7 +47,7 @@ UNITS = (
 )  # fmt: skip
 EXPOSED = 2.0  # of 10: maximum exposure in `systemd-analyze security`, which calls this OK
 EVERY = {
-    "INGEST_RUNTIME": "pypy", "INGEST_STORE": "postgresql://host/database", "INGEST_REDIS": "rediss://u:p@host:6379"
+    "INGEST_RUNTIME": "pypy", "INGEST_STORE": "postgresql://host/database", "INGEST_SPOOL": "rediss://u:p@host:6379"
 }  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def test_settings_of_the_environment_override_those_of_the_file() -> None:
     "env, status, words",
     [
         ({"INGEST_HOME": "/srv"}, 2, "services do not accept INGEST_HOME, nor a socket"),
-        ({"INGEST_REDIS": "/run/redis.sock"}, 2, "services do not accept INGEST_HOME, nor a socket"),
+        ({"INGEST_SPOOL": "/run/redis.sock"}, 2, "services do not accept INGEST_HOME, nor a socket"),
         ({"INGEST_PORT": "http"}, 2, "INGEST_PORT='http' is invalid"),
         ({"INGEST_STORE": "sqlite:////srv/x.db"}, 2, "the services can write only in /var/lib/sluice"),
         ({}, 1, "services cannot read" if os.geteuid() == 0 else "this needs root"),
@@ -198,7 +198,7 @@ def alive(manager: Manager) -> None:
 
 def test_the_worker_notifies_readiness_and_keeps_feeding_the_watchdog(tmp: Path, manager: Manager) -> None:
     with redis_server(tmp, appendfsync="no") as redis:
-        env = environment(tmp, manager.env() | {"INGEST_REDIS": str(redis.socket)})
+        env = environment(tmp, manager.env() | {"INGEST_SPOOL": str(redis.socket)})
         with running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", env) as worker:
             poll(lambda: "READY=1" in manager.heard())
             alive(manager)
@@ -275,7 +275,7 @@ def test_repeated_restarts_behind_inherited_sockets_fail_no_request(runtime: str
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(redis_server(tmp, appendfsync="no"))
         front = stack.enter_context(nginx(tmp))
-        env = environment(tmp, {"INGEST_REDIS": redis.socket})
+        env = environment(tmp, {"INGEST_SPOOL": redis.socket})
         sockets = []
         for path in settings.load(env).gateway_sockets:
             sock = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -322,7 +322,7 @@ def test_clients_get_notice_before_nginx_reloads(tmp: Path) -> None:
 
 def test_log_lines_go_to_the_journal_with_their_priority(tmp: Path, manager: Manager) -> None:
     with redis_server(tmp, appendfsync="no") as redis:
-        env = manager.env() | {"INGEST_REDIS": str(redis.socket)}
+        env = manager.env() | {"INGEST_SPOOL": str(redis.socket)}
         with gateway(tmp, redis, env=env) as server:
             pass
         with running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", environment(tmp, env)):
@@ -353,13 +353,25 @@ def test_log_lines_are_json_if_set(runtime: str, tmp: Path) -> None:
 
 
 def test_an_error_is_one_line_of_json_with_its_traceback() -> None:
-    script = "import logging; from sluice.base import daemon\n"
-    script += "h = logging.StreamHandler(); h.setFormatter(daemon.formatter('json'))\n"
+    script = "import logging; from sluice.base import daemon; from sluice.parsers import log_style\n"
+    script += "h = logging.StreamHandler(); h.setFormatter(daemon.formatter(log_style('json')))\n"
     script += "logging.getLogger().addHandler(h)\ntry: 1 / 0\nexcept Exception: logging.exception('it \\'broke\\'')"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     line = json.loads(done.stderr)
     assert (line["level"], line["message"]) == ("error", "it 'broke'")
     assert "ZeroDivisionError" in line["traceback"]
+
+
+@pytest.mark.parametrize("style", ["text", "debug", "json", "json,debug"])
+def test_each_line_of_a_log_has_a_time_and_debugging_messages_are_shown_if_set(style: str) -> None:
+    script = "import logging; from sluice.base import daemon; from sluice.parsers import log_style\n"
+    script += f"daemon.start_logging(log_style({style!r})); log = logging.getLogger('x')\nlog.debug('d'); log.info('i')"
+    env = {name: value for name, value in os.environ.items() if name != "JOURNAL_STREAM"}
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    lines = done.stderr.splitlines()
+    texts = [json.loads(line)["message"] for line in lines] if "json" in style else [line[-1] for line in lines]
+    assert texts == (["d", "i"] if "debug" in style else ["i"])
+    assert all(re.search(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line) for line in lines)
 
 
 # --- Vagrant ---------------------------------------------------------------------------------------------------------

@@ -287,7 +287,7 @@ def test_a_port_in_use_is_one_line_and_status_1(shared: Server, tmp: Path) -> No
 
 def test_a_socket_in_use_is_one_line_and_status_1(shared: Server, tmp: Path) -> None:
     redis, views = shared.home / "run/redis.sock", tmp / "run/views.sock"
-    status, words = refused({"INGEST_PORT": free_port(), "INGEST_REDIS": redis}, tmp)
+    status, words = refused({"INGEST_PORT": free_port(), "INGEST_SPOOL": redis}, tmp)
     assert (status, words) == (1, f"sluice: another server listens on {redis}, where bin/up starts its own Redis.\n")
     views.symlink_to(shared.home / "run/views.sock")
     status, words = refused({"INGEST_PORT": free_port()}, tmp)

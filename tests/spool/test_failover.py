@@ -90,7 +90,7 @@ def test_failovers_under_load_lose_and_double_nothing_acknowledged(
     kinds = [*KINDS, *chance.choices(KINDS, k=times)][:times] if times > 2 else chance.sample(KINDS, times)
     gaps: dict[str, list[float]] = {}
     with replicated(tmp, 2, tls) as cluster:
-        env = {"INGEST_REDIS": cluster.url, "INGEST_REPLICAS": 1}
+        env = {"INGEST_SPOOL": cluster.url, "INGEST_REPLICAS": 1}
         with (
             running([*WORKER, "run"], tmp / "worker.out", environment(tmp, env)),
             gateway(tmp, env=env) as gate,
@@ -121,7 +121,7 @@ def test_failovers_under_load_lose_and_double_nothing_acknowledged(
 def test_each_replica_that_may_be_promoted_must_confirm(tmp: Path, tls: Path, runtime: str) -> None:
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(replicated(tmp, 2, None if runtime == "cpython" else tls))
-        env = {"INGEST_REDIS": cluster.url, "INGEST_REPLICAS": 1}
+        env = {"INGEST_SPOOL": cluster.url, "INGEST_REPLICAS": 1}
         gate = stack.enter_context(gateway(tmp, runtime=runtime, env=env))
         poll(lambda: post(gate.socket, "/votes", VOTE % b"a")[0] == 200)
         master = cluster.master()
@@ -183,7 +183,7 @@ def remote(tmp: Path, tls: Path, request: pytest.FixtureRequest) -> Iterator[str
 def test_bin_up_uses_a_redis_elsewhere_and_starts_none(tmp: Path, remote: str) -> None:
     home = tmp / "home"
     home.mkdir()
-    env = {"INGEST_REDIS": remote}
+    env = {"INGEST_SPOOL": remote}
     with installation(home, env) as up:
         assert post(up.port, "/votes", VOTE % b"a")[0] == 200
         poll(lambda: stored(home) == ["a"])
@@ -250,7 +250,7 @@ def test_a_push_whose_reply_is_lost_is_not_sent_again(tmp: Path, remote: str) ->
 @pytest.mark.parametrize("remote", [False], indirect=True)
 def test_a_gateway_leaves_a_redis_that_became_a_replica(tmp: Path, remote: str) -> None:
     redis: Any = connect.client(remote, 3)
-    with gateway(tmp, env={"INGEST_REDIS": remote}) as gate:
+    with gateway(tmp, env={"INGEST_SPOOL": remote}) as gate:
         assert post(gate.socket, "/votes", VOTE % b"a")[0] == 200
         (before,) = [one["id"] for one in redis.client_list() if one["name"].startswith("sluice:gateway")]
         redis.replicaof("127.0.0.1", "1")  # no server listens there
@@ -268,20 +268,20 @@ def test_a_worker_elsewhere_drains_the_promoted_replica_of_a_dead_cell(tmp: Path
         for sentinel in cluster.sentinels:
             sentinel.kill()
         master, replica = cluster.nodes
-        with gateway(tmp, env={"INGEST_REDIS": master.url, "INGEST_REPLICAS": 1}) as gate:
+        with gateway(tmp, env={"INGEST_SPOOL": master.url, "INGEST_REPLICAS": 1}) as gate:
             poll(lambda: get(gate.socket, "/readyz")[0] == 200)
             acknowledged = [n for n in map(str, range(50)) if post(gate.socket, "/votes", VOTE % n.encode())[0] == 200]
         master.kill()
         with replica.client() as at:
             at.replicaof("NO", "ONE")
-        env = environment(tmp, {"INGEST_REDIS": replica.url})
+        env = environment(tmp, {"INGEST_SPOOL": replica.url})
         done = subprocess.run([*WORKER, "drain"], env=env, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
     assert acknowledged and set(acknowledged) <= set(stored(tmp))  # a 503 on a busy machine may hide a stored body
 
 
 def test_without_any_sentinel_nothing_is_accepted_and_the_worker_says_why(tmp: Path) -> None:
-    env = {"INGEST_REDIS": f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/main"}
+    env = {"INGEST_SPOOL": f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/main"}
     with gateway(tmp, env=env) as gate, contextlib.ExitStack() as stack:
         assert post(gate.socket, "/votes", VOTE % b"a")[0] == 503
         stack.enter_context(running([*WORKER, "run"], tmp / "worker.out", environment(tmp, env)))

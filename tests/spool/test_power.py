@@ -254,7 +254,7 @@ def begun(crowd: Crowd) -> float:
 def test_no_claim_is_settled_before_the_fsync_of_the_database_that_covers_it(tmp: Path) -> None:
     with redis_server(tmp, appendfsync="no") as redis:
         inlet = Inlet(str(redis.socket), 1000)
-        environ = environment(tmp, {"INGEST_REDIS": redis.socket})
+        environ = environment(tmp, {"INGEST_SPOOL": redis.socket})
         with running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", environ) as process:
             push(inlet, ["first"])
             poll(lambda: stored(tmp) == ["first"])

@@ -1,0 +1,40 @@
+"""A user's modules, which add routes (INGEST_ROUTES), streams (INGEST_RECORDS) and views (INGEST_VIEWS)."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sluice.settings import SettingError
+
+
+def dictionary(setting: str, value: str, attribute: str) -> dict[Any, Any]:
+    """The dictionary of this name in the module that a setting has; empty if the setting has none.
+
+    Raises: SettingError if the module cannot be imported, or has no such dictionary.
+    """
+    if not value:
+        return {}
+    try:
+        declared = getattr(load(value), attribute, None)
+    except Exception as error:  # a user's module may raise anything
+        raise SettingError(f"{setting}={value!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not isinstance(declared, dict):
+        raise SettingError(f"{setting}={value!r} is invalid: the module has no dictionary {attribute}.")
+    return declared
+
+
+def load(value: str) -> ModuleType:
+    """Import a module, given by its name or by the path of its file."""
+    if not value.endswith(".py"):
+        return importlib.import_module(value)
+    spec = importlib.util.spec_from_file_location(Path(value).stem, value)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # msgspec resolves the annotations of a record there
+    spec.loader.exec_module(module)
+    return module

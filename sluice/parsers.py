@@ -1,0 +1,280 @@
+"""The values of settings: their types and parsers. A parser raises ValueError with the values that it accepts."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from pathlib import Path
+from typing import Callable, NamedTuple
+
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+DEAD = "dead"  # in INGEST_KEEP: the dead letters
+STORE = "store"  # in INGEST_ROWS: the tables of the database
+NETWORKS = "addresses and networks such as 192.0.2.7, 10.1.0.0/16 and 2001:db8::/32"
+HOST = r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}"
+LOGIN = r"[^:@/?#\s]*:[^:@/?#\s]*@"
+QUERY = r"(?:partitions=[1-9][0-9]{0,4}|replicas=[1-9][0-9]?|properties=/[^&#\s]+|[a-z]+(?:\.[a-z]+)+=[^&#\s]*)"
+KAFKA_URL = rf"kafka://(?:{LOGIN})?{HOST}(?:,{HOST})*(?:/[\w.-]{{1,100}})?(?:\?{QUERY}(?:&{QUERY})*)?"
+DESTINATIONS = (  # of INGEST_ROWS
+    r"parquet:///[^?#]+",
+    r"s3://[\w.-]+(?:/[\w./=-]+)?",
+    rf"clickhouse://(?:{LOGIN})?{HOST}/\w+(?:\?secure)?",
+    KAFKA_URL,
+    rf"statsd://{HOST}",
+)
+
+
+class Rows(NamedTuple):
+    """The URLs of the destinations of rows; None: a table of the database.
+
+    streams: those with a destination of their own.
+    """
+
+    rest: str | None
+    streams: dict[str, str | None]
+
+    def of(self, stream: str) -> str | None:
+        """The destination of a stream."""
+        return self.streams.get(stream, self.rest)
+
+    def needs(self, scheme: str) -> bool:
+        """Whether a destination has this scheme."""
+        return any(url is not None and url.startswith(f"{scheme}:") for url in (self.rest, *self.streams.values()))
+
+
+class Keep(NamedTuple):
+    """How long rows are kept, in seconds after their arrival; None: for ever.
+
+    streams: those with an age of their own; `dead` is the dead letters, to which `rest` does not apply.
+    """
+
+    rest: int | None
+    streams: dict[str, int | None]
+
+    def of(self, stream: str) -> int | None:
+        """The age of a stream, or of `dead`."""
+        return self.streams.get(stream, None if stream == DEAD else self.rest)
+
+
+FOREVER = Keep(None, {})
+IN_TABLES = Rows(None, {})
+
+
+class Span(NamedTuple):
+    """An inclusive range; both ends are equal for a fixed number."""
+
+    min: int
+    max: int
+
+
+class LogStyle(NamedTuple):
+    """How programs log: as JSON instead of text, and debugging messages too."""
+
+    json: bool
+    debug: bool
+
+
+def integer(low: int, high: int) -> Callable[[str], int]:
+    """A parser of integers within a range."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,12}", text) or not low <= int(text) <= high:
+            raise ValueError(f"an integer from {low} to {high}")
+        return int(text)
+
+    return parse
+
+
+def size(low: int) -> Callable[[str], int]:
+    """A parser of sizes in bytes; the suffix k, m or g stands for KiB, MiB or GiB."""
+
+    def parse(text: str) -> int:
+        match = re.fullmatch(r"([0-9]{1,12})([kmg]?)(?:i?b)?", text.lower())
+        if not match or int(match[1]) * UNITS[match[2]] < low:
+            raise ValueError(f"a size of at least {low} bytes, such as {max(low, 1 << 20)}, 512k, 1m or 2g")
+        return int(match[1]) * UNITS[match[2]]
+
+    return parse
+
+
+def rows(text: str) -> Rows:
+    """The parser of INGEST_ROWS."""
+    destinations: dict[str, str | None] = {}
+    # not at the commas between the brokers of a URL
+    for word in filter(None, re.split(r"[,\s]+(?=(?:\w+=)?(?:\w+:/|store\b))", text.strip())):
+        match = re.fullmatch(rf"(?:(\w+)=)?({'|'.join(DESTINATIONS)}|store)", word, re.ASCII)
+        name = match[1] or "" if match else ""
+        if not match or name in destinations or (match[2].startswith("statsd") and name != "metrics"):
+            raise ValueError(
+                "parquet:///DIRECTORY, s3://BUCKET/PREFIX, clickhouse://HOST:PORT/DATABASE or "
+                "kafka://HOST:PORT,HOST:PORT, or destinations of streams: gps=parquet:///DIRECTORY,votes=store,"
+                "metrics=statsd://HOST:PORT"
+            )
+        destinations[name] = None if match[2] == STORE else match[2]
+    return Rows(destinations.pop("", None), destinations)
+
+
+def keep(text: str) -> Keep:
+    """The parser of INGEST_KEEP."""
+    ages: dict[str, int | None] = {}
+    for word in filter(None, re.split(r"[,\s]+", text)):
+        match = re.fullmatch(r"(?:(\w+)=)?(?:([0-9]{1,5})([smhd])|forever)", word)
+        name = match[1] or "" if match else ""
+        if not match or name in ages or match[2] and not int(match[2]):
+            raise ValueError("an age such as 10m, 12h or 30d, forever, or ages of streams: 30d,gps=7d,dead=90d")
+        ages[name] = int(match[2]) * TIMES[match[3]] if match[2] else None
+    return Keep(ages.pop("", None), ages)
+
+
+def processes(text: str) -> Span:
+    """The parser of INGEST_WORKERS."""
+    match = re.fullmatch(r"(auto)(?::([0-9]{1,3})-([0-9]{1,3}))?|([0-9]{1,3})", text)
+    if match:
+        low, high = (int(match[2] or 1), int(match[3] or 4)) if match[1] else (int(match[4]), int(match[4]))
+        if low <= high <= 256 and (low or not match[1]):
+            return Span(low, high)
+    raise ValueError("an integer from 0 to 256, auto, or auto:MIN-MAX such as auto:1-4")
+
+
+def cell(text: str) -> str:
+    """The parser of INGEST_CELL; see `default_cell`."""
+    if text and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", text):
+        raise ValueError("up to 63 letters, digits, dots, hyphens and underscores, the first a letter or digit")
+    return text
+
+
+def gateways_of(cores: int) -> int:
+    """Gateway processes for a number of cores: the gateway takes a quarter of a cell's CPU time; see docs/SCALE.md."""
+    return max(1, cores // 4)
+
+
+def cores() -> int:
+    """The CPUs that this process may use; PyPy knows only how many the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def gateways(text: str) -> int:
+    """The parser of INGEST_GATEWAYS."""
+    if text == "auto":
+        return gateways_of(cores())
+    try:
+        return integer(1, 256)(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or auto") from None
+
+
+def choice(*names: str) -> Callable[[str], str]:
+    """A parser of one of some words."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError("one of " + ", ".join(names))
+        return text
+
+    return parse
+
+
+def words(valid: Callable[[str], object], expected: str) -> Callable[[str], tuple[str, ...]]:
+    """A parser of words separated by commas or white space. `valid` rejects a word by None, False or ValueError."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        given = tuple(filter(None, re.split(r"[,\s]+", text)))
+        try:
+            if text and not (given and all(map(valid, given))):
+                raise ValueError
+        except ValueError:
+            raise ValueError(expected) from None
+        return given
+
+    return parse
+
+
+def viewers(text: str) -> tuple[str, ...]:
+    """The parser of INGEST_STATUS_ALLOW and INGEST_READ_ALLOW."""
+    return () if text == "none" else words(ipaddress.ip_network, f"{NETWORKS}; or none")(text)
+
+
+def origins(text: str) -> tuple[str, ...]:
+    """The parser of INGEST_CORS: paths, and origins as browsers send them (RFC 6454)."""
+    expected = "paths such as /votes and optionally origins such as https://a.example"
+    valid = re.compile(r"/[\w/.~-]*|https?://[a-z0-9_.-]+(:[0-9]{1,5})?", re.ASCII).fullmatch
+    given = words(valid, expected)(text)
+    if given and not any(word.startswith("/") for word in given):
+        raise ValueError(expected)
+    return given
+
+
+def database(text: str) -> str:
+    """The parser of INGEST_STORE."""
+    if re.match("sqlite:///.", text):
+        return f"sqlite:///{path(text.removeprefix('sqlite:///'))}"
+    if not re.match("postgres(ql)?://.", text):
+        raise ValueError("sqlite:///PATH or postgresql://USER@HOST/DATABASE")
+    return text
+
+
+def module(text: str) -> str:
+    """The parser of a Python module; empty means none."""
+    if text and not re.fullmatch(r"/.*\.py|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", text):
+        raise ValueError("the name of a module (mine.routes) or the absolute path of a .py file")
+    return text
+
+
+def views(text: str) -> str:
+    """The parser of INGEST_VIEWS."""
+    if text == "off":
+        return text
+    try:
+        return module(text)
+    except ValueError as error:
+        raise ValueError(f"{error}; or off") from None
+
+
+def path(text: str) -> Path:
+    """The parser of a path.
+
+    A relative one counts from the operator's directory, which bin/up and bin/sluice leave in SLUICE_PWD before they
+    change to the checkout; unless that is set, from the current directory.
+    """
+    return Path(os.path.abspath(os.path.join(os.environ.get("SLUICE_PWD", ""), text)))
+
+
+def spool(text: str) -> str:
+    """The parser of INGEST_SPOOL: the path of a socket, or a URL of Redis, Sentinels or Kafka.
+
+    Their parts are read by `parse` in sluice/base/connect.py and `Address` in sluice/spool/kafka/__init__.py.
+    """
+    if text.startswith("kafka:"):
+        if not re.fullmatch(KAFKA_URL, text, re.ASCII):
+            raise ValueError("kafka://HOST:PORT,HOST:PORT, or kafka://…?partitions=N&replicas=N&properties=/PATH")
+        return text
+    if "://" not in text:
+        return str(path(text))
+    match = re.fullmatch(
+        rf"redis(?P<tls>s)?(\+(?P<sentinel>sentinel))?://({LOGIN})?{HOST}(?P<more>(,{HOST})*)"
+        r"(?P<name>/[\w.-]+)?(?P<query>\?(ssl_(ca_certs|certfile|keyfile)=/[^&#\s]+&?)+)?",
+        text, re.ASCII,
+    )  # fmt: skip
+    if not match or bool(match["sentinel"]) != bool(match["name"]) or (match["more"] and not match["sentinel"]):
+        raise ValueError(
+            "the path of a socket, redis://USER:PASSWORD@HOST:PORT, rediss://…, "
+            "redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT,HOST:PORT/NAME, or kafka://HOST:PORT,HOST:PORT"
+        )
+    if match["query"] and not match["tls"]:
+        raise ValueError("rediss:// or rediss+sentinel:// with ssl_ca_certs, ssl_certfile and ssl_keyfile")
+    return text
+
+
+def file(text: str) -> Path | None:
+    """The parser of the path of a file; empty means none."""
+    return path(text) if text else None
+
+
+def log_style(text: str) -> LogStyle:
+    """The parser of INGEST_LOG."""
+    given = re.split(r"[,\s]+", text)
+    if len(set(given)) < len(given) or not {"text", "json", "debug"} >= set(given) or {"text", "json"} <= set(given):
+        raise ValueError("text, json, debug, or json,debug")
+    return LogStyle("json" in given, "debug" in given)
