@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from proving.harness import PYTHON, ROOT, environment
+from proving.harness import ROOT, environment
 from sluice.account import STATES
 from sluice.ops.__main__ import VERBS, module_of
 from verbs import sluice
@@ -84,7 +84,6 @@ def test_outside_a_checkout_a_verb_that_needs_one_fails_with_one_line(verb: str,
     assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
 
 
-@pytest.mark.skipif(not Path(PYTHON["pypy"]).exists(), reason="no .venv-pypy, which can build; bin/test makes it")
 def test_the_installed_package_has_the_command_and_the_names_for_users_modules(tmp: Path) -> None:
     """`pip install .` into an empty virtual environment; it then borrows the requirements of this one."""
     source, venv = tmp / "source", tmp / "venv"
@@ -92,7 +91,7 @@ def test_the_installed_package_has_the_command_and_the_names_for_users_modules(t
     for name in "setup.cfg", "pyproject.toml", "README.md", "LICENSE":
         shutil.copy(ROOT / name, source)
     run = partial(subprocess.run, check=True, cwd=source, env=environment(tmp), capture_output=True, text=True)
-    run([PYTHON["pypy"], "-c", f"from setuptools.build_meta import build_wheel; build_wheel({str(tmp)!r})"])
+    run([sys.executable, "-c", f"from setuptools.build_meta import build_wheel; build_wheel({str(tmp)!r})"])
     run([sys.executable, "-m", "venv", "--without-pip", venv])
     pip = "pip", "--python", venv / "bin/python", "install", "--no-index", "--no-deps", "--no-compile"
     run([sys.executable, "-m", *pip, *tmp.glob("*.whl")])
