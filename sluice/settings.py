@@ -28,7 +28,7 @@ from sluice.parsers import Rows as Rows
 T = TypeVar("T")
 KAFKA = "kafka://"
 VIEWS_SOCKET = "run/views.sock"  # of the views' Redis, below INGEST_HOME
-SOCKETS = 4  # of gateway and of reader: one Unix socket refuses (502) when its backlog is full; see DECISIONS.md
+SOCKETS = 4  # of gateway and of reader: one Unix socket refuses (502) when its backlog is full (nginx/sluice.conf)
 SOCKET_PATH = 107  # bytes: sun_path in unix(7), without its NUL
 
 

@@ -1,6 +1,7 @@
 """Decodes what Loki's clients push (its HTTP API, "Ingest logs"): JSON, or protobuf in a snappy block.
 
-The protobuf messages are in `loki.proto`.
+The protobuf messages are in `loki.proto`. Labels and structured metadata become attributes of each line: a table of
+streams, as in Loki, would save 50 to 100 bytes a row, and each query would need a join.
 """
 
 from __future__ import annotations

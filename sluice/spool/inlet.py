@@ -200,7 +200,7 @@ class Inlet:
                 continue
             if marking:
                 out += self.redis.pack_command(*backlog.mark)
-            # Packed by hand, without a copy of a body before `join`: DECISIONS.md has the measurement.
+            # packed by hand, without a copy of a body before `join` (docs/DECISIONS.md)
             out += (b"*%d\r\n" % (len(bodies) + 2), backlog.push)
             for body in bodies:
                 size = len(body)

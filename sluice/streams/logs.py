@@ -39,6 +39,8 @@ LEVELS = {
     for name in names.split()
 }
 
+# Only what begins so must be JSON, because a plain line may begin with anything, often with `[`. A truncated object is
+# more often a mistake of its sender than a message: it is buried, and can be repaired
 OBJECTS = re.compile(rb"\{|\[\s*\{")
 # a line of a log has spaces; a form encodes them as +
 FORM = re.compile(rb"(?:[^ \n]*&)?message=[^ \n]*+")

@@ -62,6 +62,8 @@ class Backlog(inlet.Backlog):
     def choose(self, suspects: dict[int, float], brokers: frozenset[int]) -> int | None:
         """The partition of the next commit: the bodies of one commit go there together. None: the best one is busy.
 
+        Each partition in a commit is one more request to a broker, and one more claim.
+
         suspects: see `Inlet.suspects`. brokers: those that the rest of the commit goes to.
         """
         count, replicas = self.topic.partitions, self.topic.replicas

@@ -33,7 +33,10 @@ CONSUMER = {
 
 
 class Source:
-    """The records of one stream, as one member of its group."""
+    """The records of one stream, as one member of its group.
+
+    A shared consumer with `pause` would throw away what it has fetched of the other streams.
+    """
 
     def __init__(self, stream: str, admin: Admin) -> None:
         """Raises: KafkaUnavailable."""
