@@ -149,7 +149,7 @@ class Worker:
                     if (some or state.claim) and not self.stopping:
                         busy |= self.step(state)
                 self.leave_line()
-                done = drain and not held and not any(work) and self.outlet.drained()
+                done = drain and not held and not any(work) and self.outlet.is_empty()
                 self.log_change(self.outlet.name, None)
                 backoff = BACKOFF[0]
             except SPOOL_ERRORS as error:

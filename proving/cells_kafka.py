@@ -122,6 +122,6 @@ class KafkaCells(Cells):
         """Bodies that are not settled. Raises: KafkaUnavailable."""
         return sum(one.end - one.first for stream in self.streams for one in self.positions(stream))
 
-    def claimed(self, stream: str) -> int:
+    def taken(self, stream: str) -> int:
         """Bodies that came since the beginning. Raises: KafkaUnavailable."""
         return sum(one.end for one in self.positions(stream))

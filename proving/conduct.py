@@ -319,8 +319,8 @@ class Drill:
             if found := site.store.unexplained(stream):
                 return f"{stream}: {found} stored bodies are neither rows nor dead letters"
         logs = sum(200 <= status < 300 for book in books[:PROCESSES] for status in book.status[::LOGGED])
-        if site.logs and logs > site.claimed("logs"):
-            return f"logs: {logs} were acknowledged, {site.claimed('logs')} came to a worker"
+        if site.logs and logs > site.taken("logs"):
+            return f"logs: {logs} were acknowledged, {site.taken('logs')} came to a worker"
         return ""
 
     def report(

@@ -174,13 +174,13 @@ class Site:
     def ledger(self) -> dict[str, int]:
         """The ledger: bodies claimed since the beginning, and how many of them are in the database."""
         stored = sum(map(self.store.bodies, self.streams))
-        claimed = sum(map(self.claimed, self.streams))
-        return {"claimed": claimed, "in_the_database": stored, "missing": claimed - stored}
+        taken = sum(map(self.taken, self.streams))
+        return {"taken": taken, "in_the_database": stored, "missing": taken - stored}
 
-    def claimed(self, stream: str) -> int:
+    def taken(self, stream: str) -> int:
         """The bodies of a stream that were ever claimed."""
-        claims: Any = [each.get(Keys.of(stream).claimed) for each in self.lists]
-        return sum(int(found or 0) for found in claims)
+        taken: Any = [each.get(Keys.of(stream).taken) for each in self.lists]
+        return sum(int(found or 0) for found in taken)
 
     def command(self, *words: str, seconds: float = 600) -> subprocess.CompletedProcess[str]:
         """Run bin/sluice. Raises: subprocess.TimeoutExpired; it is killed after so many seconds."""

@@ -29,7 +29,7 @@ def row(snapshot: Snapshot | None, ledger: Ledger | None) -> Figures:
     if snapshot:
         stored = ledger.persisted if ledger else {}  # of claims that are not settled
         left = {claim: bodies - stored.get(claim, 0) for claim, bodies in snapshot.claims.items()}
-        found["accepted"] = snapshot.claimed + snapshot.ready + (ledger.earlier if ledger else 0)
+        found["accepted"] = snapshot.taken + snapshot.ready + (ledger.earlier if ledger else 0)
         found["purged"] = snapshot.purged
         found["ready"] = snapshot.ready - (ledger.ahead if ledger else 0)
         found["claimed"] = sum(left.values())
@@ -103,7 +103,7 @@ class CellLine:
 def registered(stream: str, cell: str, snapshot: Snapshot, purged: dict[str, int]) -> list[Spool]:
     """The rows of the spools of a list. purged: of each spool so far; what Redis counts beyond is the last one's."""
     *before, last = snapshot.history
-    rows = [Spool(stream, one.spool, cell, one.first, one.end - 1, purged.get(one.spool, 0)) for one in before]
+    rows = [Spool(stream, one.epoch, cell, one.first, one.end - 1, purged.get(one.epoch, 0)) for one in before]
     more = snapshot.purged - sum(one.purged for one in rows)
-    rows.append(Spool(stream, last.spool, cell, last.first, last.end - 1, max(0, more)))
+    rows.append(Spool(stream, last.epoch, cell, last.first, last.end - 1, max(0, more)))
     return [one for one in rows if one.spool]

@@ -98,7 +98,7 @@ class Observer:
         time: seconds since 1970. trouble: one line per problem.
         streams: by name
             the keys of `row`
-            drained: bodies ever claimed; through: all bodies up to this sequence number are in the database
+            taken: bodies ever claimed; through: all bodies up to this sequence number are in the database
             backlog_bytes: memory of the READY and CLAIMED bodies, approximately
             open_claims; received_bytes, of all accepted bodies; store_errors
             persist, decode: histograms of seconds: a claim, a body (one in 16)
@@ -228,7 +228,7 @@ class Observer:
             found
             | last.get(name, {"through": None})
             | {
-                "drained": snapshot and snapshot.claimed,
+                "taken": snapshot and snapshot.taken,
                 "backlog_bytes": snapshot and snapshot.size,
                 "open_claims": snapshot and len(snapshot.claims),
                 "received_bytes": None if counted is None else counted.get(f"bytes {name}", 0),
@@ -256,7 +256,7 @@ def through(snapshot: Snapshot, ledger: Ledger) -> int:
         for claim, bodies in snapshot.claims.items()
         if ledger.persisted[claim] < bodies
     ]
-    return min(held, default=snapshot.claimed + 1) - 1 + ledger.earlier
+    return min(held, default=snapshot.taken + 1) - 1 + ledger.earlier
 
 
 def histogram(counted: dict[str, int] | None, field: str, bounds: Sequence[float]) -> Figures | None:

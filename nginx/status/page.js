@@ -67,7 +67,7 @@ function judge() {
     return ["slow", `No decoder for ${undecodable.map((stream) => stream.stream).join(", ")}`,
       "The bodies wait in Redis. INGEST_RECORDS names the module that has the decoder."];
   const oldest = Math.max(...shown.streams.map((stream) => stream.oldest_seconds ?? 0));
-  const speed = sum("drained_rate");
+  const speed = sum("taken_rate");
   const flow = sum("accepted_rate");
   const waits = `${bodies(ready + sum("claimed"))} ${ready + sum("claimed") === 1 ? "waits" : "wait"}`;
   if (oldest > LATE && !speed)
@@ -134,7 +134,7 @@ function picture() {
   station("accepted", sum("accepted"), `${each(sum("accepted_rate"))}/s`);
   station("ready", ready, ready ? `oldest: ${span(oldest)}` : "nothing waits", ready ? late : "");
   station("claimed", claimed, workers(), claimed ? late : "");
-  station("stored", sum("stored"), `${each(sum("drained_rate"))}/s`);
+  station("stored", sum("stored"), `${each(sum("taken_rate"))}/s`);
   const rejected = shown.turned_away.reduce((total, { answers }) => total + answers, 0);
   station("dead", dead, rejected ? `${number(rejected)} requests were rejected` : "", dead ? "slow" : "");
 }
@@ -365,7 +365,7 @@ class Chart {
 function hour() {
   const waiting = sum("ready") == null || sum("claimed") == null ? null : sum("ready") + sum("claimed");
   const oldest = Math.max(...shown.streams.map((stream) => stream.oldest_seconds ?? 0));
-  return [...shown.hour, [shown.time, sum("accepted_rate"), sum("drained_rate"), waiting, oldest]];
+  return [...shown.hour, [shown.time, sum("accepted_rate"), sum("taken_rate"), waiting, oldest]];
 }
 
 const charts = [

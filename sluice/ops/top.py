@@ -149,7 +149,7 @@ class View:
             table.add_row(
                 Text(screen.printable(name.encode()), "bold"),
                 self.rate(name, "accepted"),
-                self.rate(name, "drained"),
+                self.rate(name, "taken"),
                 number(waits),
                 "?" if one["backlog_bytes"] is None else size(one["backlog_bytes"]) if waits else "",
                 Text(drawn(chart, self.ramp), "cyan"),

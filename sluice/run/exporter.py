@@ -25,7 +25,7 @@ LONGEST = 120  # characters of a reason
 # one sample per stream: metric, help text, key in Observer.look()
 COUNTERS = (
     ("sluice_accepted_bodies", "Bodies appended to the list.", "accepted"),
-    ("sluice_drained_bodies", "Bodies that workers claimed.", "drained"),
+    ("sluice_taken_bodies", "Bodies that workers claimed.", "taken"),
     ("sluice_stored_bodies", "Bodies stored completely in the stream's table.", "stored"),
     ("sluice_purged_bodies", "Bodies that an operator purged.", "purged"),
     ("sluice_expired_bodies", "Bodies of which the dead letters were deleted by age.", "expired"),

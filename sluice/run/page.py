@@ -87,11 +87,11 @@ class Page:
         """Take a reading; returns the content of status.json."""
         found = self.observer.look()
         now, streams = found["time"], found["streams"]
-        bodies = {name: [one["accepted"], one["drained"]] for name, one in streams.items()}
+        bodies = {name: [one["accepted"], one["taken"]] for name, one in streams.items()}
         self.seen.append((now, bodies, {one["path"]: one["reads"] for one in found["views"]}))
         rows = []
         for name, one in streams.items():
-            rates = zip(("accepted_rate", "drained_rate"), self.rates(name), strict=True)
+            rates = zip(("accepted_rate", "taken_rate"), self.rates(name), strict=True)
             rows.append(
                 {"stream": name, "paths": self.paths.get(name, []), **{at: one[at] for at in SHOWN}, **dict(rates)}
             )
@@ -186,9 +186,9 @@ def answers(sockets: list[Path], target: str) -> bool:
 
 
 class Hour:
-    """The last hour in rows of SLOT seconds: end (Unix time), accepted/s, drained/s, waiting, oldest, disk, memory.
+    """The last hour in rows of SLOT seconds: end (Unix time), accepted/s, taken/s, waiting, oldest, disk, memory.
 
-    drained: bodies claimed by workers. waiting: maximum number of READY and CLAIMED bodies. oldest: maximum age of one
+    taken: bodies claimed by workers. waiting: maximum number of READY and CLAIMED bodies. oldest: maximum age of one
     of them, seconds. disk, memory: free bytes of the disk and of Redis's memory.
     """
 
@@ -202,20 +202,20 @@ class Hour:
         """Add a reading; every SLOT seconds a row is completed."""
         accepted = total(rows, lambda row: row["accepted"])
         waiting = total(rows, lambda row: None if row["ready"] is None else row["ready"] + row["claimed"])
-        drained = total(rows, lambda row: None if row["ready"] is None else row["accepted"] - row["ready"])
+        taken = total(rows, lambda row: None if row["ready"] is None else row["accepted"] - row["ready"])
         if waiting is not None:
             self.waiting.append(waiting)
             self.oldest.append(round(max((row["oldest_seconds"] or 0 for row in rows), default=0), 2))
         if self.start is None:
-            self.start = now, accepted, drained
+            self.start = now, accepted, taken
         elapsed = now - self.start[0]
         if elapsed >= SLOT or elapsed < 0:  # the clock may have been set
-            rates = rate(self.start[1], accepted, elapsed), rate(self.start[2], drained, elapsed)
+            rates = rate(self.start[1], accepted, elapsed), rate(self.start[2], taken, elapsed)
             peak = max(self.waiting, default=None), max(self.oldest, default=None)
             while self.rows and not now - SLOT * SLOTS < self.rows[0][0] <= now:
                 self.rows.popleft()
             self.rows.append([round(now), *rates, *peak, disk, memory])
-            self.start = now, accepted, drained
+            self.start = now, accepted, taken
             self.waiting, self.oldest = [], []
 
 

@@ -179,7 +179,7 @@ class Pool:
             held = sum(found.claims.values())
             seconds = counted.get(f"persist_seconds {name} sum", 0) / 1e6
             streams[name] = Work(
-                found.ready + held, found.claimed - found.purged - held, seconds, counted.get(f"store_errors {name}", 0)
+                found.ready + held, found.taken - found.purged - held, seconds, counted.get(f"store_errors {name}", 0)
             )
         return Reading(time.monotonic(), self.size, streams)
 

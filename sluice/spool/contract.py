@@ -55,11 +55,11 @@ class Keys(NamedTuple):
     """The keys of one stream."""
 
     ready: str
-    claimed: str
+    taken: str
     claims: str
     marks: str
     purged: str
-    spools: str
+    epochs: str
     history: str
     claim: str  # a prefix: the claim's id follows
 
@@ -67,33 +67,33 @@ class Keys(NamedTuple):
     def of(cls, stream: str) -> Keys:
         """The keys of a stream, all in one slot of a Redis Cluster."""
         base = "ingest:{%s}" % stream
-        names = "claimed", "claims", "marks", "purged", "spools", "history", "claim:"
+        names = "taken", "claims", "marks", "purged", "epochs", "history", "claim:"
         return cls(base, *(f"{base}:{name}" for name in names))
 
 
 COUNTS = "ingest:counts"  # of the whole installation
-LAYOUT = 2  # of the keys; 0: without `spools`; 1: without `history`. A change of their meaning raises it
+LAYOUT = 2  # of the keys; 0: without `epochs`; 1: without `history`. A change of their meaning raises it
 LAYOUT_KEY = "ingest:layout"
 CELL = "ingest:cell"  # the name of the cell whose list this is
 PROBED = "ingest:ready"  # written by the gateway's readiness check, and by PROBE
 PATTERN = "ingest:{*"  # glob: every key of every stream
 STREAM = re.compile(rb"ingest:\{([^}]+)\}")  # the stream of a key
 
-# A spool is a history of a list: within one, a sequence number is given to one body only. Redis has another history
+# An epoch is a history of a list: within one, a sequence number is given to one body only. Redis has another history
 # (master_replid) after each restart and promotion, because its last writes may be lost, and their numbers with them.
-# Bodies that are on the list at that moment keep their spool; the next ones belong to a new spool. The time makes its
-# name unique if the keys are deleted while Redis runs. Each spool is scored by its first number that is not claimed.
-# `history` keeps the first number of every spool of the present list, for the ledger: bodies with other numbers are
-# from a list that Redis has lost. In a list that is older than `history`, the numbers before it belong to the spool "".
-SPOOLS = """
-local function spools(key, history_key, claimed, ready, us)
+# Bodies that are on the list at that moment keep their epoch; the next ones belong to a new epoch. The time makes its
+# name unique if the keys are deleted while Redis runs. Each epoch is scored by its first number that is not taken.
+# `history` keeps the first number of every epoch of the present list, for the ledger: bodies with other numbers are
+# from a list that Redis has lost. In a list that is older than `history`, the numbers before it belong to the epoch "".
+EPOCHS = """
+local function epochs(key, history_key, taken, ready, us)
   local history = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
   local found = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
   local start
-  if #found == 0 or tonumber(found[2]) > claimed + 1 then -- no spool has the first body: the counter was deleted
-    start = claimed + 1
+  if #found == 0 or tonumber(found[2]) > taken + 1 then -- no epoch has the first body: the counter was deleted
+    start = taken + 1
   elseif string.sub(found[#found - 1], 1, #history) ~= history then
-    start = claimed + ready + 1
+    start = taken + ready + 1
   else
     return found
   end
@@ -109,17 +109,17 @@ end
 
 # Every call sends the whole script (EVAL). Redis caches it by its hash; SCRIPT FLUSH does no harm.
 MARK = (
-    SPOOLS
+    EPOCHS
     + """
 local t = redis.call('TIME')
-local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
+local taken = tonumber(redis.call('GET', KEYS[2]) or 0)
 local ready = redis.call('LLEN', KEYS[1])
-local seq = string.format('%.0f', claimed + ready + 1)
+local seq = string.format('%.0f', taken + ready + 1)
 local us = t[1] .. string.format('%06d', t[2])
-spools(KEYS[4], KEYS[5], claimed, ready, us)
+epochs(KEYS[4], KEYS[5], taken, ready, us)
 redis.call('ZREMRANGEBYSCORE', KEYS[3], seq, seq) -- keep one mark per number, or a refused stream would collect them
 redis.call('ZADD', KEYS[3], seq, seq .. ':' .. us)
-return {claimed, ready, us, redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', 0) or 0}
+return {taken, ready, us, redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', 0) or 0}
 """
 )
 
@@ -127,7 +127,7 @@ return {claimed, ready, us, redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', 0)
 # body is copied or written to the append-only file again. Otherwise the head of the list moves in pieces.
 CLAIM = (
     "#!lua flags=allow-oom"
-    + SPOOLS
+    + EPOCHS
     + """
 local t = redis.call('TIME')
 local ms = t[1] * 1000 + math.floor(t[2] / 1000)
@@ -147,16 +147,16 @@ if expired then
 end
 local ready = redis.call('LLEN', KEYS[1])
 if ready == 0 then return false end
-local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
+local taken = tonumber(redis.call('GET', KEYS[2]) or 0)
 local us = t[1] .. string.format('%06d', t[2])
-local found = spools(KEYS[5], KEYS[6], claimed, ready, us)
-local spool, following
+local found = epochs(KEYS[5], KEYS[6], taken, ready, us)
+local epoch, following
 for at = 1, #found, 2 do
-  if tonumber(found[at + 1]) <= claimed + 1 then spool = found[at]
+  if tonumber(found[at + 1]) <= taken + 1 then epoch = found[at]
   elseif not following then following = tonumber(found[at + 1]) end
 end
-if following then max_bodies = math.min(max_bodies, following - claimed - 1) end -- a claim has bodies of one spool
-local id = spool .. ':' .. string.format('%.0f', claimed + 1) .. ':' .. us
+if following then max_bodies = math.min(max_bodies, following - taken - 1) end -- a claim has bodies of one epoch
+local id = epoch .. ':' .. string.format('%.0f', taken + 1) .. ':' .. us
 local key = prefix .. id
 local n, size = 0, 0
 if ready <= max_bodies then size = redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', 0) end
@@ -178,9 +178,9 @@ else
     if moved * 8 > max_bytes then step = math.max(1, math.floor(step / 8)) else step = math.min(step * 2, 32) end
   until n >= max_bodies or size >= max_bytes
 end
-redis.call('SET', KEYS[2], string.format('%.0f', claimed + n))
-redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', string.format('%.0f', claimed + 1))
-if following ~= claimed + n + 1 then redis.call('ZADD', KEYS[5], string.format('%.0f', claimed + n + 1), spool) end
+redis.call('SET', KEYS[2], string.format('%.0f', taken + n))
+redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', string.format('%.0f', taken + 1))
+if following ~= taken + n + 1 then redis.call('ZADD', KEYS[5], string.format('%.0f', taken + n + 1), epoch) end
 redis.call('ZADD', KEYS[3], ms + lease, id)
 return give(id, n, size)
 """
@@ -210,8 +210,8 @@ return settled
 # The bodies from a sequence number on, in order, claims first, up to a number of bodies and bytes.
 PEEK = """
 local from, max_bodies, max_bytes = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
-local lists = {{claimed + 1, KEYS[1], 'ready'}}
+local taken = tonumber(redis.call('GET', KEYS[2]) or 0)
+local lists = {{taken + 1, KEYS[1], 'ready'}}
 for _, id in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
   lists[#lists + 1] = {tonumber(string.match(id, ':(%d+):')), ARGV[1] .. id, 'claimed'}
 end
@@ -227,16 +227,16 @@ for _, list in ipairs(lists) do
     end
   end
 end
-return {claimed + redis.call('LLEN', KEYS[1]), found}
+return {taken + redis.call('LLEN', KEYS[1]), found}
 """
 
-# Purged bodies count as claimed, so that their sequence numbers are not used again, and as purged, for the ledger.
+# Purged bodies count as taken, so that their sequence numbers are not used again, and as purged, for the ledger.
 PURGE = """#!lua flags=allow-oom
-local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
-local n = math.min(tonumber(ARGV[1]) - claimed, redis.call('LLEN', KEYS[1]))
+local taken = tonumber(redis.call('GET', KEYS[2]) or 0)
+local n = math.min(tonumber(ARGV[1]) - taken, redis.call('LLEN', KEYS[1]))
 if n <= 0 then return 0 end
 redis.call('LTRIM', KEYS[1], n, -1)
-redis.call('SET', KEYS[2], string.format('%.0f', claimed + n))
+redis.call('SET', KEYS[2], string.format('%.0f', taken + n))
 redis.call('INCRBY', KEYS[5], n)
 return n
 """
@@ -261,8 +261,8 @@ for _, id in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
   claims[#claims + 1] = {id, redis.call('LLEN', ARGV[1] .. id), since(tonumber(string.match(id, ':(%d+):')))}
 end
 local t = redis.call('TIME')
-local claimed = tonumber(redis.call('GET', KEYS[2]) or 0)
-return {t[1] .. string.format('%06d', t[2]), claimed, redis.call('LLEN', KEYS[1]), since(claimed + 1), claims, size,
+local taken = tonumber(redis.call('GET', KEYS[2]) or 0)
+return {t[1] .. string.format('%06d', t[2]), taken, redis.call('LLEN', KEYS[1]), since(taken + 1), claims, size,
   tonumber(redis.call('GET', KEYS[5]) or 0), redis.call('ZRANGE', KEYS[6], 0, -1, 'WITHSCORES')}
 """
 
@@ -279,22 +279,22 @@ def count_command(delta: dict[str, int]) -> tuple[Any, ...]:
 
 
 class Window(NamedTuple):
-    """The sequence numbers of the present list that belong to a spool: from `first` to the one before `end`.
+    """The sequence numbers of the present list that belong to an epoch: from `first` to the one before `end`.
 
-    spool: "" stands for any spool. claimed: the last of them that was claimed; None if another spool has followed, so
-    that Redis has lost the bodies with higher numbers.
+    epoch: "" stands for any epoch. taken: the last of them that was ever claimed; None if another epoch has followed,
+    so that Redis has lost the bodies with higher numbers.
     """
 
-    spool: str
+    epoch: str
     first: int
     end: int
-    claimed: int | None = None
+    taken: int | None = None
 
 
 class Claim(NamedTuple):
     """One claimed batch: its bodies have the sequence numbers first, first + 1, …
 
-    id: SPOOL:FIRST:MICROSECONDS, with the time of the claim. What identifies a body is spool, stream and number.
+    id: EPOCH:FIRST:MICROSECONDS, with the time of the claim. What identifies a body is epoch, stream and number.
     size: approximate bytes.
     marks: (sequence number, microseconds since 1970), ascending; the first one is the last mark at or before `first`.
     """
@@ -312,7 +312,7 @@ class Claim(NamedTuple):
         return cls(stream, id, int(id.split(":")[1]), count, 0, [])
 
     @property
-    def spool(self) -> str:
+    def epoch(self) -> str:
         """The history of the list in which these sequence numbers were given."""
         return self.id.partition(":")[0]
 
@@ -324,7 +324,7 @@ class Claim(NamedTuple):
     def part(self, first: int, end: int) -> Claim:
         """The bodies from `first` to the one before `end`, as a claim of their own."""
         at = self.id.rpartition(":")[2]
-        return self._replace(id=f"{self.spool}:{first}:{at}", first=first, count=end - first)
+        return self._replace(id=f"{self.epoch}:{first}:{at}", first=first, count=end - first)
 
     def received(self, seq: int) -> tuple[int, int]:
         """When the body with this sequence number arrived (microseconds since 1970, up to 100 ms early), and the first

@@ -68,26 +68,26 @@ class Backlog:
         key = keys.ready.encode()
         self.bytes = Counter()  # of the accepted bodies
         self.push = b"$5\r\nRPUSH\r\n$%d\r\n%b" % (len(key), key)
-        self.mark = ("EVAL", MARK, 5, keys.ready, keys.claimed, keys.marks, keys.spools, keys.history)
+        self.mark = ("EVAL", MARK, 5, keys.ready, keys.taken, keys.marks, keys.epochs, keys.history)
         self.mark_due = AT_ONCE
         self.length = 0  # at the last reply
         self.refused_bodies = 0  # since the last accepted one; their clients will retry
         self.rate = 0.0  # bodies per second that the workers can drain, estimated
         self.observed = 0.0  # seconds of backlog that the estimate is based on, up to RATE_WINDOW
-        self.sample: tuple[float, int, int] | None = None  # the last mark: Redis's time (seconds), claimed, ready
+        self.sample: tuple[float, int, int] | None = None  # the last mark: Redis's time (seconds), taken, ready
 
-    def update(self, claimed: int, ready: int, microseconds: bytes, size: int) -> None:
+    def update(self, taken: int, ready: int, microseconds: bytes, size: int) -> None:
         """Update length, limit and drain rate from a mark's reply. size: bytes of the READY bodies."""
         now = int(microseconds) / 1e6
         if self.sample and now > self.sample[0]:
-            elapsed, drained = now - self.sample[0], max(0, claimed - self.sample[1])
-            backlogged = drained < self.sample[2]
+            elapsed, moved = now - self.sample[0], max(0, taken - self.sample[1])
+            backlogged = moved < self.sample[2]
             if backlogged:
                 self.observed = min(self.observed + elapsed, RATE_WINDOW)
             # An emptied list only bounds the rate from below: it may raise the estimate, never lower it.
-            if backlogged or drained > self.rate * elapsed:
-                self.rate += (drained / elapsed - self.rate) * elapsed / max(self.observed, elapsed)
-        self.sample = now, claimed, ready
+            if backlogged or moved > self.rate * elapsed:
+                self.rate += (moved / elapsed - self.rate) * elapsed / max(self.observed, elapsed)
+        self.sample = now, taken, ready
         self.length = ready
         self.limit = min(self.max_bodies, self.max_bytes * ready // size) if size else self.max_bodies
 

@@ -37,15 +37,15 @@ Seen = tuple[Any, str, bytes]  # sequence number (with Kafka PARTITION:NUMBER), 
 class Snapshot(NamedTuple):
     """The state of a stream in Redis at one moment.
 
-    claimed: bodies ever claimed. ready: READY bodies. claims: the open claims, id -> number of bodies.
+    taken: bodies ever claimed. ready: READY bodies. claims: the open claims, id -> number of bodies.
     ages: claim id, or "" for the READY bodies -> seconds since the first of these bodies arrived, if a mark dates it.
     size: approximate bytes of memory of all these bodies, if known. purged: bodies ever purged.
-    history: which spool has which of the numbers from 1 to claimed + ready, ascending.
+    history: which epoch has which of the numbers from 1 to taken + ready, ascending.
     confirmed: whether replicas have all of this, if they were asked, so that a failover does not lose it.
-    partitions: with Kafka, spool without its leader epoch -> the numbers up to which bodies are settled, and are there.
+    partitions: with Kafka, epoch without its leader epoch -> the numbers up to which bodies are settled, and are there.
     """
 
-    claimed: int
+    taken: int
     ready: int
     claims: dict[str, int]
     ages: dict[str, float]
@@ -93,16 +93,16 @@ class Inspector:
         finally:
             pool.release(link)
         reply, *confirmed = replies
-        now, claimed, ready, since, claims, size, purged, spools = reply
+        now, taken, ready, since, claims, size, purged, epochs = reply
         arrived = {name.decode(): at for name, _, at in claims} | ({"": since} if ready else {})
         return Snapshot(
-            claimed,
+            taken,
             ready,
             {name.decode(): count for name, count, _ in claims},
             {name: max(0, int(now) - int(at)) / 1e6 for name, at in arrived.items() if at},
             size,
             purged,
-            windows([(name.decode(), int(first)) for name, first in zip(spools[::2], spools[1::2])], claimed, ready),
+            windows([(name.decode(), int(first)) for name, first in zip(epochs[::2], epochs[1::2])], taken, ready),
             confirmed=not confirmed or confirmed[-1] >= number,
         )
 
@@ -190,10 +190,10 @@ class Inspector:
         return {match[1].decode("utf-8", "replace") for match in found if match}
 
 
-def windows(spools: list[tuple[str, int]], claimed: int, ready: int) -> list[Window]:
-    """The windows of the spools of a list. spools: each with its first number, ascending."""
-    if not spools:
-        spools = [("", 1)]
-    ends = [first for _, first in spools[1:]]
-    closed = [Window(name, first, end) for (name, first), end in zip(spools, ends)]
-    return [*closed, Window(*spools[-1], claimed + ready + 1, claimed)]
+def windows(epochs: list[tuple[str, int]], taken: int, ready: int) -> list[Window]:
+    """The windows of the epochs of a list. epochs: each with its first number, ascending."""
+    if not epochs:
+        epochs = [("", 1)]
+    ends = [first for _, first in epochs[1:]]
+    closed = [Window(name, first, end) for (name, first), end in zip(epochs, ends)]
+    return [*closed, Window(*epochs[-1], taken + ready + 1, taken)]

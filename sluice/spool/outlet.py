@@ -132,7 +132,7 @@ class Outlet:
     def settle(self, claim: Claim) -> None:
         """Delete a claim whose bodies are in the store, and the marks that are no longer needed."""
         keys = Keys.of(claim.stream)
-        self.redis.eval(SETTLE, 3, keys.claimed, keys.claims, keys.marks, keys.claim, claim.id)
+        self.redis.eval(SETTLE, 3, keys.taken, keys.claims, keys.marks, keys.claim, claim.id)
 
     def check_layout(self) -> None:
         """Write the layout of the keys to Redis, if it has an earlier one or none. Raises: NewerLayout, RedisError."""
@@ -158,7 +158,7 @@ class Outlet:
         """Whether bodies are left after a claim that is smaller than asked for: it has emptied the list."""
         return False
 
-    def drained(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether no worker has work, once `has_work` says that this one has none: it knows the work of all."""
         return True
 

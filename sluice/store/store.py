@@ -506,8 +506,8 @@ def summed(
     counts: Iterable[SpoolCount], history: Sequence[Window], cell: str | None, persisted: dict[str, int]
 ) -> Ledger:
     """The ledger from the counts of the spools: those of the cell, and those of its list."""
-    ends = {window.spool: window.end for window in history}
-    present = {window.spool for window in history if window.claimed is not None}
+    ends = {window.epoch: window.end for window in history}
+    present = {window.epoch for window in history if window.taken is not None}
     bodies = dead = earlier = expired = deleted = 0
     purged = {}
     for one in counts:
@@ -524,5 +524,5 @@ def summed(
 
 def limits(history: Sequence[Window]) -> tuple[dict[str, int], int]:
     """The highest number to count of each spool that has one, and of all others."""
-    found = {window.spool: window.claimed for window in history if window.claimed is not None}
+    found = {window.epoch: window.taken for window in history if window.taken is not None}
     return found, found.pop("", 1 << 62)

@@ -168,7 +168,7 @@ def test_a_claim_that_is_stored_and_not_settled_counts_as_stored(tmp: Path, redi
     claim = Outlet(str(redis.socket)).claim("votes", lease=3600)
     assert claim
     assert status(tmp)[1]["votes"]["claimed"] == 2
-    ask(tmp, f"INSERT INTO batches_ranges VALUES ('votes', '{claim.spool}', 2, 3)")
+    ask(tmp, f"INSERT INTO batches_ranges VALUES ('votes', '{claim.epoch}', 2, 3)")
     ledger = status(tmp)[1]["votes"]
     assert (ledger["claimed"], ledger["stored"], ledger["missing"]) == (0, 3, 0)
 

@@ -82,7 +82,7 @@ def test_metrics_count_what_the_gateway_and_the_worker_did(up: Server) -> None:
     found = poll(settled, 20)
     expected = {
         ("sluice_accepted_bodies_total", "votes"): 21,
-        ("sluice_drained_bodies_total", "votes"): 21,
+        ("sluice_taken_bodies_total", "votes"): 21,
         ("sluice_accepted_bodies_total", "metrics"): 1,
         ("sluice_dead_bodies", "votes"): 1,
         ("sluice_dead_letters", "neither JSON nor a form", "votes"): 1,

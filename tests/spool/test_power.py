@@ -329,7 +329,7 @@ def test_wherever_the_log_is_cut_the_store_ignores_no_new_body_and_stores_no_old
         push(inlet, ["c1", "c2"])
         drain(redis, first)
         store.close()
-        highest = Inspector(str(redis.socket)).snapshot("votes").claimed
+        highest = Inspector(str(redis.socket)).snapshot("votes").taken
     before = stored(first)
     assert (highest, sorted(before)) == (9, ["a1", "a2", "a3", "b1", "b2", "b3", "b4", "c1", "c2"])
     assert len(before) == len(set(before))
@@ -344,7 +344,7 @@ def test_wherever_the_log_is_cut_the_store_ignores_no_new_body_and_stores_no_old
             database.execute("VACUUM INTO ?", (str(home / "ingest.db"),))
         with start_from_cut(first / "redis", home, cut) as redis:
             new = [f"{n}-{i}" for i in range(9)]  # numbers 1 to 9 are all taken in the database
-            again += Inspector(str(redis.socket)).snapshot("votes").claimed < highest
+            again += Inspector(str(redis.socket)).snapshot("votes").taken < highest
             push(Inlet(str(redis.socket), 1000), new)
             drain(redis, home)
             left = Inspector(str(redis.socket)).snapshot("votes")

@@ -127,7 +127,7 @@ def claim(outlet: Outlet, stream: str = "s", **limits: float) -> Claim:
 def drained(outlet: Outlet, stream: str = "s", **limits: float) -> list[bytes]:
     """Claim and settle everything: all bodies in order. Checks that the sequence numbers are consecutive."""
     bodies: list[bytes] = []
-    first = int(outlet.redis.get(Keys.of(stream).claimed) or 0) + 1
+    first = int(outlet.redis.get(Keys.of(stream).taken) or 0) + 1
     while taken := outlet.claim(stream, **limits):  # type: ignore[arg-type]
         found = list(outlet.bodies(taken))
         assert (taken.first, taken.count) == (first + len(bodies), len(found))
@@ -363,7 +363,7 @@ def test_a_claim_that_takes_a_list_just_below_its_limit_counts_every_body_once(
     taken = claim(outlet, max_bodies=10**6, max_bytes=limit)
     assert calls(server, "rename") == 0
     assert raw(server).llen(KEYS.claim + taken.id) == taken.count == len(bodies)
-    assert inspector.snapshot("s").claimed == len(bodies)
+    assert inspector.snapshot("s").taken == len(bodies)
     assert list(outlet.bodies(taken)) == bodies
 
 
@@ -421,18 +421,18 @@ def test_settle_leaves_only_the_counter_and_one_mark(
     taken = claim(outlet)
     outlet.settle(taken)
     outlet.settle(taken)
-    left = KEYS.claimed, KEYS.marks, KEYS.spools, KEYS.history
+    left = KEYS.taken, KEYS.marks, KEYS.epochs, KEYS.history
     assert set(raw(server).keys("*")) == {key.encode() for key in left}
-    assert inspector.snapshot("s").claimed == 10
+    assert inspector.snapshot("s").taken == 10
     assert len(marks(server)) == 1
 
 
 def test_a_spool_is_forgotten_when_its_last_body_is_claimed(server: Server, outlet: Outlet) -> None:
     present = raw(server).info("replication")["master_replid"] + "-1"
-    raw(server).zadd(KEYS.spools, {"old": 1, present: 3})
+    raw(server).zadd(KEYS.epochs, {"old": 1, present: 3})
     raw(server).rpush(KEYS.ready, *numbers(4))
-    assert claim(outlet).spool == "old"
-    assert raw(server).zrange(KEYS.spools, 0, -1, withscores=True) == [(present.encode(), 3.0)]
+    assert claim(outlet).epoch == "old"
+    assert raw(server).zrange(KEYS.epochs, 0, -1, withscores=True) == [(present.encode(), 3.0)]
 
 
 def test_reading_a_claim_that_is_gone_raises_lost(inlet: Inlet, outlet: Outlet) -> None:
@@ -449,7 +449,7 @@ def test_a_claim_is_known_by_its_id(inlet: Inlet, outlet: Outlet) -> None:
     taken = claim(outlet)
     again = Claim.of("s", taken.id, 4)
     assert again == Claim("s", taken.id, 6, 4, 0, [])
-    assert (again.end, again.spool) == (10, taken.spool)
+    assert (again.end, again.epoch) == (10, taken.epoch)
     assert list(outlet.bodies(again)) == numbers(4, 5)
 
 
@@ -468,13 +468,13 @@ def test_a_script_flush_does_no_harm(server: Server, inlet: Inlet, outlet: Outle
 
 
 def test_large_sequence_numbers_stay_exact(server: Server, inlet: Inlet, outlet: Outlet, inspector: Inspector) -> None:
-    raw(server).set(KEYS.claimed, 10**15)
+    raw(server).set(KEYS.taken, 10**15)
     push(inlet, *numbers(3))
     taken = claim(outlet, max_bodies=2)
     assert (taken.first, taken.id.split(":")[1]) == (10**15 + 1, str(10**15 + 1))
     assert claim(outlet).first == 10**15 + 3
     outlet.settle(taken)
-    assert inspector.snapshot("s").claimed == 10**15 + 3
+    assert inspector.snapshot("s").taken == 10**15 + 3
     assert marks(server)[0][0] == 10**15 + 1
 
 
@@ -808,12 +808,12 @@ def test_a_claim_in_pieces_is_complete_in_a_full_redis(tmp: Path) -> None:
         assert inspector.snapshot("s")[:2] == (900, before - 900)
 
 
-# spools: what names the numbers of a history of the list
+# epochs: what names the numbers of a history of the list
 
 
-def spools(server: Server) -> dict[str, int]:
-    """The spools of the list, each with its first number that is not claimed."""
-    return {name.decode(): int(first) for name, first in raw(server).zrange(KEYS.spools, 0, -1, withscores=True)}
+def epochs(server: Server) -> dict[str, int]:
+    """The epochs of the list, each with its first number that is not claimed."""
+    return {name.decode(): int(first) for name, first in raw(server).zrange(KEYS.epochs, 0, -1, withscores=True)}
 
 
 def test_a_restart_begins_a_spool_and_bodies_of_before_keep_theirs(own: Server, tmp: Path) -> None:
@@ -825,21 +825,21 @@ def test_a_restart_begins_a_spool_and_bodies_of_before_keep_theirs(own: Server, 
     with redis_server(tmp) as again:
         inlet, outlet = Inlet(str(again.socket), 10**9), Outlet(str(again.socket))
         push(inlet, *numbers(3, 10))
-        old, new = spools(again)
-        assert (old, spools(again)) == (opened.spool, {old: 5, new: 11})
+        old, new = epochs(again)
+        assert (old, epochs(again)) == (opened.epoch, {old: 5, new: 11})
         outlet.renew(opened, 0)
         assert claim(outlet)[:4] == opened[:4]  # delivered again, as it was
         rest, later = claim(outlet), claim(outlet)  # a claim has bodies of one spool
-        assert [(one.spool, one.first, one.count) for one in (rest, later)] == [(old, 5, 6), (new, 11, 3)]
+        assert [(one.epoch, one.first, one.count) for one in (rest, later)] == [(old, 5, 6), (new, 11, 3)]
         assert [*outlet.bodies(rest), *outlet.bodies(later)] == numbers(9, 4)
         push(inlet, b"x")
-        assert claim(outlet).spool == new
-        assert spools(again) == {new: 15}
+        assert claim(outlet).epoch == new
+        assert epochs(again) == {new: 15}
 
 
 def test_restarts_without_a_body_in_between_leave_one_spool(own: Server, tmp: Path) -> None:
     push(Inlet(str(own.socket), 10**9), b"a")
-    (first,) = spools(own)
+    (first,) = epochs(own)
     own.process.kill()
     own.process.wait()
     names = []
@@ -848,7 +848,7 @@ def test_restarts_without_a_body_in_between_leave_one_spool(own: Server, tmp: Pa
             inlet = Inlet(str(again.socket), 10**9)
             inlet.backlogs["s"] = Backlog("s")
             inlet.refresh(inlet.backlogs["s"], 0)  # a mark without a push
-            old, name = spools(again)
+            old, name = epochs(again)
             assert old == first
             names.append(name)
     assert len(set(names)) == 3
@@ -857,12 +857,12 @@ def test_restarts_without_a_body_in_between_leave_one_spool(own: Server, tmp: Pa
 def test_deleting_the_counter_begins_a_spool(server: Server, inlet: Inlet, outlet: Outlet) -> None:
     push(inlet, *numbers(3))
     before = claim(outlet)
-    raw(server).delete(KEYS.claimed)
+    raw(server).delete(KEYS.taken)
     push(inlet, b"x")
     after = claim(outlet)
     assert (before.first, after.first) == (1, 1)
-    assert before.spool != after.spool
-    assert Inspector(str(server.socket)).snapshot("s").history == [Window(after.spool, 1, 2, 1)]
+    assert before.epoch != after.epoch
+    assert Inspector(str(server.socket)).snapshot("s").history == [Window(after.epoch, 1, 2, 1)]
 
 
 def test_a_purge_past_the_end_of_a_spool_leaves_the_next_one(own: Server, tmp: Path) -> None:
@@ -871,11 +871,11 @@ def test_a_purge_past_the_end_of_a_spool_leaves_the_next_one(own: Server, tmp: P
     own.process.wait()
     with redis_server(tmp) as again:
         push(Inlet(str(again.socket), 10**9), *numbers(5, 5))
-        old, new = spools(again)
+        old, new = epochs(again)
         Inspector(str(again.socket)).purge("s", 7)
         taken = claim(Outlet(str(again.socket)))
-        assert (taken.spool, taken.first, taken.count) == (new, 8, 3)
-        assert spools(again) == {new: 11}
+        assert (taken.epoch, taken.first, taken.count) == (new, 8, 3)
+        assert epochs(again) == {new: 11}
         history = Inspector(str(again.socket)).snapshot("s").history
         assert history == [Window(old, 1, 6), Window(new, 6, 11, 10)]  # kept for the ledger
 
@@ -891,7 +891,7 @@ def test_the_numbers_before_the_history_belong_to_any_spool(own: Server, tmp: Pa
     own.process.wait()
     with redis_server(tmp) as again:
         push(Inlet(str(again.socket), 10**9), b"x")
-        _, new = spools(again)
+        _, new = epochs(again)
         assert Inspector(str(again.socket)).snapshot("s").history == [Window("", 1, 6), Window(new, 6, 7, 0)]
 
 
@@ -927,7 +927,7 @@ def test_the_first_push_after_a_lost_connection_or_an_error_is_marked(through: s
     with redis_server(tmp) as again:
         assert push(inlet, b"b") is None
         assert [seq for seq, _ in marks(again)] == [1, 2]
-        assert len(spools(again)) == 2
+        assert len(epochs(again)) == 2
 
 
 @pytest.mark.parametrize("lost", ["nothing", "the last writes"])
@@ -1139,7 +1139,7 @@ def test_after_redis_is_killed_acknowledged_bodies_are_there_and_settled_ones_ar
         assert len(there) == len(set(there))
         assert settled & set(there) == set()
         assert acknowledged - set(there) <= unknown
-        assert now.ready + now.claimed >= len(acknowledged)
+        assert now.ready + now.taken >= len(acknowledged)
 
 
 @pytest.mark.parametrize("how", ["flushed", "restarted empty"])

@@ -160,7 +160,7 @@ class Source:
 
     def settle(self, claim: Claim) -> tuple[str, int] | None:
         """Commit the offset after a claim; the partition, unless another topic has its name by now."""
-        topic_id, number, _ = claim.spool.split(".")
+        topic_id, number, _ = claim.epoch.split(".")
         if topic_id != self.topic.id:
             return None
         if int(number) in (self.assigned or ()):  # else it is another worker's by now
@@ -246,7 +246,7 @@ class Outlet(outlet.Outlet):
             except KafkaUnavailable as error:
                 log.info("what is stored stays in Kafka: %s", error.reason)
 
-    def drained(self) -> bool:
+    def is_empty(self) -> bool:
         """See `outlet.Outlet`: a worker knows only its own partitions, and one that has died keeps its own for seconds.
 
         Raises: KafkaUnavailable.

@@ -488,7 +488,7 @@ class Postgres(Store[psycopg.Connection]):
                 typing.cast("Any", f"SELECT ({COUNTS}), ARRAY({persisted})"),
                 {
                     **{"stream": stream, "limits": Jsonb(own), "rest": rest},
-                    **{"id": [one.id for one in given], "spool": [one.spool for one in given]},
+                    **{"id": [one.id for one in given], "spool": [one.epoch for one in given]},
                     **{"low": [one.first for one in given], "past": [one.end for one in given]},
                 },
             )
@@ -721,7 +721,7 @@ def ensure(db: psycopg.Connection, name: str, columns: dict[str, str], index: st
 
 def named(claim: Claim) -> dict[str, Any]:
     """A claim as the values of a query."""
-    return {"id": claim.id, "stream": claim.stream, "spool": claim.spool, "first": claim.first} | {
+    return {"id": claim.id, "stream": claim.stream, "spool": claim.epoch, "first": claim.first} | {
         "last": claim.end - 1,
         "bodies": claim.count,
     }

@@ -235,7 +235,7 @@ class Sqlite(Store[apsw.Connection]):
 
     def add_batch(self, db: apsw.Connection, claim: Claim) -> int | None:
         """See `Store`. No other connection writes during this transaction. Ranges that meet become one."""
-        of = claim.stream, claim.spool
+        of = claim.stream, claim.epoch
         below = "SELECT first, last FROM batches_ranges WHERE stream=? AND spool=? AND first<? ORDER BY 1 DESC LIMIT 1"
         start, last = db.execute(below, (*of, claim.end)).fetchone() or (0, -1)
         if last >= claim.first:
@@ -261,7 +261,7 @@ class Sqlite(Store[apsw.Connection]):
             return [(claim.first, claim.end - 1)]
         found: Any = db.execute(
             "SELECT first, last FROM batches_ranges WHERE stream = ? AND spool = ? AND first < ? AND last >= ?",
-            (claim.stream, claim.spool, claim.end, claim.first),
+            (claim.stream, claim.epoch, claim.end, claim.first),
         )
         return list(found)
 
