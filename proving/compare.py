@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from proving.load import CUT, HALF, SPAN, UNANSWERED, Book
 
-SLACK = 0.1  # seconds: the precision of received_at (PROTOCOL.md, section 4)
+SLACK = 0.1  # seconds: the precision of received_at (docs/protocol/spool.md)
 CLOCK = 0.002  # seconds: rounding of the milliseconds in the database, on both sides
 LISTED = 10_000  # event numbers of each kind in the JSON report
 

@@ -1,7 +1,4 @@
-"""Every setting: one row each in the class Settings, read once from the environment.
-
-`python -m sluice.settings FILE` writes the table of settings into a document, between its markers.
-"""
+"""Every setting: one row each in the class Settings, read once from the environment."""
 
 from __future__ import annotations
 
@@ -65,7 +62,7 @@ class Settings:
         parsers.cell, "",
         "Name of this cell among those that store in the same database, up to 63 letters, digits and `._-`; "
         "unless set, the name of the machine with a hash of `/etc/machine-id` and `INGEST_HOME`. Set it when there are "
-        "several, to the name by which you know the machine (section 5)",
+        "several, to the name by which you know the machine ([cells](database.md#cells))",
     )
     runtime: str = setting(
         choice("cpython", "pypy"), "cpython",
@@ -85,12 +82,12 @@ class Settings:
     durability: str = setting(
         choice("always", "everysec", "no"), "always",
         "Redis's `appendfsync`: `always`, `everysec` or `no`. Change it when throughput is worth the bodies that a "
-        "power failure may lose (section 1)",
+        "power failure may lose ([the promise](spool.md#the-promise))",
     )
     replicas: int = setting(
         integer(0, 16), "0",
         "Replicas of Redis that must confirm a body before its 2xx, and a claim before its worker. Set it when Redis "
-        "may fail over to a replica (section 4)",
+        "may fail over to a replica ([replicas](spool.md#replicas))",
     )
     max_body: int = setting(
         size(1), "1m",
@@ -117,20 +114,21 @@ class Settings:
         "Where rows go: `store`, the tables of `INGEST_STORE`; `parquet:///DIRECTORY`, `s3://BUCKET/PREFIX`, "
         "`clickhouse://USER:PASSWORD@HOST:PORT/DATABASE` or `kafka://HOST:PORT,HOST:PORT`, for all streams or for some "
         "of them (`gps=parquet:///DIRECTORY,logs=s3://BUCKET/PREFIX`); `metrics=statsd://HOST:PORT`. The ledger and "
-        "dead letters stay in `INGEST_STORE`. Set it when one database is too small for the rows (section 11)",
+        "dead letters stay in `INGEST_STORE`. Set it when one database is too small for the rows "
+        "([elsewhere](database.md#rows-elsewhere))",
     )
     keep: Keep = setting(
         parsers.keep, "forever",
         "How long rows are kept after their arrival: seconds (`90s`), minutes (`10m`), hours (`12h`) or days (`30d`), "
         "for all streams or for some of them (`30d,gps=7d,votes=forever`). `dead=90d`: the same for dead letters. Set "
-        "it when the disk is smaller than all that will ever arrive (section 5)",
+        "it when the disk is smaller than all that will ever arrive ([by age](database.md#deleting-by-age))",
     )
     spool: str = setting(
         parsers.spool, "$INGEST_HOME/run/redis.sock",
         "Where bodies wait for the workers: the Unix socket of the Redis that `bin/up` starts. Change it when the path "
         "in `INGEST_HOME` is too long for a socket, to `redis://USER:PASSWORD@HOST:PORT`, `rediss://…` or "
-        "`redis+sentinel://…` to use a Redis on other machines (section 4), or to `kafka://HOST:PORT,HOST:PORT` "
-        "(section 10); then `bin/up` starts none for them",
+        "`redis+sentinel://…` to use a Redis on other machines ([addresses](spool.md#redis-on-other-machines)), or to "
+        "`kafka://HOST:PORT,HOST:PORT` ([Kafka](spool.md#kafka)); then `bin/up` starts none for them",
     )
     routes: str = setting(
         parsers.module, "",
@@ -142,12 +140,13 @@ class Settings:
     )
     views: str = setting(
         parsers.views, "",
-        "Module with `VIEWS`, named likewise, for views of your own (section 9); `off`: no views. Set it to read your "
-        "own streams back, or to save the memory of the views",
+        "Module with `VIEWS`, named likewise, for views of your own ([views](database.md#views)); `off`: no views. Set "
+        "it to read your own streams back, or to save the memory of the views",
     )
     api_keys: Path | None = setting(
         parsers.file, "",
-        "File of API keys; a client without one gets 401. Set it when the port is open to strangers (section 8)",
+        "File of API keys; a client without one gets 401. Set it when the port is open to strangers "
+        "([access](#access-control))",
     )
     passwords: Path | None = setting(
         parsers.file, "",
@@ -327,26 +326,3 @@ def secret(name: str, path: str | Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise SettingError(f"{name}={str(path)!r} cannot be read: {why}.") from None
-
-
-def table() -> str:
-    """The table of settings in Markdown."""
-    lines = ["| variable | default | what it is, and when to change it |", "|---|---|---|"]
-    for row in dataclasses.fields(Settings):
-        default = row.metadata["default"]
-        shown = f"`{default}`" if default else ""
-        lines.append(f"| `{variable(row)}` | {shown} | {row.metadata['about']} |")
-    return "\n".join(lines) + "\n"
-
-
-def documented(text: str) -> str:
-    """A document with the present table between its markers."""
-    before, _, rest = text.partition("<!-- settings -->\n")
-    _, end, after = rest.partition("<!-- /settings -->")
-    assert end, "the document has no markers <!-- settings --> and <!-- /settings -->"
-    return f"{before}<!-- settings -->\n{table()}{end}{after}"
-
-
-if __name__ == "__main__":
-    document = Path(sys.argv[1])
-    document.write_text(documented(document.read_text()))

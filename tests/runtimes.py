@@ -59,7 +59,7 @@ def simple_server(module: str, name: str, runtime: str, tmp: Path, env: Mapping[
 
 
 def is_problem(given: Answer, status: int) -> dict[str, str]:
-    """Assert that an answer is application/problem+json with this status, as PROTOCOL.md says; returns its headers."""
+    """Assert that an answer is the problem of docs/protocol/http.md with this status; returns its headers."""
     code, headers, body = given
     assert code == status, body
     assert headers["content-type"] == "application/problem+json"

@@ -64,5 +64,5 @@ def front(*change: tuple[str, str], **env: object) -> Iterator[tuple[Server, Gat
 
 
 def problem(title: str, status: int, detail: str) -> bytes:
-    """The body of an error, as in PROTOCOL.md, section 2."""
+    """The body of an error, as in docs/protocol/http.md."""
     return b'{"type":"about:blank","title":"%b","status":%d,"detail":"%b"}' % (title.encode(), status, detail.encode())

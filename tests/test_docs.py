@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import importlib
 import json
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -17,26 +16,24 @@ import tomllib
 
 import ingest
 import sluice
-from proving import harness
+from proving import documents, harness
 from sluice import settings, views
 from sluice.http import replies, routes
-from sluice.ops.__main__ import module_of
+from sluice.ops import __main__ as command
 from sluice.spool import contract
 from sluice.store.sqlite.store import TABLES, Table
 from sluice.streams import logs, registry, signature
 
-PROTOCOL = (harness.ROOT / "docs/PROTOCOL.md").read_text()
+HTTP, SPOOL, DATABASE, OPERATOR = (
+    (harness.ROOT / f"docs/protocol/{name}.md").read_text() for name in ("http", "spool", "database", "operator")
+)
+NGINX = (harness.ROOT / "nginx/sluice.conf").read_text()
 README = (harness.ROOT / "README.md").read_text()
 DOCUMENTS = sorted(
     str(path.relative_to(harness.ROOT))
-    for folder in ("", "bench", "docs")
+    for folder in ("", "bench", "docs", "docs/protocol")
     for path in (harness.ROOT / folder).glob("*.md")
 )
-
-
-def section(number: int) -> str:
-    """One numbered section of PROTOCOL.md."""
-    return re.search(rf"^## {number}\. .*?(?=^## |\Z)", PROTOCOL, re.M | re.S)[0]
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -48,14 +45,15 @@ def rows(text: str) -> dict[str, list[str]]:
     return found
 
 
-def table(number: int, first: str) -> dict[str, list[str]]:
-    """The rows of the table in a section whose first column has this heading."""
-    (text,) = re.findall(rf"^\| {first} \|.*\n\|-.*\n((?:\|.*\n)+)", section(number), re.M)
+def table(page: str, first: str, with_text: str = "") -> dict[str, list[str]]:
+    """The rows of the table of a page whose first column has this heading, and which has this text."""
+    tables = re.findall(rf"^\| {re.escape(first)} \|.*\n\|-.*\n((?:\|.*\n)+)", page, re.M)
+    (text,) = (text for text in tables if with_text in text)
     return rows(text)
 
 
 def test_the_table_of_paths_is_the_routing_table():
-    documented = table(3, "path")
+    documented = table(HTTP, "path", "`/metrics`")
     assert documented.keys() == routes.ROUTES.keys()
     for path, (stream, answer, item) in documented.items():
         route = routes.ROUTES[path]
@@ -71,12 +69,12 @@ def test_the_table_of_answers_has_exactly_the_errors_that_gateway_and_nginx_give
     nginx = (harness.ROOT / "nginx/sluice.conf").read_text()
     for codes in re.findall(r"error_page ([\d ]+)(?:=(\d+))?", nginx):
         given |= {codes[1]} if codes[1] else set(codes[0].split())
-    answers = " ".join(cells[0] for cells in table(2, "when").values())
+    answers = " ".join(cells[0] for cells in table(HTTP, "when", "| 413").values())
     assert set(re.findall(r"\b[45]\d\d\b", answers)) == {status for status in given if status >= "400"}
 
 
 def test_the_table_of_views_is_the_declaration_of_the_built_in_ones():
-    documented = table(9, "path")
+    documented = table(HTTP, "path", "latest(")
     assert documented.keys() == views.VIEWS.keys()
     for path, (key, _, declared) in documented.items():
         assert eval(declared.strip("`"), vars(views)) == views.VIEWS[path]  # noqa: S307  # our own document
@@ -86,23 +84,23 @@ def test_the_table_of_views_is_the_declaration_of_the_built_in_ones():
 def test_the_table_of_answers_to_reads_has_the_errors_that_reader_and_nginx_give():
     source = (harness.ROOT / "serve.py").read_text()
     given = set(re.findall(r'problem\("(\d+)', source)) | {replies.GET_ONLY.status[:3], "503"}
-    answers = " ".join(cells[0] for cells in table(9, "when").values())
+    answers = " ".join(cells[0] for cells in table(HTTP, "when", "`cap`").values())
     assert set(re.findall(r"\b[45]\d\d\b", answers)) == given | {"401", "403", "429", "502", "504"}
 
 
 def test_the_health_checks_are_documented():
-    assert all(f"`GET {path}`" in section(3) for path in ingest.PROBES)
+    assert all(f"`GET {path}`" in HTTP for path in ingest.PROBES)
 
 
 def test_the_redis_keys_are_those_of_the_contract():
-    documented = {name.replace("<id>", "") for name in table(4, "key")}
+    documented = {name.replace("<id>", "") for name in table(SPOOL, "key")}
     assert documented == {*contract.Keys.of("s"), contract.COUNTS, contract.LAYOUT_KEY, contract.CELL, contract.PROBED}
 
 
 def test_the_verbs_of_the_contract_are_append_commit_and_the_scripts():
     scripts = {name.lower(): text for name, text in vars(contract).items() if "redis.call(" in str(text)}
     del scripts["epochs"]  # a function of two of them
-    verbs = table(4, "verb")
+    verbs = table(SPOOL, "verb")
     assert verbs.keys() == scripts.keys() | {"append", "commit"}
     for name, text in scripts.items():
         reads_only = name in ("peek", "snapshot")
@@ -112,11 +110,11 @@ def test_the_verbs_of_the_contract_are_append_commit_and_the_scripts():
 def test_the_fields_of_the_counts_are_those_that_the_processes_count():
     sources = "".join((harness.ROOT / name).read_text() for name in ("ingest.py", "sluice/spool/inlet.py", "worker.py"))
     counted = set(re.findall(r"\.(?:counter|counters|histogram)[(\[]f?\"(\w+)", sources))
-    assert {field.split()[0] for field in table(4, "field")} == counted
+    assert {field.split()[0] for field in table(SPOOL, "field")} == counted
 
 
 def test_the_tables_of_the_database_have_the_documented_columns():
-    documented = {name: cells[0].strip("`").split(", ") for name, cells in rows(section(5)).items()}
+    documented = {name: cells[0].strip("`").split(", ") for name, cells in table(DATABASE, "table").items()}
     for name, stream in registry.STREAMS.items():
         assert list(Table(stream).columns) == documented[name]
     for name, columns in re.findall(r"TABLE IF NOT EXISTS (\w+) \((.*?)\);", TABLES, re.S):
@@ -125,20 +123,46 @@ def test_the_tables_of_the_database_have_the_documented_columns():
 
 def test_the_table_of_levels_is_that_of_the_decoder():
     documented: dict[str, str] = {}
-    for stored, (names, numbers) in table(3, "level").items():
+    for stored, (names, numbers) in table(HTTP, "level").items():
         documented |= dict.fromkeys([stored, *re.findall(r"\w+", names), *re.findall(r"\d+", numbers)], stored)
     assert documented == logs.LEVELS
 
 
 def test_the_checks_of_access_are_the_lines_that_nginx_has_for_them():
     off = set(re.findall(r"^ *#([a-z-]+)# ", (harness.ROOT / "nginx/sluice.conf").read_text(), re.M))
-    assert {cells[0].split("`")[1] for cells in table(8, "setting").values()} == off
+    assert {cells[0].split("`")[1] for cells in table(OPERATOR, "setting").values()} == off
 
 
 def test_the_schemes_and_reasons_of_signed_webhooks_are_those_of_the_code():
-    assert {scheme.partition("`")[0] for scheme in table(8, "scheme")} == signature.SCHEMES.keys()
+    assert {scheme.partition("`")[0] for scheme in table(OPERATOR, "scheme")} == signature.SCHEMES.keys()
     reasons = re.findall(r'"(signature: [^"]*)"', Path(signature.__file__).read_text())
-    assert table(8, "reason in `dead_letters`").keys() == {text.replace("{scheme.field}", "FIELD") for text in reasons}
+    documented = table(OPERATOR, "reason in `dead_letters`").keys()
+    assert documented == {text.replace("{scheme.field}", "FIELD") for text in reasons}
+
+
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def limit(name: str) -> float:
+    """A limit by its name in the documents: a setting, a constant below sluice/, or a directive of nginx."""
+    if name.startswith("INGEST_"):
+        return getattr(settings.load({}), name.removeprefix("INGEST_").lower())
+    if "." not in name:
+        return float(re.findall(rf"^ *{name} (?:\d+ )?(\d+)", NGINX, re.M)[-1])
+    place, _, constant = name.rpartition(".")
+    found = pkgutil.resolve_name(place if place == "serve" else f"sluice.{place}")
+    return getattr(found, "_field_defaults", vars(found))[constant]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [(cells[0], cells[1]) for cells in [*table(HTTP, "limit").values(), *table(SPOOL, "what", "LEASE").values()]],
+)
+def test_a_limit_has_the_value_of_its_constant(name, text):
+    number = re.search(r"([\d,]+(?:\.\d+)?)(?: (\w+))?", text)
+    for constant in re.findall(r"`(.*?)`", name) if number else ():
+        stated = float(number[1].replace(",", "")) * UNITS.get(number[2], 1)
+        assert limit(constant) == stated * (2 if "half" in text else 1)
 
 
 def test_every_variable_that_any_document_names_is_a_setting():
@@ -194,15 +218,18 @@ def test_the_cost_of_growth_was_measured(head, results):
     assert found[0] in (harness.ROOT / f"bench/results/{results}.md").read_text()
 
 
-def test_the_table_of_the_command_has_every_verb_and_every_option():
-    shown = subprocess.run([harness.ROOT / "bin/sluice", "--help"], capture_output=True, text=True, check=True).stdout
-    documented = {key.partition("`")[0].split()[0]: key for key in table(7, "verb")}
-    assert documented.keys() == set(re.findall(r"^    (\w+) ", shown, re.M))
-    assert set(re.findall(r"bin/sluice ([a-z]+)", README + PROTOCOL)) <= documented.keys()
-    for verb, line in documented.items():
-        parser = argparse.ArgumentParser(add_help=False)
-        importlib.import_module(module_of(verb)).arguments(parser)
-        assert set(re.findall(r"--[\w-]+", line)) == set(re.findall(r"--[\w-]+", parser.format_usage())), verb
+def test_the_tables_from_the_code_are_up_to_date():
+    for page in documents.PAGES.glob("*.md"):
+        text = page.read_text()
+        assert documents.written(text) == text, "run: python -m proving.documents"
+    assert set(re.findall(r"<!-- (\w+) -->", OPERATOR)) == documents.TABLES.keys()
+
+
+def test_every_verb_that_a_document_names_exists():
+    verbs = {*command.VERBS, "provision"}
+    for name in DOCUMENTS:
+        text = (harness.ROOT / name).read_text()
+        assert set(re.findall(r"bin/sluice ([a-z]+)", text)) <= verbs, name
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +285,7 @@ def test_the_stream_in_ten_lines_works_as_printed(running):
 def test_the_fields_of_the_status_file_are_documented(running):
     path = running.home / "run/status.json"
     harness.poll(path.exists, 10)
-    documented = {name for cell in table(7, "field") for name in re.findall(r"\w+", cell)}
+    documented = {name for cell in table(OPERATOR, "field") for name in re.findall(r"\w+", cell)}
     assert json.loads(path.read_text()).keys() == documented
 
 

@@ -1,4 +1,4 @@
-"""`ingest.app` on every server that it supports: PROTOCOL.md's table "What a request gets", row by row.
+"""`ingest.app` on every server that it supports: docs/protocol/http.md's table "What a request gets", row by row.
 
 The servers are wsgiref's, with and without wsgiref.validate, and gunicorn with four worker classes, on CPython and on
 PyPy. A private Redis holds the lists.

@@ -1,4 +1,4 @@
-"""Settings: the table in PROTOCOL.md, the parsers, and the errors."""
+"""Settings: the table in docs/protocol/operator.md, the parsers, and the errors."""
 
 from __future__ import annotations
 
@@ -10,32 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from proving import documents
 from proving.harness import ROOT, environment
 from sluice import extension, parsers, settings
 
-PROTOCOL = ROOT / "docs/PROTOCOL.md"
-
 
 def test_the_table_shows_the_defaults() -> None:
-    rows = re.findall(r"^\| `(INGEST_\w+)` \| *([^|]*?) *\|", settings.table(), re.M)
+    rows = re.findall(r"^\| `(INGEST_\w+)` \| *([^|]*?) *\|", documents.settings_table(), re.M)
     home = "/tmp/home"
     table = {name: default.strip("`").replace("$INGEST_HOME", home) for name, default in rows}
     assert table.keys() == set(settings.NAMES)
     assert settings.load(table | {"INGEST_HOME": home}) == settings.load({"INGEST_HOME": home})
-
-
-def test_the_table_in_the_protocol_is_up_to_date() -> None:
-    text = PROTOCOL.read_text()
-    assert settings.documented(text) == text, "run: python -m sluice.settings docs/PROTOCOL.md"
-
-
-def test_the_command_writes_the_table_between_the_markers(tmp_path: Path) -> None:
-    document = tmp_path / "page.md"
-    document.write_text("before\n<!-- settings -->\nold\n<!-- /settings -->\nafter\n")
-    subprocess.run([sys.executable, "-m", "sluice.settings", document], cwd=ROOT, check=True)
-    text = document.read_text()
-    assert text == f"before\n<!-- settings -->\n{settings.table()}<!-- /settings -->\nafter\n"
-    assert text.count("\n| `INGEST_") == len(settings.NAMES)
 
 
 def test_gateways_follow_the_cores() -> None:
@@ -46,7 +31,7 @@ def test_gateways_follow_the_cores() -> None:
 
 @pytest.mark.parametrize("name", settings.NAMES)
 def test_every_setting_says_who_changes_it_and_when(name: str) -> None:
-    (about,) = re.findall(rf"^\| `{name}` \|.*?\| (.*) \|$", settings.table(), re.M)
+    (about,) = re.findall(rf"^\| `{name}` \|.*?\| (.*) \|$", documents.settings_table(), re.M)
     assert re.search(r"(Change|Set|Raise|Add) (it|`debug`)( |: )", about), about
 
 

@@ -1,7 +1,7 @@
 """Connections to Redis: on this machine, on another one, or to the master that Sentinels name. None of them repeats a
 command by itself: a push whose reply was lost may have been executed, and a second one would add the bodies again.
 
-address: the path of a Unix socket, or a URL (docs/PROTOCOL.md, section 4). timeout: seconds to wait for one reply.
+address: the path of a Unix socket, or a URL (docs/protocol/spool.md). timeout: seconds to wait for one reply.
 """
 
 from __future__ import annotations

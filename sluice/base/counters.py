@@ -39,7 +39,7 @@ class Histogram:
 
 
 class Counts:
-    """All counts of a process. They only grow. The fields are those of the hash in Redis (PROTOCOL.md, section 4)."""
+    """All counts of a process. They only grow. The fields are those of the hash in Redis (docs/protocol/spool.md)."""
 
     def __init__(self) -> None:
         self.counters: dict[str, Counter] = {}

@@ -41,7 +41,7 @@ DRILL = "drill"  # not in the package: it is in the checkout's `proving`
 STATUSES = """\
 exit status: 0 no problem; 1 something needs attention: Redis or the database is unavailable, a body is missing
 (status), letters are still dead (replay); 2 the command line, a condition or a setting is invalid.
-Settings come from the environment, as for bin/up: docs/PROTOCOL.md, section 6."""
+Settings come from the environment, as for bin/up: docs/protocol/operator.md."""
 
 
 def module_of(verb: str) -> str:

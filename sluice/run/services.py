@@ -64,7 +64,7 @@ def given(file: str, environ: Mapping[str, str]) -> dict[str, str]:
 def defaults(found: Mapping[str, str]) -> str:
     """The text of /etc/default/sluice, which systemd and sh read."""
     lines = [f"{name}={shlex.quote(value)}\n" for name, value in sorted(found.items())]
-    return "# Settings: docs/PROTOCOL.md, section 6. After a change, run bin/provision services.\n" + "".join(lines)
+    return "# Settings: docs/protocol/operator.md. After a change, run bin/provision services.\n" + "".join(lines)
 
 
 def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, str]:

@@ -171,7 +171,7 @@ def main() -> None:
     """The boot order."""
     s = settings.load_or_exit()
     for name in settings.unknown():
-        settings.complain(f"{name} is not a setting and has no effect: docs/PROTOCOL.md, section 6, has all of them.")
+        settings.complain(f"{name} is not a setting and has no effect: docs/protocol/operator.md has all of them.")
     os.umask(0o077)
     os.environ.update(configure.NURSERY | os.environ)
     os.environ.update(INGEST_HOME=str(s.home), INGEST_SPOOL=s.spool, PYTHONUNBUFFERED="1")

@@ -1,4 +1,4 @@
-"""The Redis contract (docs/PROTOCOL.md, section 4): keys, scripts, and the constants that gateway and worker share.
+"""The Redis contract (docs/protocol/spool.md): keys, scripts, and the constants that gateway and worker share.
 
     READY ──claim──> CLAIMED ──persist, settle──> STORED, or DEAD if the store cannot store it
       ^                 │  ^

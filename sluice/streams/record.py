@@ -83,7 +83,7 @@ class Reject(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """The limits of one body (PROTOCOL.md, section 3). The defaults are those of the default settings.
+    """The limits of one body (docs/protocol/http.md). The defaults are those of the default settings.
 
     inflated: bytes of its content after decompression.
     records: number of records; an invalid one counts as 50.

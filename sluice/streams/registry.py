@@ -41,7 +41,7 @@ def stream(name: str, record_type: type[Record], parse: Callable[[bytes], Record
 
         STREAMS = {"orders": stream("orders", Order)}
 
-    The bodies are JSON objects, arrays, NDJSON or forms (PROTOCOL.md, section 3) with the fields of the record type.
+    The bodies are JSON objects, arrays, NDJSON or forms (docs/protocol/http.md) with the fields of the record type.
     With `parse` they are lines of any other format:
 
         class Tide(Record, kw_only=True):

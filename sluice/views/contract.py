@@ -1,4 +1,4 @@
-"""The contract of the views' Redis (docs/PROTOCOL.md, section 9): keys, values, scripts.
+"""The contract of the views' Redis (docs/protocol/database.md): keys, values, scripts.
 
 The follower writes, the reader reads; both spell keys only here. Standard library only: the reader runs on PyPy.
 

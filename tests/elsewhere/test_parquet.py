@@ -226,7 +226,7 @@ def test_a_claim_of_rejects_alone_makes_no_object(store: Store, tmp: Path) -> No
 
 def test_the_lines_of_the_documents_read_the_rows(store: Store, tmp: Path) -> None:
     store.persist(claim("gps", 1), decoded(STREAMS["gps"], [b'{"device":"bike","lat":1,"lon":2,"time":7}']))
-    protocol = (ROOT / "docs/PROTOCOL.md").read_text()
+    protocol = (ROOT / "docs/protocol/database.md").read_text()
     (query,) = re.findall(r"^    (SELECT .*?)  +-- DuckDB$", protocol, re.M)
     (python,) = re.findall(r"^    (pyarrow.*?)  +# Python$", protocol, re.M)
     _, line = samples("Parquet")

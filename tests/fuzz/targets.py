@@ -174,7 +174,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 
 
 def decoder(stream: Stream, item: bytes) -> None:
-    """The promises of PROTOCOL.md, section 3, for an item and its equivalents."""
+    """The promises of docs/protocol/http.md, for an item and its equivalents."""
     results = promises(stream, item)
     if parse_or_none(item) or item.startswith((GZIP, ZSTD, BOM)) or not item.strip():
         return

@@ -1,4 +1,4 @@
-"""Each row of PROTOCOL.md's table of limits, tried against a running system that serves other clients meanwhile."""
+"""Each row of the table of limits in docs/protocol/http.md, tried while the running system serves other clients."""
 
 from __future__ import annotations
 
@@ -364,6 +364,22 @@ def fields_of_a_form(site: Site) -> str:
     return f"1,001: {reason}"
 
 
+def parts_of_a_histogram(site: Site) -> str:
+    point = {"timeUnixNano": "1767268800000000000", "count": "0", "bucketCounts": ["0"] * 10_001}
+    metric = {"name": "parts", "histogram": {"aggregationTemporality": 2, "dataPoints": [point]}}
+    body = json.dumps({"resourceMetrics": [{"scopeMetrics": [{"metrics": [metric]}]}]})
+    reason = site.buried("/v1/metrics", body.encode())
+    assert reason == "data point with more than 10000 parts"
+    return f"10,001: {reason}"
+
+
+def coordinates_of_a_point(site: Site) -> str:
+    place = '{"type":"Feature","geometry":{"type":"Point","coordinates":[1,%s2]},"properties":{"device_id":"a"}}'
+    reason = site.buried("/overland", ('{"locations":[%s]}' % (place % (" " * 600))).encode())
+    assert reason == "coordinates too long"
+    return f"600 bytes: {reason}"
+
+
 def nested_json(site: Site) -> str:
     reason = site.buried("/votes", b'{"poll":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
     assert reason == "not JSON: nested too deeply"
@@ -419,18 +435,37 @@ def bytes_in_a_claim(site: Site) -> str:
     return f"20 bodies of 1 MB: at most {largest} in a claim; the worker's peak after all of the above: {peak} MB"
 
 
+def read(site: Site, query: str) -> int:
+    """The status of a read."""
+    return harness.request(site.port, f"GET /gps/latest?{query} HTTP/1.1\r\n".encode() + HEAD + b"\r\n")[0]
+
+
+def keys_of_a_read(site: Site) -> str:
+    found = [read(site, "&".join(["device=a"] * count)) for count in (100, 101)]
+    assert found == [200, 400]
+    return "101: 400"
+
+
+def a_key_of_a_read(site: Site) -> str:
+    found = [read(site, "device=" + "a" * size) for size in (512, 513)]
+    assert found == [404, 400]
+    return "513 bytes: 400"
+
+
 LIMITS: list[Callable[[Site], str]] = [
     *(a_body, a_request_line, header_fields, a_backlog_in_bodies, a_backlog_in_bytes, all_backlogs),
     *(connections, requests_under_way, a_slow_head, a_slow_body, an_idle_connection),
-    *(an_inflation_bomb, records_in_a_body, keys_in_an_object, fields_of_a_form, nested_json),
+    *(an_inflation_bomb, records_in_a_body, keys_in_an_object, fields_of_a_form),
+    *(parts_of_a_histogram, coordinates_of_a_point, nested_json),
     *(a_number_of_10_000_digits, a_lone_surrogate, a_nul, invalid_utf_8, bodies_in_a_claim, bytes_in_a_claim),
+    *(keys_of_a_read, a_key_of_a_read),
 ]
 ROWS = dict(
     zip(
         LIMITS,
         re.findall(
             r"^\| (.*?) \| (.*?) ?\| (.*?) \| (.*?) \|$",
-            (harness.ROOT / "docs/PROTOCOL.md").read_text().partition("\n### Limits\n")[2].partition("\n## ")[0],
+            (harness.ROOT / "docs/protocol/http.md").read_text().partition("\n## Limits\n")[2].partition("\n## ")[0],
             re.M,
         )[1:],
         strict=True,

@@ -174,7 +174,7 @@ def test_the_dashboard_and_the_rules_query_only_metrics_that_exist(up: Server, t
     assert (
         set(NAME.findall(re.sub(r"stream:\w+:rate1m", "", asked))) <= there
     )  # except the series that the rules record
-    documented = set(re.findall(r"`(sluice_\w+)`", (ROOT / "docs/PROTOCOL.md").read_text()))
+    documented = set(re.findall(r"`(sluice_\w+)`", (ROOT / "docs/protocol/operator.md").read_text()))
     bare = {re.sub(r"_(bucket|count|sum)$", "", name) for name in there}
     assert documented == bare | {"sluice_commit_bodies"}
 

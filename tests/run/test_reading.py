@@ -98,7 +98,7 @@ def test_only_this_machine_may_read_unless_set(up: Server) -> None:
 
 
 def refused(server: Server) -> bool:
-    """Whether a read gets 503, as PROTOCOL.md describes it."""
+    """Whether a read gets 503, as docs/protocol/http.md describes it."""
     status, headers, body = get(server.port, BIKE)
     if status == 200:
         return False

@@ -1,4 +1,4 @@
-"""The Redis contract (PROTOCOL.md, section 4) against a standalone server and a node of a cluster."""
+"""The Redis contract (docs/protocol/spool.md) against a standalone server and a node of a cluster."""
 
 from __future__ import annotations
 

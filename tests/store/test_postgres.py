@@ -611,7 +611,7 @@ def test_a_read_only_server_is_unavailable(pg: Postgres):
 
 
 def test_the_error_classes_of_the_server_are_documented():
-    listed = re.search(r"the classes (.*?)\.\n", (harness.ROOT / "docs/PROTOCOL.md").read_text())
+    listed = re.search(r"the classes (.*?)\.\n", (harness.ROOT / "docs/protocol/database.md").read_text())
     assert listed and set(re.findall(r"[0-9A-Z]{2,5}", listed[1])) == set(SERVER_ERRORS.pattern.split("|"))
 
 

@@ -105,7 +105,7 @@ class TestSqlite(StoreTests):
             name: ", ".join(row[1] for row in backend.ask(f"PRAGMA table_info({name})"))
             for name in (*STREAMS, "dead_letters", *(f"batches{one}" for one in TABLES))
         }
-        protocol = (ROOT / "docs/PROTOCOL.md").read_text()
+        protocol = (ROOT / "docs/protocol/database.md").read_text()
         for name, listed in columns.items():
             assert f"| `{name}` | `{listed}` |" in protocol
         for record in Metric, Gps, Vote, Log:  # in the order of the record type

@@ -1,4 +1,4 @@
-"""Kafka in the list's place (docs/PROTOCOL.md, section 10): topics, offsets and what identifies a body there.
+"""Kafka in the list's place (docs/protocol/spool.md): topics, offsets and what identifies a body there.
 
 The stream votes is the topic `ingest.votes`; a body is a record's value, its arrival the record's timestamp. Its number
 is the record's offset + 1. Its epoch is TOPIC_ID.PARTITION.LEADER_EPOCH: a topic that was deleted and made again has
