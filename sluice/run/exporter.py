@@ -24,14 +24,14 @@ LONGEST = 120  # characters of a reason
 
 # one sample per stream: metric, help text, key in Observer.look()
 COUNTERS = (
-    ("sluice_accepted_bodies", "Bodies appended to the list.", "accepted"),
-    ("sluice_taken_bodies", "Bodies that workers claimed.", "taken"),
-    ("sluice_stored_bodies", "Bodies stored completely in the stream's table.", "stored"),
+    ("sluice_accepted_bodies", "Bodies put on the list.", "accepted"),
+    ("sluice_taken_bodies", "Bodies taken off the list by workers or a purge.", "taken"),
+    ("sluice_stored_bodies", "Bodies stored completely.", "stored"),
     ("sluice_purged_bodies", "Bodies that an operator purged.", "purged"),
     ("sluice_expired_bodies", "Bodies of which the dead letters were deleted by age.", "expired"),
     ("sluice_deleted_rows", "Rows deleted by age (INGEST_KEEP).", "deleted"),
-    ("sluice_received_bytes", "Bytes of the bodies that gateways appended to the list.", "received_bytes"),
-    ("sluice_store_errors", "Failed attempts to store a claim; each is retried.", "store_errors"),
+    ("sluice_received_bytes", "Bytes of the bodies put on the list.", "received_bytes"),
+    ("sluice_store_errors", "Claims that could not be stored and were kept for another attempt.", "store_errors"),
 )
 GAUGES = (
     ("sluice_ready_bodies", "Bodies that no worker has claimed.", "ready"),
@@ -44,7 +44,7 @@ GAUGES = (
     ("sluice_missing_bodies", "Accepted bodies that are neither in Redis nor in the database.", "missing"),
 )  # fmt: skip
 VIEW_GAUGES = (
-    ("sluice_view_lag_seconds", "Rows committed earlier are in the view; of a tally, the age of its oldest count.",
+    ("sluice_view_lag_seconds", "How far the view may be behind; of a tally, the age of its oldest count.",
      "lag"),
     ("sluice_view_keys", "Keys of the view; of a tally, those asked for within two periods.", "keys"),
 )  # fmt: skip
@@ -91,16 +91,20 @@ def metrics(figures: Figures) -> Iterator[Metric]:
     yield histogram("sluice_commit_bodies", "Bodies per commit.", {None: figures["batch"]})
 
     answers = CounterMetricFamily(
-        "sluice_answers", "Responses of the gateway; the route is empty for unknown paths.", labels=["route", "status"]
+        "sluice_answers",
+        "Answers of the gateway itself; the route is empty for unknown paths.",
+        labels=["route", "status"],
     )
     for one in figures["answered"]:
         answers.add_metric([one["route"], one["status"]], one["count"])
     yield answers
-    refused = CounterMetricFamily("sluice_refused_bodies", "Bodies answered with 503.", labels=["stream", "reason"])
+    refused = CounterMetricFamily("sluice_refused_bodies", "Bodies that got 503.", labels=["stream", "reason"])
     for one in figures["refused"]:
         refused.add_metric([one["stream"], one["reason"]], one["bodies"])
     yield refused
-    letters = GaugeMetricFamily("sluice_dead_letters", "Dead letters.", labels=["stream", "reason"])
+    letters = GaugeMetricFamily(
+        "sluice_dead_letters", "Dead letters; after 20 reasons: others.", labels=["stream", "reason"]
+    )
     others: dict[tuple[str, str], int] = {}
     for at, one in enumerate(figures["dead_letters"] or ()):
         labels = one["stream"], one["reason"][:LONGEST] if at < REASONS else "others"
@@ -142,8 +146,8 @@ def metrics(figures: Figures) -> Iterator[Metric]:
 def cell_metrics(cells: list[Figures]) -> Iterator[Metric]:
     """The metric families of the cells that store in this database."""
     for name, about, figure in (
-        ("sluice_cell_seen_seconds", "Age of the figures that the cell left last.", lambda one: one["seconds"]),
-        ("sluice_cell_late", "1 if the cell should have left figures since, else 0.", lambda one: one["late"]),
+        ("sluice_cell_seen_seconds", "Age of the figures that the cell published last.", lambda one: one["seconds"]),
+        ("sluice_cell_late", "1 if the cell should have published figures since, else 0.", lambda one: one["late"]),
         ("sluice_cell_waiting_bodies", "Bodies that were ready or claimed then.", waiting),
         ("sluice_cell_missing_bodies", "Bodies that were missing then.", lambda one: sums([one])["missing"]),
     ):
