@@ -1,34 +1,25 @@
-"""Mutation tests: makes one small mistake after the other in the core, and looks whether a test notices it.
+"""Mutation tests: makes small mistakes in the lines that have changed, and looks whether a test notices each.
 
-    bin/test --mutants [--minutes N] [--seed N] [--jobs N] [PATH…]
+    bin/test --mutants [--since COMMIT] [--jobs N] [PATH…]
 
 cosmic-ray makes the mistakes in Python; rules below make those in the scripts for Redis. Each mistake is made in a copy
-of the tree in var/mutants, and the tests of TESTS run there until one fails: first those that noticed the nearest
-mistakes in this file so far, then the others, the slow ones last. Without --minutes all mistakes are tried, which takes
-hours; with it a sample, in the order that the seed gives. Results are kept in var/mutants/results.json: the next run
-continues, and tries again the mistakes in files that have changed, and those that no test noticed. Such a mistake is
-printed; exit status 1 if there is one. Those that tests/mutants.txt explains are not tried.
+of the tree in var/mutants. There the tests of the file's room run until one fails: first those that start no program,
+then all. A mistake that no test notices is printed; exit status 1 if there is one. Some are none: a cache that is
+filled later, a limit that nothing reaches. With a PATH, mistakes are made in all lines of that file.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import collections
 import concurrent.futures
-import difflib
-import fcntl
-import fnmatch
-import hashlib
-import json
 import os
-import random
+import queue
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,52 +31,21 @@ from cosmic_ray.plugins import get_operator
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "var/mutants"
-EXPLAINED = ROOT / "tests/mutants.txt"
 PATIENCE = 90.0  # seconds for tests that take less than a third of it: a program that hangs has been noticed
-SLOW = 2.0  # seconds: tests that take longer run last
-FIRST = 5  # tests that run first
 # PyPy runs the same files as CPython; memory and idle time take long to measure, and no small mistake changes them
 LEFT_OUT = "not pypy and not 100_mb and not one_percent"
-NO_START = "tests cannot start"
 NUMBER = "core/NumberReplacer"  # tried at its even positions only, one more; the odd ones are one less
-# The tests of each file, in the order in which they run; the first pattern that fits counts.
-TESTS = {
-    "ingest.py": "tests/test_ingest.py tests/run/test_metrics.py",
-    "serve.py": "tests/test_serve.py",
-    "worker.py": "tests/test_worker.py",
-    "sluice/fastlane/grammar.py": "tests/fastlane/test_grammar.py tests/fastlane/test_fastlane.py",
-    "sluice/fastlane/*.py": "tests/fastlane/test_fastlane.py tests/fastlane/test_grammar.py tests/test_ingest.py",
-    "sluice/spool/inspector.py": "tests/ops/test_look.py tests/ops/test_sluice.py tests/run/test_metrics.py "
-    "tests/spool/test_spool.py tests/spool/test_replicas.py",
-    "sluice/spool/contract.py": "tests/spool/test_spool.py tests/ops/test_look.py tests/spool/test_replicas.py",
-    "sluice/spool/*.py": "tests/spool/test_spool.py tests/test_worker.py tests/run/test_metrics.py "
-    "tests/spool/test_replicas.py",
-    "sluice/store/sqlite/store.py": "tests/store/test_sqlite.py tests/ops/test_sluice.py tests/test_worker.py "
-    "tests/elsewhere/test_parquet.py tests/elsewhere/test_engines.py",
-    "sluice/store/postgres/store.py": "tests/store/test_postgres.py",
-    "sluice/store/postgres/partitions.py": "tests/store/test_postgres.py",
-    "sluice/store/store.py": "tests/store/test_sqlite.py tests/store/test_postgres.py tests/ops/test_sluice.py "
-    "tests/test_worker.py tests/elsewhere/test_parquet.py tests/elsewhere/test_engines.py",
-    "sluice/streams/schema.py": "tests/streams/test_records.py tests/store/test_sqlite.py tests/test_worker.py "
-    "tests/ops/test_sluice.py",
-    "sluice/formats/influx.py": "tests/formats/test_influx.py",
-    "sluice/streams/otlp*.py": "tests/formats/test_otlp.py",
-    "sluice/formats/prometheus.py": "tests/formats/test_remote_write.py",
-    "sluice/formats/loki.py": "tests/formats/test_loki.py",
-    "sluice/formats/protobuf.py": "tests/formats/test_loki.py tests/formats/test_remote_write.py "
-    "tests/formats/test_otlp.py",
-    "sluice/streams/logs.py": "tests/streams/test_logs.py tests/formats/test_loki.py",
-    "sluice/streams/signature.py": "tests/streams/test_signed.py",
-    "sluice/streams/*_pb2.py": "",  # generated
-    "sluice/http/endpoints.py": "tests/test_ingest.py tests/run/test_metrics.py",
-    "sluice/http/replies.py": "tests/formats/test_otlp.py tests/test_ingest.py tests/test_clients.py "
-    "tests/run/test_reload.py",
-    "sluice/streams/record.py": "tests/streams/test_records.py tests/formats/test_otlp.py tests/test_ingest.py "
-    "tests/test_clients.py",
-    "sluice/streams/re*.py": "tests/streams/test_records.py tests/test_ingest.py tests/test_clients.py",
-    "sluice/http/routes.py": "tests/test_ingest.py tests/test_clients.py",
-    "sluice/streams/*.py": "tests/formats/test_gps_formats.py tests/streams/test_records.py tests/formats/test_otlp.py "
-    "tests/formats/test_remote_write.py tests/formats/test_influx.py tests/test_clients.py",
+# Tests that a room needs beside those of its own folder
+MORE = {
+    "base": ["ops", "test_ingest.py"],
+    "fastlane": ["test_ingest.py"],
+    "http": ["test_ingest.py", "test_serve.py"],
+    "spool": ["test_worker.py", "ops/test_look.py", "run/test_metrics.py"],
+    "streams": ["formats", "test_ingest.py"],
+    "formats": ["streams", "test_clients.py"],
+    "store": ["test_worker.py", "ops/test_sluice.py", "elsewhere"],
+    "elsewhere": ["test_worker.py"],
+    "views": ["test_serve.py"],
 }
 OPERATORS = [
     *(f"core/ReplaceComparisonOperator_{old}_{new}" for old, new in (
@@ -121,40 +81,49 @@ class Mutant(NamedTuple):
     operator: str
     number: int  # among those that the operator makes in this file
 
-    @property
-    def key(self) -> str:
-        """The same for the same mistake in the same text of the file."""
-        text = (ROOT / self.path).read_text()
-        return hashlib.sha256(f"{self.operator} {self.number} {self.path}\n{text}".encode()).hexdigest()[:16]
-
     def code(self) -> str:
-        """The file with the mistake."""
+        """The file with the mistake; "" if it cannot be made."""
         text = (ROOT / self.path).read_text()
         if self.operator == "script":
             return list(script_mistakes(text))[self.number][1]
-        found = mutate_code(text, get_operator(self.operator)(), self.number)
-        assert found is not None
-        return found
-
-
-class Changed(NamedTuple):
-    """The lines that a mistake changes, as tests/mutants.txt has them."""
-
-    path: str
-    old: str
-    new: str
+        try:
+            return mutate_code(text, get_operator(self.operator)(), self.number) or ""
+        except (SyntaxError, AttributeError):  # `not a := b`; cosmic-ray cannot replace an exception with a dot
+            return ""
 
     def __str__(self) -> str:
-        return f"{self.path}\n- {self.old}\n+ {self.new}"
+        before, after = (ROOT / self.path).read_text().splitlines(), self.code().splitlines()
+        first = next(n for n, (old, new) in enumerate(zip(before, after)) if old != new)
+        return f"{self.path}:{first + 1}\n- {before[first].strip()}\n+ {after[first].strip()}"
+
+
+def changed_lines(since: str) -> dict[str, set[int]]:
+    """The lines of the product that are not in a commit: path -> numbers."""
+    command = ["git", "diff", "--unified=0", "--no-renames", since, "--", "*.py", ":!tests", ":!bench", ":!proving"]
+    text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    lines: dict[str, set[int]] = {}
+    path = ""
+    for name, first, count in re.findall(r"^\+\+\+ (?:b/)?(.+)|^@@ .*?\+(\d+)(?:,(\d+))?", text, re.MULTILINE):
+        path = name or path
+        if first:
+            lines.setdefault(path, set()).update(range(int(first), int(first) + int(count or 1)))
+    return {path: numbers for path, numbers in lines.items() if tests_of(path)}
 
 
 def tests_of(path: str) -> list[str]:
-    """The test files for a file."""
-    return next((found.split() for pattern, found in TESTS.items() if fnmatch.fnmatch(path, pattern)), [])
+    """The tests of a file: of the program, or of its room. Files that are named like it come first."""
+    folder, *rest = Path(path).parts
+    own = [f"test_{Path(path).stem}.py"]
+    if folder == "sluice":
+        own = [rest[0], *MORE.get(rest[0], [])] if len(rest) > 1 else [f"test_{Path(rest[0]).stem}.py", "ops"]
+    files = [file for name in own for file in sorted((ROOT / "tests" / name).glob("**/test_*.py"))]
+    files += [ROOT / "tests" / name for name in own if (ROOT / "tests" / name).is_file()]
+    files.sort(key=lambda file: Path(path).stem not in file.stem)
+    return [str(file.relative_to(ROOT)) for file in files]
 
 
 def mutants(path: str) -> Iterator[Mutant]:
-    """All mistakes in a file."""
+    """All mistakes in a file, each once."""
     text = (ROOT / path).read_text()
     nodes = list(ast_nodes(get_ast(text)))
     constants, lines = set(constant_lines(text)), text.splitlines()
@@ -234,22 +203,6 @@ def meaning(code: str) -> str:
     return ast.dump(tree)
 
 
-def changed(mutant: Mutant, code: str) -> Changed:
-    """The lines that a mistake changes."""
-    before, after = (ROOT / mutant.path).read_text().splitlines(), code.splitlines()
-    same = difflib.SequenceMatcher(None, before, after, False).get_opcodes()
-    _, first, last, start, end = next(one for one in same if one[0] != "equal")
-    if before[first].strip() in ("break", "continue"):  # there are several: the line before it tells which one
-        first, start = first - 1, start - 1
-    old, new = (" ".join(" ".join(lines).split()) for lines in (before[first:last], after[start:end]))
-    return Changed(mutant.path, old, new.replace("not not ", ""))
-
-
-def explained() -> set[Changed]:
-    """The survivors with a reason."""
-    return {Changed(*one) for one in re.findall(r"^(\S+)\n- (.*)\n\+ (.*)\n  \S", EXPLAINED.read_text(), re.MULTILINE)}
-
-
 def copy_tree(name: str) -> Path:
     """A copy of the files under version control, and of the virtual environments, which bin/up must find up to date."""
     tree = WORK / name
@@ -266,98 +219,56 @@ def copy_tree(name: str) -> Path:
     return tree
 
 
-class Timed(NamedTuple):
-    """The tests of a file: what all of them take, in seconds, and the slow ones."""
+class Trial:
+    """The copies of the tree in which no tests run, and how long each set of tests takes without a mistake."""
 
-    seconds: float
-    slow: list[str]
+    def __init__(self, jobs: int) -> None:
+        self.trees: queue.Queue[Path] = queue.Queue()
+        for number in range(jobs):
+            self.trees.put(copy_tree(f"tree-{number}"))
+        self.patience: dict[tuple[str, ...], float] = {}
 
+    def time_tests(self, tests: tuple[str, ...]) -> None:
+        """Run tests without a mistake, once. Exits if one fails."""
+        if tests in self.patience:
+            return
+        tree, began = self.trees.get(), time.monotonic()
+        if failed := failing(tree, ["-n", str(os.cpu_count()), *tests], 20 * PATIENCE):
+            sys.exit(f"sluice: {failed} fails without a mistake")
+        self.trees.put(tree)
+        self.patience[tests] = max(PATIENCE, 6 * (time.monotonic() - began))
 
-class Runs:
-    """What was found so far, and the copies of the tree in which no tests run."""
-
-    def __init__(self, kept: Path, jobs: int) -> None:
-        self.own = open(kept.with_suffix(".lock"), "w")  # noqa: SIM115
+    def try_one(self, mutant: Mutant) -> bool:
+        """Make a mistake in one of the copies. Returns: whether a test noticed it."""
+        tests = tests_of(mutant.path)
+        tree, began = self.trees.get(), time.monotonic()
         try:
-            fcntl.flock(self.own, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            sys.exit("sluice: another run is making mistakes in var/mutants")
-        before = json.loads(kept.read_text()) if kept.exists() else {"mutants": {}, "timed": {}}
-        self.kept, self.lock = kept, threading.Lock()
-        self.found: dict[str, str] = before["mutants"]  # key of a mistake -> test, "time" or ""
-        self.timed: dict[str, list] = before["timed"]
-        self.times: dict[str, Timed] = {}  # by test file, as it is now
-        self.killers: dict[str, list[tuple[int, str]]] = collections.defaultdict(list)  # by file: lines and tests
-        self.trees = [copy_tree(f"tree-{n}") for n in range(jobs)]
-
-    def keep(self) -> None:
-        new = self.kept.with_suffix(".new")
-        new.write_text(json.dumps({"mutants": self.found, "timed": self.timed}))
-        new.rename(self.kept)
-
-    def time_tests(self, file: str) -> None:
-        """Time the tests of a file without a mistake, once. Exits if one fails."""
-        key = f"{file} {hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:16]}"
-        if key not in self.timed:
-            print(f"timing the tests of {file}", flush=True)
-            began = time.monotonic()
-            failed, said = run(self.trees[0], ["--durations=0", f"--durations-min={SLOW}", file], 10 * PATIENCE)
-            if failed:
-                sys.exit(f"sluice: {failed} fails without a mistake\n{said}")
-            slow = sorted(set(re.findall(r"^[\d.]+s \w+ +(\S.*)$", said, re.MULTILINE)))
-            self.timed[key] = [time.monotonic() - began, slow]
-            self.keep()
-        self.times[file] = Timed(*self.timed[key])
-
-    def learn(self, mutant: Mutant, test: str) -> None:
-        """A test noticed this mistake."""
-        if "::" in test:
-            test = test.partition("[")[0]  # with all its parameters: an id may have spaces
-            self.killers[mutant.path].append((mutant.line, test))
-
-    def nearest(self, mutant: Mutant) -> list[str]:
-        """The tests that noticed the nearest mistakes in this file."""
-        near = sorted(self.killers[mutant.path], key=lambda one: abs(one[0] - mutant.line))
-        return list(dict.fromkeys(test for _, test in near))[:FIRST]
-
-    def try_one(self, mutant: Mutant) -> float:
-        """Make a mistake in one of the copies and run its tests. Returns: seconds."""
-        with self.lock:
-            tree = self.trees.pop()
-            first = self.nearest(mutant)
-        files = tests_of(mutant.path)
-        timed = [self.times[file] for file in files]
-        slow = [test for one in timed for test in one.slow]
-        patience = max(PATIENCE, 3 * sum(one.seconds for one in timed))
-        began, place, noticed = time.monotonic(), tree / mutant.path, ""
-        place.write_text(mutant.code())
-        unsure: list[str] = []  # tests that have failed: a mistake is noticed when one fails twice
-        for tests, left_out in (first, []), (files, slow), (slow, []):
-            while noticed in ("", NO_START) and (left := [test for test in tests if test not in unsure]):
-                # of the first ones, one may be gone since; then the tests cannot start
-                noticed, _ = run(tree, [*(f"--deselect={test}" for test in (*left_out, *unsure)), *left], patience)
-                if "::" not in noticed:
-                    break
-                unsure.append(noticed.partition("[")[0])
-                noticed, _ = run(tree, unsure[-1:], patience)
-        place.write_text((ROOT / mutant.path).read_text())
-        if noticed == NO_START and run(tree, ["--collect-only", *files])[0]:
-            raise RuntimeError(f"the tests in {tree} do not start without a mistake either")
-        with self.lock:
-            self.trees.append(tree)
-            self.found[mutant.key] = noticed
-            self.learn(mutant, noticed)
-            self.keep()
-        return time.monotonic() - began
+            (tree / mutant.path).write_text(mutant.code())
+            noticed = ""
+            for options in ["--fast"], []:
+                noticed = noticed or twice(tree, [*options, *tests], self.patience[tuple(tests)])
+        finally:
+            (tree / mutant.path).write_text((ROOT / mutant.path).read_text())
+            self.trees.put(tree)
+        said = noticed or "SURVIVED"
+        print(f"{time.monotonic() - began:.0f} s, {mutant.path}:{mutant.line} {mutant.operator}: {said}", flush=True)
+        return bool(noticed)
 
 
-def run(tree: Path, tests: list[str], patience: float = PATIENCE) -> tuple[str, str]:
-    """Run tests until one fails.
+def twice(tree: Path, tests: list[str], patience: float) -> str:
+    """Run tests until one fails that fails again alone. Returns: its name, "time", or "" if there is none."""
+    unsure: list[str] = []
+    while "::" in (failed := failing(tree, [*(f"--deselect={test}" for test in unsure), *tests], patience)):
+        if failing(tree, [failed], patience):
+            break
+        unsure.append(failed)
+    return failed
 
-    Returns: the name of that test, "" if all pass, "time" if they take too long; and the output.
-    """
+
+def failing(tree: Path, tests: list[str], patience: float) -> str:
+    """Run tests until one fails. Returns: its name, "" if all pass, "time" if they take too long."""
     command = [
-        ".venv/bin/python", "-B", "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider",
+        ".venv/bin/python", "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
         "-p", "no:hypothesispytest",  # hypothesis works without it, and its import is slow
         "-k", LEFT_OUT, *tests,
     ]  # fmt: skip
@@ -368,16 +279,16 @@ def run(tree: Path, tests: list[str], patience: float = PATIENCE) -> tuple[str, 
     try:
         said, _ = process.communicate(timeout=patience)
     except subprocess.TimeoutExpired:
-        said = ""
+        return "time"
     finally:
         end(tree, process)
     if process.returncode in (0, 5):  # 5: no test is left
-        return "", said
+        return ""
     found = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
-    return found[1] if found else NO_START if said else "time", said
+    return found[1] if found else "tests that cannot start"
 
 
-def end(tree: Path, process: subprocess.Popen) -> None:
+def end(tree: Path, process: subprocess.Popen[str]) -> None:
     """End the tests and every server that they left, which runs in the copy of the tree."""
     process.poll()
     if process.returncode is None:
@@ -398,61 +309,36 @@ def end(tree: Path, process: subprocess.Popen) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, help="stop after so many; the mistakes are then a sample")
-    parser.add_argument("--seed", type=int, default=1, help="of the sample (%(default)s)")
-    parser.add_argument("paths", nargs="*", help="files to make mistakes in; unless given, all of the core")
+    parser.add_argument("--since", default="HEAD~1", metavar="COMMIT", help="lines that it does not have (%(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="tried at once (%(default)s)")
+    parser.add_argument("paths", nargs="*", help="files to make mistakes in, in all lines")
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if a script has started this with &
-    began = time.monotonic()
-    core = [str(path.relative_to(ROOT)) for path in sorted([*ROOT.glob("*.py"), *ROOT.glob("sluice/*/*.py")])]
-    paths = options.paths or [path for path in core if tests_of(path)]
-    WORK.mkdir(parents=True, exist_ok=True)
-    every = [mutant for path in paths for mutant in mutants(path)]
-    random.Random(options.seed).shuffle(every)
-    known, runs = explained(), Runs(WORK / "results.json", options.jobs)
-    print(f"{len(every)} mistakes in {len(paths)} files", flush=True)
-    for mutant in every:
-        runs.learn(mutant, runs.found.get(mutant.key, ""))
-    for file in sorted({file for path in paths for file in tests_of(path)}):
-        runs.time_tests(file)
-    tried: list[Mutant] = []
-    seen = {(path, meaning((ROOT / path).read_text())) for path in paths}
-
-    def look(mutant: Mutant) -> None:
-        late = options.minutes and time.monotonic() > began + 60 * options.minutes
-        if late and mutant.key not in runs.found:
-            return
-        try:
-            changes = mutant.path, meaning(mutant.code())
-        except (SyntaxError, AttributeError):  # `not a := b`; cosmic-ray cannot replace an exception with a dot
-            return
-        with runs.lock:
-            if changes in seen:
-                return
-            seen.add(changes)
-        tried.append(mutant)
-        if changed(mutant, mutant.code()) in known:
-            runs.found[mutant.key] = ""
-        elif not runs.found.get(mutant.key):
-            took, number = runs.try_one(mutant), len(tried)
-            said = runs.found[mutant.key] or "SURVIVED"
-            print(f"{number}: {took:.0f} s, {mutant.path}:{mutant.line} {mutant.operator}: {said}", flush=True)
-
+    lines = dict.fromkeys(options.paths) or changed_lines(options.since)
+    seen = {(path, meaning((ROOT / path).read_text())) for path in lines}
+    chosen: list[Mutant] = []
+    for path, numbers in lines.items():
+        for mutant in mutants(path):
+            if (numbers is None or mutant.line in numbers) and (code := mutant.code()):
+                same = path, meaning(code)
+                if same not in seen:
+                    seen.add(same)
+                    chosen.append(mutant)
+    print(f"{len(chosen)} mistakes in {len(lines)} files", flush=True)
+    trial = Trial(options.jobs)
+    for path in {mutant.path for mutant in chosen}:
+        trial.time_tests(tuple(tests_of(path)))
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         try:
-            list(pool.map(look, every))
+            noticed = list(pool.map(trial.try_one, chosen))
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
-            sys.exit("sluice: interrupted; the next run continues")
-    survivors = [changed(mutant, mutant.code()) for mutant in tried if not runs.found[mutant.key]]
-    left = [one for one in survivors if one not in known]
-    for one in left:
-        print(f"\n{one}")
-    noticed = len(tried) - len(survivors)
-    share = f" ({noticed / len(tried):.1%})" if tried else ""
-    print(f"\n{noticed} of {len(tried)} noticed{share}, {len(survivors) - len(left)} explained, {len(left)} survived")
-    return 1 if left else 0
+            sys.exit("sluice: interrupted")
+    survivors = [mutant for mutant, seen_by in zip(chosen, noticed) if not seen_by]
+    for mutant in survivors:
+        print(f"\n{mutant}")
+    print(f"\n{len(chosen) - len(survivors)} of {len(chosen)} noticed, {len(survivors)} survived")
+    return 1 if survivors else 0
 
 
 if __name__ == "__main__":

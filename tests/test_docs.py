@@ -219,6 +219,15 @@ def test_the_figures_in_tables_were_measured(name):
     assert not [figure for figure in figures if not re.search(rf"(?<![\d,]){figure}(?![\d,])", measured)]
 
 
+def test_the_plots_that_are_kept_are_those_that_the_page_shows():
+    kept = {path.stem for path in (harness.ROOT / "bench/results").iterdir() if path.suffix not in (".md", ".csv")}
+    shown = re.findall(r"\(results/([\w-]+)\.svg\)", (harness.ROOT / "bench/README.md").read_text())
+    report = (harness.ROOT / "bench/rig/report.py").read_text()
+    assert (
+        kept == set(shown) == set(re.findall(r'"([\w-]+)"', re.search(r"^SHOWN = \{(.*?)^\}", report, re.M | re.S)[1]))
+    )
+
+
 @pytest.mark.parametrize(("head", "results"), [("events/s | a day ", "cells"), ("83,449 events/s |", "machines")])
 def test_the_cost_of_growth_was_measured(head, results):
     scale = (harness.ROOT / "docs/SCALE.md").read_text()
@@ -316,6 +325,11 @@ def test_every_dependency_is_pinned_with_hashes(group):
         name, _, version = re.sub(r"\[.*?\]", "", wanted).lower().partition("==")
         assert [pin for pin in pins if pin.startswith(f"{name}=={version}")], wanted
     assert re.search(rf"^\w+=\(\S+ stamp[\w-]* ([\w ]+ )?{group}\b", provision, re.M), "bin/provision installs it"
+
+
+def test_the_lock_has_no_group_that_is_gone():
+    lock = (harness.ROOT / "deploy/requirements.lock").read_text().partition("\n")[2]
+    assert {group for line in re.findall(r"^# (.+)", lock, re.M) for group in line.split()} == groups().keys()
 
 
 def test_every_pip_install_requires_hashes():
