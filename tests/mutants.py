@@ -285,7 +285,7 @@ def failing(tree: Path, tests: list[str], patience: float) -> str:
     if process.returncode in (0, 5):  # 5: no test is left
         return ""
     found = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
-    return found[1] if found else "tests that cannot start"
+    return found[1].partition("[")[0] if found else "tests that cannot start"  # with all its parameters
 
 
 def end(tree: Path, process: subprocess.Popen[str]) -> None:
