@@ -39,10 +39,6 @@ class Rows(NamedTuple):
         """The destination of a stream."""
         return self.streams.get(stream, self.rest)
 
-    def needs(self, scheme: str) -> bool:
-        """Whether a destination has this scheme."""
-        return any(url is not None and url.startswith(f"{scheme}:") for url in (self.rest, *self.streams.values()))
-
 
 class Keep(NamedTuple):
     """How long rows are kept, in seconds after their arrival; None: for ever.

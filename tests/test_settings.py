@@ -59,83 +59,93 @@ def test_sizes_may_have_a_unit(text: str, size: int) -> None:
     assert settings.load({"INGEST_MAX_BODY": text}).max_body == size
 
 
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        ("INGEST_PORT", "0"),
-        ("INGEST_PORT", "65536"),
-        ("INGEST_PORT", "80 80"),
-        ("INGEST_PORT", "８０８０"),
-        ("INGEST_RUNTIME", "PyPy"),
-        ("INGEST_GATEWAYS", "0"),
-        ("INGEST_WORKERS", "-1"),
-        ("INGEST_WORKERS", "one"),
-        ("INGEST_WORKERS", "auto:0-2"),
-        ("INGEST_WORKERS", "auto:4-2"),
-        ("INGEST_DURABILITY", "yes"),
-        ("INGEST_MAX_BODY", "0"),
-        ("INGEST_MAX_BODY", "1t"),
-        ("INGEST_MAX_BODY", "1.5m"),
-        ("INGEST_MAX_MEMORY", "1m"),
-        ("INGEST_MAX_MEMORY", "1g,"),
-        ("INGEST_VIEWS_MEMORY", "1m"),
-        ("INGEST_STORE", "mysql://localhost/x"),
-        ("INGEST_STORE", "sqlite:///"),
-        ("INGEST_KEEP", "30"),
-        ("INGEST_KEEP", "0d"),
-        ("INGEST_KEEP", "1d,2d"),
-        ("INGEST_KEEP", "gps="),
-        ("INGEST_SPOOL", "redis://h"),
-        ("INGEST_SPOOL", "redis://h:1,i:2"),
-        ("INGEST_SPOOL", "redis://h:1/main"),
-        ("INGEST_SPOOL", "redis://h:1?retry_on_timeout=yes"),
-        ("INGEST_SPOOL", "redis://h:1?ssl_ca_certs=/ca.pem"),
-        ("INGEST_SPOOL", "rediss://h:1?ssl_cert_reqs=none"),
-        ("INGEST_SPOOL", "rediss://h:1?ssl_ca_certs=ca.pem"),
-        ("INGEST_SPOOL", "redis+sentinel://a:1,b:2"),
-        ("INGEST_SPOOL", "unix:///run/redis.sock"),
-        ("INGEST_SPOOL", "kafka://h"),
-        ("INGEST_SPOOL", "kafka://h:1?partitions=0"),
-        ("INGEST_SPOOL", "kafka://h:1?retries=3"),
-        ("INGEST_SPOOL", "kafka://h:1?properties=relative"),
-        ("INGEST_ROUTES", "my-routes"),
-        ("INGEST_RECORDS", "./mine.py"),
-        ("INGEST_ALLOW", ","),
-        ("INGEST_ALLOW", "10.0.0.1/8"),
-        ("INGEST_ALLOW", "10.0.0.0/8 localhost"),
-        ("INGEST_ALLOW", "2001:db8::1/32"),
-        ("INGEST_ALLOW", "[::1]"),
-        ("INGEST_STATUS_ALLOW", "everybody"),
-        ("INGEST_READ_ALLOW", "10.0.0.1/8"),
-        ("INGEST_CLIENT_RATE", "10r/s"),
-        ("INGEST_CLIENT_RATE", "1,"),
-        ("INGEST_CLIENT_RATE", "1000001"),
-        ("INGEST_CLIENT_CONNECTIONS", "-1"),
-        ("INGEST_CLIENT_CONNECTIONS", "65536"),
-        ("INGEST_REPLICAS", "17"),
-        ("INGEST_ROWS", "parquet:relative"),
-        ("INGEST_ROWS", "gps=store,gps=store"),
-        ("INGEST_VIEWS", "on!"),
-        ("INGEST_LOG", "JSON"),
-        ("INGEST_LOG", "json,text"),
-        ("INGEST_LOG", "debug,debug"),
-        ("INGEST_LOG", "json,"),
-        ("INGEST_CELL", "-one"),
-        ("INGEST_CELL", "a cell"),
-        ("INGEST_CELL", "zelle-ü"),
-        ("INGEST_CELL", "c" * 64),
-        ("INGEST_CORS", "https://shop.example"),
-        ("INGEST_CORS", "/votes *"),
-        ("INGEST_CORS", "/votes https://shop.example/"),
-        ("INGEST_CORS", '/votes" x;'),
-    ],
-)
-def test_an_invalid_value_is_reported_with_what_was_expected(name: str, value: str) -> None:
-    with pytest.raises(settings.SettingError) as caught:
-        settings.load({name: value})
-    text = str(caught.value)
-    assert text.startswith(f"{name}={value!r} is invalid: expected ")
-    assert text.count("\n") == 0
+WRONG = [
+    ("INGEST_PORT", "0"),
+    ("INGEST_PORT", "65536"),
+    ("INGEST_PORT", "80 80"),
+    ("INGEST_PORT", "８０８０"),
+    ("INGEST_RUNTIME", "PyPy"),
+    ("INGEST_GATEWAYS", "0"),
+    ("INGEST_WORKERS", "-1"),
+    ("INGEST_WORKERS", "one"),
+    ("INGEST_WORKERS", "auto:0-2"),
+    ("INGEST_WORKERS", "auto:4-2"),
+    ("INGEST_DURABILITY", "yes"),
+    ("INGEST_MAX_BODY", "0"),
+    ("INGEST_MAX_BODY", "1t"),
+    ("INGEST_MAX_BODY", "1.5m"),
+    ("INGEST_MAX_MEMORY", "1m"),
+    ("INGEST_MAX_MEMORY", "1g,"),
+    ("INGEST_VIEWS_MEMORY", "1m"),
+    ("INGEST_STORE", "mysql://localhost/x"),
+    ("INGEST_STORE", "sqlite:///"),
+    ("INGEST_KEEP", "30"),
+    ("INGEST_KEEP", "0d"),
+    ("INGEST_KEEP", "1d,2d"),
+    ("INGEST_KEEP", "gps="),
+    ("INGEST_SPOOL", "redis://h"),
+    ("INGEST_SPOOL", "redis://h:1,i:2"),
+    ("INGEST_SPOOL", "redis://h:1/main"),
+    ("INGEST_SPOOL", "redis://h:1?retry_on_timeout=yes"),
+    ("INGEST_SPOOL", "redis://h:1?ssl_ca_certs=/ca.pem"),
+    ("INGEST_SPOOL", "rediss://h:1?ssl_cert_reqs=none"),
+    ("INGEST_SPOOL", "rediss://h:1?ssl_ca_certs=ca.pem"),
+    ("INGEST_SPOOL", "redis+sentinel://a:1,b:2"),
+    ("INGEST_SPOOL", "unix:///run/redis.sock"),
+    ("INGEST_SPOOL", "kafka://h"),
+    ("INGEST_SPOOL", "kafka://h:1?partitions=0"),
+    ("INGEST_SPOOL", "kafka://h:1?retries=3"),
+    ("INGEST_SPOOL", "kafka://h:1?properties=relative"),
+    ("INGEST_ROUTES", "my-routes"),
+    ("INGEST_RECORDS", "./mine.py"),
+    ("INGEST_ALLOW", ","),
+    ("INGEST_ALLOW", "10.0.0.1/8"),
+    ("INGEST_ALLOW", "10.0.0.0/8 localhost"),
+    ("INGEST_ALLOW", "2001:db8::1/32"),
+    ("INGEST_ALLOW", "[::1]"),
+    ("INGEST_STATUS_ALLOW", "everybody"),
+    ("INGEST_READ_ALLOW", "10.0.0.1/8"),
+    ("INGEST_CLIENT_RATE", "10r/s"),
+    ("INGEST_CLIENT_RATE", "1,"),
+    ("INGEST_CLIENT_RATE", "1000001"),
+    ("INGEST_CLIENT_CONNECTIONS", "-1"),
+    ("INGEST_CLIENT_CONNECTIONS", "65536"),
+    ("INGEST_REPLICAS", "17"),
+    ("INGEST_ROWS", "parquet:relative"),
+    ("INGEST_ROWS", "gps=store,gps=store"),
+    ("INGEST_VIEWS", "on!"),
+    ("INGEST_LOG", "JSON"),
+    ("INGEST_LOG", "json,text"),
+    ("INGEST_LOG", "debug,debug"),
+    ("INGEST_LOG", "json,"),
+    ("INGEST_CELL", "-one"),
+    ("INGEST_CELL", "a cell"),
+    ("INGEST_CELL", "zelle-ü"),
+    ("INGEST_CELL", "c" * 64),
+    ("INGEST_CORS", "https://shop.example"),
+    ("INGEST_CORS", "/votes *"),
+    ("INGEST_CORS", "/votes https://shop.example/"),
+    ("INGEST_CORS", '/votes" x;'),
+]
+# any text can be a path; whether the file is there is checked at the start
+PATHS = {"INGEST_HOME", "INGEST_API_KEYS", "INGEST_PASSWORDS", "INGEST_TLS_CERTIFICATE", "INGEST_TLS_KEY"}
+
+
+def test_each_setting_has_a_wrong_value_here() -> None:
+    assert {name for name, _ in WRONG} == set(settings.NAMES) - PATHS
+
+
+@pytest.mark.parametrize("name, value", WRONG)
+def test_an_invalid_value_is_one_line_with_what_was_expected_and_status_2(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as caught:
+        settings.load_or_exit()
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"sluice: {name}={value!r} is invalid: expected ")
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(

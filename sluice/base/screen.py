@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -38,11 +37,6 @@ def printable(body: bytes, lines: bool = False) -> str:
     """
     text = body.decode("utf-8", "backslashreplace")
     return "".join(x if x.isprintable() or (lines and x == "\n") else x.encode("unicode_escape").decode() for x in text)
-
-
-def path(text: str) -> Path:
-    """A path on the command line. It is relative to the operator's directory; bin/sluice runs in the project's."""
-    return Path(os.environ.get("SLUICE_PWD", "."), text)
 
 
 def progress(share: float) -> None:

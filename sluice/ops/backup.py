@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 
+from sluice import parsers
 from sluice.base import screen
 from sluice.settings import Settings
 from sluice.store import copies
@@ -16,7 +17,7 @@ from sluice.store import copies
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of this verb."""
-    parser.add_argument("file", metavar="FILE", type=screen.path)
+    parser.add_argument("file", metavar="FILE", type=parsers.path)
     parser.epilog = (
         "exit status: 0; 1 if the database is unavailable or FILE cannot be written; 2 if a setting is invalid"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 
+from sluice import parsers
 from sluice.base import screen
 from sluice.ledger import Observer
 from sluice.settings import Settings
@@ -16,7 +17,7 @@ from sluice.store import copies
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of this verb."""
-    parser.add_argument("file", metavar="FILE", type=screen.path)
+    parser.add_argument("file", metavar="FILE", type=parsers.path)
     parser.add_argument("--replace", action="store_true", help="also if the database holds stored bodies")
     parser.epilog = (
         "exit status: 0; 1 if the database holds stored bodies or is unavailable, or FILE is not a whole backup: the "

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # PyPy sizes the nursery of its garbage collector by the CPU's caches. In a small one, each collection finds many
 # requests alive, and copies them (docs/DECISIONS.md)
 NURSERY = {"PYPY_GC_NURSERY": "32M"}
+MAX_FILES = 65535
 # for every program. Standard output goes to the terminal, with the program's name before each line; standard error goes
 # to the log file, without it (launch.py)
 COMMON = """\
@@ -134,13 +135,18 @@ def has_ipv6() -> bool:
     return True
 
 
+def file_limit() -> int:
+    """How many files this process may open, at most as many as nginx can use: two for a client with a request."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+
+
 def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
     """The files of nginx/ with the paths and sizes of this installation, by name.
 
     files: how many nginx may open; 0: the limit of this process.
     """
-    files = files or resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    files = 65535 if files == resource.RLIM_INFINITY else min(files, 65535)
+    files = files or file_limit()
     # One worker for each processor that this process may use; `auto` would also count others. At least two: with few
     # files, one alone could not hold 15,000 clients and their connections to the gateway
     processors = sorted(os.sched_getaffinity(0))

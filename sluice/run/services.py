@@ -20,6 +20,7 @@ from pathlib import Path
 from sluice import settings
 from sluice.run import configure, page, up
 from sluice.run.configure import ROOT
+from sluice.run.parts import parts
 from sluice.run.up import CannotStart
 
 HOME = Path("/var/lib/sluice")  # the same path is in deploy/systemd/
@@ -27,7 +28,6 @@ USER = "sluice"
 DEFAULTS = Path("/etc/default/sluice")
 UNITS = Path("/etc/systemd/system")
 WANTED = UNITS / "sluice.target.wants"
-OPEN_FILES = 65535  # LimitNOFILE= of nginx in deploy/systemd/
 DATABASE_USERS = ("sluice-scale.service", "sluice-follower.service", "sluice-metrics.service", "sluice-page.service")
 VIEWS = ("sluice-views.service", "sluice-follower.service", "sluice-reader.socket", "sluice-reader.service")
 FIXED = {"INGEST_HOME": str(HOME)}
@@ -219,16 +219,13 @@ def main(words: list[str]) -> int:
             s = settings.load()
             up.check_modules(s)
             up.check_access(s)
-            configure.write(s, OPEN_FILES)
+            configure.write(s, configure.MAX_FILES)  # LimitNOFILE= of nginx in deploy/systemd/
             return 0
         found = given(DEFAULTS.read_text() if DEFAULTS.exists() else "", os.environ)
         s = settings.load(found)
         check(s)
-        if s.runtime == "pypy":
-            run(ROOT / "bin/provision", "pypy")
-        for scheme in "kafka", "parquet", "s3", "clickhouse":
-            if s.rows.needs(scheme) or (scheme == "kafka" and s.has_kafka):
-                run(ROOT / "bin/provision", scheme)
+        for part in parts(s):
+            run(ROOT / "bin/provision", part)
         changed = install(found, s)
         if not Path("/run/systemd/system").is_dir():
             print("sluice: systemd is not running; the services start when it does.")

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -173,6 +174,7 @@ def main() -> None:
     for name in settings.unknown():
         settings.complain(f"{name} is not a setting and has no effect: docs/protocol/operator.md has all of them.")
     os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (configure.file_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     os.environ.update(configure.NURSERY | os.environ)
     os.environ.update(INGEST_HOME=str(s.home), INGEST_SPOOL=s.spool, PYTHONUNBUFFERED="1")
     with exit_on_error(s.home):

@@ -30,6 +30,8 @@ from proving.harness import (
     running,
     short_tmp,
 )
+from sluice import settings
+from sluice.run import parts
 
 PROGRAMS = ("redis", "worker", "gateway", "nginx", "views", "follower", "reader")
 
@@ -324,6 +326,20 @@ def test_a_module_that_cannot_be_imported_is_one_line_and_status_2(name: str, tm
     assert (status, words.count("\n")) == (2, 1)
     assert "half done" in words
     assert not home.exists()
+
+
+@pytest.mark.parametrize("argument, status", [("--help", 0), ("-h", 0), ("start", 2)])
+def test_an_argument_prints_the_usage_and_starts_nothing(argument: str, status: int) -> None:
+    done = subprocess.run([ROOT / "bin/up", argument], capture_output=True, text=True, timeout=10)
+    assert (done.returncode, done.stderr) == (status, "")
+    assert done.stdout.startswith("Usage: bin/up.")
+
+
+def test_the_parts_that_a_cell_needs_follow_from_its_settings() -> None:
+    assert parts.parts(settings.load({})) == []
+    urls = {"INGEST_SPOOL": "kafka://h:1", "INGEST_ROWS": "s3://bucket,gps=kafka://h:1,logs=parquet:///rows"}
+    assert parts.parts(settings.load(urls)) == ["kafka", "parquet", "s3"]
+    assert parts.parts(settings.load({"INGEST_RUNTIME": "pypy", "INGEST_ROWS": "store"})) == ["pypy"]
 
 
 def test_a_variable_that_is_no_setting_is_named(tmp: Path) -> None:
