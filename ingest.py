@@ -19,8 +19,7 @@ from sluice.spool.inlet import Batch
 SETTINGS = settings.load_or_exit()
 ROUTES.update(extension.dictionary("INGEST_ROUTES", SETTINGS.routes, "ROUTES"))
 MAX_BODY = SETTINGS.max_body
-CLOSING = SETTINGS.home / "run/closing"  # while this file exists, replies close the clients' connections
-LEFT = SETTINGS.home / "run/left"  # while this one exists, /readyz sends the balancer elsewhere
+CLOSING, DRAINING = SETTINGS.closing, SETTINGS.draining
 INLET = open_inlet(SETTINGS.spool, SETTINGS.figures, SETTINGS.replicas, SETTINGS.max_memory // 2)
 append, commit, counts = INLET.append, INLET.commit, INLET.counts
 
@@ -72,7 +71,7 @@ def respond(reply: Reply, path: str, start_response: Callable[..., Any], method:
 
 
 def probe(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """Answer a health check; /readyz asks Redis whether it accepts writes, unless bin/sluice leave was called."""
+    """Answer a health check; /readyz asks Redis whether it accepts writes, unless the cell is draining."""
     path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
     if path not in PROBES:
         return respond(replies.NOT_FOUND, "", start_response, method)
@@ -80,7 +79,8 @@ def probe(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterab
         return respond(replies.GET_ONLY, path, start_response, method)
     detail = None
     if path == "/readyz":
-        detail = "This installation has left; bin/sluice join puts it back." if os.path.exists(LEFT) else INLET.ready()
+        is_draining = os.path.exists(DRAINING)
+        detail = "This cell is draining; bin/sluice undrain puts it back." if is_draining else INLET.ready()
     return respond(replies.unavailable(detail, 1) if detail else PROBES[path], path, start_response, method)
 
 

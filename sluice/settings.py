@@ -216,6 +216,16 @@ class Settings:
         return str(self.home / VIEWS_SOCKET) if self.has_kafka else self.spool
 
     @property
+    def draining(self) -> Path:
+        """While this file exists, /readyz sends the balancer elsewhere."""
+        return self.home / "run/draining"
+
+    @property
+    def closing(self) -> Path:
+        """While this file exists, 2xx responses close their connections."""
+        return self.home / "run/closing"
+
+    @property
     def gateway_sockets(self) -> list[Path]:
         """The Unix sockets between nginx and the gateway."""
         return [self.home / "run" / f"gateway-{n}.sock" for n in range(SOCKETS)]

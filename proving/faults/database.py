@@ -60,9 +60,9 @@ def rows_away(scene: Scene) -> str:
     return f"answers after {time.monotonic() - begun:.1f} s"
 
 
-@fault("prune", "`sluice prune` beside the workers, which delete old logs too", private=True)
-def prune(scene: Scene) -> str:
-    wait(lambda: not scene.site.command("prune").returncode, 60, "old rows are deleted")
+@fault("expire", "`sluice expire` beside the workers, which delete old logs too", private=True)
+def expire(scene: Scene) -> str:
+    wait(lambda: not scene.site.command("expire").returncode, 60, "old rows are deleted")
     return ""
 
 

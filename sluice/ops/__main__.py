@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import configparser
 import importlib
+import importlib.metadata
 import signal
 import sys
 from pathlib import Path
@@ -25,23 +27,33 @@ VERBS = (
     "peek",
     "dead",
     "replay",
-    "requeue",
+    "release",
     "purge",
-    "prune",
+    "expire",
     "views",
     "metrics",
     "reload",
-    "leave",
-    "join",
+    "drain",
+    "undrain",
     "backup",
     "restore",
     "drill",
 )
+FORMER = {"requeue": "release", "prune": "expire", "leave": "drain", "join": "undrain"}  # as in 4e06d3b
 DRILL = "drill"  # not in the package: it is in the checkout's `proving`
 STATUSES = """\
 exit status: 0 no problem; 1 something needs attention: Redis or the database is unavailable, a body is missing
 (status), letters are still dead (replay); 2 the command line, a condition or a setting is invalid.
 Settings come from the environment, as for bin/up: docs/protocol/operator.md."""
+
+
+def version() -> str:
+    """The version: that of setup.cfg in a checkout, which is not installed."""
+    if (ROOT / "setup.cfg").exists():
+        metadata = configparser.ConfigParser()
+        metadata.read(ROOT / "setup.cfg")
+        return metadata["metadata"]["version"]
+    return importlib.metadata.version("sluice")
 
 
 def module_of(verb: str) -> str:
@@ -57,6 +69,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
         epilog=STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    whole.add_argument("--version", action="store_true", help="show the version")
     verbs = whole.add_subparsers(metavar="VERB", title="verbs")
     if verb in VERBS:
         if verb == DRILL and not (ROOT / "proving").is_dir():
@@ -78,13 +91,15 @@ def parser(verb: str) -> argparse.ArgumentParser:
 
 def main(words: list[str]) -> int:
     """Run a verb; returns the exit status. The errors that every verb may raise are handled here."""
+    if words and words[0] in FORMER:
+        return settings.complain(f"`{words[0]}` is now `{FORMER[words[0]]}`.")
     try:
         whole = parser(words[0] if words else "")
     except settings.SettingError as error:
         return settings.complain(error)
     arguments = whole.parse_args(words)
     if not hasattr(arguments, "run"):
-        whole.print_help()
+        print(f"sluice {version()}") if arguments.version else whole.print_help()
         return 0
 
     from sluice.spool.contract import SPOOL_ERRORS, NotWithKafka, trouble

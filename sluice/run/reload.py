@@ -15,9 +15,9 @@ from sluice.base import screen
 from sluice.run import launch, up
 
 T = TypeVar("T")
-PATIENCE = 60.0  # seconds per step; a busy machine may be slow
-NOTICE = 5  # seconds between the notice to clients and the reload of nginx; the gateway sees it within one
-AGAIN = 1.0  # seconds before USR2 is sent again: gunicorn ignores it for a second after an upgrade
+PATIENCE_SECONDS = 60.0  # per step; a busy machine may be slow
+NOTICE_SECONDS = 5  # between the notice to clients and the reload of nginx; the gateway sees it within one
+AGAIN_SECONDS = 1.0  # before USR2 is sent again: gunicorn ignores it for a second after an upgrade
 
 
 class Stuck(Exception):
@@ -69,11 +69,11 @@ def master(home: Path, name: str) -> int:
 
 
 def wait(until: Callable[[], T], what: str) -> T:
-    """Poll until the result is true, and return it. Raises: Stuck after PATIENCE seconds."""
-    deadline = time.monotonic() + PATIENCE
+    """Poll until the result is true, and return it. Raises: Stuck after PATIENCE_SECONDS."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not (answer := until()):
         if time.monotonic() > deadline:
-            raise Stuck(f"not within {PATIENCE:.0f} s: {what}")
+            raise Stuck(f"not within {PATIENCE_SECONDS:.0f} s: {what}")
         time.sleep(0.02)
     return answer
 
@@ -85,7 +85,7 @@ def upgrade(home: Path, name: str, old: int) -> None:
 
     def successor() -> int:
         nonlocal sent
-        if time.monotonic() > sent + AGAIN:
+        if time.monotonic() > sent + AGAIN_SECONDS:
             sent = time.monotonic()
             os.kill(old, signal.SIGUSR2)
         # new workers of the old one are its children too, but do not lead a process group
@@ -115,7 +115,7 @@ def serves(pid: int) -> bool:
     return "anon_inode:[eventpoll]" in files
 
 
-def reload_nginx(home: Path, pid: int, notice: int = NOTICE) -> None:
+def reload_nginx(home: Path, pid: int, notice: int = NOTICE_SECONDS) -> None:
     """Make nginx reload its configuration, if that is valid; its old processes finish the requests they have.
 
     They close idle connections, and a client may just have sent a request on one. So for `notice` seconds before the

@@ -72,7 +72,7 @@ def lock_home(s: settings.Settings) -> None:
     for tag in sorted(launch.tags(s.home), key=place):
         if launch.end(tag, signal.SIGTERM, patience=3.0):
             say(f"An earlier bin/up was killed; ended its {tag.stem}.")
-    (s.home / "run/closing").unlink(missing_ok=True)  # left by a killed bin/sluice reload
+    s.closing.unlink(missing_ok=True)  # left by a killed bin/sluice reload
 
 
 def check_addresses(s: settings.Settings) -> None:

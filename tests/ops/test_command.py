@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,9 +16,10 @@ import pytest
 
 from proving.harness import ROOT, environment
 from sluice.account import STATES
-from sluice.ops.__main__ import VERBS, module_of
+from sluice.ops.__main__ import FORMER, VERBS, module_of
 from verbs import sluice
 
+(VERSION,) = re.findall(r"^version = (\S+)$", (ROOT / "setup.cfg").read_text(), re.M)
 IMPORTED = "import sys\nfrom sluice.ops.__main__ import main\nmain(sys.argv[1:])\nprint(*sys.modules, file=sys.stderr)"
 
 
@@ -67,6 +69,16 @@ def test_the_json_of_status_has_the_documented_keys(tmp: Path) -> None:
     assert [list(row) for row in found["streams"]] == [keys] * 4
 
 
+def test_the_version_is_that_of_the_package(tmp: Path) -> None:
+    assert sluice(tmp, "--version") == (0, f"sluice {VERSION}\n", "")
+
+
+@pytest.mark.parametrize("former, verb", FORMER.items())
+def test_the_former_name_of_a_verb_is_answered_with_the_present_one(former: str, verb: str, tmp: Path) -> None:
+    assert verb in VERBS
+    assert sluice(tmp, former, "--yes") == (2, "", f"sluice: `{former}` is now `{verb}`.\n")
+
+
 @pytest.mark.parametrize("called, name", [("/usr/local/bin/sluice", "sluice"), ("-m", "bin/sluice")])
 def test_the_help_uses_the_name_by_which_it_was_called(called: str, name: str) -> None:
     program = f"import sys; sys.argv = [{called!r}, '--help']; from sluice.ops.__main__ import command; command()"
@@ -97,6 +109,7 @@ def test_the_installed_package_has_the_command_and_the_names_for_users_modules(t
     run([sys.executable, "-m", *pip, *tmp.glob("*.whl")])
     (place,) = venv.glob("lib/*/site-packages")
     assert run([venv / "bin/sluice", "--help"], cwd=tmp).stdout.startswith("usage: sluice ")  # needs no other package
+    assert run([venv / "bin/sluice", "--version"], cwd=tmp).stdout == f"sluice {VERSION}\n"
     (place / "requirements.pth").write_text(sysconfig.get_path("purelib"))
     program = "import sluice; from sluice import Record, stream, Route; print(sluice.__file__)"
     assert run([venv / "bin/python", "-c", program], cwd=tmp).stdout == f"{place}/sluice/__init__.py\n"

@@ -1,4 +1,4 @@
-"""top, tail, peek, requeue, purge: they show bodies, and change nothing without confirmation."""
+"""top, tail, peek, release, purge: they show bodies, and change nothing without confirmation."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_peek_shows_long_bodies_in_several_reads(tmp: Path, redis: Server) -> No
     assert len(Inspector(str(redis.socket)).peek("votes", limit=12)[1]) < 12
 
 
-@pytest.mark.parametrize("verb", ["tail", "peek", "requeue", "purge"])
+@pytest.mark.parametrize("verb", ["tail", "peek", "release", "purge"])
 def test_an_unknown_stream_is_reported_in_one_line_with_status_2(verb: str, tmp: Path, redis: Server) -> None:
     assert sluice(tmp, verb, "vots") == (
         2,
@@ -72,7 +72,7 @@ def test_an_unknown_stream_is_reported_in_one_line_with_status_2(verb: str, tmp:
     )
 
 
-@pytest.mark.parametrize("verb", ["tail", "peek", "requeue", "purge"])
+@pytest.mark.parametrize("verb", ["tail", "peek", "release", "purge"])
 def test_an_unavailable_redis_is_reported_in_one_line_with_status_1(verb: str, tmp: Path) -> None:
     code, out, complaints = sluice(tmp, verb, "votes")
     assert (code, out, complaints.count("\n")) == (1, "", 1)
@@ -160,7 +160,7 @@ def test_bodies_that_arrive_while_purge_asks_are_kept(tmp: Path, redis: Server) 
     assert Inspector(str(redis.socket)).purge("votes", seen.taken + seen.ready) == 0
 
 
-def test_requeued_claims_go_to_the_next_worker_with_the_same_ids(
+def test_released_claims_go_to_the_next_worker_with_the_same_ids(
     tmp: Path, redis: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push(redis, *map(vote, range(5)))
@@ -169,15 +169,15 @@ def test_requeued_claims_go_to_the_next_worker_with_the_same_ids(
     assert one
     outlet.report([one])
     answering("no\n", monkeypatch)
-    code, _, question = sluice(tmp, "requeue", "votes")
+    code, _, question = sluice(tmp, "release", "votes")
     assert code == 1
     assert question == f"votes: end the leases of 1 open claims with 3 bodies, held by worker {os.getpid()}? [y/N] "
     answering("yes\n", monkeypatch)
-    assert sluice(tmp, "requeue", "votes")[:2] == (0, "votes: 1 leases ended\n")
+    assert sluice(tmp, "release", "votes")[:2] == (0, "votes: 1 leases ended\n")
     again = outlet.claim("votes")
     assert again
     assert (again.id, again.count) == (one.id, one.count)
-    assert sluice(tmp, "requeue", "gps", "--yes")[:2] == (0, "gps: no claim is open.\n")
+    assert sluice(tmp, "release", "gps", "--yes")[:2] == (0, "gps: no claim is open.\n")
 
 
 def test_top_shows_each_stream_its_workers_and_its_dead_letters_in_80_columns(tmp: Path, redis: Server) -> None:

@@ -130,11 +130,11 @@ def test_old_rows_and_dead_letters_are_deleted_and_counted(tmp: Path, redis: Ser
         db.delete("ingest:{votes}:marks")
         db.zadd("ingest:{votes}:marks", {f"1:{(seconds - 3600) * 10**6 + microseconds}": 1})
     drain(tmp)
-    assert sluice(tmp, "prune")[:2] == (0, "INGEST_KEEP keeps everything.\n")
+    assert sluice(tmp, "expire")[:2] == (0, "INGEST_KEEP keeps everything.\n")
     env = {"INGEST_KEEP": "2h,votes=30m,dead=10m"}
     said = "metrics: 0 {0}\ngps: 0 {0}\nlogs: 0 {0}\nvotes: {1} {0}\ndead: 1 {0}\n"
-    assert sluice(tmp, "prune", "--dry-run", **env)[:2] == (0, said.format("are too old", 4))
-    assert sluice(tmp, "prune", **env)[:2] == (0, said.format("deleted", 3))  # SQLite keeps the last one
+    assert sluice(tmp, "expire", "--dry-run", **env)[:2] == (0, said.format("are too old", 4))
+    assert sluice(tmp, "expire", **env)[:2] == (0, said.format("deleted", 3))  # SQLite keeps the last one
     code, ledger, trouble = status(tmp, **env)
     assert (code, trouble) == (0, [])
     votes = ledger["votes"]

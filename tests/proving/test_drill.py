@@ -86,7 +86,7 @@ def test_all_faults_in_random_order_break_no_promise(tmp: Path) -> None:
 
 def test_what_a_restore_takes_and_what_age_deletes_is_known_exactly(tmp: Path) -> None:
     options = "--no-views", "--rounds", 1, "--rate", 500, "--seed", 1  # a seed with a killed restore
-    status, report, _ = drill(tmp, *options, "--faults", "backup,restore,prune")
+    status, report, _ = drill(tmp, *options, "--faults", "backup,restore,expire")
     assert (status, broken(report), report["trouble"]) == (0, NONE, "")
     counts, ledger = report["counts"], report["ledger"]
     assert counts["away"] == ledger["restored_away"] == ledger["missing"] > 0
@@ -201,7 +201,7 @@ def test_a_drill_into_postgresql_breaks_no_promise_and_drops_its_schema(tmp: Pat
 
 
 def test_a_drill_into_parquet_files_breaks_no_promise(tmp: Path) -> None:
-    faults = "kill-worker,kill-redis,store-locked,store-away,store-full,kill-commit,kill-settle,lease,prune"
+    faults = "kill-worker,kill-redis,store-locked,store-away,store-full,kill-commit,kill-settle,lease,expire"
     env = {"INGEST_ROWS": "parquet:///any", "INGEST_WORKERS": 2}
     status, report, _ = drill(tmp, "--rounds", 1, "--rate", 1500, "--seed", 3, "--faults", faults, env=env)
     assert (status, broken(report)) == (0, NONE)

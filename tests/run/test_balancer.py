@@ -62,15 +62,15 @@ def test_a_cell_is_taken_out_killed_and_put_back_under_load_and_no_request_fails
             os.kill(pid, signal.SIGKILL)
         stacks[cell].close()
 
-    def leave_and_join(cell: int) -> None:
-        said = sluice(homes[cell], "leave", "--notice", "3").splitlines()
-        assert said == ["/readyz answers 503", "connections close", "left; bin/sluice join puts it back"]
+    def drain_and_undrain(cell: int) -> None:
+        said = sluice(homes[cell], "drain", "--notice", "3").splitlines()
+        assert said == ["/readyz answers 503", "connections close", "draining; bin/sluice undrain puts it back"]
         assert state(balancer, cell) == "DOWN"
         kill(cell)
         start(cell, ready=False)
         poll(lambda: get(ports[cell], "/healthz")[0] == 200, 60, "the cell has started")
-        assert b"bin/sluice join" in get(ports[cell], "/readyz")[2]
-        assert sluice(homes[cell], "join") == "joined: /readyz answers 200\n"
+        assert b"bin/sluice undrain" in get(ports[cell], "/readyz")[2]
+        assert sluice(homes[cell], "undrain") == "undrained: /readyz answers 200\n"
         poll(lambda: state(balancer, cell) == "UP", 30, "the balancer puts it back")
         before = len(load.acknowledged)
         poll(lambda: len(load.acknowledged) > before + 20, 30, "requests go on")
@@ -84,7 +84,7 @@ def test_a_cell_is_taken_out_killed_and_put_back_under_load_and_no_request_fails
             Load(balancer.port, 12, 4, 0.05) as load,
         ):
             for turn in range(times):
-                leave_and_join(turn % 2)
+                drain_and_undrain(turn % 2)
         wanted = sorted(load.acknowledged)
         with contextlib.suppress(AssertionError):  # the next assertion shows the difference
             poll(lambda: len(stored(homes)) >= len(wanted), 30)
@@ -129,7 +129,7 @@ def test_a_request_is_tried_elsewhere_only_if_its_connection_was_refused(tmp: Pa
             assert {post(balancer.port, "/votes", b"{}")[0] for _ in range(20)} == {200}
 
 
-def test_leave_where_nothing_runs_is_one_line_and_status_1(tmp: Path) -> None:
+def test_drain_where_nothing_runs_is_one_line_and_status_1(tmp: Path) -> None:
     env = environment(tmp / "none")
-    done = subprocess.run([ROOT / "bin/sluice", "leave"], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([ROOT / "bin/sluice", "drain"], env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"sluice: nothing runs in {tmp}/none\n")

@@ -309,7 +309,7 @@ def test_clients_get_notice_before_nginx_reloads(tmp: Path) -> None:
     with redis_server(tmp, appendonly="no") as redis, gateway(tmp, redis), nginx(tmp) as front:
         places = {"/var/lib/sluice": tmp, "/run/sluice": tmp / "run", "$MAINPID": front.pid}
         lines = re.findall(r"^ExecReload=(.+)$", unit, re.M)
-        assert lines[2] == f"/bin/sleep {reload.NOTICE}"
+        assert lines[2] == f"/bin/sleep {reload.NOTICE_SECONDS}"
         lines[2] = "true"
         for line in lines:
             if "-HUP" in line:

@@ -248,7 +248,7 @@ def test_an_offset_is_committed_again_until_that_succeeds(tmp: Path, url: str) -
         outlet.close()
 
 
-@pytest.mark.parametrize("verb", ["purge --yes", "requeue --yes"])
+@pytest.mark.parametrize("verb", ["purge --yes", "release --yes"])
 def test_a_verb_that_kafka_has_itself_is_refused_in_one_line(verb: str, tmp: Path, url: str) -> None:
     done = sluice(tmp, url, *verb.split(), "votes")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

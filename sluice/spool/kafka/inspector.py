@@ -14,7 +14,7 @@ from sluice.spool.kafka import Admin, Positions, Topic, asking
 
 REFUSED = {
     "purge": "Kafka has the bodies: kafka-delete-records.sh discards them, and `status` then calls them missing.",
-    "requeue": "Kafka gives the partitions of a worker that has died to others after 6 s; end a worker that hangs.",
+    "release": "Kafka gives the partitions of a worker that has died to others after 6 s; end a worker that hangs.",
 }
 READER = {"group.id": "none", "enable.auto.commit": False, "enable.partition.eof": True, "fetch.wait.max.ms": 10}
 

@@ -1,4 +1,4 @@
-"""Put this installation back behind its balancer.
+"""Put this cell back behind its balancer.
 
 /readyz answers 200 again, once Redis accepts writes.
 """
@@ -12,7 +12,7 @@ from sluice.base import screen
 from sluice.run.page import answers
 from sluice.settings import Settings
 
-PATIENCE = 10.0  # seconds for Redis to accept writes
+PATIENCE_SECONDS = 10.0  # for Redis to accept writes
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,14 +21,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Join; returns the exit status."""
-    for name in "closing", "left":
-        (s.home / "run" / name).unlink(missing_ok=True)
-    deadline = time.monotonic() + PATIENCE
+    """Undrain; returns the exit status."""
+    for file in s.closing, s.draining:
+        file.unlink(missing_ok=True)
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not answers(s.gateway_sockets, "/readyz"):
         if time.monotonic() > deadline:
             screen.complain("/readyz does not answer 200: does bin/up run here, and does Redis accept writes?")
             return 1
         time.sleep(0.1)
-    print("joined: /readyz answers 200")
+    print("undrained: /readyz answers 200")
     return 0

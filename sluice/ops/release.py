@@ -1,4 +1,4 @@
-"""End the leases of a stream's claims now.
+"""Release the claims of a stream: end their leases now.
 
 The next worker that claims gets them, with the same ids and bodies.
 The claims of a dead worker are claimed again without this, after five seconds. A worker that hangs but renews its
@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     """Ask, and end the leases; returns the exit status."""
-    name, inspector = arguments.stream, ledger.inspector(arguments.stream, s, "requeue")
+    name, inspector = arguments.stream, ledger.inspector(arguments.stream, s, "release")
     claims = inspector.snapshot(name).claims
     if not claims:
         print(f"{name}: no claim is open.")
