@@ -7,17 +7,16 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from sluice import extension, settings
-from sluice.http import replies
+from sluice import settings
+from sluice.http import replies, routes
 from sluice.http.endpoints import Endpoint, Endpoints
 from sluice.http.replies import Rejected
 from sluice.http.request import read
-from sluice.http.routes import NO_CONTENT, OK, ROUTES, Reply
+from sluice.http.routes import NO_CONTENT, OK, Reply
 from sluice.spool import open_inlet
 from sluice.spool.inlet import Batch
 
 SETTINGS = settings.load_or_exit()
-ROUTES.update(extension.dictionary("INGEST_ROUTES", SETTINGS.routes, "ROUTES"))
 MAX_BODY = SETTINGS.max_body
 CLOSING, DRAINING = SETTINGS.closing, SETTINGS.draining
 INLET = open_inlet(SETTINGS.spool, SETTINGS.figures, SETTINGS.replicas, SETTINGS.max_memory // 2)
@@ -92,7 +91,7 @@ def tick() -> None:
         endpoint.reply = endpoint.replies[is_closing]
 
 
-ENDPOINTS = Endpoints(ROUTES, counts.counter)
+ENDPOINTS = Endpoints(routes.load(SETTINGS.routes), counts.counter)
 PLAIN = ENDPOINTS.plain
 PROBES = {"/healthz": OK, "/readyz": OK, "/ping": NO_CONTENT}
 app.max_body, app.tick = MAX_BODY, tick  # type: ignore[attr-defined]  # see sluice/fastlane/__init__.py

@@ -1,5 +1,7 @@
-"""A cell is one whole Sluice; several may store in one database. Each leaves a line of figures there every few seconds,
-so that all cells can be looked at from any of them, and also one that is gone.
+"""THE sum: accepted = ready + claimed + stored + dead + expired + purged, for each stream of a cell, at any moment.
+
+The terms left of `stored` come from Redis, the others from the database; `balance` adds them. A cell publishes its sums
+in the database every few seconds, so that all cells can be looked at from any of them, and also one that is gone.
 """
 
 from __future__ import annotations
@@ -18,29 +20,35 @@ STATES = ("accepted", "ready", "claimed", "stored", "dead", "missing")
 Figures = dict[str, Any]
 
 
-def row(snapshot: Snapshot | None, ledger: Ledger | None) -> Figures:
-    """A stream's ledger; an unknown figure is None.
+def balance(snapshot: Snapshot | None, ledger: Ledger | None) -> Figures:
+    """Where the accepted bodies of a stream are: THE sum, whose terms stand in the order of a body's way.
 
-    accepted, ready, claimed, stored, dead, missing, purged: bodies
-    expired: bodies of which the dead letters were deleted by age; deleted: rows deleted by age, of all cells
+    accepted = ready + claimed + stored + dead + expired + purged; `missing` is what it leaves, and is 0.
+
+    An unknown figure is None. All but these are bodies:
+    deleted: rows deleted by age, of all cells
     oldest_seconds: age of the oldest body that is not in the database; None too if there is none
     """
-    found: Figures = dict.fromkeys((*STATES, "purged", "expired", "deleted", "oldest_seconds"))
+    accepted = ready = claimed = stored = dead = expired = purged = deleted = oldest = missing = None
     if snapshot:
-        stored = ledger.persisted if ledger else {}  # of claims that are not settled
-        left = {claim: bodies - stored.get(claim, 0) for claim, bodies in snapshot.claims.items()}
-        found["accepted"] = snapshot.taken + snapshot.ready + (ledger.earlier if ledger else 0)
-        found["purged"] = snapshot.purged
-        found["ready"] = snapshot.ready - (ledger.ahead if ledger else 0)
-        found["claimed"] = sum(left.values())
-        found["oldest_seconds"] = max((age for at, age in snapshot.ages.items() if left.get(at, 1)), default=None)
+        persisted = ledger.persisted if ledger else {}  # of claims that are not settled
+        unstored = {claim: bodies - persisted.get(claim, 0) for claim, bodies in snapshot.claims.items()}
+        accepted = snapshot.taken + snapshot.ready + (ledger.earlier if ledger else 0)
+        ready = snapshot.ready - (ledger.ahead if ledger else 0)
+        claimed = sum(unstored.values())
+        purged = snapshot.purged
+        oldest = max((age for at, age in snapshot.ages.items() if unstored.get(at, 1)), default=None)
     if ledger:
-        found["stored"] = ledger.bodies - ledger.dead - ledger.expired
-        found["dead"], found["expired"], found["deleted"] = ledger.dead, ledger.expired, ledger.deleted
-    if snapshot and ledger:
-        known = found["ready"] + found["claimed"] + snapshot.purged + ledger.bodies
-        found["missing"] = max(0, found["accepted"] - known)
-    return found
+        stored = ledger.bodies - ledger.dead - ledger.expired
+        dead = ledger.dead
+        expired, deleted = ledger.expired, ledger.deleted
+    terms = ready, claimed, stored, dead, expired, purged
+    if accepted is not None and ledger:
+        missing = max(0, accepted - sum(bodies or 0 for bodies in terms))
+    return {
+        "accepted": accepted, "ready": ready, "claimed": claimed, "stored": stored, "dead": dead, "missing": missing,
+        "purged": purged, "expired": expired, "deleted": deleted, "oldest_seconds": oldest,
+    }  # fmt: skip
 
 
 def account(store: Store, stream: str, snapshot: Snapshot | None, cell: str) -> Ledger:
@@ -61,7 +69,7 @@ def sums(cells: Iterable[Figures]) -> Figures:
 class CellLine:
     """A worker's part in the line of its cell: the workers of a cell take turns.
 
-    The figures: `every`, seconds until the next line; `streams`, a list of stream and the keys of `row`.
+    The figures: `every`, seconds until the next line; `streams`, a list of stream and the keys of `balance`.
     """
 
     def __init__(self, inspector: Inspector, streams: Iterable[str], name: str, keep: bool, replicas: int = 0) -> None:
@@ -92,7 +100,7 @@ class CellLine:
             snapshot = self.inspector.snapshot(stream, self.replicas if confirmed else 0)
             confirmed &= snapshot.confirmed
             ledger = account(store, stream, snapshot, self.name)
-            streams.append({"stream": stream} | row(snapshot, ledger))
+            streams.append({"stream": stream} | balance(snapshot, ledger))
             if confirmed:  # else a failover may lose numbers whose bodies got no 2xx
                 spools += registered(stream, self.name, snapshot, ledger.purged)
         every = max(EVERY, SHARE * (time.monotonic() - began))

@@ -1,4 +1,4 @@
-"""The ledger and all other figures of an installation, as plain data.
+"""The observer: the ledger and all other figures of a cell, as plain data.
 
 A figure comes from Redis, from the database, from the views' Redis, or from the counters that the processes keep in
 Redis. `sluice status`, `top` and `metrics`, the status page and /status/metrics show these figures.
@@ -14,11 +14,10 @@ from typing import TypeVar
 
 from redis.exceptions import RedisError
 
-from sluice import extension, settings, views
-from sluice.account import Figures, account, row, sums
+from sluice import settings, views
+from sluice.account import Figures, account, balance, sums
 from sluice.base import screen
 from sluice.base.counters import SECONDS, SIZES
-from sluice.base.times import second
 from sluice.http import routes
 from sluice.settings import Settings
 from sluice.spool import contract, open_inspector
@@ -26,8 +25,7 @@ from sluice.spool.contract import SPOOL_ERRORS, Claim
 from sluice.spool.inspector import Inspector, Snapshot
 from sluice.store.registry import open_store
 from sluice.store.store import Store
-from sluice.store.types import DeadLetter, Ledger, Unavailable
-from sluice.streams.registry import Stream
+from sluice.store.types import Ledger, Unavailable
 from sluice.streams.schema import load_streams
 from sluice.views import figures
 from sluice.views.contract import SOCKET
@@ -35,7 +33,6 @@ from sluice.views.follower import Link
 
 T = TypeVar("T")
 TIMEOUT = 3.0  # seconds to wait for a reply of Redis; an operator is waiting too
-ALL = 1 << 62  # above any sequence number or id
 GONE = "{}: {} bodies that were accepted are neither in Redis nor in the database."
 ABSENT = "{}: last seen {} ago, {:,} bodies waiting there."
 LATE = 3  # a cell that has left no figures for so many of its intervals is late
@@ -43,12 +40,12 @@ SHARE = 20  # counting in the database is slow with millions of batches: limit i
 
 
 class Observer:
-    """Reads the figures of an installation, any number of times. Keeps its connections; not thread-safe."""
+    """Reads the figures of a cell, any number of times. Keeps its connections; not thread-safe."""
 
     def __init__(self, s: Settings) -> None:
         """Raises: SettingError if a user's module cannot be imported."""
         self.streams = load_streams(s)
-        self.names = {*self.streams, *(route.stream for route in all_routes(s).values())}
+        self.names = {*self.streams, *(route.stream for route in routes.load(s.routes).values())}
         self.url, self.cell = s.store, s.cell
         self.places = [s.home]  # where bytes are written
         if s.store.startswith("sqlite:"):
@@ -64,20 +61,22 @@ class Observer:
     def ledger(self) -> Figures:
         """The ledger alone, without the figures that cost more queries.
 
-        streams: by name; see `row`. trouble: one line per problem.
+        streams: by name, each as `balance` gives it, and `decoder`: whether it has one. trouble: one line per problem.
         """
         trouble: list[str] = []
         snapshots = self.ask_spool(self.snapshots, trouble) or {}
         names = self.sorted_names(snapshots)
         ledgers = self.ask_store(lambda store: self.ledgers(store, names, snapshots), trouble) or {}
-        rows = {name: self.row(name, snapshots.get(name), ledgers.get(name)) for name in names}
+        rows = {
+            name: balance(snapshots.get(name), ledgers.get(name)) | {"decoder": name in self.streams} for name in names
+        }
         return {"streams": rows, "trouble": trouble + discrepancies(rows)}
 
     def cells(self, trouble: list[str]) -> list[Figures] | None:
         """The cells that store in this database, by name; None, with a line in `trouble`, if it is unavailable.
 
         cell, seconds: the name, and the time since the cell left its figures. late: it should have left others since.
-        streams: a list of stream and the keys of `row` but `decoder`.
+        streams: a list of stream and the keys of `balance`.
         """
         lines = self.ask_store(lambda store: store.lines(), trouble)
         if lines is None:
@@ -89,7 +88,7 @@ class Observer:
 
     def forget(self, cell: str) -> bool:
         """Delete the figures of a cell; False if there are none. Raises: Unavailable."""
-        self.store = self.store or connect(self.url, self.streams)
+        self.store = self.store or open_store(self.url, self.streams, make=False)
         return self.store.forget(cell)
 
     def look(self) -> Figures:
@@ -97,7 +96,7 @@ class Observer:
 
         time: seconds since 1970. trouble: one line per problem.
         streams: by name
-            the keys of `row`
+            the keys of `balance`; decoder: whether the stream has one
             taken: bodies ever claimed; through: all bodies up to this sequence number are in the database
             backlog_bytes: memory of the READY and CLAIMED bodies, approximately
             open_claims; received_bytes, of all accepted bodies; store_errors
@@ -170,7 +169,7 @@ class Observer:
     def ask_store(self, question: Callable[[Store], T], trouble: list[str]) -> T | None:
         """The answer of the database; None, with a line in `trouble`, if it is unavailable."""
         try:
-            self.store = self.store or connect(self.url, self.streams)
+            self.store = self.store or open_store(self.url, self.streams, make=False)
             return question(self.store)
         except Unavailable as error:
             trouble.append(f"the database is unavailable: {error}")
@@ -208,15 +207,11 @@ class Observer:
         self.due = now + SHARE * (now - began)
         return ledgers
 
-    def row(self, name: str, snapshot: Snapshot | None, ledger: Ledger | None) -> Figures:
-        """The figures of `sluice.account.row`. decoder: whether the stream has one."""
-        return row(snapshot, ledger) | {"decoder": name in self.streams}
-
     def stream(
         self, name: str, snapshot: Snapshot | None, ledger: Ledger | None, counted: dict[str, int] | None
     ) -> Figures:
         """All figures of one stream. Without a `ledger`, those of the last count are used again."""
-        found = self.row(name, snapshot, ledger)
+        found = balance(snapshot, ledger) | {"decoder": name in self.streams}
         last = self.counted.get("streams", {})
         if ledger:
             self.earlier[name] = ledger.earlier
@@ -300,66 +295,7 @@ def inspector(stream: str, s: Settings, verb: str = "") -> Inspector:
     """
     found = open_inspector(s.spool, s.figures, TIMEOUT)
     found.require(verb)
-    names = {*load_streams(s), *(route.stream for route in all_routes(s).values())}
+    names = {*load_streams(s), *(route.stream for route in routes.load(s.routes).values())}
     if stream not in names and stream not in (names := names | found.streams()):
         raise settings.SettingError(f"there is no stream {stream!r}; there are {', '.join(sorted(names))}.")
     return found
-
-
-def all_routes(s: Settings) -> dict[str, routes.Route]:
-    """The built-in routes and those of the user's module. Raises: SettingError."""
-    return routes.ROUTES | extension.dictionary("INGEST_ROUTES", s.routes, "ROUTES")
-
-
-def connect(
-    url: str,
-    streams: dict[str, Stream],
-    keep: settings.Keep = settings.FOREVER,
-    rows: settings.Rows = settings.IN_TABLES,
-) -> Store:
-    """The database as it is: nothing is created. Raises: Unavailable, also if the driver is not installed."""
-    try:
-        return open_store(url, streams, make=False, keep=keep, rows=rows)
-    except ImportError as error:
-        raise Unavailable(error) from error
-
-
-def reasons(store: Store, where: str) -> list[tuple[str, str, int]]:
-    """(stream, reason, letters) of the dead letters that match. Raises: SettingError if `where` is not valid SQL."""
-    try:
-        return store.reasons(where)
-    except ValueError as error:
-        raise settings.SettingError(f"--where: {error}") from None
-
-
-def condition(where: str | None, stream: str | None) -> str:
-    """An SQL condition on dead letters that combines both, where given."""
-    parts = []
-    if stream is not None:
-        parts.append(among([stream]))
-    if where is not None:
-        parts.append(f"({where}\n)")  # a comment at its end must not hide the parenthesis
-    return " AND ".join(parts) or "true"
-
-
-def among(streams: list[str]) -> str:
-    """The SQL condition that a dead letter belongs to one of these streams."""
-    return "stream IN ({})".format(",".join("'{}'".format(name.replace("'", "''")) for name in streams))
-
-
-def newest(store: Store, where: str, limit: int) -> list[DeadLetter]:
-    """The newest dead letters, newest first. The store returns them in parts that fit into memory."""
-    found: list[DeadLetter] = []
-    below = ALL
-    while len(found) < limit:
-        more = store.letters(where, 0, below, limit - len(found), newest=True)
-        if not more:
-            break
-        found += more
-        below = more[-1].id
-    return found
-
-
-def received_at(letter: DeadLetter) -> str:
-    """When the body arrived, as the database writes it."""
-    return f"{second(letter.received // 1_000_000)}.{letter.received // 1000 % 1000:03d}Z"

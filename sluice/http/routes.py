@@ -1,8 +1,10 @@
-"""The stream and the success answer of each path. Data only; standard library only."""
+"""The stream and the success answer of each path. Standard library only."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+from sluice import extension
 
 JSON = "application/json"
 PROTOBUF = "application/x-protobuf"
@@ -68,3 +70,11 @@ ROUTES: dict[str, Route] = {
     "/v1/metrics": Route("metrics", PROTOBUF_OK, keep_head=True, json=JSON_OK),
     "/v1/logs": Route("logs", PROTOBUF_OK, keep_head=True, json=JSON_OK),
 }
+
+
+def load(module: str) -> dict[str, Route]:
+    """The built-in routes and those of the user's module, which may replace them. module: INGEST_ROUTES.
+
+    Raises: SettingError if it cannot be imported, or has no ROUTES.
+    """
+    return {**ROUTES, **extension.dictionary("INGEST_ROUTES", module, "ROUTES")}

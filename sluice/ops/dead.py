@@ -11,10 +11,12 @@ import json
 import shutil
 from typing import Any
 
-from sluice import ledger
 from sluice.base import screen
 from sluice.base.screen import shown
+from sluice.base.times import instant
+from sluice.letters import Letters
 from sluice.settings import Settings
+from sluice.store.registry import open_store
 from sluice.store.types import DeadLetter
 from sluice.streams.schema import load_streams
 
@@ -31,10 +33,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     """Print the counts and the newest letters; returns the exit status."""
-    where = ledger.condition(arguments.where, arguments.stream)
-    store = ledger.connect(s.store, load_streams(s))
-    counts = ledger.reasons(store, where)
-    letters = ledger.newest(store, where, arguments.limit)
+    store = open_store(s.store, load_streams(s), make=False)
+    matching = Letters(store, arguments.where, arguments.stream)
+    counts = matching.reasons()
+    letters = matching.newest(arguments.limit)
     store.close()
     if arguments.json:
         table = [{"stream": stream, "reason": reason, "letters": count} for stream, reason, count in counts]
@@ -45,13 +47,13 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         for letter in letters:
             print("\n" + describe(letter, arguments.full))
     else:
-        print("There are no dead letters" + (" that match." if where != "true" else "."))
+        print("There are no dead letters" + (" that match." if matching.where != "true" else "."))
     return 0
 
 
 def plain(letter: DeadLetter) -> dict[str, Any]:
     """A letter for JSON: its body as text if it is UTF-8, else as base64."""
-    about = letter._asdict() | {"received_at": ledger.received_at(letter)}
+    about = letter._asdict() | {"received_at": instant(letter.received)}
     del about["received"], about["body"]
     try:
         return about | {"body": letter.body.decode()}
@@ -62,7 +64,7 @@ def plain(letter: DeadLetter) -> dict[str, Any]:
 def describe(letter: DeadLetter, full: bool) -> str:
     """A letter for the terminal: its origin, its reason, and its body, cut to the width unless `full`."""
     part = "" if letter.whole else ", part of a body"
-    about = f"{ledger.received_at(letter)}  {shown(letter.stream)} {letter.seq}  ({len(letter.body)} bytes{part})"
+    about = f"{instant(letter.received)}  {shown(letter.stream)} {letter.seq}  ({len(letter.body)} bytes{part})"
     if full:
         return f"{about}\n  {shown(letter.reason)}\n{screen.printable(letter.body, lines=True)}"
     width = shutil.get_terminal_size().columns - 2

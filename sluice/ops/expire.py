@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import time
 
-from sluice import ledger
 from sluice.base import screen
 from sluice.settings import DEAD, Settings
+from sluice.store.registry import open_store
 from sluice.streams.schema import load_streams
 
 
@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     """Delete, or count; returns the exit status."""
     streams = load_streams(s)
-    store = ledger.connect(s.store, streams, s.keep, s.rows)
+    store = open_store(s.store, streams, make=False, keep=s.keep, rows=s.rows)
     ages = [(name, age) for name in (*streams, DEAD) if (age := s.keep.of(name)) is not None]
     if not ages:
         print("INGEST_KEEP keeps everything.")

@@ -10,20 +10,20 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from sluice import ledger
 from sluice.base import screen
 from sluice.base.screen import shown
+from sluice.letters import Letters
 from sluice.settings import Settings
-from sluice.store.store import Store
+from sluice.store.registry import open_store
 from sluice.store.types import DeadLetter, Replayed
 from sluice.streams import registry
 from sluice.streams.record import Limits, Record, Reject
 from sluice.streams.schema import load_streams
 
-CHUNK = 200  # letters per transaction: no worker can write while it runs
-EVERY = (0.2, 10.0)  # seconds between two lines of progress: on a terminal, and elsewhere
+CHUNK_LETTERS = 200  # per transaction: no worker can write while it runs
+PROGRESS_SECONDS = (0.2, 10.0)  # between two lines of progress: on a terminal, and elsewhere
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,18 +40,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     """Replay, and print the result, also that of an incomplete run; returns the exit status."""
     streams = load_streams(s)
-    where = ledger.condition(arguments.where, arguments.stream)
     dry = arguments.dry_run
     total = Replayed(0, 0, 0, Counter())
     undecodable: Counter[str] = Counter()
-    store = ledger.connect(s.store, streams, rows=s.rows)
-    counts = ledger.reasons(store, where)
+    store = open_store(s.store, streams, make=False, rows=s.rows)
+    letters = Letters(store, arguments.where, arguments.stream)
+    counts = letters.reasons()
     for stream, _, count in counts:
         if stream not in streams:
             undecodable[stream] += count
     progress = Progress(sum(count for _, _, count in counts) - undecodable.total())
     try:
-        for done in chunks(store, f"{ledger.among([*streams])} AND {where}", decoder(streams, registry.limits(s)), dry):
+        decode = decoder(streams, registry.limits(s))
+        for some in letters.oldest_first(streams, CHUNK_LETTERS):
+            done = store.replay(some, decode, dry)
             total = Replayed(
                 total.stored + done.stored,
                 total.records + done.records,
@@ -66,21 +68,6 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     finally:
         report(total, undecodable, dry)
     return int(total.dead > 0 or undecodable.total() > 0)
-
-
-def chunks(
-    store: Store, where: str, decode: Callable[[DeadLetter], Iterable[Record | Reject]], dry: bool
-) -> Iterable[Replayed]:
-    """Replay in chunks, oldest first.
-
-    A letter that is buried again gets a new id, and so does one buried meanwhile: this run takes neither.
-    """
-    newest = ledger.newest(store, where, 1)
-    last = newest[0].id if newest else 0
-    above = 0
-    while letters := store.letters(where, above, last + 1, CHUNK, newest=False):
-        above = letters[-1].id
-        yield store.replay(letters, decode, dry)
 
 
 def decoder(streams: dict[str, registry.Stream], limits: Limits) -> Callable[[DeadLetter], list[Record | Reject]]:
@@ -103,12 +90,12 @@ class Progress:
     def __init__(self, letters: int) -> None:
         self.letters = letters
         self.terminal = sys.stderr.isatty()
-        self.due = time.monotonic() + EVERY[not self.terminal]
+        self.due = time.monotonic() + PROGRESS_SECONDS[not self.terminal]
 
     def at(self, done: int) -> None:
         """Print how many letters are done, if a line is due."""
         if time.monotonic() >= self.due:
-            self.due = time.monotonic() + EVERY[not self.terminal]
+            self.due = time.monotonic() + PROGRESS_SECONDS[not self.terminal]
             end = "\r" if self.terminal else "\n"
             print(f"sluice: {done} of {self.letters} letters", end=end, file=sys.stderr, flush=True)
 
@@ -117,7 +104,7 @@ def report(total: Replayed, undecodable: Counter[str], dry: bool) -> None:
     """Print the result. undecodable: stream -> letters for which there is no decoder."""
     if total.stored + total.dead:
         stored, dead = ("would be stored", "would still be dead") if dry else ("stored", "still dead")
-        letters = some(total.stored + total.dead)
+        letters = counted(total.stored + total.dead)
         print(f"{letters}: {total.stored} {stored} ({total.records} records), {total.dead} {dead}")
         if total.reasons:
             rows = ((count, shown(reason)) for reason, count in total.reasons.most_common())
@@ -125,9 +112,9 @@ def report(total: Replayed, undecodable: Counter[str], dry: bool) -> None:
     elif not undecodable:
         print("There are no dead letters that match.")
     for stream, count in undecodable.items():
-        print(f"{some(count)} of the stream {shown(stream)} unchanged: it has no decoder.")
+        print(f"{counted(count)} of the stream {shown(stream)} unchanged: it has no decoder.")
 
 
-def some(letters: int) -> str:
+def counted(letters: int) -> str:
     """The number of letters, with the noun."""
     return f"{letters} letter" if letters == 1 else f"{letters} letters"

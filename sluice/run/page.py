@@ -20,7 +20,10 @@ from typing import Any
 from sluice import settings
 from sluice.account import STATES, sums
 from sluice.base import daemon, screen
-from sluice.ledger import Observer, all_routes, newest, received_at
+from sluice.base.times import instant
+from sluice.http import routes
+from sluice.ledger import Observer
+from sluice.letters import Letters
 from sluice.settings import Settings
 from sluice.store.types import DeadLetter, Unavailable
 from sluice.views import figures
@@ -74,7 +77,7 @@ class Page:
         self.gateway_sockets = s.gateway_sockets
         self.observer = Observer(s)
         self.paths: dict[str, list[str]] = {}
-        for path, route in all_routes(s).items():
+        for path, route in routes.load(s.routes).items():
             self.paths.setdefault(route.stream, []).append(path)
         self.looks = 0
         self.gateway = False
@@ -141,7 +144,7 @@ class Page:
         store = self.observer.store
         if counts is not None and counts != self.counts and store:
             with contextlib.suppress(Unavailable):  # the next reading reports it
-                self.letters = [shown(letter) for letter in newest(store, "true", LETTERS)]
+                self.letters = [shown(letter) for letter in Letters(store).newest(LETTERS)]
                 self.counts = counts
         known = self.counts or []
         return {"reasons": known[:REASONS], "more": len(known[REASONS:]), "letters": self.letters}
@@ -154,7 +157,7 @@ def shown_cell(one: dict[str, Any]) -> dict[str, Any]:
 
 def shown(letter: DeadLetter) -> dict[str, Any]:
     """A dead letter for status.json."""
-    about = {"time": received_at(letter), "stream": letter.stream, "seq": letter.seq, "reason": letter.reason}
+    about = {"time": instant(letter.received), "stream": letter.stream, "seq": letter.seq, "reason": letter.reason}
     return about | {"bytes": len(letter.body), "excerpt": excerpt(letter.body)}
 
 

@@ -16,7 +16,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from sluice import extension, settings, views
+from sluice import settings, views
+from sluice.http import routes
 from sluice.run import configure, launch
 from sluice.run.configure import ROOT
 from sluice.views.contract import SOCKET
@@ -101,7 +102,7 @@ def check_modules(s: settings.Settings) -> None:
 
     Raises: SettingError if that fails.
     """
-    extension.dictionary("INGEST_ROUTES", s.routes, "ROUTES")
+    routes.load(s.routes)
     declared = views.load(s)
     if s.records or s.views:
         from sluice.streams.schema import load_streams

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Union
 
 from sluice import extension, settings
-from sluice.http.routes import ROUTES
+from sluice.http import routes
 from sluice.views.contract import MAX_CAP
 
 PATH = re.compile(r"(?=.{2,201}\Z)(/(?!\.\.?(/|\Z))[\w.~-]+)+/?", re.ASCII)  # as nginx passes it on
@@ -96,7 +96,7 @@ def load(s: settings.Settings) -> dict[str, View]:
         return {}
     views = {path: view for path, view in VIEWS.items() if s.rows.of(view.stream) is None}
     views.update(extension.dictionary(NAME, s.views, "VIEWS"))
-    known = ROUTES.keys() | extension.dictionary("INGEST_ROUTES", s.routes, "ROUTES").keys()
+    known = routes.load(s.routes)
     for path, view in views.items():
         problem = invalid(path, view) or ("a route has this path" if path in known else "")
         if not problem and s.rows.of(view.stream) is not None:

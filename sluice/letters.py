@@ -1,0 +1,59 @@
+"""The dead letters that an operator asks for. `dead` lists them, `replay` decodes them again, the page shows some."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from sluice.settings import SettingError
+from sluice.store.store import Store
+from sluice.store.types import DeadLetter
+
+ABOVE_ALL = 1 << 62  # above any id
+
+
+class Letters:
+    """The dead letters of a database that match."""
+
+    def __init__(self, store: Store, where: str | None = None, stream: str | None = None) -> None:
+        """where: a condition in SQL."""
+        self.store = store
+        parts = [among([stream])] if stream is not None else []
+        if where is not None:
+            parts.append(f"({where}\n)")  # a comment at its end must not hide the parenthesis
+        self.where = " AND ".join(parts) or "true"
+
+    def reasons(self) -> list[tuple[str, str, int]]:
+        """(stream, reason, letters), the most frequent first. Raises: SettingError if `where` is not valid SQL."""
+        try:
+            return self.store.reasons(self.where)
+        except ValueError as error:
+            raise SettingError(f"--where: {error}") from None
+
+    def newest(self, limit: int) -> list[DeadLetter]:
+        """The newest letters, newest first. The store returns them in parts that fit into memory."""
+        letters: list[DeadLetter] = []
+        below = ABOVE_ALL
+        while missing := max(0, limit - len(letters)):
+            part = self.store.letters(self.where, 0, below, missing, newest=True)
+            if not part:
+                break
+            letters += part
+            below = part[-1].id
+        return letters
+
+    def oldest_first(self, streams: Collection[str], number: int) -> Iterator[list[DeadLetter]]:
+        """The letters of these streams that are dead now, up to `number` at once.
+
+        A letter that is buried meanwhile gets a higher id, also one that is buried again, and is not among them.
+        """
+        newest = self.newest(1)
+        last = newest[0].id if newest else 0
+        above = 0
+        while part := self.store.letters(f"{among(streams)} AND {self.where}", above, last + 1, number, newest=False):
+            yield part
+            above = part[-1].id
+
+
+def among(streams: Collection[str]) -> str:
+    """The SQL condition that a dead letter belongs to one of these streams."""
+    return "stream IN ({})".format(",".join("'{}'".format(name.replace("'", "''")) for name in streams))
