@@ -20,6 +20,7 @@ from sluice.run import exporter
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs/protocol"
+INVALID = "; 2 if a setting is invalid"  # of every verb: the page says it once
 
 
 class Sample(dict[str, Any]):
@@ -62,7 +63,8 @@ def verb_row(verb: str) -> tuple[str, str, str]:
     about = str(module.__doc__)
     usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
     (status,) = re.findall(r"exit status: (.*?)\n\n", f"{about}\n{parser.epilog}\n\n", re.DOTALL)
-    return f"`{usage}`", about.partition("\n")[0], " ".join(status.split())
+    status = " ".join(status.split()).removesuffix(INVALID)
+    return f"`{usage}`", about.partition("\n")[0], status
 
 
 def metrics_table() -> str:

@@ -148,6 +148,7 @@ def test_the_schemes_and_reasons_of_signed_webhooks_are_those_of_the_code():
     assert documented == {text.replace("{scheme.field}", "FIELD") for text in reasons}
 
 
+LIMITS = (HTTP, "limit"), (SPOOL, "what"), (DATABASE, "what")
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -164,7 +165,7 @@ def limit(name: str) -> float:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [(cells[0], cells[1]) for cells in [*table(HTTP, "limit").values(), *table(SPOOL, "what", "LEASE").values()]],
+    [(cells[0], cells[1]) for page, first in LIMITS for cells in table(page, first, "MAX_").values()],
 )
 def test_a_limit_has_the_value_of_its_constant(name, text):
     number = re.search(r"([\d,]+(?:\.\d+)?)(?: (\w+))?", text)
