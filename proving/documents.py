@@ -20,7 +20,8 @@ from sluice.run import exporter
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs/protocol"
-INVALID = "; 2 if a setting is invalid"  # of every verb: the page says it once
+# in the exit status of every verb: the page says it once
+INVALID = r"; 2 if a setting is invalid$|; 2 for wrong arguments$|a setting (is invalid )?or |an invalid setting or "
 
 
 class Sample(dict[str, Any]):
@@ -63,8 +64,7 @@ def verb_row(verb: str) -> tuple[str, str, str]:
     about = str(module.__doc__)
     usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
     (status,) = re.findall(r"exit status: (.*?)\n\n", f"{about}\n{parser.epilog}\n\n", re.DOTALL)
-    status = " ".join(status.split()).removesuffix(INVALID)
-    return f"`{usage}`", about.partition("\n")[0], status
+    return f"`{usage}`", about.partition("\n")[0], re.sub(INVALID, "", " ".join(status.split()))
 
 
 def metrics_table() -> str:
