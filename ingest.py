@@ -14,7 +14,7 @@ from sluice.http.replies import Rejected
 from sluice.http.request import read
 from sluice.http.routes import NO_CONTENT, OK, Reply
 from sluice.spool import open_inlet
-from sluice.spool.inlet import Batch
+from sluice.spool.inlet import Group
 
 SETTINGS = settings.load_or_exit()
 MAX_BODY = SETTINGS.max_body
@@ -24,23 +24,23 @@ append, commit, counts = INLET.append, INLET.commit, INLET.counts
 
 
 class Answer:
-    """The answer to an appended body. Iterating it commits the batch, unless another answer did, and only then calls
+    """The answer to an appended body. Iterating it commits the group, unless another answer did, and only then calls
     start_response, as PEP 3333 allows: a server that iterates answers late commits many bodies at once.
     """
 
-    __slots__ = ("batch", "endpoint", "start_response")
+    __slots__ = ("endpoint", "group", "start_response")
 
-    def __init__(self, batch: Batch, endpoint: Endpoint, start_response: Callable[..., Any]) -> None:
-        self.batch = batch
+    def __init__(self, group: Group, endpoint: Endpoint, start_response: Callable[..., Any]) -> None:
+        self.group = group
         self.endpoint = endpoint
         self.start_response = start_response
 
     def __iter__(self) -> Iterator[bytes]:
-        batch, endpoint = self.batch, self.endpoint
-        if not batch.done:
-            commit(batch)
-        if batch.refused is not None and endpoint.stream in batch.refused:
-            reply = endpoint.error(replies.unavailable(*batch.refused[endpoint.stream]))
+        group, endpoint = self.group, self.endpoint
+        if not group.done:
+            commit(group)
+        if group.refused is not None and endpoint.stream in group.refused:
+            reply = endpoint.error(replies.unavailable(*group.refused[endpoint.stream]))
             return iter(respond(reply, endpoint.path, self.start_response))
         reply = endpoint.reply
         endpoint.acknowledged.n += 1

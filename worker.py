@@ -21,8 +21,10 @@ from sluice.base import counters, daemon
 from sluice.elsewhere.registry import open_destinations
 from sluice.settings import FOREVER, IN_TABLES, Keep, Rows
 from sluice.spool import open_inspector, open_outlet
-from sluice.spool.contract import AT_ONCE, LEASE, SPOOL_ERRORS, UNHURRIED, Claim, NewerLayout, trouble
-from sluice.spool.outlet import MAX_BODIES, MAX_BYTES, Lost, Outlet
+from sluice.spool.claim import Claim
+from sluice.spool.contract import AT_ONCE, LEASE_SECONDS, UNHURRIED_SECONDS
+from sluice.spool.errors import SPOOL_ERRORS, Lost, NewerLayout, in_one_line
+from sluice.spool.outlet import MAX_BODIES, MAX_BYTES, Outlet
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Entry, NewerTables, Outcome, Unavailable
@@ -135,13 +137,9 @@ class Worker:
         threading.Thread(target=self.renew, name="renew", daemon=True).start()
         backoff = BACKOFF[0]
         watchdog = daemon.Watchdog()
-        checked = False
         while not self.stopping:
             watchdog.turn()
             try:
-                if not checked:
-                    self.outlet.check_layout()
-                    checked = True
                 held = any(state.claim for state in self.states)
                 work = self.outlet.has_work([state.stream.name for state in self.states])
                 busy = False
@@ -153,7 +151,7 @@ class Worker:
                 self.log_change(self.outlet.name, None)
                 backoff = BACKOFF[0]
             except SPOOL_ERRORS as error:
-                self.log_change(self.outlet.name, trouble(error))
+                self.log_change(self.outlet.name, in_one_line(error))
                 self.wake.acquire(timeout=backoff)
                 backoff = min(backoff * 2, BACKOFF[1])
                 continue
@@ -270,7 +268,7 @@ class Worker:
         The store calls this within its transaction. Redis then executes the next claim while these bodies are stored;
         if it were requested earlier, the bodies would have to wait for it.
         """
-        bodies = self.outlet.bodies(claim)
+        bodies = self.outlet.items(claim)
         # Only during a claim of the maximum size: a smaller one has emptied the list, or its time sets the next size.
         if claim.count == MAX_BODIES and claim.size <= MAX_BYTES and not state.prefetched and not self.stopping:
             state.prefetched = self.outlet.request_claim(claim.stream, state.max_bodies)
@@ -307,7 +305,7 @@ class Worker:
                 for claim in held:
                     self.outlet.renew(claim)
                 self.outlet.report(held)
-            time.sleep(LEASE / 4)
+            time.sleep(LEASE_SECONDS / 4)
 
     def release(self) -> None:
         """End the leases of claims that are not stored, so that other workers need not wait for them."""
@@ -380,7 +378,7 @@ def main(arguments: list[str]) -> int:
         open_destinations(config.rows, streams)  # is its library installed?
     except settings.SettingError as error:
         return settings.complain(error)
-    inspector = open_inspector(config.spool, config.figures, UNHURRIED)
+    inspector = open_inspector(config.spool, config.figures, UNHURRIED_SECONDS)
     line = CellLine(inspector, streams, config.cell, keep=not config.has_own_redis, replicas=config.replicas)
     outlet = open_outlet(config.spool, config.figures, config.replicas)
     worker = Worker(outlet, config.store, streams, registry.limits(config), line, config.keep, config.rows)

@@ -78,7 +78,7 @@ def sample() -> Any:
     stream = Sample(decode=histogram, persist=histogram)
     cell = Sample(cell="", streams=[collections.defaultdict(int)])
     return Sample(
-        streams={"": stream}, commit=histogram, batch=histogram, answered=[], refused=[], dead_letters=[],
+        streams={"": stream}, commit=histogram, commit_bodies=histogram, answered=[], refused=[], dead_letters=[],
         cells=[cell], views=[Sample(path="", reads={})], processes=[],
     )  # fmt: skip
 

@@ -25,7 +25,8 @@ from sluice.base import connect
 from sluice.run import launch
 from sluice.run.configure import ROOT
 from sluice.run.launch import parent_of
-from sluice.spool.contract import SPOOL_ERRORS, Keys
+from sluice.spool.contract import Keys
+from sluice.spool.errors import SPOOL_ERRORS
 from sluice.store.types import Unavailable
 from sluice.views.contract import SOCKET
 

@@ -110,8 +110,10 @@ class CellLine:
 
 def registered(stream: str, cell: str, snapshot: Snapshot, purged: dict[str, int]) -> list[Spool]:
     """The rows of the spools of a list. purged: of each spool so far; what Redis counts beyond is the last one's."""
+    if not snapshot.history:
+        return []
     *before, last = snapshot.history
     rows = [Spool(stream, one.epoch, cell, one.first, one.end - 1, purged.get(one.epoch, 0)) for one in before]
     more = snapshot.purged - sum(one.purged for one in rows)
     rows.append(Spool(stream, last.epoch, cell, last.first, last.end - 1, max(0, more)))
-    return [one for one in rows if one.spool]
+    return rows

@@ -20,8 +20,9 @@ from sluice.base import screen
 from sluice.base.counters import SECONDS, SIZES
 from sluice.http import routes
 from sluice.settings import Settings
-from sluice.spool import contract, open_inspector
-from sluice.spool.contract import SPOOL_ERRORS, Claim
+from sluice.spool import open_inspector
+from sluice.spool.claim import Claim
+from sluice.spool.errors import SPOOL_ERRORS, in_one_line
 from sluice.spool.inspector import Inspector, Snapshot
 from sluice.store.registry import open_store
 from sluice.store.store import Store
@@ -105,7 +106,7 @@ class Observer:
         ledger_seconds: the age of stored, dead, missing and dead_letters, which take long to count
         answered: a list of route ("" for unknown paths), status, count
         refused: a list of stream, reason, bodies
-        batch: a histogram of bodies per commit. commit: one of seconds per commit
+        commit_bodies: a histogram of bodies per commit. commit: one of seconds per commit
         processes: a list of role, pid, and for a worker its claims: stream, first (sequence number), bodies, seconds
         memory: bytes of Redis: used, and most (maxmemory; 0: no limit)
         cells: as from `cells`
@@ -134,7 +135,7 @@ class Observer:
             for name, rest, n in split
             if name == "refused"
         ]
-        found["batch"] = histogram(counted, "batch_bodies", SIZES)
+        found["commit_bodies"] = histogram(counted, "commit_bodies", SIZES)
         found["commit"] = histogram(counted, "commit_seconds", SECONDS)
         found["processes"] = processes and [
             {"role": one.role, "pid": one.pid, "claims": [held(snapshots, *claim) for claim in one.claims]}
@@ -163,7 +164,7 @@ class Observer:
         try:
             return question()
         except SPOOL_ERRORS as error:
-            trouble.append(contract.trouble(error))
+            trouble.append(in_one_line(error))
             return None
 
     def ask_store(self, question: Callable[[Store], T], trouble: list[str]) -> T | None:

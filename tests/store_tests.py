@@ -22,7 +22,7 @@ import pytest
 from proving.harness import ROOT, poll
 from sluice import settings
 from sluice.elsewhere.destination import Unwritable
-from sluice.spool.contract import Claim, Window
+from sluice.spool.claim import Claim, Window
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import DeadLetter, Entry, NewerTables, Outcome, Spool, Unavailable

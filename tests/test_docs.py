@@ -20,7 +20,7 @@ from proving import documents, harness
 from sluice import settings, views
 from sluice.http import replies, routes
 from sluice.ops import __main__ as command
-from sluice.spool import contract, inlet
+from sluice.spool import contract, errors
 from sluice.spool.kafka import inlet as kafka_inlet
 from sluice.store.sqlite.store import TABLES, Table
 from sluice.streams import logs, registry, signature
@@ -115,8 +115,8 @@ def test_the_fields_of_the_counts_are_those_that_the_processes_count():
 
 
 def test_the_details_of_a_503_are_those_that_the_gateway_gives():
-    known = [getattr(inlet, name) for name in ("REDIS_DOWN", "REDIS_FULL", "REDIS_READ_ONLY", "BACKLOG_FULL")]
-    known += [inlet.REPLICAS_BEHIND, kafka_inlet.KAFKA_REFUSES, kafka_inlet.Inlet.down]
+    known = [getattr(errors, name) for name in ("REDIS_DOWN", "REDIS_FULL", "REDIS_READ_ONLY", "BACKLOG_FULL")]
+    known += [errors.REPLICAS_BEHIND, kafka_inlet.KAFKA_REFUSES, kafka_inlet.Inlet.down]
     texts = {text.replace("%d", "N").replace("%s", "…") for text in known}
     assert table(SPOOL, "`detail` of a 503").keys() == texts
 

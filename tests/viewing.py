@@ -16,7 +16,7 @@ import redis
 from proving import harness
 from proving.postgres import Postgres
 from sluice import settings, views
-from sluice.spool.contract import Claim
+from sluice.spool.claim import Claim
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Entry

@@ -17,7 +17,7 @@ from proving.faults.scene import Scene, fault
 from proving.harness import stopped, strike
 from proving.site import Site, Trouble, wait
 from proving.store import Postgres, Sqlite, Store
-from sluice.spool.contract import LEASE
+from sluice.spool.contract import LEASE_SECONDS
 from sluice.views import Tally
 from sluice.views.contract import tally
 
@@ -116,7 +116,7 @@ def without_workers(site: Site) -> Iterator[None]:
             if not any(site.store.persisted(claim, stream) for stream in site.streams for claim in site.claims(stream)):
                 yield
                 return
-        time.sleep(LEASE / 2)  # a killed worker has left one; another worker settles it
+        time.sleep(LEASE_SECONDS / 2)  # a killed worker has left one; another worker settles it
     raise Trouble("stored claims are not settled")
 
 

@@ -19,7 +19,7 @@ from proving.harness import stopped, strike
 from proving.site import Site, Trouble, wait
 from sluice.base import connect
 from sluice.run.configure import ROOT
-from sluice.spool.contract import LEASE
+from sluice.spool.contract import LEASE_SECONDS
 
 
 @fault("redis-full", "Redis is at maxmemory")
@@ -185,7 +185,7 @@ def lease(scene: Scene) -> str:
                 if not held:
                     continue  # settled before the stop
                 stack.enter_context(second_worker(site))
-                deadline = time.monotonic() + LEASE + 3
+                deadline = time.monotonic() + LEASE_SECONDS + 3
                 # a worker stopped within a transaction holds the lock of the database, for which the other one waits
                 while held & set(site.claims()) and time.monotonic() < deadline:
                     time.sleep(0.05)

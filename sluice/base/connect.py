@@ -21,9 +21,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, ReadOnlyError
 from redis.retry import Retry
 
-CONNECT_TIMEOUT = 1.0  # seconds to wait for a connection to another machine
-VANISHED_MS = 400  # milliseconds until data that another machine's kernel has not confirmed ends its connection
-ASK_EVERY = 0.2  # seconds between two questions to a Sentinel: a failover takes about two seconds longer than this
+CONNECT_SECONDS = 1.0  # to wait for a connection to another machine
+VANISHED_MS = 400  # until data that another machine's kernel has not confirmed ends its connection
+ASK_SECONDS = 0.2  # between two questions to a Sentinel: a failover takes about two seconds longer than this
 
 
 def connection(address: str, timeout: float, **options: Any) -> Any:
@@ -32,10 +32,10 @@ def connection(address: str, timeout: float, **options: Any) -> Any:
     return kind(**arguments, **options)
 
 
-def client(address: str, timeout: float) -> redis.Redis:
+def client(address: str, timeout: float, **options: Any) -> redis.Redis:
     """A client with a pool of connections."""
     kind, arguments = parse(address, timeout)
-    return redis.Redis.from_pool(redis.ConnectionPool(kind, **arguments))
+    return redis.Redis.from_pool(redis.ConnectionPool(kind, **arguments, **options))
 
 
 def parse(address: str, timeout: float) -> tuple[Any, dict[str, Any]]:
@@ -47,7 +47,7 @@ def parse(address: str, timeout: float) -> tuple[Any, dict[str, Any]]:
     login, _, hosts = url.netloc.rpartition("@")
     user, _, password = login.partition(":")
     common |= {"username": unquote(user) or None, "password": unquote(password) or None, **dict(parse_qsl(url.query))}
-    common["socket_connect_timeout"] = min(timeout, CONNECT_TIMEOUT)
+    common["socket_connect_timeout"] = min(timeout, CONNECT_SECONDS)
     kind = TlsConnection if url.scheme.startswith("rediss") else TcpConnection
     if url.scheme.endswith("+sentinel"):
         return kind, common | {"sentinels": sentinels(address, os.getpid())}
@@ -85,21 +85,21 @@ class Sentinels:
         self.best: Answer | None = None  # None: no Sentinel answers
         self.replicas = 0  # of the last answer
         self.answers: dict[int, Answer | None] = {}
-        self.trouble = "none has answered yet"
+        self.reason = "none has answered yet"
         self.links: weakref.WeakSet[Following] = weakref.WeakSet()
         self.changed = threading.Condition()
         self.count = hosts.count(",") + 1
         for number, host in enumerate(hosts.split(",")):
             alone = url._replace(scheme=url.scheme.partition("+")[0], netloc=login + at + host, path="").geturl()
-            link = connection(alone, CONNECT_TIMEOUT, protocol=2)
+            link = connection(alone, CONNECT_SECONDS, protocol=2)
             threading.Thread(target=self.ask, args=(number, link), name=f"sentinel-{number}", daemon=True).start()
 
     def master(self) -> tuple[str, int]:
         """Host and port of the master. Raises: ConnectionError if no Sentinel names it; the first time it waits."""
         with self.changed:
-            self.changed.wait_for(lambda: self.best or len(self.answers) == self.count, CONNECT_TIMEOUT)
+            self.changed.wait_for(lambda: self.best or len(self.answers) == self.count, CONNECT_SECONDS)
             if not self.best:
-                raise ConnectionError(f"no Sentinel names the master of {self.name}: {self.trouble}")
+                raise ConnectionError(f"no Sentinel names the master of {self.name}: {self.reason}")
             return self.best.master
 
     def ask(self, number: int, link: Any) -> None:
@@ -116,9 +116,9 @@ class Sentinels:
                 answer = Answer(int(pairs(state)[b"config-epoch"]), (host.decode(), int(port)), candidates)
             except Exception as error:  # whatever a Sentinel says, it is asked again
                 link.disconnect()
-                self.trouble = str(error)
+                self.reason = str(error) or type(error).__name__
             self.learn(number, answer)
-            time.sleep(ASK_EVERY)
+            time.sleep(ASK_SECONDS)
 
     def learn(self, number: int, answer: Answer | None) -> None:
         """Keep an answer, and close the connections to any Redis but the master."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-REPORT_INTERVAL = 1.0  # seconds between two reports of a gateway; a killed process loses the counts of this time
+REPORT_SECONDS = 1.0  # between two reports of a gateway; a killed process loses the counts of this time
 
 # Upper bounds of the buckets. Values above the last one are in +Inf.
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)

@@ -21,8 +21,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from sluice.base.times import instant, second
 from sluice.elsewhere.destination import Carried, Object, Refused, Rows, Unwritable, writer_of
-from sluice.spool.contract import TIMEOUT, KafkaUnavailable
-from sluice.spool.kafka import MAX_RECORD, Admin, asking
+from sluice.spool.contract import TIMEOUT_SECONDS
+from sluice.spool.errors import KafkaUnavailable
+from sluice.spool.kafka import MAX_RECORD_BYTES, Admin, asking
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
 
@@ -158,14 +159,14 @@ class Topics(Carried):
         """
         writer.producer.begin_transaction()
         mark = [TopicPartition(self.name, 0, writer_of(name)[1])]
-        return self.marks.submit(writer.producer.send_offsets_to_transaction, mark, writer.group, TIMEOUT)
+        return self.marks.submit(writer.producer.send_offsets_to_transaction, mark, writer.group, TIMEOUT_SECONDS)
 
     def connect(self, owner: str) -> Writer:
         """Take the place of a writer. Raises: KafkaException, KafkaUnavailable."""
         if self.admin is None:
             admin = Admin(self.url, PREFIX)
             self.name = admin.address.topic(self.stream.name)
-            admin.topic(self.name, {"max.message.bytes": str(MAX_RECORD)})
+            admin.topic(self.name, {"max.message.bytes": str(MAX_RECORD_BYTES)})
             self.admin = admin
         identity = f"{self.name}.{owner}"
         producer = Producer(self.admin.address.properties | PRODUCER | {"transactional.id": identity})
@@ -178,7 +179,7 @@ class Topics(Carried):
         deadline = time.monotonic() + START
         while True:
             try:
-                return group.committed([TopicPartition(self.name, 0)], TIMEOUT)[0].offset
+                return group.committed([TopicPartition(self.name, 0)], TIMEOUT_SECONDS)[0].offset
             except KafkaException as error:
                 if error.args[0].code() not in MOVING or time.monotonic() > deadline:
                     raise

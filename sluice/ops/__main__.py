@@ -102,7 +102,7 @@ def main(words: list[str]) -> int:
         print(f"sluice {version()}") if arguments.version else whole.print_help()
         return 0
 
-    from sluice.spool.contract import SPOOL_ERRORS, NotWithKafka, trouble
+    from sluice.spool.errors import SPOOL_ERRORS, NotWithKafka, in_one_line
     from sluice.store.types import Unavailable  # only now: --help needs neither
 
     try:
@@ -113,7 +113,7 @@ def main(words: list[str]) -> int:
         screen.complain(str(error))
         return 2
     except SPOOL_ERRORS as error:
-        screen.complain(trouble(error))
+        screen.complain(in_one_line(error))
     except Unavailable as error:
         screen.complain(f"the database is unavailable: {error}")
     except KeyboardInterrupt:

@@ -31,5 +31,5 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     question = f"{name}: end the leases of {len(claims)} open claims with {sum(claims.values())} bodies{by}?"
     if not screen.confirmed(arguments, question):
         return 1
-    print(f"{name}: {inspector.requeue(name)} leases ended")
+    print(f"{name}: {inspector.release(name)} leases ended")
     return 0

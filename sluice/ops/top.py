@@ -125,9 +125,9 @@ class View:
         if now["memory"]:
             limit = now["memory"]["most"]
             parts.append(f"Redis {size(now['memory']['used'])}" + (f"/{size(limit)}" if limit else ""))
-        before = self.seen[0]["commit"], self.seen[0]["batch"]
+        before = self.seen[0]["commit"], self.seen[0]["commit_bodies"]
         if all(before) and now["commit"] and (commits := now["commit"]["count"] - before[0]["count"]) > 0:
-            bodies = (now["batch"]["sum"] - before[1]["sum"]) / commits
+            bodies = (now["commit_bodies"]["sum"] - before[1]["sum"]) / commits
             seconds = (now["commit"]["sum"] - before[0]["sum"]) / commits
             parts.append(f"commits of {bodies:.0f} in {seconds * 1000:.1f} ms")
         return Text("  ".join(parts), "bold", overflow="ellipsis", no_wrap=True)

@@ -88,7 +88,7 @@ def metrics(figures: Figures) -> Iterator[Metric]:
     for name, about, key in HISTOGRAMS:
         yield histogram(name, about, {stream: one[key] for stream, one in streams.items()})
     yield histogram("sluice_commit_seconds", "Time of a commit in Redis.", {None: figures["commit"]})
-    yield histogram("sluice_commit_bodies", "Bodies per commit.", {None: figures["batch"]})
+    yield histogram("sluice_commit_bodies", "Bodies per commit.", {None: figures["commit_bodies"]})
 
     answers = CounterMetricFamily(
         "sluice_answers",

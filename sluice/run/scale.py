@@ -19,7 +19,8 @@ from sluice import settings
 from sluice.run.configure import ROOT
 from sluice.settings import Settings, Span
 from sluice.spool import open_inspector
-from sluice.spool.contract import SPOOL_ERRORS, UNHURRIED
+from sluice.spool.contract import UNHURRIED_SECONDS
+from sluice.spool.errors import SPOOL_ERRORS
 from sluice.streams.schema import load_streams
 
 EVERY = 2.0  # seconds between two readings
@@ -160,7 +161,7 @@ class Pool:
     def __init__(self, s: Settings) -> None:
         """Raises: SettingError if a user's module cannot be imported."""
         self.least = s.workers.min
-        self.spool = open_inspector(s.spool, s.figures, UNHURRIED)
+        self.spool = open_inspector(s.spool, s.figures, UNHURRIED_SECONDS)
         self.streams = load_streams(s)
         self.children: list[subprocess.Popen] = []
         self.stopping: list[subprocess.Popen] = []

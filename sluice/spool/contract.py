@@ -11,44 +11,18 @@ side is `inlet`, the worker's `outlet`, the operator's `inspector`.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from typing import Any, NamedTuple
 
-from redis.exceptions import RedisError
+from redis.exceptions import ConnectionError, ResponseError
 
-TIMEOUT = 3.0  # seconds to wait for one reply: longer than a slow fsync, shorter than a client waits
-UNHURRIED = 30.0  # seconds to wait for one reply where no client waits
-REPLICAS_MS = 1000  # milliseconds that a worker waits for replicas
-LEASE = 5.0  # seconds until the claim of a dead worker is claimed again
+from sluice.spool.errors import NewerLayout
+
+TIMEOUT_SECONDS = 3.0  # to wait for one reply: longer than a slow fsync, shorter than a client waits
+UNHURRIED_SECONDS = 30.0  # to wait for one reply where no client waits
+REPLICAS_MS = 1000  # that a worker waits for replicas
+LEASE_SECONDS = 5.0  # until the claim of a dead worker is claimed again
 AT_ONCE = 0.0  # monotonic: what is due then is due now
 NAME = "sluice"  # prefix of connection names: sluice:gateway:PID, sluice:worker:PID:STREAM@FIRST:…
-
-
-class NewerLayout(Exception):
-    """Redis or the database has a layout that only a later version of this program knows."""
-
-    def __init__(self, where: str, found: int, known: int) -> None:
-        super().__init__(f"{where} has layout {found}, and this version of Sluice knows only {known}: update Sluice")
-
-
-class KafkaUnavailable(Exception):
-    """Kafka does not answer, or refuses. reason: why, in one line."""
-
-    def __init__(self, reason: object) -> None:
-        super().__init__(f"Kafka is unavailable: {reason}")
-        self.reason = reason
-
-
-SPOOL_ERRORS = RedisError, KafkaUnavailable  # what every function of inlet, outlet and inspector may raise
-
-
-def trouble(error: Exception) -> str:
-    """One of SPOOL_ERRORS in a line."""
-    return str(error) if isinstance(error, KafkaUnavailable) else f"Redis is unavailable: {error}"
-
-
-class NotWithKafka(Exception):
-    """A verb that Kafka's own tools do better. The text says which tool."""
 
 
 class Keys(NamedTuple):
@@ -72,7 +46,7 @@ class Keys(NamedTuple):
 
 
 COUNTS = "ingest:counts"  # of the whole installation
-LAYOUT = 2  # of the keys; 0: without `epochs`; 1: without `history`. A change of their meaning raises it
+LAYOUT = 3  # of the keys; 2: `taken` was `claimed`, and `epochs` was `spools`. A change of their meaning raises it
 LAYOUT_KEY = "ingest:layout"
 CELL = "ingest:cell"  # the name of the cell whose list this is
 PROBED = "ingest:ready"  # written by the gateway's readiness check, and by PROBE
@@ -84,20 +58,19 @@ STREAM = re.compile(rb"ingest:\{([^}]+)\}")  # the stream of a key
 # Bodies that are on the list at that moment keep their epoch; the next ones belong to a new epoch. The time makes its
 # name unique if the keys are deleted while Redis runs. Each epoch is scored by its first number that is not taken.
 # `history` keeps the first number of every epoch of the present list, for the ledger: bodies with other numbers are
-# from a list that Redis has lost. In a list that is older than `history`, the numbers before it belong to the epoch "".
+# from a list that Redis has lost.
 EPOCHS = """
 local function epochs(key, history_key, taken, ready, us)
   local history = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
-  local found = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+  local known = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
   local start
-  if #found == 0 or tonumber(found[2]) > taken + 1 then -- no epoch has the first body: the counter was deleted
+  if #known == 0 or tonumber(known[2]) > taken + 1 then -- no epoch has the first body: the counter was deleted
     start = taken + 1
-  elseif string.sub(found[#found - 1], 1, #history) ~= history then
+  elseif string.sub(known[#known - 1], 1, #history) ~= history then
     start = taken + ready + 1
   else
-    return found
+    return known
   end
-  if start > 1 and redis.call('EXISTS', history_key) == 0 then redis.call('ZADD', history_key, 1, '') end
   start = string.format('%.0f', start)
   for _, each in ipairs({key, history_key}) do
     redis.call('ZREMRANGEBYSCORE', each, start, '+inf')
@@ -149,11 +122,11 @@ local ready = redis.call('LLEN', KEYS[1])
 if ready == 0 then return false end
 local taken = tonumber(redis.call('GET', KEYS[2]) or 0)
 local us = t[1] .. string.format('%06d', t[2])
-local found = epochs(KEYS[5], KEYS[6], taken, ready, us)
+local known = epochs(KEYS[5], KEYS[6], taken, ready, us)
 local epoch, following
-for at = 1, #found, 2 do
-  if tonumber(found[at + 1]) <= taken + 1 then epoch = found[at]
-  elseif not following then following = tonumber(found[at + 1]) end
+for at = 1, #known, 2 do
+  if tonumber(known[at + 1]) <= taken + 1 then epoch = known[at]
+  elseif not following then following = tonumber(known[at + 1]) end
 end
 if following then max_bodies = math.min(max_bodies, following - taken - 1) end -- a claim has bodies of one epoch
 local id = epoch .. ':' .. string.format('%.0f', taken + 1) .. ':' .. us
@@ -216,18 +189,18 @@ for _, id in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
   lists[#lists + 1] = {tonumber(string.match(id, ':(%d+):')), ARGV[1] .. id, 'claimed'}
 end
 table.sort(lists, function(a, b) return a[1] < b[1] end)
-local found, size = {}, 0
+local seen, size = {}, 0
 for _, list in ipairs(lists) do
   local at = math.max(0, from - list[1])
   local length = redis.call('LLEN', list[2])
-  while at < length and #found < max_bodies and size < max_bytes do
-    for _, body in ipairs(redis.call('LRANGE', list[2], at, math.min(at + 7, at + max_bodies - #found - 1))) do
-      found[#found + 1] = {list[1] + at, list[3], body}
+  while at < length and #seen < max_bodies and size < max_bytes do
+    for _, body in ipairs(redis.call('LRANGE', list[2], at, math.min(at + 7, at + max_bodies - #seen - 1))) do
+      seen[#seen + 1] = {list[1] + at, list[3], body}
       size, at = size + #body, at + 1
     end
   end
 end
-return {taken + redis.call('LLEN', KEYS[1]), found}
+return {taken + redis.call('LLEN', KEYS[1]), seen}
 """
 
 # Purged bodies count as taken, so that their sequence numbers are not used again, and as purged, for the ledger.
@@ -266,70 +239,67 @@ return {t[1] .. string.format('%06d', t[2]), taken, redis.call('LLEN', KEYS[1]),
   tonumber(redis.call('GET', KEYS[5]) or 0), redis.call('ZRANGE', KEYS[6], 0, -1, 'WITHSCORES')}
 """
 
-
 # Before the WAIT of a reader, because a connection that has written nothing waits for nothing.
 PROBE = """#!lua flags=allow-oom
 return redis.call('SET', KEYS[1], '1', 'EX', 60)
 """
 
+# From layout 2. A process of that version that still runs finds a list in the place of the counter `claimed`: it can
+# store nothing under numbers that others have. A day later, nothing is left of the list.
+UPDATE = """#!lua flags=allow-oom,allow-cross-slot-keys
+local layout = tonumber(redis.call('GET', KEYS[1]) or 0)
+if layout >= tonumber(ARGV[1]) then return layout end
+for name, new in pairs({claimed = 'taken', spools = 'epochs'}) do
+  for _, old in ipairs(redis.call('KEYS', 'ingest:{*}:' .. name)) do
+    local stream = string.sub(old, 1, -#name - 1)
+    redis.call('RENAME', old, stream .. new)
+    if redis.call('EXISTS', stream .. 'claimed') == 0 then redis.call('RPUSH', stream .. 'claimed', 'see taken') end
+    redis.call('EXPIRE', stream .. 'claimed', 86400)
+  end
+end
+for _, field in ipairs(redis.call('HKEYS', ARGV[2])) do
+  if string.find(field, '^batch_bodies ') then
+    redis.call('HSET', ARGV[2], 'commit' .. string.sub(field, 6), redis.call('HGET', ARGV[2], field))
+    redis.call('HDEL', ARGV[2], field)
+  end
+end
+redis.call('SET', KEYS[1], ARGV[1])
+return tonumber(ARGV[1])
+"""
+
+
+def open_layout(link: Any) -> None:
+    """redis-py calls this for a new connection of a gateway or a worker: bring the keys up to date, once.
+
+    Raises: NewerLayout; RedisError.
+    """
+    link.on_connect()
+    link.send_command("GET", LAYOUT_KEY)
+    layout = int(link.read_response() or 0)
+    if layout < LAYOUT:
+        try:
+            link.send_command("EVAL", UPDATE, 1, LAYOUT_KEY, LAYOUT, COUNTS)
+            layout = int(link.read_response())
+        except ResponseError as error:  # Redis refuses to write
+            if layout:
+                raise ConnectionError(f"its keys have layout {layout}: {error}") from error
+            layout = LAYOUT  # nothing is there, most probably; the commands that follow tell the client
+    if layout > LAYOUT:
+        link.disconnect()
+        raise NewerLayout("Redis", layout, LAYOUT)
+
+
+def read_layout(link: Any) -> None:
+    """The same for an operator: nothing changes, as processes of the earlier version may still run."""
+    link.on_connect()
+    link.send_command("GET", LAYOUT_KEY)
+    layout = int(link.read_response() or LAYOUT)
+    if layout != LAYOUT:
+        link.disconnect()
+        other = "a worker of this version brings it up to date" if layout < LAYOUT else "update Sluice"
+        raise ConnectionError(f"its keys have layout {layout}, and this version knows {LAYOUT}: {other}")
+
 
 def count_command(delta: dict[str, int]) -> tuple[Any, ...]:
     """The command that adds these counts to those in Redis."""
     return "EVAL", COUNT, 1, COUNTS, *(part for pair in delta.items() for part in pair)
-
-
-class Window(NamedTuple):
-    """The sequence numbers of the present list that belong to an epoch: from `first` to the one before `end`.
-
-    epoch: "" stands for any epoch. taken: the last of them that was ever claimed; None if another epoch has followed,
-    so that Redis has lost the bodies with higher numbers.
-    """
-
-    epoch: str
-    first: int
-    end: int
-    taken: int | None = None
-
-
-class Claim(NamedTuple):
-    """One claimed batch: its bodies have the sequence numbers first, first + 1, …
-
-    id: EPOCH:FIRST:MICROSECONDS, with the time of the claim. What identifies a body is epoch, stream and number.
-    size: approximate bytes.
-    marks: (sequence number, microseconds since 1970), ascending; the first one is the last mark at or before `first`.
-    """
-
-    stream: str
-    id: str
-    first: int
-    count: int  # type: ignore[assignment]
-    size: int
-    marks: list[tuple[int, int]]
-
-    @classmethod
-    def of(cls, stream: str, id: str, count: int) -> Claim:
-        """A claim of which only the id and the number of bodies are known."""
-        return cls(stream, id, int(id.split(":")[1]), count, 0, [])
-
-    @property
-    def epoch(self) -> str:
-        """The history of the list in which these sequence numbers were given."""
-        return self.id.partition(":")[0]
-
-    @property
-    def end(self) -> int:
-        """The sequence number after the last body."""
-        return self.first + self.count
-
-    def part(self, first: int, end: int) -> Claim:
-        """The bodies from `first` to the one before `end`, as a claim of their own."""
-        at = self.id.rpartition(":")[2]
-        return self._replace(id=f"{self.epoch}:{first}:{at}", first=first, count=end - first)
-
-    def received(self, seq: int) -> tuple[int, int]:
-        """When the body with this sequence number arrived (microseconds since 1970, up to 100 ms early), and the first
-        sequence number to which the next mark applies.
-        """
-        at = bisect_left(self.marks, (seq + 1,))
-        until = self.marks[at][0] if at < len(self.marks) else self.end
-        return self.marks[max(at - 1, 0)][1], until

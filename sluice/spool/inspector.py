@@ -1,4 +1,4 @@
-"""The operator's side of the list between gateway and worker: snapshot, peek, purge, requeue."""
+"""The operator's side of the list between gateway and worker: snapshot, peek, purge, release."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from redis.exceptions import ResponseError
 
 from sluice.base.connect import client, required
+from sluice.spool.claim import Window
 from sluice.spool.contract import (
     CELL,
     COUNTS,
@@ -24,14 +25,14 @@ from sluice.spool.contract import (
     REPLICAS_MS,
     SNAPSHOT,
     STREAM,
-    UNHURRIED,
+    UNHURRIED_SECONDS,
     Keys,
-    Window,
+    read_layout,
 )
 
-PEEK_BYTES = 4 << 20  # of bodies that one peek returns
-FOLLOW_INTERVAL = 0.005  # seconds
-Seen = tuple[Any, str, bytes]  # sequence number (with Kafka PARTITION:NUMBER), state, body
+PEEK_BYTES = 4 << 20  # of items that one peek returns
+FOLLOW_SECONDS = 0.005
+Seen = tuple[Any, str, bytes]  # sequence number (with Kafka PARTITION:NUMBER), state, item
 
 
 class Snapshot(NamedTuple):
@@ -65,11 +66,11 @@ class Process(NamedTuple):
 
 
 class Inspector:
-    """Reads the state of Redis, purges and requeues. Every method raises RedisError."""
+    """Reads the state of Redis, purges, and releases claims. Every method raises RedisError."""
 
-    def __init__(self, address: str, timeout: float = UNHURRIED) -> None:
+    def __init__(self, address: str, timeout: float = UNHURRIED_SECONDS) -> None:
         """address: of Redis; see sluice/base/connect.py. timeout: seconds to wait for one reply."""
-        self.redis = client(address, timeout)
+        self.redis = client(address, timeout, redis_connect_func=read_layout)
 
     def require(self, verb: str) -> None:
         """Whether there is such a verb for this spool. Raises: NotWithKafka."""
@@ -107,47 +108,47 @@ class Inspector:
         )
 
     def peek(self, stream: str, first: int = 0, limit: int = 100) -> tuple[int, list[tuple[int, str, bytes]]]:
-        """Read bodies without claiming them: the last sequence number of the stream, and (sequence number, state, body)
-        of READY and CLAIMED bodies from `first` on. At most `limit` of them, and no more after PEEK_BYTES.
+        """Read items without claiming them: the last sequence number of the stream, and (sequence number, state, item)
+        of READY and CLAIMED ones from `first` on. At most `limit` of them, and no more after PEEK_BYTES.
         """
         keys = Keys.of(stream)
-        last, found = self.redis.eval(PEEK, 3, *keys[:3], keys.claim, first, limit, PEEK_BYTES)
-        return last, [(seq, state.decode(), body) for seq, state, body in found]
+        last, items = self.redis.eval(PEEK, 3, *keys[:3], keys.claim, first, limit, PEEK_BYTES)
+        return last, [(seq, state.decode(), item) for seq, state, item in items]
 
     def waiting(self, stream: str, first: int, limit: int) -> Iterator[Seen]:
-        """READY and CLAIMED bodies from a sequence number on, at most `limit`."""
-        while found := self.peek(stream, first, limit)[1]:
-            yield from found
-            limit, first = limit - len(found), found[-1][0] + 1
+        """READY and CLAIMED items from a sequence number on, at most `limit`."""
+        while items := self.peek(stream, first, limit)[1]:
+            yield from items
+            limit, first = limit - len(items), items[-1][0] + 1
 
     def follow(self, stream: str) -> tuple[str, Iterator[Seen | int]]:
-        """Where it starts, and from there the bodies as they arrive, for ever; a number: so many were gone already.
+        """Where it starts, and from there the items as they arrive, for ever; a number: so many were gone already.
 
         The list is read 200 times a second: a worker stores a single body in about as long.
         """
         start = self.peek(stream, limit=0)[0] + 1
 
-        def bodies(following: int) -> Iterator[Seen | int]:
+        def arrivals(following: int) -> Iterator[Seen | int]:
             while True:
-                last, found = self.peek(stream, following)
-                for one in found:
-                    if one[0] > following:
-                        yield one[0] - following
-                    yield one
-                    following = one[0] + 1
-                if not found:
+                last, items = self.peek(stream, following)
+                for item in items:
+                    if item[0] > following:
+                        yield item[0] - following
+                    yield item
+                    following = item[0] + 1
+                if not items:
                     if last >= following:
                         yield last + 1 - following
                     following = last + 1  # a lower number: Redis was emptied, or lost the end of its log
-                    time.sleep(FOLLOW_INTERVAL)
+                    time.sleep(FOLLOW_SECONDS)
 
-        return f"sequence number {start}", bodies(start)
+        return f"sequence number {start}", arrivals(start)
 
     def purge(self, stream: str, last: int) -> int:
         """Discard the READY bodies up to a sequence number; returns their number."""
         return self.redis.eval(PURGE, 5, *Keys.of(stream)[:5], last)
 
-    def requeue(self, stream: str) -> int:
+    def release(self, stream: str) -> int:
         """End the leases of all open claims, so that they are claimed again; returns their number."""
         keys = Keys.of(stream)
         claims: Any = self.redis.zrange(keys.claims, 0, -1)
@@ -155,23 +156,25 @@ class Inspector:
 
     def processes(self) -> list[Process]:
         """The gateway and worker processes that are connected to Redis, by the names of their connections."""
-        found = []
+        processes = []
         for connected in self.redis.client_list():
             name, *rest = connected["name"].split(":")
             if name == NAME and len(rest) >= 2:
                 claims = [claim.rpartition("@") for claim in rest[2:]]
-                found.append(Process(rest[0], int(rest[1]), [(unquote(stream), int(at)) for stream, _, at in claims]))
-        return sorted(found)
+                processes.append(
+                    Process(rest[0], int(rest[1]), [(unquote(stream), int(at)) for stream, _, at in claims])
+                )
+        return sorted(processes)
 
     def counters(self) -> dict[str, int]:
         """The counts that the processes have reported, by field."""
-        found: Any = self.redis.hgetall(COUNTS)
-        return {field.decode(): int(n) for field, n in found.items()}
+        counts: Any = self.redis.hgetall(COUNTS)
+        return {field.decode(): int(n) for field, n in counts.items()}
 
     def cell(self, default: str) -> str:
         """The name of the cell whose list this is."""
-        found: Any = self.redis.get(CELL)
-        return (found or default.encode()).decode()
+        name: Any = self.redis.get(CELL)
+        return (name or default.encode()).decode()
 
     def name_cell(self, name: str, keep: bool) -> str:
         """Name the cell whose list this is, and return its name. keep: a name that it has."""
@@ -186,14 +189,14 @@ class Inspector:
 
     def streams(self) -> set[str]:
         """All streams that have a key in Redis."""
-        found = (STREAM.match(key) for key in self.redis.scan_iter(PATTERN, count=1000))
-        return {match[1].decode("utf-8", "replace") for match in found if match}
+        matches = (STREAM.match(key) for key in self.redis.scan_iter(PATTERN, count=1000))
+        return {match[1].decode("utf-8", "replace") for match in matches if match}
 
 
 def windows(epochs: list[tuple[str, int]], taken: int, ready: int) -> list[Window]:
     """The windows of the epochs of a list. epochs: each with its first number, ascending."""
     if not epochs:
-        epochs = [("", 1)]
+        return []
     ends = [first for _, first in epochs[1:]]
     closed = [Window(name, first, end) for (name, first), end in zip(epochs, ends)]
     return [*closed, Window(*epochs[-1], taken + ready + 1, taken)]

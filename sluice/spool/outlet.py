@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from urllib.parse import quote
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from sluice.base.connect import client, connection, required
 from sluice.base.counters import Counts
+from sluice.spool.claim import Claim
 from sluice.spool.contract import (
     CLAIM,
-    LAYOUT,
-    LAYOUT_KEY,
-    LEASE,
+    LEASE_SECONDS,
     NAME,
     RENEW,
     REPLICAS_MS,
     SETTLE,
-    UNHURRIED,
-    Claim,
+    UNHURRIED_SECONDS,
     Keys,
-    NewerLayout,
     count_command,
+    open_layout,
 )
+from sluice.spool.errors import Lost
 
 # Limits of a claim
 MAX_BODIES = 5_000  # stored in one transaction; SQLite takes 16 ms for it, so larger claims would save little
 MAX_BYTES = 4 << 20  # a worker holds one claim per stream and decodes it body by body: this keeps it below 100 MB
-PIECE = 8  # bodies read at once from a claim above MAX_BYTES; they may have 1 MiB each
-
-
-class Lost(Exception):
-    """The bodies of a claim are not all in Redis: another worker settled it, or Redis lost it. Nothing is stored."""
+PIECE_BODIES = 8  # read at once from a claim above MAX_BYTES; they may have 1 MiB each
 
 
 class Outlet:
@@ -44,31 +38,31 @@ class Outlet:
 
     name = "redis"
 
-    def __init__(self, address: str, timeout: float = UNHURRIED, replicas: int = 0) -> None:
+    def __init__(self, address: str, timeout: float = UNHURRIED_SECONDS, replicas: int = 0) -> None:
         """address: of Redis; see sluice/base/connect.py. timeout: seconds to wait for one reply.
 
         replicas: number of replicas of Redis that must confirm a claim, at least.
         """
         self.replicas = replicas
         self.redis = client(address, timeout)
-        # An idle worker polls often, and polling through the client takes four times the CPU.
-        self.polling = connection(address, timeout)
+        # An idle worker polls often, and polling through the client takes four times the CPU. It connects first.
+        self.polling = connection(address, timeout, redis_connect_func=open_layout)
         # This connection's name lists the claims that the worker holds, and disappears with the process.
         self.reporting = connection(address, timeout)
         self.report_lock = threading.Lock()
         self.counts = Counts()
 
     def claim(
-        self, stream: str, max_bodies: int = MAX_BODIES, max_bytes: int = MAX_BYTES, lease: float = LEASE
+        self, stream: str, max_bodies: int = MAX_BODIES, max_bytes: int = MAX_BYTES, lease: float = LEASE_SECONDS
     ) -> Claim | None:
-        """Claim an expired batch, or else the head of the list; None if there is neither. lease: seconds.
+        """Claim what another worker left, or else the head of the list; None if there is neither. lease: seconds.
 
         Raises: RedisError, also if too few replicas confirm the claim: it can be claimed again when its lease ends.
         """
         return self.request_claim(stream, max_bodies, max_bytes, lease)()
 
     def request_claim(
-        self, stream: str, max_bodies: int = MAX_BODIES, max_bytes: int = MAX_BYTES, lease: float = LEASE
+        self, stream: str, max_bodies: int = MAX_BODIES, max_bytes: int = MAX_BYTES, lease: float = LEASE_SECONDS
     ) -> Callable[[], Claim | None]:
         """Send the command of `claim`. Call the returned function exactly once: it reads the reply."""
         keys = Keys.of(stream)
@@ -105,26 +99,26 @@ class Outlet:
             raise
         return read_reply
 
-    def bodies(self, claim: Claim) -> Iterable[bytes]:
-        """The bodies of a claim, in order: read before this returns, or in pieces if the claim is larger than usual.
+    def items(self, claim: Claim) -> Iterable[bytes]:
+        """The items of a claim, in order: read before this returns, or in pieces if the claim is larger than usual.
 
         Raises: Lost, if they are not all there.
         """
         return self.read(claim, 0, claim.count) if claim.size <= MAX_BYTES else self.read_pieces(claim)
 
     def read_pieces(self, claim: Claim) -> Iterator[bytes]:
-        """The bodies of a claim, a few in memory at a time. Raises: Lost."""
-        for start in range(0, claim.count, PIECE):
-            yield from self.read(claim, start, min(PIECE, claim.count - start))
+        """The items of a claim, a few in memory at a time. Raises: Lost."""
+        for start in range(0, claim.count, PIECE_BODIES):
+            yield from self.read(claim, start, min(PIECE_BODIES, claim.count - start))
 
     def read(self, claim: Claim, start: int, count: int) -> list[bytes]:
-        """Some bodies of a claim. Raises: Lost."""
-        bodies: list = self.redis.lrange(Keys.of(claim.stream).claim + claim.id, start, start + count - 1)
-        if len(bodies) != count:
+        """Some items of a claim. Raises: Lost."""
+        items: list[Any] = self.redis.lrange(Keys.of(claim.stream).claim + claim.id, start, start + count - 1)
+        if len(items) != count:
             raise Lost(f"{claim.stream}: claim {claim.id} is gone from Redis")
-        return bodies
+        return items
 
-    def renew(self, claim: Claim, lease: float = LEASE) -> bool:
+    def renew(self, claim: Claim, lease: float = LEASE_SECONDS) -> bool:
         """Make the lease end in `lease` seconds; False if the claim no longer exists."""
         keys = Keys.of(claim.stream)
         return bool(self.redis.eval(RENEW, 1, keys.claims, claim.id, int(lease * 1000)))
@@ -134,18 +128,11 @@ class Outlet:
         keys = Keys.of(claim.stream)
         self.redis.eval(SETTLE, 3, keys.taken, keys.claims, keys.marks, keys.claim, claim.id)
 
-    def check_layout(self) -> None:
-        """Write the layout of the keys to Redis, if it has an earlier one or none. Raises: NewerLayout, RedisError."""
-        found: Any = self.redis.get(LAYOUT_KEY)
-        layout = int(found or 0)
-        if layout > LAYOUT:
-            raise NewerLayout("Redis", layout, LAYOUT)
-        if layout < LAYOUT:
-            with contextlib.suppress(ResponseError):  # a full Redis must still be drained
-                self.redis.set(LAYOUT_KEY, LAYOUT)
-
     def has_work(self, streams: list[str]) -> list[bool]:
-        """Whether each of the streams has READY bodies or open claims. Not safe with threads."""
+        """Whether each of the streams has READY bodies or open claims. Not safe with threads.
+
+        Raises: RedisError; NewerLayout.
+        """
         keys = [Keys.of(stream) for stream in streams]
         try:
             self.polling.send_packed_command(self.polling.pack_commands([("EXISTS", k.ready, k.claims) for k in keys]))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from sluice.spool.contract import Claim
+from sluice.spool.claim import Claim
 from sluice.store import bounds
 from sluice.store.types import Entry, Outcome, RowsRejected
 from sluice.streams.record import Record, Reject

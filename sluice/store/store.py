@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from sluice.elsewhere.destination import Destination, Object, Refused, Rows, Unwritable
 from sluice.settings import Keep
-from sluice.spool.contract import Claim, Window
+from sluice.spool.claim import Claim, Window
 from sluice.store import bounds
 from sluice.store.fill import fill, gaps, within
 from sluice.store.types import (

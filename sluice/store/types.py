@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from sluice.spool.contract import NewerLayout
+from sluice.spool.errors import NewerLayout
 from sluice.streams.record import Record, Reject
 
 # (sequence number, received: microseconds since 1970, the body, a record or reject of it)

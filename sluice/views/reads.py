@@ -15,7 +15,7 @@ from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
-from sluice.base.counters import REPORT_INTERVAL, Counts
+from sluice.base.counters import REPORT_SECONDS, Counts
 from sluice.views import Feed, Latest, Tally, View, contract, feeds
 from sluice.views.link import Link, Place, pack
 
@@ -167,7 +167,7 @@ class Reads:
         """Read the replies to a report. A full Redis refuses it; then the next one has the counts."""
         refused = self.refused(len(report))
         if now >= self.counts.due:
-            self.counts.due = now + REPORT_INTERVAL
+            self.counts.due = now + REPORT_SECONDS
         if not refused:
             self.counts.confirm(delta)
 

@@ -188,7 +188,7 @@ def a_backlog_in_bodies(site: Site) -> str:
         given = poll(lambda: [answer for answer in [post(site.port, "/metrics", b"7")] if answer[0] == 503])
         assert status(given[0]) == 503
         ready = db.llen("ingest:{metrics}")
-        assert ready - inlet.MAX_BACKLOG < 100  # those posted before the gateway saw the backlog
+        assert ready - inlet.MAX_BACKLOG_BODIES < 100  # those posted before the gateway saw the backlog
         site.serves()
         Inspector(str(site.home / "run/redis.sock")).purge("metrics", 1 << 53)
     poll(lambda: post(site.port, "/metrics", b"7")[0] == 200)

@@ -144,7 +144,7 @@ def test_purge_asks_and_discards_the_bodies_that_were_ready(
     # no sequence number is used twice
     push(redis, vote("after"))
     assert sluice(tmp, "peek", "votes", "--from", "4")[1].split()[0] == "11"
-    Inspector(str(redis.socket)).requeue("votes")
+    Inspector(str(redis.socket)).release("votes")
     drain(tmp)
     votes = status(tmp)[1]["votes"]
     assert (votes["accepted"], votes["stored"], votes["missing"]) == (11, 4, 0)

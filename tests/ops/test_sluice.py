@@ -226,8 +226,8 @@ def test_bodies_that_redis_has_lost_after_they_were_stored_are_not_missing(tmp: 
 def test_bodies_that_redis_has_lost_before_they_were_stored_are_missing(tmp: Path, redis: Server) -> None:
     inlet = Inlet(str(redis.socket), 10**9)
     for n in range(9):
-        batch = inlet.append("votes", vote(n))
-    inlet.commit(batch)
+        group = inlet.append("votes", vote(n))
+    inlet.commit(group)
     s = settings.load(environment(tmp))
     store = open_store(s.store, STREAMS)
     CellLine(Inspector(s.spool), STREAMS, s.cell, keep=False).leave(store)  # nine wait
@@ -300,9 +300,9 @@ def test_nothing_is_ever_missing_while_everything_runs_at_full_rate(tmp: Path) -
         inlet = Inlet(str(server.socket), 10**9)
         while not over.is_set():
             for n in range(300):
-                batch = inlet.append("votes", b"nonsense" if n % 50 == 0 else vote(n))
-            inlet.commit(batch)
-            assert batch.refused is None
+                group = inlet.append("votes", b"nonsense" if n % 50 == 0 else vote(n))
+            inlet.commit(group)
+            assert group.refused is None
             posted[thread] += 300
             over.wait(0.002)  # the worker barely keeps up
 

@@ -230,7 +230,7 @@ def test_the_counts_of_a_failed_report_are_in_the_next_one(tmp: Path) -> None:
             db.delete(COUNTS)
         inlet.report(last=True)
         inlet.report(last=True)
-        assert Inspector(str(redis.socket)).counters()["batch_bodies sum"] == 1
+        assert Inspector(str(redis.socket)).counters()["commit_bodies sum"] == 1
 
 
 def test_counters_are_reported_to_a_full_redis(tmp: Path) -> None:

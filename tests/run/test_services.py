@@ -229,7 +229,7 @@ def test_the_gateway_notifies_readiness_and_feeds_the_watchdog_from_its_loop(
         with connect(server.socket) as client:
             client.sendall(b"POST /votes HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
             manager.heard()
-            assert answer(client)[0] == 503  # after spool.TIMEOUT
+            assert answer(client)[0] == 503  # after spool.TIMEOUT_SECONDS
             assert len(manager.heard()) <= 2
         os.kill(redis.pid, signal.SIGCONT)
         alive(manager)

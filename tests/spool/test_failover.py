@@ -240,10 +240,10 @@ def test_a_push_whose_reply_is_lost_is_not_sent_again(tmp: Path, remote: str) ->
         thread = threading.Thread(target=relay)
         thread.start()
         inlet = Inlet(remote.replace(f":{port}", f":{server.getsockname()[1]}"))
-        batch = inlet.append("votes", b"a")
-        inlet.commit(batch)
+        group = inlet.append("votes", b"a")
+        inlet.commit(group)
         thread.join()
-    assert batch.refused
+    assert group.refused
     assert connect.client(remote, 3).lrange(VOTES.ready, 0, -1) == [b"a"]
 
 

@@ -30,9 +30,10 @@ if not kafka.available():
 from confluent_kafka import Consumer, KafkaError
 from confluent_kafka.admin import AdminClient
 
-from sluice.spool.contract import TIMEOUT
+from sluice.spool.contract import TIMEOUT_SECONDS
 from sluice.spool.kafka import Admin, Topic
-from sluice.spool.kafka.inlet import Backlog, Inlet, note_loss
+from sluice.spool.kafka.backlog import Backlog
+from sluice.spool.kafka.inlet import Inlet, note_loss
 from sluice.spool.kafka.inspector import Inspector
 from sluice.spool.kafka.outlet import Outlet
 
@@ -208,19 +209,19 @@ def test_a_full_backlog_is_refused_until_workers_have_stored_it(tmp: Path, url: 
         sizes = []
 
         def push() -> object:
-            batch = inlet.append("votes", b"x" * 100)
-            inlet.commit(batch)
-            if not batch.refused:
+            group = inlet.append("votes", b"x" * 100)
+            inlet.commit(group)
+            if not group.refused:
                 sizes.append(100)
-            return batch.refused
+            return group.refused
 
         refused = poll(push, 30)
-        assert refused["votes"].detail == "The backlog is over its limit."  # type: ignore[index]
+        assert refused["votes"].reason == "The backlog is over its limit."  # type: ignore[index]
         assert 1 <= refused["votes"].retry_after <= 60  # type: ignore[index]
-        outlet.check_layout()
+        outlet.has_work([])
         poll(lambda: outlet.has_work(["votes"]) and outlet.has_more("votes"), 30)
         while claim := outlet.claim("votes"):
-            assert list(outlet.bodies(claim)) == [b"x" * 100] * claim.count
+            assert list(outlet.items(claim)) == [b"x" * 100] * claim.count
             outlet.settle(claim)
             outlet.has_work(["votes"])
         poll(lambda: not push(), 30)
@@ -234,7 +235,7 @@ def test_an_offset_is_committed_again_until_that_succeeds(tmp: Path, url: str) -
     with harness.views_redis(tmp), gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
         accepted(gate.socket, VOTE % b"a")
         outlet, inspector = Outlet(url, figures), Inspector(url, figures)
-        outlet.check_layout()
+        outlet.has_work([])
         poll(lambda: outlet.has_work(["votes"]) and outlet.has_more("votes"), 30)
         claim = outlet.claim("votes")
         assert claim
@@ -326,7 +327,7 @@ def leader(cluster: kafka.Brokers, replicas: int, chance: random.Random) -> kafk
     admin = AdminClient({"bootstrap.servers": cluster.servers})
 
     def found() -> int:
-        partitions = admin.list_topics("ingest.votes", TIMEOUT).topics["ingest.votes"].partitions.values()
+        partitions = admin.list_topics("ingest.votes", TIMEOUT_SECONDS).topics["ingest.votes"].partitions.values()
         in_sync = all(len(one.isrs) == replicas and one.leader > 0 for one in partitions)
         return in_sync and chance.choice([one.leader for one in partitions])
 

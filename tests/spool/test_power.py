@@ -276,9 +276,9 @@ def test_no_claim_is_settled_before_the_fsync_of_the_database_that_covers_it(tmp
 def push(inlet: Inlet, choices: list[str]) -> None:
     """Push votes in one commit."""
     for choice in choices:
-        batch = inlet.append("votes", b'{"poll":"p","choice":"%b"}' % choice.encode())
-    inlet.commit(batch)
-    assert batch.refused is None
+        group = inlet.append("votes", b'{"poll":"p","choice":"%b"}' % choice.encode())
+    inlet.commit(group)
+    assert group.refused is None
 
 
 def stored(home: Path) -> list[str]:
@@ -302,7 +302,7 @@ def step(redis: Server, store: Store, settle: bool) -> None:
     assert claim
 
     def entries() -> Iterator[Entry]:
-        for seq, body in enumerate(outlet.bodies(claim), claim.first):
+        for seq, body in enumerate(outlet.items(claim), claim.first):
             for thing in registry.STREAMS["votes"].decode(body, LIMITS):
                 yield seq, claim.received(seq)[0], body, thing
 

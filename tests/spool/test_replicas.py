@@ -72,9 +72,9 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
 
 def push(inlet: Inlet, body: bytes) -> bool:
     """Commit a body. Returns: whether it was accepted."""
-    batch = inlet.append("votes", body)
-    inlet.commit(batch)
-    return batch.refused is None
+    group = inlet.append("votes", body)
+    inlet.commit(group)
+    return group.refused is None
 
 
 def test_a_body_that_too_few_replicas_confirm_gets_503_and_retries_add_no_copies(pair: Pair) -> None:
@@ -131,7 +131,7 @@ def test_the_first_push_of_a_connection_waits_for_a_replica_that_is_late(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway_side, "CONFIRM_MS", 60_000)
-    monkeypatch.setattr(gateway_side, "TIMEOUT", 60)
+    monkeypatch.setattr(gateway_side, "TIMEOUT_SECONDS", 60)
     accepted: list[bool] = []
     inlet = Inlet(str(pair.master.socket), 10**9, replicas=1)
     thread = threading.Thread(target=lambda: accepted.append(push(inlet, b"a")))
@@ -147,7 +147,7 @@ def test_the_first_check_of_a_connection_says_that_replicas_confirm(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway_side, "CONFIRM_MS", 60_000)
-    monkeypatch.setattr(gateway_side, "TIMEOUT", 60)
+    monkeypatch.setattr(gateway_side, "TIMEOUT_SECONDS", 60)
     assert Inlet(str(pair.master.socket), 10**9, replicas=1).ready() is None
 
 
@@ -156,7 +156,7 @@ def test_after_a_lost_connection_bodies_are_refused_without_a_try_for_a_moment(
 ) -> None:
     inlet = Inlet(str(pair.master.socket), 10**9, replicas=1)
     assert push(inlet, b"a")
-    monkeypatch.setattr(gateway_side, "PAUSE", 3600)
+    monkeypatch.setattr(gateway_side, "PAUSE_SECONDS", 3600)
     pair.at_master.client_kill_filter(_type="normal", skipme=True)
     assert not push(inlet, b"b")
     assert not push(inlet, b"c")

@@ -21,10 +21,13 @@ from proving.harness import Server, environment, free_port, poll, redis_server, 
 from sluice.account import CellLine
 from sluice.spool import contract
 from sluice.spool import inlet as gateway_side
-from sluice.spool.contract import Claim, Keys, Window
-from sluice.spool.inlet import Backlog, Batch, Inlet, Refusal
+from sluice.spool.backlog import Backlog
+from sluice.spool.claim import Claim, Window
+from sluice.spool.contract import Keys
+from sluice.spool.errors import Lost, Refusal
+from sluice.spool.inlet import Group, Inlet
 from sluice.spool.inspector import Inspector
-from sluice.spool.outlet import MAX_BYTES, Lost, Outlet
+from sluice.spool.outlet import MAX_BYTES, Outlet
 from sluice.store.registry import open_store
 from sluice.store.types import Outcome
 from sluice.streams.record import Vote
@@ -71,8 +74,8 @@ def server(node: Server) -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy disk may take half a minute for one fsync."""
-    monkeypatch.setattr(gateway_side, "TIMEOUT", 60.0)
-    monkeypatch.setattr(contract, "TIMEOUT", 60.0)
+    monkeypatch.setattr(gateway_side, "TIMEOUT_SECONDS", 60.0)
+    monkeypatch.setattr(contract, "TIMEOUT_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -98,13 +101,13 @@ def inspector(server: Server) -> Inspector:
 
 
 def push(inlet: Inlet, *bodies: bytes, stream: str = "s") -> Refusal | None:
-    """Append bodies and commit them in one batch; their refusal, if they are refused."""
-    batch = inlet.open
+    """Append bodies and commit them in one group; their refusal, if they are refused."""
+    group = inlet.open
     for body in bodies:
-        assert inlet.append(stream, body) is batch
-    inlet.commit(batch)
-    assert batch.done
-    return (batch.refused or {}).get(stream)
+        assert inlet.append(stream, body) is group
+    inlet.commit(group)
+    assert group.done
+    return (group.refused or {}).get(stream)
 
 
 def calls(server: Server, command: str) -> int:
@@ -129,7 +132,7 @@ def drained(outlet: Outlet, stream: str = "s", **limits: float) -> list[bytes]:
     bodies: list[bytes] = []
     first = int(outlet.redis.get(Keys.of(stream).taken) or 0) + 1
     while taken := outlet.claim(stream, **limits):  # type: ignore[arg-type]
-        found = list(outlet.bodies(taken))
+        found = list(outlet.items(taken))
         assert (taken.first, taken.count) == (first + len(bodies), len(found))
         bodies += found
         outlet.settle(taken)
@@ -150,8 +153,8 @@ def test_bodies_are_on_the_list_in_the_order_of_arrival(server: Server, inlet: I
 
 
 def test_nothing_is_sent_before_the_commit(server: Server, inlet: Inlet) -> None:
-    batch = inlet.append("s", b"a")
-    assert not batch.done
+    group = inlet.append("s", b"a")
+    assert not group.done
     assert raw(server).keys("*") == []
 
 
@@ -159,7 +162,7 @@ def test_bodies_of_any_length_are_sent_unchanged(server: Server, inlet: Inlet) -
     bodies = [b"x" * size for size in (0, 1, 9, 10, *(len(gateway_side.LENGTHS) + n for n in (-1, 0, 1)), 100_000)]
     assert push(inlet, *bodies) is None
     assert raw(server).lrange(KEYS.ready, 0, -1) == bodies
-    assert 0 < inlet.commits.sum < 60
+    assert 0 < inlet.seconds.sum < 60
 
 
 def test_a_list_may_be_limited_to_one_body(server: Server) -> None:
@@ -192,10 +195,10 @@ def test_a_batch_of_several_streams_is_sent_in_one_push_per_stream(server: Serve
 
 
 def test_a_committed_batch_is_not_sent_again(server: Server, inlet: Inlet) -> None:
-    batch = inlet.append("s", b"a")
-    inlet.commit(batch)
-    inlet.commit(batch)
-    assert inlet.append("s", b"b") is not batch
+    group = inlet.append("s", b"a")
+    inlet.commit(group)
+    inlet.commit(group)
+    assert inlet.append("s", b"b") is not group
     assert raw(server).llen(KEYS.ready) == 1
 
 
@@ -222,10 +225,10 @@ def test_every_body_that_eight_threads_commit_is_on_the_list_once(
     def post(thread: int) -> None:
         for n in range(250):
             body = b"%d-%d" % (thread, n)
-            batch = inlet.append("s", body)
-            if not batch.done:
-                inlet.commit(batch)
-            if batch.done and batch.refused is None:
+            group = inlet.append("s", body)
+            if not group.done:
+                inlet.commit(group)
+            if group.done and group.refused is None:
                 acknowledged.append(body)
 
     threads = [threading.Thread(target=post, args=(n,)) for n in range(8)]
@@ -246,7 +249,7 @@ def test_every_body_that_eight_threads_commit_is_on_the_list_once(
 
 
 def test_no_body_is_added_to_a_batch_that_is_being_sent(server: Server, inlet: Inlet) -> None:
-    committing = threading.Thread(target=lambda: inlet.commit(batch))
+    committing = threading.Thread(target=lambda: inlet.commit(group))
 
     class Bodies(dict):
         """Another thread starts to commit just when a body is appended."""
@@ -256,9 +259,9 @@ def test_no_body_is_added_to_a_batch_that_is_being_sent(server: Server, inlet: I
             committing.join(0.3)  # the commit must wait for this append, so it cannot end within the timeout
             return super().__getitem__(stream)
 
-    batch = inlet.append("s", b"a")
-    batch.bodies = Bodies(batch.bodies)
-    assert inlet.append("s", b"b") is batch
+    group = inlet.append("s", b"a")
+    group.items = Bodies(group.items)
+    assert inlet.append("s", b"b") is group
     committing.join()
     assert raw(server).lrange(KEYS.ready, 0, -1) == [b"a", b"b"]
 
@@ -267,24 +270,24 @@ def test_a_request_of_a_batch_is_answered_only_after_redis_has_replied(server: S
     push(inlet, b"first")  # connects
     on_the_list = []
 
-    def answer(batch: Batch) -> None:
+    def answer(group: Group) -> None:
         """As ingest.py does. CLIENT PAUSE lets the test's own client read."""
-        if not batch.done:
-            inlet.commit(batch)
+        if not group.done:
+            inlet.commit(group)
         on_the_list.append(raw(server).llen(KEYS.ready))
 
     def paused() -> bool:
         """Whether Redis has the push and has not executed it; `b`: the client is blocked."""
         return any("gateway" in each["name"] and "b" in each["flags"] for each in raw(server).client_list())
 
-    batch = inlet.append("s", b"a")
-    assert inlet.append("s", b"b") is batch
-    threads = [threading.Thread(target=answer, args=(batch,)) for _ in range(2)]
+    group = inlet.append("s", b"a")
+    assert inlet.append("s", b"b") is group
+    threads = [threading.Thread(target=answer, args=(group,)) for _ in range(2)]
     raw(server).client_pause(60_000, all=False)
     try:
         threads[0].start()
         poll(paused)
-        assert not batch.done
+        assert not group.done
         threads[1].start()
         assert raw(server).llen(KEYS.ready) == 1
         assert on_the_list == []
@@ -293,7 +296,7 @@ def test_a_request_of_a_batch_is_answered_only_after_redis_has_replied(server: S
     for thread in threads:
         thread.join()
     assert on_the_list == [3, 3]
-    assert batch.refused is None
+    assert group.refused is None
 
 
 # claim, renew, settle
@@ -304,7 +307,7 @@ def test_a_claim_takes_the_head_of_the_list_under_consecutive_numbers(inlet: Inl
     push(inlet, *numbers(7))
     one, two = claim(outlet, max_bodies=4), claim(outlet, max_bodies=4)
     assert [(x.first, x.count) for x in (one, two)] == [(1, 4), (5, 3)]
-    assert [*outlet.bodies(one), *outlet.bodies(two)] == numbers(7)
+    assert [*outlet.items(one), *outlet.items(two)] == numbers(7)
     assert outlet.claim("s") is None
     assert one.id.split(":")[1] == "1"
 
@@ -346,7 +349,7 @@ def test_a_large_claim_is_read_in_pieces(server: Server, inlet: Inlet, outlet: O
     push(inlet, *bodies)
     taken = claim(outlet, max_bytes=10**8)
     assert taken.size > MAX_BYTES
-    assert list(outlet.bodies(taken)) == bodies
+    assert list(outlet.items(taken)) == bodies
     assert calls(server, "lrange") == 6  # of eight bodies each
 
 
@@ -364,7 +367,7 @@ def test_a_claim_that_takes_a_list_just_below_its_limit_counts_every_body_once(
     assert calls(server, "rename") == 0
     assert raw(server).llen(KEYS.claim + taken.id) == taken.count == len(bodies)
     assert inspector.snapshot("s").taken == len(bodies)
-    assert list(outlet.bodies(taken)) == bodies
+    assert list(outlet.items(taken)) == bodies
 
 
 def test_only_an_expired_claim_is_claimed_again_and_it_is_the_same(inlet: Inlet, outlet: Outlet) -> None:
@@ -375,7 +378,7 @@ def test_only_an_expired_claim_is_claimed_again_and_it_is_the_same(inlet: Inlet,
     again = poll(lambda: claim(outlet, lease=60))
     assert (again.id, again.first, again.count) == (first.id, 1, 6)
     assert again.size > 0
-    assert list(outlet.bodies(again)) == numbers(6)
+    assert list(outlet.items(again)) == numbers(6)
     assert outlet.claim("s") is None
 
 
@@ -421,13 +424,13 @@ def test_settle_leaves_only_the_counter_and_one_mark(
     taken = claim(outlet)
     outlet.settle(taken)
     outlet.settle(taken)
-    left = KEYS.taken, KEYS.marks, KEYS.epochs, KEYS.history
+    left = KEYS.taken, KEYS.marks, KEYS.epochs, KEYS.history, contract.LAYOUT_KEY
     assert set(raw(server).keys("*")) == {key.encode() for key in left}
     assert inspector.snapshot("s").taken == 10
     assert len(marks(server)) == 1
 
 
-def test_a_spool_is_forgotten_when_its_last_body_is_claimed(server: Server, outlet: Outlet) -> None:
+def test_an_epoch_is_forgotten_when_its_last_body_is_claimed(server: Server, outlet: Outlet) -> None:
     present = raw(server).info("replication")["master_replid"] + "-1"
     raw(server).zadd(KEYS.epochs, {"old": 1, present: 3})
     raw(server).rpush(KEYS.ready, *numbers(4))
@@ -440,7 +443,7 @@ def test_reading_a_claim_that_is_gone_raises_lost(inlet: Inlet, outlet: Outlet) 
     taken = claim(outlet)
     outlet.settle(taken)
     with pytest.raises(Lost):
-        list(outlet.bodies(taken))
+        list(outlet.items(taken))
 
 
 def test_a_claim_is_known_by_its_id(inlet: Inlet, outlet: Outlet) -> None:
@@ -450,7 +453,7 @@ def test_a_claim_is_known_by_its_id(inlet: Inlet, outlet: Outlet) -> None:
     again = Claim.of("s", taken.id, 4)
     assert again == Claim("s", taken.id, 6, 4, 0, [])
     assert (again.end, again.epoch) == (10, taken.epoch)
-    assert list(outlet.bodies(again)) == numbers(4, 5)
+    assert list(outlet.items(again)) == numbers(4, 5)
 
 
 def test_a_script_flush_does_no_harm(server: Server, inlet: Inlet, outlet: Outlet, inspector: Inspector) -> None:
@@ -484,7 +487,7 @@ def test_a_body_that_another_tool_pushed_is_claimed_and_dated_by_the_claim(
     raw(server).rpush(KEYS.ready, b"a")
     before = time.time()
     taken = claim(outlet)
-    assert list(outlet.bodies(taken)) == [b"a"]
+    assert list(outlet.items(taken)) == [b"a"]
     # there is no mark, so the time of the claim dates it
     assert before <= taken.received(1)[0] / 1e6 <= time.time()
 
@@ -492,7 +495,7 @@ def test_a_body_that_another_tool_pushed_is_claimed_and_dated_by_the_claim(
 def test_a_snapshot_shows_the_state_of_a_stream(
     server: Server, inlet: Inlet, outlet: Outlet, inspector: Inspector
 ) -> None:
-    assert inspector.snapshot("s") == (0, 0, {}, {}, 0, 0, [Window("", 1, 1, 0)], True, {})
+    assert inspector.snapshot("s") == (0, 0, {}, {}, 0, 0, [], True, {})
     assert outlet.has_work(["s", "t"]) == [False, False]
     before = time.time()
     push(inlet, *numbers(10))
@@ -518,7 +521,7 @@ def test_a_snapshot_shows_the_state_of_a_stream(
 def test_the_age_of_the_list_is_that_of_its_first_body(
     server: Server, inlet: Inlet, outlet: Outlet, inspector: Inspector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_side, "MARK_INTERVAL", 0.0)
+    monkeypatch.setattr(gateway_side, "MARK_SECONDS", 0.0)
 
     def now() -> int:
         seconds, microseconds = raw(server).time()
@@ -569,7 +572,7 @@ def test_a_process_writes_at_most_ten_marks_a_second(server: Server, inlet: Inle
 def test_a_process_reports_its_counts_once_in_an_interval(
     server: Server, inlet: Inlet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_side, "REPORT_INTERVAL", 3600.0)
+    monkeypatch.setattr(gateway_side, "REPORT_SECONDS", 3600.0)
     push(inlet, b"x")
     push(inlet, b"x")  # reports the first one
     reported = calls(server, "hincrby")
@@ -586,7 +589,7 @@ def test_a_process_reports_its_counts_once_in_an_interval(
 def test_settle_trims_marks_that_no_body_needs(
     server: Server, inlet: Inlet, outlet: Outlet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_side, "MARK_INTERVAL", 0.0)
+    monkeypatch.setattr(gateway_side, "MARK_SECONDS", 0.0)
     for body in numbers(100):
         push(inlet, body)
     assert len(marks(server)) == 100
@@ -603,7 +606,7 @@ def test_settle_trims_marks_that_no_body_needs(
 
 
 def test_a_refused_stream_collects_no_marks(server: Server, outlet: Outlet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_side, "MARK_INTERVAL", 0.0)
+    monkeypatch.setattr(gateway_side, "MARK_SECONDS", 0.0)
     inlet = Inlet(str(server.socket), 10)
     push(inlet, *numbers(10))
     for _ in range(50):
@@ -614,7 +617,7 @@ def test_a_refused_stream_collects_no_marks(server: Server, outlet: Outlet, monk
 def test_a_claim_has_each_mark_once(
     server: Server, inlet: Inlet, outlet: Outlet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_side, "MARK_INTERVAL", 0.0)
+    monkeypatch.setattr(gateway_side, "MARK_SECONDS", 0.0)
     for body in numbers(3):
         push(inlet, body)
     given = marks(server)
@@ -628,10 +631,10 @@ def test_a_claim_has_each_mark_once(
 def test_only_the_full_stream_is_refused(server: Server) -> None:
     inlet = Inlet(str(server.socket), 10)
     assert push(inlet, *numbers(10)) is None
-    batch = inlet.append("s", b"too much")
-    assert inlet.append("t", b"fine") is batch
-    inlet.commit(batch)
-    assert batch.refused == {"s": Refusal("The backlog is over its limit.", 1)}  # the drain rate is unknown
+    group = inlet.append("s", b"too much")
+    assert inlet.append("t", b"fine") is group
+    inlet.commit(group)
+    assert group.refused == {"s": Refusal("The backlog is over its limit.", 1)}  # the drain rate is unknown
     assert raw(server).lrange("ingest:{t}", 0, -1) == [b"fine"]
     assert raw(server).llen(KEYS.ready) == 10
 
@@ -639,7 +642,7 @@ def test_only_the_full_stream_is_refused(server: Server) -> None:
 def test_a_backlog_over_its_limit_in_bytes_is_refused_and_other_streams_are_not(
     server: Server, outlet: Outlet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_side, "MARK_INTERVAL", 0.0)
+    monkeypatch.setattr(gateway_side, "MARK_SECONDS", 0.0)
     inlet = Inlet(str(server.socket), 10**9, max_bytes=1 << 20)
     pushed = 0
     while (refused := push(inlet, b"x" * 10_000)) is None and pushed < 1000:
@@ -770,7 +773,7 @@ def test_a_full_redis_refuses_pushes_and_can_still_be_drained(tmp: Path, monkeyp
         pushed = 0
         while (refused := push(inlet, *[b"x" * 1000] * 100)) is None:
             pushed += 100
-        assert refused.detail == "Redis is full."
+        assert refused.reason == "Redis is full."
         assert 1 <= refused.retry_after <= 60
         backlog = inlet.backlogs["s"]
         backlog.rate = backlog.length // 20 / 30  # a twentieth of the list leaves it in 30 seconds, one body more later
@@ -785,7 +788,7 @@ def test_a_full_redis_refuses_pushes_and_can_still_be_drained(tmp: Path, monkeyp
         taken = 0
         while found := outlet.claim("s", max_bodies=500):
             assert outlet.renew(found)
-            assert all(body == b"x" * 1000 for body in outlet.bodies(found))
+            assert all(body == b"x" * 1000 for body in outlet.items(found))
             assert inspector.snapshot("s").claims == {found.id: found.count}
             outlet.settle(found)
             taken += found.count
@@ -804,7 +807,7 @@ def test_a_claim_in_pieces_is_complete_in_a_full_redis(tmp: Path) -> None:
         before = inspector.snapshot("s").ready
         assert before > 1000
         taken = claim(outlet, max_bodies=900)
-        assert len(list(outlet.bodies(taken))) == taken.count == 900
+        assert len(list(outlet.items(taken))) == taken.count == 900
         assert inspector.snapshot("s")[:2] == (900, before - 900)
 
 
@@ -831,7 +834,7 @@ def test_a_restart_begins_a_spool_and_bodies_of_before_keep_theirs(own: Server, 
         assert claim(outlet)[:4] == opened[:4]  # delivered again, as it was
         rest, later = claim(outlet), claim(outlet)  # a claim has bodies of one spool
         assert [(one.epoch, one.first, one.count) for one in (rest, later)] == [(old, 5, 6), (new, 11, 3)]
-        assert [*outlet.bodies(rest), *outlet.bodies(later)] == numbers(9, 4)
+        assert [*outlet.items(rest), *outlet.items(later)] == numbers(9, 4)
         push(inlet, b"x")
         assert claim(outlet).epoch == new
         assert epochs(again) == {new: 15}
@@ -880,19 +883,10 @@ def test_a_purge_past_the_end_of_a_spool_leaves_the_next_one(own: Server, tmp: P
         assert history == [Window(old, 1, 6), Window(new, 6, 11, 10)]  # kept for the ledger
 
 
-def test_the_numbers_before_the_history_belong_to_any_spool(own: Server, tmp: Path) -> None:
-    """A Redis of layout 1 has no history."""
-    inspector = Inspector(str(own.socket))
-    assert inspector.snapshot("s").history == [Window("", 1, 1, 0)]
-    push(Inlet(str(own.socket), 10**9), *numbers(5))
-    raw(own).delete(KEYS.history)
-    assert inspector.snapshot("s").history == [Window("", 1, 6, 0)]
-    own.process.kill()
-    own.process.wait()
-    with redis_server(tmp) as again:
-        push(Inlet(str(again.socket), 10**9), b"x")
-        _, new = epochs(again)
-        assert Inspector(str(again.socket)).snapshot("s").history == [Window("", 1, 6), Window(new, 6, 7, 0)]
+def test_a_list_without_an_epoch_has_no_history(own: Server) -> None:
+    raw(own).rpush(KEYS.ready, b"from a tool")
+    snapshot = Inspector(str(own.socket)).snapshot("s")
+    assert (snapshot.ready, snapshot.history) == (1, [])
 
 
 def test_bodies_that_a_redis_took_without_their_mark_are_refused(
@@ -903,7 +897,7 @@ def test_bodies_that_a_redis_took_without_their_mark_are_refused(
     monkeypatch.setattr(inlet.backlogs["s"], "mark", ("EVAL", "return redis.error_reply('READONLY a replica')", 0))
     refused = push(inlet, b"b")
     assert refused
-    assert refused.detail == "Redis refuses to write: a replica"
+    assert refused.reason == "Redis refuses to write: a replica"
     monkeypatch.undo()
     assert push(inlet, b"c") is None
     assert len(marks(server)) == 2  # the next push is marked, without waiting for the interval
@@ -947,7 +941,7 @@ def test_after_a_kill_each_body_is_stored_once_and_new_ones_with_lost_numbers_to
         while taken := outlet.claim("votes", **limits):  # type: ignore[arg-type]
             entries = [
                 (seq, 0, body, Vote(poll="p", choice=body.decode()))
-                for seq, body in enumerate(outlet.bodies(taken), taken.first)
+                for seq, body in enumerate(outlet.items(taken), taken.first)
             ]
             store.persist(taken, lambda entries=entries: entries)  # type: ignore[misc]
             outlet.settle(taken)
@@ -986,9 +980,9 @@ def test_a_lost_connection_refuses_the_whole_batch_and_not_the_next_one(own: Ser
     own.process.kill()
     own.process.wait()
     for stream in "sstu":
-        batch = inlet.append(stream, b"b")
-    inlet.commit(batch)
-    assert batch.refused == dict.fromkeys("stu", Refusal("Redis does not answer.", 1))
+        group = inlet.append(stream, b"b")
+    inlet.commit(group)
+    assert group.refused == dict.fromkeys("stu", Refusal("Redis does not answer.", 1))
     assert inlet.ready() == "Redis does not answer."
     with redis_server(tmp) as again:
         assert push(inlet, b"c") is None
@@ -996,7 +990,7 @@ def test_a_lost_connection_refuses_the_whole_batch_and_not_the_next_one(own: Ser
 
 
 def test_a_push_whose_reply_is_late_is_not_sent_again(own: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_side, "TIMEOUT", 0.2)
+    monkeypatch.setattr(gateway_side, "TIMEOUT_SECONDS", 0.2)
     inlet = Inlet(str(own.socket), 10**9)
     push(inlet, b"a")
     own.process.send_signal(signal.SIGSTOP)
@@ -1017,18 +1011,18 @@ def test_the_refusal_quotes_the_reason_of_a_redis_that_rejects_writes(own: Serve
     raw(own).execute_command("CONFIG", "SET", "min-replicas-to-write", "1")
     refused = push(inlet, b"b")
     assert refused
-    assert refused.detail.startswith("Redis refuses to write: ")
+    assert refused.reason.startswith("Redis refuses to write: ")
     raw(own).execute_command("CONFIG", "SET", "min-replicas-to-write", "0")
     assert push(inlet, b"c") is None
 
 
 def test_a_key_of_the_wrong_type_refuses_only_its_stream(server: Server, inlet: Inlet) -> None:
     raw(server).set(KEYS.ready, "not a list")
-    batch = inlet.append("s", b"a")
+    group = inlet.append("s", b"a")
     inlet.append("t", b"b")
-    inlet.commit(batch)
-    assert batch.refused
-    assert set(batch.refused) == {"s"}
+    inlet.commit(group)
+    assert group.refused
+    assert set(group.refused) == {"s"}
     raw(server).delete(KEYS.ready)
     assert push(inlet, b"c") is None
 
@@ -1041,14 +1035,14 @@ def test_a_signal_during_the_reply_refuses_the_batch(
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    batch = inlet.append("s", b"b")
+    group = inlet.append("s", b"b")
     with monkeypatch.context() as patch:
         patch.setattr(inlet.redis, "read_response", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            inlet.commit(batch)
-    assert batch.done
-    assert batch.refused
-    # the next batch does not read the reply that was left unread
+            inlet.commit(group)
+    assert group.done
+    assert group.refused
+    # the next group does not read the reply that was left unread
     raw(server).set(KEYS.ready + "x", "1")
     assert push(inlet, b"c") is None
     assert raw(server).lrange(KEYS.ready, 0, -1)[-1] == b"c"
@@ -1126,7 +1120,7 @@ def test_after_redis_is_killed_acknowledged_bodies_are_there_and_settled_ones_ar
                 with contextlib.suppress(client.RedisError):
                     if n % 10 == 9:
                         taken = claim(outlet, max_bodies=8)
-                        bodies = set(outlet.bodies(taken))
+                        bodies = set(outlet.items(taken))
                         unknown |= bodies
                         outlet.settle(taken)
                         settled |= bodies
@@ -1173,7 +1167,7 @@ def test_a_claim_is_lost_when_redis_is_flushed(own: Server) -> None:
     raw(own).flushall()
     push(inlet, b"new")
     with pytest.raises(Lost):
-        list(outlet.bodies(taken))
+        list(outlet.items(taken))
     assert not outlet.renew(taken)
     outlet.settle(taken)
     assert drained(outlet) == [b"new"]

@@ -28,9 +28,10 @@ import pytest
 from proving import harness
 from proving.postgres import Postgres, postgres_server
 from sluice import settings
-from sluice.spool.contract import Claim
+from sluice.spool.claim import Claim
+from sluice.spool.errors import Lost
 from sluice.spool.inspector import Inspector
-from sluice.spool.outlet import Lost, Outlet
+from sluice.spool.outlet import Outlet
 from sluice.store.postgres import partitions
 from sluice.store.postgres import store as postgres
 from sluice.store.postgres.store import BEGIN, SERVER_ERRORS

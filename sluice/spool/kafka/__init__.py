@@ -21,21 +21,22 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from sluice.spool.contract import TIMEOUT, KafkaUnavailable
+from sluice.spool.contract import TIMEOUT_SECONDS
+from sluice.spool.errors import KafkaUnavailable
 
 log = logging.getLogger("sluice.spool")
 PARTITIONS = 4  # of a new topic, unless the URL says otherwise: as many workers can store one stream at a time
 REPLICAS = 3  # of a new topic, unless the URL says otherwise or there are fewer brokers
 PREFIX = "ingest"  # of the names of topics, unless the URL says otherwise
-FIRST_ASK = 0.05  # seconds that the first broker gets to describe a topic; the next one gets twice as long
-MAX_RECORD = 64 << 20  # bytes of one body; brokers accept requests of up to 100 MiB
+FIRST_ASK_SECONDS = 0.05  # seconds that the first broker gets to describe a topic; the next one gets twice as long
+MAX_RECORD_BYTES = 64 << 20  # bytes of one body; brokers accept requests of up to 100 MiB
 # log_level: librdkafka's own messages, on standard error; its errors are reported by the programs
 RECONNECT = {
     "log_level": 0,
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 1000,
     "retry.backoff.ms": 50,
-    "socket.timeout.ms": int(TIMEOUT * 1000),  # a broker that has vanished closes no connection
+    "socket.timeout.ms": int(TIMEOUT_SECONDS * 1000),  # a broker that has vanished closes no connection
 }
 # Nothing that is not stored may expire: workers delete what is stored. The broker's clock dates the records.
 TOPIC = {
@@ -44,7 +45,7 @@ TOPIC = {
     "retention.bytes": "-1",
     "segment.bytes": str(256 << 20),
     "message.timestamp.type": "LogAppendTime",
-    "max.message.bytes": str(MAX_RECORD),
+    "max.message.bytes": str(MAX_RECORD_BYTES),
     "unclean.leader.election.enable": "false",
 }
 
@@ -66,7 +67,7 @@ class Address(NamedTuple):
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query))
         partitions, replicas = int(query.pop("partitions", PARTITIONS)), int(query.pop("replicas", 0))
-        properties: dict[str, Any] = {**RECONNECT, "message.max.bytes": MAX_RECORD}
+        properties: dict[str, Any] = {**RECONNECT, "message.max.bytes": MAX_RECORD_BYTES}
         if file := query.pop("properties", ""):
             properties |= read_properties(file)
         login, _, brokers = parts.netloc.rpartition("@")
@@ -99,7 +100,7 @@ def asking() -> Iterator[None]:
     except KafkaException as error:
         raise KafkaUnavailable(error.args[0].str()) from error
     except TimeoutError as error:
-        raise KafkaUnavailable(f"no answer within {TIMEOUT:g} s") from error
+        raise KafkaUnavailable(f"no answer within {TIMEOUT_SECONDS:g} s") from error
 
 
 def code(error: KafkaUnavailable) -> int | None:
@@ -108,7 +109,7 @@ def code(error: KafkaUnavailable) -> int | None:
     return cause.args[0].code() if isinstance(cause, KafkaException) else None
 
 
-def result(future: Future, timeout: float = TIMEOUT) -> Any:
+def result(future: Future, timeout: float = TIMEOUT_SECONDS) -> Any:
     """The result of a request. Raises: KafkaException, TimeoutError."""
     return future.result(timeout + 1)
 
@@ -148,9 +149,9 @@ class Admin:
             self.client = AdminClient(self.address.properties)
         self.groups: dict[str, Consumer] = {}  # they ask for their group's offsets, and join none
 
-    def describe(self, name: str, timeout: float = TIMEOUT) -> Topic | None:
+    def describe(self, name: str, timeout: float = TIMEOUT_SECONDS) -> Topic | None:
         """The topic of this name; None if there is none."""
-        deadline, seconds = time.monotonic() + timeout, FIRST_ASK
+        deadline, seconds = time.monotonic() + timeout, FIRST_ASK_SECONDS
         while True:
             try:
                 with asking():
@@ -176,7 +177,7 @@ class Admin:
 
     def topic(self, name: str, config: Mapping[str, str] = TOPIC) -> Topic:
         """The topic of this name, made with this configuration if there is none."""
-        deadline = time.monotonic() + TIMEOUT
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not (found := self.describe(name)) or not found.writable:
             if not found:
                 self.create(name, config)
@@ -188,14 +189,14 @@ class Admin:
     def create(self, name: str, config: Mapping[str, str]) -> None:
         """Make a topic, unless another process has just made it."""
         with asking():
-            brokers = len(result(self.client.describe_cluster(request_timeout=TIMEOUT)).nodes)
+            brokers = len(result(self.client.describe_cluster(request_timeout=TIMEOUT_SECONDS)).nodes)
         replicas = self.address.replicas or min(REPLICAS, brokers)
         # with one broker away, others still accept writes: each partition's, or those of partitions without it
         in_sync = str(max(1, replicas - 1, min(2, replicas, brokers - 1)))
         new = NewTopic(name, self.address.partitions, replicas, config={**config, "min.insync.replicas": in_sync})
         try:
             with asking():
-                result(self.client.create_topics([new], request_timeout=TIMEOUT)[name])
+                result(self.client.create_topics([new], request_timeout=TIMEOUT_SECONDS)[name])
             log.info("made the topic %s: %d partitions, %d replicas", name, self.address.partitions, replicas)
         except KafkaUnavailable as error:
             if code(error) != KafkaError.TOPIC_ALREADY_EXISTS:
@@ -208,8 +209,10 @@ class Admin:
                 self.groups[topic.name] = Consumer(self.address.properties | {"group.id": topic.name})
             group = self.groups[topic.name]
             try:
-                settled = group.committed([TopicPartition(topic.name, n) for n in range(topic.partitions)], TIMEOUT)
-                ends = [group.get_watermark_offsets(one, TIMEOUT) for one in settled]
+                settled = group.committed(
+                    [TopicPartition(topic.name, n) for n in range(topic.partitions)], TIMEOUT_SECONDS
+                )
+                ends = [group.get_watermark_offsets(one, TIMEOUT_SECONDS) for one in settled]
             except KafkaException as error:
                 if error.args[0].code() == KafkaError._UNKNOWN_PARTITION:  # it never asks again (librdkafka 2.16)
                     self.groups.pop(topic.name).close()
@@ -224,10 +227,10 @@ class Admin:
         """Delete records: (topic, partition) -> the first offset that stays."""
         asked = [TopicPartition(*partition, offset) for partition, offset in offsets.items()]
         with asking():
-            for future in self.client.delete_records(asked, request_timeout=TIMEOUT).values():
+            for future in self.client.delete_records(asked, request_timeout=TIMEOUT_SECONDS).values():
                 result(future)
 
-    def streams(self, timeout: float = TIMEOUT) -> set[str]:
+    def streams(self, timeout: float = TIMEOUT_SECONDS) -> set[str]:
         """The streams that have a topic."""
         with asking():
             names = self.client.list_topics(timeout=timeout).topics

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import re
 import socket
 import threading
@@ -15,20 +14,22 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from sluice.base.override import override
 from sluice.spool import inlet
-from sluice.spool.contract import TIMEOUT, KafkaUnavailable
-from sluice.spool.inlet import Batch, Refusal, log
-from sluice.spool.kafka import Admin, Topic, asking
+from sluice.spool.contract import TIMEOUT_SECONDS
+from sluice.spool.errors import KafkaUnavailable, Refusal
+from sluice.spool.inlet import Group, log
+from sluice.spool.kafka import Admin, asking
+from sluice.spool.kafka.backlog import Backlog
 
-REFRESH = 0.25  # seconds between two looks at the partitions, and at what the workers have settled
-LOOK = 0.5  # seconds that the brokers get to say which partitions can be written to
-AVOID = 1.0  # seconds for which brokers are suspected after a commit failed; then `Topic.writable` counts
-REDUCED = 0.3  # seconds that a commit rather waits than that it goes to a partition with fewer in-sync replicas
-PATIENCE = 0.1  # seconds that all clients wait for a commit; if it takes longer, only those of its bodies do
-GLANCE = 0.01  # seconds between two looks at such a commit
+REFRESH_SECONDS = 0.25  # between two looks at the partitions, and at what the workers have settled
+LOOK_SECONDS = 0.5  # that the brokers get to say which partitions can be written to
+AVOID_SECONDS = 1.0  # for which brokers are suspected after a commit failed; then `Topic.writable` counts
+PATIENCE_SECONDS = 0.1  # that all clients wait for a commit; if it takes longer, only those of its bodies do
+GLANCE_SECONDS = 0.01  # between two looks at such a commit
 SENDERS = 8  # commits that can be in flight at once, at least
-REACH = 0.2  # seconds that a broker gets to accept a connection
-WARM_UP = 5.0  # seconds that a new producer gets to connect, and to get its id
+REACH_SECONDS = 0.2  # that a broker gets to accept a connection
+WARM_UP_SECONDS = 5.0  # that a new producer gets to connect, and to get its id
 KAFKA_REFUSES = "Kafka refuses to write: %s"
 SILENT = (
     KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN,
@@ -42,58 +43,17 @@ PRODUCER = {
     "acks": "all",
     "enable.sparse.connections": False,  # connect to all brokers at once: while one is away, a connection takes long
     "linger.ms": 0,
-    "message.timeout.ms": int(TIMEOUT * 1000),
+    "message.timeout.ms": int(TIMEOUT_SECONDS * 1000),
     "topic.metadata.propagation.max.ms": 1000,  # a topic that is unknown for longer was deleted
     "delivery.report.only.error": True,  # a call per acknowledged body would take as long as all the rest
 }
 
 
-class Backlog(inlet.Backlog):
-    """One stream's topic as a gateway process sees it."""
-
-    def __init__(self, stream: str, topic: Topic, max_bodies: int, max_bytes: int) -> None:
-        super().__init__(stream, max_bodies, max_bytes)
-        self.topic = topic
-        self.accepted = 0  # bodies, by this process
-        self.turn = random.randrange(topic.partitions)  # noqa: S311  # so that processes do not move in step
-        self.busy: dict[int, float] = {}  # partition that a commit is waiting for -> since when (monotonic)
-        self.failed: dict[int, float] = {}  # partition -> when it last failed (monotonic)
-
-    def choose(self, suspects: dict[int, float], brokers: frozenset[int]) -> int | None:
-        """The partition of the next commit: the bodies of one commit go there together. None: the best one is busy.
-
-        Each partition in a commit is one more request to a broker, and one more claim.
-
-        suspects: see `Inlet.suspects`. brokers: those that the rest of the commit goes to.
-        """
-        count, replicas = self.topic.partitions, self.topic.replicas
-
-        def cost(n: int) -> tuple[float, bool, float, bool]:
-            wait = sum(suspects.get(one, 0.0) for one in replicas[n])
-            if n not in self.topic.writable:
-                wait += TIMEOUT if self.topic.leaders[n] < 0 else REDUCED
-            # without its follower, a leader acknowledges the commit once that is replaced; a dead leader never does
-            return wait, n in self.busy, suspects.get(self.topic.leaders[n], 0.0), replicas[n] != brokers
-
-        best = min((n % count for n in range(self.turn + 1, self.turn + 1 + count)), key=cost)
-        if best in self.busy:
-            return None
-        self.turn = best
-        return best
-
-    def look(self, admin: Admin) -> None:
-        """Update length, limit and drain rate. Raises: KafkaUnavailable."""
-        positions = admin.positions(self.topic)
-        settled, end = sum(one.first for one in positions), sum(one.end for one in positions)
-        size = self.bytes.n * (end - settled) // self.accepted if self.accepted else 0
-        self.update(settled, end - settled, b"%d" % (time.time() * 1e6), size)
-
-
 class Part(NamedTuple):
-    """The bodies of one stream in a commit."""
+    """The items of one stream in a commit."""
 
     stream: str
-    bodies: list[bytes]
+    items: list[bytes]
     backlog: Backlog
     partition: int
 
@@ -105,8 +65,8 @@ def note(failed: dict[str, KafkaError], error: KafkaError, message: Message) -> 
 
 def note_loss(lost: dict[int, float], error: KafkaError) -> None:
     """Called for errors of the client: one that concerns a broker begins with `HOST:PORT/ID: `."""
-    if error.code() == KafkaError._TRANSPORT and (found := re.match(r"\S+/(\d+): ", error.str())):
-        lost[int(found[1])] = time.monotonic()
+    if error.code() == KafkaError._TRANSPORT and (broker := re.match(r"\S+/(\d+): ", error.str())):
+        lost[int(broker[1])] = time.monotonic()
 
 
 class Sender:
@@ -116,24 +76,24 @@ class Sender:
 
     def __init__(self, properties: dict[str, Any], lost: dict[int, float]) -> None:
         """lost: broker -> when a connection to it was lost (monotonic), kept up to date. Raises: KafkaUnavailable."""
-        self.batch: Batch | None = None
+        self.group: Group | None = None
         self.parts: list[Part] = []
         self.failed: dict[str, KafkaError] = {}  # topic -> error
         self.began = self.seen = 0.0  # monotonic
-        self.warm = time.monotonic() + WARM_UP
+        self.warm = time.monotonic() + WARM_UP_SECONDS
         # a method of this object would make a cycle, and the client's threads would go on until it is collected
         calls = {"on_delivery": partial(note, self.failed), "error_cb": partial(note_loss, lost)}
         with asking():
             self.producer = Producer(properties | PRODUCER | calls)
 
-    def produce(self, batch: Batch, parts: list[Part], now: float) -> None:
-        """Give the bodies to the client, which sends them at once."""
-        self.batch, self.parts, self.began = batch, parts, now
+    def produce(self, group: Group, parts: list[Part], now: float) -> None:
+        """Give the items to the client, which sends them at once."""
+        self.group, self.parts, self.began = group, parts, now
         self.failed.clear()
-        for _, bodies, backlog, partition in parts:
+        for _, items, backlog, partition in parts:
             topic = backlog.topic.name
             backlog.busy[partition] = now
-            records: list[dict[str, Any]] = [{"value": body} for body in bodies]
+            records: list[dict[str, Any]] = [{"value": item} for item in items]
             try:
                 if self.producer.produce_batch(topic, records, partition) < len(records):
                     self.failed[topic] = next(record["_error"] for record in records if "_error" in record)
@@ -144,7 +104,7 @@ class Sender:
         """Wait until each body is acknowledged or has failed. Returns: False if that takes longer."""
         left = self.producer.flush(seconds)
         self.seen = time.monotonic()
-        if left and self.seen > self.began + TIMEOUT:
+        if left and self.seen > self.began + TIMEOUT_SECONDS:
             self.end()
             left = 0
         return not left
@@ -174,14 +134,15 @@ class Inlet(inlet.Inlet):
         self.heard: dict[int, float] = {}  # broker -> when the last commit began that it acknowledged (monotonic)
         self.later: type[Exception] | None = None
         self.answered = 0.0  # when Kafka last answered `look_at_topics` (monotonic)
-        self.detail: str | None = None  # what it found: why /readyz says 503
+        self.reason: str | None = None  # what it found: why /readyz says 503
 
     def connect(self) -> Admin:
         """The connection to Kafka, opened if it is closed. Raises: KafkaUnavailable."""
         if self.admin is None:
             self.admin = Admin(self.url)
             for look, pause in (
-                (self.look_at_topics, REFRESH), (self.look_at_backlogs, REFRESH), (self.look_at_suspects, PATIENCE),
+                (self.look_at_topics, REFRESH_SECONDS), (self.look_at_backlogs, REFRESH_SECONDS),
+                (self.look_at_suspects, PATIENCE_SECONDS),
             ):  # fmt: skip
                 arguments = look, self.admin, pause
                 threading.Thread(target=self.keep, args=arguments, name=look.__name__, daemon=True).start()
@@ -190,13 +151,17 @@ class Inlet(inlet.Inlet):
         return self.admin
 
     def keep(self, look: Callable[[Admin], None], admin: Admin, pause: float) -> None:
-        """Look again and again."""
+        """Look again and again. The first reason why that fails is logged, until it succeeds again."""
+        failed = False
         while True:
             time.sleep(pause)
             try:
                 look(admin)
+                failed = False
             except KafkaUnavailable as error:
-                log.debug("%s", error)
+                if not failed:
+                    log.warning("%s", error)
+                failed = True
 
     def look_at_backlogs(self, admin: Admin) -> None:
         """Learn what the workers have settled. Raises: KafkaUnavailable."""
@@ -205,16 +170,16 @@ class Inlet(inlet.Inlet):
 
     def look_at_topics(self, admin: Admin) -> None:
         """Learn which partitions can be written to. Raises: KafkaUnavailable."""
-        detail = None
+        reason = None
         if not self.backlogs:
-            admin.streams(LOOK)
+            admin.streams(LOOK_SECONDS)
         for backlog in list(self.backlogs.values()):
-            topic = admin.describe(backlog.topic.name, LOOK)
+            topic = admin.describe(backlog.topic.name, LOOK_SECONDS)
             if topic and topic.id == backlog.topic.id:
                 backlog.topic = topic
                 if not topic.writable:
-                    detail = self.down
-        self.answered, self.detail = time.monotonic(), detail
+                    reason = self.down
+        self.answered, self.reason = time.monotonic(), reason
 
     def look_at_suspects(self, _: Admin) -> None:
         """Learn which of the brokers that may be dead accept no connection. One that is frozen does."""
@@ -222,97 +187,101 @@ class Inlet(inlet.Inlet):
         for backlog in list(self.backlogs.values()):
             addresses |= backlog.topic.addresses
         for broker, waited in self.suspects(time.monotonic()).items():
-            if PATIENCE < waited < TIMEOUT:
+            if PATIENCE_SECONDS < waited < TIMEOUT_SECONDS:
                 try:
-                    socket.create_connection(addresses[broker], REACH).close()
+                    socket.create_connection(addresses[broker], REACH_SECONDS).close()
                 except OSError:
                     self.lost[broker] = time.monotonic()
 
     def answer_later(self, exception: type[Exception]) -> None:
-        """Let `commit` raise this exception instead of waiting longer than PATIENCE, and be called again."""
+        """Let `commit` raise this exception instead of waiting longer than PATIENCE_SECONDS, and be called again."""
         self.later = exception
 
-    def commit(self, batch: Batch) -> None:
-        """See `inlet.Inlet`. While a commit waits for a leader that has died, others go on with other partitions."""
+    @override
+    def commit(self, group: Group) -> None:
+        """Send the group, unless another thread has. While it waits for a leader that has died, others go on."""
         with self.turn:
-            while not batch.done:
+            while not group.done:
                 try:
-                    self.push(batch)
+                    self.push(group)
                 except BaseException as error:  # a signal: the outcome is unknown, so nothing gets 2xx
-                    for sender in [one for one in self.senders if one.batch is batch]:
+                    for sender in [each for each in self.senders if each.group is group]:
                         sender.end()
                         self.finish(sender)
-                    self.refuse_all(batch, error)
-                    batch.done = True
+                    self.cause = type(error).__name__
+                    self.refuse_all(group)
+                    group.done = True
                     raise
-                if not batch.done and self.later:
+                if not group.done and self.later:
                     raise self.later
 
-    def push(self, batch: Batch) -> None:
-        """Send the batch, if that has not been done, and learn what has become of it and of others in flight."""
+    @override
+    def push(self, group: Group) -> None:
+        """Send the group, if that has not been done, and learn what has become of it and of others in flight."""
         now = time.monotonic()
-        if batch is self.open:
-            sender = self.send(batch, now)
-            if sender and sender.wait(PATIENCE):
+        if group is self.open:
+            sender = self.send(group, now)
+            if sender and sender.wait(PATIENCE_SECONDS):
                 self.finish(sender)
-            if sender or batch.done:
+            if sender or group.done:
                 return
-        for sender in [one for one in self.senders if one.batch and not (self.later and now < one.seen + GLANCE)]:
-            if sender.wait(0 if self.later else PATIENCE):
+        due = now - GLANCE_SECONDS if self.later else now
+        for sender in [each for each in self.senders if each.group and each.seen <= due]:
+            if sender.wait(0 if self.later else PATIENCE_SECONDS):
                 self.finish(sender)
 
-    def send(self, batch: Batch, now: float) -> Sender | None:
-        """Produce the bodies. None: nothing was sent. `done` is set if all of them are refused; else the batch stays
+    def send(self, group: Group, now: float) -> Sender | None:
+        """Produce the bodies. None: nothing was sent. `done` is set if all of them are refused; else the group stays
         open until a partition is free.
         """
         suspects, brokers, chosen = self.suspects(now), frozenset[int](), {}
         with self.entry:
-            for stream in batch.bodies:
+            for stream in group.items:
                 if known := self.backlogs.get(stream):
                     partition = known.choose(suspects, brokers)
                     if partition is None:
                         return None
                     chosen[stream], brokers = partition, known.topic.replicas[partition]
-            self.open = Batch()
+            self.open = Group()
         parts = []
-        for stream, bodies in batch.bodies.items():
+        for stream, items in group.items.items():
             try:
-                backlog = self.backlogs.get(stream) or self.open_backlog(stream, self.connect())
+                backlog = self.backlogs.get(stream) or self.open_backlog(stream)
             except KafkaUnavailable as away:
-                self.refuse(batch, stream, Refusal(KAFKA_REFUSES % away.reason, 1))
+                self.refuse(group, stream, Refusal(KAFKA_REFUSES % away.reason, 1))
                 continue
             if backlog.length >= backlog.limit:
-                self.refuse_excess(batch, stream, backlog)
+                self.refuse_excess(group, stream, backlog)
             else:
                 partition = chosen[stream] if stream in chosen else backlog.choose(suspects, brokers)
                 assert partition is not None, "none of a new backlog is busy"
-                parts.append(Part(stream, bodies, backlog, partition))
+                parts.append(Part(stream, items, backlog, partition))
         if not parts:
-            batch.done = True
+            group.done = True
             return None
-        idle = [one for one in self.senders if not one.batch]
-        sender = next((one for one in idle if one.warm < now), idle[0] if idle else self.add_sender())
+        idle = [each for each in self.senders if not each.group]
+        sender = next((each for each in idle if each.warm < now), idle[0] if idle else self.add_sender())
         self.senders.remove(sender)
         self.senders.append(sender)  # so that all of them stay connected
-        sender.produce(batch, parts, now)
+        sender.produce(group, parts, now)
         return sender
 
     def suspects(self, now: float) -> dict[int, float]:
         """Brokers that may be dead, with the seconds that commits have waited for partitions of theirs, or had waited
-        when they failed of late; TIMEOUT for a lost connection. A broker that has acknowledged a later commit is alive.
-        Safe with threads.
+        when they failed of late; TIMEOUT_SECONDS for a lost connection. A broker that has acknowledged a later commit
+        is alive. Safe with threads.
         """
-        found = defaultdict[int, float](float)
+        waited = defaultdict[int, float](float)
         for broker, at in self.lost.copy().items():
-            if at > now - AVOID and self.heard.get(broker, 0.0) <= at:
-                found[broker] = TIMEOUT
+            if at > now - AVOID_SECONDS and self.heard.get(broker, 0.0) <= at:
+                waited[broker] = TIMEOUT_SECONDS
         for backlog in list(self.backlogs.values()):
-            failed = {n: at - TIMEOUT for n, at in backlog.failed.copy().items() if at > now - AVOID}
+            failed = {n: at - TIMEOUT_SECONDS for n, at in backlog.failed.copy().items() if at > now - AVOID_SECONDS}
             for partition, since in (failed | backlog.busy).items():
                 for broker in backlog.topic.replicas[partition]:
                     if self.heard.get(broker, 0.0) <= since:
-                        found[broker] += now - since
-        return found
+                        waited[broker] += now - since
+        return waited
 
     def add_sender(self) -> Sender:
         """Another producer. Raises: KafkaUnavailable."""
@@ -322,45 +291,47 @@ class Inlet(inlet.Inlet):
 
     def finish(self, sender: Sender) -> None:
         """The outcome of a commit is known."""
-        batch, parts, sender.batch, sender.parts = sender.batch, sender.parts, None, []
-        assert batch
+        group, parts, sender.group, sender.parts = sender.group, sender.parts, None, []
+        assert group
         now, accepted = time.monotonic(), 0
-        for stream, bodies, backlog, partition in parts:
+        for stream, items, backlog, partition in parts:
             del backlog.busy[partition]
             subject = f"{stream}, partition {partition}"  # while one fails, others go on
             if error := sender.failed.get(backlog.topic.name):
                 backlog.failed[partition] = now
-                detail = self.down if error.code() in SILENT else KAFKA_REFUSES % error.str()
-                self.refuse(batch, stream, Refusal(detail, 1), subject)
+                silent = error.code() in SILENT
+                reason = self.down if silent else KAFKA_REFUSES % error.str()
+                self.refuse(group, stream, Refusal(reason, 1), subject, error.str() if silent else "")
                 if error.code() in UNKNOWN and self.backlogs.get(stream) is backlog:
                     del self.backlogs[stream]  # the topic was deleted; the next body makes it again
                 continue
             for broker in backlog.topic.replicas[partition]:
                 self.heard[broker] = sender.began
             backlog.refused_bodies = 0
-            backlog.length += len(bodies)
-            backlog.accepted += len(bodies)
-            backlog.bytes.n += sum(map(len, bodies))
-            accepted += len(bodies)
+            backlog.length += len(items)
+            backlog.accepted += len(items)
+            backlog.bytes.n += sum(map(len, items))
+            accepted += len(items)
             self.log_change(stream, None)
             self.log_change(subject, None)
         if any(error.fatal() or error.code() in LOST for error in sender.failed.values()):
             self.senders.remove(sender)
             with contextlib.suppress(KafkaUnavailable):
                 self.add_sender()
-        batch.done = True
-        self.batches.add(accepted)
-        self.commits.add(now - sender.began)
+        group.done = True
+        self.sizes.add(accepted)
+        self.seconds.add(now - sender.began)
 
-    def open_backlog(self, stream: str, admin: Admin) -> Backlog:
-        """The backlog of a stream's first body. Raises: KafkaUnavailable."""
-        backlog = Backlog(stream, admin.topic(admin.address.topic(stream)), *self.limits)
+    @override
+    def open_backlog(self, stream: str) -> Backlog:
+        """Raises: KafkaUnavailable."""
+        admin = self.connect()
+        backlog = self.backlogs[stream] = Backlog(stream, admin.topic(admin.address.topic(stream)), *self.limits)
         self.counts.counters[f"bytes {stream}"] = backlog.bytes
-        self.backlogs[stream] = backlog
         return backlog
 
+    @override
     def ready(self) -> str | None:
-        """None if Kafka answers and each known topic can be written to, else the reason why not."""
         with self.turn:
             try:
                 admin = self.connect()
@@ -368,4 +339,4 @@ class Inlet(inlet.Inlet):
                     self.look_at_topics(admin)
             except KafkaUnavailable as error:
                 return KAFKA_REFUSES % error.reason
-            return self.detail if time.monotonic() < self.answered + TIMEOUT else self.down
+            return self.reason if time.monotonic() < self.answered + TIMEOUT_SECONDS else self.down

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 from confluent_kafka import Consumer, Message, TopicPartition
 
+from sluice.base.override import override
 from sluice.spool import inspector
-from sluice.spool.contract import TIMEOUT, UNHURRIED, NotWithKafka
-from sluice.spool.inspector import Seen, Snapshot, windows
+from sluice.spool.contract import TIMEOUT_SECONDS, UNHURRIED_SECONDS
+from sluice.spool.errors import NotWithKafka
+from sluice.spool.inspector import Seen, Snapshot
 from sluice.spool.kafka import Admin, Positions, Topic, asking
 
 REFUSED = {
@@ -27,7 +29,7 @@ def seen(message: Message) -> Seen:
 class Inspector(inspector.Inspector):
     """Reads the state of topics and groups. Every method raises KafkaUnavailable, or RedisError."""
 
-    def __init__(self, url: str, figures: str, timeout: float = UNHURRIED) -> None:
+    def __init__(self, url: str, figures: str, timeout: float = UNHURRIED_SECONDS) -> None:
         """url: of Kafka. figures: address of the Redis that keeps the counts; it is of this machine."""
         super().__init__(figures, timeout)
         self.url = url
@@ -40,32 +42,34 @@ class Inspector(inspector.Inspector):
         self.connected = self.connected or Admin(self.url)
         return self.connected
 
+    @override
     def require(self, verb: str) -> None:
-        """See `inspector.Inspector`."""
         if verb in REFUSED:
             raise NotWithKafka(REFUSED[verb])
 
+    @override
     def streams(self) -> set[str]:
-        """All streams that have a topic."""
         return self.admin.streams()
 
+    @override
     def cell(self, default: str) -> str:
         """All cells that share the topics are one here: no body waits in a cell."""
         return self.admin.address.prefix
 
+    @override
     def name_cell(self, name: str, keep: bool) -> str:
-        """As above."""
         return self.cell(name)
 
+    @override
     def memory(self) -> tuple[int, int]:
-        """Bytes that the Redis of the counts uses; 0: bodies do not fill it."""
-        return super().memory()[0], 0
+        return super().memory()[0], 0  # bodies do not fill the Redis of the counts
 
+    @override
     def snapshot(self, stream: str, replicas: int = 0) -> Snapshot:
         """The state of a stream. What workers hold counts as READY, and the memory is unknown."""
         topic = self.admin.describe(self.admin.address.topic(stream))
         if topic is None:
-            return Snapshot(0, 0, {}, {}, 0, 0, windows([], 0, 0), confirmed=True)
+            return Snapshot(0, 0, {}, {}, 0, 0, [], confirmed=True)
         positions = self.admin.positions(topic)
         ready = sum(one.end - one.first for one in positions)
         oldest = min((one.timestamp()[1] for one in self.read(topic, positions, 1)), default=0)
@@ -77,7 +81,7 @@ class Inspector(inspector.Inspector):
             {"": max(0.0, time.time() - oldest / 1000)} if oldest else {},
             None if ready else 0,
             0,
-            windows([], settled, ready),
+            [],
             confirmed=True,
             partitions={f"{topic.id}.{number}": (one.first, one.end) for number, one in enumerate(positions)},
         )
@@ -90,7 +94,7 @@ class Inspector(inspector.Inspector):
         with asking():
             self.reader = self.reader or Consumer(self.admin.address.properties | READER)
             self.reader.assign([TopicPartition(topic.name, number, positions[number].first) for number in left])
-            deadline = time.monotonic() + TIMEOUT
+            deadline = time.monotonic() + TIMEOUT_SECONDS
             while any(n > 0 for n in left.values()) and time.monotonic() < deadline:
                 for message in self.reader.consume(sum(left.values()), 0.1):
                     number = message.partition()
@@ -102,6 +106,7 @@ class Inspector(inspector.Inspector):
                         yield message
             self.reader.unassign()
 
+    @override
     def waiting(self, stream: str, first: int, limit: int) -> Iterator[Seen]:
         """Bodies that are not settled, from a number on in each partition; the oldest `limit` of them."""
         topic = self.admin.describe(self.admin.address.topic(stream))
@@ -112,6 +117,7 @@ class Inspector(inspector.Inspector):
             found = sorted(self.read(topic, positions, limit), key=lambda one: one.timestamp()[1])
             yield from map(seen, found[:limit])
 
+    @override
     def follow(self, stream: str) -> tuple[str, Iterator[Seen | int]]:
         """Where it starts, and from there all bodies as they arrive, for ever."""
         topic = self.admin.topic(self.admin.address.topic(stream))

@@ -14,13 +14,16 @@ from functools import partial
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from sluice.base.override import override
 from sluice.spool import outlet
-from sluice.spool.contract import LEASE, Claim, KafkaUnavailable
+from sluice.spool.claim import Claim
+from sluice.spool.contract import LEASE_SECONDS
+from sluice.spool.errors import KafkaUnavailable
 from sluice.spool.kafka import Admin, asking, log
 from sluice.spool.outlet import MAX_BODIES, MAX_BYTES
 
-TRIM = 10.0  # seconds between two deletions of what is stored
-COMMIT = 1.0  # seconds until an offset is committed again whose commit failed, for example when the coordinator died
+TRIM_SECONDS = 10.0  # between two deletions of what is stored
+COMMIT_SECONDS = 1.0  # until an offset is committed again whose commit failed, for example when the coordinator died
 CONSUMER = {
     "enable.auto.commit": False,
     "auto.offset.reset": "earliest",
@@ -64,11 +67,11 @@ class Source:
 
     def assign(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         """Called when this worker gets more partitions."""
-        self.assigned = (self.assigned or set()) | {one.partition for one in partitions}
+        self.assigned = (self.assigned or set()) | {each.partition for each in partitions}
 
     def revoke(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         """Called when partitions are given to another worker."""
-        lost = {one.partition for one in partitions}
+        lost = {each.partition for each in partitions}
         self.assigned = (self.assigned or set()) - lost
         self.ended -= lost
         self.unchecked = [message for message in self.unchecked if message.partition() not in lost]
@@ -84,7 +87,7 @@ class Source:
 
     def commit(self) -> None:
         """Commit what is not committed yet. Only `committed` says whether that succeeds."""
-        self.commit_at = time.monotonic() + COMMIT
+        self.commit_at = time.monotonic() + COMMIT_SECONDS
         offsets = [TopicPartition(self.topic.name, *one) for one in self.uncommitted.items()]
         with contextlib.suppress(KafkaException):
             self.consumer.commit(offsets=offsets)
@@ -119,44 +122,44 @@ class Source:
         """
         error, self.error = self.error, None
         try:
-            found = self.admin.describe(self.topic.name)
+            topic = self.admin.describe(self.topic.name)
         except KafkaUnavailable:
             self.error = error
             raise
         if error and error.code() == KafkaError._AUTHENTICATION:
             self.error = error
             raise KafkaUnavailable(error.str())
-        if found is None or found.id != self.topic.id:
+        if topic is None or topic.id != self.topic.id:
             raise Replaced
         for message in self.unchecked:
             self.fetched.setdefault(message.partition(), deque()).append(message)  # type: ignore[arg-type]
         self.unchecked = []
 
     def take(self, max_bodies: int, max_bytes: int) -> tuple[Claim, list[bytes]] | None:
-        """The next claim and its bodies: consecutive records of one partition and one leader epoch."""
+        """The next claim and its items: consecutive records of one partition and one leader epoch."""
         if not self.fetched:
             return None
         number, messages = next(iter(self.fetched.items()))
         first, epoch = messages[0].offset(), messages[0].leader_epoch()
         assert first is not None
-        bodies: list[bytes] = []
+        items: list[bytes] = []
         marks: list[tuple[int, int]] = []
         size = 0
-        while messages and len(bodies) < max_bodies and size < max_bytes:
+        while messages and len(items) < max_bodies and size < max_bytes:
             message = messages[0]
-            if message.offset() != first + len(bodies) or message.leader_epoch() != epoch:
+            if message.offset() != first + len(items) or message.leader_epoch() != epoch:
                 break
             messages.popleft()
             at = message.timestamp()[1] * 1000
             if not marks or marks[-1][1] != at:
-                marks.append((first + len(bodies) + 1, at))
-            bodies.append(message.value() or b"")
-            size += len(bodies[-1])
+                marks.append((first + len(items) + 1, at))
+            items.append(message.value() or b"")
+            size += len(items[-1])
         del self.fetched[number]
         if messages:
             self.fetched[number] = messages  # the other partitions are next
         id = f"{self.topic.id}.{number}.{epoch}:{first + 1}:{time.time() * 1e6:.0f}"
-        return Claim(self.stream, id, first + 1, len(bodies), size, marks), bodies
+        return Claim(self.stream, id, first + 1, len(items), size, marks), items
 
     def settle(self, claim: Claim) -> tuple[str, int] | None:
         """Commit the offset after a claim; the partition, unless another topic has its name by now."""
@@ -184,38 +187,34 @@ class Outlet(outlet.Outlet):
         self.url = url
         self.admin: Admin | None = None
         self.sources: dict[str, Source] = {}
-        self.held: dict[str, list[bytes]] = {}  # claim id -> bodies
+        self.held: dict[str, list[bytes]] = {}  # claim id -> items
         self.settled: dict[tuple[str, int], int] = {}  # partition -> offset up to which records may be deleted
-        self.trim_at = time.monotonic() + TRIM
+        self.trim_at = time.monotonic() + TRIM_SECONDS
 
-    def check_layout(self) -> None:
-        """Connect. Raises: KafkaUnavailable."""
-        self.admin = self.admin or Admin(self.url)
-
+    @override
     def has_work(self, streams: list[str]) -> list[bool]:
-        """Whether each of the streams may have READY bodies. Not safe with threads. Raises: KafkaUnavailable."""
-        assert self.admin
-        found = []
+        self.admin = self.admin or Admin(self.url)
+        work = []
         for stream in streams:
             if stream not in self.sources:
                 self.sources[stream] = Source(stream, self.admin)
             try:
-                found.append(self.sources[stream].has_work())
+                work.append(self.sources[stream].has_work())
             except Replaced:
                 log.warning("%s: its topic was deleted; what was in it is lost", stream)
                 self.sources.pop(stream).consumer.close()
-                found.append(True)
-        return found
+                work.append(True)
+        return work
 
+    @override
     def has_more(self, stream: str) -> bool:
-        """See `outlet.Outlet`."""
         return bool(self.sources[stream].fetched)
 
+    @override
     def request_claim(
-        self, stream: str, max_bodies: int = MAX_BODIES, max_bytes: int = MAX_BYTES, lease: float = LEASE
+        self, stream: str, max_bodies: int = MAX_BODIES, max_bytes: int = MAX_BYTES, lease: float = LEASE_SECONDS
     ) -> Callable[[], Claim | None]:
-        """See `outlet.Outlet`. Nothing is sent: the records are here."""
-        return partial(self.take, stream, max_bodies, max_bytes)
+        return partial(self.take, stream, max_bodies, max_bytes)  # nothing is sent: the records are here
 
     def take(self, stream: str, max_bodies: int, max_bytes: int) -> Claim | None:
         """The next claim."""
@@ -224,14 +223,15 @@ class Outlet(outlet.Outlet):
         claim, self.held[claim.id] = taken
         return claim
 
-    def bodies(self, claim: Claim) -> Iterable[bytes]:
-        """The bodies of a claim, in order."""
+    @override
+    def items(self, claim: Claim) -> Iterable[bytes]:
         return self.held[claim.id]
 
-    def renew(self, claim: Claim, lease: float = LEASE) -> bool:
-        """Nothing to do: the client's heartbeats keep the partitions."""
-        return True
+    @override
+    def renew(self, claim: Claim, lease: float = LEASE_SECONDS) -> bool:
+        return True  # the client's heartbeats keep the partitions
 
+    @override
     def settle(self, claim: Claim) -> None:
         """Commit the offset after a claim whose bodies are in the store, and now and then delete such records."""
         del self.held[claim.id]
@@ -239,18 +239,16 @@ class Outlet(outlet.Outlet):
         if source and (partition := source.settle(claim)):
             self.settled[partition] = claim.end - 1
         if self.admin and time.monotonic() >= self.trim_at:
-            self.trim_at = time.monotonic() + TRIM
+            self.trim_at = time.monotonic() + TRIM_SECONDS
             settled, self.settled = self.settled, {}
             try:
                 self.admin.delete_before(settled)
             except KafkaUnavailable as error:
                 log.info("what is stored stays in Kafka: %s", error.reason)
 
+    @override
     def is_empty(self) -> bool:
-        """See `outlet.Outlet`: a worker knows only its own partitions, and one that has died keeps its own for seconds.
-
-        Raises: KafkaUnavailable.
-        """
+        # a worker knows only its own partitions, and one that has died keeps its own for seconds
         assert self.admin
         return all(
             position.first == position.end
@@ -258,6 +256,7 @@ class Outlet(outlet.Outlet):
             for position in self.admin.positions(source.topic)
         )
 
+    @override
     def close(self) -> None:
         """Leave the groups, so that other workers need not wait for the partitions."""
         for source in self.sources.values():

@@ -22,7 +22,7 @@ from psycopg.types.json import Jsonb
 
 from sluice.elsewhere.destination import Destination
 from sluice.settings import FOREVER, Keep
-from sluice.spool.contract import Claim, Window
+from sluice.spool.claim import Claim, Window
 from sluice.store import bounds
 from sluice.store.postgres import partitions
 from sluice.store.store import LAYOUT, RANGES_OF_CLAIMS, SPOOLS_OF_RANGES, Store, check_layout, limits, summed

@@ -21,7 +21,7 @@ from msgspec.structs import astuple
 from sluice.base.times import instant, microseconds, second
 from sluice.elsewhere.destination import Destination
 from sluice.settings import FOREVER, Keep
-from sluice.spool.contract import Claim, Window
+from sluice.spool.claim import Claim, Window
 from sluice.store import bounds
 from sluice.store.fill import gaps
 from sluice.store.store import LAYOUT, RANGES_OF_CLAIMS, SPOOLS_OF_RANGES, Store, check_layout, limits, summed

@@ -1,0 +1,56 @@
+"""One stream's list as a gateway process sees it: its length, its limit, and how fast the workers take from it."""
+
+from __future__ import annotations
+
+import math
+
+from sluice.base.counters import Counter
+from sluice.spool.contract import AT_ONCE, MARK, Keys
+from sluice.spool.errors import Refusal
+
+MAX_RETRY_AFTER_SECONDS = 60
+RATE_WINDOW_SECONDS = 10.0  # over which the rate of the workers is averaged
+UNLIMITED = 1 << 62
+
+
+class Backlog:
+    """The READY bodies of one stream."""
+
+    def __init__(self, stream: str, max_bodies: int = UNLIMITED, max_bytes: int = UNLIMITED) -> None:
+        """max_bodies, max_bytes: READY bodies, and their bytes, beyond which new bodies are refused."""
+        keys = Keys.of(stream)
+        self.max_bodies, self.max_bytes = max_bodies, max_bytes
+        self.limit = max_bodies  # bodies: the lower of both limits, at the present average size of a body
+        key = keys.ready.encode()
+        self.bytes = Counter()  # of the accepted bodies
+        self.push = b"$5\r\nRPUSH\r\n$%d\r\n%b" % (len(key), key)
+        self.mark = ("EVAL", MARK, 5, keys.ready, keys.taken, keys.marks, keys.epochs, keys.history)
+        self.mark_due = AT_ONCE
+        self.length = 0  # at the last reply
+        self.refused_bodies = 0  # since the last accepted one; their clients will retry
+        self.rate = 0.0  # bodies per second that the workers can take, estimated
+        self.observed = 0.0  # seconds of backlog that the estimate is based on, up to RATE_WINDOW_SECONDS
+        self.sample: tuple[float, int, int] | None = None  # the last mark: Redis's time (seconds), taken, ready
+
+    def update(self, taken: int, ready: int, microseconds: bytes, size: int) -> None:
+        """Update length, limit and rate from a mark's reply. size: bytes of the READY bodies."""
+        now = int(microseconds) / 1e6
+        if self.sample and now > self.sample[0]:
+            elapsed, moved = now - self.sample[0], max(0, taken - self.sample[1])
+            backlogged = moved < self.sample[2]
+            if backlogged:
+                self.observed = min(self.observed + elapsed, RATE_WINDOW_SECONDS)
+            # An emptied list only bounds the rate from below: it may raise the estimate, never lower it.
+            if backlogged or moved > self.rate * elapsed:
+                self.rate += (moved / elapsed - self.rate) * elapsed / max(self.observed, elapsed)
+        self.sample = now, taken, ready
+        self.length = ready
+        self.limit = min(self.max_bodies, self.max_bytes * ready // size) if size else self.max_bodies
+
+    def refusal(self, excess: int, reason: str) -> Refusal:
+        """The refusal while `excess` bodies must leave the list first. If the workers take nothing, retry_after is the
+        time for which this has been observed, and after RATE_WINDOW_SECONDS the maximum.
+        """
+        idle = self.observed if self.observed < RATE_WINDOW_SECONDS else MAX_RETRY_AFTER_SECONDS
+        seconds = excess / self.rate if self.rate > 0 else idle
+        return Refusal(reason, min(max(math.ceil(seconds), 1), MAX_RETRY_AFTER_SECONDS))

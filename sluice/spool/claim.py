@@ -1,0 +1,63 @@
+"""What a worker takes from a list: a claim, and the epoch that its sequence numbers belong to."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+
+class Window(NamedTuple):
+    """The sequence numbers of the present list that belong to an epoch: from `first` to the one before `end`.
+
+    taken: the last of them that was ever claimed; None if another epoch has followed: Redis has lost the bodies with
+    higher numbers.
+    """
+
+    epoch: str
+    first: int
+    end: int
+    taken: int | None = None
+
+
+class Claim(NamedTuple):
+    """Items in the hands of a worker: their bodies have the sequence numbers first, first + 1, …
+
+    id: EPOCH:FIRST:MICROSECONDS, with the time of the claim. What identifies a body is epoch, stream and number.
+    size: approximate bytes.
+    marks: (sequence number, microseconds since 1970), ascending; the first one is the last mark at or before `first`.
+    """
+
+    stream: str
+    id: str
+    first: int
+    count: int  # type: ignore[assignment]
+    size: int
+    marks: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, stream: str, id: str, count: int) -> Claim:
+        """A claim of which only the id and the number of bodies are known."""
+        return cls(stream, id, int(id.split(":")[1]), count, 0, [])
+
+    @property
+    def epoch(self) -> str:
+        """The history of the list in which these sequence numbers were given."""
+        return self.id.partition(":")[0]
+
+    @property
+    def end(self) -> int:
+        """The sequence number after the last body."""
+        return self.first + self.count
+
+    def part(self, first: int, end: int) -> Claim:
+        """The bodies from `first` to the one before `end`, as a claim of their own."""
+        at = self.id.rpartition(":")[2]
+        return self._replace(id=f"{self.epoch}:{first}:{at}", first=first, count=end - first)
+
+    def received(self, seq: int) -> tuple[int, int]:
+        """When the body with this sequence number arrived (microseconds since 1970, up to 100 ms early), and the first
+        sequence number to which the next mark applies.
+        """
+        at = bisect_left(self.marks, (seq + 1,))
+        until = self.marks[at][0] if at < len(self.marks) else self.end
+        return self.marks[max(at - 1, 0)][1], until

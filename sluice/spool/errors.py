@@ -1,0 +1,52 @@
+"""Why the spool does not answer, and why it takes no bodies: these are *refused* with 503, and can be sent again."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from redis.exceptions import RedisError
+
+# The reasons of the 503 answers. The counts use them without the period, and without the text after a colon.
+REDIS_DOWN = "Redis does not answer."
+REDIS_FULL = "Redis is full."
+REDIS_READ_ONLY = "Redis refuses to write: %s"
+BACKLOG_FULL = "The backlog is over its limit."
+REPLICAS_BEHIND = "Fewer than %d replicas of Redis keep up."
+
+
+class Refusal(NamedTuple):
+    """Why the bodies of one stream in one commit get 503. retry_after: whole seconds."""
+
+    reason: str
+    retry_after: int
+
+
+class NewerLayout(Exception):
+    """Redis or the database has a layout that only a later version of this program knows."""
+
+    def __init__(self, where: str, layout: int, known: int) -> None:
+        super().__init__(f"{where} has layout {layout}, and this version of Sluice knows only {known}: update Sluice")
+
+
+class KafkaUnavailable(Exception):
+    """Kafka does not answer, or refuses. reason: in one line."""
+
+    def __init__(self, reason: object) -> None:
+        super().__init__(f"Kafka is unavailable: {reason}")
+        self.reason = reason
+
+
+SPOOL_ERRORS = RedisError, KafkaUnavailable  # what every function of inlet, outlet and inspector may raise
+
+
+def in_one_line(error: Exception) -> str:
+    """What one of SPOOL_ERRORS says."""
+    return str(error) if isinstance(error, KafkaUnavailable) else f"Redis is unavailable: {error}"
+
+
+class NotWithKafka(Exception):
+    """A verb that Kafka's own tools do better. The text says which tool."""
+
+
+class Lost(Exception):
+    """The items of a claim are not all in Redis: another worker settled it, or Redis lost it. Nothing is stored."""
