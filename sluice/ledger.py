@@ -33,11 +33,11 @@ from sluice.views.contract import SOCKET
 from sluice.views.follower import Link
 
 T = TypeVar("T")
-TIMEOUT = 3.0  # seconds to wait for a reply of Redis; an operator is waiting too
+TIMEOUT_SECONDS = 3.0  # for a reply of Redis; an operator is waiting too
 GONE = "{}: {} bodies that were accepted are neither in Redis nor in the database."
 ABSENT = "{}: last seen {} ago, {:,} bodies waiting there."
-LATE = 3  # a cell that has left no figures for so many of its intervals is late
-SHARE = 20  # counting in the database is slow with millions of batches: limit it to 1/20 of the time
+LATE_INTERVALS = 3  # a cell that has published no figures for so many of its intervals is late
+COUNTING_SHARE = 1 / 20  # of the time, for counts in the database: they are slow with millions of batches
 
 
 class Observer:
@@ -53,7 +53,7 @@ class Observer:
             self.places.append(Path(s.store.removeprefix("sqlite:///")).parent)
         self.views = views.load(s)
         self.link = Link(str(s.home / SOCKET), figures.PATIENCE)
-        self.spool = open_inspector(s.spool, s.figures, TIMEOUT)
+        self.spool = open_inspector(s.spool, s.figures, TIMEOUT_SECONDS)
         self.store: Store | None = None
         self.counted: Figures = {}  # the database's last answer, and when it came (monotonic)
         self.earlier: dict[str, int] = {}  # bodies of earlier lists, from the database
@@ -83,8 +83,8 @@ class Observer:
         if lines is None:
             return None
         return [
-            {"cell": cell, "seconds": ago, "late": ago > LATE * figures["every"], "streams": figures["streams"]}
-            for cell, ago, figures in lines
+            {"cell": cell, "seconds": age, "late": age > LATE_INTERVALS * known["every"], "streams": known["streams"]}
+            for cell, age, known in lines
         ]
 
     def forget(self, cell: str) -> bool:
@@ -115,40 +115,42 @@ class Observer:
 
         A histogram has bounds (upper; the last is None), buckets (not cumulative), count and sum.
         """
-        found: Figures = {"time": time.time(), "trouble": []}
+        reading: Figures = {"time": time.time(), "trouble": []}
         snapshots, processes, memory, counted = self.ask_spool(
             lambda: (self.snapshots(), self.spool.processes(), self.spool.memory(), self.spool.counters()),
-            found["trouble"],
+            reading["trouble"],
         ) or ({}, None, None, None)
         names = self.sorted_names(snapshots)
-        ledgers = self.count(names, snapshots, found["trouble"])
-        found["streams"] = {name: self.stream(name, snapshots.get(name), ledgers.get(name), counted) for name in names}
-        found["trouble"] += discrepancies(found["streams"])
-        found["dead_letters"] = self.counted.get("reasons")
-        found["ledger_seconds"] = time.monotonic() - self.counted["at"] if self.counted else None
+        ledgers = self.count(names, snapshots, reading["trouble"])
+        reading["streams"] = {
+            name: self.stream(name, snapshots.get(name), ledgers.get(name), counted) for name in names
+        }
+        reading["trouble"] += discrepancies(reading["streams"])
+        reading["dead_letters"] = self.counted.get("reasons")
+        reading["ledger_seconds"] = time.monotonic() - self.counted["at"] if self.counted else None
         split = [(*field.partition(" ")[::2], n) for field, n in (counted or {}).items()]
-        found["answered"] = [
+        reading["answered"] = [
             {"route": rest[4:], "status": rest[:3], "count": n} for name, rest, n in split if name == "answered"
         ]
-        found["refused"] = [
+        reading["refused"] = [
             {"stream": rest.partition(" ")[0], "reason": rest.partition(" ")[2], "bodies": n}
             for name, rest, n in split
             if name == "refused"
         ]
-        found["commit_bodies"] = histogram(counted, "commit_bodies", SIZES)
-        found["commit"] = histogram(counted, "commit_seconds", SECONDS)
-        found["processes"] = processes and [
-            {"role": one.role, "pid": one.pid, "claims": [held(snapshots, *claim) for claim in one.claims]}
-            for one in processes
+        reading["commit_bodies"] = histogram(counted, "commit_bodies", SIZES)
+        reading["commit"] = histogram(counted, "commit_seconds", SECONDS)
+        reading["processes"] = processes and [
+            {"role": process.role, "pid": process.pid, "claims": [held(snapshots, *claim) for claim in process.claims]}
+            for process in processes
         ]
-        found["memory"] = memory and {"used": memory[0], "most": memory[1]}
-        found["cells"] = self.cells(found["trouble"]) if self.store else None
-        for one in found["cells"] or ():
-            one["late"] &= one["cell"] != self.cell  # its own state is shown above
-            found["trouble"] += absences([one])
-        found["disk"] = disk(self.places)
-        found["views"] = [one._asdict() for one in self.ask_views(found["trouble"])]
-        return found
+        reading["memory"] = memory and {"used": memory[0], "most": memory[1]}
+        reading["cells"] = self.cells(reading["trouble"]) if self.store else None
+        for cell in reading["cells"] or ():
+            cell["late"] &= cell["cell"] != self.cell  # its own state is shown above
+            reading["trouble"] += absences([cell])
+        reading["disk"] = disk(self.places)
+        reading["views"] = [view._asdict() for view in self.ask_views(reading["trouble"])]
+        return reading
 
     def sorted_names(self, snapshots: dict[str, Snapshot]) -> list[str]:
         """The streams that have a decoder or a route, and those found in Redis."""
@@ -205,23 +207,23 @@ class Observer:
         letters = [{"stream": stream, "reason": reason, "letters": n} for stream, reason, n in reasons]
         now = time.monotonic()
         self.counted = {"at": now, "reasons": letters, "streams": {}}
-        self.due = now + SHARE * (now - began)
+        self.due = now + (now - began) / COUNTING_SHARE
         return ledgers
 
     def stream(
         self, name: str, snapshot: Snapshot | None, ledger: Ledger | None, counted: dict[str, int] | None
     ) -> Figures:
         """All figures of one stream. Without a `ledger`, those of the last count are used again."""
-        found = balance(snapshot, ledger) | {"decoder": name in self.streams}
+        row = balance(snapshot, ledger) | {"decoder": name in self.streams}
         last = self.counted.get("streams", {})
         if ledger:
             self.earlier[name] = ledger.earlier
-            last[name] = {state: found[state] for state in ("stored", "dead", "missing", "expired", "deleted")}
+            last[name] = {state: row[state] for state in ("stored", "dead", "missing", "expired", "deleted")}
             last[name]["through"] = through(snapshot, ledger) if snapshot else None
         elif snapshot:
-            found["accepted"] += self.earlier.get(name, 0)
+            row["accepted"] += self.earlier.get(name, 0)
         return (
-            found
+            row
             | last.get(name, {"through": None})
             | {
                 "taken": snapshot and snapshot.taken,
@@ -238,11 +240,11 @@ class Observer:
 def disk(places: Sequence[Path]) -> Figures | None:
     """Free bytes and size of the file system of these directories that has the fewest free bytes."""
     try:
-        found = [os.statvfs(place) for place in places]
+        systems = [os.statvfs(place) for place in places]
     except OSError:
         return None
-    least = min(found, key=lambda one: one.f_bavail * one.f_frsize)
-    return {"free": least.f_bavail * least.f_frsize, "size": least.f_blocks * least.f_frsize}
+    fullest = min(systems, key=lambda system: system.f_bavail * system.f_frsize)
+    return {"free": fullest.f_bavail * fullest.f_frsize, "size": fullest.f_blocks * fullest.f_frsize}
 
 
 def through(snapshot: Snapshot, ledger: Ledger) -> int:
@@ -266,9 +268,9 @@ def histogram(counted: dict[str, int] | None, field: str, bounds: Sequence[float
 
 def held(snapshots: dict[str, Snapshot], stream: str, first: int) -> Figures:
     """A claim that a worker reported; bodies and seconds are None if it is settled by now."""
-    one = snapshots.get(stream)
-    claim = next((claim for claim in one.claims if f":{first}:" in claim), "") if one else ""
-    bodies, seconds = (one.claims[claim], one.ages.get(claim)) if one and claim else (None, None)
+    snapshot = snapshots.get(stream)
+    claim = next((claim for claim in snapshot.claims if f":{first}:" in claim), "") if snapshot else ""
+    bodies, seconds = (snapshot.claims[claim], snapshot.ages.get(claim)) if snapshot and claim else (None, None)
     return {"stream": stream, "first": first, "bodies": bodies, "seconds": seconds}
 
 
@@ -279,8 +281,9 @@ def discrepancies(rows: dict[str, Figures]) -> list[str]:
 
 
 def absences(cells: list[Figures]) -> list[str]:
-    """One line per cell that leaves no figures."""
-    return [ABSENT.format(one["cell"], screen.ago(one["seconds"]), waiting(one)) for one in cells if one["late"]]
+    """One line per cell that publishes no figures any more."""
+    late = (cell for cell in cells if cell["late"])
+    return [ABSENT.format(cell["cell"], screen.ago(cell["seconds"]), waiting(cell)) for cell in late]
 
 
 def waiting(cell: Figures) -> int:
@@ -294,9 +297,9 @@ def inspector(stream: str, s: Settings, verb: str = "") -> Inspector:
 
     verb: what the operator asked for. Raises: NotWithKafka.
     """
-    found = open_inspector(s.spool, s.figures, TIMEOUT)
-    found.require(verb)
+    opened = open_inspector(s.spool, s.figures, TIMEOUT_SECONDS)
+    opened.require(verb)
     names = {*load_streams(s), *(route.stream for route in routes.load(s.routes).values())}
-    if stream not in names and stream not in (names := names | found.streams()):
+    if stream not in names and stream not in (names := names | opened.streams()):
         raise settings.SettingError(f"there is no stream {stream!r}; there are {', '.join(sorted(names))}.")
-    return found
+    return opened

@@ -75,9 +75,9 @@ def parser(verb: str) -> argparse.ArgumentParser:
         if verb == DRILL and not (ROOT / "proving").is_dir():
             raise settings.SettingError("the drill needs a checkout of Sluice: run its bin/sluice instead.")
         module = importlib.import_module(module_of(verb))
-        one = verbs.add_parser(verb, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-        module.arguments(one)
-        one.set_defaults(run=module.run)
+        own = verbs.add_parser(verb, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        module.arguments(own)
+        own.set_defaults(run=module.run)
         return whole
     for name in VERBS:
         file = ROOT / f"{module_of(name).replace('.', '/')}.py"

@@ -21,10 +21,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     """Print the bodies; returns the exit status."""
     inspector = ledger.inspector(arguments.stream, s)
-    found = 0
+    shown = 0
     for seq, state, body in inspector.waiting(arguments.stream, arguments.first, arguments.limit):
         print(screen.body_line(seq, state, body, arguments.full))
-        found += 1
-    if not found:
+        shown += 1
+    if not shown:
         print("No body is ready or claimed.")
     return 0

@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     if not claims:
         print(f"{name}: no claim is open.")
         return 0
-    holders = [one.pid for one in inspector.processes() if any(stream == name for stream, _ in one.claims)]
+    holders = [process.pid for process in inspector.processes() if any(stream == name for stream, _ in process.claims)]
     by = f", held by {', '.join(f'worker {pid}' for pid in holders)}" if holders else ""
     question = f"{name}: end the leases of {len(claims)} open claims with {sum(claims.values())} bodies{by}?"
     if not screen.confirmed(arguments, question):

@@ -34,8 +34,8 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         screen.complain(error)
         return 1
     print(f"restored {arguments.file}")
-    found = observer.ledger()
-    for name, row in found["streams"].items():
+    ledger = observer.ledger()
+    for name, row in ledger["streams"].items():
         if (row["missing"] or 0) > 0:
             print(f"{name}: {row['missing']} bodies were stored after this backup, and are missing")
     return 0

@@ -41,15 +41,15 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         return 0
     trouble: list[str] = []
     if arguments.all:
-        every = observer.cells(trouble)
-        for one in every or ():
-            trouble += absences([one])
-            trouble += discrepancies({f"{one['cell']}: {row['stream']}": row for row in one["streams"]})
-        show_cells(every, trouble, arguments.json)
+        cells = observer.cells(trouble)
+        for cell in cells or ():
+            trouble += absences([cell])
+            trouble += discrepancies({f"{cell['cell']}: {row['stream']}": row for row in cell["streams"]})
+        show_cells(cells, trouble, arguments.json)
     else:
-        found = observer.ledger()
-        trouble = found["trouble"]
-        show_streams(found["streams"], trouble, arguments.json)
+        ledger = observer.ledger()
+        trouble = ledger["trouble"]
+        show_streams(ledger["streams"], trouble, arguments.json)
     for line in trouble:
         screen.complain(line)
     return 1 if trouble else 0
@@ -61,7 +61,7 @@ def show_streams(streams: dict[str, Figures], trouble: list[str], as_json: bool)
         rows = [{"stream": name} | row for name, row in streams.items()]
         print(json.dumps({"streams": rows, "trouble": trouble}, indent=2))
         return
-    print(screen.table(("stream", *STATES, "oldest"), ([screen.shown(n), *cells(row)] for n, row in streams.items())))
+    print(screen.table(("stream", *STATES, "oldest"), ([screen.shown(n), *columns(row)] for n, row in streams.items())))
     for name, row in streams.items():
         if not row["decoder"]:
             print(NO_DECODER.format(name))
@@ -71,16 +71,16 @@ def show_streams(streams: dict[str, Figures], trouble: list[str], as_json: bool)
             print(DELETED.format(name, row["deleted"], row["expired"]))
 
 
-def show_cells(found: list[Figures] | None, trouble: list[str], as_json: bool) -> None:
+def show_cells(cells: list[Figures] | None, trouble: list[str], as_json: bool) -> None:
     """Print all cells, and their sum."""
     if as_json:
-        print(json.dumps({"cells": found, "trouble": trouble}, indent=2))
+        print(json.dumps({"cells": cells, "trouble": trouble}, indent=2))
         return
-    lines = [[one["cell"], f"{screen.ago(one['seconds'])} ago", *cells(sums([one]))] for one in found or ()]
-    print(screen.table(("cell", "seen", *STATES, "oldest"), [*lines, ["all", "", *cells(sums(found or ()))]]))
+    lines = [[cell["cell"], f"{screen.ago(cell['seconds'])} ago", *columns(sums([cell]))] for cell in cells or ()]
+    print(screen.table(("cell", "seen", *STATES, "oldest"), [*lines, ["all", "", *columns(sums(cells or ()))]]))
 
 
-def cells(row: Figures) -> list[str]:
+def columns(row: Figures) -> list[str]:
     """The figures of a line of the table; ? for an unknown one."""
     known = ["?" if row[state] is None else str(row[state]) for state in STATES]
     oldest = row["oldest_seconds"]

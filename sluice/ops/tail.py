@@ -31,11 +31,11 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     start, bodies = inspector.follow(name)
     print(f"sluice: {name}: from {start}", file=sys.stderr, flush=True)
     shown = 0
-    for one in bodies:
-        if isinstance(one, int):
-            print(f"… {one} not shown", flush=True)
+    for body in bodies:
+        if isinstance(body, int):
+            print(f"… {body} not shown", flush=True)
             continue
-        print(screen.body_line(*one, arguments.full), flush=True)
+        print(screen.body_line(*body, arguments.full), flush=True)
         shown += 1
         if shown == arguments.count:
             break

@@ -31,11 +31,11 @@ from sluice.run import page
 from sluice.settings import Settings
 from sluice.views import figures
 
-SPAN = 5.0  # seconds over which a rate is taken
-CHART = 18  # columns
+SPAN_SECONDS = 5.0  # over which a rate is taken
+CHART_COLUMNS = 18
 RAMPS = {"utf-8": " ▁▂▃▄▅▆▇█", "ascii": " .:-=+*#@"}
-LETTERS = 5  # reasons
-OLD = 60.0  # seconds; a greater age is coloured
+SHOWN_REASONS = 5
+OLD_SECONDS = 60.0  # a greater age is coloured
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,11 +47,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     """Read and draw until stopped; returns the exit status."""
-    view = View(Observer(s), Console(highlight=False))
+    dashboard = Dashboard(Observer(s), Console(highlight=False))
     readings = 0
-    with contextlib.suppress(KeyboardInterrupt), display(view.console) as show, keys() as pressed:
+    with contextlib.suppress(KeyboardInterrupt), display(dashboard.console) as show, keys() as pressed:
         while True:
-            show(view.frame())
+            show(dashboard.frame())
             readings += 1
             if readings == arguments.count or pressed(max(arguments.every, 0.1)):
                 break
@@ -90,7 +90,7 @@ def keys() -> Iterator:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-class View:
+class Dashboard:
     """The recent readings, and the frame drawn from them."""
 
     def __init__(self, observer: Observer, console: Console) -> None:
@@ -103,7 +103,7 @@ class View:
     def frame(self) -> RenderableType:
         """Take a reading and draw it."""
         now = self.observer.look()
-        while len(self.seen) > 1 and now["time"] - self.seen[1]["time"] >= SPAN:
+        while len(self.seen) > 1 and now["time"] - self.seen[1]["time"] >= SPAN_SECONDS:
             self.seen.popleft()
         self.seen.append(now)
         parts: list[RenderableType] = [self.head(now), "", self.streams(now)]
@@ -121,7 +121,7 @@ class View:
         parts = [time.strftime("%H:%M:%S", time.localtime(now["time"]))]
         if now["processes"] is not None:
             for role in "gateway", "worker":
-                parts.append(f"{role}s {sum(one['role'] == role for one in now['processes'])}")
+                parts.append(f"{role}s {sum(process['role'] == role for process in now['processes'])}")
         if now["memory"]:
             limit = now["memory"]["most"]
             parts.append(f"Redis {size(now['memory']['used'])}" + (f"/{size(limit)}" if limit else ""))
@@ -138,24 +138,24 @@ class View:
         table.add_column("stream", max_width=14, no_wrap=True)
         for name in "in/s", "out/s", "waiting", "bytes":
             table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("", width=CHART, no_wrap=True)
+        table.add_column("", width=CHART_COLUMNS, no_wrap=True)
         for name in "oldest", "dead", "missing":
             table.add_column(name, justify="right", no_wrap=True)
-        for name, one in now["streams"].items():
-            waits = None if one["ready"] is None else one["ready"] + one["claimed"]
-            chart = self.charts.setdefault(name, deque(maxlen=CHART))
+        for name, row in now["streams"].items():
+            waits = None if row["ready"] is None else row["ready"] + row["claimed"]
+            chart = self.charts.setdefault(name, deque(maxlen=CHART_COLUMNS))
             chart.append(waits or 0)
-            old = one["oldest_seconds"]
+            old = row["oldest_seconds"]
             table.add_row(
                 Text(screen.printable(name.encode()), "bold"),
                 self.rate(name, "accepted"),
                 self.rate(name, "taken"),
                 number(waits),
-                "?" if one["backlog_bytes"] is None else size(one["backlog_bytes"]) if waits else "",
+                "?" if row["backlog_bytes"] is None else size(row["backlog_bytes"]) if waits else "",
                 Text(drawn(chart, self.ramp), "cyan"),
-                Text("" if old is None else screen.ago(old), "bold yellow" if (old or 0) >= OLD else ""),
-                Text(number(one["dead"]), "yellow" if one["dead"] else ""),
-                Text(number(one["missing"]), "bold red" if one["missing"] else ""),
+                Text("" if old is None else screen.ago(old), "bold yellow" if (old or 0) >= OLD_SECONDS else ""),
+                Text(number(row["dead"]), "yellow" if row["dead"] else ""),
+                Text(number(row["missing"]), "bold red" if row["missing"] else ""),
             )
         return table
 
@@ -171,18 +171,20 @@ class View:
 
     def workers(self, now: Figures) -> Table | None:
         """The workers and their claims."""
-        workers = [one for one in now["processes"] or () if one["role"] == "worker"]
+        workers = [worker for worker in now["processes"] or () if worker["role"] == "worker"]
         if not workers:
             return None
         table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
-        for one in workers:
+        for worker in workers:
             held = [
                 f"{claim['stream']}: {number(claim['bodies'])} bodies"
                 + (f" for {screen.ago(claim['seconds'])}" if claim["seconds"] else "")
-                for claim in one["claims"]
+                for claim in worker["claims"]
                 if claim["bodies"]
             ]
-            table.add_row(Text(f"worker {one['pid']}", "dim"), "holds " + ", ".join(held) if held else "holds nothing")
+            table.add_row(
+                Text(f"worker {worker['pid']}", "dim"), "holds " + ", ".join(held) if held else "holds nothing"
+            )
         return table
 
     def views(self, now: Figures) -> Table:
@@ -193,17 +195,17 @@ class View:
         for name in "reads/s", "hits", "keys", "lag", "refreshes":
             table.add_column(name, justify="right", no_wrap=True)
         then = self.seen[0]
-        before = {one["path"]: one["reads"] for one in then["views"]}
-        for one in now["views"]:
-            reads, hits = figures.rates(before.get(one["path"]), one["reads"], now["time"] - then["time"])
-            lag, made = one["lag"], one["refreshes"]
-            late = lag is not None and lag >= OLD and made is None  # a tally may be as old as its period
+        before = {view["path"]: view["reads"] for view in then["views"]}
+        for view in now["views"]:
+            reads, hits = figures.rates(before.get(view["path"]), view["reads"], now["time"] - then["time"])
+            lag, made = view["lag"], view["refreshes"]
+            late = lag is not None and lag >= OLD_SECONDS and made is None  # a tally may be as old as its period
             table.add_row(
-                Text(one["path"], "bold"),
-                Text(one["state"], "" if one["state"] == "served" else "bold yellow"),
+                Text(view["path"], "bold"),
+                Text(view["state"], "" if view["state"] == "served" else "bold yellow"),
                 "" if reads is None else per_second(reads),
                 screen.percent(hits),
-                "" if one["keys"] is None else number(one["keys"]),
+                "" if view["keys"] is None else number(view["keys"]),
                 Text("" if lag is None else screen.ago(lag), "bold yellow" if late else ""),
                 "" if made is None else number(made),
             )
@@ -215,10 +217,10 @@ class View:
         table.add_column("letters", justify="right")
         table.add_column("stream", no_wrap=True)
         table.add_column("dead because", no_wrap=True, overflow="ellipsis")
-        for one in now["dead_letters"][:LETTERS]:
-            texts = [screen.printable(one[name].encode()) for name in ("stream", "reason")]
-            table.add_row(number(one["letters"]), *map(Text, texts))
-        if (more := len(now["dead_letters"]) - LETTERS) > 0:
+        for row in now["dead_letters"][:SHOWN_REASONS]:
+            texts = [screen.printable(row[name].encode()) for name in ("stream", "reason")]
+            table.add_row(number(row["letters"]), *map(Text, texts))
+        if (more := len(now["dead_letters"]) - SHOWN_REASONS) > 0:
             table.add_row("", "", f"and {more} other reasons: {screen.PROGRAM} dead")
         return table
 
@@ -246,4 +248,4 @@ def drawn(values: deque[int], ramp: str) -> str:
     """A line of bars; every value above 0 has a visible bar."""
     top = max(values, default=0) or 1
     last = len(ramp) - 1
-    return "".join(ramp[0 if not value else max(1, round(value / top * last))] for value in values).rjust(CHART)
+    return "".join(ramp[0 if not value else max(1, round(value / top * last))] for value in values).rjust(CHART_COLUMNS)

@@ -25,8 +25,8 @@ from sluice.views.contract import SOCKET
 from sluice.views.figures import View, look, measured, rates
 from sluice.views.follower import Link
 
-SHOWN = 5  # keys that differ, of each view
-POLL = 0.1  # seconds
+SHOWN_KEYS = 5  # keys that differ, of each view
+POLL_SECONDS = 0.1
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,9 +65,9 @@ def show(link: Link, declared: dict[str, views.View]) -> int:
     if not declared:
         print("There are no views: INGEST_VIEWS is off, or INGEST_ROWS sends the rows of their streams elsewhere.")
         return 0
-    found = measured(link, look(link, declared))
-    print(screen.table(("view", "state", "keys", "memory", "lag", "reads", "hits"), map(cells, found), left=2))
-    return 0 if all(view.state == "served" for view in found) else 1
+    figures = measured(link, look(link, declared))
+    print(screen.table(("view", "state", "keys", "memory", "lag", "reads", "hits"), map(cells, figures), left=2))
+    return 0 if all(view.state == "served" for view in figures) else 1
 
 
 def cells(view: View) -> list[str]:
@@ -82,15 +82,15 @@ def check(checker: Checker, chosen: dict[str, views.View]) -> int:
     """Compare, and print what differs."""
     status = 0
     for path, view in chosen.items():
-        found = checker.check(path, view)
-        if found.state != "served":
-            print(f"{path}: {found.state}, not compared")
+        comparison = checker.check(path, view)
+        if comparison.state != "served":
+            print(f"{path}: {comparison.state}, not compared")
             status = 1
             continue
-        print(f"{path}: {found.keys} keys, {len(found.different)} different")
-        for key in found.different[:SHOWN]:
+        print(f"{path}: {comparison.keys} keys, {len(comparison.different)} different")
+        for key in comparison.different[:SHOWN_KEYS]:
             print(f"  {screen.shown(key)}")
-        status |= bool(found.different)
+        status |= bool(comparison.different)
     checker.close()
     return status
 
@@ -108,7 +108,7 @@ def rebuild(link: Link, chosen: dict[str, views.View]) -> int:
     link.ask(("SADD", contract.REBUILD, *paths))
     print("sluice: building", file=sys.stderr, flush=True)
     while paths:
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
         asked, building, state = link.ask(
             ("SISMEMBER", contract.REBUILD, paths[0]),
             ("GET", contract.building(paths[0])),

@@ -101,11 +101,11 @@ def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]
 def with_views(text: str, s: settings.Settings) -> str:
     """nginx/sluice.conf with a location for each view of this installation, made from the first one that it has."""
     paths = views.load(s)
-    found = re.search(r"^    location = /gps/latest \{.*?^    \}\n", text, re.MULTILINE | re.DOTALL)
-    assert found, "the configuration has no location for a view"
-    template = replaced(found[0], ("allow 127.0.0.1; allow ::1;  # INGEST_READ_ALLOW", allows(s.read_allow)))
+    location = re.search(r"^    location = /gps/latest \{.*?^    \}\n", text, re.MULTILINE | re.DOTALL)
+    assert location, "the configuration has no location for a view"
+    template = replaced(location[0], ("allow 127.0.0.1; allow ::1;  # INGEST_READ_ALLOW", allows(s.read_allow)))
     end = text.index("    # --- end of the views\n")
-    text = text[: found.start()] + "".join(template.replace("/gps/latest", path) for path in paths) + text[end:]
+    text = text[: location.start()] + "".join(template.replace("/gps/latest", path) for path in paths) + text[end:]
     shipped, own = ("|".join(map(re.escape, each)) for each in (views.VIEWS, paths))
     return replaced(text, (f'"~^({shipped})(', f'"~^({own or "(?!)"})('))  # (?!) matches nothing
 
@@ -150,7 +150,7 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
     # One worker for each processor that this process may use; `auto` would also count others. At least two: with few
     # files, one alone could not hold 15,000 clients and their connections to the gateway
     processors = sorted(os.sched_getaffinity(0))
-    masks = [f"{1 << one:b}" for one in (processors if len(processors) > 1 else processors * 2)]
+    masks = [f"{1 << number:b}" for number in (processors if len(processors) > 1 else processors * 2)]
     main = replaced(
         (ROOT / "nginx/nginx.conf").read_text(),
         ("/run/sluice/nginx.pid", f'"{s.home}/run/nginx.pid"'),

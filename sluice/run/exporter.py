@@ -19,8 +19,8 @@ from sluice import settings
 from sluice.account import sums
 from sluice.ledger import Figures, Observer, waiting
 
-REASONS = 20  # label values: the most frequent reasons; the others share one
-LONGEST = 120  # characters of a reason
+LABELLED_REASONS = 20  # label values: the most frequent reasons; the others share one
+REASON_CHARACTERS = 120  # of a reason
 
 # one sample per stream: metric, help text, key in Observer.look()
 COUNTERS = (
@@ -73,20 +73,20 @@ def metrics(figures: Figures) -> Iterator[Metric]:
     streams: dict[str, Figures] = figures["streams"]
     for name, about, key in COUNTERS:
         counter = CounterMetricFamily(name, about, labels=["stream"])
-        for stream, one in streams.items():
-            if one[key] is not None:
-                counter.add_metric([stream], one[key])
+        for stream, row in streams.items():
+            if row[key] is not None:
+                counter.add_metric([stream], row[key])
         yield counter
     for name, about, key in GAUGES:
         gauge = GaugeMetricFamily(name, about, labels=["stream"])
-        for stream, one in streams.items():
+        for stream, row in streams.items():
             # None means that no body waits if `ready` is known
-            value = one[key] if key != "oldest_seconds" or one[key] is not None or one["ready"] is None else 0
+            value = row[key] if key != "oldest_seconds" or row[key] is not None or row["ready"] is None else 0
             if value is not None:
                 gauge.add_metric([stream], value)
         yield gauge
     for name, about, key in HISTOGRAMS:
-        yield histogram(name, about, {stream: one[key] for stream, one in streams.items()})
+        yield histogram(name, about, {stream: row[key] for stream, row in streams.items()})
     yield histogram("sluice_commit_seconds", "Time of a commit in Redis.", {None: figures["commit"]})
     yield histogram("sluice_commit_bodies", "Bodies per commit.", {None: figures["commit_bodies"]})
 
@@ -95,20 +95,20 @@ def metrics(figures: Figures) -> Iterator[Metric]:
         "Answers of the gateway itself; the route is empty for unknown paths.",
         labels=["route", "status"],
     )
-    for one in figures["answered"]:
-        answers.add_metric([one["route"], one["status"]], one["count"])
+    for row in figures["answered"]:
+        answers.add_metric([row["route"], row["status"]], row["count"])
     yield answers
     refused = CounterMetricFamily("sluice_refused_bodies", "Bodies that got 503.", labels=["stream", "reason"])
-    for one in figures["refused"]:
-        refused.add_metric([one["stream"], one["reason"]], one["bodies"])
+    for row in figures["refused"]:
+        refused.add_metric([row["stream"], row["reason"]], row["bodies"])
     yield refused
     letters = GaugeMetricFamily(
         "sluice_dead_letters", "Dead letters; after 20 reasons: others.", labels=["stream", "reason"]
     )
     others: dict[tuple[str, str], int] = {}
-    for at, one in enumerate(figures["dead_letters"] or ()):
-        labels = one["stream"], one["reason"][:LONGEST] if at < REASONS else "others"
-        others[labels] = others.get(labels, 0) + one["letters"]
+    for at, row in enumerate(figures["dead_letters"] or ()):
+        labels = row["stream"], row["reason"][:REASON_CHARACTERS] if at < LABELLED_REASONS else "others"
+        others[labels] = others.get(labels, 0) + row["letters"]
     for labels, number in others.items():
         letters.add_metric(labels, number)
     yield letters
@@ -121,7 +121,7 @@ def metrics(figures: Figures) -> Iterator[Metric]:
     processes = GaugeMetricFamily("sluice_processes", "Processes connected to Redis.", labels=["role"])
     for role in ("gateway", "worker"):
         if figures["processes"] is not None:
-            processes.add_metric([role], sum(one["role"] == role for one in figures["processes"]))
+            processes.add_metric([role], sum(process["role"] == role for process in figures["processes"]))
     yield processes
     up = GaugeMetricFamily("sluice_up", "1 if the part answers, else 0.", labels=["part"])
     up.add_metric(["redis"], figures["memory"] is not None)
@@ -146,14 +146,14 @@ def metrics(figures: Figures) -> Iterator[Metric]:
 def cell_metrics(cells: list[Figures]) -> Iterator[Metric]:
     """The metric families of the cells that store in this database."""
     for name, about, figure in (
-        ("sluice_cell_seen_seconds", "Age of the figures that the cell published last.", lambda one: one["seconds"]),
-        ("sluice_cell_late", "1 if the cell should have published figures since, else 0.", lambda one: one["late"]),
+        ("sluice_cell_seen_seconds", "Age of the figures that the cell published last.", lambda cell: cell["seconds"]),
+        ("sluice_cell_late", "1 if the cell should have published figures since, else 0.", lambda cell: cell["late"]),
         ("sluice_cell_waiting_bodies", "Bodies that were ready or claimed then.", waiting),
-        ("sluice_cell_missing_bodies", "Bodies that were missing then.", lambda one: sums([one])["missing"]),
+        ("sluice_cell_missing_bodies", "Bodies that were missing then.", lambda cell: sums([cell])["missing"]),
     ):
         gauge = GaugeMetricFamily(name, about, labels=["cell"])
-        for one in cells:
-            gauge.add_metric([one["cell"]], figure(one))
+        for cell in cells:
+            gauge.add_metric([cell["cell"]], figure(cell))
         yield gauge
 
 
@@ -163,29 +163,29 @@ def view_metrics(views: list[Figures]) -> Iterator[Metric]:
     refreshes = CounterMetricFamily("sluice_view_refreshes", "Counts made for a tally.", labels=["view"])
     served = GaugeMetricFamily("sluice_view_served", "1 if the view is served, else 0.", labels=["view"])
     gauges = {key: GaugeMetricFamily(name, about, labels=["view"]) for name, about, key in VIEW_GAUGES}
-    for one in views:
-        path = one["path"]
-        for status, n in (one["reads"] or {}).items():
+    for view in views:
+        path = view["path"]
+        for status, n in (view["reads"] or {}).items():
             reads.add_metric([path, status], n)
-        if one["refreshes"] is not None:
-            refreshes.add_metric([path], one["refreshes"])
-        served.add_metric([path], one["state"] == "served")
+        if view["refreshes"] is not None:
+            refreshes.add_metric([path], view["refreshes"])
+        served.add_metric([path], view["state"] == "served")
         for key, gauge in gauges.items():
-            if one[key] is not None:
-                gauge.add_metric([path], one[key])
+            if view[key] is not None:
+                gauge.add_metric([path], view[key])
     yield from (reads, refreshes, served, *gauges.values())
 
 
-def histogram(name: str, about: str, found: dict[Any, Figures | None]) -> HistogramMetricFamily:
+def histogram(name: str, about: str, histograms: dict[Any, Figures | None]) -> HistogramMetricFamily:
     """A histogram per stream, or one without labels if the key is None."""
-    family = HistogramMetricFamily(name, about, labels=[] if None in found else ["stream"])
-    for stream, one in found.items():
-        if one is not None:
+    family = HistogramMetricFamily(name, about, labels=[] if None in histograms else ["stream"])
+    for stream, figures in histograms.items():
+        if figures is not None:
             total, buckets = 0, []
-            for bound, n in zip(one["bounds"], one["buckets"], strict=True):
+            for bound, n in zip(figures["bounds"], figures["buckets"], strict=True):
                 total += n
                 buckets.append(("+Inf" if bound is None else str(float(bound)), total))
-            family.add_metric([] if stream is None else [stream], buckets, one["sum"])
+            family.add_metric([] if stream is None else [stream], buckets, figures["sum"])
     return family
 
 

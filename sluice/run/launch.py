@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 TAG = 99
-PAUSE = 0.5  # seconds between two starts; a killed program must be back within a second
+PAUSE_SECONDS = 0.5  # between two starts; a killed program must be back within a second
 
 
 def tags(home: Path) -> list[Path]:
@@ -29,14 +29,14 @@ def tag(name: str, home: Path | None = None) -> Path:
 
 def holders(tag: Path) -> list[int]:
     """The processes that hold this tag, except the caller."""
-    found = []
+    pids = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             if os.readlink(f"/proc/{pid}/fd/{TAG}") == str(tag) and int(pid) != os.getpid():
-                found.append(int(pid))
+                pids.append(int(pid))
         except OSError:  # it has ended, belongs to another user, or has no such descriptor
             pass
-    return found
+    return pids
 
 
 def parent_of(pid: int) -> int:
@@ -60,9 +60,9 @@ def end(tag: Path, ask: int, patience: float) -> bool:
 
     Returns whether there were any.
     """
-    found = holders(tag)
+    pids = holders(tag)
     for number, seconds in (ask, patience), (signal.SIGKILL, 5.0):
-        for pid in found:
+        for pid in pids:
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
@@ -72,7 +72,7 @@ def end(tag: Path, ask: int, patience: float) -> bool:
             time.sleep(0.01)
         if not holders(tag):
             break
-    return bool(found)
+    return bool(pids)
 
 
 def name_lines(name: str) -> None:
@@ -94,7 +94,7 @@ def main(name: str, ask: str, *command: str) -> None:
     if end(mine, signal.Signals[f"SIG{ask}"], patience=0.4):
         print("ended the processes that an earlier run left", flush=True)
     if mine.exists():  # a program that cannot run must not use a whole core for its restarts
-        time.sleep(max(0.0, min(PAUSE, mine.stat().st_mtime + PAUSE - time.time())))
+        time.sleep(max(0.0, min(PAUSE_SECONDS, mine.stat().st_mtime + PAUSE_SECONDS - time.time())))
     os.dup2(os.open(mine, os.O_RDONLY | os.O_CREAT, 0o600), TAG, inheritable=True)
     os.utime(mine)
     os.execv(command[0], command)

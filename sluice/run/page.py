@@ -28,17 +28,17 @@ from sluice.settings import Settings
 from sluice.store.types import DeadLetter, Unavailable
 from sluice.views import figures
 
-EVERY = 1.0  # seconds between two readings
-PROBE = 5  # readings per health check of the gateway
-SLOT = 10.0  # seconds per row of the last hour
+READING_SECONDS = 1.0  # between two readings
+PROBE_READINGS = 5  # per health check of the gateway
+SLOT_SECONDS = 10.0  # per row of the last hour
 SLOTS = 360
 COLUMNS = 7
-RECENT = 5  # readings over which a rate is taken
+RECENT_READINGS = 5  # over which a rate is taken
 # what may become full: its column in a row of the last hour, and how many rows make a forecast, at least and at most.
 # Redis's memory can fill within minutes; the disk's free bytes go up and down with each rewrite of Redis's log
-LEFT = {"disk": (5, 30, SLOTS), "memory": (6, 3, 12)}
-FORESEEN = 10_000.0  # hours; what becomes full later is not foreseen
-REASONS, LETTERS, EXCERPT = 20, 10, 160  # rows, rows, characters
+RUNNING_OUT = {"disk": (5, 30, SLOTS), "memory": (6, 3, 12)}
+FORESEEN_HOURS = 10_000.0  # what becomes full later is not foreseen
+SHOWN_REASONS, SHOWN_LETTERS, EXCERPT_CHARACTERS = 20, 10, 160
 # per stream, copied from Observer.look()
 SHOWN = (*STATES, "purged", "expired", "deleted", "oldest_seconds", "backlog_bytes", "through", "decoder")
 FILE = "status.json"
@@ -59,7 +59,7 @@ def main() -> int:
             write(s.home / "run" / FILE, page.look())
         except OSError as error:
             screen.complain(f"the status page is not updated: {error}")
-        time.sleep(EVERY)
+        time.sleep(READING_SECONDS)
 
 
 def write(path: Path, shown: dict[str, Any]) -> None:
@@ -81,62 +81,62 @@ class Page:
             self.paths.setdefault(route.stream, []).append(path)
         self.looks = 0
         self.gateway = False
-        self.seen: deque[tuple[float, dict[str, Row], dict[str, Any]]] = deque(maxlen=RECENT + 1)
+        self.seen: deque[tuple[float, dict[str, Row], dict[str, Any]]] = deque(maxlen=RECENT_READINGS + 1)
         self.hour = Hour(earlier(s.home / "run" / FILE))
         self.counts: list[Any] | None = None  # dead letters by reason at the time `letters` was read
         self.letters: list[dict[str, Any]] = []
 
     def look(self) -> dict[str, Any]:
         """Take a reading; returns the content of status.json."""
-        found = self.observer.look()
-        now, streams = found["time"], found["streams"]
-        bodies = {name: [one["accepted"], one["taken"]] for name, one in streams.items()}
-        self.seen.append((now, bodies, {one["path"]: one["reads"] for one in found["views"]}))
+        reading = self.observer.look()
+        now, streams = reading["time"], reading["streams"]
+        bodies = {name: [row["accepted"], row["taken"]] for name, row in streams.items()}
+        self.seen.append((now, bodies, {view["path"]: view["reads"] for view in reading["views"]}))
         rows = []
-        for name, one in streams.items():
+        for name, row in streams.items():
             rates = zip(("accepted_rate", "taken_rate"), self.rates(name), strict=True)
             rows.append(
-                {"stream": name, "paths": self.paths.get(name, []), **{at: one[at] for at in SHOWN}, **dict(rates)}
+                {"stream": name, "paths": self.paths.get(name, []), **{at: row[at] for at in SHOWN}, **dict(rates)}
             )
-        memory = found["memory"]
+        memory = reading["memory"]
         self.hour.add(
             now,
             rows,
-            found["disk"] and found["disk"]["free"],
+            reading["disk"] and reading["disk"]["free"],
             memory["most"] - memory["used"] if memory and memory["most"] else None,
         )
         # not every second: the gateway counts its responses in Redis
-        if self.looks % PROBE == 0 or not self.gateway:
+        if self.looks % PROBE_READINGS == 0 or not self.gateway:
             self.gateway = answers(self.gateway_sockets, "/healthz")
         self.looks += 1
         return {
             "time": round(now, 3),
-            "every": EVERY,
+            "every": READING_SECONDS,
             "gateway": self.gateway,
-            "workers": found["processes"] and sum(one["role"] == "worker" for one in found["processes"]),
-            "memory": found["memory"],
-            "disk": found["disk"],
-            "hours_left": {name: hours_left(self.hour.rows, *columns) for name, columns in LEFT.items()},
+            "workers": reading["processes"] and sum(process["role"] == "worker" for process in reading["processes"]),
+            "memory": reading["memory"],
+            "disk": reading["disk"],
+            "hours_left": {name: hours_left(self.hour.rows, *columns) for name, columns in RUNNING_OUT.items()},
             "streams": rows,
-            "cells": [shown_cell(one) for one in found["cells"] or ()],
-            "views": [self.view(one) for one in found["views"]],
-            "trouble": found["trouble"],
-            "dead": self.dead(found["dead_letters"]),
-            "turned_away": turned_away(found["answered"], found["refused"]),
+            "cells": [shown_cell(cell) for cell in reading["cells"] or ()],
+            "views": [self.view(view) for view in reading["views"]],
+            "trouble": reading["trouble"],
+            "dead": self.dead(reading["dead_letters"]),
+            "turned_away": turned_away(reading["answered"], reading["refused"]),
             "hour": list(self.hour.rows),
         }
 
     def rates(self, stream: str) -> list[float | None]:
-        """Bodies per second, accepted and claimed, over the last RECENT readings."""
+        """Bodies per second, accepted and claimed, over the last RECENT_READINGS."""
         (then, before, _), (now, after, _) = self.seen[0], self.seen[-1]
         pairs = zip(before.get(stream, [None, None]), after[stream], strict=True)
         return [rate(old, new, now - then) for old, new in pairs]
 
-    def view(self, one: dict[str, Any]) -> dict[str, Any]:
-        """A view, with its rate of reads and its hit rate over the last RECENT readings."""
+    def view(self, view: dict[str, Any]) -> dict[str, Any]:
+        """A view, with its rate of reads and its hit rate over the last RECENT_READINGS."""
         (then, _, before), (now, _, after) = self.seen[0], self.seen[-1]
-        reads, hits = figures.rates(before.get(one["path"]), after[one["path"]], now - then)
-        shown = {name: one[name] for name in ("path", "state", "keys", "lag", "refreshes")}
+        reads, hits = figures.rates(before.get(view["path"]), after[view["path"]], now - then)
+        shown = {name: view[name] for name in ("path", "state", "keys", "lag", "refreshes")}
         return shown | {"reads_rate": reads, "hits": hits}
 
     def dead(self, counts: list[dict[str, Any]] | None) -> dict[str, Any]:
@@ -144,15 +144,15 @@ class Page:
         store = self.observer.store
         if counts is not None and counts != self.counts and store:
             with contextlib.suppress(Unavailable):  # the next reading reports it
-                self.letters = [shown(letter) for letter in Letters(store).newest(LETTERS)]
+                self.letters = [shown(letter) for letter in Letters(store).newest(SHOWN_LETTERS)]
                 self.counts = counts
         known = self.counts or []
-        return {"reasons": known[:REASONS], "more": len(known[REASONS:]), "letters": self.letters}
+        return {"reasons": known[:SHOWN_REASONS], "more": len(known[SHOWN_REASONS:]), "letters": self.letters}
 
 
-def shown_cell(one: dict[str, Any]) -> dict[str, Any]:
+def shown_cell(cell: dict[str, Any]) -> dict[str, Any]:
     """A cell for status.json: its name, since when it was not seen, and the sums over its streams."""
-    return {name: one[name] for name in ("cell", "seconds", "late")} | sums([one])
+    return {name: cell[name] for name in ("cell", "seconds", "late")} | sums([cell])
 
 
 def shown(letter: DeadLetter) -> dict[str, Any]:
@@ -164,12 +164,12 @@ def shown(letter: DeadLetter) -> dict[str, Any]:
 def turned_away(answered: list[dict[str, Any]], refused: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Requests that the gateway rejected since counting began: number, path or stream, reason; most frequent first."""
     # a 503 is also counted by its reason; use that count
-    found = [{"answers": one["bodies"], "where": one["stream"], "reason": f"503 {one['reason']}"} for one in refused]
-    for one in answered:
-        if one["status"] >= "400" and one["status"] != "503":
-            reason = f"{one['status']} {HTTPStatus(int(one['status'])).phrase}"
-            found.append({"answers": one["count"], "where": one["route"] or "other paths", "reason": reason})
-    return sorted(found, key=lambda one: -one["answers"])[:REASONS]
+    rows = [{"answers": row["bodies"], "where": row["stream"], "reason": f"503 {row['reason']}"} for row in refused]
+    for row in answered:
+        if row["status"] >= "400" and row["status"] != "503":
+            reason = f"{row['status']} {HTTPStatus(int(row['status'])).phrase}"
+            rows.append({"answers": row["count"], "where": row["route"] or "other paths", "reason": reason})
+    return sorted(rows, key=lambda row: -row["answers"])[:SHOWN_REASONS]
 
 
 def answers(sockets: list[Path], target: str) -> bool:
@@ -189,7 +189,7 @@ def answers(sockets: list[Path], target: str) -> bool:
 
 
 class Hour:
-    """The last hour in rows of SLOT seconds: end (Unix time), accepted/s, taken/s, waiting, oldest, disk, memory.
+    """The last hour in rows of SLOT_SECONDS: end (Unix time), accepted/s, taken/s, waiting, oldest, disk, memory.
 
     taken: bodies claimed by workers. waiting: maximum number of READY and CLAIMED bodies. oldest: maximum age of one
     of them, seconds. disk, memory: free bytes of the disk and of Redis's memory.
@@ -202,7 +202,7 @@ class Hour:
         self.oldest: list[float] = []
 
     def add(self, now: float, rows: list[dict[str, Any]], disk: int | None = None, memory: int | None = None) -> None:
-        """Add a reading; every SLOT seconds a row is completed."""
+        """Add a reading; every SLOT_SECONDS a row is completed."""
         accepted = total(rows, lambda row: row["accepted"])
         waiting = total(rows, lambda row: None if row["ready"] is None else row["ready"] + row["claimed"])
         taken = total(rows, lambda row: None if row["ready"] is None else row["accepted"] - row["ready"])
@@ -212,10 +212,10 @@ class Hour:
         if self.start is None:
             self.start = now, accepted, taken
         elapsed = now - self.start[0]
-        if elapsed >= SLOT or elapsed < 0:  # the clock may have been set
+        if elapsed >= SLOT_SECONDS or elapsed < 0:  # the clock may have been set
             rates = rate(self.start[1], accepted, elapsed), rate(self.start[2], taken, elapsed)
             peak = max(self.waiting, default=None), max(self.oldest, default=None)
-            while self.rows and not now - SLOT * SLOTS < self.rows[0][0] <= now:
+            while self.rows and not now - SLOT_SECONDS * SLOTS < self.rows[0][0] <= now:
                 self.rows.popleft()
             self.rows.append([round(now), *rates, *peak, disk, memory])
             self.start = now, accepted, taken
@@ -239,19 +239,14 @@ def hours_left(rows: Sequence[Row], column: int, least: int, most: int) -> float
     if len(known) < least:
         return None
     rate = linear_regression(*zip(*known)).slope
-    hours = known[-1][1] / -rate / 3600 if rate < 0 else FORESEEN
-    return round(hours, 2) if hours < FORESEEN else None
+    hours = known[-1][1] / -rate / 3600 if rate < 0 else FORESEEN_HOURS
+    return round(hours, 2) if hours < FORESEEN_HOURS else None
 
 
 def total(rows: list[dict[str, Any]], count: Callable[[dict[str, Any]], int | None]) -> int | None:
-    """The sum of a count over all streams; None if one is unknown."""
-    total = 0
-    for row in rows:
-        one = count(row)
-        if one is None:
-            return None
-        total += one
-    return total
+    """The sum of a count over all streams; None if a stream's is unknown."""
+    counts = [count(row) for row in rows]
+    return None if None in counts else sum(filter(None, counts))
 
 
 def rate(before: int | None, after: int | None, seconds: float) -> float | None:
@@ -265,7 +260,7 @@ def excerpt(body: bytes) -> str:
     """The start of a body as text, without a stored request head: its URL may contain a password."""
     if body.startswith(b"POST ") and b"\r\n\r\n" in body:
         body = body.partition(b"\r\n\r\n")[2]
-    return screen.cut(screen.printable(body[: 4 * EXCERPT]), EXCERPT)
+    return screen.cut(screen.printable(body[: 4 * EXCERPT_CHARACTERS]), EXCERPT_CHARACTERS)
 
 
 if __name__ == "__main__":

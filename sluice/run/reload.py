@@ -62,10 +62,10 @@ def masters(home: Path, name: str) -> list[int]:
 
 def master(home: Path, name: str) -> int:
     """The process that started all others of a program. Raises: Stuck if there is none, or more than one."""
-    found = masters(home, name)
-    if len(found) != 1:
+    pids = masters(home, name)
+    if len(pids) != 1:
         raise Stuck(f"no {name} runs in {home}; is bin/up running?")
-    return found[0]
+    return pids[0]
 
 
 def wait(until: Callable[[], T], what: str) -> T:

@@ -16,14 +16,15 @@ from collections import deque
 from typing import NamedTuple, NoReturn
 
 from sluice import settings
+from sluice.parsers import Span
 from sluice.run.configure import ROOT
-from sluice.settings import Settings, Span
+from sluice.settings import Settings
 from sluice.spool import open_inspector
 from sluice.spool.contract import UNHURRIED_SECONDS
 from sluice.spool.errors import SPOOL_ERRORS
 from sluice.streams.schema import load_streams
 
-EVERY = 2.0  # seconds between two readings
+READING_SECONDS = 2.0  # between two readings
 
 
 class Work(NamedTuple):
@@ -61,26 +62,26 @@ class Decision(NamedTuple):
     """A change of the number of workers."""
 
     change: int
-    why: str  # one line for the log
+    reason: str  # one line for the log
 
 
 class Rules:
     """Decides when to change the number of workers."""
 
-    TARGET = 2.0  # seconds a body may wait
-    CALM = TARGET / 4  # seconds a body may wait where one worker fewer shall suffice
-    BUSY = 0.7  # share of the time from which a worker is a bottleneck
-    REST = 0.7  # of the capacity of one worker fewer: the load must stay below
-    RECOVERY = 30.0  # seconds in which a backlog shall be stored
-    MOST = 3  # workers added at once
-    GAIN = 1 / 3  # of its share of the capacity: what a new worker must add to what is stored
-    HOLD = 600.0  # seconds until more workers are tried again where they did not help
-    UP, DOWN = 2, 30  # consecutive readings
-    WINDOW = 5, 10  # readings that averages need, and cover
+    TARGET_SECONDS = 2.0  # a body may wait
+    CALM_SECONDS = TARGET_SECONDS / 4  # a body may wait where one worker fewer shall suffice
+    BUSY_SHARE = 0.7  # of the time, from which a worker is a bottleneck
+    REST_SHARE = 0.7  # of the capacity of one worker fewer: the load must stay below
+    RECOVERY_SECONDS = 30.0  # in which a backlog shall be stored
+    MOST_WORKERS = 3  # added at once
+    GAIN_SHARE = 1 / 3  # of its share of the capacity: what a new worker must add to what is stored
+    HOLD_SECONDS = 600.0  # until more workers are tried again where they did not help
+    UP_READINGS, DOWN_READINGS = 2, 30  # consecutive
+    WINDOW_READINGS = 5, 10  # that averages need, and cover
 
     def __init__(self, limits: Span) -> None:
         self.limits = limits
-        self.readings: deque[Reading] = deque(maxlen=self.WINDOW[1])
+        self.readings: deque[Reading] = deque(maxlen=self.WINDOW_READINGS[1])
         self.late = self.calm = 0  # consecutive readings
         self.capacity = 0.0  # bodies/s that one worker stores, measured when the workers were last the bottleneck
         self.tried: tuple[int, float] | None = None  # workers before the last addition, and bodies/s that they stored
@@ -97,9 +98,9 @@ class Rules:
         """
         last, waiting, arrived, stored, seconds = self.readings[-1], 0, 0.0, 0.0, 0.0
         for name, now in last.streams.items():
-            since = [one for one in self.readings if one.streams[name].errors == now.errors]
+            since = [reading for reading in self.readings if reading.streams[name].errors == now.errors]
             before, took = since[0].streams[name], last.at - since[0].at
-            if len(since) >= self.WINDOW[0] and now.stored > before.stored:
+            if len(since) >= self.WINDOW_READINGS[0] and now.stored > before.stored:
                 waiting += now.waiting
                 stored += (now.stored - before.stored) / took
                 arrived += (now.stored - before.stored + now.waiting - before.waiting) / took
@@ -109,32 +110,32 @@ class Rules:
     def decide(self, reading: Reading) -> Decision | None:
         """The change that this reading and those before it require."""
         self.readings.append(reading)
-        if len(self.readings) < self.WINDOW[0]:
+        if len(self.readings) < self.WINDOW_READINGS[0]:
             return None
         load, workers = self.load(), reading.workers
-        late = load.wait > self.TARGET and load.busy > self.BUSY
+        late = load.wait > self.TARGET_SECONDS and load.busy > self.BUSY_SHARE
         if late:
             self.capacity = load.stored / load.busy / workers
-        elif load.wait < self.TARGET:
+        elif load.wait < self.TARGET_SECONDS:
             self.tried = None
         capacity = self.capacity or (load.stored / load.busy / workers if load.busy else math.inf)
-        calm = load.wait < self.CALM and load.stored <= self.REST * capacity * (workers - 1)
+        calm = load.wait < self.CALM_SECONDS and load.stored <= self.REST_SHARE * capacity * (workers - 1)
         self.late = self.late + 1 if late else 0
         self.calm = self.calm + 1 if calm else 0
         seen = (
             f"bodies wait {load.wait:.1f} s, workers store {load.stored:.0f} bodies/s and are busy for {load.busy:.0%}"
         )
-        if self.late >= self.UP:
+        if self.late >= self.UP_READINGS:
             if self.tried and not self.helped(workers, load.stored):
-                if len(self.readings) < self.WINDOW[1]:
+                if len(self.readings) < self.WINDOW_READINGS[1]:
                     return None
-                fewer, self.held, self.tried = self.tried[0] - workers, reading.at + self.HOLD, None
+                fewer, self.held, self.tried = self.tried[0] - workers, reading.at + self.HOLD_SECONDS, None
                 return self.decided(workers, fewer, f"{seen}, no more than before: the database is the bottleneck")
             if reading.at < self.held:
                 return None
-            need = math.ceil((load.arrived + load.waiting / self.RECOVERY) / capacity) - workers
-            return self.decided(workers, max(1, min(self.MOST, need)), seen, load.stored)
-        if self.calm >= self.DOWN:
+            need = math.ceil((load.arrived + load.waiting / self.RECOVERY_SECONDS) / capacity) - workers
+            return self.decided(workers, max(1, min(self.MOST_WORKERS, need)), seen, load.stored)
+        if self.calm >= self.DOWN_READINGS:
             return self.decided(workers, -1, f"{seen}, {self.calm} readings in which one fewer would suffice")
         return None
 
@@ -142,9 +143,9 @@ class Rules:
         """Whether more bodies are stored since the last addition."""
         assert self.tried
         before, then = self.tried
-        return stored >= then * (1 + self.GAIN * (workers / before - 1))
+        return stored >= then * (1 + self.GAIN_SHARE * (workers / before - 1))
 
-    def decided(self, workers: int, change: int, why: str, stored: float | None = None) -> Decision | None:
+    def decided(self, workers: int, change: int, reason: str, stored: float | None = None) -> Decision | None:
         """The decision, if the limits allow a change. stored: before an addition, bodies/s."""
         change = max(self.limits.min, min(self.limits.max, workers + change)) - workers
         if not change:
@@ -152,7 +153,7 @@ class Rules:
         if stored is not None:
             self.tried = workers, stored
         self.clear()
-        return Decision(change, why)
+        return Decision(change, reason)
 
 
 class Pool:
@@ -163,8 +164,8 @@ class Pool:
         self.least = s.workers.min
         self.spool = open_inspector(s.spool, s.figures, UNHURRIED_SECONDS)
         self.streams = load_streams(s)
-        self.children: list[subprocess.Popen] = []
-        self.stopping: list[subprocess.Popen] = []
+        self.children: list[subprocess.Popen[bytes]] = []
+        self.stopping: list[subprocess.Popen[bytes]] = []
 
     @property
     def size(self) -> int:
@@ -176,12 +177,11 @@ class Pool:
         counted = self.spool.counters()
         streams = {}
         for name in self.streams:
-            found = self.spool.snapshot(name)
-            held = sum(found.claims.values())
+            snapshot = self.spool.snapshot(name)
+            held = sum(snapshot.claims.values())
             seconds = counted.get(f"persist_seconds {name} sum", 0) / 1e6
-            streams[name] = Work(
-                found.ready + held, found.taken - found.purged - held, seconds, counted.get(f"store_errors {name}", 0)
-            )
+            stored, errors = snapshot.taken - snapshot.purged - held, counted.get(f"store_errors {name}", 0)
+            streams[name] = Work(snapshot.ready + held, stored, seconds, errors)
         return Reading(time.monotonic(), self.size, streams)
 
     def change(self, by: int) -> None:
@@ -215,7 +215,7 @@ def step(pool: Pool, rules: Rules) -> None:
         pool.replace()
         decision = rules.decide(pool.read())
         if decision:
-            print(f"{pool.size} -> {pool.size + decision.change} workers: {decision.why}", flush=True)
+            print(f"{pool.size} -> {pool.size + decision.change} workers: {decision.reason}", flush=True)
             pool.change(decision.change)
     except (*SPOOL_ERRORS, OSError):
         rules.clear()
@@ -231,7 +231,7 @@ def main() -> NoReturn:
         signal.signal(number, lambda *_: sys.exit())
     try:
         while True:
-            time.sleep(EVERY)
+            time.sleep(READING_SECONDS)
             step(pool, rules)
     finally:
         for number in signal.SIGTERM, signal.SIGINT:

@@ -48,22 +48,22 @@ def given(file: str, environ: Mapping[str, str]) -> dict[str, str]:
 
     Raises: SettingError for INGEST_HOME, which is fixed, and for INGEST_SPOOL, unless it is a URL.
     """
-    found = FIXED.copy()
+    values = FIXED.copy()
     for line in file.splitlines():
         for word in shlex.split(line, comments=True):
             name, _, value = word.partition("=")
-            found[name] = value
-    found |= {name: value for name, value in environ.items() if name.startswith("INGEST_")}
-    if found["INGEST_HOME"] != str(HOME) or "://" not in (found.get("INGEST_SPOOL") or "://"):
+            values[name] = value
+    values |= {name: value for name, value in environ.items() if name.startswith("INGEST_")}
+    if values["INGEST_HOME"] != str(HOME) or "://" not in (values.get("INGEST_SPOOL") or "://"):
         raise settings.SettingError(
             f"services do not accept INGEST_HOME, nor a socket as INGEST_SPOOL: theirs are in {HOME}."
         )
-    return found
+    return values
 
 
-def defaults(found: Mapping[str, str]) -> str:
+def defaults(values: Mapping[str, str]) -> str:
     """The text of /etc/default/sluice, which systemd and sh read."""
-    lines = [f"{name}={shlex.quote(value)}\n" for name, value in sorted(found.items())]
+    lines = [f"{name}={shlex.quote(value)}\n" for name, value in sorted(values.items())]
     return "# Settings: docs/protocol/operator.md. After a change, run bin/provision services.\n" + "".join(lines)
 
 
@@ -84,16 +84,16 @@ def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, st
         "tmpfiles.conf": Path("/etc/tmpfiles.d/sluice.conf"),
         "sysctl.conf": Path("/etc/sysctl.d/60-sluice.conf"),
     }
-    found = {Path("/usr/local/bin/sluice"): COMMAND.format(defaults=DEFAULTS, user=USER, root=root)}
+    texts = {Path("/usr/local/bin/sluice"): COMMAND.format(defaults=DEFAULTS, user=USER, root=root)}
     for path in sorted((ROOT / "deploy/systemd").rglob("*.*")):
         name = str(path.relative_to(ROOT / "deploy/systemd"))
         if path.is_file() and wanted.get(name, True):
-            found[places.get(name, UNITS / name)] = path.read_text().replace("/opt/sluice", str(root))
+            texts[places.get(name, UNITS / name)] = path.read_text().replace("/opt/sluice", str(root))
     if network:
-        text = found[UNITS / "sluice-worker@.service.d/network.conf"]
+        text = texts[UNITS / "sluice-worker@.service.d/network.conf"]
         units = DATABASE_USERS if s.has_own_redis else (*DATABASE_USERS, "sluice-gateway.service")
-        found |= {UNITS / f"{unit}.d/network.conf": text for unit in units}
-    return found
+        texts |= {UNITS / f"{unit}.d/network.conf": text for unit in units}
+    return texts
 
 
 def check(s: settings.Settings) -> None:
@@ -136,7 +136,7 @@ def run(*command: object) -> None:
         raise CannotStart(f"{command[0]} failed: {error}") from None
 
 
-def prepare(found: Mapping[str, str]) -> bool:
+def prepare(values: Mapping[str, str]) -> bool:
     """As USER, create INGEST_HOME and in it the configuration of nginx and Redis; returns whether it changed.
 
     Raises: CannotStart if that fails.
@@ -144,7 +144,7 @@ def prepare(found: Mapping[str, str]) -> bool:
     before = contents(HOME / "etc")
     done = subprocess.run(
         [sys.executable, "-m", "sluice.run.services", "prepare"],
-        user=USER, group=USER, extra_groups=[], cwd=ROOT, env={"PATH": os.environ["PATH"], **found},
+        user=USER, group=USER, extra_groups=[], cwd=ROOT, env={"PATH": os.environ["PATH"], **values},
     )  # fmt: skip
     if done.returncode:
         raise CannotStart(f"{USER} could not create {HOME}; the error is above")
@@ -156,7 +156,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir()} if folder.is_dir() else {}
 
 
-def install(found: Mapping[str, str], s: settings.Settings) -> bool:
+def install(values: Mapping[str, str], s: settings.Settings) -> bool:
     """Write the files that are missing or differ, enable the services; returns whether anything changed."""
     others = other_sites()
     if others:
@@ -165,9 +165,9 @@ def install(found: Mapping[str, str], s: settings.Settings) -> bool:
             f"include {HOME}/etc/sluice.conf in its http block, and give its user read access to /run/sluice."
         )
     new = files(s, ROOT, nginx=not others)
-    most = {**found, "INGEST_RUNTIME": "pypy", "INGEST_SPOOL": "redis://x:1"}
+    most = {**values, "INGEST_RUNTIME": "pypy", "INGEST_SPOOL": "redis://x:1"}
     optional = files(settings.load(most), ROOT)
-    changed = write(DEFAULTS, defaults(found), 0o600)  # it may hold a password
+    changed = write(DEFAULTS, defaults(values), 0o600)  # it may hold a password
     for path, text in new.items():
         changed |= write(path, text, 0o755 if path.parent.name == "bin" else 0o644)
     for path in optional.keys() - new.keys():
@@ -176,7 +176,7 @@ def install(found: Mapping[str, str], s: settings.Settings) -> bool:
             changed = True
     run("systemd-sysusers", "/etc/sysusers.d/sluice.conf")
     run("systemd-tmpfiles", "--create", "/etc/tmpfiles.d/sluice.conf")
-    changed |= prepare(found)
+    changed |= prepare(values)
 
     units = [f"sluice-worker@{n}.service" for n in range(1, s.workers.min + 1)]
     if s.workers.max > s.workers.min:
@@ -221,12 +221,12 @@ def main(words: list[str]) -> int:
             up.check_access(s)
             configure.write(s, configure.MAX_FILES)  # LimitNOFILE= of nginx in deploy/systemd/
             return 0
-        found = given(DEFAULTS.read_text() if DEFAULTS.exists() else "", os.environ)
-        s = settings.load(found)
+        values = given(DEFAULTS.read_text() if DEFAULTS.exists() else "", os.environ)
+        s = settings.load(values)
         check(s)
         for part in parts(s):
             run(ROOT / "bin/provision", part)
-        changed = install(found, s)
+        changed = install(values, s)
         if not Path("/run/systemd/system").is_dir():
             print("sluice: systemd is not running; the services start when it does.")
         else:

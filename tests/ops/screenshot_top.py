@@ -15,7 +15,7 @@ from rich.console import Console
 from proving.harness import environment, get, installation, post, ROOT, settings, short_tmp  # isort: skip
 
 from sluice.ledger import Observer
-from sluice.ops.top import CHART, View
+from sluice.ops.top import CHART_COLUMNS, Dashboard
 
 STOPPED = range(8, 14)  # readings in which the worker is stopped, so that a backlog builds up
 FONT_FACE = re.compile(r"@font-face \{.*?\}\s*", re.S)  # the SVG must load nothing from other hosts
@@ -24,11 +24,11 @@ FONT_FACE = re.compile(r"@font-face \{.*?\}\s*", re.S)  # the SVG must load noth
 def main() -> None:
     with short_tmp() as tmp, installation(tmp) as up:
         console = Console(record=True, width=80, height=24, force_terminal=True, file=open(os.devnull, "w"))  # noqa: SIM115
-        view = View(Observer(settings.load(environment(tmp))), console)
+        view = Dashboard(Observer(settings.load(environment(tmp))), console)
         for body in b'{"poll":"cookies"', b'{"poll":"cookies","choice":7}', b'{"choice":"oreo"}':
             post(up.port, "/votes", body)
         post(up.port, "/gps", b'{"device":"bike","lat":481.3743,"lon":11.57549}')
-        for look in range(CHART):
+        for look in range(CHART_COLUMNS):
             for pid in up.pids("worker"):
                 os.kill(pid, signal.SIGSTOP if look in STOPPED else signal.SIGCONT)
             until = time.monotonic() + 1

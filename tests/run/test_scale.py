@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from proving.harness import environment, installation, poll, redis_server
 from proving.postgres import postgres_server
 from sluice import settings
-from sluice.run.scale import EVERY, Pool, Reading, Rules, Work, step
+from sluice.run.scale import READING_SECONDS, Pool, Reading, Rules, Work, step
 from sluice.settings import Span
 
 EACH = 950  # bodies/s that one worker of the model stores
@@ -36,19 +36,19 @@ class Model:
     ) -> list[int]:
         """The workers after each reading. arrive, store: bodies/s. errors: per reading."""
         history: list[int] = []
-        for _ in range(int(seconds / EVERY)):
-            self.at += EVERY
-            waiting, able = self.work.waiting + arrive * EVERY, store(self.workers) * EVERY
+        for _ in range(int(seconds / READING_SECONDS)):
+            self.at += READING_SECONDS
+            waiting, able = self.work.waiting + arrive * READING_SECONDS, store(self.workers) * READING_SECONDS
             done = min(waiting, able)
-            took = self.workers * EVERY * (done / able) if able else 0.0
+            took = self.workers * READING_SECONDS * (done / able) if able else 0.0
             self.work = Work(
                 int(waiting - done), self.work.stored + int(done), self.work.seconds + took, self.work.errors + errors
             )
-            if waiting - done > Rules.TARGET * store(self.workers):
+            if waiting - done > Rules.TARGET_SECONDS * store(self.workers):
                 self.late.append(self.at)
             if decision := self.rules.decide(Reading(self.at, self.workers, {"s": self.work})):
                 self.workers += decision.change
-                self.why.append(decision.why)
+                self.why.append(decision.reason)
             history.append(self.workers)
         self.history += history
         return history
@@ -62,12 +62,12 @@ def model() -> Model:
 def test_as_many_workers_come_as_a_load_needs_and_they_go_with_it(model: Model) -> None:
     assert set(model.run(300, 500)) == {1}
     busy = model.run(300, 3000)
-    assert busy.index(2 if 2 in busy else 4) * EVERY <= 20  # the first ones
+    assert busy.index(2 if 2 in busy else 4) * READING_SECONDS <= 20  # the first ones
     assert 4 <= busy[-1] <= 5
     calm = model.run(600, 500)
     assert calm[-1] == 1
     assert max(a - b for a, b in zip(calm, calm[1:])) == 1  # one at a time, each after a minute
-    assert [calm.index(n) for n in range(busy[-1] - 1, 0, -1)][0] * EVERY >= 60
+    assert [calm.index(n) for n in range(busy[-1] - 1, 0, -1)][0] * READING_SECONDS >= 60
 
 
 def test_no_body_is_late_for_longer_than_a_minute_while_the_load_doubles_and_halves(model: Model) -> None:
@@ -93,7 +93,7 @@ def test_workers_come_as_soon_as_the_database_has_been_back_for_ten_seconds(mode
     model.run(300, 500, lambda n: 0, errors=1)
     began = model.at
     back = model.run(300, 500)
-    assert back.index(4) * EVERY <= 12
+    assert back.index(4) * READING_SECONDS <= 12
     assert [at for at in model.late if at > began + 60] == []
 
 
@@ -109,8 +109,9 @@ def test_workers_that_store_no_more_stop_again_and_are_not_tried_for_ten_minutes
     assert max(tried) > 1
     assert model.why[-1].endswith("no more than before: the database is the bottleneck")
     stopped = tried.index(1, tried.index(max(tried)))
-    assert stopped * EVERY <= 60 and set(tried[stopped : stopped + int(Rules.HOLD / EVERY)]) == {1}
-    assert model.run(Rules.HOLD + 60, 3000)[-1] >= 4  # then the database stores more
+    assert stopped * READING_SECONDS <= 60
+    assert set(tried[stopped : stopped + int(Rules.HOLD_SECONDS / READING_SECONDS)]) == {1}
+    assert model.run(Rules.HOLD_SECONDS + 60, 3000)[-1] >= 4  # then the database stores more
 
 
 def test_a_worker_that_adds_its_share_stays_though_the_next_one_adds_nothing(model: Model) -> None:
@@ -119,7 +120,7 @@ def test_a_worker_that_adds_its_share_stays_though_the_next_one_adds_nothing(mod
 
 def test_a_single_reading_changes_nothing(model: Model) -> None:
     model.run(60, 500)
-    model.run(EVERY, 3000)
+    model.run(READING_SECONDS, 3000)
     assert model.late
     assert set(model.run(60, 100)) == {1}
 
@@ -137,8 +138,8 @@ def test_the_number_of_workers_stays_within_its_limits() -> None:
 
 def test_a_burst_that_one_worker_stores_in_time_needs_no_other(model: Model) -> None:
     for _ in range(50):
-        model.run(EVERY, 1.5 * EACH)
-        model.run(2 * EVERY, 0)
+        model.run(READING_SECONDS, 1.5 * EACH)
+        model.run(2 * READING_SECONDS, 0)
     assert set(model.history) == {1}
 
 
@@ -148,7 +149,7 @@ def test_a_failed_reading_starts_the_averages_over(model: Model) -> None:
             raise RedisError
 
     for _ in range(20):
-        assert set(model.run(EVERY * (Rules.WINDOW[0] - 1), 3000)) == {1}
+        assert set(model.run(READING_SECONDS * (Rules.WINDOW_READINGS[0] - 1), 3000)) == {1}
         step(Failing(), model.rules)  # type: ignore[arg-type]
 
 

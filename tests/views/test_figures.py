@@ -14,7 +14,7 @@ from rich.console import Console
 from proving import harness
 from sluice import settings
 from sluice.ledger import Observer
-from sluice.ops.top import View as Top
+from sluice.ops.top import Dashboard as Top
 from sluice.run import exporter
 from sluice.run.page import Page
 from sluice.store.types import Spool
