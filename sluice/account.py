@@ -51,7 +51,7 @@ def balance(snapshot: Snapshot | None, ledger: Ledger | None) -> Figures:
     }  # fmt: skip
 
 
-def account(store: Store, stream: str, snapshot: Snapshot | None, cell: str) -> Ledger:
+def account(store: Store[Any], stream: str, snapshot: Snapshot | None, cell: str) -> Ledger:
     """The database's counts of a stream, for the bodies that were accepted at the time of the snapshot."""
     if snapshot and snapshot.partitions:
         bodies, ahead = store.stored_in(stream, snapshot.partitions)

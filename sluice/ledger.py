@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
@@ -54,7 +54,7 @@ class Observer:
         self.views = views.load(s)
         self.link = Link(str(s.home / SOCKET), figures.PATIENCE)
         self.spool = open_inspector(s.spool, s.figures, TIMEOUT_SECONDS)
-        self.store: Store | None = None
+        self.store: Store[Any] | None = None
         self.counted: Figures = {}  # the database's last answer, and when it came (monotonic)
         self.earlier: dict[str, int] = {}  # bodies of earlier lists, from the database
         self.due = 0.0
@@ -169,7 +169,7 @@ class Observer:
             trouble.append(in_one_line(error))
             return None
 
-    def ask_store(self, question: Callable[[Store], T], trouble: list[str]) -> T | None:
+    def ask_store(self, question: Callable[[Store[Any]], T], trouble: list[str]) -> T | None:
         """The answer of the database; None, with a line in `trouble`, if it is unavailable."""
         try:
             self.store = self.store or open_store(self.url, self.streams, make=False)
@@ -187,7 +187,7 @@ class Observer:
             trouble.append(f"the views' Redis is unavailable: {error}")
             return [figures.View(path, "unavailable") for path in self.views]
 
-    def ledgers(self, store: Store, names: list[str], snapshots: dict[str, Snapshot]) -> dict[str, Ledger]:
+    def ledgers(self, store: Store[Any], names: list[str], snapshots: dict[str, Snapshot]) -> dict[str, Ledger]:
         """The database's figures for the bodies that were claimed at the time of the snapshots.
 
         The spool is read first: a body stored meanwhile is found in the database, and later ones are not counted.
@@ -215,7 +215,7 @@ class Observer:
     ) -> Figures:
         """All figures of one stream. Without a `ledger`, those of the last count are used again."""
         row = balance(snapshot, ledger) | {"decoder": name in self.streams}
-        last = self.counted.get("streams", {})
+        last: dict[str, Figures] = self.counted.get("streams", {})
         if ledger:
             self.earlier[name] = ledger.earlier
             last[name] = {state: row[state] for state in ("stored", "dead", "missing", "expired", "deleted")}
@@ -288,8 +288,8 @@ def absences(cells: list[Figures]) -> list[str]:
 
 def waiting(cell: Figures) -> int:
     """The ready and claimed bodies of a cell."""
-    of = sums([cell])
-    return of["ready"] + of["claimed"]
+    ready, claimed = (sums([cell])[state] for state in ("ready", "claimed"))
+    return int(ready + claimed)
 
 
 def inspector(stream: str, s: Settings, verb: str = "") -> Inspector:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 from sluice.settings import SettingError
 from sluice.store.store import Store
@@ -14,7 +15,7 @@ ABOVE_ALL = 1 << 62  # above any id
 class Letters:
     """The dead letters of a database that match."""
 
-    def __init__(self, store: Store, where: str | None = None, stream: str | None = None) -> None:
+    def __init__(self, store: Store[Any], where: str | None = None, stream: str | None = None) -> None:
         """where: a condition in SQL."""
         self.store = store
         parts = [among([stream])] if stream is not None else []

@@ -106,7 +106,7 @@ def main(words: list[str]) -> int:
     from sluice.store.types import Unavailable  # only now: --help needs neither
 
     try:
-        return arguments.run(arguments, settings.load())
+        return int(arguments.run(arguments, settings.load()))
     except settings.SettingError as error:
         return settings.complain(error)
     except NotWithKafka as error:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 
-from sluice.account import STATES, sums
+from sluice.account import STATES, Figures, sums
 from sluice.base import screen
-from sluice.ledger import Figures, Observer, absences, discrepancies
+from sluice.ledger import Observer, absences, discrepancies
 from sluice.settings import SettingError, Settings
 
 PURGED = "{}: {} accepted bodies were discarded by `{} purge`."

@@ -18,15 +18,16 @@ import termios
 import time
 import tty
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from sluice.account import Figures
 from sluice.base import screen
-from sluice.ledger import Figures, Observer
+from sluice.ledger import Observer
 from sluice.run import page
 from sluice.settings import Settings
 from sluice.views import figures
@@ -59,7 +60,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
 
 
 @contextlib.contextmanager
-def display(console: Console) -> Iterator:
+def display(console: Console) -> Iterator[Callable[[RenderableType], None]]:
     """A function that shows a frame: on a terminal it replaces the last one, elsewhere it follows it."""
     if not console.is_terminal:
         yield lambda frame: console.print(frame, "")
@@ -69,7 +70,7 @@ def display(console: Console) -> Iterator:
 
 
 @contextlib.contextmanager
-def keys() -> Iterator:
+def keys() -> Iterator[Callable[[float], bool | None]]:
     """A function that waits up to a number of seconds; it returns True if q was pressed."""
     if not sys.stdin.isatty():
         yield lambda seconds: time.sleep(seconds)

@@ -16,8 +16,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from sluice import settings
-from sluice.account import sums
-from sluice.ledger import Figures, Observer, waiting
+from sluice.account import Figures, sums
+from sluice.ledger import Observer, waiting
 
 LABELLED_REASONS = 20  # label values: the most frequent reasons; the others share one
 REASON_CHARACTERS = 120  # of a reason

@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import os
 import signal
+from typing import Any
 
 from supervisor import loggers, poller, supervisord
 from supervisor.options import ServerOptions
@@ -21,7 +22,7 @@ class Poller(poller.Poller):
     It expects a signal to interrupt the poll, but since Python 3.5 an interrupted poll continues (PEP 475).
     """
 
-    def poll(self, timeout: float) -> tuple[list[int], list[int]]:
+    def poll(self, timeout: float) -> Any:
         return super().poll(min(timeout, 0.1))
 
 
