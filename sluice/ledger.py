@@ -258,7 +258,6 @@ def through(snapshot: Snapshot, ledger: Ledger) -> int:
 
 
 def histogram(counted: dict[str, int] | None, field: str, bounds: Sequence[float]) -> Figures | None:
-    """A histogram from its counters in Redis."""
     if counted is None:
         return None
     buckets = [counted.get(f"{field} {bound}", 0) for bound in (*bounds, "+Inf")]
@@ -287,7 +286,6 @@ def absences(cells: list[Figures]) -> list[str]:
 
 
 def waiting(cell: Figures) -> int:
-    """The ready and claimed bodies of a cell."""
     ready, claimed = (sums([cell])[state] for state in ("ready", "claimed"))
     return int(ready + claimed)
 

@@ -36,7 +36,6 @@ class Rows(NamedTuple):
     streams: dict[str, str | None]
 
     def of(self, stream: str) -> str | None:
-        """The destination of a stream."""
         return self.streams.get(stream, self.rest)
 
 
@@ -73,7 +72,6 @@ class LogStyle(NamedTuple):
 
 
 def integer(low: int, high: int) -> Callable[[str], int]:
-    """A parser of integers within a range."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,12}", text) or not low <= int(text) <= high:
@@ -96,7 +94,6 @@ def size(low: int) -> Callable[[str], int]:
 
 
 def rows(text: str) -> Rows:
-    """The parser of INGEST_ROWS."""
     destinations: dict[str, str | None] = {}
     # not at the commas between the brokers of a URL
     for word in filter(None, re.split(r"[,\s]+(?=(?:\w+=)?(?:\w+:/|store\b))", text.strip())):
@@ -113,7 +110,6 @@ def rows(text: str) -> Rows:
 
 
 def keep(text: str) -> Keep:
-    """The parser of INGEST_KEEP."""
     ages: dict[str, int | None] = {}
     for word in filter(None, re.split(r"[,\s]+", text)):
         match = re.fullmatch(r"(?:(\w+)=)?(?:([0-9]{1,5})([smhd])|forever)", word)
@@ -125,7 +121,6 @@ def keep(text: str) -> Keep:
 
 
 def processes(text: str) -> Span:
-    """The parser of INGEST_WORKERS."""
     match = re.fullmatch(r"(auto)(?::([0-9]{1,3})-([0-9]{1,3}))?|([0-9]{1,3})", text)
     if match:
         low, high = (int(match[2] or 1), int(match[3] or 4)) if match[1] else (int(match[4]), int(match[4]))
@@ -152,7 +147,6 @@ def cores() -> int:
 
 
 def gateways(text: str) -> int:
-    """The parser of INGEST_GATEWAYS."""
     if text == "auto":
         return gateways_of(cores())
     try:
@@ -162,7 +156,6 @@ def gateways(text: str) -> int:
 
 
 def choice(*names: str) -> Callable[[str], str]:
-    """A parser of one of some words."""
 
     def parse(text: str) -> str:
         if text not in names:
@@ -188,7 +181,6 @@ def words(valid: Callable[[str], object], expected: str) -> Callable[[str], tupl
 
 
 def viewers(text: str) -> tuple[str, ...]:
-    """The parser of INGEST_STATUS_ALLOW and INGEST_READ_ALLOW."""
     return () if text == "none" else words(ipaddress.ip_network, f"{NETWORKS}; or none")(text)
 
 
@@ -203,7 +195,6 @@ def origins(text: str) -> tuple[str, ...]:
 
 
 def database(text: str) -> str:
-    """The parser of INGEST_STORE."""
     if re.match("sqlite:///.", text):
         return f"sqlite:///{path(text.removeprefix('sqlite:///'))}"
     if not re.match("postgres(ql)?://.", text):
@@ -212,14 +203,12 @@ def database(text: str) -> str:
 
 
 def module(text: str) -> str:
-    """The parser of a Python module; empty means none."""
     if text and not re.fullmatch(r"/.*\.py|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", text):
         raise ValueError("the name of a module (mine.routes) or the absolute path of a .py file")
     return text
 
 
 def views(text: str) -> str:
-    """The parser of INGEST_VIEWS."""
     if text == "off":
         return text
     try:
@@ -264,12 +253,10 @@ def spool(text: str) -> str:
 
 
 def file(text: str) -> Path | None:
-    """The parser of the path of a file; empty means none."""
     return path(text) if text else None
 
 
 def log_style(text: str) -> LogStyle:
-    """The parser of INGEST_LOG."""
     given = re.split(r"[,\s]+", text)
     if len(set(given)) < len(given) or not {"text", "json", "debug"} >= set(given) or {"text", "json"} <= set(given):
         raise ValueError("text, json, debug, or json,debug")

@@ -207,7 +207,6 @@ class Settings:
 
     @property
     def has_kafka(self) -> bool:
-        """Whether bodies wait in Kafka."""
         return self.spool.startswith(KAFKA)
 
     @property
@@ -248,7 +247,6 @@ FORMER = (
 
 
 def variable(row: dataclasses.Field[Any]) -> str:
-    """The environment variable of a row."""
     return f"INGEST_{row.name.upper()}"
 
 

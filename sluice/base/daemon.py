@@ -25,7 +25,6 @@ class Journal(logging.Formatter):
     """`name: message`, each line prefixed with its priority (sd-daemon(3)); the journal adds time and process."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The lines of one log record."""
         prefix = f"<{PRIORITIES.get(record.levelno, 5)}>"
         return "\n".join(prefix + line for line in super().format(record).splitlines())
 
@@ -42,7 +41,6 @@ class Json(Timed):
     """One JSON object per line: time (UTC), level, logger, process, message, and traceback if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of one log record."""
         line = {
             "time": self.formatTime(record),
             "level": record.levelname.lower(),
@@ -63,12 +61,10 @@ def formatter(style: LogStyle) -> logging.Formatter | None:
 
 
 def level(style: LogStyle) -> int:
-    """The level from which messages are logged."""
     return logging.DEBUG if style.debug else logging.INFO
 
 
 def start_logging(style: LogStyle) -> None:
-    """Log to standard error."""
     logging.basicConfig(level=level(style))
     logging.getLogger().handlers[0].setFormatter(formatter(style) or Timed("%(asctime)s %(name)s: %(message)s"))
 

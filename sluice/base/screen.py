@@ -67,7 +67,6 @@ def confirmed(arguments: argparse.Namespace, question: str) -> bool:
 
 
 def cut(text: str, width: int) -> str:
-    """The text, cut to a width, with … for the rest."""
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
 
 

@@ -57,7 +57,6 @@ def version() -> str:
 
 
 def module_of(verb: str) -> str:
-    """The name of a verb's module."""
     return "proving.drill" if verb == DRILL else f"sluice.ops.{verb}"
 
 
@@ -122,7 +121,6 @@ def main(words: list[str]) -> int:
 
 
 def command() -> None:
-    """The installed command `sluice`."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # sluice dead | head
     sys.exit(main(sys.argv[1:]))
 

@@ -16,7 +16,6 @@ from sluice.store import copies
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of this verb."""
     parser.add_argument("file", metavar="FILE", type=parsers.path)
     parser.epilog = (
         "exit status: 0; 1 if the database is unavailable or FILE cannot be written; 2 if a setting is invalid"
@@ -24,7 +23,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Back up; returns the exit status."""
     try:
         copies.backup(s.store, arguments.file, screen.progress)
     except (copies.CannotCopy, OSError) as error:

@@ -22,7 +22,6 @@ from sluice.streams.schema import load_streams
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of this verb."""
     parser.add_argument("--where", metavar="CONDITION", help="only letters that match this condition")
     parser.add_argument("--stream", metavar="NAME", help="only letters of this stream")
     parser.add_argument("--limit", metavar="N", type=int, default=10, help="number of newest letters to show (10)")
@@ -32,7 +31,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Print the counts and the newest letters; returns the exit status."""
     store = open_store(s.store, load_streams(s), make=False)
     matching = Letters(store, arguments.where, arguments.stream)
     counts = matching.reasons()

@@ -15,7 +15,6 @@ from sluice.settings import Settings
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of this verb."""
     parser.add_argument(
         "--notice", type=int, default=NOTICE_SECONDS, metavar="S",
         help="seconds for the balancer to see the 503, and again for its connections to close (%(default)s)",
@@ -24,7 +23,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Drain; returns the exit status."""
     if not s.draining.parent.is_dir():
         screen.complain(f"nothing runs in {s.home}")
         return 1

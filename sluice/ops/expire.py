@@ -15,13 +15,11 @@ from sluice.streams.schema import load_streams
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of this verb."""
     parser.add_argument("--dry-run", action="store_true", help="only count what is too old")
     parser.epilog = "exit status: 0; 1 if the database is unavailable; 2 if a setting is invalid"
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Delete, or count; returns the exit status."""
     streams = load_streams(s)
     store = open_store(s.store, streams, make=False, keep=s.keep, rows=s.rows)
     ages = [(name, age) for name in (*streams, DEAD) if (age := s.keep.of(name)) is not None]

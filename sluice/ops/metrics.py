@@ -16,7 +16,6 @@ from sluice.settings import Settings
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of this verb."""
     parser.epilog = (
         "exit status: 0; 1 if Redis, the database or the views' Redis is unavailable, or a body is missing; 2 if a "
         "setting is invalid"
@@ -24,7 +23,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Print the metrics; returns the exit status."""
     figures = Observer(s).look()
     sys.stdout.write(text(figures).decode())
     for line in figures["trouble"]:

@@ -10,7 +10,6 @@ from sluice.settings import Settings
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of this verb."""
     parser.add_argument("stream", metavar="STREAM")
     parser.add_argument("--from", metavar="N", type=int, default=0, dest="first", help="first sequence number to show")
     parser.add_argument("--limit", metavar="N", type=int, default=10, help="number of bodies to show (10)")
@@ -19,7 +18,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Print the bodies; returns the exit status."""
     inspector = ledger.inspector(arguments.stream, s)
     shown = 0
     for seq, state, body in inspector.waiting(arguments.stream, arguments.first, arguments.limit):

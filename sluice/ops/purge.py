@@ -14,12 +14,10 @@ from sluice.settings import Settings
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of this verb."""
     screen.confirmed_arguments(parser)
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Ask, and purge; returns the exit status."""
     name, inspector = arguments.stream, ledger.inspector(arguments.stream, s, "purge")
     seen = inspector.snapshot(name)
     if not seen.ready:

@@ -15,12 +15,10 @@ from sluice.settings import Settings
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of this verb."""
     screen.confirmed_arguments(parser)
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Ask, and end the leases; returns the exit status."""
     name, inspector = arguments.stream, ledger.inspector(arguments.stream, s, "release")
     claims = inspector.snapshot(name).claims
     if not claims:

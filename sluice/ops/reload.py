@@ -16,7 +16,6 @@ from sluice.settings import Settings
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of this verb."""
     parser.add_argument(
         "--nginx", action="store_true",
         help="reload nginx too, for changed certificates and keys; every client then needs a new connection",
@@ -33,6 +32,5 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Replace the programs; returns the exit status."""
     require_checkout("reload")
     return reload.run(s, arguments.notice if arguments.nginx else None)

@@ -27,7 +27,6 @@ PROGRESS_SECONDS = (0.2, 10.0)  # between two lines of progress: on a terminal, 
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of this verb."""
     parser.add_argument("--where", metavar="CONDITION", help="only letters that match this condition")
     parser.add_argument("--stream", metavar="NAME", help="only letters of this stream")
     parser.add_argument("--dry-run", action="store_true", help="change nothing; show what would happen")
@@ -38,7 +37,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Replay, and print the result, also that of an incomplete run; returns the exit status."""
     streams = load_streams(s)
     dry = arguments.dry_run
     total = Replayed(0, 0, 0, Counter())
@@ -85,8 +83,6 @@ def decoder(streams: dict[str, registry.Stream], limits: Limits) -> Callable[[De
 
 
 class Progress:
-    """Lines of progress on standard error."""
-
     def __init__(self, letters: int) -> None:
         self.letters = letters
         self.terminal = sys.stderr.isatty()
@@ -116,5 +112,4 @@ def report(total: Replayed, undecodable: Counter[str], dry: bool) -> None:
 
 
 def counted(letters: int) -> str:
-    """The number of letters, with the noun."""
     return f"{letters} letter" if letters == 1 else f"{letters} letters"

@@ -16,7 +16,6 @@ from sluice.store import copies
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of this verb."""
     parser.add_argument("file", metavar="FILE", type=parsers.path)
     parser.add_argument("--replace", action="store_true", help="also if the database holds stored bodies")
     parser.epilog = (
@@ -26,7 +25,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Restore, and print what is missing since the backup; returns the exit status."""
     observer = Observer(s)
     try:
         copies.restore(s.store, arguments.file, arguments.replace, screen.progress)

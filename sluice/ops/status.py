@@ -22,7 +22,6 @@ NO_DECODER = "{}: no decoder, so its bodies stay on the list; INGEST_RECORDS nam
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of this verb."""
     parser.add_argument("--all", action="store_true", help="show all cells")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--forget", metavar="CELL", help="no longer show a cell that is gone for good; its rows stay")
@@ -33,7 +32,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Print the ledger; returns the exit status."""
     observer = Observer(s)
     if arguments.forget is not None:
         if not observer.forget(arguments.forget):
@@ -56,7 +54,6 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
 
 
 def show_streams(streams: dict[str, Figures], trouble: list[str], as_json: bool) -> None:
-    """Print the ledger of this cell."""
     if as_json:
         rows = [{"stream": name} | row for name, row in streams.items()]
         print(json.dumps({"streams": rows, "trouble": trouble}, indent=2))
@@ -72,7 +69,6 @@ def show_streams(streams: dict[str, Figures], trouble: list[str], as_json: bool)
 
 
 def show_cells(cells: list[Figures] | None, trouble: list[str], as_json: bool) -> None:
-    """Print all cells, and their sum."""
     if as_json:
         print(json.dumps({"cells": cells, "trouble": trouble}, indent=2))
         return

@@ -15,7 +15,6 @@ from sluice.settings import Settings
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of this verb."""
     parser.add_argument("stream", metavar="STREAM")
     parser.add_argument("--count", metavar="N", type=int, default=0, help="stop after N bodies")
     parser.add_argument("--full", action="store_true", help="show whole bodies")
@@ -26,7 +25,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Print the bodies; returns the exit status."""
     name, inspector = arguments.stream, ledger.inspector(arguments.stream, s)
     start, bodies = inspector.follow(name)
     print(f"sluice: {name}: from {start}", file=sys.stderr, flush=True)

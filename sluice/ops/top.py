@@ -40,14 +40,12 @@ OLD_SECONDS = 60.0  # a greater age is coloured
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of this verb."""
     parser.add_argument("--every", metavar="S", type=float, default=1.0, help="seconds between two readings (1)")
     parser.add_argument("--count", metavar="N", type=int, default=0, help="stop after N readings")
     parser.epilog = "exit status: 0; 2 if a setting is invalid"
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Read and draw until stopped; returns the exit status."""
     dashboard = Dashboard(Observer(s), Console(highlight=False))
     readings = 0
     with contextlib.suppress(KeyboardInterrupt), display(dashboard.console) as show, keys() as pressed:
@@ -134,7 +132,6 @@ class Dashboard:
         return Text("  ".join(parts), "bold", overflow="ellipsis", no_wrap=True)
 
     def streams(self, now: Figures) -> Table:
-        """One row per stream."""
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
         table.add_column("stream", max_width=14, no_wrap=True)
         for name in "in/s", "out/s", "waiting", "bytes":
@@ -171,7 +168,6 @@ class Dashboard:
         return per_second(rate)
 
     def workers(self, now: Figures) -> Table | None:
-        """The workers and their claims."""
         workers = [worker for worker in now["processes"] or () if worker["role"] == "worker"]
         if not workers:
             return None
@@ -189,7 +185,6 @@ class Dashboard:
         return table
 
     def views(self, now: Figures) -> Table:
-        """One row per view."""
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
         table.add_column("view", max_width=22, no_wrap=True)
         table.add_column("", no_wrap=True)
@@ -213,7 +208,6 @@ class Dashboard:
         return table
 
     def letters(self, now: Figures) -> Table:
-        """The dead letters by reason."""
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
         table.add_column("letters", justify="right")
         table.add_column("stream", no_wrap=True)

@@ -16,12 +16,10 @@ PATIENCE_SECONDS = 10.0  # for Redis to accept writes
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of this verb."""
     parser.epilog = "exit status: 0; 1 if /readyz does not answer 200 within ten seconds; 2 if a setting is invalid"
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Undrain; returns the exit status."""
     for file in s.closing, s.draining:
         file.unlink(missing_ok=True)
     deadline = time.monotonic() + PATIENCE_SECONDS

@@ -30,7 +30,6 @@ POLL_SECONDS = 0.1
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of this verb."""
     parser.add_argument("action", metavar="check|rebuild", nargs="?", choices=("check", "rebuild"))
     parser.add_argument("path", metavar="PATH", nargs="?", help="of one view, such as /gps/latest; all unless given")
     parser.epilog = (
@@ -40,7 +39,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    """Run the action; returns the exit status."""
     streams = load_streams(s)
     declared = views.load(s)
     views.verify(declared, streams)
@@ -61,7 +59,6 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
 
 
 def show(link: Link, declared: dict[str, views.View]) -> int:
-    """Print the list."""
     if not declared:
         print("There are no views: INGEST_VIEWS is off, or INGEST_ROWS sends the rows of their streams elsewhere.")
         return 0
@@ -71,7 +68,6 @@ def show(link: Link, declared: dict[str, views.View]) -> int:
 
 
 def cells(view: View) -> list[str]:
-    """A line of the list."""
     lag = "" if view.lag is None else screen.ago(view.lag)
     size = "" if view.bytes is None else f"{view.bytes / 1048576:.1f} MiB"
     reads, hits = rates({}, view.reads, 1)

@@ -1,4 +1,4 @@
-"""Writes the configuration of Redis, nginx and supervisord for one installation into $INGEST_HOME/etc."""
+"""Writes the configuration of Redis, nginx and supervisord for one cell into $INGEST_HOME/etc."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def replaced(text: str, *pairs: tuple[str, str]) -> str:
 
 
 def redis_configuration(s: settings.Settings) -> str:
-    """deploy/redis/redis.conf with the paths and sizes of this installation."""
+    """deploy/redis/redis.conf with the paths and sizes of this cell."""
     return replaced(
         (ROOT / "deploy/redis/redis.conf").read_text(),
         ("unixsocket /run/sluice/redis.sock", f'unixsocket "{s.spool}"'),
@@ -52,7 +52,7 @@ def redis_configuration(s: settings.Settings) -> str:
 
 
 def views_configuration(s: settings.Settings) -> str:
-    """deploy/redis/views.conf with the paths and sizes of this installation."""
+    """deploy/redis/views.conf with the paths and sizes of this cell."""
     return replaced(
         (ROOT / "deploy/redis/views.conf").read_text(),
         ("unixsocket /run/sluice/views.sock", f'unixsocket "{s.home}/{SOCKET}"'),
@@ -99,7 +99,7 @@ def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]
 
 
 def with_views(text: str, s: settings.Settings) -> str:
-    """nginx/sluice.conf with a location for each view of this installation, made from the first one that it has."""
+    """nginx/sluice.conf with a location for each view of this cell, made from the first one that it has."""
     paths = views.load(s)
     location = re.search(r"^    location = /gps/latest \{.*?^    \}\n", text, re.MULTILINE | re.DOTALL)
     assert location, "the configuration has no location for a view"
@@ -142,7 +142,7 @@ def file_limit() -> int:
 
 
 def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
-    """The files of nginx/ with the paths and sizes of this installation, by name.
+    """The files of nginx/ with the paths and sizes of this cell, by name.
 
     files: how many nginx may open; 0: the limit of this process.
     """
@@ -188,7 +188,7 @@ def program_path() -> str:
 
 
 def supervisor_configuration(s: settings.Settings) -> str:
-    """deploy/supervisord.conf with the programs and paths of this installation."""
+    """deploy/supervisord.conf with the programs and paths of this cell."""
 
     def plain(value: object) -> str:
         return str(value).replace("%", "%%")  # supervisord expands %(…)s

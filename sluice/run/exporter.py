@@ -55,7 +55,6 @@ HISTOGRAMS = (
 
 
 def text(figures: Figures) -> bytes:
-    """The figures in Prometheus's text format."""
     families = list(metrics(figures))
 
     class Found:

@@ -59,15 +59,11 @@ class Load(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """A change of the number of workers."""
-
     change: int
     reason: str  # one line for the log
 
 
 class Rules:
-    """Decides when to change the number of workers."""
-
     TARGET_SECONDS = 2.0  # a body may wait
     CALM_SECONDS = TARGET_SECONDS / 4  # a body may wait where one worker fewer shall suffice
     BUSY_SHARE = 0.7  # of the time, from which a worker is a bottleneck
@@ -157,7 +153,7 @@ class Rules:
 
 
 class Pool:
-    """The workers of an installation: the minimum, which bin/up or systemd runs, and children of this process."""
+    """The workers of a cell: the minimum, which bin/up or systemd runs, and children of this process."""
 
     def __init__(self, s: Settings) -> None:
         """Raises: SettingError if a user's module cannot be imported."""
@@ -169,7 +165,6 @@ class Pool:
 
     @property
     def size(self) -> int:
-        """The number of workers."""
         return self.least + len(self.children)
 
     def read(self) -> Reading:

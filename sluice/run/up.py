@@ -85,8 +85,8 @@ def check_addresses(s: settings.Settings) -> None:
         try:
             configure.bind(address, s.port)
         except OSError as error:
-            why = "is in use" if error.errno == errno.EADDRINUSE else f"is not available ({error.strerror})"
-            raise CannotStart(f"port {s.port} {why}; set INGEST_PORT to use another.") from None
+            reason = "is in use" if error.errno == errno.EADDRINUSE else f"is not available ({error.strerror})"
+            raise CannotStart(f"port {s.port} {reason}; set INGEST_PORT to use another.") from None
     own = [(s.spool, "its own Redis")] if s.has_own_redis else []
     for path, whose in *own, (str(s.home / SOCKET), "that of the views"):
         with socket.socket(socket.AF_UNIX) as probe:
@@ -126,8 +126,8 @@ def check_access(s: settings.Settings) -> None:
         if not re.fullmatch(r"\s*(#.*)?", line):
             entry = re.fullmatch(r"\s*([A-Za-z0-9_-]{32,46})\s+[\w.@-]+\s*;\s*(#.*)?", line)
             if not entry or entry[1].lower() in known:  # nginx's map ignores case
-                why = "a duplicate key" if entry else "not `KEY NAME;` with 32 to 46 letters or digits in KEY"
-                raise settings.SettingError(f"INGEST_API_KEYS: line {number} of {s.api_keys} is {why}.")
+                reason = "a duplicate key" if entry else "not `KEY NAME;` with 32 to 46 letters or digits in KEY"
+                raise settings.SettingError(f"INGEST_API_KEYS: line {number} of {s.api_keys} is {reason}.")
             known.add(entry[1].lower())
 
 
@@ -138,8 +138,8 @@ def check_nginx(s: settings.Settings) -> None:
     command = [nginx, "-t", "-q", "-p", str(s.home), "-c", str(s.home / "etc/nginx.conf")]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     if done.returncode:
-        why = re.search(r"\[emerg\] (?:\d+#\d+: )?(.*)", done.stderr)
-        raise CannotStart(f"nginx rejects its configuration: {why[1] if why else done.stderr.strip()}")
+        reason = re.search(r"\[emerg\] (?:\d+#\d+: )?(.*)", done.stderr)
+        raise CannotStart(f"nginx rejects its configuration: {reason[1] if reason else done.stderr.strip()}")
 
 
 @contextlib.contextmanager
@@ -156,7 +156,6 @@ def exit_on_error(home: Path) -> Iterator[None]:
 
 
 def announce(s: settings.Settings) -> None:
-    """Print the addresses and directories of this installation."""
     url = f"http{'s' if s.tls_certificate else ''}://localhost:{s.port}"
     store = settings.without_password(s.store).removeprefix("sqlite:///")
     short = url.removeprefix("http://")

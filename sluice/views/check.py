@@ -35,7 +35,7 @@ class Checked(NamedTuple):
 
 
 class Checker:
-    """Compares the views of one installation."""
+    """Compares the views of one cell."""
 
     def __init__(self, socket: str, url: str, streams: dict[str, Stream], keep: Keep = FOREVER) -> None:
         """keep: INGEST_KEEP. A view may have more than the rows that were not deleted by age."""
