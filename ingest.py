@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sluice import settings
-from sluice.http import replies, routes
+from sluice.formats.registry import load_routes
+from sluice.http import replies
 from sluice.http.endpoints import Endpoint, Endpoints
 from sluice.http.replies import Rejected
 from sluice.http.request import read
@@ -91,7 +92,7 @@ def tick() -> None:
         endpoint.reply = endpoint.replies[is_closing]
 
 
-ENDPOINTS = Endpoints(routes.load(SETTINGS.routes), counts.counter)
+ENDPOINTS = Endpoints(load_routes(SETTINGS.routes), counts.counter)
 PLAIN = ENDPOINTS.plain
 PROBES = {"/healthz": OK, "/readyz": OK, "/ping": NO_CONTENT}
 app.max_body, app.tick = MAX_BODY, tick  # type: ignore[attr-defined]  # see sluice/fastlane/__init__.py

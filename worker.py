@@ -19,6 +19,7 @@ from sluice import settings
 from sluice.account import CellLine
 from sluice.base import counters, daemon
 from sluice.elsewhere.registry import open_destinations
+from sluice.formats.streams import load_streams
 from sluice.settings import FOREVER, IN_TABLES, Keep, Rows
 from sluice.spool import open_inspector, open_outlet
 from sluice.spool.claim import Claim
@@ -31,7 +32,6 @@ from sluice.store.types import Entry, NewerTables, Outcome, Unavailable
 from sluice.streams import registry
 from sluice.streams.record import Limits, Record, Reject
 from sluice.streams.registry import Stream
-from sluice.streams.schema import load_streams
 
 log = logging.getLogger("sluice.worker")
 

@@ -18,7 +18,8 @@ from sluice import settings, views
 from sluice.account import Figures, account, balance, sums
 from sluice.base import screen
 from sluice.base.counters import SECONDS, SIZES
-from sluice.http import routes
+from sluice.formats.registry import load_routes
+from sluice.formats.streams import load_streams
 from sluice.settings import Settings
 from sluice.spool import open_inspector
 from sluice.spool.claim import Claim
@@ -27,7 +28,6 @@ from sluice.spool.inspector import Inspector, Snapshot
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Ledger, Unavailable
-from sluice.streams.schema import load_streams
 from sluice.views import figures
 from sluice.views.contract import SOCKET
 from sluice.views.follower import Link
@@ -46,7 +46,7 @@ class Observer:
     def __init__(self, s: Settings) -> None:
         """Raises: SettingError if a user's module cannot be imported."""
         self.streams = load_streams(s)
-        self.names = {*self.streams, *(route.stream for route in routes.load(s.routes).values())}
+        self.names = {*self.streams, *(route.stream for route in load_routes(s.routes).values())}
         self.url, self.cell = s.store, s.cell
         self.places = [s.home]  # where bytes are written
         if s.store.startswith("sqlite:"):
@@ -297,7 +297,7 @@ def inspector(stream: str, s: Settings, verb: str = "") -> Inspector:
     """
     opened = open_inspector(s.spool, s.figures, TIMEOUT_SECONDS)
     opened.require(verb)
-    names = {*load_streams(s), *(route.stream for route in routes.load(s.routes).values())}
+    names = {*load_streams(s), *(route.stream for route in load_routes(s.routes).values())}
     if stream not in names and stream not in (names := names | opened.streams()):
         raise settings.SettingError(f"there is no stream {stream!r}; there are {', '.join(sorted(names))}.")
     return opened

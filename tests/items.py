@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sluice import settings
+from sluice.formats.streams import STREAMS
 from sluice.streams import registry
 from sluice.streams.record import Limits, Reject
-from sluice.streams.registry import STREAMS
 
 LIMITS = registry.limits(settings.load({}))
 

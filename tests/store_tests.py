@@ -22,13 +22,14 @@ import pytest
 from proving.harness import ROOT, poll
 from sluice import settings
 from sluice.elsewhere.destination import Unwritable
+from sluice.formats.streams import STREAMS
 from sluice.spool.claim import Claim, Window
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import DeadLetter, Entry, NewerTables, Outcome, Spool, Unavailable
 from sluice.streams import registry
 from sluice.streams.record import Limits, Metric, Record, Reject, Vote
-from sluice.streams.registry import STREAMS, Stream, stream
+from sluice.streams.registry import Stream, stream
 
 NOON = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC in microseconds
 MOST = registry.limits(settings.load({}))

@@ -18,12 +18,14 @@ import ingest
 import sluice
 from proving import documents, harness
 from sluice import settings, views
+from sluice.formats.registry import ROUTES
+from sluice.formats.streams import STREAMS
 from sluice.http import replies, routes
 from sluice.ops import __main__ as command
 from sluice.spool import contract, errors
 from sluice.spool.kafka import inlet as kafka_inlet
 from sluice.store.sqlite.store import TABLES, Table
-from sluice.streams import logs, registry, signature
+from sluice.streams import levels, signature
 
 HTTP, SPOOL, DATABASE, OPERATOR = (
     (harness.ROOT / f"docs/protocol/{name}.md").read_text() for name in ("http", "spool", "database", "operator")
@@ -55,9 +57,9 @@ def table(page: str, first: str, with_text: str = "") -> dict[str, list[str]]:
 
 def test_the_table_of_paths_is_the_routing_table():
     documented = table(HTTP, "path", "`/metrics`")
-    assert documented.keys() == routes.ROUTES.keys()
+    assert documented.keys() == ROUTES.keys()
     for path, (stream, answer, item) in documented.items():
-        route = routes.ROUTES[path]
+        route = ROUTES[path]
         assert stream == f"`{route.stream}`"
         text = b"".join(route.reply.chunks).decode()
         in_json = f"; to JSON `{b''.join(route.json.chunks).decode()}`" if route.json else ""
@@ -123,7 +125,7 @@ def test_the_details_of_a_503_are_those_that_the_gateway_gives():
 
 def test_the_tables_of_the_database_have_the_documented_columns():
     documented = {name: cells[0].strip("`").split(", ") for name, cells in table(DATABASE, "table").items()}
-    for name, stream in registry.STREAMS.items():
+    for name, stream in STREAMS.items():
         assert list(Table(stream).columns) == documented[name]
     for name, columns in re.findall(r"TABLE IF NOT EXISTS (\w+) \((.*?)\);", TABLES, re.S):
         assert [column.split()[0] for column in columns.split(",")] == documented[name]
@@ -133,7 +135,7 @@ def test_the_table_of_levels_is_that_of_the_decoder():
     documented: dict[str, str] = {}
     for stored, (names, numbers) in table(HTTP, "level").items():
         documented |= dict.fromkeys([stored, *re.findall(r"\w+", names), *re.findall(r"\d+", numbers)], stored)
-    assert documented == logs.LEVELS
+    assert documented == levels.LEVELS
 
 
 def test_the_checks_of_access_are_the_lines_that_nginx_has_for_them():

@@ -27,9 +27,9 @@ from proving import harness
 from proving.harness import Server, answer, connect, gateway, get, poll, post, redis_server
 from proving.harness import request as send
 from runtimes import GUNICORN, SERVERS, is_problem, simple_server
+from sluice.formats.registry import ROUTES
 from sluice.http.replies import NO_LENGTH, Rejected
 from sluice.http.request import read
-from sluice.http.routes import ROUTES
 
 MAX_BODY = 100_000
 MAX_MEMORY = 8 << 20  # half of it for the backlog of a stream

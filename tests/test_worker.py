@@ -29,6 +29,7 @@ from proving import harness
 from proving.harness import ROOT, Server, ask, environment, free_port, gateway, post, redis_server, running
 from sluice import settings
 from sluice.account import CellLine
+from sluice.formats.streams import STREAMS
 from sluice.spool.claim import Claim
 from sluice.spool.contract import CELL, LAYOUT, LAYOUT_KEY, LEASE_SECONDS
 from sluice.spool.inlet import Inlet
@@ -325,8 +326,8 @@ def test_a_worker_that_cannot_leave_its_line_goes_on_unless_the_tables_are_newer
         def leave(self, store: Store, last: bool = False) -> None:
             raise error
 
-    line = Line(Inspector(str(redis.socket)), registry.STREAMS, "c1", keep=True)
-    ours = program.Worker(Outlet(str(redis.socket)), f"sqlite:///{tmp}/ingest.db", registry.STREAMS, LIMITS, line)
+    line = Line(Inspector(str(redis.socket)), STREAMS, "c1", keep=True)
+    ours = program.Worker(Outlet(str(redis.socket)), f"sqlite:///{tmp}/ingest.db", STREAMS, LIMITS, line)
     push(redis, "a")
     with pytest.raises(NewerTables) if isinstance(error, NewerTables) else contextlib.nullcontext():
         ours.run(drain=True)
@@ -341,8 +342,8 @@ def test_a_worker_leaves_its_last_line_only_when_it_has_drained(tmp: Path, redis
             last.append(is_last)
             super().leave(store, is_last)
 
-    line = Line(Inspector(str(redis.socket)), registry.STREAMS, "c1", keep=True)
-    ours = program.Worker(Outlet(str(redis.socket)), f"sqlite:///{tmp}/ingest.db", registry.STREAMS, LIMITS, line)
+    line = Line(Inspector(str(redis.socket)), STREAMS, "c1", keep=True)
+    ours = program.Worker(Outlet(str(redis.socket)), f"sqlite:///{tmp}/ingest.db", STREAMS, LIMITS, line)
     push(redis, "a")
     ours.run(drain=True)
     assert choices(tmp) == ["a"]
@@ -440,7 +441,7 @@ def test_the_next_claim_is_requested_after_the_bodies_are_read_and_before_they_a
             assert len(list(rows)) == claim.count
             return Outcome(claim.count, 0)
 
-    ours = program.Worker(Reader(str(redis.socket)), "", registry.STREAMS, LIMITS)
+    ours = program.Worker(Reader(str(redis.socket)), "", STREAMS, LIMITS)
     ours.store = Store()  # type: ignore[assignment]
     (state,) = [state for state in ours.states if state.stream.name == "votes"]
     state.max_bodies = MAX_BODIES
@@ -452,13 +453,13 @@ def test_the_next_claim_is_requested_after_the_bodies_are_read_and_before_they_a
 
 
 def test_bodies_that_take_long_are_claimed_one_by_one() -> None:
-    state = program.StreamState(registry.STREAMS["votes"], Outlet("unused.sock"))
+    state = program.StreamState(STREAMS["votes"], Outlet("unused.sock"))
     state.size_next_claim(Claim("votes", "spool:1:1", 1, 1, 0, []), 100.0)
     assert state.max_bodies == 1
 
 
 def test_each_entry_has_the_time_of_the_last_mark_before_its_body(redis: Server) -> None:
-    ours = program.Worker(Outlet(str(redis.socket)), "", registry.STREAMS, LIMITS)
+    ours = program.Worker(Outlet(str(redis.socket)), "", STREAMS, LIMITS)
     (state,) = [state for state in ours.states if state.stream.name == "votes"]
     marked = Claim("votes", "spool:7:1", 7, 4, 0, [(6, 600), (8, 800), (9, 900)])
     entries = list(ours.decode(state, marked, [vote(n) for n in range(4)]))
@@ -470,8 +471,8 @@ def test_a_body_whose_decoder_raises_after_a_record_is_not_stored_in_part(redis:
         yield Vote(poll="p", choice="a")
         raise ValueError("the second record")
 
-    ours = program.Worker(Outlet(str(redis.socket)), "", registry.STREAMS, LIMITS)
-    state = program.StreamState(registry.STREAMS["votes"]._replace(decode=decode), ours.outlet)
+    ours = program.Worker(Outlet(str(redis.socket)), "", STREAMS, LIMITS)
+    state = program.StreamState(STREAMS["votes"]._replace(decode=decode), ours.outlet)
     body = Claim("votes", "spool:1:1", 1, 1, 0, [(1, 1)]), [b"x"]
     with pytest.raises(program.PartialDecode):
         list(ours.decode(state, *body))
@@ -491,7 +492,7 @@ def test_a_worker_that_stops_stores_the_claim_that_it_has_prefetched(redis: Serv
                 ours.stop()
             return Outcome(claim.count, 0)
 
-    streams = {name: registry.STREAMS[name] for name in ("votes", "logs")}
+    streams = {name: STREAMS[name] for name in ("votes", "logs")}
     ours = program.Worker(Outlet(str(redis.socket)), "", streams, LIMITS)
     ours.store = Store()  # type: ignore[assignment]
     ours.states[0].max_bodies = MAX_BODIES
@@ -516,7 +517,7 @@ def test_the_records_of_a_body_are_stored_one_by_one_while_it_is_decoded(redis: 
                 seen.append(f"stored {record.choice}")
             return Outcome(claim.count, 0)
 
-    streams = {"votes": registry.STREAMS["votes"]._replace(decode=decode)}
+    streams = {"votes": STREAMS["votes"]._replace(decode=decode)}
     ours = program.Worker(Outlet(str(redis.socket)), "", streams, LIMITS)
     ours.store = Store()  # type: ignore[assignment]
     push(redis, "any")
@@ -580,7 +581,7 @@ def test_a_chore_that_fails_delays_only_itself(tmp: Path, redis: Server, monkeyp
         done.append("works")
         return True
 
-    streams = {"votes": registry.STREAMS["votes"]}
+    streams = {"votes": STREAMS["votes"]}
     one = program.Worker(Outlet(str(redis.socket)), f"sqlite:///{tmp}/ingest.db", streams, LIMITS)
     one.store = one.connect()
     one.chores = [program.Chore("a", fails, 10), program.Chore("b", works, 10), program.Chore("c", works, 10)]
@@ -607,7 +608,7 @@ def test_a_chore_is_due_at_once_while_there_is_more_and_after_ten_times_what_a_f
             raise answer
         return answer
 
-    ours = program.Worker(Outlet(str(redis.socket)), "", registry.STREAMS, LIMITS)
+    ours = program.Worker(Outlet(str(redis.socket)), "", STREAMS, LIMITS)
     ours.store = SimpleNamespace(db=True)  # type: ignore[assignment]
     chore = program.Chore("a chore", step, 50)
     ours.chores = [chore]
@@ -685,7 +686,7 @@ def test_a_stored_claim_is_counted_and_ends_the_waits_and_the_next_one_is_twice_
                 return answer
             raise Unavailable("locked")
 
-    ours = program.Worker(Outlet(str(redis.socket)), "", registry.STREAMS, LIMITS)
+    ours = program.Worker(Outlet(str(redis.socket)), "", STREAMS, LIMITS)
     ours.store = Store()  # type: ignore[assignment]
     (state,) = [state for state in ours.states if state.stream.name == "votes"]
     state.max_bodies = 100
@@ -707,7 +708,7 @@ def test_a_claim_that_cannot_be_stored_is_tried_again_after_longer_and_longer_ti
     redis: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    state = program.StreamState(registry.STREAMS["votes"], Outlet(str(redis.socket)))
+    state = program.StreamState(STREAMS["votes"], Outlet(str(redis.socket)))
     pauses = []
     for _ in range(9):
         state.postpone()
@@ -727,7 +728,7 @@ def test_an_unexpected_error_delays_only_its_stream(tmp: Path, redis: Server, ca
             stored.append(claim.stream)
             return Outcome(claim.count, 0)
 
-    ours = program.Worker(Outlet(str(redis.socket)), "", registry.STREAMS, LIMITS)
+    ours = program.Worker(Outlet(str(redis.socket)), "", STREAMS, LIMITS)
     ours.store = Store()  # type: ignore[assignment]
     push(redis, "a")
     raw(redis).rpush("ingest:{gps}", b"x")
@@ -781,7 +782,7 @@ def test_without_redis_the_worker_waits_longer_and_longer_and_each_time_from_the
             elif len(waits) == 12:
                 ours.stopping = True
 
-    ours = program.Worker(Outlet(str(tmp / "run/redis.sock")), "", registry.STREAMS, LIMITS)
+    ours = program.Worker(Outlet(str(tmp / "run/redis.sock")), "", STREAMS, LIMITS)
     ours.store = SimpleNamespace(db=None)  # type: ignore[assignment]
     ours.wake = Wake()  # type: ignore[assignment]
     with redis:
@@ -804,7 +805,7 @@ def test_an_idle_worker_only_looks_whether_there_is_work(redis: Server) -> None:
 
     push(redis, "a")
     assert Outlet(str(redis.socket)).claim("votes")  # another worker has it
-    ours = program.Worker(Looker(str(redis.socket)), "", registry.STREAMS, LIMITS)
+    ours = program.Worker(Looker(str(redis.socket)), "", STREAMS, LIMITS)
     ours.store = SimpleNamespace(db=None)  # type: ignore[assignment]
     ours.wake = SimpleNamespace(acquire=lambda timeout: turns.append("wait"))  # type: ignore[assignment]
     ours.run()
@@ -831,7 +832,7 @@ def test_the_worker_waits_between_looks_while_a_claim_cannot_be_stored(redis: Se
         turns.append("wait")
         ours.stopping = len(turns) > 4
 
-    ours = program.Worker(Looker(str(redis.socket)), "", registry.STREAMS, LIMITS)
+    ours = program.Worker(Looker(str(redis.socket)), "", STREAMS, LIMITS)
     ours.store = Store()  # type: ignore[assignment]
     ours.wake = SimpleNamespace(acquire=wait)  # type: ignore[assignment]
     push(redis, "a")
@@ -956,7 +957,7 @@ def test_an_idle_worker_takes_less_than_one_percent_of_a_core(tmp: Path, redis: 
         poll(lambda: choices(tmp) == ["a"])
 
         def turns() -> float:
-            return raw(redis).info("commandstats")["cmdstat_exists"]["calls"] / len(registry.STREAMS)
+            return raw(redis).info("commandstats")["cmdstat_exists"]["calls"] / len(STREAMS)
 
         def share() -> float:
             """Of a core, over 50 turns. While the machine is busy, a turn may take more CPU."""

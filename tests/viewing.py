@@ -16,11 +16,11 @@ import redis
 from proving import harness
 from proving.postgres import Postgres
 from sluice import settings, views
+from sluice.formats.streams import load_streams
 from sluice.spool.claim import Claim
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Entry
-from sluice.streams.schema import load_streams
 from sluice.views import contract, feeds
 from sluice.views.check import Checker
 from sluice.views.contract import SOCKET

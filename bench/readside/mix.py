@@ -10,7 +10,7 @@ import msgspec
 
 import rig
 from readside.site import FOLLOWER, WORKER, Site, Targets, requests
-from sluice.streams.schema import load_streams
+from sluice.formats.streams import load_streams
 from sluice.views import Feed, contract, feeds
 from sluice.views.check import Checker
 

@@ -1,1 +1,1 @@
-"""The wire formats, a file each."""
+"""The wire formats, a file each; `registry` lists them."""

@@ -6,8 +6,10 @@ from sluice.streams.position import position
 from sluice.streams.record import Gps
 
 
-def form(fields: dict[str, str]) -> Gps:
+def form(fields: dict[str, str]) -> Gps | None:
     """The position of a form with `longitude`; metres, metres per second, percent. Raises: Invalid."""
+    if "longitude" not in fields:
+        return None
     return position(
         fields.get("device"),
         fields.get("lat") or fields.get("latitude"),

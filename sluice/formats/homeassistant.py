@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from sluice.streams.body import Budget
 from sluice.streams.message import Message
 from sluice.streams.position import Number, position
 from sluice.streams.record import Gps, Invalid
@@ -37,7 +38,7 @@ read_kind = msgspec.json.Decoder(Kind).decode
 read = msgspec.json.Decoder(Request).decode
 
 
-def decode(part: bytes, message: Message) -> Gps:
+def decode(part: bytes, message: Message, budget: Budget) -> tuple[Gps]:
     """The position of a message; the device is the parameter `device`. It has the time of arrival.
 
     Raises: Invalid if it is not a valid position; msgspec's errors.
@@ -47,7 +48,7 @@ def decode(part: bytes, message: Message) -> Gps:
         raise Invalid(f"not a position: type {kind!r:.40}")
     about = read(part).data
     lat, lon = about.gps
-    return position(
+    record = position(
         message.parameter("device"),
         lat,
         lon,
@@ -57,3 +58,4 @@ def decode(part: bytes, message: Message) -> Gps:
         bearing=about.course,
         battery=about.battery,
     )
+    return (record,)

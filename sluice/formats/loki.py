@@ -15,15 +15,16 @@ from google.protobuf.message import DecodeError
 
 from sluice.formats import loki_pb2 as messages
 from sluice.formats.protobuf import fields, uncompress, wrapped
+from sluice.http.routes import PROTOBUF
 from sluice.streams import body as bodies
-from sluice.streams import logs
 from sluice.streams.body import Budget, Remainder
 from sluice.streams.decoder import INVALID_COST
+from sluice.streams.levels import level
+from sluice.streams.logs import take
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Log, Reject
 from sluice.streams.times import SECOND
 
-PROTOBUF = "application/x-protobuf"
 STREAMS = LABELS = 1  # numbers of the fields of a request and of a stream
 ENTRIES = 2
 SERVICES = "service_name", "service"
@@ -216,8 +217,8 @@ def record(labels: Labels, time: int, line: str, more: Labels) -> Log:
     attributes: dict[str, object] = {**labels}
     for name, value in more.items():
         attributes[f"{name}_extracted" if name in labels else name] = value  # Loki's name for it
-    level, service = logs.take(attributes, LEVELS), logs.take(attributes, SERVICES)
-    stored, sent = logs.level(level)
+    given, service = take(attributes, LEVELS), take(attributes, SERVICES)
+    stored, sent = level(given)
     if sent is not None:
         attributes["level"] = sent
     return Log(time=time, level=stored, service=service, message=line, attributes=attributes)

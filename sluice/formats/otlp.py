@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from sluice.formats import protobuf
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Remainder
-from sluice.streams.decoder import BATCH, Result
+from sluice.streams.decoder import CHUNK_BYTES, Result
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Reject, finite
 
@@ -117,7 +117,7 @@ class Json:
             if name not in node.repeated:
                 yield name, child
                 continue
-            if len(child) <= BATCH:
+            if len(child) <= CHUNK_BYTES:
                 parts = msgspec.json.decode(child, type=list[msgspec.Raw])
                 for at, part in enumerate(parts):
                     if budget.left <= 0:
@@ -173,7 +173,7 @@ class Context(NamedTuple):
         return tags
 
 
-def decode(root: Node, message: Message, body: bytes, budget: Budget) -> Iterator[Result]:
+def decode(root: Node, body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
     """The records of a request. JSON may have one request per line, as OpenTelemetry's file exporter writes it.
 
     Raises: Invalid if it is no request; Empty if there is nothing in it.

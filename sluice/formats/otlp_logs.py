@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.logs.v1 import logs_pb2
 
+from sluice.formats import otlp
 from sluice.formats.otlp import Context, Node, Tags, attributes, clean, plain, scope_attributes, text, when
-from sluice.streams.logs import level
+from sluice.streams.levels import level
 from sluice.streams.record import Log
 
 SEVERITIES = "trace", "debug", "info", "warn", "error", "fatal"  # four numbers each, from 1
@@ -74,3 +76,4 @@ def severity(message: Any, own: Tags) -> str | None:
 SCOPE = Node(logs_pb2.ScopeLogs, scope, {"logRecords": Node(logs_pb2.LogRecord, record)})
 RESOURCE = Node(logs_pb2.ResourceLogs, resource, {"scopeLogs": SCOPE})
 REQUEST = Node(ExportLogsServiceRequest, lambda _, context: context, {"resourceLogs": RESOURCE}, needed=True)
+decode = partial(otlp.decode, REQUEST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -9,9 +10,10 @@ import msgspec
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 
-from sluice.formats import telegraf
+from sluice.formats import otlp
 from sluice.formats.otlp import Context, Node, Tags, attributes, clean, scope_attributes, text, when
 from sluice.formats.prometheus import bound, minus
+from sluice.streams.metrics import typed
 from sluice.streams.record import Invalid, Metric, finite
 
 NO_RECORDED_VALUE = metrics_pb2.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
@@ -36,7 +38,7 @@ class Rows(list[Metric]):
 
     def row(self, field: str, value: float | int | str, tags: Tags, time: int | None) -> Metric:
         """A row. A number that is not finite has a field of its own, so that the others hold numbers only."""
-        stored, kind = telegraf.typed(finite(value) if isinstance(value, float) else value)
+        stored, kind = typed(finite(value) if isinstance(value, float) else value)
         if kind == "string" and isinstance(value, float):
             field = "state" if field == "value" else field + "_state"
         return Metric(time=time, name=self.context.name, tags=tags, field=field, value=stored, type=kind)
@@ -182,3 +184,4 @@ METRIC = Node(metrics_pb2.Metric, metric, DATA, needed=True)
 SCOPE = Node(metrics_pb2.ScopeMetrics, scope, {"metrics": METRIC})
 RESOURCE = Node(metrics_pb2.ResourceMetrics, resource, {"scopeMetrics": SCOPE})
 REQUEST = Node(ExportMetricsServiceRequest, lambda _, context: context, {"resourceMetrics": RESOURCE}, needed=True)
+decode = partial(otlp.decode, REQUEST)

@@ -8,6 +8,7 @@ import msgspec
 
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Remainder
+from sluice.streams.message import Message
 from sluice.streams.position import Number, position
 from sluice.streams.record import Gps, Invalid, Reject
 from sluice.streams.times import Time
@@ -15,7 +16,7 @@ from sluice.streams.times import Time
 MAX_COORDINATES = 512  # bytes: three numbers and ample white space
 
 
-class Batch(msgspec.Struct):
+class Request(msgspec.Struct):
     """A request. Colota and others send the device here, once for all features."""
 
     locations: msgspec.Raw
@@ -44,28 +45,28 @@ class Feature(msgspec.Struct):
     properties: Properties
 
 
-read = msgspec.json.Decoder(Batch).decode
+read = msgspec.json.Decoder(Request).decode
 read_feature = msgspec.json.Decoder(Feature).decode
 read_coordinates = msgspec.json.Decoder(list[float | None]).decode
 
 
-def decode(part: bytes, budget: Budget) -> Iterator[Gps | Reject]:
+def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Gps | Reject]:
     """The positions of a request, until the budget is used up. An invalid feature is rejected as a request of its own.
 
     Raises, before it yields: Invalid, msgspec's errors.
     """
-    batch = read(part)
-    features = bytes(batch.locations)
+    request = read(part)
+    features = bytes(request.locations)
     if not features.startswith(b"["):
         raise Invalid("locations is not an array")
-    owner = b"" if batch.device_id is None else b'"device_id":' + msgspec.json.encode(batch.device_id) + b","
+    owner = b"" if request.device_id is None else b'"device_id":' + msgspec.json.encode(request.device_id) + b","
     head = b"{" + owner + b'"locations":['
     for element in bodies.elements(features, budget):
         if isinstance(element, Remainder):
             yield Reject(head + element + b"}", Remainder.reason)
             return
         try:
-            yield feature(element, batch.device_id)
+            yield feature(element, request.device_id)
         except Exception as error:
             yield Reject(head + element + b"]}", bodies.reason(error))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from sluice.streams.body import Budget
 from sluice.streams.message import Message
 from sluice.streams.position import KMH, Number, position
 from sluice.streams.record import Gps, Invalid
@@ -29,7 +30,7 @@ class Location(msgspec.Struct, rename={"kind": "_type"}):
 read = msgspec.json.Decoder(Location).decode
 
 
-def decode(part: bytes, message: Message | None) -> Gps:
+def decode(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
     """The position of a payload.
 
     The device is `user/device` of the fields X-Limit-U and X-Limit-D or of the parameters u and d, else the topic
@@ -40,7 +41,7 @@ def decode(part: bytes, message: Message | None) -> Gps:
     location = read(part)
     if location.kind != "location":
         raise Invalid(f"not a position: _type {location.kind!r:.40}")
-    return position(
+    record = position(
         sender(message) or (location.topic or "").removeprefix("owntracks/") or location.tid,
         location.lat,
         location.lon,
@@ -52,6 +53,7 @@ def decode(part: bytes, message: Message | None) -> Gps:
         battery=location.batt,
         speed_unit=KMH,
     )
+    return (record,)
 
 
 def sender(message: Message | None) -> str:

@@ -16,15 +16,15 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from sluice.formats import prometheus_pb2 as messages
-from sluice.formats import telegraf
 from sluice.formats.protobuf import Field, fields, uncompress
+from sluice.http.routes import PROTOBUF
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Remainder
 from sluice.streams.decoder import INVALID_COST
 from sluice.streams.message import Message
+from sluice.streams.metrics import typed
 from sluice.streams.record import INT64, Invalid, Metric, Reject, finite
 
-PROTOBUF = "application/x-protobuf"
 VERSIONS = {"": 1, "prometheus.WriteRequest": 1, "io.prometheus.write.v2.Request": 2}
 SERIES, METADATA = {1: 1, 2: 5}, {1: 3, 2: -1}  # numbers of the fields of a request
 SYMBOLS = 4
@@ -209,7 +209,7 @@ def native(name: str, tags: dict[str, str], part: Any, created: int) -> list[Met
     time, total = when(part), plain(part.sum)
     if total == "stale":
         return [number(time, name, tags, part.sum)]
-    count, kind = telegraf.typed(part.count_float if part.WhichOneof("count") == "count_float" else part.count_int)
+    count, kind = typed(part.count_float if part.WhichOneof("count") == "count_float" else part.count_int)
     if isinstance(count, float):
         check_finite([count])
     about: dict[str, Any] = {"count": count, "sum": total, "schema": part.schema, "zero_threshold": part.zero_threshold}

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
 
-from sluice.streams.record import INT64, UINT64, Invalid, Metric
+from sluice.streams import body as bodies
+from sluice.streams.body import Budget, Remainder
+from sluice.streams.decoder import NUL, check_text
+from sluice.streams.message import Message
+from sluice.streams.metrics import Value, typed
+from sluice.streams.record import Invalid, Metric, Reject
 from sluice.streams.times import Time, first
 
-Value = float | int | str | bool
+
+class Batch(msgspec.Struct):
+    """A request with several points."""
+
+    metrics: msgspec.Raw
 
 
 class Point(msgspec.Struct):
@@ -23,12 +33,30 @@ class Point(msgspec.Struct):
     timestamp: Time = None
 
 
-read = msgspec.json.Decoder(Point).decode
+read = msgspec.json.Decoder(Batch).decode
+read_point = msgspec.json.Decoder(Point).decode
 
 
-def decode(part: bytes) -> list[Metric]:
+def batch(part: bytes, message: Message | None, budget: Budget) -> Iterator[Metric | Reject]:
+    """The fields of several points. Each invalid point is one reject. Raises, before it yields: Invalid."""
+    array = bytes(read(part).metrics)
+    if not array.startswith(b"["):
+        raise Invalid("metrics is not an array")
+    for element in bodies.elements(array, budget):
+        if isinstance(element, Remainder):
+            yield Reject(b'{"metrics":[' + element + b"}", Remainder.reason)
+            return
+        try:
+            yield from point(element, message, budget)
+        except Exception as error:
+            yield Reject(b'{"metrics":[' + element + b"]}", bodies.reason(error))
+
+
+def point(part: bytes, message: Message | None, budget: Budget) -> list[Metric]:
     """The fields of a point. An invalid field makes the point invalid. Raises: Invalid, msgspec's errors."""
-    point = read(part)
+    if len(part) > budget.limits.record:
+        raise Invalid(f"record larger than {budget.limits.record} bytes")
+    point = read_point(part)
     time = first(point.time, point.ts, point.timestamp)
     tags = point.tags or {}
     metrics = []
@@ -40,25 +68,7 @@ def decode(part: bytes) -> list[Metric]:
             metrics.append(Metric(time=time, name=point.name, tags=tags, field=key, value=stored, type=kind))
     if not metrics:
         raise Invalid("no field")
+    if NUL in part:
+        for metric in metrics:
+            check_text(metric)
     return metrics
-
-
-def typed(value: Value) -> tuple[float | int | str, str]:
-    """A JSON value as it is stored, and its type.
-
-    An integer beyond 64 bits is stored as a float: JavaScript writes 1e20 as 100000000000000000000. Raises: Invalid.
-    """
-    if isinstance(value, bool):
-        return int(value), "boolean"
-    if isinstance(value, float):
-        return value, "float"
-    if isinstance(value, str):
-        return value, "string"
-    if value in INT64:
-        return value, "integer"
-    if value in UINT64:
-        return str(value), "unsigned"
-    try:
-        return float(value), "float"
-    except OverflowError:
-        raise Invalid("value out of range") from None

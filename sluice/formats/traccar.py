@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from sluice.streams.body import Budget
+from sluice.streams.message import Message
 from sluice.streams.position import KNOT, Number, position
 from sluice.streams.record import Gps, Invalid
 from sluice.streams.times import Time
@@ -40,11 +42,11 @@ class Request(msgspec.Struct):
 read = msgspec.json.Decoder(Request).decode
 
 
-def decode(part: bytes) -> Gps:
+def decode(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
     """The position of a request of Traccar Client 9. Raises: Invalid, msgspec's errors."""
     request = read(part)
     coords = request.location.coords
-    return position(
+    record = position(
         request.device_id,
         coords.latitude,
         coords.longitude,
@@ -56,10 +58,15 @@ def decode(part: bytes) -> Gps:
         battery=request.location.battery.level if request.location.battery else None,
         battery_unit=100,
     )
+    return (record,)
 
 
-def form(fields: dict[str, str]) -> Gps:
-    """The position of a form. The speed is in knots; `location` may replace lat and lon. Raises: Invalid."""
+def form(fields: dict[str, str]) -> Gps | None:
+    """The position of a form whose device is `id` or `deviceid`. The speed is in knots; `location` may replace lat and
+    lon. Raises: Invalid.
+    """
+    if "device" in fields or not ("id" in fields or "deviceid" in fields):
+        return None
     lat, lon = fields.get("lat"), fields.get("lon")
     if lat is None and lon is None and "location" in fields:
         lat, comma, lon = fields["location"].partition(",")

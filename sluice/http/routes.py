@@ -1,10 +1,8 @@
-"""The stream and the success answer of each path. Standard library only."""
+"""What a route is: the stream and the success answer of a path. Data only; standard library only."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
-
-from sluice import extension
 
 JSON = "application/json"
 PROTOBUF = "application/x-protobuf"
@@ -44,37 +42,3 @@ class Route(NamedTuple):
 
 OK = reply("200 OK", b'{"message":"OK"}')
 NO_CONTENT = reply("204 No Content")
-PROTOBUF_OK, JSON_OK = reply("200 OK", b"", PROTOBUF), reply("200 OK", b"{}")
-
-ROUTES: dict[str, Route] = {
-    "/metrics": Route("metrics", OK),
-    "/gps": Route("gps", OK),
-    "/votes": Route("votes", OK),
-    "/logs": Route("logs", OK),
-    # InfluxDB clients accept only 204; the query string has the precision
-    "/write": Route("metrics", NO_CONTENT, keep_head=True),
-    "/api/v2/write": Route("metrics", NO_CONTENT, keep_head=True),
-    # Prometheus remote write; the Content-Type has the version
-    "/api/v1/write": Route("metrics", NO_CONTENT, keep_head=True),
-    # Loki's clients accept only 204; the Content-Type says whether it is protobuf
-    "/loki/api/v1/push": Route("logs", NO_CONTENT, keep_head=True),
-    # OwnTracks reads the answer as a list of commands; X-Limit-U and X-Limit-D may have the device's name
-    "/owntracks": Route("gps", reply("200 OK", b"[]"), keep_head=True),
-    # Overland sends its batch again unless it gets exactly this
-    "/overland": Route("gps", reply("200 OK", b'{"result":"ok"}')),
-    "/traccar": Route("gps", OK),
-    "/gpslogger": Route("gps", OK),
-    # the parameter `device` has the name of the phone
-    "/homeassistant": Route("gps", OK, keep_head=True),
-    # OTLP: an empty ExportMetricsServiceResponse or ExportLogsServiceResponse, without a partial success
-    "/v1/metrics": Route("metrics", PROTOBUF_OK, keep_head=True, json=JSON_OK),
-    "/v1/logs": Route("logs", PROTOBUF_OK, keep_head=True, json=JSON_OK),
-}
-
-
-def load(module: str) -> dict[str, Route]:
-    """The built-in routes and those of the user's module, which may replace them. module: INGEST_ROUTES.
-
-    Raises: SettingError if it cannot be imported, or has no ROUTES.
-    """
-    return {**ROUTES, **extension.dictionary("INGEST_ROUTES", module, "ROUTES")}

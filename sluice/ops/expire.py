@@ -9,9 +9,9 @@ import argparse
 import time
 
 from sluice.base import screen
+from sluice.formats.streams import load_streams
 from sluice.settings import DEAD, Settings
 from sluice.store.registry import open_store
-from sluice.streams.schema import load_streams
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,13 +14,13 @@ from collections.abc import Callable
 
 from sluice.base import screen
 from sluice.base.screen import shown
+from sluice.formats.streams import load_streams
 from sluice.letters import Letters
 from sluice.settings import Settings
 from sluice.store.registry import open_store
 from sluice.store.types import DeadLetter, Replayed
 from sluice.streams import registry
 from sluice.streams.record import Limits, Record, Reject
-from sluice.streams.schema import load_streams
 
 CHUNK_LETTERS = 200  # per transaction: no worker can write while it runs
 PROGRESS_SECONDS = (0.2, 10.0)  # between two lines of progress: on a terminal, and elsewhere

@@ -16,9 +16,9 @@ from redis.exceptions import RedisError
 
 from sluice import views
 from sluice.base import screen
+from sluice.formats.streams import load_streams
 from sluice.settings import SettingError, Settings
 from sluice.store.types import Unavailable
-from sluice.streams.schema import load_streams
 from sluice.views import contract
 from sluice.views.check import Checker
 from sluice.views.contract import SOCKET

@@ -6,7 +6,7 @@ import sys
 
 from sluice import settings, views
 from sluice.base import daemon
-from sluice.streams.schema import load_streams
+from sluice.formats.streams import load_streams
 from sluice.views.contract import SOCKET
 from sluice.views.follower import Follower
 from sluice.views.refresh import Refresher

@@ -21,7 +21,7 @@ from sluice import settings
 from sluice.account import STATES, sums
 from sluice.base import daemon, screen
 from sluice.base.times import instant
-from sluice.http import routes
+from sluice.formats.registry import load_routes
 from sluice.ledger import Observer
 from sluice.letters import Letters
 from sluice.settings import Settings
@@ -77,7 +77,7 @@ class Page:
         self.gateway_sockets = s.gateway_sockets
         self.observer = Observer(s)
         self.paths: dict[str, list[str]] = {}
-        for path, route in routes.load(s.routes).items():
+        for path, route in load_routes(s.routes).items():
             self.paths.setdefault(route.stream, []).append(path)
         self.looks = 0
         self.gateway = False

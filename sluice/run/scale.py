@@ -16,13 +16,13 @@ from collections import deque
 from typing import NamedTuple, NoReturn
 
 from sluice import settings
+from sluice.formats.streams import load_streams
 from sluice.parsers import Span
 from sluice.run.configure import ROOT
 from sluice.settings import Settings
 from sluice.spool import open_inspector
 from sluice.spool.contract import UNHURRIED_SECONDS
 from sluice.spool.errors import SPOOL_ERRORS
-from sluice.streams.schema import load_streams
 
 READING_SECONDS = 2.0  # between two readings
 

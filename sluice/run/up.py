@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sluice import settings, views
-from sluice.http import routes
+from sluice.formats.registry import load_routes
 from sluice.run import configure, launch
 from sluice.run.configure import ROOT
 from sluice.views.contract import SOCKET
@@ -102,10 +102,10 @@ def check_modules(s: settings.Settings) -> None:
 
     Raises: SettingError if that fails.
     """
-    routes.load(s.routes)
+    load_routes(s.routes)
     declared = views.load(s)
     if s.records or s.views:
-        from sluice.streams.schema import load_streams
+        from sluice.formats.streams import load_streams
 
         views.verify(declared, load_streams(s))
 

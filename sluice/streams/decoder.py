@@ -7,14 +7,18 @@ stored.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from importlib import import_module
 from math import isfinite
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Remainder
+from sluice.streams.format import Format
 from sluice.streams.message import START, Message, parse
 from sluice.streams.record import INT64, Invalid, Limits, Record, Reject
 
@@ -23,17 +27,17 @@ Result = Record | Reject
 
 NUL = b"\\u0000"  # the only spelling in JSON; PostgreSQL's text cannot hold a NUL, SQLite's tools end the text there
 REAL_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
-BATCH = 1 << 20  # bytes that are decoded to a list at once; the list takes about 10 bytes of memory per byte
-REASON = 200  # characters
-SEPARATE = 100  # invalid records of one body that are buried separately
-MERGED = 1 << 16  # bytes of further invalid records that are buried as one dead letter
+CHUNK_BYTES = 1 << 20  # that are decoded to a list at once; the list takes about 10 bytes of memory per byte
+REASON_CHARACTERS = 200
+SEPARATE_REJECTS = 100  # of one body; further invalid records are buried together
+MERGED_BYTES = 1 << 16  # of further invalid records that are buried as one dead letter
 INVALID_COST = 50  # an invalid record counts as this many records of the budget: rejecting one takes longer
 
 
 class Decoder:
     """Decodes items of one stream; a subclass defines `contents`.
 
-    decode: see `registry.Stream`.
+    decode: see `Stream`.
     """
 
     decode: Decode
@@ -87,22 +91,31 @@ class Decoder:
                 result = Reject(message.head() + part if message else part, result.reason)
             yield result
 
-    def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+    def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         """The records of an unpacked body, until the budget is used up. Raises: Invalid if nothing can be decoded."""
         raise NotImplementedError
 
 
 class JsonDecoder(Decoder):
-    """Decodes JSON and forms. A stream with further formats overrides `object`, `form`, `text` or `contents`.
+    """Decodes JSON, forms, and the wire formats of a stream.
 
     wire: the Struct that a plain JSON object is decoded to.
     build: makes a record of it. Raises: Invalid.
+    formats: in the order in which they are tried.
     bounded: a record takes bounded memory, whatever its size; otherwise it may have `Limits.record` bytes.
     """
 
     bounded = True
 
-    def __init__(self, wire: type, build: Callable[[Any], Record]) -> None:
+    def __init__(self, wire: type, build: Callable[[Any], Record], formats: Sequence[Format] = ()) -> None:
+        self.bodies = {path: known.decoder for known in formats if known.objects is None for path in known.paths}
+        self.objects = {name: known.decoder for known in formats for name in known.objects or ()}
+        self.objects_at = {path: known.decoder for known in formats if known.objects == () for path in known.paths}
+        self.forms = [known.form for known in formats if known.form]
+        self.texts = [known.decoder for known in formats if known.text]
+        shape = msgspec.defstruct("Shape", [(name, msgspec.Raw | msgspec.UnsetType, UNSET) for name in self.objects])
+        self.no_shape = shape()
+        self.read_shape: Callable[[bytes], Any] = msgspec.json.Decoder(shape).decode
         self.wire = wire
         self.build = build
         self.read: Callable[[bytes], Any] = msgspec.json.Decoder(wire).decode
@@ -125,25 +138,31 @@ class JsonDecoder(Decoder):
             return decode
         return lambda item, limits: decode(item, limits) if len(item) <= limits.record else slow(item, limits)
 
-    def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+    def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         """See `Decoder.contents`."""
+        if message and self.bodies and (decoder := self.decoder_at(message.path)):
+            return load(decoder)(body, message, budget)
         body = body.removeprefix(bodies.BOM).strip()
         if not body:
             raise Invalid("empty")
-        if body.startswith((b"{", b"[")):
-            yield from self.json(body, message, budget)
-        else:
-            yield from self.text(body, message, budget)
+        return (self.json if body.startswith((b"{", b"[")) else self.text)(body, message, budget)
+
+    def decoder_at(self, path: str) -> str:
+        """The decoder of all bodies at a path; it may have a prefix, for a user's route such as /plant/write."""
+        for known, decoder in self.bodies.items():
+            if path.endswith(known):
+                return decoder
+        return ""
 
     def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         """The records of a JSON object, of an array, or of NDJSON."""
         rows = body.count(b"\n") + 1
         array = body.startswith(b"[")
-        if array and (batch := self.batch(self.read_array, body, budget)):
-            yield from batch
+        if array and (chunk := self.chunk(self.read_array, body, budget)):
+            yield from chunk
             return
-        if not array and rows > 1 and len(batch := self.batch(self.read_lines, body, budget)) == rows:
-            yield from batch
+        if not array and rows > 1 and len(chunk := self.chunk(self.read_lines, body, budget)) == rows:
+            yield from chunk
             return
         try:
             bodies.check_json(body)
@@ -171,9 +190,9 @@ class JsonDecoder(Decoder):
             except Exception as error:  # see value
                 yield Reject(row, bodies.reason(error))
 
-    def batch(self, read: Callable[[bytes], list[Any]], body: bytes, budget: Budget) -> list[Record]:
+    def chunk(self, read: Callable[[bytes], list[Any]], body: bytes, budget: Budget) -> list[Record]:
         """All records at once, if all are plain and valid, and within the budget; otherwise an empty list."""
-        if len(body) > BATCH or NUL in body:
+        if len(body) > CHUNK_BYTES or NUL in body:
             return []
         try:
             wires = read(body)
@@ -201,6 +220,16 @@ class JsonDecoder(Decoder):
 
     def object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:
         """The records of a JSON object that is not a plain one; `error` says why. Raises only before it yields."""
+        if self.objects and (shape := self.read_shape(part)) != self.no_shape:
+            for name, decoder in self.objects.items():
+                if getattr(shape, name) is not UNSET:
+                    return load(decoder)(part, message, budget)
+        if message and message.path in self.objects_at:
+            return load(self.objects_at[message.path])(part, message, budget)
+        return (self.loose_object(part, error),)
+
+    def loose_object(self, part: bytes, error: Exception) -> Record:
+        """The record of a JSON object that has no format, and is not plain. Raises: any exception."""
         raise error
 
     def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
@@ -212,7 +241,22 @@ class JsonDecoder(Decoder):
 
     def form(self, fields: dict[str, str]) -> Record:
         """The record of a form. Raises: Invalid, or msgspec's errors."""
+        for form in self.forms:
+            record: Record | None = load(form)(fields)
+            if record is not None:
+                return record
+        return self.plain_form(fields)
+
+    def plain_form(self, fields: dict[str, str]) -> Record:
+        """The record of a form that has no format. Raises: Invalid, or msgspec's errors."""
         return check_text(self.build(msgspec.convert(fields, self.wire, strict=False)))
+
+
+@cache
+def load(decoder: str) -> Callable[..., Any]:
+    """The function that a `Format` names."""
+    module, _, function = decoder.partition(":")
+    return getattr(import_module(module), function)
 
 
 class LineDecoder(Decoder):
@@ -267,10 +311,10 @@ def merge_rejects(results: Iterable[Result], budget: Budget) -> Iterator[Result]
         budget.left -= INVALID_COST
         count += 1
         remainder = result.reason is Remainder.reason
-        if parts and (remainder or size >= MERGED):
+        if parts and (remainder or size >= MERGED_BYTES):
             yield Reject(budget.separator.join(parts), reason)
             size, parts, reason = 0, [], ""
-        if count <= SEPARATE or remainder:
+        if count <= SEPARATE_REJECTS or remainder:
             yield result
             continue
         reason = reason or result.reason
@@ -304,4 +348,4 @@ def check_text(record: Record) -> Record:
 def one_line(reason: str) -> str:
     """A reason as one line that every database can hold."""
     text = " ".join(reason.replace("\0", " ").split())
-    return text[:REASON].encode("utf-8", "replace").decode()
+    return text[:REASON_CHARACTERS].encode("utf-8", "replace").decode()

@@ -1,24 +1,19 @@
-"""Decodes positions: plain JSON objects and forms, and the recognition of the clients' own formats."""
+"""Decodes positions: plain JSON objects and forms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
-from sluice.formats import gpslogger, homeassistant, overland, owntracks, traccar
-from sluice.streams.body import Budget
-from sluice.streams.decoder import JsonDecoder, Result
-from sluice.streams.message import Message
+from sluice.streams.decoder import JsonDecoder
+from sluice.streams.format import Format
 from sluice.streams.position import Number, position
 from sluice.streams.record import Gps
 from sluice.streams.times import Time, first
 
-HOME_ASSISTANT = "/homeassistant"
-
 NotNegative = Annotated[float, msgspec.Meta(ge=0)] | None
-Raw = msgspec.Raw | msgspec.UnsetType
 
 
 class Plain(msgspec.Struct, gc=False):
@@ -53,16 +48,7 @@ class Loose(msgspec.Struct):
     timestamp: Time = None
 
 
-class Shape(msgspec.Struct, rename={"kind": "_type"}):
-    """The fields by which the formats are recognised."""
-
-    kind: Raw = msgspec.UNSET
-    locations: Raw = msgspec.UNSET
-    location: Raw = msgspec.UNSET
-
-
 read_loose = msgspec.json.Decoder(Loose).decode
-read_shape = msgspec.json.Decoder(Shape).decode
 
 
 def build(wire: Plain) -> Gps:
@@ -83,25 +69,15 @@ def build(wire: Plain) -> Gps:
 class GpsDecoder(JsonDecoder):
     """The decoder of positions."""
 
-    def object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:
-        """OwnTracks, Overland, Traccar Client 9, Home Assistant, or a plain object that `Plain` does not accept."""
-        shape = read_shape(part)
-        if shape.kind is not msgspec.UNSET:
-            return (owntracks.decode(part, message),)
-        if shape.locations is not msgspec.UNSET:
-            return overland.decode(part, budget)
-        if shape.location is not msgspec.UNSET:
-            return (traccar.decode(part),)
-        if message and message.path == HOME_ASSISTANT:
-            return (homeassistant.decode(part, message),)
-        return (loose(read_loose(part)),)
+    def __init__(self, formats: Sequence[Format]) -> None:
+        super().__init__(Plain, build, formats)
 
-    def form(self, fields: dict[str, str]) -> Gps:
-        """Traccar's form if the device is `id` or `deviceid`, GPSLogger's if it has `longitude`, else a plain one."""
-        if "device" not in fields and ("id" in fields or "deviceid" in fields):
-            return traccar.form(fields)
-        if "longitude" in fields:
-            return gpslogger.form(fields)
+    def loose_object(self, part: bytes, error: Exception) -> Gps:
+        """See `JsonDecoder.loose_object`."""
+        return loose(read_loose(part))
+
+    def plain_form(self, fields: dict[str, str]) -> Gps:
+        """See `JsonDecoder.plain_form`."""
         return loose(msgspec.convert(fields, Loose))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -11,11 +11,11 @@ import msgspec
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
 from sluice.streams.decoder import JsonDecoder, Result
+from sluice.streams.format import Format
+from sluice.streams.levels import level
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
 from sluice.streams.times import Time, first
-
-LOKI = "/loki/api/v1/push"
 
 # The names that a field has in the formats of log libraries, in the order in which they are tried: OpenTelemetry and
 # Elastic's ECS, pino, slog, zap, structlog, Docker, Logstash
@@ -23,21 +23,6 @@ MESSAGES = "message", "msg", "log", "event"
 LEVEL_FIELDS = "level", "severity", "log.level"
 SERVICES = "service", "service.name"
 TIMES = "time", "ts", "timestamp", "@timestamp"
-
-# The levels are those of OpenTelemetry. Each has the names and numbers that mean the same elsewhere: of syslog (0 to
-# 7), of pino and Bunyan (10 to 60), of Java's and Python's libraries, and of Serilog
-LEVELS = {
-    name: level
-    for level, names in {
-        "trace": "trace verbose finest finer silly 10",
-        "debug": "debug fine 7 20",
-        "info": "info information informational notice 5 6 30",
-        "warn": "warn warning 4 40",
-        "error": "error err severe 3 50",
-        "fatal": "fatal critical crit alert emerg emergency panic 0 1 2 60",
-    }.items()
-    for name in names.split()
-}
 
 # Only what begins so must be JSON, because a plain line may begin with anything, often with `[`. A truncated object is
 # more often a mistake of its sender than a message: it is buried, and can be repaired
@@ -50,18 +35,6 @@ class Timed(msgspec.Struct):
     """The type that a time must have."""
 
     time: Time
-
-
-def level(sent: object) -> tuple[str | None, object]:
-    """The level that is stored for a level as it was sent, and the latter if it is not the same text in another case.
-
-    A text or an integer that is not in LEVELS is stored as it was sent, in lower case.
-    """
-    if not isinstance(sent, str | int) or isinstance(sent, bool):
-        return None, sent
-    text = str(sent).strip().lower()
-    stored = LEVELS.get(text, text)
-    return stored or None, sent if stored != text or isinstance(sent, int) else None
 
 
 def take(fields: dict[str, Any], names: tuple[str, ...]) -> Any:
@@ -100,17 +73,8 @@ class LogsDecoder(JsonDecoder):
 
     bounded = False  # attributes take about 20 bytes of memory per byte
 
-    def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
-        """See `Decoder.contents`. A body that was sent to the path of Loki always has its format."""
-        if message and message.path == LOKI:
-            from sluice.formats import loki  # protobuf and snappy take 8 MB, which only its users need
-
-            return loki.decode(body, message, budget)
-        if message and message.path.endswith("/v1/logs"):
-            from sluice.formats import otlp, otlp_logs  # 10 MB, and 0.1 s: only for those who send OTLP
-
-            return otlp.decode(otlp_logs.REQUEST, message, body, budget)
-        return super().contents(body, message, budget)
+    def __init__(self, formats: Sequence[Format]) -> None:
+        super().__init__(dict, build, formats)
 
     def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         """See `JsonDecoder.json`. Lines may begin as JSON does: `[warn] disk full`."""

@@ -24,19 +24,16 @@ class Message(NamedTuple):
 
     def field(self, name: str) -> str:
         """The value of the first field of this name; "" if it was not sent."""
+        wanted = name.lower().encode()
         for line in self.fields.split(b"\r\n"):
             key, _, value = line.partition(b":")
-            if key.decode("latin-1").lower() == name.lower():
+            if key.lower() == wanted:
                 return value.strip().decode("utf-8", "replace")
         return ""
 
     def parameter(self, name: str) -> str:
         """The first parameter of this name in the query string; "" if it was not sent."""
-        try:
-            pairs = parse_qsl(self.query.decode("latin-1"), max_num_fields=100, errors="replace")
-        except ValueError:
-            raise Invalid("query string has more than 100 parameters") from None
-        return next((value for key, value in pairs if key == name), "")
+        return parameter(self.query, name)
 
     def head(self) -> bytes:
         """The head for another, uncompressed body: as received, without the fields that describe the original body."""
@@ -52,3 +49,12 @@ def parse(item: bytes) -> Message | None:
         raise Invalid("kept message: the head is incomplete")
     path, _, query = start[1].partition(b"?")
     return Message(start[0], item[start.end() : len(head) + 2], path.decode("latin-1"), query, body)
+
+
+def parameter(query: bytes, name: str) -> str:
+    """The first parameter of this name in a query string; "" if there is none. Raises: Invalid."""
+    try:
+        pairs = parse_qsl(query.decode("latin-1"), max_num_fields=100, errors="replace")
+    except ValueError:
+        raise Invalid("query string has more than 100 parameters") from None
+    return next((value for key, value in pairs if key == name), "")

@@ -1,4 +1,4 @@
-"""The streams: name, record type, and the decoder that makes records of list items. Only the worker needs them."""
+"""What a stream is: name, record type, and the decoder that makes records of list items; and a user's streams."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from sluice.settings import Settings
-from sluice.streams import custom, gps, logs, metrics, votes
+from sluice.streams import custom
 from sluice.streams.decoder import JsonDecoder, LineDecoder
-from sluice.streams.record import Gps, Limits, Log, Metric, Record, Reject, Vote
+from sluice.streams.record import Limits, Record, Reject
 
 INFLATED = 8  # times INGEST_MAX_BODY: a compressed body may inflate to this
 # The number of records in a body (docs/DECISIONS.md: A body has a budget)
@@ -64,14 +64,6 @@ def stream(name: str, record_type: type[Record], parse: Callable[[bytes], Record
     if record is not record_type:  # a metaclass that sets kw_only loses CPython's vectorcall: 460 instead of 110 ns
         raise TypeError(f"the record type {record_type.__name__} needs kw_only=True: its first field must be time")
     return Stream(name, record, LineDecoder(record, parse).decode)
-
-
-STREAMS: dict[str, Stream] = {
-    "metrics": Stream("metrics", Metric, metrics.MetricsDecoder(metrics.Plain, metrics.build).decode),
-    "gps": Stream("gps", Gps, gps.GpsDecoder(gps.Plain, gps.build).decode),
-    "logs": Stream("logs", Log, logs.LogsDecoder(dict, logs.build).decode),
-    "votes": Stream("votes", Vote, JsonDecoder(votes.Plain, votes.build).decode),
-}
 
 
 def limits(config: Settings) -> Limits:

@@ -10,8 +10,6 @@ from typing import Any
 
 from msgspec.structs import fields
 
-from sluice import extension, settings
-from sluice.streams import registry
 from sluice.streams.record import Record
 from sluice.streams.registry import Stream
 
@@ -20,38 +18,6 @@ MAX_NAME = 63  # bytes: PostgreSQL truncates longer names
 RESERVED_TABLES = re.compile(r"(batches|dead_letters|view_changes)(_.*)?|sqlite_.*", re.IGNORECASE)
 # the store's own columns, and the system columns of every table in PostgreSQL
 RESERVED_COLUMNS = {"received_at", "batch", "seq", "tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}
-
-
-def load_streams(config: settings.Settings) -> dict[str, Stream]:
-    """The built-in streams and those of the user's module, which may replace them.
-
-    Raises: SettingError if the module cannot be imported, has no STREAMS, or has a stream that no database can hold; or
-    if INGEST_KEEP or INGEST_ROWS names a stream that does not exist.
-    """
-    if not config.records:
-        return checked(dict(registry.STREAMS), config)
-    own = extension.dictionary("INGEST_RECORDS", config.records, "STREAMS")
-    if not all(isinstance(stream, Stream) for stream in own.values()):
-        problem = "STREAMS has a value that is no sluice.Stream"
-    else:
-        streams = registry.STREAMS | own
-        problems = (stream_problem(name, stream) for name, stream in own.items())
-        problem = next(filter(None, problems), "") or case_conflict(streams)
-        if not problem:
-            return checked(streams, config)
-    raise settings.SettingError(f"INGEST_RECORDS={config.records!r} is invalid: {problem}.")
-
-
-def checked(streams: dict[str, Stream], config: settings.Settings) -> dict[str, Stream]:
-    """These streams. Raises: SettingError if INGEST_KEEP or INGEST_ROWS names another one."""
-    for setting, named, known in (
-        ("INGEST_KEEP", config.keep.streams, [*streams, settings.DEAD]),
-        ("INGEST_ROWS", config.rows.streams, [*streams]),
-    ):
-        for name in named:
-            if name not in known:
-                raise settings.SettingError(f"{setting}: there is no stream {name!r}; there are {', '.join(known)}.")
-    return streams
 
 
 def stream_problem(name: object, stream: Stream) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Union
 
 from sluice import extension, settings
-from sluice.http import routes
+from sluice.formats.registry import load_routes
 from sluice.views.contract import MAX_CAP
 
 PATH = re.compile(r"(?=.{2,201}\Z)(/(?!\.\.?(/|\Z))[\w.~-]+)+/?", re.ASCII)  # as nginx passes it on
@@ -96,7 +96,7 @@ def load(s: settings.Settings) -> dict[str, View]:
         return {}
     views = {path: view for path, view in VIEWS.items() if s.rows.of(view.stream) is None}
     views.update(extension.dictionary(NAME, s.views, "VIEWS"))
-    known = routes.load(s.routes)
+    known = load_routes(s.routes)
     for path, view in views.items():
         problem = invalid(path, view) or ("a route has this path" if path in known else "")
         if not problem and s.rows.of(view.stream) is not None:
@@ -122,7 +122,7 @@ def invalid(path: object, view: object) -> str:
 
 
 def verify(views: Mapping[str, View], streams: Mapping[str, Any]) -> None:
-    """Check that the streams and fields exist. streams: as `sluice.streams.schema.load_streams` returns them.
+    """Check that the streams and fields exist. streams: as `sluice.formats.streams.load_streams` returns them.
 
     Raises: SettingError for the first one that does not.
     """

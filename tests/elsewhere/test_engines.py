@@ -24,11 +24,12 @@ from proving.postgres import postgres_server
 from sluice import parsers, settings
 from sluice.elsewhere import destination
 from sluice.elsewhere.registry import open_destination
+from sluice.formats.streams import STREAMS
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Outcome, Unavailable
 from sluice.streams.record import Record
-from sluice.streams.registry import STREAMS, stream
+from sluice.streams.registry import stream
 from store_tests import NOON, claim, decoded, today, votes
 
 KINDS = {"s3": engines.Store, "clickhouse": engines.ClickHouse, "kafka": engines.Kafka}

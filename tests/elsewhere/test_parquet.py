@@ -27,12 +27,12 @@ from proving.postgres import postgres_server
 from sluice import settings, views
 from sluice.elsewhere import destination, parquet
 from sluice.elsewhere.registry import open_destination
+from sluice.formats.streams import STREAMS, load_streams
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Entry, Outcome, Unavailable
-from sluice.streams import schema
 from sluice.streams.record import Record, Vote
-from sluice.streams.registry import STREAMS, stream
+from sluice.streams.registry import stream
 from store_tests import NOON, claim, decoded, today, votes
 
 HOUR = "2026-01-01T12"
@@ -598,7 +598,7 @@ def test_other_destinations_are_refused(text: str) -> None:
 def test_a_stream_that_does_not_exist_is_refused() -> None:
     s = settings.load({"INGEST_ROWS": "trips=parquet:///a"})
     with pytest.raises(settings.SettingError, match="INGEST_ROWS: there is no stream 'trips'; there are metrics, gps"):
-        schema.load_streams(s)
+        load_streams(s)
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

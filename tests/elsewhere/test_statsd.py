@@ -11,10 +11,10 @@ import pytest
 
 from sluice import settings
 from sluice.elsewhere.statsd import PACKET
+from sluice.formats.streams import STREAMS
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Outcome
-from sluice.streams.registry import STREAMS
 from store_tests import claim, decoded
 
 

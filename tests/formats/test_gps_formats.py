@@ -9,8 +9,8 @@ import pytest
 
 import items
 from items import LIMITS, kept
+from sluice.formats.streams import STREAMS
 from sluice.streams.record import Gps, Reject
-from sluice.streams.registry import STREAMS
 
 SECOND = 10**9
 WRONG = "wrong type or range: Expected "

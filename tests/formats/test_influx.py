@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import items
 from items import LIMITS, kept
 from sluice.formats import influx
+from sluice.formats.streams import STREAMS
 from sluice.streams.body import Remainder
 from sluice.streams.record import Metric, Reject
-from sluice.streams.registry import STREAMS
 
 profiles.register_profile("formats", deadline=None)  # a busy machine is no failure
 profiles.load_profile("formats")

@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from items import LIMITS, decode, reject_reason
 from otlp import JSON, NOON, attribute, in_json, item, items
 from sluice.http import replies
-from sluice.streams.decoder import BATCH
+from sluice.streams.decoder import CHUNK_BYTES
 from sluice.streams.record import Log, Metric, Reject
 
 profiles.register_profile("otlp", deadline=None)  # a busy machine is no failure
@@ -408,7 +408,7 @@ def test_unknown_fields_and_nulls_in_json_are_skipped() -> None:
 def test_a_long_array_in_json_is_decoded_one_element_at_a_time() -> None:
     long = [attribute("a", string_value="x" * 10_000)]
     request = metrics(gauge(*({"as_int": n, "attributes": long} for n in range(120))))
-    assert len(in_json(request)) > BATCH
+    assert len(in_json(request)) > CHUNK_BYTES
     sent = item("/v1/metrics", in_json(request), JSON)
     assert [row.value for row in decode("metrics", sent)] == list(range(120))
     *found, reject = decode("metrics", sent, LIMITS._replace(records=400))

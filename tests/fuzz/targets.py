@@ -20,15 +20,16 @@ import cramjam  # noqa: E402
 
 import wire  # noqa: E402
 from sluice import settings  # noqa: E402
+from sluice.formats import streams  # noqa: E402
 from sluice.streams import registry  # noqa: E402
 from sluice.streams.body import BOM, GZIP, ZSTD, inflate  # noqa: E402
-from sluice.streams.decoder import SEPARATE  # noqa: E402
+from sluice.streams.decoder import SEPARATE_REJECTS  # noqa: E402
 from sluice.streams.message import parse  # noqa: E402
 from sluice.streams.record import Invalid, Log, Record, Reject  # noqa: E402
 from sluice.streams.registry import Stream  # noqa: E402
 
 for name in "loki", "otlp_logs", "otlp_metrics", "prometheus":  # what decoders import late: here it is instrumented
-    importlib.import_module(f"sluice.streams.{name}")
+    importlib.import_module(f"sluice.formats.{name}")
 LIMITS = registry.limits(settings.load({}))
 HEAD = b"POST /any HTTP/1.1\r\nContent-Encoding: gzip\r\n\r\n"
 
@@ -45,7 +46,7 @@ class Odd(Record):
     tags: dict[str, str] | None = None
 
 
-STREAMS = {**registry.STREAMS, "own": registry.stream("own", Odd)}
+STREAMS = {**streams.STREAMS, "own": registry.stream("own", Odd)}
 GOOD = {
     "metrics": b'{"name":"room","value":21.5}',
     "gps": b'{"device":"a1","lat":48.1,"lon":11.6}',
@@ -208,7 +209,7 @@ def promises(stream: Stream, item: bytes, empty: bool = False) -> list[Record | 
         result.reason.encode()
         assert result.whole == (len(results) == 1 and result.part == item), "whole or not"
         rejects += 1
-        if not result.whole and rejects <= SEPARATE:  # the later ones are buried together
+        if not result.whole and rejects <= SEPARATE_REJECTS:  # the later ones are buried together
             again = list(stream.decode(result.part, LIMITS))
             assert again == [Reject(result.part, result.reason, True)], f"{result} becomes {again}"
     return results

@@ -20,10 +20,10 @@ import redis as client
 from proving import harness
 from proving.harness import Server, connect, installation, nginx, post, request, short_tmp, stopped
 from sluice import settings
+from sluice.formats.streams import STREAMS
 from sluice.run import configure
 from sluice.spool import inlet
 from sluice.spool.inspector import Inspector
-from sluice.streams import registry
 
 poll = partial(harness.poll, seconds=60)
 HEAD = b"Host: localhost\r\n"
@@ -70,7 +70,7 @@ class Site:
 
     def empty(self) -> bool:
         """Whether the worker has stored all bodies."""
-        keys = [f"ingest:{{{name}}}{claims}" for name in registry.STREAMS for claims in ("", ":claims")]
+        keys = [f"ingest:{{{name}}}{claims}" for name in STREAMS for claims in ("", ":claims")]
         with client.Redis(unix_socket_path=str(self.home / "run/redis.sock")) as db:
             return not db.exists(*keys)
 

@@ -23,12 +23,12 @@ import wire
 from grammar_cases import BODY, CHUNKED, CHUNKS, DECLINED, FIVE, SMUGGLED, TAKEN, post
 from proving import harness
 from proving.harness import connect, gateway, nginx, redis_server, short_tmp
-from sluice.http import routes
+from sluice.formats.registry import ROUTES
 from sluice.spool.contract import Keys
 from sluice.streams.message import parse
 from sluice.streams.record import Invalid
 
-STREAMS = sorted({route.stream for route in routes.ROUTES.values()})
+STREAMS = sorted({route.stream for route in ROUTES.values()})
 EXAMPLES = 100  # per generator and runtime
 STATUS = re.compile(rb"HTTP/[\d.]+ (\d{3}) ")  # matches no body of an answer
 

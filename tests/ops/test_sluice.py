@@ -23,18 +23,19 @@ from proving import harness
 from proving.harness import ROOT, Server, environment, redis_server, running
 from sluice import settings
 from sluice.account import CellLine
+from sluice.formats.streams import STREAMS
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from sluice.store.registry import open_store
-from sluice.streams.registry import STREAMS
 from verbs import drain, push, sluice, status, vote
 
 poll = partial(harness.poll, seconds=60)
 # A new decoder: a number is a vote, except multiples of seven.
 MENDED = """
 import msgspec
-from sluice.streams.registry import Stream, STREAMS as OLD
+from sluice.formats.streams import STREAMS as OLD
+from sluice.streams.registry import Stream
 from sluice.streams.record import Reject, Vote
 
 def decode(body, bounds):

@@ -38,7 +38,7 @@ from proving.harness import (
     redis_server,
 )
 from runtimes import RUNTIMES
-from sluice.http.routes import ROUTES
+from sluice.formats.registry import ROUTES
 from sluice.run import launch, reload
 
 

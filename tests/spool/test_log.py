@@ -13,11 +13,11 @@ from redis import client
 
 import worker as program
 from proving.harness import free_port, redis_server
+from sluice.formats.streams import STREAMS
 from sluice.spool.errors import SPOOL_ERRORS, in_one_line
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
-from sluice.streams import registry
 from sluice.streams.record import Limits
 
 SECRET = "hunter2"
@@ -78,7 +78,7 @@ def test_the_worker_logs_why_it_cannot_take_bodies(broken: tuple[str, str], capl
         turns.append(timeout)
         ours.stopping = len(turns) == 3
 
-    ours = program.Worker(Outlet(address), "", registry.STREAMS, Limits(1 << 20))
+    ours = program.Worker(Outlet(address), "", STREAMS, Limits(1 << 20))
     ours.store = SimpleNamespace(db=None)  # type: ignore[assignment]
     ours.wake = SimpleNamespace(acquire=acquire)  # type: ignore[assignment]
     ours.run()

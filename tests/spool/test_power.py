@@ -22,6 +22,7 @@ import pytest
 
 from proving.harness import ROOT, Server, connect, environment, gateway, poll, post, redis_server, running
 from sluice import settings
+from sluice.formats.streams import STREAMS
 from sluice.spool.contract import Keys
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
@@ -290,7 +291,7 @@ def stored(home: Path) -> list[str]:
 def drain(redis: Server, home: Path) -> None:
     """Run a worker until the list is empty."""
     url = f"sqlite:///{home}/ingest.db"
-    worker = Worker(Outlet(str(redis.socket)), url, registry.STREAMS, LIMITS)
+    worker = Worker(Outlet(str(redis.socket)), url, STREAMS, LIMITS)
     worker.run(drain=True)
     worker.stop()  # ends its thread
 
@@ -303,7 +304,7 @@ def step(redis: Server, store: Store, settle: bool) -> None:
 
     def entries() -> Iterator[Entry]:
         for seq, body in enumerate(outlet.items(claim), claim.first):
-            for thing in registry.STREAMS["votes"].decode(body, LIMITS):
+            for thing in STREAMS["votes"].decode(body, LIMITS):
                 yield seq, claim.received(seq)[0], body, thing
 
     assert store.persist(claim, entries).records == claim.count
@@ -321,7 +322,7 @@ def test_wherever_the_log_is_cut_the_store_ignores_no_new_body_and_stores_no_old
     first = tmp / "first"
     with redis_server(first, appendfsync="always") as redis:
         inlet = Inlet(str(redis.socket), 1000)
-        store = open_store(f"sqlite:///{first}/ingest.db", registry.STREAMS)
+        store = open_store(f"sqlite:///{first}/ingest.db", STREAMS)
         push(inlet, ["a1", "a2", "a3"])
         step(redis, store, settle=True)
         push(inlet, ["b1", "b2", "b3", "b4"])

@@ -14,6 +14,7 @@ import redis as client
 from proving.harness import Server, free_port, gateway, get, poll, post, redis_server, short_tmp, stopped
 from sluice import settings
 from sluice.account import CellLine
+from sluice.formats.streams import STREAMS
 from sluice.spool import inlet as gateway_side
 from sluice.spool import inspector as inspector_side
 from sluice.spool import outlet as worker_side
@@ -206,7 +207,7 @@ def test_without_wait_a_failover_to_a_replica_that_lags_loses_acknowledged_bodie
 
 def stored(server: Server, url: str, replicas: int = 0) -> list[str]:
     """Store one claim, as a worker does; returns the choices of all votes in the database."""
-    worker = Worker(Outlet(str(server.socket), replicas=replicas), url, registry.STREAMS, LIMITS)
+    worker = Worker(Outlet(str(server.socket), replicas=replicas), url, STREAMS, LIMITS)
     worker.step(next(state for state in worker.states if state.stream.name == "votes"))
     store: Any = worker.store
     found = [choice for (choice,) in store.db.execute("SELECT choice FROM votes ORDER BY choice")]
@@ -225,7 +226,7 @@ def test_a_claim_that_too_few_replicas_confirm_is_stored_after_the_failover(pair
 
 
 def test_bodies_that_too_few_replicas_confirmed_and_a_failover_lost_are_not_missing(pair: Pair, tmp_path: Path) -> None:
-    with contextlib.closing(open_store(f"sqlite:///{tmp_path}/ingest.db", registry.STREAMS)) as store:
+    with contextlib.closing(open_store(f"sqlite:///{tmp_path}/ingest.db", STREAMS)) as store:
 
         def ledger(server: Server) -> list[int]:
             """Leave the figures in the database, as a worker does, and read them there."""

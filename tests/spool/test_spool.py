@@ -19,6 +19,7 @@ from redis.connection import AbstractConnection
 
 from proving.harness import Server, environment, free_port, poll, redis_server, running, short_tmp
 from sluice.account import CellLine
+from sluice.formats.streams import STREAMS
 from sluice.spool import contract
 from sluice.spool import inlet as gateway_side
 from sluice.spool.backlog import Backlog
@@ -31,7 +32,6 @@ from sluice.spool.outlet import MAX_BYTES, Outlet
 from sluice.store.registry import open_store
 from sluice.store.types import Outcome
 from sluice.streams.record import Vote
-from sluice.streams.registry import STREAMS
 
 KEYS = Keys.of("s")
 

@@ -28,6 +28,7 @@ import pytest
 from proving import harness
 from proving.postgres import Postgres, postgres_server
 from sluice import settings
+from sluice.formats.streams import STREAMS
 from sluice.spool.claim import Claim
 from sluice.spool.errors import Lost
 from sluice.spool.inspector import Inspector
@@ -80,12 +81,12 @@ def decoded(stream: str, *bodies: bytes) -> Callable[[], Iterator[Entry]]:
     return lambda: (
         (seq, 1_700_000_000_000_000, body, thing)
         for seq, body in enumerate(bodies, 1)
-        for thing in registry.STREAMS[stream].decode(body, MOST)
+        for thing in STREAMS[stream].decode(body, MOST)
     )
 
 
 def connect(pg: Postgres, **streams: Stream) -> Store:
-    return open_store(pg.url, streams or registry.STREAMS)
+    return open_store(pg.url, streams or STREAMS)
 
 
 class PostgresStore:
@@ -144,7 +145,7 @@ class TestPostgres(StoreTests):
         assert backend.ask("SELECT stream, batch FROM view_changes") == [("votes", second.batch)]
 
     def test_only_one_worker_folds_or_prunes_at_a_time(self, backend: PostgresStore, store: Any) -> None:
-        other: Any = open_store(backend.url, registry.STREAMS)
+        other: Any = open_store(backend.url, STREAMS)
         with other.transaction() as db:
             assert db.execute(postgres.TRY, (postgres.CHORES,)).fetchone() == (True,)
             assert (store.fold(), store.prune("votes", 0)) == (False, False)
@@ -158,8 +159,8 @@ def test_a_value_that_the_driver_refuses_is_no_error_of_the_server():
 
 def test_a_store_makes_its_tables_unless_it_is_told_not_to(pg: Postgres):
     with pytest.raises(Unavailable):
-        postgres.Postgres(pg.url, registry.STREAMS, make=False)
-    with contextlib.closing(postgres.Postgres(pg.url, registry.STREAMS)) as made:
+        postgres.Postgres(pg.url, STREAMS, make=False)
+    with contextlib.closing(postgres.Postgres(pg.url, STREAMS)) as made:
         assert made.persist(*votes("a")) == (1, 0, False)
 
 
@@ -271,7 +272,7 @@ def test_a_role_that_cannot_create_tables_can_use_existing_ones(pg: Postgres):
         "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO writer"
     )
     try:
-        store = open_store(pg.url.replace("//sluice@", "//writer@"), registry.STREAMS)
+        store = open_store(pg.url.replace("//sluice@", "//writer@"), STREAMS)
         assert store.persist(claim(), gps(3)).records == 3
         store.close()
     finally:
@@ -317,7 +318,7 @@ def arriving(*ages: float) -> Callable[[], Iterator[Entry]]:
 
 def test_a_table_whose_rows_have_an_age_is_partitioned_and_old_partitions_are_dropped(pg: Postgres):
     keep = settings.Keep(None, {"gps": 600})
-    store = open_store(pg.url, registry.STREAMS, keep=keep)
+    store = open_store(pg.url, STREAMS, keep=keep)
     assert len(parts(pg)) == 5 and not parts(pg, "votes")  # of a minute each: now, three ahead, and other times
     store.persist(claim(count=4), arriving(0, 0, 0, 7 * 86_400))
     assert sorted(parts(pg).values()) == [0, 0, 0, 1, 3]
@@ -329,7 +330,7 @@ def test_a_table_whose_rows_have_an_age_is_partitioned_and_old_partitions_are_dr
     assert set(parts(pg).values()) == {0}
     # with another age the next partitions begin where the last one ends, and existing tables stay as they are
     store.close()
-    longer = open_store(pg.url, registry.STREAMS, keep=settings.Keep(86_400, {}))
+    longer = open_store(pg.url, STREAMS, keep=settings.Keep(86_400, {}))
     assert longer.persist(claim(count=2, name="run:11:1")._replace(first=11), arriving(0, 0)).records == 2
     assert pg.ask("SELECT relkind FROM pg_class WHERE oid = 'votes'::regclass") == [("r",)]
     longer.close()
@@ -352,7 +353,7 @@ DAY = 86_400
     ],
 )
 def test_a_partition_is_at_most_an_eighth_of_the_age(pg: Postgres, age: int, period: int):
-    with contextlib.closing(open_store(pg.url, registry.STREAMS, keep=settings.Keep(age, {}))) as store:
+    with contextlib.closing(open_store(pg.url, STREAMS, keep=settings.Keep(age, {}))) as store:
         for _ in range(2):
             with psycopg.connect(pg.url) as db:
                 ends = sorted(end for _, end in partitions.partitions(db, "gps") if end)
@@ -363,7 +364,7 @@ def test_a_partition_is_at_most_an_eighth_of_the_age(pg: Postgres, age: int, per
 
 
 def test_a_partition_is_overdue_once_its_end_is_as_old_as_rows_may_get(pg: Postgres):
-    open_store(pg.url, registry.STREAMS, keep=settings.Keep(600, {})).close()
+    open_store(pg.url, STREAMS, keep=settings.Keep(600, {})).close()
     with psycopg.connect(pg.url) as db:
         ends = sorted(end for _, end in partitions.partitions(db, "gps") if end)
         found = [len(partitions.overdue(db, "gps", end)) for end in ends]
@@ -372,11 +373,11 @@ def test_a_partition_is_overdue_once_its_end_is_as_old_as_rows_may_get(pg: Postg
 
 def test_a_partition_that_would_have_rows_of_the_default_one_is_left_out(pg: Postgres):
     keep = settings.Keep(600, {})
-    open_store(pg.url, registry.STREAMS, keep=keep).close()
+    open_store(pg.url, STREAMS, keep=keep).close()
     for name in set(parts(pg)) - {"gps_other"}:
         pg.ask(f"DROP TABLE {name}")
     pg.ask("INSERT INTO gps (received_at, time, batch, seq) VALUES (now(), now(), 0, 0)")
-    store = open_store(pg.url, registry.STREAMS, keep=keep)
+    store = open_store(pg.url, STREAMS, keep=keep)
     assert 2 < len(parts(pg)) < 5
     assert store.persist(claim(), arriving(0)).records == 1
     while store.prune("gps", int((time.time() + 1) * 1e6)):
@@ -386,9 +387,9 @@ def test_a_partition_that_would_have_rows_of_the_default_one_is_left_out(pg: Pos
 
 
 def test_the_views_are_read_from_a_partitioned_table(pg: Postgres, caplog: pytest.LogCaptureFixture):
-    store = open_store(pg.url, registry.STREAMS, keep=settings.Keep(600, {}))
+    store = open_store(pg.url, STREAMS, keep=settings.Keep(600, {}))
     store.persist(claim(count=2), arriving(0, 7 * 86_400))
-    with contextlib.closing(reader.connect(pg.url, registry.STREAMS)) as own:
+    with contextlib.closing(reader.connect(pg.url, STREAMS)) as own:
         own.index(["gps"])  # type: ignore[attr-defined]
         own.news()
         with own.snapshot():
@@ -713,10 +714,10 @@ def test_an_invalid_condition_raises_and_changes_nothing(pg: Postgres, where: st
 
 def test_an_operator_command_creates_no_tables(pg: Postgres):
     with pytest.raises(Unavailable, match="there are no tables yet"):
-        open_store(pg.url, registry.STREAMS, make=False)
+        open_store(pg.url, STREAMS, make=False)
     assert pg.ask("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(0,)]
     connect(pg).persist(claim(), gps(3))
-    found = open_store(pg.url, registry.STREAMS, make=False).ledger("gps", claims={"run:1:1": 1, "x:9:1": 1})
+    found = open_store(pg.url, STREAMS, make=False).ledger("gps", claims={"run:1:1": 1, "x:9:1": 1})
     assert found[:3] == (1, 0, {"run:1:1": 1, "x:9:1": 0})
 
 
@@ -744,7 +745,7 @@ URLS = {
 def test_no_error_contains_a_password(pg: Postgres, name: str, caplog: pytest.LogCaptureFixture):
     pg.ask("ALTER ROLE sluice PASSWORD 'another'")
     with pytest.raises(Unavailable) as caught:
-        open_store(URLS[name].replace("PORT", str(pg.port)), registry.STREAMS)
+        open_store(URLS[name].replace("PORT", str(pg.port)), STREAMS)
     said = (
         "".join(traceback.format_exception(caught.value, chain=True)).rpartition("\nsluice.store.types.Unavailable: ")[
             2
@@ -783,16 +784,16 @@ def test_tls_and_a_password_work_with_a_connection_string_of_libpq():
         url = f"postgresql://sluice:right%2Fone@localhost:{pg.port}/sluice?hostaddr=127.0.0.1"
 
         def tls() -> Store:
-            return open_store(f"{url}&sslmode=verify-full&sslrootcert={certificate}", registry.STREAMS)
+            return open_store(f"{url}&sslmode=verify-full&sslrootcert={certificate}", STREAMS)
 
         store = harness.poll(tls)  # the server may not have reloaded yet
         assert store.persist(claim(), gps(3)).records == 3
         backends = "pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name = 'sluice'"
         assert pg.ask(f"SELECT ssl FROM {backends}") == [(True,)]
         with pytest.raises(Unavailable, match="no encryption"):
-            open_store(f"{url}&sslmode=disable", registry.STREAMS)
+            open_store(f"{url}&sslmode=disable", STREAMS)
         with pytest.raises(Unavailable, match="certificate"):
-            open_store(f"{url}&sslmode=verify-full", registry.STREAMS)
+            open_store(f"{url}&sslmode=verify-full", STREAMS)
 
 
 # --- many at once, and killed ----------------------------------------------------------------------------------------

@@ -13,13 +13,13 @@ import msgspec
 import pytest
 
 from proving.harness import ROOT, short_tmp
+from sluice.formats.streams import STREAMS
 from sluice.store.fill import chunks
 from sluice.store.registry import open_store
 from sluice.store.sqlite import store as sqlite
 from sluice.store.store import Store
 from sluice.store.types import Outcome, Unavailable
 from sluice.streams.record import Gps, Log, Metric, Vote
-from sluice.streams.registry import STREAMS
 from store_tests import NOON, StoreTests, claim, decoded, votes
 
 TABLES = ("", "_ranges", "_folded", "_expired", "_spools", "_cells", "_objects")

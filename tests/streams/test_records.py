@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from items import LIMITS, decode, kept, reject_reason
 from sluice import settings
+from sluice.formats.streams import STREAMS, load_streams
 from sluice.streams.body import Budget, elements
-from sluice.streams.decoder import BATCH
+from sluice.streams.decoder import CHUNK_BYTES
 from sluice.streams.message import parse
 from sluice.streams.record import Gps, Log, Metric, Record, Reject, Vote
-from sluice.streams.registry import STREAMS, Stream, stream
-from sluice.streams.schema import load_streams, valid_name
+from sluice.streams.registry import Stream, stream
+from sluice.streams.schema import valid_name
 from sluice.streams.times import nanoseconds
 
 profiles.register_profile("formats", deadline=None)  # a busy machine is no failure
@@ -190,7 +191,7 @@ def test_a_large_array_and_many_lines_are_decoded_one_by_one(name):
 
 
 def test_a_large_array_takes_less_memory_than_its_records():
-    item = b"[" + b",".join([GOOD["votes"]] * (BATCH // len(GOOD["votes"]))) + b"]"
+    item = b"[" + b",".join([GOOD["votes"]] * (CHUNK_BYTES // len(GOOD["votes"]))) + b"]"
     tracemalloc.start()
     try:
         for _ in STREAMS["votes"].decode(item, LIMITS):

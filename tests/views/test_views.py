@@ -14,8 +14,8 @@ import pytest
 from proving import harness
 from proving.harness import PYTHON, ROOT
 from sluice import settings, views
+from sluice.formats.streams import STREAMS
 from sluice.streams.record import Gps
-from sluice.streams.registry import STREAMS
 from sluice.views import contract, feed, feeds, latest, tally
 from viewing import NOON, Site, site
 
