@@ -9,7 +9,7 @@ import ipaddress
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, TypeVar
@@ -307,12 +307,18 @@ def without_password(url: str) -> str:
     return re.sub(r"(?<=[^/:@]:)[^/].*(?=@)|(?<=//:).*(?=@)|(?<=password=)[^&\s]*", "…", url)
 
 
-def load_or_exit() -> Settings:
-    """`load` for programs: an error is one line on standard error and exit status 2."""
+@contextlib.contextmanager
+def exit_if_invalid() -> Iterator[None]:
+    """For programs: an invalid setting is one line on standard error and exit status 2."""
     try:
-        return load()
+        yield
     except SettingError as error:
         sys.exit(complain(error))
+
+
+def load_or_exit() -> Settings:
+    with exit_if_invalid():
+        return load()
 
 
 def complain(error: object) -> int:

@@ -7,10 +7,11 @@ import os
 import signal
 import socketserver
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -19,6 +20,9 @@ from sluice import settings
 from sluice.account import Figures, sums
 from sluice.ledger import Observer, waiting
 
+Family = Union[CounterMetricFamily, GaugeMetricFamily]
+Labels = Sequence[str]
+COUNTER, GAUGE = CounterMetricFamily, GaugeMetricFamily
 LABELLED_REASONS = 20  # label values: the most frequent reasons; the others share one
 REASON_CHARACTERS = 120  # of a reason
 
@@ -48,6 +52,21 @@ VIEW_GAUGES = (
      "lag"),
     ("sluice_view_keys", "Keys of the view; of a tally, those asked for within two periods.", "keys"),
 )  # fmt: skip
+CELL_GAUGES = (
+    ("sluice_cell_seen_seconds", "Age of the figures that the cell published last.", lambda cell: cell["seconds"]),
+    ("sluice_cell_late", "1 if the cell should have published figures since, else 0.", lambda cell: cell["late"]),
+    ("sluice_cell_waiting_bodies", "Bodies that were ready or claimed then.", waiting),
+    ("sluice_cell_missing_bodies", "Bodies that were missing then.", lambda cell: sums([cell])["missing"]),
+)
+OWN_GAUGES = (  # of this cell
+    ("sluice_redis_memory_bytes", "Memory that Redis uses.", lambda own: own["memory"] and own["memory"]["used"]),
+    ("sluice_redis_memory_max_bytes", "Memory limit of Redis; 0: none.",
+     lambda own: own["memory"] and own["memory"]["most"]),
+    ("sluice_disk_free_bytes", "Free bytes of the file system with the data.",
+     lambda own: own["disk"] and own["disk"]["free"]),
+    ("sluice_disk_bytes", "Size of that file system.", lambda own: own["disk"] and own["disk"]["size"]),
+    ("sluice_ledger_age_seconds", "Age of the figures stored, dead and missing.", lambda own: own["ledger_seconds"]),
+)  # fmt: skip
 HISTOGRAMS = (
     ("sluice_decode_seconds", "Time to decode a body; one in 16 is timed.", "decode"),
     ("sluice_persist_seconds", "Time to decode and store a claim.", "persist"),
@@ -67,112 +86,65 @@ def text(figures: Figures) -> bytes:
     return generate_latest(Found)
 
 
+def family(kind: type[Family], name: str, about: str, labels: str, samples: Iterable[tuple[Labels, Any]]) -> Metric:
+    """A metric family. labels: names, separated by spaces. An unknown figure, None, has no sample."""
+    made = kind(name, about, labels=labels.split())
+    for values, figure in samples:
+        if figure is not None:
+            made.add_metric(values, figure)
+    return made
+
+
 def metrics(figures: Figures) -> Iterator[Metric]:
-    """The metric families. An unknown figure has no sample."""
+    """The metric families."""
     streams: dict[str, Figures] = figures["streams"]
-    for name, about, key in COUNTERS:
-        counter = CounterMetricFamily(name, about, labels=["stream"])
-        for stream, row in streams.items():
-            if row[key] is not None:
-                counter.add_metric([stream], row[key])
-        yield counter
-    for name, about, key in GAUGES:
-        gauge = GaugeMetricFamily(name, about, labels=["stream"])
-        for stream, row in streams.items():
-            # None means that no body waits if `ready` is known
-            value = row[key] if key != "oldest_seconds" or row[key] is not None or row["ready"] is None else 0
-            if value is not None:
-                gauge.add_metric([stream], value)
-        yield gauge
+    for row in streams.values():
+        if row["ready"] is not None:  # then None means that no body waits
+            row["oldest_seconds"] = row["oldest_seconds"] or 0
+    for kind, table in (COUNTER, COUNTERS), (GAUGE, GAUGES):
+        for name, about, key in table:
+            yield family(kind, name, about, "stream", [([stream], row[key]) for stream, row in streams.items()])
     for name, about, key in HISTOGRAMS:
         yield histogram(name, about, {stream: row[key] for stream, row in streams.items()})
     yield histogram("sluice_commit_seconds", "Time of a commit in Redis.", {None: figures["commit"]})
     yield histogram("sluice_commit_bodies", "Bodies per commit.", {None: figures["commit_bodies"]})
-
-    answers = CounterMetricFamily(
-        "sluice_answers",
-        "Answers of the gateway itself; the route is empty for unknown paths.",
-        labels=["route", "status"],
-    )
-    for row in figures["answered"]:
-        answers.add_metric([row["route"], row["status"]], row["count"])
-    yield answers
-    refused = CounterMetricFamily("sluice_refused_bodies", "Bodies that got 503.", labels=["stream", "reason"])
-    for row in figures["refused"]:
-        refused.add_metric([row["stream"], row["reason"]], row["bodies"])
-    yield refused
-    letters = GaugeMetricFamily(
-        "sluice_dead_letters", "Dead letters; after 20 reasons: others.", labels=["stream", "reason"]
-    )
-    others: dict[tuple[str, str], int] = {}
+    yield family(
+        COUNTER, "sluice_answers", "Answers of the gateway itself; the route is empty for unknown paths.",
+        "route status", (([row["route"], row["status"]], row["count"]) for row in figures["answered"]),
+    )  # fmt: skip
+    refused = (([row["stream"], row["reason"]], row["bodies"]) for row in figures["refused"])
+    yield family(COUNTER, "sluice_refused_bodies", "Bodies that got 503.", "stream reason", refused)
+    letters: Counter[tuple[str, str]] = Counter()
     for at, row in enumerate(figures["dead_letters"] or ()):
         labels = row["stream"], row["reason"][:REASON_CHARACTERS] if at < LABELLED_REASONS else "others"
-        others[labels] = others.get(labels, 0) + row["letters"]
-    for labels, number in others.items():
-        letters.add_metric(labels, number)
-    yield letters
-
+        letters[labels] += row["letters"]
+    about = "Dead letters; after 20 reasons: others."
+    yield family(GAUGE, "sluice_dead_letters", about, "stream reason", letters.items())
     if figures["cells"]:
-        yield from cell_metrics(figures["cells"])
+        for name, about, figure in CELL_GAUGES:
+            yield family(GAUGE, name, about, "cell", (([cell["cell"]], figure(cell)) for cell in figures["cells"]))
     if figures["views"]:
         yield from view_metrics(figures["views"])
-
-    processes = GaugeMetricFamily("sluice_processes", "Processes connected to Redis.", labels=["role"])
-    for role in ("gateway", "worker"):
-        if figures["processes"] is not None:
-            processes.add_metric([role], sum(process["role"] == role for process in figures["processes"]))
-    yield processes
-    up = GaugeMetricFamily("sluice_up", "1 if the part answers, else 0.", labels=["part"])
-    up.add_metric(["redis"], figures["memory"] is not None)
-    up.add_metric(["database"], figures["ledger_seconds"] is not None)
-    yield up
-    if figures["memory"] is not None:
-        yield GaugeMetricFamily("sluice_redis_memory_bytes", "Memory that Redis uses.", figures["memory"]["used"])
-        yield GaugeMetricFamily(
-            "sluice_redis_memory_max_bytes", "Memory limit of Redis; 0: none.", figures["memory"]["most"]
-        )
-    if figures["disk"] is not None:
-        yield GaugeMetricFamily(
-            "sluice_disk_free_bytes", "Free bytes of the file system with the data.", figures["disk"]["free"]
-        )
-        yield GaugeMetricFamily("sluice_disk_bytes", "Size of that file system.", figures["disk"]["size"])
-    if figures["ledger_seconds"] is not None:
-        yield GaugeMetricFamily(
-            "sluice_ledger_age_seconds", "Age of the figures stored, dead and missing.", figures["ledger_seconds"]
-        )
-
-
-def cell_metrics(cells: list[Figures]) -> Iterator[Metric]:
-    """The metric families of the cells that store in this database."""
-    for name, about, figure in (
-        ("sluice_cell_seen_seconds", "Age of the figures that the cell published last.", lambda cell: cell["seconds"]),
-        ("sluice_cell_late", "1 if the cell should have published figures since, else 0.", lambda cell: cell["late"]),
-        ("sluice_cell_waiting_bodies", "Bodies that were ready or claimed then.", waiting),
-        ("sluice_cell_missing_bodies", "Bodies that were missing then.", lambda cell: sums([cell])["missing"]),
-    ):
-        gauge = GaugeMetricFamily(name, about, labels=["cell"])
-        for cell in cells:
-            gauge.add_metric([cell["cell"]], figure(cell))
-        yield gauge
+    processes = figures["processes"]
+    roles = [process["role"] for process in processes or ()]
+    counts = (([role], None if processes is None else roles.count(role)) for role in ("gateway", "worker"))
+    yield family(GAUGE, "sluice_processes", "Processes connected to Redis.", "role", counts)
+    parts = (["redis"], figures["memory"] is not None), (["database"], figures["ledger_seconds"] is not None)
+    yield family(GAUGE, "sluice_up", "1 if the part answers, else 0.", "part", parts)
+    for name, about, figure in OWN_GAUGES:
+        yield family(GAUGE, name, about, "", [([], figure(figures))])
 
 
 def view_metrics(views: list[Figures]) -> Iterator[Metric]:
-    """The metric families of the views. An unknown figure has no sample."""
-    reads = CounterMetricFamily("sluice_view_reads", "Answers of the reader.", labels=["view", "status"])
-    refreshes = CounterMetricFamily("sluice_view_refreshes", "Counts made for a tally.", labels=["view"])
-    served = GaugeMetricFamily("sluice_view_served", "1 if the view is served, else 0.", labels=["view"])
-    gauges = {key: GaugeMetricFamily(name, about, labels=["view"]) for name, about, key in VIEW_GAUGES}
-    for view in views:
-        path = view["path"]
-        for status, n in (view["reads"] or {}).items():
-            reads.add_metric([path, status], n)
-        if view["refreshes"] is not None:
-            refreshes.add_metric([path], view["refreshes"])
-        served.add_metric([path], view["state"] == "served")
-        for key, gauge in gauges.items():
-            if view[key] is not None:
-                gauge.add_metric([path], view[key])
-    yield from (reads, refreshes, served, *gauges.values())
+    """The metric families of the views."""
+    reads = (([view["path"], status], n) for view in views for status, n in (view["reads"] or {}).items())
+    yield family(COUNTER, "sluice_view_reads", "Answers of the reader.", "view status", reads)
+    refreshes = (([view["path"]], view["refreshes"]) for view in views)
+    yield family(COUNTER, "sluice_view_refreshes", "Counts made for a tally.", "view", refreshes)
+    served = (([view["path"]], view["state"] == "served") for view in views)
+    yield family(GAUGE, "sluice_view_served", "1 if the view is served, else 0.", "view", served)
+    for name, about, key in VIEW_GAUGES:
+        yield family(GAUGE, name, about, "view", [([view["path"]], view[key]) for view in views])
 
 
 def histogram(name: str, about: str, histograms: dict[Any, Figures | None]) -> HistogramMetricFamily:
@@ -188,7 +160,7 @@ def histogram(name: str, about: str, histograms: dict[Any, Figures | None]) -> H
     return family
 
 
-def serve(observer: Observer, path: Path) -> int:
+def serve(observer: Observer, path: Path) -> None:
     """Answer requests on a Unix socket, one at a time, until a signal ends the process; each takes a reading."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -215,17 +187,15 @@ def serve(observer: Observer, path: Path) -> int:
     os.umask(0o077)
     with socketserver.UnixStreamServer(str(path), Handler) as server:
         server.serve_forever()
-    return 0
 
 
-def main() -> int:
+def main() -> None:
     """A program of bin/up."""
-    s = settings.load_or_exit()
-    try:
-        return serve(Observer(s), s.home / "run" / "metrics.sock")
-    except settings.SettingError as error:
-        return settings.complain(error)
+    with settings.exit_if_invalid():
+        s = settings.load()
+        observer = Observer(s)
+    serve(observer, s.home / "run" / "metrics.sock")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from sluice import settings, views
 from sluice.base import daemon
 from sluice.formats.streams import load_streams
@@ -12,16 +10,14 @@ from sluice.views.follower import Follower
 from sluice.views.refresh import Refresher
 
 
-def main() -> int:
-    """Follow until SIGTERM or SIGINT; the exit status."""
-    s = settings.load_or_exit()
-    daemon.start_logging(s.log)
-    try:
+def main() -> None:
+    """Follow until SIGTERM or SIGINT."""
+    with settings.exit_if_invalid():
+        s = settings.load()
+        daemon.start_logging(s.log)
         streams = load_streams(s)
         declared = views.load(s)
         views.verify(declared, streams)
-    except settings.SettingError as error:
-        return settings.complain(error)
     socket = str(s.home / SOCKET)
     daemon.give_way()  # to what accepts and stores; a count may take seconds of CPU
     follower = Follower(socket, s.store, declared, streams)
@@ -31,8 +27,7 @@ def main() -> int:
     refresher.start()
     follower.run()
     refresher.stop()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -8,14 +8,13 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from statistics import linear_regression
-from typing import Any
+from typing import Any, NoReturn
 
 from sluice import settings
 from sluice.account import STATES, sums
@@ -46,14 +45,12 @@ FILE = "status.json"
 Row = list[Any]
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Take a reading each second and write it, until a signal ends the process."""
-    s = settings.load_or_exit()
     daemon.give_way()  # to gateway and workers
-    try:
+    with settings.exit_if_invalid():
+        s = settings.load()
         page = Page(s)
-    except settings.SettingError as error:
-        return settings.complain(error)
     while True:
         try:
             write(s.home / "run" / FILE, page.look())
@@ -264,4 +261,4 @@ def excerpt(body: bytes) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -217,11 +217,9 @@ def step(pool: Pool, rules: Rules) -> None:
 
 
 def main() -> NoReturn:
-    s = settings.load_or_exit()
-    try:
+    with settings.exit_if_invalid():
+        s = settings.load()
         pool, rules = Pool(s), Rules(s.workers)
-    except settings.SettingError as error:
-        sys.exit(settings.complain(error))
     for number in signal.SIGTERM, signal.SIGINT:
         signal.signal(number, lambda *_: sys.exit())
     try:

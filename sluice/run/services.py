@@ -151,6 +151,15 @@ def prepare(values: Mapping[str, str]) -> bool:
     return contents(HOME / "etc") != before
 
 
+def prepare_home() -> None:
+    """The part of `prepare` that runs as USER."""
+    os.umask(0o077)
+    s = settings.load()
+    up.check_modules(s)
+    up.check_access(s)
+    configure.write(s, configure.MAX_FILES)  # LimitNOFILE= of nginx in deploy/systemd/
+
+
 def contents(folder: Path) -> dict[str, str]:
     """The texts of the files in a folder, by name."""
     return {path.name: path.read_text() for path in folder.iterdir()} if folder.is_dir() else {}
@@ -212,15 +221,11 @@ def start(changed: bool, gateway: Path, port: int) -> None:
     raise CannotStart("the gateway does not accept writes: journalctl -u 'sluice*' -u redis-server@sluice -u nginx")
 
 
-def main(words: list[str]) -> int:
-    try:
+def main(words: list[str]) -> None:
+    with up.exit_on_error(HOME):
         if words == ["prepare"]:
-            os.umask(0o077)
-            s = settings.load()
-            up.check_modules(s)
-            up.check_access(s)
-            configure.write(s, configure.MAX_FILES)  # LimitNOFILE= of nginx in deploy/systemd/
-            return 0
+            prepare_home()
+            return
         values = given(DEFAULTS.read_text() if DEFAULTS.exists() else "", os.environ)
         s = settings.load(values)
         check(s)
@@ -232,13 +237,7 @@ def main(words: list[str]) -> int:
         else:
             start(changed, s.gateway_sockets[0], s.port)
             print(f"Sluice accepts writes at http://localhost:{s.port}; `sluice status` shows where they are.")
-    except settings.SettingError as error:
-        return settings.complain(error)
-    except CannotStart as error:
-        print(f"sluice: {error}", file=sys.stderr)
-        return 1
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -146,9 +146,8 @@ def check_nginx(s: settings.Settings) -> None:
 def exit_on_error(home: Path) -> Iterator[None]:
     """Exit with one line instead of a traceback; status 2 for an invalid setting, else 1."""
     try:
-        yield
-    except settings.SettingError as error:
-        sys.exit(settings.complain(error))
+        with settings.exit_if_invalid():
+            yield
     except CannotStart as error:
         sys.exit(f"sluice: {error}")
     except OSError as error:

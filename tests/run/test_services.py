@@ -147,7 +147,7 @@ def test_what_services_do_not_support_is_reported_in_one_line(
 ) -> None:
     script = "import sys; from pathlib import Path; from sluice.run import services\n"
     script += f"services.DEFAULTS = Path('{tmp}/none')\n"
-    script += "services.ROOT = Path('/home/ann/sluice')\nsys.exit(services.main([]))"
+    script += "services.ROOT = Path('/home/ann/sluice')\nservices.main([])"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("INGEST_")} | env
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, timeout=30)
