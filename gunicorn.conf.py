@@ -52,7 +52,7 @@ def pre_exec(arbiter):
     arbiter.START_CTX["args"][1:2] = ["-m", "gunicorn"]
 
 
-class Log(Logger):
+class GatewayLogger(Logger):
     """gunicorn's logger, with the line format of the worker if INGEST_LOG or the journal asks for it; the application
     logs through it too.
     """
@@ -67,7 +67,7 @@ class Log(Logger):
         ours.setLevel(supervisor.level(_settings.log))
 
 
-logger_class = Log
+logger_class = GatewayLogger
 
 
 def post_worker_init(worker):

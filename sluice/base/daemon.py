@@ -21,7 +21,7 @@ NICENESS = 10  # of a program that can wait: a tenth of the processor time of an
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}  # syslog(3)
 
 
-class Journal(logging.Formatter):
+class JournalFormatter(logging.Formatter):
     """`name: message`, each line prefixed with its priority (sd-daemon(3)); the journal adds time and process."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -29,7 +29,7 @@ class Journal(logging.Formatter):
         return "\n".join(prefix + line for line in super().format(record).splitlines())
 
 
-class Timed(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """`time name: message`, with the time in UTC as in the JSON format."""
 
     converter = staticmethod(time.gmtime)
@@ -37,7 +37,7 @@ class Timed(logging.Formatter):
     default_msec_format = "%s.%03dZ"
 
 
-class Json(Timed):
+class JsonFormatter(TextFormatter):
     """One JSON object per line: time (UTC), level, logger, process, message, and traceback if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -56,8 +56,8 @@ class Json(Timed):
 def formatter(style: LogStyle) -> logging.Formatter | None:
     """The formatter for JSON, or for the journal, if systemd has connected standard error to it; else None."""
     if style.json:
-        return Json()
-    return Journal("%(name)s: %(message)s") if "JOURNAL_STREAM" in os.environ else None
+        return JsonFormatter()
+    return JournalFormatter("%(name)s: %(message)s") if "JOURNAL_STREAM" in os.environ else None
 
 
 def level(style: LogStyle) -> int:
@@ -66,7 +66,7 @@ def level(style: LogStyle) -> int:
 
 def start_logging(style: LogStyle) -> None:
     logging.basicConfig(level=level(style))
-    logging.getLogger().handlers[0].setFormatter(formatter(style) or Timed("%(asctime)s %(name)s: %(message)s"))
+    logging.getLogger().handlers[0].setFormatter(formatter(style) or TextFormatter("%(asctime)s %(name)s: %(message)s"))
 
 
 def stop_on_signal(loop: Any) -> None:

@@ -163,7 +163,7 @@ def histogram(name: str, about: str, histograms: dict[Any, Figures | None]) -> H
 def serve(observer: Observer, path: Path) -> None:
     """Answer requests on a Unix socket, one at a time, until a signal ends the process; each takes a reading."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class MetricsHandler(BaseHTTPRequestHandler):
         """Answers every GET with the metrics."""
 
         timeout = 10
@@ -185,7 +185,7 @@ def serve(observer: Observer, path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     os.umask(0o077)
-    with socketserver.UnixStreamServer(str(path), Handler) as server:
+    with socketserver.UnixStreamServer(str(path), MetricsHandler) as server:
         server.serve_forever()
 
 

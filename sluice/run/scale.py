@@ -44,7 +44,7 @@ class Reading(NamedTuple):
     streams: dict[str, Work]
 
 
-class Load(NamedTuple):
+class Averages(NamedTuple):
     """Averages over a window of readings, of the streams that are being stored."""
 
     waiting: int  # bodies
@@ -88,7 +88,7 @@ class Rules:
         self.readings.clear()
         self.late = self.calm = 0
 
-    def load(self) -> Load:
+    def load(self) -> Averages:
         """The averages. A stream counts from its last failed attempt on, if enough readings follow that, and if some of
         its bodies were stored.
         """
@@ -101,7 +101,7 @@ class Rules:
                 stored += (now.stored - before.stored) / took
                 arrived += (now.stored - before.stored + now.waiting - before.waiting) / took
                 seconds += (now.seconds - before.seconds) / took
-        return Load(waiting, arrived, stored, min(1.0, seconds / last.workers))
+        return Averages(waiting, arrived, stored, min(1.0, seconds / last.workers))
 
     def decide(self, reading: Reading) -> Decision | None:
         """The change that this reading and those before it require."""
