@@ -76,7 +76,7 @@ class Observer:
     def cells(self, trouble: list[str]) -> list[Figures] | None:
         """The cells that store in this database, by name; None, with a line in `trouble`, if it is unavailable.
 
-        cell, seconds: the name, and the time since the cell left its figures. late: it should have left others since.
+        cell, seconds: the name, and the age of its figures. late: it should have published others since.
         streams: a list of stream and the keys of `balance`.
         """
         lines = self.ask_store(lambda store: store.lines(), trouble)

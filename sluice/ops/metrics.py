@@ -1,7 +1,7 @@
 """Print all figures in Prometheus's text format.
 
 nginx serves the same at /status/metrics.
-Prometheus computes the rates: the drain rate is rate(sluice_taken_bodies_total[1m]).
+Prometheus computes the rates: bodies taken per second are rate(sluice_taken_bodies_total[1m]).
 """
 
 from __future__ import annotations

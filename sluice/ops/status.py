@@ -3,7 +3,7 @@
 accepted = ready + claimed + stored + dead + missing, counted in bodies, if none were purged and no dead letters were
 deleted by age. missing is 0, under any load. stored is the number that was ever stored.
 oldest is the age of the oldest body that is not yet in the database.
-With --all: the cells that store in this database, each from the figures that it left there last.
+With --all: the cells that store in this database, each from the figures that it published there last.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--forget", metavar="CELL", help="no longer show a cell that is gone for good; its rows stay")
     parser.epilog = (
-        "exit status: 0; 1 if Redis or the database is unavailable, missing is not 0, or a cell leaves no figures; "
+        "exit status: 0; 1 if Redis or the database is unavailable, missing is not 0, or a cell publishes no figures; "
         "2 if a setting is invalid or there is no such cell"
     )
 
