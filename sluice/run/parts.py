@@ -5,15 +5,20 @@ bin/up runs this before anything is installed, so it imports only the standard l
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from sluice import settings
 
-SCHEMES = ("kafka", "parquet", "s3", "clickhouse")  # of INGEST_SPOOL and INGEST_ROWS: what needs a part of this name
+ROOT = Path(__file__).parents[2]
+GROUP = re.compile(r"^(\w+) = .*# INGEST_", re.MULTILINE)  # of packages for a scheme of INGEST_SPOOL or INGEST_ROWS
 
 
 def parts(s: settings.Settings) -> list[str]:
     """The parts, each once."""
     schemes = {url.partition(":")[0] for url in (s.spool, s.rows.rest, *s.rows.streams.values()) if url}
-    return ["pypy"] * (s.runtime == "pypy") + [scheme for scheme in SCHEMES if scheme in schemes]
+    groups = GROUP.findall((ROOT / "pyproject.toml").read_text())
+    return ["pypy"] * (s.runtime == "pypy") + [group for group in groups if group in schemes]
 
 
 if __name__ == "__main__":
