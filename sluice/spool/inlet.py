@@ -34,8 +34,8 @@ MAX_BACKLOG_BODIES = 10_000_000  # READY, per stream; of 54 bytes or more, the l
 # What precedes an item of `size` bytes in a command for Redis: the end of the line before, and the length
 LENGTHS = [b"\r\n$%d\r\n" % size for size in range(2048)]
 
-# The pieces of packed commands, and what reads their replies; it returns how many bodies they have put on a list
-Command = tuple[list[bytes], Callable[[], int]]
+# Reads the reply to a command; returns how many bodies the command has put on a list
+Reader = Callable[[], int]
 
 
 class Group:
@@ -85,7 +85,7 @@ class Inlet:
         self.entry = threading.Lock()  # held for a moment, so that no item is added to a group that is being sent
         self.turn = threading.Lock()  # held for a round trip: one commit at a time
         self.cause = ""  # why the last connection was lost
-        self.logged: dict[str, str | None] = {}
+        self.refusing: dict[str, str] = {}  # what the log said last: the reason, by stream, partition or check
 
     def append(self, stream: str, item: bytes) -> Group:
         """Add an item to the open group and return that group. Nothing is safe before `commit` has returned."""
@@ -143,23 +143,27 @@ class Inlet:
             self.read_wait_reply(group)
             if self.behind:
                 return
-        commands: list[Command] = []
+        out: list[bytes] = []  # the commands
+        readers: list[Reader] = []  # of their replies, in the same order
         for stream, items in group.items.items():
             backlog = self.backlogs.get(stream) or self.open_backlog(stream)
-            if backlog.length >= backlog.limit and now >= backlog.mark_due:
-                self.refresh(backlog, now)
-            if backlog.length >= backlog.limit:
+            if backlog.length >= backlog.limit and self.is_full(backlog, now):
                 self.refuse_excess(group, stream, backlog)
             else:
-                commands.append(self.push_command(group, stream, items, backlog, now))
-        if not commands:
+                readers.append(self.push_command(out, group, stream, items, backlog, now))
+        if not readers:
             return
         if now >= self.counts.due and (delta := self.counts.delta()):
-            commands.append((self.redis.pack_command(*count_command(delta)), partial(self.read_report, delta, now)))
+            out += self.redis.pack_command(*count_command(delta))
+            readers.append(partial(self.read_report, delta, now))
         if self.replicas:
-            commands.append((self.wait_command(CONFIRM_MS), partial(self.read_wait_reply, group)))
-        self.redis.send_packed_command((b"".join([piece for pieces, _ in commands for piece in pieces]),))
-        self.sizes.add(sum([read() for _, read in commands]))
+            out += self.wait_command(CONFIRM_MS)
+            readers.append(partial(self.read_wait_reply, group))
+        self.redis.send_packed_command((b"".join(out),))
+        accepted = 0
+        for read in readers:
+            accepted += read()
+        self.sizes.add(accepted)
         self.seconds.add(time.monotonic() - now)
 
     def open_backlog(self, stream: str) -> Backlog:
@@ -168,37 +172,41 @@ class Inlet:
         self.counts.counters[f"bytes {stream}"] = backlog.bytes
         return backlog
 
-    def push_command(self, group: Group, stream: str, items: list[bytes], backlog: Backlog, now: float) -> Command:
-        """The RPUSH of a stream, before it a mark if one is due.
+    def push_command(
+        self, out: list[bytes], group: Group, stream: str, items: list[bytes], backlog: Backlog, now: float
+    ) -> Reader:
+        """Append the RPUSH of a stream, before it a mark if one is due. Returns: the reader of the replies.
 
         Packed by hand, without a copy of an item before `join`: redis-py takes several times as long.
         """
         marked = now >= backlog.mark_due
-        pieces: list[bytes] = self.redis.pack_command(*backlog.mark) if marked else []
-        pieces += (b"*%d\r\n" % (len(items) + 2), backlog.push)
+        if marked:
+            out += self.redis.pack_command(*backlog.mark)
+        out += (b"*%d\r\n" % (len(items) + 2), backlog.push)
         for item in items:
             size = len(item)
-            pieces.append(LENGTHS[size] if size < len(LENGTHS) else b"\r\n$%d\r\n" % size)
-            pieces.append(item)
-        pieces.append(b"\r\n")
-        return pieces, partial(self.read_push, group, stream, items, backlog, now if marked else None)
+            out.append(LENGTHS[size] if size < len(LENGTHS) else b"\r\n$%d\r\n" % size)
+            out.append(item)
+        out.append(b"\r\n")
 
-    def read_push(self, group: Group, stream: str, items: list[bytes], backlog: Backlog, marked: float | None) -> int:
-        """Read the reply to `push_command`. marked: when the mark was sent; None: there was none."""
-        refused = None if marked is None else self.read_mark(backlog, marked)
-        try:
-            backlog.length = self.redis.read_response()
-            if refused:  # the bodies may have got numbers that others had in this epoch
-                raise refused
-        except ResponseError as error:
-            backlog.mark_due = AT_ONCE  # what refused the push may have been a replica
-            reason = REDIS_FULL if isinstance(error, OutOfMemoryError) else REDIS_READ_ONLY % error
-            self.refuse(group, stream, backlog.refusal(backlog.length // 20 + 1, reason))
-            return 0
-        backlog.refused_bodies = 0
-        backlog.bytes.n += sum(map(len, items))
-        self.log_change(stream, None)
-        return len(items)
+        def read() -> int:
+            refused = self.read_mark(backlog, now) if marked else None
+            try:
+                backlog.length = self.redis.read_response()
+                if refused:  # the bodies may have got numbers that others had in this epoch
+                    raise refused
+            except ResponseError as error:
+                backlog.mark_due = AT_ONCE  # what refused the push may have been a replica
+                reason = REDIS_FULL if isinstance(error, OutOfMemoryError) else REDIS_READ_ONLY % error
+                self.refuse(group, stream, backlog.refusal(backlog.length // 20 + 1, reason))
+                return 0
+            backlog.refused_bodies = 0
+            backlog.bytes.n += sum(map(len, items))
+            if stream in self.refusing:
+                self.log_change(stream, None)
+            return len(items)
+
+        return read
 
     def wait_command(self, milliseconds: int) -> list[bytes]:
         """WAIT for the replicas that must have this connection's writes."""
@@ -242,10 +250,12 @@ class Inlet:
             except (RedisError, OSError) as error:
                 self.disconnect(error)
 
-    def refresh(self, backlog: Backlog, now: float) -> None:
-        """Ask Redis whether a full backlog has room again: a client that waited for Retry-After must be accepted."""
-        self.redis.send_command(*backlog.mark)
-        self.read_mark(backlog, now)
+    def is_full(self, backlog: Backlog, now: float) -> bool:
+        """Whether a backlog that was full still is, by a mark: a client that waited for Retry-After must be accepted."""
+        if now >= backlog.mark_due:
+            self.redis.send_command(*backlog.mark)
+            self.read_mark(backlog, now)
+        return backlog.length >= backlog.limit
 
     def read_mark(self, backlog: Backlog, now: float) -> ResponseError | None:
         """Read a mark's reply; returns the error if Redis refused the mark.
@@ -290,12 +300,14 @@ class Inlet:
         subject: a stream, a partition, /readyz, or "replicas". cause: what is behind the reason; the first one is
         logged.
         """
-        if reason != self.logged.get(subject):
-            self.logged[subject] = reason
-            if reason:
-                log.warning("%s: refusing bodies: %s", subject, f"{reason} ({cause})" if cause else reason)
-            else:
-                log.warning("%s: accepting bodies again", subject)
+        if reason == self.refusing.get(subject):
+            return
+        if reason:
+            self.refusing[subject] = reason
+            log.warning("%s: refusing bodies: %s", subject, f"{reason} ({cause})" if cause else reason)
+        else:
+            del self.refusing[subject]
+            log.warning("%s: accepting bodies again", subject)
 
     def ready(self) -> str | None:
         """None if Redis accepts writes and enough replicas confirm them, else the reason why not."""
