@@ -21,7 +21,8 @@ _settings = settings.load_or_exit()
 
 wsgi_app = "ingest:app"
 loglevel = "debug" if _settings.log.debug else "info"
-worker_class = "sluice.fastlane.loop.FastLane"
+_kafka = _settings.has_kafka and "serve:app" not in sys.argv  # the reader commits nothing
+worker_class = "sluice.spool.kafka.lane.KafkaLane" if _kafka else "sluice.fastlane.loop.FastLane"
 workers = _settings.gateways
 bind = [f"unix:{path}" for path in _settings.gateway_sockets]
 umask = 0o077  # only this user may connect to the sockets
@@ -35,8 +36,8 @@ limit_request_fields = 32768
 # ignore X-Forwarded-Proto and the like: nothing reads the scheme, and contradictory fields would get 400
 secure_scheme_headers: dict[str, str] = {}
 
-# seconds. A process that stops waits for three quarters of this (GRACE in sluice/fastlane/loop.py) until nginx has
-# closed the idle connections, which takes the upstream's keepalive_timeout (1 s); the rest is for a busy machine
+# seconds. A process that stops waits for three quarters of this (GRACE_FRACTION in sluice/fastlane/loop.py) until nginx
+# has closed the idle connections, which takes the upstream's keepalive_timeout (1 s); the rest is for a busy machine
 graceful_timeout = 6
 if os.path.isdir("/dev/shm"):
     worker_tmp_dir = "/dev/shm"  # on a busy disk the heartbeat may block, and the master kills the process

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sluice import settings
+from sluice.fastlane.interface import Options
 from sluice.formats.registry import load_routes
 from sluice.http import replies
 from sluice.http.endpoints import Endpoint, Endpoints
@@ -77,11 +78,11 @@ def probe(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterab
         return respond(replies.NOT_FOUND, "", start_response, method)
     if method not in ("GET", "HEAD"):
         return respond(replies.GET_ONLY, path, start_response, method)
-    detail = None
+    reason = None
     if path == "/readyz":
         is_draining = os.path.exists(DRAINING)
-        detail = "This cell is draining; bin/sluice undrain puts it back." if is_draining else INLET.ready()
-    return respond(replies.unavailable(detail, 1) if detail else PROBES[path], path, start_response, method)
+        reason = "This cell is draining; bin/sluice undrain puts it back." if is_draining else INLET.ready()
+    return respond(replies.unavailable(reason, 1) if reason else PROBES[path], path, start_response, method)
 
 
 def tick() -> None:
@@ -95,6 +96,5 @@ def tick() -> None:
 ENDPOINTS = Endpoints(load_routes(SETTINGS.routes), counts.counter)
 PLAIN = ENDPOINTS.plain
 PROBES = {"/healthz": OK, "/readyz": OK, "/ping": NO_CONTENT}
-app.max_body, app.tick = MAX_BODY, tick  # type: ignore[attr-defined]  # see sluice/fastlane/__init__.py
-app.later, app.pause, app.shares_environ = INLET.answer_later, INLET.pause, True  # type: ignore[attr-defined]
+app.fastlane = Options(MAX_BODY, tick, shares_environ=True)  # type: ignore[attr-defined]
 atexit.register(INLET.report, last=True)

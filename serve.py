@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from sluice import settings, views
+from sluice.fastlane.interface import Later, Options
 from sluice.http import replies
 from sluice.http.replies import Rejected
 from sluice.http.routes import JSON, Reply, reply
@@ -22,7 +23,7 @@ SETTINGS = settings.load_or_exit()
 READS = Reads(str(SETTINGS.home / SOCKET))
 MAX_KEYS = 100  # of one request
 PATIENCE = 10.0  # seconds that a request waits for the first count of a tally; nginx waits 15
-POLL = 0.02  # seconds between two looks for it, where the server cannot wait for an answer (sluice/fastlane)
+POLL = 0.02  # seconds between two looks for it
 TRIES = 3  # reads of a view whose generation changes
 OK = "200 OK"
 HEADERS = [("Content-Type", JSON)]
@@ -78,13 +79,13 @@ class Answer:
     """
 
     __slots__ = (
-        "deadline", "endpoint", "generation", "keys", "later", "limit", "method", "names", "start_response", "trip",
+        "deadline", "endpoint", "generation", "head", "keys", "limit", "method", "names", "start_response", "trip",
         "tries",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, environ: dict[str, Any], start_response: Callable[..., Any]) -> None:
         self.endpoint, self.start_response = endpoint, start_response
-        self.method, self.later = environ["REQUEST_METHOD"], environ.get("fastlane.later")
+        self.method, self.head = environ["REQUEST_METHOD"], environ.get("fastlane.head")
         self.keys, self.limit = endpoint.question(environ["QUERY_STRING"])
         self.deadline = 0.0
         self.tries = TRIES
@@ -103,11 +104,16 @@ class Answer:
                 body = self.body()
             except Rejected as rejected:
                 return iter(self.respond(rejected.args[0]))
-        if self.later:  # the lane adds the length
+        if self.head:  # in the fast lane, which adds the length
             endpoint.served.n += 1
             self.start_response(OK, HEADERS)
             return iter((body,))
         return iter(self.respond(reply(OK, body)))
+
+    @property
+    def waits(self) -> bool:
+        """Whether it may have to wait until the database has counted."""
+        return not self.endpoint.source.state
 
     def body(self) -> bytes:
         """The JSON of all values. Raises: Rejected."""
@@ -141,10 +147,10 @@ class Answer:
                 why = source.follow(state) if self.tries else BUILDING
             if why:
                 raise Rejected(replies.unavailable(why, 1))
+            if self.waits and self.head:
+                raise Later(self.head)
             self.trip, self.generation, self.names = READS.add(source, self.keys)
-            if self.later:
-                raise self.later
-            if not source.state:
+            if self.waits:
                 pause(POLL)
 
     def wait_for_count(self, values: list[bytes | None]) -> str:
@@ -188,4 +194,4 @@ def pause(seconds: float) -> None:
 
 
 ENDPOINTS = {path: Endpoint(path, view) for path, view in views.load(SETTINGS).items()}
-app.tick, app.shares_environ = READS.tick, True  # type: ignore[attr-defined]  # see sluice/fastlane/__init__.py
+app.fastlane = Options(tick=READS.tick, shares_environ=True)  # type: ignore[attr-defined]

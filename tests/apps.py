@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import json
 import os
@@ -11,6 +10,10 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import gevent
+
+from sluice.fastlane.interface import Later
 
 Start = Callable[..., Any]
 
@@ -220,31 +223,30 @@ class Waiting:
     """An answer that is not ready before a POST to /release; the body has the number of times that it was iterated."""
 
     released = False
-    later: type[Exception]  # for POST
+    waits = True
 
     def __init__(self, environ: dict[str, Any], start: Start) -> None:
-        self.exception, self.start, self.tries = environ.get("fastlane.later") or self.later, start, 0
+        self.start, self.tries, self.head = start, 0, environ.get("fastlane.head")
+        self.posted = environ["REQUEST_METHOD"] == "POST"  # then it is a commit to Kafka
 
     def __iter__(self) -> Iterator[bytes]:
         self.tries += 1
-        if not Waiting.released:
-            raise self.exception
+        if not Waiting.released and (self.head or self.posted):
+            raise Later(self.head)
+        while not Waiting.released:
+            gevent.sleep(0.02)
         self.start("200 OK", [("Content-Length", "5")])
-        return iter((b"late", b"r" if self.tries > 1 else b"-"))
+        return iter((b"later" if self.posted == (self.tries > 1) else b"wrong",))
 
 
 def odd_waits(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    Waiting.released = False
+    Waiting.released = Waiting.released and "fastlane.head" not in environ
     return Waiting(environ, start)
 
 
 def postponed(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """Answers POSTs later, in both lanes; waits for more requests if there are several."""
+    """For Kafka's lane: answers POSTs later, in both lanes."""
     return {"/waits": Waiting, "/release": odd_release, "/echo": echo}.get(environ["PATH_INFO"], plain)(environ, start)
-
-
-postponed.later = functools.partial(setattr, Waiting, "later")  # type: ignore[attr-defined]
-postponed.pause = 0.5  # type: ignore[attr-defined]
 
 
 def odd_release(environ: dict[str, Any], start: Start) -> Iterable[bytes]:

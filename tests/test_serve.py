@@ -362,7 +362,7 @@ def test_a_view_that_was_built_for_another_declaration_is_not_read(stored: Site,
 
 
 def test_the_fast_lane_copies_no_dictionary_for_the_application() -> None:
-    assert serve.app.shares_environ  # type: ignore[attr-defined]
+    assert serve.app.fastlane.shares_environ  # type: ignore[attr-defined]
 
 
 def test_a_first_count_delays_only_those_who_ask_for_it() -> None:

@@ -22,6 +22,7 @@ from gunicorn.http.parser import RequestParser  # noqa: E402
 from gunicorn.http.wsgi import create  # noqa: E402
 
 from sluice.fastlane.connection import DECLINED, Connection, Listener  # noqa: E402
+from sluice.fastlane.interface import Options  # noqa: E402
 from sluice.fastlane.loop import FastLane  # noqa: E402
 
 T = TypeVar("T")
@@ -299,7 +300,7 @@ class Recorder(FastLane):
             self.environs.append(environ.copy())
             return (b"",)
 
-        app.shares_environ = True  # type: ignore[attr-defined]
+        app.fastlane = Options(shares_environ=True)  # type: ignore[attr-defined]
         self.wsgi = app
         self.prepare()
         self.poller = SimpleNamespace(modify=lambda fd, events: None)
@@ -346,8 +347,7 @@ class Place:
             _, expected = create(request, sock, self.peer, self.listener.name, self.cfg)
             given, body = environ["wsgi.input"].read(), request.body.read()
             assert given == body, f"body {given!r} instead of {body!r}"
-            own = "fastlane.head", "fastlane.later"
-            for key in "wsgi.input", "wsgi.errors", "gunicorn.socket", "wsgi.early_hints", *own:
+            for key in "wsgi.input", "wsgi.errors", "gunicorn.socket", "wsgi.early_hints", "fastlane.head":
                 environ.pop(key, None), expected.pop(key, None)
             assert environ == expected
         if request is not None and not closes:

@@ -17,7 +17,7 @@ ACCESS_LOGS = "accesslog", "logconfig", "logconfig_dict", "logconfig_json", "sys
 CONTENT_LENGTH = b"Content-Length: %d\r\n\r\n"  # the end of a head
 CONTENT_LENGTHS = tuple(CONTENT_LENGTH % size for size in range(1024))  # formatting one takes 0.1 us
 REQUEST = SimpleNamespace(method="POST", version=(1, 1))  # what Response asks of one: whether it may send chunks
-MAX_RENDERED = 256  # cached heads of answers, each below 1 kB
+MAX_RENDERED_HEADS = 256  # of answers, cached, each below 1 kB
 # An answer that is not iterated yet: connection, answer, (status, headers) if already started, keep-alive, environ
 Pending = tuple[Connection, Iterable[bytes], Any, bool, dict[str, Any]]
 # headers and status as given, head for keep-alive, head for closing, length of the body in bytes. If the length is -1,
@@ -59,7 +59,7 @@ class Answers:
             length, end = -1, b""
         head = "".join(lines).encode("latin-1")
         entry = headers, status, head + end, head + b"Connection: close\r\n" + end, length
-        if len(self.rendered) >= MAX_RENDERED:
+        if len(self.rendered) >= MAX_RENDERED_HEADS:
             self.rendered.clear()
         self.rendered[id(headers)] = entry
         return entry

@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 
 from sluice.fastlane.grammar import Heads, remote
 
-READ = 65536  # bytes that one recv asks for
-MAX_BODY = 1 << 20  # bytes; the application reads a longer body itself, in the slow lane
+READ_BYTES = 65536  # that one recv asks for
 
 # The states of a connection. In any of them `out` may hold answers that the client has not read yet; while it does,
-# nothing is read from the client; neither while an answer of it is not ready (FastLane.held).
+# nothing is read from the client.
 IDLE = 0  # between two requests
 RECEIVING = 1  # `pieces` is the beginning of a request, `missing` the number of bytes that it lacks
-WAITING = 2  # as RECEIVING, but not read: bodies of other connections use all of MAX_ADMITTED (loop.py)
+WAITING = 2  # as RECEIVING, but not read: bodies of other connections use all of MAX_ADMITTED_BYTES (loop.py)
 DECLINED = 3  # `pieces` is for the slow lane, once `out` is sent; not read
 CLOSING = 4  # closes once `out` is sent; not read
 LEFT = 5  # closed, or in the slow lane

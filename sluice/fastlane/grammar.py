@@ -11,8 +11,8 @@ from typing import Any
 
 from gunicorn.http.wsgi import base_environ
 
-CACHED = 1024  # entries of the cache, 3 kB each
-MAX_CACHED = 1024  # bytes; a longer head is not cached
+CACHED_HEADS = 1024  # 3 kB each
+MAX_CACHED_BYTES = 1024  # a longer head is not cached
 TARGET = len(b"GET ")  # where the target of a GET begins
 TOKEN = rb"[!#$%&'*+.^`|~0-9A-Za-z-]+"  # RFC 9110, 5.6.2, without "_", which gunicorn may drop or reject
 # The path needs no decoding and cannot be read as an authority; the query is printable ASCII without a fragment.
@@ -21,12 +21,6 @@ FIELDS = re.compile(rb"((?:" + TOKEN + rb":[\t -~\x80-\xff]*\r\n)+)\r\n")
 FIELD = re.compile(rb"(" + TOKEN + rb"):[ \t]*([\t -~\x80-\xff]*?)[ \t]*\r\n")
 LENGTH = re.compile(r"0|[1-9][0-9]{0,9}")
 DECLINED = frozenset((b"TRANSFER-ENCODING", b"EXPECT", b"UPGRADE", b"HTTP2-SETTINGS", b"TRAILER", b"TE"))
-LATER = 0.02  # seconds after which an answer that was not ready is iterated again
-
-
-class Later(Exception):
-    """Raised by an answer that is not ready; see sluice/fastlane/__init__.py."""
-
 
 # The environ without the body, the length of the body in bytes, and whether the connection stays open
 ParsedHead = tuple[dict[str, Any], int, bool]
@@ -54,14 +48,14 @@ class Grammar:
         end = head.find(b" ", TARGET)
         at = head.find(b"?", TARGET, end)
         # the query of a GET names what is asked for, and seldom comes again; the rest does
-        if at == -1 or len(head) > MAX_CACHED or not head.startswith(b"GET "):
-            return self.whole(head, head, server, heads)
+        if at == -1 or len(head) > MAX_CACHED_BYTES or not head.startswith(b"GET "):
+            return self.parse_new(head, head, server, heads)
         query = head[at + 1 : end].decode("latin-1")
         # printable ASCII without a fragment, as in LINE, but in half the time
         if len(head) > self.max_head or not query.isascii() or not query.isprintable() or "#" in query:
             return None
         key = head[:at] + head[end:-4]  # whatever a client sends ends with an empty line, so no head equals it
-        parsed = heads.get(key) or self.whole(key + b"\r\n\r\n", key, server, heads)
+        parsed = heads.get(key) or self.parse_new(key + b"\r\n\r\n", key, server, heads)
         if parsed is None:
             return None
         environ = parsed[0]
@@ -70,17 +64,17 @@ class Grammar:
         environ["fastlane.head"] = head
         return parsed
 
-    def whole(self, head: bytes, key: bytes, server: Any, heads: Heads) -> ParsedHead | None:
+    def parse_new(self, head: bytes, key: bytes, server: Any, heads: Heads) -> ParsedHead | None:
         """Parse a head, and cache it under the key. None: declined."""
         line, _, block = head.partition(b"\r\n")
         match = LINE.fullmatch(line)
         if match is None or len(head) > self.max_head:
             return None
         method, target, query = match.groups()
-        found = self.fields(block, server)
-        if not target or found is None:
+        fields = self.fields(block, server)
+        if not target or fields is None:
             return None
-        environ, length, keep_alive = found
+        environ, length, keep_alive = fields
         if (length < 0) != (method == b"GET"):
             return None
         environ["REQUEST_METHOD"] = method.decode()
@@ -88,11 +82,9 @@ class Grammar:
         environ["QUERY_STRING"] = query.decode() if query else ""
         environ["RAW_URI"] = line[len(method) + 1 : -9].decode()
         environ["fastlane.head"] = head
-        if method == b"GET":
-            environ["fastlane.later"] = Later
         parsed = environ, max(0, length), keep_alive
-        if len(key) <= MAX_CACHED:
-            if len(heads) >= CACHED:
+        if len(key) <= MAX_CACHED_BYTES:
+            if len(heads) >= CACHED_HEADS:
                 heads.clear()
             heads[key] = parsed
         return parsed

@@ -35,22 +35,21 @@ from sluice.fastlane.connection import (
     DECLINED,
     IDLE,
     LEFT,
-    MAX_BODY,
-    READ,
+    READ_BYTES,
     RECEIVING,
     WAITING,
     Connection,
     Listener,
 )
-from sluice.fastlane.grammar import LATER, Grammar, Heads, Later, ParsedHead
+from sluice.fastlane.grammar import Grammar, Heads, ParsedHead
+from sluice.fastlane.interface import MAX_BODY_BYTES, Later, Options
 from sluice.fastlane.slow import SlowLane
 
-FEW = 2  # requests of a turn that need not wait for others: app.pause is for when there are many clients
-MAX_TURN = 2 << 20  # bytes read, after which a turn commits: limits the memory of a batch
-# Bytes of incomplete bodies that are read at a time; the others wait in the kernel. 64 bodies of 1 MiB at once would
+MAX_TURN_BYTES = 2 << 20  # read, after which a turn commits: limits the memory of a group
+# Of incomplete bodies that are read at a time; the others wait in the kernel. 64 bodies of 1 MiB at once would
 # take 145 MB without this limit, and take 52 MB with it
-MAX_ADMITTED = 4 << 20
-GRACE = 0.75  # fraction of gunicorn's graceful_timeout, at the end of which the master kills the process
+MAX_ADMITTED_BYTES = 4 << 20
+GRACE_FRACTION = 0.75  # of gunicorn's graceful_timeout, at the end of which the master kills the process
 IN, OUT = select.EPOLLIN, select.EPOLLOUT
 # Settings of gunicorn that act on a request before the application; the fast lane supports none of them
 HOOKS = "pre_request", "post_request", "protocol", "proxy_protocol", "http2_cleartext"
@@ -83,7 +82,10 @@ class FastLane(SlowLane):
     """
 
     alive: bool
+    waits = False  # whether all answers may raise Later
     poller: Any
+    wsgi: Callable[..., Any]  # for gunicorn's handler
+    application: Callable[..., Any]  # for the fast lane
 
     @classmethod
     def setup(cls) -> None:
@@ -104,24 +106,18 @@ class FastLane(SlowLane):
         )
         self.parse: Parse = Grammar(self.cfg).parse if supported else lambda head, server, heads: None
         self.application = self.wsgi
-        self.max_body = min(MAX_BODY, getattr(self.wsgi, "max_body", MAX_BODY))
-        self.tick: Callable[[], None] = getattr(self.wsgi, "tick", lambda: None)
-        self.pause: float = getattr(self.wsgi, "pause", 0.0)
-        if later := getattr(self.wsgi, "later", None):
-            later(Later)
-            self.wsgi = self.wait_for
+        options: Options = getattr(self.wsgi, "fastlane", Options())
+        self.max_body = min(MAX_BODY_BYTES, options.max_body)
+        self.tick = options.tick
         self.answers = Answers(self.cfg, self.log)
-        self.shares_environ = getattr(self.application, "shares_environ", False) and not self.answers.logged
+        self.shares_environ = options.shares_environ and not self.answers.logged
         self.connections: dict[int, Connection] = {}  # by descriptor; without those in the slow lane
-        self.slow_count = 0  # connections in the slow lane
+        self.slow_count = 0  # greenlets beside the loop: one for each connection in the slow lane
         self.pending: list[Pending] = []
         self.size = 0  # bytes read since the last commit
         self.admitted = 0  # bytes that the connections in state RECEIVING lacked when they were admitted
         self.waiting: deque[Connection] = deque()  # those in state WAITING; some may have left it
         self.declined: list[Connection] = []  # for the slow lane at the end of this turn
-        self.held: dict[Connection, None] = {}  # clients with an answer that is not ready, by age
-        self.later: list[Pending] = []  # that answer, and those that follow it
-        self.timer: Any = None  # runs `again`
         self.until = 0.0  # monotonic: when the main greenlet continues
         self.signalled = False  # a signal arrived; the main greenlet continues
         self.started: Any = None  # status and headers of the answer that is being made
@@ -165,7 +161,7 @@ class FastLane(SlowLane):
             sock.close()
         # If this side closed an idle connection, a request that nginx is sending would fail: nginx does not repeat a
         # POST. So a connection closes with its next answer, or nginx closes it (keepalive_timeout of the upstream).
-        deadline = time.monotonic() + self.cfg.graceful_timeout * GRACE
+        deadline = time.monotonic() + self.cfg.graceful_timeout * GRACE_FRACTION
         while (self.connections or self.slow_count) and time.monotonic() < deadline:
             self.notify()
             self.wait(0.1)
@@ -209,12 +205,9 @@ class FastLane(SlowLane):
             ready = self.poller.poll(0)
             while ready:
                 self.read(ready)
-                if self.pause and len(self.pending) > FEW:
-                    time.sleep(self.pause)
-                    self.read(self.poller.poll(0))
                 self.finish()
                 rest = self.until - time.monotonic()
-                if rest <= 0 or self.slow_count or self.timer or self.signalled:
+                if rest <= 0 or self.slow_count or self.signalled:
                     return
                 ready = self.poller.poll(rest)
         except Exception:  # gevent stops a watcher whose callback raises, and with it all service
@@ -234,14 +227,14 @@ class FastLane(SlowLane):
                 self.resume(conn)
             else:
                 try:
-                    data = conn.sock.recv(READ)
+                    data = conn.sock.recv(READ_BYTES)
                 except BlockingIOError:
                     continue
                 except OSError:
                     data = b""
                 if data:
                     self.take(conn, data)
-                    if self.size > MAX_TURN:
+                    if self.size > MAX_TURN_BYTES:
                         self.flush()
                 else:
                     self.end(conn)
@@ -253,7 +246,7 @@ class FastLane(SlowLane):
         if self.declined:
             declined, self.declined = self.declined, []
             for conn in declined:
-                if not conn.out and conn not in self.held:
+                if not conn.out:
                     self.decline(conn)
 
     def accept(self, fd: int) -> None:
@@ -305,7 +298,7 @@ class FastLane(SlowLane):
 
     def watch(self, conn: Connection) -> None:
         """Poll for what the state of the connection allows."""
-        reading = conn.state in (IDLE, RECEIVING) and conn not in self.held
+        reading = conn.state in (IDLE, RECEIVING)
         self.poller.modify(conn.fd, OUT if conn.out else IN if reading else 0)
 
     def take(self, conn: Connection, data: bytes) -> None:
@@ -354,6 +347,8 @@ class FastLane(SlowLane):
             if not keep_alive or len(data) == stop:
                 return
             data = data[stop:]
+            if self.waits or getattr(answer, "waits", False):
+                break
         conn.pieces = [data]
         conn.state = DECLINED
         self.watch(conn)
@@ -361,7 +356,7 @@ class FastLane(SlowLane):
 
     def admit(self, conn: Connection) -> None:
         """Receive an incomplete body, or let it wait: too many long ones at once would not fit into memory."""
-        if self.admitted and self.admitted + conn.missing > MAX_ADMITTED:
+        if self.admitted and self.admitted + conn.missing > MAX_ADMITTED_BYTES:
             conn.state = WAITING
             self.waiting.append(conn)
             self.watch(conn)
@@ -374,7 +369,7 @@ class FastLane(SlowLane):
         """A body is complete, or never will be: admit the bodies that waited for it."""
         self.admitted -= conn.admitted
         conn.admitted = 0
-        while self.waiting and (not self.admitted or self.admitted + self.waiting[0].missing <= MAX_ADMITTED):
+        while self.waiting and (not self.admitted or self.admitted + self.waiting[0].missing <= MAX_ADMITTED_BYTES):
             first = self.waiting.popleft()
             if first.state == WAITING:
                 first.state = RECEIVING
@@ -397,19 +392,15 @@ class FastLane(SlowLane):
         if not self.alive:
             pending = self.answers.closing(pending)
         begun = time.monotonic()
-        held = self.held
         rendered, render, logged = self.answers.rendered, self.answers.render, self.answers.logged
         for item in pending:
             conn, answer, started, keep_alive, environ = item
-            if held and conn in held:
-                self.later.append(item)
-                continue
             self.started = started
             try:
                 try:
                     body = b"".join(answer)
-                except Later:
-                    self.hold(item)
+                except Later as later:
+                    self.hold(item, later)
                     continue
                 finally:
                     if hasattr(answer, "close"):
@@ -438,32 +429,15 @@ class FastLane(SlowLane):
                 self.answers.log_access(status, headers, body, environ, time.monotonic() - begun)
         self.nr += len(pending)
 
-    def hold(self, item: Pending) -> None:
-        """Keep an answer that is not ready, and read nothing more from its client."""
-        self.held[item[0]] = None
-        self.later.append(item)
-        if item[0].state != LEFT:
-            self.watch(item[0])
-        if self.timer is None:
-            self.timer = get_hub().loop.timer(LATER)
-            self.timer.start(self.again)
-
-    def again(self) -> None:
-        """Iterate the answers that were not ready."""
-        self.timer.close()
-        self.timer = None
-        held, self.held = self.held, {}
-        self.pending, self.later = self.later + self.pending, []
-        try:
-            self.flush()
-            for conn in held:
-                if conn not in self.held and conn.state != LEFT:
-                    self.watch(conn)
-                    if conn.state == DECLINED:
-                        self.declined.append(conn)
-            self.finish()
-        except Exception:  # see `turn`
-            self.log.exception("Error in the loop")
+    def hold(self, item: Pending, later: Later) -> None:
+        """An answer is not ready: the slow lane serves its request, and then what its client has sent behind it."""
+        conn = item[0]
+        if conn.state != LEFT:
+            conn.pieces.insert(0, later.args[0])
+            if conn.state != DECLINED:
+                conn.state = DECLINED
+                self.watch(conn)
+                self.declined.append(conn)
 
     def send(self, conn: Connection, data: bytes, keep_alive: bool) -> None:
         """Send an answer; keep in `out` what the client does not take at once."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import gevent
@@ -11,26 +10,14 @@ from gevent import socket as gsocket
 from gunicorn.http.errors import ParseException
 from gunicorn.workers.ggevent import GeventWorker
 
-from sluice.fastlane.connection import MAX_BODY, READ, Connection
-from sluice.fastlane.grammar import LATER, Later
+from sluice.fastlane.connection import READ_BYTES, Connection
+from sluice.fastlane.interface import MAX_BODY_BYTES
 
-LINGER = 2.0  # seconds in which a client that is still sending can read its rejection
+LINGER_SECONDS = 2.0  # in which a client that is still sending can read its rejection
 
 
 class SlowLane(GeventWorker):
     """gunicorn's gevent worker, changed to serve one request of a connection instead of all."""
-
-    wsgi: Callable[..., Any]  # for gunicorn's handler
-    application: Callable[..., Any]  # for the fast lane
-
-    def wait_for(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        """`application`, for gunicorn's handler, which iterates an answer once: wait until it is ready."""
-        answer = self.application(environ, start_response)
-        while True:
-            try:
-                return list(answer)
-            except Later:
-                gevent.sleep(LATER)
 
     def serve(self, conn: Connection) -> bytes | None:
         """Serve one request; its first bytes are in `pieces`. None: the connection is closed.
@@ -57,14 +44,14 @@ class SlowLane(GeventWorker):
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
         """Serve a parsed request, then stop gunicorn's keep-alive loop."""
         super().handle_request(listener_name, req, sock, addr)
-        drained = 0
-        with gevent.Timeout(LINGER, False):
-            while drained < MAX_BODY:
+        unread = 0
+        with gevent.Timeout(LINGER_SECONDS, False):
+            while unread < MAX_BODY_BYTES:
                 try:
-                    data = req.body.read(READ)
+                    data = req.body.read(READ_BYTES)
                 except Exception:  # malformed, so its end cannot be found; the client has its answer
                     break
-                drained += len(data)
+                unread += len(data)
                 if getattr(req.body, "failed", False):  # malformed, and the application ignored the exception
                     break
                 if not data:
@@ -81,13 +68,13 @@ class SlowLane(GeventWorker):
         super().handle_error(req, client, addr, exc)
 
     def linger(self, sock: Any) -> None:
-        """Let the client close first, for LINGER seconds: closing a socket with unread bytes resets the connection, and
+        """Let the client close first, for LINGER_SECONDS: closing a socket with unread bytes resets the connection, and
         the client may lose an answer that it has not read yet, such as a 413 (RFC 9112, 9.6).
         """
-        with gevent.Timeout(LINGER, False):
+        with gevent.Timeout(LINGER_SECONDS, False):
             try:
                 sock.shutdown(socket.SHUT_WR)
-                while sock.recv(READ):
+                while sock.recv(READ_BYTES):
                     gevent.sleep(0)  # else a client that sends without a pause occupies the loop
             except OSError:
                 pass

@@ -58,7 +58,6 @@ class Inlet:
     """The gateway's side of the list, one per process. Safe with threads and greenlets."""
 
     down = REDIS_DOWN
-    pause = 0.0  # seconds that a server may wait for more bodies before a commit
 
     def __init__(
         self, address: str, max_backlog: int = MAX_BACKLOG_BODIES, replicas: int = 0, max_bytes: int = UNLIMITED
@@ -115,11 +114,6 @@ class Inlet:
                 raise
             finally:
                 group.done = True
-
-    def answer_later(self, exception: type[Exception]) -> None:
-        """Let `commit` raise this exception instead of waiting long, and be called again. Redis has one list: no other
-        commit could go on meanwhile.
-        """
 
     def disconnect(self, cause: BaseException) -> None:
         """Close the connection, after this error. The next one may lead to a Redis that lost bodies, or has no
@@ -251,7 +245,7 @@ class Inlet:
                 self.disconnect(error)
 
     def is_full(self, backlog: Backlog, now: float) -> bool:
-        """Whether a backlog that was full still is, by a mark: a client that waited for Retry-After must be accepted."""
+        """Ask Redis whether a full backlog still is: a client that waited for Retry-After must be accepted."""
         if now >= backlog.mark_due:
             self.redis.send_command(*backlog.mark)
             self.read_mark(backlog, now)

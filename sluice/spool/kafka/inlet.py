@@ -121,7 +121,8 @@ class Inlet(inlet.Inlet):
     """The gateway's side, one per process. It connects at the first commit, because Kafka's threads survive no fork."""
 
     down = "Kafka does not acknowledge."
-    pause = 0.0004  # a commit costs this much CPU, however few bodies it has
+    # What `commit` raises instead of waiting longer than PATIENCE_SECONDS; then it is called again. None: it waits
+    later: type[Exception] | None = None
     backlogs: dict[str, Backlog]  # type: ignore[assignment]
 
     def __init__(self, url: str, figures: str, max_bytes: int) -> None:
@@ -132,7 +133,6 @@ class Inlet(inlet.Inlet):
         self.senders: list[Sender] = []
         self.lost: dict[int, float] = {}  # broker -> when a connection to it was lost (monotonic)
         self.heard: dict[int, float] = {}  # broker -> when the last commit began that it acknowledged (monotonic)
-        self.later: type[Exception] | None = None
         self.answered = 0.0  # when Kafka last answered `look_at_topics` (monotonic)
         self.reason: str | None = None  # what it found: why /readyz says 503
 
@@ -192,10 +192,6 @@ class Inlet(inlet.Inlet):
                     socket.create_connection(addresses[broker], REACH_SECONDS).close()
                 except OSError:
                     self.lost[broker] = time.monotonic()
-
-    def answer_later(self, exception: type[Exception]) -> None:
-        """Let `commit` raise this exception instead of waiting longer than PATIENCE_SECONDS, and be called again."""
-        self.later = exception
 
     @override
     def commit(self, group: Group) -> None:

@@ -1,0 +1,47 @@
+"""What the lane and a WSGI application may know of each other. Standard library only: it is imported on any server.
+
+PEP 3333 holds, except that the callable that start_response returns (`write`) raises NotImplementedError in the fast
+lane. The application must wait for nothing but its commit: the loop and all clients wait with it. The rest is optional:
+
+app.fastlane              the application's Options
+environ["fastlane.head"]  bytes: the request's head as received, including its empty line. Absent in the slow lane
+a lazy answer             an iterable that commits and calls start_response only when it is iterated. The lane iterates
+                          the answers of a turn after the last call of the application: the first one commits for all
+an answer's headers       the list is rendered once and recognised by its identity: make it at import, do not change it.
+                          Without Content-Length, the lane adds the length of each body
+an answer's waits         whether it may raise Later while it is iterated; only to a GET. What its client has sent
+                          behind the request takes the slow lane. Default: False
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+MAX_BODY_BYTES = 1 << 20  # the application reads a longer body itself, in the slow lane
+
+
+def nothing() -> None:
+    """The default of `tick`."""
+
+
+class Options(NamedTuple):
+    """What an application asks for.
+
+    max_body: bytes, up to MAX_BODY_BYTES. A longer body goes unread to the slow lane, where the application may reject
+        it first.
+    tick: called about once a second, between two turns of the loop.
+    shares_environ: the application neither changes environ nor keeps it after its call. Then equal heads share one
+        dictionary, which is not copied for each request.
+    """
+
+    max_body: int = MAX_BODY_BYTES
+    tick: Callable[[], None] = nothing
+    shares_environ: bool = False
+
+
+class Later(Exception):
+    """The answer is not ready. Its argument is environ["fastlane.head"].
+
+    The slow lane serves this request: it calls the application again, which may now wait with gevent.sleep.
+    """
