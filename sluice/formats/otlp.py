@@ -93,10 +93,12 @@ class Protobuf:
 
 
 class Json:
-    """The encoding application/json: the JSON mapping of protobuf, but ids are hexadecimal, and names are camelCase."""
+    """The encoding application/json: the JSON mapping of protobuf, but ids are hexadecimal, and names are camelCase.
+
+    Its methods are those of `Protobuf`.
+    """
 
     def split(self, node: Node, data: bytes, budget: Budget) -> tuple[bytes, bool]:
-        """See `Protobuf.split`."""
         wire = msgspec.json.decode(data, type=node.wire)
         found = False
         for name in node.children:
@@ -108,7 +110,6 @@ class Json:
         return msgspec.json.encode(wire), found
 
     def children(self, node: Node, data: bytes, own: bytes, budget: Budget) -> Iterator[tuple[str, bytes]]:
-        """See `Protobuf.children`."""
         wire = msgspec.json.decode(data, type=node.wire)
         for name in node.children:
             raw = getattr(wire, name)
@@ -135,7 +136,6 @@ class Json:
                 search.left = min(search.left, budget.left)
 
     def join(self, node: Node, own: bytes, name: str, child: bytes) -> bytes:
-        """See `Protobuf.join`."""
         return self.add(own, name, b"[" + child + b"]" if name in node.repeated else child)
 
     @staticmethod
@@ -144,7 +144,6 @@ class Json:
         return b'%b%b"%b":%b}' % (own[:-1], b"" if own == b"{}" else b",", name.encode(), value)
 
     def parse(self, node: Node, data: bytes) -> Any:
-        """See `Protobuf.parse`."""
         try:
             return node.kind(**arguments(node.kind.DESCRIPTOR, msgspec.json.decode(data)))
         except (TypeError, ValueError, OverflowError) as error:

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 from sluice.base.counters import Counter
+from sluice.base.override import override
 from sluice.http import replies
 from sluice.http.routes import JSON, Reply, Route
 
@@ -37,8 +38,9 @@ class RpcEndpoint(Endpoint):
         super().__init__(path, route._replace(reply=route.json) if in_json and route.json else route, counter)
         self.in_json = in_json
 
+    @override
     def error(self, reply: Reply) -> Reply:
-        """See `Endpoint.error`. A request without a body has no telemetry, which is no error."""
+        # a request without a body has no telemetry, which is no error
         return self.reply if reply is replies.EMPTY else replies.rpc_status(reply, self.in_json)
 
 

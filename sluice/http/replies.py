@@ -51,7 +51,7 @@ def rpc_status(given: Reply, in_json: bool) -> Reply:
 
 @lru_cache(maxsize=256)
 def encoded_status(status: str, detail: str, in_json: bool, *headers: tuple[str, str]) -> Reply:
-    """See `rpc_status`."""
+    """`rpc_status` of a detail."""
     if in_json:
         return reply(status, json.dumps({"message": detail}).encode(), JSON, *headers)
     text = detail.encode()

@@ -11,9 +11,7 @@ import msgspec
 
 from sluice.streams.decoder import out_of_range
 from sluice.streams.record import Record, Vote
-from sluice.streams.times import Time, first
-
-TIMES = ("time", "ts", "timestamp")
+from sluice.streams.times import TIMES, Time, first
 
 
 def time_first(record: type[Record]) -> type[Record]:

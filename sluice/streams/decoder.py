@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from sluice.base.override import override
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Remainder
 from sluice.streams.format import Format
@@ -138,8 +139,8 @@ class JsonDecoder(Decoder):
             return decode
         return lambda item, limits: decode(item, limits) if len(item) <= limits.record else slow(item, limits)
 
+    @override
     def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
-        """See `Decoder.contents`."""
         if message and self.bodies and (decoder := self.decoder_at(message.path)):
             return load(decoder)(body, message, budget)
         body = body.removeprefix(bodies.BOM).strip()
@@ -270,8 +271,8 @@ class LineDecoder(Decoder):
         self.record = record
         self.parse = parse
 
+    @override
     def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
-        """See `Decoder.contents`."""
         for line in bodies.lines(body.removeprefix(bodies.BOM), budget):
             if isinstance(line, Remainder):
                 yield Reject(line, Remainder.reason)

@@ -3,57 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
+from sluice.base.override import override
 from sluice.streams.decoder import JsonDecoder
 from sluice.streams.format import Format
-from sluice.streams.position import Number, position
+from sluice.streams.position import RANGES, Number, position
 from sluice.streams.record import Gps
-from sluice.streams.times import Time, first
-
-NotNegative = Annotated[float, msgspec.Meta(ge=0)] | None
+from sluice.streams.times import TIMES, Time, first
 
 
-class Plain(msgspec.Struct, gc=False):
-    """A valid plain object. The types contain the ranges, so that msgspec checks them while it decodes."""
-
-    device: Annotated[str, msgspec.Meta(min_length=1)]
-    lat: Annotated[float, msgspec.Meta(ge=-90, le=90)]
-    lon: Annotated[float, msgspec.Meta(ge=-180, le=180)]
-    altitude: float | None = None
-    speed: NotNegative = None
-    accuracy: NotNegative = None
-    bearing: Annotated[float, msgspec.Meta(ge=0, le=360)] | None = None
-    battery: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
-    time: Time = None
-    ts: Time = None
-    timestamp: Time = None
+def within(least: float, most: float) -> Any:
+    """The type of a number in a range."""
+    return Annotated[float, msgspec.Meta(ge=least, le=most)]
 
 
-class Loose(msgspec.Struct):
-    """A plain object with numbers that are out of range or sent as strings."""
-
-    device: str | int | None = None
-    lat: Number = None
-    lon: Number = None
-    altitude: Number = None
-    speed: Number = None
-    accuracy: Number = None
-    bearing: Number = None
-    battery: Number = None
-    time: Time = None
-    ts: Time = None
-    timestamp: Time = None
-
-
+# A valid plain object. The types contain the ranges, so that msgspec checks them while it decodes
+Plain = msgspec.defstruct(
+    "Plain",
+    [("device", Annotated[str, msgspec.Meta(min_length=1)]), ("lat", within(-90, 90)), ("lon", within(-180, 180))]
+    + [(name, within(*RANGES[name]) | None, None) for name in RANGES]
+    + [(name, Time, None) for name in TIMES],
+    gc=False,
+)
+# A plain object with numbers that are out of range or sent as strings
+Loose = msgspec.defstruct(
+    "Loose",
+    [("device", str | int | None, None)]
+    + [(name, Number, None) for name in ("lat", "lon", *RANGES)]
+    + [(name, Time, None) for name in TIMES],
+)
 read_loose = msgspec.json.Decoder(Loose).decode
 
 
-def build(wire: Plain) -> Gps:
+def build(wire: Any) -> Gps:
     """The record of a plain object. Raises: Invalid if its time is invalid."""
-    return Gps(
+    return Gps(  # by each name: with ** it takes twice as long
         time=first(wire.time, wire.ts, wire.timestamp),
         device=wire.device,
         lat=wire.lat,
@@ -72,27 +59,10 @@ class GpsDecoder(JsonDecoder):
     def __init__(self, formats: Sequence[Format]) -> None:
         super().__init__(Plain, build, formats)
 
+    @override
     def loose_object(self, part: bytes, error: Exception) -> Gps:
-        """See `JsonDecoder.loose_object`."""
-        return loose(read_loose(part))
+        return position(**msgspec.structs.asdict(read_loose(part)))
 
+    @override
     def plain_form(self, fields: dict[str, str]) -> Gps:
-        """See `JsonDecoder.plain_form`."""
-        return loose(msgspec.convert(fields, Loose))
-
-
-def loose(wire: Loose) -> Gps:
-    """The record of an object that `Plain` does not accept. Raises: Invalid."""
-    return position(
-        wire.device,
-        wire.lat,
-        wire.lon,
-        wire.time,
-        wire.ts,
-        wire.timestamp,
-        altitude=wire.altitude,
-        speed=wire.speed,
-        accuracy=wire.accuracy,
-        bearing=wire.bearing,
-        battery=wire.battery,
-    )
+        return position(**msgspec.structs.asdict(msgspec.convert(fields, Loose)))

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from sluice.base.override import override
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
 from sluice.streams.decoder import JsonDecoder, Result
@@ -76,17 +77,17 @@ class LogsDecoder(JsonDecoder):
     def __init__(self, formats: Sequence[Format]) -> None:
         super().__init__(dict, build, formats)
 
+    @override
     def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
-        """See `JsonDecoder.json`. Lines may begin as JSON does: `[warn] disk full`."""
-        if not OBJECTS.match(body):
+        if not OBJECTS.match(body):  # a line may begin as JSON does: `[warn] disk full`
             try:
                 bodies.check_json(body)
             except Invalid:
                 return self.text(body, message, budget)
         return super().json(body, message, budget)
 
+    @override
     def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
-        """See `JsonDecoder.text`. Any line is a message."""
         if b"\n" in body:
             yield from self.rows(body, message, budget)
         elif FORM.fullmatch(body):

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 
+from sluice.base.override import override
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
 from sluice.streams.decoder import JsonDecoder, Result, check_text, load
@@ -82,16 +83,17 @@ class MetricsDecoder(JsonDecoder):
     def __init__(self, formats: Sequence[Format]) -> None:
         super().__init__(Plain, build, formats)
 
+    @override
     def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
-        """See `JsonDecoder.text`. Whatever is not a form has the format of lines."""
         if FORM.fullmatch(body):
             yield self.form(bodies.form(body, budget.limits))
             return
         for decoder in self.texts:
             yield from load(decoder)(body, None, budget)
 
+    @override
     def plain_form(self, fields: dict[str, str]) -> Record:
-        """The record of a form. A value written as a JSON number or JSON boolean is stored as one."""
+        # a value written as a JSON number or boolean is stored as one
         plain: dict[str, Value] = {**fields}
         text = fields.get("value", "")
         if INTEGER.fullmatch(text):

@@ -13,6 +13,7 @@ END = 7_258_118_400  # 2200-01-01 in seconds: distinguishes the four units, and 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 Time = int | float | str | None
+TIMES = "time", "ts", "timestamp"  # the names that it has in plain objects and forms, in this order
 
 NUMBER = re.compile(r"[+-]?[0-9]{1,20}(\.[0-9]{0,20})?")
 ISO = re.compile(
