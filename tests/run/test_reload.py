@@ -302,7 +302,10 @@ def test_a_gateway_that_cannot_start_does_not_replace_the_running_one(tmp: Path)
         assert "the new gateway did not start; the old one continues" in done.stderr
         module.write_text("ROUTES = 1")
         done = subprocess.run(command, env=environment(tmp), capture_output=True, text=True, timeout=120)
-        assert (done.returncode, done.stderr) == (2, f"sluice: INGEST_ROUTES='{module}' has no dictionary ROUTES.\n")
+        assert (done.returncode, done.stderr) == (
+            2,
+            f"sluice: INGEST_ROUTES='{module}' is invalid: the module has no dictionary ROUTES.\n",
+        )
         assert set(up.pids("gateway")) == before
         assert post(up.port, "/votes", b"{}")[0] == 200
 
