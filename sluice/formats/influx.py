@@ -95,12 +95,12 @@ def points(body: bytes, budget: Budget, unit: int) -> Iterator[Metric | Reject]:
     heads: dict[str, Head] = {}
     plain = not CONTROL_IN_BODY.search(body)
     longest = budget.limits.record // 4  # the tags of a line take up to 100 bytes of memory per byte
-    for found in (LINE if b'"' in body else PLAIN_LINE).finditer(body):
-        raw = found[0]
+    for match in (LINE if b'"' in body else PLAIN_LINE).finditer(body):
+        raw = match[0]
         if not raw:
             continue
         if budget.left <= 0:
-            yield Reject(body[found.start() :], Remainder.reason)
+            yield Reject(body[match.start() :], Remainder.reason)
             return
         try:
             if len(raw) > longest:
@@ -177,16 +177,16 @@ def unescape(escapes: re.Pattern[str], text: str) -> str:
 
 def parse_head(head: str, heads: dict[str, Head]) -> Head:
     """Name and tags of the first part of a line; kept in `heads`. Raises: Invalid."""
-    found = HEAD.fullmatch(head)
-    if not found:
+    match = HEAD.fullmatch(head)
+    if not match:
         raise Invalid(f"not a name and tags: {head!r:.60}")
     if CONTROL.search(head):
         raise Invalid("control character in a name or tag")
-    pairs = TAG.findall(found[2])
+    pairs = TAG.findall(match[2])
     tags = {unescape(IN_KEY, key): unescape(IN_KEY, value) for key, value in pairs}
     if len(tags) < len(pairs):
         raise Invalid("duplicate tag")
-    name = unescape(IN_NAME, found[1])
+    name = unescape(IN_NAME, match[1])
     if len(head) <= MAX_HEAD:
         if len(heads) >= HEADS:
             heads.clear()
@@ -220,21 +220,21 @@ def value(written: str) -> tuple[float | int | str, str]:
 def number(written: str) -> tuple[float | int | str, str]:
     """The value of a field that is not a quoted string, and its type. Raises: Invalid."""
     if FLOAT.fullmatch(written):
-        found = float(written)
-        if found - found != 0:  # infinite
+        real = float(written)
+        if real - real != 0:  # infinite
             raise Invalid("float out of range")
-        return found, "float"
+        return real, "float"
     digits, suffix = written[:-1], written[-1]
     if suffix == "i" and INTEGER.fullmatch(digits):
-        whole = integer(digits, "integer")
-        if whole not in INT64:
+        count = integer(digits, "integer")
+        if count not in INT64:
             raise Invalid("integer out of range")
-        return whole, "integer"
+        return count, "integer"
     if suffix == "u" and INTEGER.fullmatch(digits) and digits[0] != "-":
-        whole = integer(digits, "unsigned integer")
-        if whole not in UINT64:
+        count = integer(digits, "unsigned integer")
+        if count not in UINT64:
             raise Invalid("unsigned integer out of range")
-        return whole if whole in INT64 else str(whole), "unsigned"
+        return count if count in INT64 else str(count), "unsigned"
     if written in BOOLEANS:
         return BOOLEANS[written], "boolean"
     raise Invalid(f"not a value: {written!r:.60}")

@@ -47,7 +47,7 @@ class Push(msgspec.Struct):
     streams: msgspec.Raw
 
 
-class Stream(msgspec.Struct):
+class LogStream(msgspec.Struct):
     """The lines of one set of labels."""
 
     values: msgspec.Raw
@@ -63,7 +63,7 @@ class Entry(msgspec.Struct, array_like=True):
 
 
 read = msgspec.json.Decoder(Push).decode
-read_stream = msgspec.json.Decoder(Stream).decode
+read_stream = msgspec.json.Decoder(LogStream).decode
 read_entry = msgspec.json.Decoder(Entry).decode
 
 
@@ -192,14 +192,14 @@ def labels_of(text: str) -> Labels:
     return labels
 
 
-def unescape(found: re.Match[str]) -> str:
+def unescape(escape: re.Match[str]) -> str:
     """The character that an escape of Go's strings stands for. Raises: Invalid."""
-    code = found[1] or found[2] or found[3]
+    code = escape[1] or escape[2] or escape[3]
     if not code:
-        return LETTERS.get(found[4], found[4])
+        return LETTERS.get(escape[4], escape[4])
     number = int(code, 16)
     if number > 0x10FFFF or 0xD800 <= number < 0xE000:
-        raise Invalid(f"not labels: {found[0]}")
+        raise Invalid(f"not labels: {escape[0]}")
     return chr(number)
 
 

@@ -100,14 +100,14 @@ class Json:
 
     def split(self, node: Node, data: bytes, budget: Budget) -> tuple[bytes, bool]:
         wire = msgspec.json.decode(data, type=node.wire)
-        found = False
+        has_children = False
         for name in node.children:
             if (raw := getattr(wire, name)) is not msgspec.UNSET:
-                found = True
+                has_children = True
                 if name in node.repeated and bytes(raw)[:1] not in (b"[", b"n"):
                     raise Invalid(f"not OTLP: {name} is not an array")
                 setattr(wire, name, msgspec.UNSET)
-        return msgspec.json.encode(wire), found
+        return msgspec.json.encode(wire), has_children
 
     def children(self, node: Node, data: bytes, own: bytes, budget: Budget) -> Iterator[tuple[str, bytes]]:
         wire = msgspec.json.decode(data, type=node.wire)
@@ -192,15 +192,15 @@ def decode(root: Node, body: bytes, message: Message, budget: Budget) -> Iterato
     else:
         requests = (body,)
         budget.separator = b""  # concatenated messages are one message
-    found = False
+    has_record = False
     for request in requests:
         if isinstance(request, Remainder):
             yield Reject(request, Remainder.reason)
             return
         for result in walk(encoding, root, request, Context(), bytes, budget):
-            found = True
+            has_record = True
             yield result
-    if not found:
+    if not has_record:
         raise Empty
 
 
@@ -211,8 +211,8 @@ def walk(
     own, records = b"", ()
     try:
         if node.children:
-            own, found = encoding.split(node, data, budget)
-            if node.needed and not found and data.strip() not in (b"", b"{}"):
+            own, has_children = encoding.split(node, data, budget)
+            if node.needed and not has_children and data.strip() not in (b"", b"{}"):
                 raise Invalid(f"not OTLP: {node.kind.DESCRIPTOR.name} without {' or '.join(node.children)}")
         if len(own if node.children else data) > budget.limits.record // 4:
             raise Invalid(f"{node.kind.DESCRIPTOR.name} larger than {budget.limits.record // 4} bytes")
@@ -248,7 +248,7 @@ def arguments(descriptor: Any, value: Any) -> dict[str, Any]:
     """
     if not isinstance(value, dict):
         raise TypeError("not a JSON object")
-    known, found = converters(descriptor), {}
+    known, made = converters(descriptor), {}
     for key, given in value.items():
         if given is None or key not in known:
             continue
@@ -257,14 +257,14 @@ def arguments(descriptor: Any, value: Any) -> dict[str, Any]:
             raise TypeError(f"{key} is {'not ' * repeated}an array")
         if convert is not None:
             given = [convert(element) for element in given] if repeated else convert(given)
-        found[name] = given
-    return found
+        made[name] = given
+    return made
 
 
 @cache
 def converters(descriptor: Any) -> dict[str, tuple[str, Callable[[Any], Any] | None, bool]]:
     """For the JSON name of each field: its name, what converts a value to the constructor's, whether it is repeated."""
-    found = {}
+    by_name = {}
     for field in descriptor.fields:
         convert: Callable[[Any], Any] | None = None  # a string or boolean
         if field.message_type:
@@ -275,8 +275,8 @@ def converters(descriptor: Any) -> dict[str, tuple[str, Callable[[Any], Any] | N
             convert = float
         elif field.type not in (field.TYPE_STRING, field.TYPE_BOOL):
             convert = integer
-        found[field.json_name] = field.name, convert, field.is_repeated
-    return found
+        by_name[field.json_name] = field.name, convert, field.is_repeated
+    return by_name
 
 
 def integer(value: Any) -> int:
@@ -320,10 +320,10 @@ def plain(value: Any) -> Any:
 
 def text(value: Any) -> str:
     """An AnyValue as a text: a string as it is, anything else as JSON."""
-    found = plain(value)
-    if isinstance(found, str):
-        return found
-    return "" if found is None else msgspec.json.encode(found).decode()
+    content = plain(value)
+    if isinstance(content, str):
+        return content
+    return "" if content is None else msgspec.json.encode(content).decode()
 
 
 def clean(text: str) -> str:

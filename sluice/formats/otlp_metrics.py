@@ -25,7 +25,7 @@ SCALE = 64  # SDKs use -10 to 20; beyond 64 a bound is less than a float can tel
 PARTS = 10_000  # buckets, quantiles or exemplars of one data point; SDKs send up to 160 buckets
 
 
-class Rows(list[Metric]):
+class PointRows(list[Metric]):
     """The rows of one data point."""
 
     def __init__(self, point: Any, context: Context) -> None:
@@ -43,7 +43,7 @@ class Rows(list[Metric]):
             field = "state" if field == "value" else field + "_state"
         return Metric(time=time, name=self.context.name, tags=tags, field=field, value=stored, type=kind)
 
-    def finish(self, point: Any) -> Rows:
+    def finish(self, point: Any) -> PointRows:
         """Add what all kinds of data points have. Raises: Invalid if the data point has no value."""
         if point.flags & NO_RECORDED_VALUE:
             self.add("state", "stale")
@@ -78,17 +78,17 @@ def bounded(parts: Any) -> Any:
     return parts
 
 
-def number(point: Any, context: Context) -> Rows:
+def number(point: Any, context: Context) -> PointRows:
     """The rows of a point of a gauge or sum."""
-    rows = Rows(point, context)
+    rows = PointRows(point, context)
     if kind := point.WhichOneof("value"):
         rows.add("value", getattr(point, kind))
     return rows.finish(point)
 
 
-def histogram(point: Any, context: Context) -> Rows:
+def histogram(point: Any, context: Context) -> PointRows:
     """The rows of a point of a histogram. A bucket counts all values up to its bound, as Prometheus's do."""
-    rows = Rows(point, context)
+    rows = PointRows(point, context)
     rows.summarize(point)
     counts, bounds = bounded(point.bucket_counts), point.explicit_bounds
     if counts and len(counts) != len(bounds) + 1:
@@ -98,12 +98,12 @@ def histogram(point: Any, context: Context) -> Rows:
     return rows.finish(point)
 
 
-def exponential(point: Any, context: Context) -> Rows:
+def exponential(point: Any, context: Context) -> PointRows:
     """The rows of a point of an exponential histogram: as Prometheus's native histograms, one of them is JSON.
 
     Raises: Invalid.
     """
-    rows = Rows(point, context)
+    rows = PointRows(point, context)
     rows.summarize(point)
     scale = point.scale
     if not -SCALE <= scale <= SCALE:
@@ -129,9 +129,9 @@ def as_json(about: dict[str, Any]) -> str:
     return msgspec.json.encode(about).decode()
 
 
-def summary(point: Any, context: Context) -> Rows:
+def summary(point: Any, context: Context) -> PointRows:
     """The rows of a point of a summary."""
-    rows = Rows(point, context)
+    rows = PointRows(point, context)
     rows.add("count", point.count)
     rows.add("sum", point.sum)
     for quantile in bounded(point.quantile_values):

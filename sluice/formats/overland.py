@@ -73,14 +73,14 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Gps
 
 def feature(element: bytes, device: str | int | None) -> Gps:
     """The position of one feature. Raises: Invalid, msgspec's errors."""
-    found = read_feature(element)
-    if found.geometry.type != "Point":
-        raise Invalid(f"not a position: geometry {found.geometry.type!r:.40}")
-    coordinates = bytes(found.geometry.coordinates)
+    sent = read_feature(element)
+    if sent.geometry.type != "Point":
+        raise Invalid(f"not a position: geometry {sent.geometry.type!r:.40}")
+    coordinates = bytes(sent.geometry.coordinates)
     if len(coordinates) > MAX_COORDINATES:
         raise Invalid("coordinates too long")
     lon, lat, *_ = *read_coordinates(coordinates), None, None
-    about = found.properties
+    about = sent.properties
     return position(
         about.device_id or device,
         lat,

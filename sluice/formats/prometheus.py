@@ -157,9 +157,9 @@ def when(part: Any) -> int:
 
 def nanoseconds(milliseconds: int) -> int:
     """Milliseconds since 1970 as nanoseconds. Raises: Invalid if these are no 64-bit integer."""
-    if (found := milliseconds * MILLISECOND) not in INT64:
+    if (time := milliseconds * MILLISECOND) not in INT64:
         raise Invalid("timestamp out of range")
-    return found
+    return time
 
 
 def samples(name: str, tags: dict[str, str], parts: Iterable[Any], created: int) -> Iterator[Metric]:
@@ -237,12 +237,12 @@ def buckets(part: Any) -> list[list[float | None]]:
         return [[bounds[index], bounds[index + 1], count] for index, count in above]
     if schema not in EXPONENTIAL:
         raise Invalid(f"histogram: unknown schema {schema}")
-    found = [[minus(bound(schema, index)), minus(bound(schema, index - 1)), count] for index, count in reversed(below)]
+    filled = [[minus(bound(schema, index)), minus(bound(schema, index - 1)), count] for index, count in reversed(below)]
     zero = part.zero_count_float if part.WhichOneof("zero_count") == "zero_count_float" else part.zero_count_int
     if zero:
         check_finite([zero])
-        found.append([-part.zero_threshold, part.zero_threshold, zero])
-    return found + [[bound(schema, index - 1), bound(schema, index), count] for index, count in above]
+        filled.append([-part.zero_threshold, part.zero_threshold, zero])
+    return filled + [[bound(schema, index - 1), bound(schema, index), count] for index, count in above]
 
 
 def counted(spans: Iterable[Any], deltas: Iterable[int], counts: Iterable[float]) -> list[tuple[int, float]]:
@@ -259,13 +259,13 @@ def counted(spans: Iterable[Any], deltas: Iterable[int], counts: Iterable[float]
         raise Invalid(f"histogram with more than {MAX_BUCKETS} buckets")
     if sum(span.length for span in spans) != len(absolute):
         raise Invalid("histogram: the spans do not fit the buckets")
-    found: list[tuple[int, float]] = []
+    filled: list[tuple[int, float]] = []
     index = 0
     for span in spans:
         index += span.offset
-        found += [(index + n, absolute[len(found) + n]) for n in range(span.length)]
+        filled += [(index + n, absolute[len(filled) + n]) for n in range(span.length)]
         index += span.length
-    return found
+    return filled
 
 
 def bound(schema: int, index: int) -> float | None:

@@ -22,7 +22,7 @@ FORMATS = (
     # OTLP: an empty ExportMetricsServiceResponse or ExportLogsServiceResponse, without a partial success
     Format("metrics", "sluice.formats.otlp_metrics:decode", {"/v1/metrics": PROTOBUF_OK}, keep_head=True, json=JSON_OK),
     Format("logs", "sluice.formats.otlp_logs:decode", {"/v1/logs": PROTOBUF_OK}, keep_head=True, json=JSON_OK),
-    Format("metrics", "sluice.formats.telegraf:batch", objects=("metrics",)),
+    Format("metrics", "sluice.formats.telegraf:points", objects=("metrics",)),
     Format("metrics", "sluice.formats.telegraf:point", objects=("fields",)),
     # Loki's clients accept only 204; the Content-Type says whether it is protobuf
     Format("logs", "sluice.formats.loki:decode", {"/loki/api/v1/push": NO_CONTENT}, keep_head=True),

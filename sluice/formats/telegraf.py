@@ -16,7 +16,7 @@ from sluice.streams.record import Invalid, Metric, Reject
 from sluice.streams.times import Time, first
 
 
-class Batch(msgspec.Struct):
+class Points(msgspec.Struct):
     """A request with several points."""
 
     metrics: msgspec.Raw
@@ -33,11 +33,11 @@ class Point(msgspec.Struct):
     timestamp: Time = None
 
 
-read = msgspec.json.Decoder(Batch).decode
+read = msgspec.json.Decoder(Points).decode
 read_point = msgspec.json.Decoder(Point).decode
 
 
-def batch(part: bytes, message: Message | None, budget: Budget) -> Iterator[Metric | Reject]:
+def points(part: bytes, message: Message | None, budget: Budget) -> Iterator[Metric | Reject]:
     """The fields of several points. Each invalid point is one reject. Raises, before it yields: Invalid."""
     array = bytes(read(part).metrics)
     if not array.startswith(b"["):

@@ -63,4 +63,5 @@ class Endpoints:
         """The endpoint at a path that is not in `plain`; None: there is none."""
         if environ["PATH_INFO"] not in self.rpc:
             return None
-        return self.rpc[environ["PATH_INFO"]][environ.get("CONTENT_TYPE", "").lower().startswith(JSON)]
+        in_json: bool = environ.get("CONTENT_TYPE", "").lower().startswith(JSON)
+        return self.rpc[environ["PATH_INFO"]][in_json]

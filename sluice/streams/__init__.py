@@ -1,1 +1,1 @@
-"""Streams: the gateway's routes, and the worker's record types and decoders, one file per wire format."""
+"""Streams: record types, and the decoders of plain bodies."""

@@ -120,15 +120,15 @@ def elements(array: bytes, budget: Budget) -> Iterator[bytes]:
         opening = array[at : at + 1]
         if opening == b"]":
             return
-        if found := (TEXT if opening == b'"' else FLAT if opening == b"{" else SCALAR).match(array, at):
-            at = found.end()
-        if opening == b"[" or not found:
+        if match := (TEXT if opening == b'"' else FLAT if opening == b"{" else SCALAR).match(array, at):
+            at = match.end()
+        if opening == b"[" or not match:
             at, depth, count = start, 0, 0
             while (depth or at == start) and budget.left > 0:
-                found = BRACKET.match(array, at)
-                assert found
-                depth += 1 if found[1] in b"{[" else -1
-                at = found.end()
+                match = BRACKET.match(array, at)
+                assert match
+                depth += 1 if match[1] in b"{[" else -1
+                at = match.end()
                 count += 1
                 budget.left -= not count % 4  # four brackets take as long as a record
         if budget.left <= 0:
@@ -142,11 +142,11 @@ def lines(body: bytes, budget: Budget) -> Iterator[bytes]:
 
     Skips empty lines.
     """
-    for found in LINE.finditer(body):
+    for match in LINE.finditer(body):
         if budget.left <= 0:
-            yield Remainder(body[found.start() :])
+            yield Remainder(body[match.start() :])
             return
-        if line := found[0].strip():
+        if line := match[0].strip():
             yield line
         else:
             budget.left -= 1

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from math import isfinite
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import UNSET
@@ -243,7 +243,7 @@ class JsonDecoder(Decoder):
     def form(self, fields: dict[str, str]) -> Record:
         """The record of a form. Raises: Invalid, or msgspec's errors."""
         for form in self.forms:
-            record: Record | None = load(form)(fields)
+            record = cast("Record | None", load(form)(fields))
             if record is not None:
                 return record
         return self.plain_form(fields)
@@ -254,10 +254,11 @@ class JsonDecoder(Decoder):
 
 
 @cache
-def load(decoder: str) -> Callable[..., Any]:
+def load(decoder: str) -> Callable[..., Iterable[Result]]:
     """The function that a `Format` names."""
-    module, _, function = decoder.partition(":")
-    return getattr(import_module(module), function)
+    module, _, name = decoder.partition(":")
+    function: Callable[..., Iterable[Result]] = getattr(import_module(module), name)
+    return function
 
 
 class LineDecoder(Decoder):

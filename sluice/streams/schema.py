@@ -57,8 +57,8 @@ def case_conflict(names: Iterable[str]) -> str:
 
 def field_types(record: type[Record]) -> dict[str, set[Any]]:
     """The fields of a record type without `time`, each with the types that its values may have, except None."""
-    found = {}
+    known = {}
     for name, hint in typing.get_type_hints(record).items():
         union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-        found[name] = {kind for kind in (typing.get_args(hint) if union else (hint,)) if kind is not types.NoneType}
-    return {field.name: found[field.name] for field in fields(record)[1:]}
+        known[name] = {kind for kind in (typing.get_args(hint) if union else (hint,)) if kind is not types.NoneType}
+    return {field.name: known[field.name] for field in fields(record)[1:]}

@@ -85,7 +85,7 @@ def verify(item: bytes, scheme: Scheme, keys: list[bytes]) -> None:
     except ValueError:
         raise Invalid(f"signature: {scheme.field} is not understood") from None
     made = [hmac.digest(key, before + message.body, "sha256") for key in keys]
-    if not any(hmac.compare_digest(one, other) for one in given for other in made):
+    if not any(hmac.compare_digest(sent, valid) for sent in given for valid in made):
         raise Invalid("signature: wrong")
 
 
