@@ -17,8 +17,8 @@ from sluice.streams.registry import Stream
 from sluice.views import Feed, Latest, Tally, View, contract, feeds, refresh
 from sluice.views.follower import ROWS, Link
 from sluice.views.reduce import Renderer, reducer
-from sluice.views.rows import source as reader
-from sluice.views.rows.source import Reader
+from sluice.views.rows.registry import open_row_source
+from sluice.views.rows.source import RowSource
 
 SHARE = 50_000  # keys compared in one pass over the rows; a view with more keys takes several passes
 TRIES = 40  # comparisons of keys that differ
@@ -41,7 +41,7 @@ class Checker:
         """keep: INGEST_KEEP. A view may have more than the rows that were not deleted by age."""
         self.keep = keep
         self.link = Link(socket)
-        self.reader: Reader = reader.connect(url, streams)
+        self.source = open_row_source(url, streams)
 
     def check(self, path: str, view: View) -> Checked:
         """Compare one view. Raises: RedisError, Unavailable."""
@@ -65,7 +65,7 @@ class Checker:
         self, path: str, view: Latest | Feed, generation: str, share: int, shares: int
     ) -> tuple[int, list[str]]:
         """Compare the keys of one share, by their hash."""
-        mirror = Mirror(self.reader, view, share, shares)
+        mirror = Mirror(self.source, view, share, shares)
         mirror.read()
         expected = mirror.values()
         present = self.present(path, generation, share, shares)
@@ -127,7 +127,7 @@ class Checker:
                     if not text:
                         break
                     keys += not again
-                    now = json.loads(refresh.count(self.reader, view, key) or '{"choices": {}}')["choices"]
+                    now = json.loads(refresh.count(self.source, view, key) or '{"choices": {}}')["choices"]
                     if all(now.get(choice, 0) >= n for choice, n in json.loads(text)["choices"].items()):
                         break
                 else:
@@ -138,26 +138,26 @@ class Checker:
     def close(self) -> None:
         """Close both connections."""
         self.link.close()
-        self.reader.close()
+        self.source.close()
 
 
 class Mirror:
     """A view in the memory of this process, restricted to one share of the keys."""
 
-    def __init__(self, database: Reader, view: Latest | Feed, share: int, shares: int) -> None:
-        self.reader, self.view, self.share, self.shares = database, view, share, shares
-        self.renderer = Renderer(database, view.stream, view.key)
-        self.reducer = reducer(view, database, self.renderer)
-        self.reader.news()
-        self.position = database.start()
+    def __init__(self, source: RowSource, view: Latest | Feed, share: int, shares: int) -> None:
+        self.source, self.view, self.share, self.shares = source, view, share, shares
+        self.renderer = Renderer(source, view.stream, view.key)
+        self.reducer = reducer(view, source, self.renderer)
+        self.source.news()
+        self.position = source.start()
 
     def read(self) -> None:
         """Take in all rows that are committed by now."""
-        self.reader.news()
+        self.source.news()
         more = True
-        with self.reader.snapshot():
+        with self.source.snapshot():
             while more:
-                changes = self.reader.changes(self.view.stream, self.position, ROWS)
+                changes = self.source.changes(self.view.stream, self.position, ROWS)
                 for rows in changes.pieces:
                     items = self.renderer.items(rows)
                     if self.shares > 1:

@@ -25,8 +25,8 @@ from sluice.streams.registry import Stream
 from sluice.views import Tally, View, contract, link
 from sluice.views.link import Command
 from sluice.views.reduce import Reducer, Renderer, reducer
-from sluice.views.rows import source as reader
-from sluice.views.rows.source import Diverged, Reader
+from sluice.views.rows.registry import open_row_source
+from sluice.views.rows.source import Diverged
 
 log = logging.getLogger("sluice.follower")
 
@@ -121,12 +121,12 @@ class Follower:
     def __init__(self, socket: str, url: str, views: Mapping[str, View], streams: dict[str, Stream]) -> None:
         """socket: of the views' Redis. url: of the store."""
         self.link = Link(socket)
-        self.reader: Reader = reader.connect(url, streams)
+        self.source = open_row_source(url, streams)
         self.declared = dict(views)
         self.views = {path: view for path, view in views.items() if not isinstance(view, Tally)}
         used = {view.stream for view in self.views.values()}
         self.renderers = {
-            (view.stream, view.key): Renderer(self.reader, view.stream, view.key) for view in self.views.values()
+            (view.stream, view.key): Renderer(self.source, view.stream, view.key) for view in self.views.values()
         }
         self.specs = {path: spec(view, streams) for path, view in self.views.items()}
         self.used = sorted(used)
@@ -168,7 +168,7 @@ class Follower:
         with contextlib.suppress(RedisError, Lost):
             self.link.ask(("EVAL", contract.RELEASE, 1, contract.HOLDER, self.token))
         self.link.close()
-        self.reader.close()
+        self.source.close()
 
     def stop(self) -> None:
         """End `run`. Call it once."""
@@ -187,7 +187,7 @@ class Follower:
     def take_over(self) -> bool:
         """Take the lease and load the positions; False if another follower has it."""
         if not self.prepared:
-            self.reader.prepare(self.used)
+            self.source.prepare(self.used)
             self.prepared = True
         (client,) = self.link.ask(("CLIENT", "ID"))
         token = f"{client}:{os.getpid()}:{secrets.token_hex(8)}"
@@ -230,7 +230,7 @@ class Follower:
     def build(self, path: str) -> None:
         """Begin a new generation of a view, and give up one that is being built."""
         self.generations = [one for one in self.generations if one.live or one.path != path]
-        name, position = contract.mark(self.views[path]) + secrets.token_hex(4), self.reader.start()
+        name, position = contract.mark(self.views[path]) + secrets.token_hex(4), self.source.start()
         keys = contract.HOLDER, contract.building(path), contract.info(path, name)
         self.link.ask(("EVAL", contract.BEGIN, 3, *keys, self.token, name, self.specs[path], position))
         self.add(path, name, position, False)
@@ -249,12 +249,12 @@ class Follower:
         if time.monotonic() >= self.beat:
             self.heartbeat()
         now = time.time()
-        if self.reader.news():
+        if self.source.news():
             for one in self.generations:
                 one.synced = False
         busy = False
         if not all(one.synced for one in self.generations):
-            with self.reader.snapshot():
+            with self.source.snapshot():
                 for group in self.groups():
                     busy |= self.advance(group, now)
             for one in [one for one in self.generations if one.synced and not one.live]:
@@ -273,7 +273,7 @@ class Follower:
         """Apply one chunk of rows; whether there are more. now: seconds since 1970, before the snapshot."""
         stream, position = group[0].view.stream, group[0].position
         try:
-            changes = self.reader.changes(stream, position, ROWS)
+            changes = self.source.changes(stream, position, ROWS)
         except Diverged as error:
             log.warning("%s: rebuilding its views: the database is not the one that was followed: %s", stream, error)
             paths = [path for path, view in self.views.items() if view.stream == stream]
@@ -316,7 +316,7 @@ class Follower:
             renderer = self.renderers[one.view.stream, one.view.key]
             if one.view.key not in items:
                 items[one.view.key] = renderer.items(rows)
-            reduced = reducer(one.view, self.reader, renderer)
+            reduced = reducer(one.view, self.source, renderer)
             reduced.add(items[one.view.key])
             try:
                 if not one.live and self.memory() > MEMORY[0]:
@@ -387,7 +387,7 @@ class Follower:
         held, asked = self.link.ask(*commands)
         if not held:
             raise Lost("another follower has the lease, or Redis was emptied")
-        if infos and not self.reader.news():
+        if infos and not self.source.news():
             place = [("EVAL", contract.TOUCH, 1 + len(infos), contract.HOLDER, *infos, self.token, milliseconds)]
             self.link.ask(*place)
         else:

@@ -17,9 +17,9 @@ import msgspec
 
 from sluice.views import Feed, Latest, Tally, View, contract, feeds
 from sluice.views.link import Command, Place
-from sluice.views.rows.source import Reader, Row, canonical
+from sluice.views.rows.source import Row, RowSource, canonical
 
-Stamp = tuple[Any, int, bytes]  # time as the reader has it, sequence number, JSON
+Stamp = tuple[Any, int, bytes]  # time as the source has it, sequence number, JSON
 Item = tuple[str, Stamp, Row]  # the text of the key
 Read = Callable[[list[str]], list[Place | None]]  # keys -> the strings that the views' Redis has
 CALL = 500  # items of one call: about a millisecond, in which the views' Redis answers no reader
@@ -29,8 +29,8 @@ FEEDS = 8  # feeds of one transaction: their values are some 10 kB each, and gli
 class Renderer:
     """Makes the JSON of rows: the key, the time, then the other fields in their order; nulls are left out."""
 
-    def __init__(self, reader: Reader, stream: str, key: str) -> None:
-        names = reader.streams[stream].record.__struct_fields__[1:]
+    def __init__(self, source: RowSource, stream: str, key: str) -> None:
+        names = source.streams[stream].record.__struct_fields__[1:]
         self.at = {name: n for n, name in enumerate(names, 2)} | {"time": 0}
         others = [name for name in names if name != key]
         struct = msgspec.defstruct(
@@ -42,9 +42,8 @@ class Renderer:
         self.make = struct
         self.key = self.at[key]
         self.pick = itemgetter(self.key, 0, *(self.at[name] for name in others))
-        self.converters = reader.converters[stream]
-        self.text = None if reader.times_are_text else reader.text
-        self.stream = stream
+        self.converters = source.converters[stream]
+        self.text = source.time_converter(stream)
         self.encode = msgspec.json.Encoder(decimal_format="number").encode
 
     def items(self, rows: list[Row]) -> list[Item]:
@@ -62,7 +61,7 @@ class Renderer:
 
     def render(self, rows: list[Row]) -> Iterator[Item]:
         """`items`, as long as every row can be written."""
-        make, pick, encode, at, text, stream = self.make, self.pick, self.encode, self.key, self.text, self.stream
+        make, pick, encode, at, text = self.make, self.pick, self.encode, self.key, self.text
         plain = not self.converters and text is None
         for row in rows:
             key = row[at]
@@ -74,7 +73,7 @@ class Renderer:
                 row = self.converted(row)
                 key = row[at]
                 values = pick(row)
-                document = encode(make(key, text(stream, row[0]) if text else row[0], *values[2:]))
+                document = encode(make(key, text(row[0]) if text else row[0], *values[2:]))
             yield key if key.__class__ is str else encode(key).decode(), (row[0], row[1], document), row
 
     def converted(self, row: Row) -> Row:
@@ -88,8 +87,8 @@ class Renderer:
 class Reducer(ABC):
     """What a view keeps of the rows added so far."""
 
-    def __init__(self, view: View, reader: Reader, renderer: Renderer) -> None:
-        self.nanoseconds = reader.nanoseconds
+    def __init__(self, view: View, source: RowSource, renderer: Renderer) -> None:
+        self.nanoseconds = source.nanoseconds
         self.renderer = renderer
 
     @abstractmethod
@@ -121,8 +120,8 @@ class Reducer(ABC):
 class Newest(Reducer):
     """Of `latest` without `each`: key -> the newest record."""
 
-    def __init__(self, view: Latest, reader: Reader, renderer: Renderer) -> None:
-        super().__init__(view, reader, renderer)
+    def __init__(self, view: Latest, source: RowSource, renderer: Renderer) -> None:
+        super().__init__(view, source, renderer)
         self.held: dict[str, Stamp] = {}
 
     def add(self, items: list[Item]) -> None:
@@ -156,8 +155,8 @@ class Newest(Reducer):
 class Each(Reducer):
     """Of `latest` with `each`: key -> {JSON of the `each` values -> the newest record}."""
 
-    def __init__(self, view: Latest, reader: Reader, renderer: Renderer) -> None:
-        super().__init__(view, reader, renderer)
+    def __init__(self, view: Latest, source: RowSource, renderer: Renderer) -> None:
+        super().__init__(view, source, renderer)
         self.each = [renderer.at[name] for name in view.each]
         self.held: dict[str, dict[bytes, Stamp]] = {}
 
@@ -195,8 +194,8 @@ class Each(Reducer):
 class Feeds(Reducer):
     """Of `feed`: what its two kinds have in common."""
 
-    def __init__(self, view: Feed, reader: Reader, renderer: Renderer) -> None:
-        super().__init__(view, reader, renderer)
+    def __init__(self, view: Feed, source: RowSource, renderer: Renderer) -> None:
+        super().__init__(view, source, renderer)
         self.cap, self.member = view.cap, bool(view.member)
         self.limit = 2 * view.cap + 32  # records held of a key before they are cut to `cap`
 
@@ -227,8 +226,8 @@ class Feeds(Reducer):
 class Items(Feeds):
     """Of `feed` without `member`: key -> its last `cap` records, each once."""
 
-    def __init__(self, view: Feed, reader: Reader, renderer: Renderer) -> None:
-        super().__init__(view, reader, renderer)
+    def __init__(self, view: Feed, source: RowSource, renderer: Renderer) -> None:
+        super().__init__(view, source, renderer)
         self.held: dict[str, list[Stamp]] = {}
 
     def add(self, items: list[Item]) -> None:
@@ -260,8 +259,8 @@ class Items(Feeds):
 class Members(Feeds):
     """Of `feed` with `member`: key -> the last `cap` items, of each its newest record."""
 
-    def __init__(self, view: Feed, reader: Reader, renderer: Renderer) -> None:
-        super().__init__(view, reader, renderer)
+    def __init__(self, view: Feed, source: RowSource, renderer: Renderer) -> None:
+        super().__init__(view, source, renderer)
         self.fields = [renderer.at[name] for name in view.member]
         self.held: dict[str, dict[bytes, feeds.Item]] = {}
 
@@ -284,12 +283,12 @@ class Members(Feeds):
                 yield key, feeds.newest(held.values(), self.cap)
 
 
-def reducer(view: View, reader: Reader, renderer: Renderer) -> Reducer:
+def reducer(view: View, source: RowSource, renderer: Renderer) -> Reducer:
     """The reducer of a view that follows rows."""
     assert not isinstance(view, Tally)
     if isinstance(view, Latest):
-        return Each(view, reader, renderer) if view.each else Newest(view, reader, renderer)
-    return Members(view, reader, renderer) if view.member else Items(view, reader, renderer)
+        return Each(view, source, renderer) if view.each else Newest(view, source, renderer)
+    return Members(view, source, renderer) if view.member else Items(view, source, renderer)
 
 
 def fits(key: str) -> bool:

@@ -20,7 +20,8 @@ from sluice.base import connect
 from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
 from sluice.views import Tally, View, contract
-from sluice.views.rows import source as reader
+from sluice.views.rows.registry import open_row_source
+from sluice.views.rows.source import RowSource
 
 log = logging.getLogger("sluice.refresh")
 
@@ -144,21 +145,21 @@ class Refresher:
 
     def run(self) -> None:
         """Compute until `stop`."""
-        database = reader.connect(self.url, self.streams)
+        source = open_row_source(self.url, self.streams)
         while not self.stopping.is_set():
             try:
                 asked: Any = self.client.blpop([contract.ASKED], timeout=self.every)
                 if asked:
                     path, _, key = asked[1].decode(errors="replace").partition(" ")
-                    self.refresh(database, path, key)
+                    self.refresh(source, path, key)
                 if time.monotonic() >= self.due:
                     self.due = time.monotonic() + self.every
                     for path, key in self.expiring():
-                        self.refresh(database, path, key)
+                        self.refresh(source, path, key)
             except (RedisError, Unavailable, TimeoutError) as error:
                 self.say(error)
                 self.stopping.wait(self.every)
-        database.close()
+        source.close()
 
     def say(self, error: Exception | None) -> None:
         """Log a failure when it begins or changes, and the next count."""
@@ -186,7 +187,7 @@ class Refresher:
                 if size and left <= view.period * 1000:
                     yield path, key
 
-    def refresh(self, database: reader.Reader, path: str, key: str) -> None:
+    def refresh(self, source: RowSource, path: str, key: str) -> None:
         """Compute a tally unless it is young."""
         view = self.tallies.get(path)
         if view is None or len(key.encode()) > contract.KEY_BYTES:
@@ -195,7 +196,7 @@ class Refresher:
         def compute() -> bytes:
             began = time.monotonic()
             try:
-                value = count(database, view, key)
+                value = count(source, view, key)
             except Unavailable as error:  # whoever has an old value does not see it
                 self.say(error)
                 raise
@@ -216,24 +217,24 @@ class Refresher:
 
         Its thread has the precedence of the workers, which may wait for it.
         """
-        database = reader.connect(self.url, self.streams)
+        source = open_row_source(self.url, self.streams)
         tried: dict[Tally, float] = {}
         while True:
             view = self.slow.get()
             if time.monotonic() < tried.get(view, 0.0):
                 continue
             try:
-                database.make_countable(view.stream, view.key, view.by)
+                source.make_countable(view.stream, view.key, view.by)
             except Unavailable as error:
                 log.warning("%s: no index on %s, so each tally reads all rows: %s", view.stream, view.key, error)
-            database.close()
+            source.close()
             tried[view] = time.monotonic() + AGAIN
 
 
-def count(database: reader.Reader, view: Tally, key: str) -> bytes:
+def count(source: RowSource, view: Tally, key: str) -> bytes:
     """The JSON of a tally, counted now; empty if there is no row."""
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    choices = database.count(view.stream, view.key, view.by, key)
+    choices = source.count(view.stream, view.key, view.by, key)
     if not choices:
         return b""
     ordered = dict(sorted(choices.items(), key=lambda item: (-item[1], item[0])))

@@ -42,7 +42,7 @@ from sluice.store.types import DeadLetter, Entry, Unavailable
 from sluice.streams import registry
 from sluice.streams.record import Gps, Record, Reject, Vote
 from sluice.streams.registry import Stream
-from sluice.views.rows import source as reader
+from sluice.views.rows.registry import open_row_source
 from store_tests import StoreTests, votes
 
 MOST = registry.limits(settings.load({}))
@@ -389,7 +389,7 @@ def test_a_partition_that_would_have_rows_of_the_default_one_is_left_out(pg: Pos
 def test_the_views_are_read_from_a_partitioned_table(pg: Postgres, caplog: pytest.LogCaptureFixture):
     store = open_store(pg.url, STREAMS, keep=settings.Keep(600, {}))
     store.persist(claim(count=2), arriving(0, 7 * 86_400))
-    with contextlib.closing(reader.connect(pg.url, STREAMS)) as own:
+    with contextlib.closing(open_row_source(pg.url, STREAMS)) as own:
         own.index(["gps"])  # type: ignore[attr-defined]
         own.news()
         with own.snapshot():

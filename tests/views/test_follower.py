@@ -25,7 +25,7 @@ from sluice.store.types import DeadLetter, Entry
 from sluice.streams.record import Gps, Metric, Reject
 from sluice.views import contract, feed, follower
 from sluice.views.link import Command
-from sluice.views.rows import source as reader
+from sluice.views.rows.registry import open_row_source
 from viewing import NOON, Site, site
 
 
@@ -207,7 +207,7 @@ def test_replayed_dead_letters_appear(here: Site) -> None:
 def test_rows_that_are_not_read_to_the_end_leave_no_cursor(postgres: Site) -> None:
     """The garbage collector would close it, perhaps within another query, which would then wait for itself."""
     postgres.put("gps", [position("bike", n) for n in range(10_001)])
-    with contextlib.closing(reader.connect(postgres.url, postgres.streams)) as own:
+    with contextlib.closing(open_row_source(postgres.url, postgres.streams)) as own:
         own.news()
         with pytest.raises(follower.Lost), own.snapshot():
             changes = own.changes("gps", own.start(), follower.ROWS)
@@ -359,7 +359,7 @@ def test_a_feed_is_not_written_once_another_follower_has_the_lease(
         late.turn()
     assert client.get(key) == before
     late.link.close()
-    late.reader.close()
+    late.source.close()
 
 
 def test_a_view_that_does_not_fit_says_so_and_the_others_go_on(sqlite: Site) -> None:
@@ -539,7 +539,7 @@ def test_rows_read_in_many_small_chunks_give_the_same_views(sqlite: Site, monkey
         chaos.put()
     monkeypatch.setattr(follower, "ROWS", 3)
     own = follower.Follower(sqlite.socket, sqlite.url, sqlite.views, sqlite.streams)
-    with contextlib.closing(own.link), contextlib.closing(own.reader):
+    with contextlib.closing(own.link), contextlib.closing(own.source):
         harness.poll(lambda: not (own.turn() if own.token else own.take_over()) and own.token)
         sqlite.caught_up()
 

@@ -24,7 +24,7 @@ from sluice.store.registry import open_store
 from sluice.streams.record import Vote
 from sluice.views import contract, refresh
 from sluice.views.refresh import Refresher, refresh_ahead
-from sluice.views.rows import source as reader
+from sluice.views.rows.registry import open_row_source
 from viewing import Site, site
 
 
@@ -272,7 +272,7 @@ def test_in_postgresql_the_index_of_a_tally_holds_any_text(keep: Keep) -> None:
         here.store = open_store(here.url, here.streams, keep=keep)
         here.put("votes", [Vote(poll="cookies", choice="fig")])
         # a table of a few rows is read as a whole otherwise
-        found = reader.connect(here.url + "&options=-c%20enable_seqscan%3Doff", here.streams)
+        found = open_row_source(here.url + "&options=-c%20enable_seqscan%3Doff", here.streams)
         server.ask("CREATE INDEX votes_by_poll ON votes (batch); UPDATE pg_index SET indisvalid = false "
                    "WHERE indexrelid = 'votes_by_poll'::regclass")  # an interrupted one  # fmt: skip
         for _ in range(2):

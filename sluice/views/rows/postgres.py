@@ -1,0 +1,366 @@
+"""Rows of PostgreSQL."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+import time
+import typing
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any
+
+from sluice.base.override import override
+from sluice.base.times import second
+from sluice.store.types import Unavailable
+from sluice.streams.record import Metric
+from sluice.streams.registry import Stream
+from sluice.streams.schema import field_types
+from sluice.views.rows.source import INDEXING, Changes, Converter, Diverged, Row, RowSource, raw
+
+log = logging.getLogger("sluice.rows")
+
+SETTLE_SECONDS = 0.2  # between two checks of the transactions
+SUMMARIZE_SECONDS = 10.0  # between two updates of the block range index
+BATCHES = 5_000  # looked up at once
+# PostgreSQL refuses a row whose part of an index has more than 2.7 kB, so a text is indexed by its hash
+HASHED = 'hashtextextended("{}", 0)'
+
+
+class PostgresRows(RowSource):
+    """A position is a batch id, below which no transaction can add a batch, and the batches above it that were read.
+
+    PostgreSQL assigns ids of batches before their transactions commit, so a lower id may appear after a higher one. A
+    transaction locks `batches` (RowExclusiveLock) before it takes an id, and keeps the lock until it ends. So when
+    all transactions that held the lock *after* the highest id was read have ended, all ids up to it are settled: their
+    batches are committed, or never will be. `view_changes` names batches that got rows later, from replayed dead
+    letters; its ids are settled by the same rule.
+
+    The oldest batches are not in `batches` any more (see `Store.fold`), but all of their ids are settled. Their rows
+    are read by ranges of ids.
+
+    Position: JSON [settled batch, batches above, settled change, changes above, last batch, its claim].
+    """
+
+    def __init__(self, url: str, streams: dict[str, Stream]) -> None:
+        super().__init__(streams)
+        self.url = url
+        self.last: Row = ()
+        self.settled = (0, 0)  # ids of batches and of changes
+        self.claim = ""  # of the settled batch
+        self.pending: tuple[tuple[int, int], set[str]] | None = None
+        self.reading = contextlib.ExitStack()  # what the end of the snapshot closes
+        self.due = 0.0  # monotonic: the next check of the transactions
+        self.summarize = 0.0
+        self.queries: dict[str, str] = {}
+        self.steps: dict[str, int] = {}  # stream -> ids of the next range of batches that are not in `batches`
+        self.indexes: list[int] = []
+
+    @override
+    def converter(self, kinds: set[Any]) -> Converter | None:
+        return None if len(kinds) == 1 and kinds <= {float, int, bool, str} else raw_or_none
+
+    @override
+    @staticmethod
+    def nanoseconds(time: int) -> int:
+        return time
+
+    @override
+    def time_converter(self, stream: str) -> Converter:
+        return to_the_nanosecond if self.streams[stream].record is Metric else to_the_microsecond
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Any]:
+        """The connection, opened if it is closed."""
+        import psycopg
+
+        from sluice.store.postgres.store import CONNECTION, message
+
+        try:
+            if self.db is None:
+                self.last, self.settled, self.claim, self.pending, self.due = (), (0, 0), "", None, 0.0
+                self.queries.clear()
+                db = psycopg.connect(self.url, autocommit=True, prepare_threshold=None, **CONNECTION)
+                if not db.execute(
+                    "SELECT to_regclass('batches_folded') IS NOT NULL AND to_regclass('view_changes') IS NOT NULL"
+                ).fetchone()[0]:  # type: ignore[index]
+                    db.close()
+                    raise Unavailable("PostgreSQL: there are no tables yet")
+                self.db = db
+            yield self.db
+        except psycopg.Error as error:
+            self.close()
+            raise Unavailable(f"PostgreSQL: {message(error)}") from None
+
+    @override
+    def start(self) -> str:
+        return json.dumps([0, [], self.settled[1], [], 0, ""])
+
+    @override
+    def news(self) -> bool:
+        import psycopg
+
+        with self.open() as db:
+            batches, changes = self.settled
+            # by libpq itself: the follower asks 40 times a second, and a cursor takes five times the CPU
+            result = db.pgconn.exec_(
+                b"SELECT (SELECT coalesce(max(id), 0) FROM batches), (SELECT coalesce(max(id), 0) FROM view_changes), "
+                b"(SELECT count(*) FROM batches WHERE id > %d), (SELECT count(*) FROM view_changes WHERE id > %d)"
+                % (batches, changes)
+            )
+            if result.status != psycopg.pq.ExecStatus.TUPLES_OK:
+                raise psycopg.OperationalError(result.error_message.decode(errors="replace").strip())
+            found: Row = tuple(int(result.get_value(0, at)) for at in range(4))
+            changed, self.last = found != self.last, found
+            now = time.monotonic()
+            if now >= self.due and (found[2] or found[3] or found[0] < batches or found[1] < changes):
+                self.due = now + SETTLE_SECONDS
+                changed |= self.settle(db, (found[0], found[1]))
+            if changed and now >= self.summarize and self.indexes:
+                self.summarize = now + SUMMARIZE_SECONDS
+                db.execute("SELECT brin_summarize_new_values(i) FROM unnest(%s::oid[]::regclass[]) i", (self.indexes,))
+        return changed
+
+    def settle(self, db: Any, highest: tuple[int, int]) -> bool:
+        """Settle the ids up to the highest ones at an earlier call, once all transactions of that time have ended."""
+        held = {
+            row[0]
+            for row in db.execute(
+                "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' "
+                "AND relation IN ('batches'::regclass, 'view_changes'::regclass) "
+                "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+            )
+        }
+        known, before = self.pending or (highest, held)
+        left = held & before
+        if left:
+            self.pending = known, left
+            return False
+        found = db.execute("SELECT claim FROM batches WHERE id = %s", known[:1]).fetchone()
+        self.settled, self.claim, self.pending = known, found[0] if found else "", None
+        self.last = ()
+        return True
+
+    @override
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[None]:
+        with self.open() as db:
+            db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            try:
+                # Rows that are not read to the end would leave their cursor to the garbage collector. It may run within
+                # another query of this connection; closing the cursor then waits for that query for ever
+                with contextlib.ExitStack() as self.reading:
+                    yield
+            finally:
+                with contextlib.suppress(Exception):  # the connection may be gone
+                    db.execute("ROLLBACK")
+
+    def query(self, db: Any, stream: str) -> str:
+        """The query for rows of a stream; "" while the table is not there or lacks a column."""
+        if stream not in self.queries:
+            found = db.execute(
+                "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+                (f'"{stream}"',),
+            )
+            present = {row[0] for row in found}
+            if not present:
+                return ""
+            metric = self.streams[stream].record is Metric
+            below = " + coalesce(nanoseconds, 0)" if metric else ""
+            columns = [f"(extract(epoch FROM time) * 1000000)::bigint * 1000{below}", "seq"]
+            for name, kinds in field_types(self.streams[stream].record).items():
+                if name not in present:
+                    columns.append("NULL")
+                elif metric and name == "value":
+                    columns.append("CASE WHEN type = 'string' THEN to_json(text)::text ELSE value::text END")
+                else:
+                    columns.append(f'"{name}"' + ("::text" if self.converter(kinds) else ""))
+            query = f'SELECT {", ".join(columns)} FROM "{stream}" WHERE '  # noqa: S608
+            if "NULL" in columns:
+                return query  # not cached: the worker may add the column
+            self.queries[stream] = query
+        return self.queries[stream]
+
+    @override
+    def changes(self, stream: str, position: str, limit: int) -> Changes:
+        settled, above, change, changes_above, last, claim = json.loads(position)
+        with self.open() as db:
+            (folded,) = db.execute("SELECT coalesce(max(last_batch), 0) FROM batches_folded").fetchone()
+            if last and not has(db, last, claim, last <= folded):
+                raise Diverged(f"batch {last} is missing or has changed")
+            if settled < folded:
+                if not last:
+                    last, claim = self.settled[0], self.claim
+                until = min(settled + self.steps.get(stream, BATCHES), folded)
+                pieces = self.range(db, stream, settled, until, limit)
+                self.reading.callback(pieces.close)
+                above = [id for id in above if id > until]
+                return Changes(pieces, json.dumps([until, above, change, changes_above, last, claim]), True)
+            found = db.execute(
+                "SELECT id, records, claim FROM batches WHERE stream = %s AND id > %s AND id <> ALL(%s) "
+                "ORDER BY id LIMIT %s",
+                (stream, settled, above, BATCHES),
+            ).fetchall()
+            taken, size = 0, 0
+            while taken < len(found) and (not taken or size + found[taken][1] <= limit):
+                size += found[taken][1]
+                taken += 1
+            more = taken < len(found) or taken == BATCHES
+            batches = [row[0] for row in found[:taken]]
+            if batches and batches[-1] > last:
+                last, claim = batches[-1], found[taken - 1][2]
+            replayed: list[Row] = []
+            if not more:
+                replayed = db.execute(
+                    "SELECT id, batch FROM view_changes WHERE stream = %s AND id > %s AND id <> ALL(%s) "
+                    "ORDER BY id LIMIT %s",
+                    (stream, change, changes_above, BATCHES),
+                ).fetchall()
+                more = len(replayed) == BATCHES
+            settled, above = behind(settled, above, batches, self.settled[0], taken < len(found) or taken == BATCHES)
+            if self.claim and last < self.settled[0] <= settled:  # also if no batch is of this stream
+                last, claim = self.settled[0], self.claim
+            if not more or replayed:
+                ids = [row[0] for row in replayed]
+                change, changes_above = behind(change, changes_above, ids, self.settled[1], more)
+            pieces = self.rows(db, self.query(db, stream), batches, size, sorted({row[1] for row in replayed}))
+            self.reading.callback(pieces.close)
+        return Changes(pieces, json.dumps([settled, above, change, changes_above, last, claim]), more)
+
+    def range(self, db: Any, stream: str, above: int, until: int, limit: int) -> Generator[list[Row]]:
+        """The rows of the batches above an id, up to another one. Sets how many ids the next range should have."""
+        count = 0
+        query = self.query(db, stream)
+        if query:
+            with self.open(), db.cursor("rows", binary=True) as cursor:
+                cursor.execute(typing.cast("Any", query + "batch > %s AND batch <= %s"), (above, until))
+                while rows := cursor.fetchmany(10_000):
+                    count += len(rows)
+                    yield rows
+        size = until - above
+        self.steps[stream] = size * 4 if count < limit // 4 else max(1, size * limit // max(count, limit))
+
+    def rows(self, db: Any, query: str, batches: list[int], size: int, replayed: list[int]) -> Generator[list[Row]]:
+        """The rows of `batches`, then all rows of the batches in `replayed`. size: rows in `batches`."""
+        if not query:
+            return
+        asked: list[tuple[str, tuple[Any, ...]]] = []
+        if batches:
+            # the block range index answers the range in one scan; for the list alone it would scan once per element
+            asked.append(("batch BETWEEN %s AND %s AND batch + 0 = ANY(%s)", (batches[0], batches[-1], batches)))
+        asked += [("batch = %s", (batch,)) for batch in replayed]
+        with self.open():
+            for where, values in asked:
+                with db.cursor("rows" if size > 10_000 else "", binary=True) as cursor:
+                    cursor.execute(typing.cast("Any", query + where), values)
+                    while rows := cursor.fetchmany(10_000):
+                        yield rows
+
+    @override
+    def count(self, stream: str, key: str, by: str, value: str) -> dict[str, int]:
+        kinds = field_types(self.streams[stream].record)
+        where = f'"{key}" = %(value)s' if kinds[key] == {str} else f'"{key}"::text = %(value)s'
+        if kinds[key] == {str}:  # the index has it
+            where += f" AND {HASHED.format(key)} = hashtextextended(%(value)s, 0)"
+        query = (
+            f'SELECT "{by}"::text, count(*) FROM "{stream}" '  # noqa: S608
+            f'WHERE {where} AND "{by}" IS NOT NULL GROUP BY 1'
+        )
+        with self.open() as db:
+            return dict(db.execute(query, {"value": value}).fetchall())
+
+    @override
+    def make_countable(self, stream: str, key: str, by: str) -> None:
+        from sluice.store.postgres import partitions
+        from sluice.store.postgres.store import execute
+
+        if field_types(self.streams[stream].record)[key] != {str}:
+            return
+        name = partitions.named(stream, f"by_{key}")
+        with self.open() as db:
+            beside = "" if partitions.is_partitioned(db, stream) else "CONCURRENTLY"
+            found = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)"
+            valid = db.execute(found, (f'"{name}"',)).fetchone()
+            if valid == (True,):
+                return
+            log.info(INDEXING, stream, key)
+            if valid:  # its creation was interrupted
+                execute(db, f'DROP INDEX {beside} "{name}"')
+            execute(db, f'CREATE INDEX {beside} IF NOT EXISTS "{name}" ON "{stream}" ({HASHED.format(key)})')
+
+    def prepare(self, streams: Iterable[str]) -> None:
+        """A block range index on `batch` for each stream, which costs an insert next to nothing.
+
+        It is created concurrently and by a thread: rows are stored and read meanwhile, and PostgreSQL first waits for
+        the end of all transactions.
+        """
+        threading.Thread(target=self.index, args=(sorted(streams),), name="index", daemon=True).start()
+
+    def index(self, streams: list[str]) -> None:
+        """Create the indexes that are missing. One that was interrupted is invalid, and created again."""
+        import psycopg
+
+        from sluice.store.postgres import partitions
+        from sluice.store.postgres.store import CONNECTION, execute, message
+
+        try:
+            with psycopg.connect(self.url, autocommit=True, prepare_threshold=None, **CONNECTION) as db:
+                for stream in streams:
+                    if partitions.is_partitioned(db, stream):
+                        continue  # it has an index, which autovacuum keeps up to date
+                    found = indexes(db, stream)
+                    if not any(valid for _, _, valid in found):
+                        for _, name, _ in found:
+                            execute(db, f"DROP INDEX CONCURRENTLY {name}")
+                        execute(
+                            db,
+                            f'CREATE INDEX CONCURRENTLY ON "{stream}" USING brin (batch) WITH (pages_per_range = 16)',
+                        )
+                    self.indexes += [number for number, _, valid in indexes(db, stream) if valid]
+        except psycopg.Error as error:
+            log.warning("no index on batch, so reading new rows of a large table is slow: %s", message(error))
+
+
+def has(db: Any, batch: int, claim: str, folded: bool) -> bool:
+    """Whether the database has a batch. folded: it is not in `batches` any more, but its first body is known."""
+    if not folded:
+        return bool(db.execute("SELECT 1 FROM batches WHERE id = %s AND claim = %s", (batch, claim)).fetchone())
+    spool, first = claim.split(":")[:2]
+    query = "SELECT 1 FROM batches_ranges WHERE spool = %s AND %s BETWEEN first AND last"
+    return bool(db.execute(query, (spool, int(first))).fetchone())
+
+
+def indexes(db: Any, stream: str) -> list[tuple[int, str, bool]]:
+    """The block range indexes on `batch`: object id, name, whether they are valid."""
+    found: list[tuple[int, str, bool]] = db.execute(
+        "SELECT indexrelid::bigint, indexrelid::regclass::text, indisvalid FROM pg_index "
+        "JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0] "
+        "JOIN pg_class c ON c.oid = indexrelid JOIN pg_am a ON a.oid = relam "
+        "WHERE indrelid = to_regclass(%s) AND attname = 'batch' AND amname = 'brin'",
+        (f'"{stream}"',),
+    ).fetchall()
+    return found
+
+
+def to_the_nanosecond(time: int) -> str:
+    """ISO 8601 of nanoseconds since 1970."""
+    return f"{second(time // 1_000_000_000)}.{time % 1_000_000_000:09d}Z"
+
+
+def to_the_microsecond(time: int) -> str:
+    """ISO 8601 of nanoseconds since 1970."""
+    return f"{second(time // 1_000_000_000)}.{time // 1000 % 1_000_000:06d}Z"
+
+
+def raw_or_none(value: Any) -> Any:
+    """The JSON of a jsonb or a number."""
+    return None if value is None else raw(value)
+
+
+def behind(settled: int, above: list[int], taken: list[int], limit: int, cut: bool) -> tuple[int, list[int]]:
+    """The settled id and the ids above it after reading `taken`; cut: there were higher ids that were not read."""
+    if cut:
+        limit = min(limit, taken[-1])
+    settled = max(settled, limit)
+    return settled, [id for id in sorted({*above, *taken}) if id > settled]

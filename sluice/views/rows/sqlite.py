@@ -1,0 +1,186 @@
+"""Rows of SQLite."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from functools import lru_cache
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from sluice.base.override import override
+from sluice.store.types import Unavailable
+from sluice.streams.registry import Stream
+from sluice.streams.schema import field_types
+from sluice.views.rows.source import INDEXING, Changes, Converter, Diverged, Row, RowSource, raw
+
+log = logging.getLogger("sluice.rows")
+
+DIGIT_NANOSECONDS: list[int] = [10**power for power in range(9, -1, -1)]  # of the last digit, by the number of digits
+
+
+class SqliteRows(RowSource):
+    """A position is the last rowid with a checksum of that row, which detects VACUUM, deleted rows and a replaced file.
+    SQLite has one writer at a time, so rows are committed in the order of their rowids.
+    """
+
+    def __init__(self, url: str, streams: dict[str, Stream]) -> None:
+        super().__init__(streams)
+        self.path = url[len("sqlite:///") :]
+        self.file: tuple[int, int] = (0, 0)  # device and inode
+        self.version = -1
+        self.schema = -1
+        self.queries: dict[str, str] = {}
+
+    @override
+    def converter(self, kinds: set[Any]) -> Converter | None:
+        if kinds == {bool}:
+            return bool_of
+        return None if kinds <= {float, int, bool, str} else compound
+
+    @override
+    @staticmethod
+    def nanoseconds(time: str) -> int:
+        fraction = time[20:-1]
+        return since_1970(time[:19]) + int(fraction) * DIGIT_NANOSECONDS[len(fraction)]
+
+    @override
+    def time_converter(self, stream: str) -> None:
+        return None
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Any]:
+        """The connection, opened if it is closed."""
+        import apsw
+
+        try:
+            if self.db is None:
+                if not os.path.exists(self.path):
+                    raise Unavailable(f"{self.path}: there is no database yet")
+                self.version = self.schema = -1
+                file = os.stat(self.path)
+                self.file = file.st_dev, file.st_ino
+                self.db = apsw.Connection(self.path, apsw.SQLITE_OPEN_READWRITE)  # a WAL needs its shared memory
+                self.db.set_busy_timeout(5000)
+                self.db.execute("PRAGMA query_only=1")
+            yield self.db
+        except (apsw.Error, OSError) as error:
+            with contextlib.suppress(apsw.Error):
+                self.close()
+            raise Unavailable(f"{self.path}: {error}") from error
+
+    @override
+    def start(self) -> str:
+        return ""
+
+    def leave(self) -> None:
+        """Close the connection if the file has been replaced: it would read the old one for ever."""
+        if self.db is not None:
+            with contextlib.suppress(OSError):
+                file = os.stat(self.path)
+                if self.file != (file.st_dev, file.st_ino):
+                    self.close()
+
+    @override
+    def news(self) -> bool:
+        self.leave()
+        with self.open() as db:
+            (version,) = db.execute("PRAGMA data_version").fetchone()
+        changed, self.version = bool(version != self.version), version
+        return changed
+
+    @override
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[None]:
+        with self.open() as db:
+            db.execute("BEGIN")
+            try:
+                (schema,) = db.execute("PRAGMA schema_version").fetchone()
+                if schema != self.schema:
+                    self.schema = schema
+                    self.queries = {name: self.query(db, name) for name in self.streams}
+                yield
+            finally:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+
+    def query(self, db: Any, stream: str) -> str:
+        """The query for the rows of a stream after a rowid; "" if there is no table yet."""
+        present = {row[1] for row in db.execute(f'PRAGMA table_info("{stream}")')}
+        if not {"time", "batch", "seq"} <= present:
+            return ""
+        # a column that the worker has not added yet: its quoted name alone would be taken for a text
+        names = field_types(self.streams[stream].record)
+        columns = ", ".join(f'"{name}"' if name in present else "NULL" for name in names)
+        return f'SELECT time, seq, {columns}, rowid FROM "{stream}" WHERE rowid > ? ORDER BY rowid LIMIT ?'  # noqa: S608
+
+    @override
+    def changes(self, stream: str, position: str, limit: int) -> Changes:
+        with self.open() as db:
+            query = self.queries[stream]
+            if not query:
+                if position:
+                    raise Diverged(f"there is no table {stream}")
+                return Changes((), "", False)
+            rowid = int(position.partition(" ")[0] or 0)
+            if position and stitch(db.execute(query, (rowid - 1, 1)).fetchall()) != position:
+                raise Diverged(f"row {rowid} of {stream} is missing or has changed")
+            rows = db.execute(query, (rowid, limit)).fetchall()
+        return Changes((rows,), stitch(rows) or position, len(rows) == limit)
+
+    @override
+    def count(self, stream: str, key: str, by: str, value: str) -> dict[str, int]:
+        kinds = field_types(self.streams[stream].record)
+        where = f'"{key}" = ?' if kinds[key] == {str} else f'CAST("{key}" AS TEXT) = ?'
+        query = (
+            f'SELECT CAST("{by}" AS TEXT), count(*) FROM "{stream}" '  # noqa: S608
+            f'WHERE {where} AND "{by}" IS NOT NULL GROUP BY 1'
+        )
+        self.leave()
+        with self.open() as db:
+            return dict(db.execute(query, (value,)).fetchall())
+
+    @override
+    def make_countable(self, stream: str, key: str, by: str) -> None:
+        import apsw
+
+        if field_types(self.streams[stream].record)[key] != {str}:
+            return
+        try:
+            with contextlib.closing(apsw.Connection(self.path, apsw.SQLITE_OPEN_READWRITE)) as db:
+                db.set_busy_timeout(60_000)
+                name = f"{stream}_by_{key}_{by}"
+                if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone():
+                    log.info(INDEXING, stream, key)
+                    db.execute(f'CREATE INDEX IF NOT EXISTS "{name}" ON "{stream}" ("{key}", "{by}")')
+        except apsw.Error as error:
+            raise Unavailable(f"{self.path}: {error}") from error
+
+
+def stitch(rows: list[Row]) -> str:
+    """The position after rows of a stream in SQLite, or "" if there are none."""
+    return f"{rows[-1][-1]} {crc32(repr(rows[-1]).encode(errors='surrogatepass')):08x}" if rows else ""
+
+
+def bool_of(value: Any) -> Any:
+    """A boolean, which SQLite holds as 0 or 1."""
+    return bool(value) if value in (0, 1) else value
+
+
+def compound(value: Any) -> Any:
+    """A value of a column that may hold JSON among plain texts."""
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        with contextlib.suppress(msgspec.DecodeError):
+            return raw(value)
+    return value
+
+
+@lru_cache(maxsize=4096)
+def since_1970(text: str) -> int:
+    """Nanoseconds of a second in ISO 8601 without an offset."""
+    return int(datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp()) * 1_000_000_000
