@@ -73,6 +73,7 @@ def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]
     """Access control in nginx/sluice.conf: the name of each group of lines, whether it is on, and its replacements."""
     origins = "|".join(re.escape(word) for word in s.cors if not word.startswith("/")) or "[^ ]+"
     paths = "|".join(re.escape(word) for word in s.cors if word.startswith("/"))
+    rate = s.client_rate
     return [
         ("api-keys", s.api_keys is not None, [("/etc/sluice/api-keys", f'"{s.api_keys}"')]),
         ("passwords", s.passwords is not None, [("/etc/sluice/passwords", f'"{s.passwords}"')]),
@@ -86,14 +87,8 @@ def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]
             ],
         ),
         ("allow", bool(s.allow), [("allow 192.0.2.0/24;", allows(s.allow))]),
-        (
-            "client-rate", s.client_rate > 0,
-            [("1000r/s", f"{s.client_rate}r/s"), ("=2000 ", f"={2 * s.client_rate} ")],
-        ),
-        (
-            "client-connections", s.client_connections > 0,
-            [("sluice_connections 100;", f"sluice_connections {s.client_connections};")],
-        ),
+        ("client-rate", rate > 0, [("1000r/s", f"{rate}r/s"), ("=2000 ", f"={2 * rate} ")]),
+        ("client-connections", s.client_connections > 0, [(" 100;", f" {s.client_connections};")]),
         ("cors", bool(s.cors), [(r"^[^ ]+ /votes(\?|$)", rf"^({origins}) ({paths})(\?|$)")]),
     ]  # fmt: skip
 
