@@ -25,9 +25,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1) 
     )
 
 
-def complain(trouble: object) -> None:
+def complain(problem: object) -> None:
     """Print one line on standard error."""
-    print(f"sluice: {' '.join(str(trouble).split())}", file=sys.stderr)
+    print(f"sluice: {' '.join(str(problem).split())}", file=sys.stderr)
 
 
 def printable(body: bytes, lines: bool = False) -> str:
