@@ -22,15 +22,11 @@ class Location(msgspec.Struct):
 
 
 class Request(msgspec.Struct):
-    """A message to a webhook."""
-
     type: str
     data: Location
 
 
 class Kind(msgspec.Struct):
-    """The field that all messages have."""
-
     type: str = ""
 
 

@@ -22,7 +22,7 @@ from sluice.streams.decoder import INVALID_COST
 from sluice.streams.levels import level
 from sluice.streams.logs import take
 from sluice.streams.message import Message
-from sluice.streams.record import INT64, Invalid, Log, Reject
+from sluice.streams.record import INT64, Invalid, Log, Reject, check_texts
 from sluice.streams.times import SECOND
 
 STREAMS = LABELS = 1  # numbers of the fields of a request and of a stream
@@ -116,7 +116,7 @@ def from_json(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
             stream = read_stream(element)
             values = array(stream.values, "values")
             head = b'{"stream":' + msgspec.json.encode(stream.stream) + b',"values":['
-            check(*stream.stream, *stream.stream.values())
+            check_texts(*stream.stream, *stream.stream.values())
         except Exception as error:
             yield Reject(element, bodies.reason(error))
             continue
@@ -188,7 +188,7 @@ def labels_of(text: str) -> Labels:
     if not ALL_LABELS.fullmatch(text):
         raise Invalid(f"not labels: {text!r:.60}")
     labels = {name: ESCAPE.sub(unescape, value) for name, value in ONE_LABEL.findall(text)}
-    check(*labels, *labels.values())
+    check_texts(*labels, *labels.values())
     return labels
 
 
@@ -203,15 +203,9 @@ def unescape(escape: re.Match[str]) -> str:
     return chr(number)
 
 
-def check(*texts: str) -> None:
-    """Check that every database can hold these texts. Raises: Invalid."""
-    if any("\0" in text for text in texts):
-        raise Invalid("text with a NUL")
-
-
 def record(labels: Labels, time: int, line: str, more: Labels) -> Log:
     """The row of a line. Labels and structured metadata become attributes. Raises: Invalid."""
-    check(line, *more, *more.values())
+    check_texts(line, *more, *more.values())
     if time not in INT64:
         raise Invalid("timestamp out of range")
     attributes: dict[str, object] = {**labels}

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import msgspec
 
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget, Remainder
+from sluice.streams.body import Budget
+from sluice.streams.decoder import Result, each
 from sluice.streams.message import Message
 from sluice.streams.position import Number, position
-from sluice.streams.record import Gps, Invalid, Reject
+from sluice.streams.record import Gps, Invalid
 from sluice.streams.times import Time
 
 MAX_COORDINATES = 512  # bytes: three numbers and ample white space
@@ -50,10 +51,10 @@ read_feature = msgspec.json.Decoder(Feature).decode
 read_coordinates = msgspec.json.Decoder(list[float | None]).decode
 
 
-def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Gps | Reject]:
+def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
     """The positions of a request, until the budget is used up. An invalid feature is rejected as a request of its own.
 
-    Raises, before it yields: Invalid, msgspec's errors.
+    Raises: Invalid, msgspec's errors.
     """
     request = read(part)
     features = bytes(request.locations)
@@ -61,14 +62,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Gps
         raise Invalid("locations is not an array")
     owner = b"" if request.device_id is None else b'"device_id":' + msgspec.json.encode(request.device_id) + b","
     head = b"{" + owner + b'"locations":['
-    for element in bodies.elements(features, budget):
-        if isinstance(element, Remainder):
-            yield Reject(head + element + b"}", Remainder.reason)
-            return
-        try:
-            yield feature(element, request.device_id)
-        except Exception as error:
-            yield Reject(head + element + b"]}", bodies.reason(error))
+    return each(bodies.elements(features, budget), lambda part: (feature(part, request.device_id),), head, b"]}")
 
 
 def feature(element: bytes, device: str | int | None) -> Gps:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from typing import Any
 
 import msgspec
@@ -23,7 +22,7 @@ from sluice.streams.body import Budget, Remainder
 from sluice.streams.decoder import INVALID_COST
 from sluice.streams.message import Message
 from sluice.streams.metrics import typed
-from sluice.streams.record import INT64, Invalid, Metric, Reject, finite
+from sluice.streams.record import INT64, Invalid, Metric, Reject, check_texts, finite
 
 VERSIONS = {"": 1, "prometheus.WriteRequest": 1, "io.prometheus.write.v2.Request": 2}
 SERIES, METADATA = {1: 1, 2: 5}, {1: 3, 2: -1}  # numbers of the fields of a request
@@ -110,7 +109,7 @@ class Request:
             rows += native(name, tags, histogram, created)
         for exemplar in series.exemplars:
             about = {"value": plain(exemplar.value), "labels": dict(self.labels(exemplar))}
-            rows.append(text(when(exemplar), name, tags, "exemplar", about))
+            rows.append(text(nanoseconds(exemplar.timestamp), name, tags, "exemplar", about))
         if self.version == 2:
             about = series.metadata
             key = name, about.type, about.help_ref, about.unit_ref
@@ -142,17 +141,11 @@ def labelled(labels: list[tuple[str, str]]) -> tuple[str, dict[str, str]]:
     tags = dict(labels)
     if len(tags) < len(labels):
         raise Invalid("duplicate label")
-    if any("\0" in part for part in chain(tags, tags.values())):
-        raise Invalid("text with a NUL")
+    check_texts(*tags, *tags.values())
     name = tags.pop("__name__", "")
     if not name:
         raise Invalid("missing: __name__")
     return name, tags
-
-
-def when(part: Any) -> int:
-    """The time of a sample, exemplar or histogram. Raises: Invalid."""
-    return nanoseconds(part.timestamp)
 
 
 def nanoseconds(milliseconds: int) -> int:
@@ -166,7 +159,7 @@ def samples(name: str, tags: dict[str, str], parts: Iterable[Any], created: int)
     """The rows of samples. created: the start of those that have none of their own. Raises: Invalid."""
     last = 0
     for part in parts:
-        time, value, start = when(part), part.value, part.start_timestamp or created
+        time, value, start = nanoseconds(part.timestamp), part.value, part.start_timestamp or created
         if start != last:
             last = start
             yield Metric(time=time, name=name, tags=tags, field="start", value=nanoseconds(start), type="integer")
@@ -206,7 +199,7 @@ def native(name: str, tags: dict[str, str], part: Any, created: int) -> list[Met
 
     created: as above. Raises: Invalid.
     """
-    time, total = when(part), plain(part.sum)
+    time, total = nanoseconds(part.timestamp), plain(part.sum)
     if total == "stale":
         return [number(time, name, tags, part.sum)]
     count, kind = typed(part.count_float if part.WhichOneof("count") == "count_float" else part.count_int)
@@ -275,7 +268,6 @@ def bound(schema: int, index: int) -> float | None:
 
 
 def minus(value: float | None) -> float | None:
-    """The negative number, or None."""
     return None if value is None else -value
 
 

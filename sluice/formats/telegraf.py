@@ -8,17 +8,15 @@ from typing import Annotated
 import msgspec
 
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget, Remainder
-from sluice.streams.decoder import NUL, check_text
+from sluice.streams.body import Budget
+from sluice.streams.decoder import NUL, Result, check_text, each
 from sluice.streams.message import Message
 from sluice.streams.metrics import Value, typed
-from sluice.streams.record import Invalid, Metric, Reject
+from sluice.streams.record import Invalid, Metric
 from sluice.streams.times import Time, first
 
 
 class Points(msgspec.Struct):
-    """A request with several points."""
-
     metrics: msgspec.Raw
 
 
@@ -37,19 +35,12 @@ read = msgspec.json.Decoder(Points).decode
 read_point = msgspec.json.Decoder(Point).decode
 
 
-def points(part: bytes, message: Message | None, budget: Budget) -> Iterator[Metric | Reject]:
-    """The fields of several points. Each invalid point is one reject. Raises, before it yields: Invalid."""
+def points(part: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+    """The fields of several points. Each invalid point is one reject. Raises: Invalid."""
     array = bytes(read(part).metrics)
     if not array.startswith(b"["):
         raise Invalid("metrics is not an array")
-    for element in bodies.elements(array, budget):
-        if isinstance(element, Remainder):
-            yield Reject(b'{"metrics":[' + element + b"}", Remainder.reason)
-            return
-        try:
-            yield from point(element, message, budget)
-        except Exception as error:
-            yield Reject(b'{"metrics":[' + element + b"]}", bodies.reason(error))
+    return each(bodies.elements(array, budget), lambda part: point(part, message, budget), b'{"metrics":[', b"]}")
 
 
 def point(part: bytes, message: Message | None, budget: Budget) -> list[Metric]:

@@ -182,14 +182,7 @@ class JsonDecoder(Decoder):
 
     def rows(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         """The records of lines, each decoded as if it had been sent alone."""
-        for row in bodies.lines(body, budget):
-            if isinstance(row, Remainder):
-                yield Reject(row, Remainder.reason)
-                return
-            try:
-                yield from self.contents(row, message, budget)
-            except Exception as error:  # see value
-                yield Reject(row, bodies.reason(error))
+        return each(bodies.lines(body, budget), lambda row: self.contents(row, message, budget))
 
     def chunk(self, read: Callable[[bytes], list[Any]], body: bytes, budget: Budget) -> list[Record]:
         """All records at once, if all are plain and valid, and within the budget; otherwise an empty list."""
@@ -251,6 +244,24 @@ class JsonDecoder(Decoder):
     def plain_form(self, fields: dict[str, str]) -> Record:
         """The record of a form that has no format. Raises: Invalid, or msgspec's errors."""
         return check_text(self.build(msgspec.convert(fields, self.wire, strict=False)))
+
+
+def each(
+    parts: Iterable[bytes], decode: Callable[[bytes], Iterable[Result]], head: bytes = b"", end: bytes = b""
+) -> Iterator[Result]:
+    """The results of parts of a body, which `lines` or `elements` have made. Each invalid part is one reject.
+
+    decode: of one part. Raises any exception, before it yields.
+    head, end: what makes a body of a part; of an array `end` begins with the bracket.
+    """
+    for part in parts:
+        if isinstance(part, Remainder):
+            yield Reject(head + part + end[1:], Remainder.reason)
+            return
+        try:
+            yield from decode(part)
+        except Exception as error:  # any exception of a user's record type
+            yield Reject(head + part + end, bodies.reason(error))
 
 
 @cache

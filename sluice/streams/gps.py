@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from sluice.base.override import override
 from sluice.streams.decoder import JsonDecoder
-from sluice.streams.format import Format
 from sluice.streams.position import RANGES, Number, position
 from sluice.streams.record import Gps
 from sluice.streams.times import TIMES, Time, first
@@ -54,11 +52,6 @@ def build(wire: Any) -> Gps:
 
 
 class GpsDecoder(JsonDecoder):
-    """The decoder of positions."""
-
-    def __init__(self, formats: Sequence[Format]) -> None:
-        super().__init__(Plain, build, formats)
-
     @override
     def loose_object(self, part: bytes, error: Exception) -> Gps:
         return position(**msgspec.structs.asdict(read_loose(part)))

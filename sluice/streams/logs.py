@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -12,7 +12,6 @@ from sluice.base.override import override
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
 from sluice.streams.decoder import JsonDecoder, Result
-from sluice.streams.format import Format
 from sluice.streams.levels import level
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
@@ -33,8 +32,6 @@ FORM = re.compile(rb"(?:[^ \n]*&)?message=[^ \n]*+")
 
 
 class Timed(msgspec.Struct):
-    """The type that a time must have."""
-
     time: Time
 
 
@@ -70,12 +67,7 @@ def build(wire: dict[str, Any]) -> Log:
 
 
 class LogsDecoder(JsonDecoder):
-    """The decoder of logs."""
-
     bounded = False  # attributes take about 20 bytes of memory per byte
-
-    def __init__(self, formats: Sequence[Format]) -> None:
-        super().__init__(dict, build, formats)
 
     @override
     def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -13,7 +13,6 @@ from sluice.base.override import override
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
 from sluice.streams.decoder import JsonDecoder, Result, check_text, load
-from sluice.streams.format import Format
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, UINT64, Invalid, Metric, Record
 from sluice.streams.times import Time, first
@@ -28,8 +27,6 @@ FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
 class Plain(msgspec.Struct, gc=False):
-    """A plain object."""
-
     name: Name
     value: Value
     field: Name = "value"
@@ -76,12 +73,7 @@ def typed(value: Value) -> tuple[float | int | str, str]:
 
 
 class MetricsDecoder(JsonDecoder):
-    """The decoder of metrics."""
-
     bounded = False  # tags and fields take about 20 bytes of memory per byte
-
-    def __init__(self, formats: Sequence[Format]) -> None:
-        super().__init__(Plain, build, formats)
 
     @override
     def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from sys import float_info
 
-from sluice.streams.record import Gps, Invalid
+from sluice.streams.record import Gps, Invalid, check_texts
 from sluice.streams.times import Time, first
 
 Number = float | str | None
@@ -78,8 +78,7 @@ def position(
     name = "" if device is None else str(device)
     if not name:
         raise Invalid("missing: device")
-    if "\0" in name:
-        raise Invalid("text with a NUL")
+    check_texts(name)
     return Gps(
         time=first(time, ts, timestamp),
         device=name,

@@ -52,8 +52,6 @@ class Gps(Record, kw_only=True, gc=False):
 
 
 class Vote(Record, kw_only=True, gc=False):
-    """One vote."""
-
     poll: str
     choice: str
     voter: str | None = None
@@ -100,6 +98,12 @@ class Limits(NamedTuple):
 
 class Invalid(ValueError):
     """Data that cannot be stored; the text is the reason."""
+
+
+def check_texts(*texts: str) -> None:
+    """Check that every database can hold these texts. Raises: Invalid."""
+    if any("\0" in text for text in texts):
+        raise Invalid("text with a NUL")
 
 
 def finite(value: float) -> float | str:

@@ -33,26 +33,10 @@ class Stream(NamedTuple):
 
 
 def stream(name: str, record_type: type[Record], parse: Callable[[bytes], Record] | None = None) -> Stream:
-    """A user-defined stream.
+    """A user-defined stream: docs/ADDING-A-STREAM.md.
 
-        class Order(Record):
-            sku: str
-            count: int = 1
-
-        STREAMS = {"orders": stream("orders", Order)}
-
-    The bodies are JSON objects, arrays, NDJSON or forms (docs/protocol/http.md) with the fields of the record type.
-    With `parse` they are lines of any other format:
-
-        class Tide(Record, kw_only=True):
-            station: str
-            metres: float
-
-        def parse(line: bytes) -> Tide:
-            station, time, metres = line.decode().split(";")
-            return Tide(station=station, time=nanoseconds(time), metres=float(metres))
-
-        STREAMS = {"tides": stream("tides", Tide, parse)}
+    The bodies are JSON objects, arrays, NDJSON or forms with the fields of the record type; with `parse`, lines of any
+    other format.
 
     parse: makes one record from one line, without the white space around it. Raises: ValueError, whose text becomes
         the reason of the dead letter. Empty lines are skipped. gzip, kept heads and limits are handled before it.

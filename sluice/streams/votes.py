@@ -13,8 +13,6 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Plain(msgspec.Struct, gc=False):
-    """A plain object."""
-
     poll: Text
     choice: Text
     voter: str | None = None
