@@ -21,7 +21,7 @@ from proving.kafka import Address, Broker, Brokers
 from proving.site import Trouble, wait
 
 if TYPE_CHECKING:  # its client is an optional package
-    from sluice.spool.kafka import Positions
+    from sluice.spool.kafka.admin import Positions
 
 PORTS = 9092, 9093  # of each broker: for clients, for the other controllers
 PARTITIONS = 2  # of a topic, for each broker
@@ -48,7 +48,7 @@ class KafkaCells(Cells):
         """Start the brokers of all machines."""
         if not kafka.available():
             raise Trouble(kafka.MISSING)
-        from sluice.spool.kafka import Admin
+        from sluice.spool.kafka.admin import Admin
 
         kafka.prepare()
         self.cluster = kafka.new_id()

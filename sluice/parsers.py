@@ -229,7 +229,7 @@ def path(text: str) -> Path:
 def spool(text: str) -> str:
     """The parser of INGEST_SPOOL: the path of a socket, or a URL of Redis, Sentinels or Kafka.
 
-    Their parts are read by `parse` in sluice/base/connect.py and `Address` in sluice/spool/kafka/__init__.py.
+    Their parts are read by `parse` in sluice/base/connect.py and `Address` in sluice/spool/kafka/admin.py.
     """
     if text.startswith("kafka:"):
         if not re.fullmatch(KAFKA_URL, text, re.ASCII):

@@ -61,12 +61,12 @@ class Counts:
 
     def totals(self) -> dict[str, int]:
         """The present value of every field."""
-        found = {field: counter.n for field, counter in list(self.counters.items())}
+        totals = {field: counter.n for field, counter in list(self.counters.items())}
         for field, histogram in list(self.histograms.items()):
             for bound, n in zip((*histogram.bounds, "+Inf"), histogram.buckets):
-                found[f"{field} {bound}"] = n
-            found[f"{field} sum"] = int(histogram.sum * histogram.scale)
-        return found
+                totals[f"{field} {bound}"] = n
+            totals[f"{field} sum"] = int(histogram.sum * histogram.scale)
+        return totals
 
     def delta(self) -> dict[str, int]:
         """The increments that Redis has not confirmed: a report that fails is part of the next one."""

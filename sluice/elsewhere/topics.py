@@ -23,7 +23,7 @@ from sluice.base.times import instant, second
 from sluice.elsewhere.destination import Carried, Object, Refused, Rows, Unwritable, writer_of
 from sluice.spool.contract import TIMEOUT_SECONDS
 from sluice.spool.errors import KafkaUnavailable
-from sluice.spool.kafka import MAX_RECORD_BYTES, Admin, asking
+from sluice.spool.kafka.admin import MAX_RECORD_BYTES, Admin, asking
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
 

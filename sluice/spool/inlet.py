@@ -14,17 +14,10 @@ from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError, Resp
 
 from sluice.base.connect import connection, required
 from sluice.base.counters import REPORT_SECONDS, SECONDS, SIZES, Counts
+from sluice.spool import errors
 from sluice.spool.backlog import UNLIMITED, Backlog
 from sluice.spool.contract import AT_ONCE, NAME, PROBED, TIMEOUT_SECONDS, count_command, open_layout
-from sluice.spool.errors import (
-    BACKLOG_FULL,
-    REDIS_DOWN,
-    REDIS_FULL,
-    REDIS_READ_ONLY,
-    REPLICAS_BEHIND,
-    NewerLayout,
-    Refusal,
-)
+from sluice.spool.errors import NewerLayout, Refusal
 
 log = logging.getLogger("sluice.spool")
 CONFIRM_MS = 400  # to wait for replicas: a balancer must notice before a client gives up a second time
@@ -57,7 +50,7 @@ class Group:
 class Inlet:
     """The gateway's side of the list, one per process. Safe with threads and greenlets."""
 
-    down = REDIS_DOWN
+    down = errors.REDIS_DOWN
 
     def __init__(
         self, address: str, max_backlog: int = MAX_BACKLOG_BODIES, replicas: int = 0, max_bytes: int = UNLIMITED
@@ -133,9 +126,7 @@ class Inlet:
             if now < self.resume:
                 self.refuse_all(group)
                 return
-            self.redis.send_packed_command(self.wait_command(self.behind))
-            self.read_wait_reply(group)
-            if self.behind:
+            if not self.caught_up(group, self.behind):
                 return
         out: list[bytes] = []  # the commands
         readers: list[Reader] = []  # of their replies, in the same order
@@ -191,7 +182,7 @@ class Inlet:
                     raise refused
             except ResponseError as error:
                 backlog.mark_due = AT_ONCE  # what refused the push may have been a replica
-                reason = REDIS_FULL if isinstance(error, OutOfMemoryError) else REDIS_READ_ONLY % error
+                reason = errors.REDIS_FULL if isinstance(error, OutOfMemoryError) else errors.REDIS_READ_ONLY % error
                 self.refuse(group, stream, backlog.refusal(backlog.length // 20 + 1, reason))
                 return 0
             backlog.refused_bodies = 0
@@ -214,13 +205,17 @@ class Inlet:
             self.behind = int(self.redis.read_response() < self.required)
         except ResponseError as error:  # the master has become a replica
             raise ConnectionError(f"WAIT: {error}") from None
-        reason = REPLICAS_BEHIND % self.required if self.behind else None
-        if reason:
-            for stream in group.items.keys() - (group.refused or {}).keys():
-                self.count_refused(group, stream, reason)
-            group.refused = dict.fromkeys(group.items, Refusal(reason, 1)) | (group.refused or {})
-        self.log_change("replicas", reason)
+        if not self.behind:
+            self.log_change("replicas", None)
+        for stream in group.items.keys() - (group.refused or {}).keys() if self.behind else ():
+            self.refuse(group, stream, Refusal(errors.REPLICAS_BEHIND % self.required, 1), "replicas")
         return 0
+
+    def caught_up(self, group: Group, milliseconds: int) -> bool:
+        """Whether enough replicas have all writes of this connection; else the group is refused."""
+        self.redis.send_packed_command(self.wait_command(milliseconds))
+        self.read_wait_reply(group)
+        return not self.behind
 
     def read_report(self, delta: dict[str, int], now: float) -> int:
         """Read the reply to a report of counts. If the reply is lost, the report may be counted twice."""
@@ -269,19 +264,15 @@ class Inlet:
         if group.refused is None:
             group.refused = {}
         group.refused[stream] = refusal
-        self.count_refused(group, stream, refusal.reason)
+        counted = refusal.reason.partition(":")[0].rstrip(".")  # Redis's own text would give too many reasons
+        self.counts.counter(f"refused {stream} {counted}").n += len(group.items[stream])
         self.log_change(subject or stream, refusal.reason, cause)
 
     def refuse_excess(self, group: Group, stream: str, backlog: Backlog) -> None:
         """Refuse the bodies of a stream whose backlog is full."""
         backlog.refused_bodies += len(group.items[stream])
         excess = backlog.length - backlog.limit + backlog.refused_bodies
-        self.refuse(group, stream, backlog.refusal(excess, BACKLOG_FULL))
-
-    def count_refused(self, group: Group, stream: str, reason: str) -> None:
-        """Count bodies that get 503 by reason. Redis's own text, after the colon, would give too many reasons."""
-        reason = reason.partition(":")[0].rstrip(".")
-        self.counts.counter(f"refused {stream} {reason}").n += len(group.items[stream])
+        self.refuse(group, stream, backlog.refusal(excess, errors.BACKLOG_FULL))
 
     def refuse_all(self, group: Group) -> None:
         """Refuse a group without a reply: its bodies may or may not be on the list."""
@@ -309,29 +300,23 @@ class Inlet:
             try:
                 reason = self.probe()
             except ResponseError as error:
-                reason = REDIS_READ_ONLY % error
+                reason = errors.REDIS_READ_ONLY % error
             except (RedisError, OSError) as error:
                 self.disconnect(error)
-                reason = REDIS_DOWN
-            self.log_change("/readyz", reason, self.cause if reason == REDIS_DOWN else "")
+                reason = errors.REDIS_DOWN
+            self.log_change("/readyz", reason, self.cause if reason == errors.REDIS_DOWN else "")
             return reason
 
     def probe(self) -> str | None:
         """Write to Redis. Returns: None, or the reason why bodies would be refused. Raises: RedisError, OSError."""
         if time.monotonic() < self.resume:
-            return REDIS_DOWN
-        nothing = Group()
-        if self.behind:  # do not make each check wait
-            self.redis.send_packed_command(self.wait_command(self.behind))
-            self.read_wait_reply(nothing)
-            if self.behind:
-                return REPLICAS_BEHIND % self.required
-        self.redis.send_command("SET", PROBED, "1", "EX", "60")
-        self.redis.read_response()
-        if self.replicas:
-            self.redis.send_packed_command(self.wait_command(CONFIRM_MS))
-            self.read_wait_reply(nothing)
-        return REPLICAS_BEHIND % self.required if self.behind else None
+            return errors.REDIS_DOWN
+        if not self.behind or self.caught_up(Group(), self.behind):  # do not make each check wait
+            self.redis.send_command("SET", PROBED, "1", "EX", "60")
+            self.redis.read_response()
+            if self.replicas:
+                self.caught_up(Group(), CONFIRM_MS)
+        return errors.REPLICAS_BEHIND % self.required if self.behind else None
 
 
 def prepare(link: Any) -> None:

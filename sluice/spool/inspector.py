@@ -11,24 +11,9 @@ from urllib.parse import unquote
 from redis.exceptions import ResponseError
 
 from sluice.base.connect import client, required
+from sluice.spool import contract
 from sluice.spool.claim import Window
-from sluice.spool.contract import (
-    CELL,
-    COUNTS,
-    NAME,
-    PATTERN,
-    PEEK,
-    PROBE,
-    PROBED,
-    PURGE,
-    RENEW,
-    REPLICAS_MS,
-    SNAPSHOT,
-    STREAM,
-    UNHURRIED_SECONDS,
-    Keys,
-    read_layout,
-)
+from sluice.spool.contract import Keys
 
 PEEK_BYTES = 4 << 20  # of items that one peek returns
 FOLLOW_SECONDS = 0.005
@@ -68,9 +53,9 @@ class Process(NamedTuple):
 class Inspector:
     """Reads the state of Redis, purges, and releases claims. Every method raises RedisError."""
 
-    def __init__(self, address: str, timeout: float = UNHURRIED_SECONDS) -> None:
+    def __init__(self, address: str, timeout: float = contract.UNHURRIED_SECONDS) -> None:
         """address: of Redis; see sluice/base/connect.py. timeout: seconds to wait for one reply."""
-        self.redis = client(address, timeout, redis_connect_func=read_layout)
+        self.redis = client(address, timeout, redis_connect_func=contract.read_layout)
 
     def require(self, verb: str) -> None:
         """Whether there is such a verb for this spool. Raises: NotWithKafka."""
@@ -79,11 +64,11 @@ class Inspector:
         """The state of a stream. replicas: number of replicas of Redis that are asked to confirm it, at least."""
         keys = Keys.of(stream)
         pool = self.redis.connection_pool
-        link = pool.get_connection()
-        commands: list[tuple[Any, ...]] = [("EVAL", SNAPSHOT, 6, *keys[:5], keys.history, keys.claim)]
+        link: Any = pool.get_connection()
+        commands: list[tuple[Any, ...]] = [("EVAL", contract.SNAPSHOT, 6, *keys[:5], keys.history, keys.claim)]
         number = required(link, replicas)
         if number:  # on the same connection: another one may lead to a replica that was promoted meanwhile
-            commands += [("EVAL", PROBE, 1, PROBED), ("WAIT", number, REPLICAS_MS)]
+            commands += [("EVAL", contract.PROBE, 1, contract.PROBED), ("WAIT", number, contract.REPLICAS_MS)]
         replies = []
         try:
             link.send_packed_command(link.pack_commands(commands))
@@ -112,7 +97,7 @@ class Inspector:
         of READY and CLAIMED ones from `first` on. At most `limit` of them, and no more after PEEK_BYTES.
         """
         keys = Keys.of(stream)
-        last, items = self.redis.eval(PEEK, 3, *keys[:3], keys.claim, first, limit, PEEK_BYTES)
+        last, items = self.redis.eval(contract.PEEK, 3, *keys[:3], keys.claim, first, limit, PEEK_BYTES)
         return last, [(seq, state.decode(), item) for seq, state, item in items]
 
     def waiting(self, stream: str, first: int, limit: int) -> Iterator[Seen]:
@@ -146,20 +131,20 @@ class Inspector:
 
     def purge(self, stream: str, last: int) -> int:
         """Discard the READY bodies up to a sequence number; returns their number."""
-        return self.redis.eval(PURGE, 5, *Keys.of(stream)[:5], last)
+        return int(self.redis.eval(contract.PURGE, 5, *Keys.of(stream)[:5], last))
 
     def release(self, stream: str) -> int:
         """End the leases of all open claims, so that they are claimed again; returns their number."""
         keys = Keys.of(stream)
         claims: Any = self.redis.zrange(keys.claims, 0, -1)
-        return sum(bool(self.redis.eval(RENEW, 1, keys.claims, claim, 0)) for claim in claims)
+        return sum(bool(self.redis.eval(contract.RENEW, 1, keys.claims, claim, 0)) for claim in claims)
 
     def processes(self) -> list[Process]:
         """The gateway and worker processes that are connected to Redis, by the names of their connections."""
         processes = []
         for connected in self.redis.client_list():
             name, *rest = connected["name"].split(":")
-            if name == NAME and len(rest) >= 2:
+            if name == contract.NAME and len(rest) >= 2:
                 claims = [claim.rpartition("@") for claim in rest[2:]]
                 processes.append(
                     Process(rest[0], int(rest[1]), [(unquote(stream), int(at)) for stream, _, at in claims])
@@ -168,18 +153,18 @@ class Inspector:
 
     def counters(self) -> dict[str, int]:
         """The counts that the processes have reported, by field."""
-        counts: Any = self.redis.hgetall(COUNTS)
+        counts: Any = self.redis.hgetall(contract.COUNTS)
         return {field.decode(): int(n) for field, n in counts.items()}
 
     def cell(self, default: str) -> str:
         """The name of the cell whose list this is."""
-        name: Any = self.redis.get(CELL)
+        name: Any = self.redis.get(contract.CELL)
         return (name or default.encode()).decode()
 
     def name_cell(self, name: str, keep: bool) -> str:
         """Name the cell whose list this is, and return its name. keep: a name that it has."""
         with contextlib.suppress(ResponseError):  # a full Redis
-            self.redis.set(CELL, name, nx=keep)
+            self.redis.set(contract.CELL, name, nx=keep)
         return self.cell(name)
 
     def memory(self) -> tuple[int, int]:
@@ -189,7 +174,7 @@ class Inspector:
 
     def streams(self) -> set[str]:
         """All streams that have a key in Redis."""
-        matches = (STREAM.match(key) for key in self.redis.scan_iter(PATTERN, count=1000))
+        matches = (contract.STREAM.match(key) for key in self.redis.scan_iter(contract.PATTERN, count=1000))
         return {match[1].decode("utf-8", "replace") for match in matches if match}
 
 

@@ -12,19 +12,9 @@ from redis.exceptions import RedisError
 
 from sluice.base.connect import client, connection, required
 from sluice.base.counters import Counts
+from sluice.spool import contract
 from sluice.spool.claim import Claim
-from sluice.spool.contract import (
-    CLAIM,
-    LEASE_SECONDS,
-    NAME,
-    RENEW,
-    REPLICAS_MS,
-    SETTLE,
-    UNHURRIED_SECONDS,
-    Keys,
-    count_command,
-    open_layout,
-)
+from sluice.spool.contract import LEASE_SECONDS, NAME, Keys
 from sluice.spool.errors import Lost
 
 # Limits of a claim
@@ -38,7 +28,7 @@ class Outlet:
 
     name = "redis"
 
-    def __init__(self, address: str, timeout: float = UNHURRIED_SECONDS, replicas: int = 0) -> None:
+    def __init__(self, address: str, timeout: float = contract.UNHURRIED_SECONDS, replicas: int = 0) -> None:
         """address: of Redis; see sluice/base/connect.py. timeout: seconds to wait for one reply.
 
         replicas: number of replicas of Redis that must confirm a claim, at least.
@@ -46,7 +36,7 @@ class Outlet:
         self.replicas = replicas
         self.redis = client(address, timeout)
         # An idle worker polls often, and polling through the client takes four times the CPU. It connects first.
-        self.polling = connection(address, timeout, redis_connect_func=open_layout)
+        self.polling = connection(address, timeout, redis_connect_func=contract.open_layout)
         # This connection's name lists the claims that the worker holds, and disappears with the process.
         self.reporting = connection(address, timeout)
         self.report_lock = threading.Lock()
@@ -67,13 +57,13 @@ class Outlet:
         """Send the command of `claim`. Call the returned function exactly once: it reads the reply."""
         keys = Keys.of(stream)
         commands: list[tuple[Any, ...]] = [
-            ("EVAL", CLAIM, 6, *keys[:4], *keys[5:7], keys.claim, max_bodies, max_bytes, int(lease * 1000))
+            ("EVAL", contract.CLAIM, 6, *keys[:4], *keys[5:7], keys.claim, max_bodies, max_bytes, int(lease * 1000))
         ]
         pool = self.redis.connection_pool
-        link = pool.get_connection()
+        link: Any = pool.get_connection()
         replicas = required(link, self.replicas)
         if replicas:
-            commands.append(("WAIT", replicas, REPLICAS_MS))  # covers the writes of its own connection only
+            commands.append(("WAIT", replicas, contract.REPLICAS_MS))  # covers the writes of its own connection only
 
         def read_reply() -> Claim | None:
             try:
@@ -121,12 +111,12 @@ class Outlet:
     def renew(self, claim: Claim, lease: float = LEASE_SECONDS) -> bool:
         """Make the lease end in `lease` seconds; False if the claim no longer exists."""
         keys = Keys.of(claim.stream)
-        return bool(self.redis.eval(RENEW, 1, keys.claims, claim.id, int(lease * 1000)))
+        return bool(self.redis.eval(contract.RENEW, 1, keys.claims, claim.id, int(lease * 1000)))
 
     def settle(self, claim: Claim) -> None:
         """Delete a claim whose bodies are in the store, and the marks that are no longer needed."""
         keys = Keys.of(claim.stream)
-        self.redis.eval(SETTLE, 3, keys.taken, keys.claims, keys.marks, keys.claim, claim.id)
+        self.redis.eval(contract.SETTLE, 3, keys.taken, keys.claims, keys.marks, keys.claim, claim.id)
 
     def has_work(self, streams: list[str]) -> list[bool]:
         """Whether each of the streams has READY bodies or open claims. Not safe with threads.
@@ -157,7 +147,7 @@ class Outlet:
         name = ":".join([NAME, "worker", str(os.getpid()), *(f"{quote(claim.stream)}@{claim.first}" for claim in held)])
         with self.report_lock:
             delta = self.counts.delta()
-            commands = [("CLIENT", "SETNAME", name), *([count_command(delta)] if delta else [])]
+            commands = [("CLIENT", "SETNAME", name), *([contract.count_command(delta)] if delta else [])]
             try:
                 self.reporting.send_packed_command(self.reporting.pack_commands(commands))
                 for _ in commands:

@@ -31,7 +31,7 @@ from confluent_kafka import Consumer, KafkaError
 from confluent_kafka.admin import AdminClient
 
 from sluice.spool.contract import TIMEOUT_SECONDS
-from sluice.spool.kafka import Admin, Topic
+from sluice.spool.kafka.admin import Admin, Topic
 from sluice.spool.kafka.backlog import Backlog
 from sluice.spool.kafka.inlet import Inlet, note_loss
 from sluice.spool.kafka.inspector import Inspector

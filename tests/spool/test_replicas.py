@@ -15,9 +15,8 @@ from proving.harness import Server, free_port, gateway, get, poll, post, redis_s
 from sluice import settings
 from sluice.account import CellLine
 from sluice.formats.streams import STREAMS
+from sluice.spool import contract
 from sluice.spool import inlet as gateway_side
-from sluice.spool import inspector as inspector_side
-from sluice.spool import outlet as worker_side
 from sluice.spool.contract import Keys
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
@@ -100,13 +99,12 @@ def test_a_body_that_too_few_replicas_confirm_gets_503_and_retries_add_no_copies
 def test_a_claim_and_a_snapshot_are_confirmed_by_as_many_replicas_as_are_required(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in inspector_side, worker_side:
-        monkeypatch.setattr(module, "REPLICAS_MS", 20_000)
+    monkeypatch.setattr(contract, "REPLICAS_MS", 20_000)
     inlet = Inlet(str(pair.master.socket), 10**9, replicas=1)
     poll(lambda: push(inlet, b"a"))
     assert Inspector(str(pair.master.socket)).snapshot("votes", 1).confirmed
     assert Outlet(str(pair.master.socket), replicas=1).claim("votes")
-    monkeypatch.setattr(inspector_side, "REPLICAS_MS", 100)
+    monkeypatch.setattr(contract, "REPLICAS_MS", 100)
     with pair.replica_stopped():
         assert not Inspector(str(pair.master.socket)).snapshot("votes", 1).confirmed
         assert Inspector(str(pair.master.socket)).snapshot("votes").confirmed

@@ -7,7 +7,7 @@ import time
 
 from sluice.spool import backlog
 from sluice.spool.contract import TIMEOUT_SECONDS
-from sluice.spool.kafka import Admin, Topic
+from sluice.spool.kafka.admin import Admin, Topic
 
 REDUCED_SECONDS = 0.3  # that a commit rather waits than that it goes to a partition with fewer in-sync replicas
 

@@ -19,7 +19,7 @@ from sluice.spool import inlet
 from sluice.spool.contract import TIMEOUT_SECONDS
 from sluice.spool.errors import KafkaUnavailable, Refusal
 from sluice.spool.inlet import Group, log
-from sluice.spool.kafka import Admin, asking
+from sluice.spool.kafka.admin import Admin, asking
 from sluice.spool.kafka.backlog import Backlog
 
 REFRESH_SECONDS = 0.25  # between two looks at the partitions, and at what the workers have settled

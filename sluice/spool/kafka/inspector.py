@@ -12,7 +12,7 @@ from sluice.spool import inspector
 from sluice.spool.contract import TIMEOUT_SECONDS, UNHURRIED_SECONDS
 from sluice.spool.errors import NotWithKafka
 from sluice.spool.inspector import Seen, Snapshot
-from sluice.spool.kafka import Admin, Positions, Topic, asking
+from sluice.spool.kafka.admin import Admin, Positions, Topic, asking
 
 REFUSED = {
     "purge": "Kafka has the bodies: kafka-delete-records.sh discards them, and `status` then calls them missing.",
@@ -71,9 +71,9 @@ class Inspector(inspector.Inspector):
         if topic is None:
             return Snapshot(0, 0, {}, {}, 0, 0, [], confirmed=True)
         positions = self.admin.positions(topic)
-        ready = sum(one.end - one.first for one in positions)
-        oldest = min((one.timestamp()[1] for one in self.read(topic, positions, 1)), default=0)
-        settled = sum(one.first for one in positions)
+        ready = sum(at.end - at.first for at in positions)
+        oldest = min((message.timestamp()[1] for message in self.read(topic, positions, 1)), default=0)
+        settled = sum(at.first for at in positions)
         return Snapshot(
             settled,
             ready,
@@ -83,12 +83,12 @@ class Inspector(inspector.Inspector):
             0,
             [],
             confirmed=True,
-            partitions={f"{topic.id}.{number}": (one.first, one.end) for number, one in enumerate(positions)},
+            partitions={f"{topic.id}.{number}": (at.first, at.end) for number, at in enumerate(positions)},
         )
 
     def read(self, topic: Topic, positions: list[Positions], limit: int) -> Iterator[Message]:
         """The first records of each partition that are not settled, at most `limit` of each."""
-        left = {number: min(limit, one.end - one.first) for number, one in enumerate(positions) if one.end > one.first}
+        left = {number: min(limit, at.end - at.first) for number, at in enumerate(positions) if at.end > at.first}
         if not left:
             return
         with asking():
@@ -111,17 +111,15 @@ class Inspector(inspector.Inspector):
         """Bodies that are not settled, from a number on in each partition; the oldest `limit` of them."""
         topic = self.admin.describe(self.admin.address.topic(stream))
         if topic and limit > 0:
-            positions = [
-                one._replace(first=min(max(one.first, first - 1), one.end)) for one in self.admin.positions(topic)
-            ]
-            found = sorted(self.read(topic, positions, limit), key=lambda one: one.timestamp()[1])
-            yield from map(seen, found[:limit])
+            positions = [at._replace(first=min(max(at.first, first - 1), at.end)) for at in self.admin.positions(topic)]
+            messages = sorted(self.read(topic, positions, limit), key=lambda message: message.timestamp()[1])
+            yield from map(seen, messages[:limit])
 
     @override
     def follow(self, stream: str) -> tuple[str, Iterator[Seen | int]]:
         """Where it starts, and from there all bodies as they arrive, for ever."""
         topic = self.admin.topic(self.admin.address.topic(stream))
-        ends = [TopicPartition(topic.name, number, one.end) for number, one in enumerate(self.admin.positions(topic))]
+        ends = [TopicPartition(topic.name, number, at.end) for number, at in enumerate(self.admin.positions(topic))]
 
         def bodies() -> Iterator[Seen | int]:
             with asking():
@@ -132,4 +130,4 @@ class Inspector(inspector.Inspector):
                     if message and not message.error():
                         yield seen(message)
 
-        return ", ".join(f"{one.partition}:{one.offset + 1}" for one in ends), bodies()
+        return ", ".join(f"{end.partition}:{end.offset + 1}" for end in ends), bodies()

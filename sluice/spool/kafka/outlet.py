@@ -19,7 +19,7 @@ from sluice.spool import outlet
 from sluice.spool.claim import Claim
 from sluice.spool.contract import LEASE_SECONDS
 from sluice.spool.errors import KafkaUnavailable
-from sluice.spool.kafka import Admin, asking, log
+from sluice.spool.kafka.admin import Admin, asking, log
 from sluice.spool.outlet import MAX_BODIES, MAX_BYTES
 
 TRIM_SECONDS = 10.0  # between two deletions of what is stored
@@ -81,14 +81,14 @@ class Source:
 
     def committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Called for each commit, with its outcome."""
-        for one in partitions:
-            if not error and not one.error and self.uncommitted.get(one.partition) == one.offset:
-                del self.uncommitted[one.partition]
+        for at in partitions:
+            if not error and not at.error and self.uncommitted.get(at.partition) == at.offset:
+                del self.uncommitted[at.partition]
 
     def commit(self) -> None:
         """Commit what is not committed yet. Only `committed` says whether that succeeds."""
         self.commit_at = time.monotonic() + COMMIT_SECONDS
-        offsets = [TopicPartition(self.topic.name, *one) for one in self.uncommitted.items()]
+        offsets = [TopicPartition(self.topic.name, *at) for at in self.uncommitted.items()]
         with contextlib.suppress(KafkaException):
             self.consumer.commit(offsets=offsets)
 

@@ -1,0 +1,231 @@
+"""Kafka's topics and groups, and how INGEST_SPOOL says where they are."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from sluice.spool.contract import TIMEOUT_SECONDS
+from sluice.spool.errors import KafkaUnavailable
+
+log = logging.getLogger("sluice.spool")
+PARTITIONS = 4  # of a new topic, unless the URL says otherwise: as many workers can store one stream at a time
+REPLICAS = 3  # of a new topic, unless the URL says otherwise or there are fewer brokers
+PREFIX = "ingest"  # of the names of topics, unless the URL says otherwise
+FIRST_ASK_SECONDS = 0.05  # that the first broker gets to describe a topic; the next one gets twice as long
+MAX_RECORD_BYTES = 64 << 20  # of one body; brokers accept requests of up to 100 MiB
+# log_level: librdkafka's own messages, on standard error; its errors are reported by the programs
+RECONNECT = {
+    "log_level": 0,
+    "reconnect.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 1000,
+    "retry.backoff.ms": 50,
+    "socket.timeout.ms": int(TIMEOUT_SECONDS * 1000),  # a broker that has vanished closes no connection
+}
+# Nothing that is not stored may expire: workers delete what is stored. The broker's clock dates the records.
+TOPIC = {
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "segment.bytes": str(256 << 20),
+    "message.timestamp.type": "LogAppendTime",
+    "max.message.bytes": str(MAX_RECORD_BYTES),
+    "unclean.leader.election.enable": "false",
+}
+
+
+class Address(NamedTuple):
+    """What INGEST_SPOOL says. partitions, replicas: of new topics. properties: of librdkafka."""
+
+    prefix: str
+    partitions: int
+    replicas: int
+    properties: dict[str, Any]
+
+    @classmethod
+    def of(cls, url: str, prefix: str = PREFIX) -> Address:
+        """Parse a URL that sluice/settings.py has checked. prefix: if it names none.
+
+        Raises: KafkaUnavailable if its file cannot be read.
+        """
+        parts = urlsplit(url)
+        query = dict(parse_qsl(parts.query))
+        partitions, replicas = int(query.pop("partitions", PARTITIONS)), int(query.pop("replicas", 0))
+        properties: dict[str, Any] = {**RECONNECT, "message.max.bytes": MAX_RECORD_BYTES}
+        if file := query.pop("properties", ""):
+            properties |= read_properties(file)
+        login, _, brokers = parts.netloc.rpartition("@")
+        if login:
+            user, _, password = login.partition(":")
+            properties |= {"sasl.username": unquote(user), "sasl.password": unquote(password)}
+        properties |= query | {"bootstrap.servers": brokers}
+        return cls(parts.path.strip("/") or prefix, partitions, replicas, properties)
+
+    def topic(self, stream: str) -> str:
+        """The topic of a stream, and the name of the group of its workers."""
+        return f"{self.prefix}.{stream}"
+
+
+def read_properties(file: str) -> dict[str, str]:
+    """The lines NAME=VALUE of a file; # starts a comment. Raises: KafkaUnavailable."""
+    try:
+        with open(file, encoding="utf-8") as lines:
+            pairs = (line.partition("=") for line in map(str.strip, lines) if line and not line.startswith("#"))
+            return {name.strip(): value.strip() for name, _, value in pairs}
+    except (OSError, UnicodeDecodeError) as error:
+        raise KafkaUnavailable(f"its properties cannot be read: {error}") from error
+
+
+@contextlib.contextmanager
+def asking() -> Iterator[None]:
+    """Raise the client's errors as KafkaUnavailable."""
+    try:
+        yield
+    except KafkaException as error:
+        raise KafkaUnavailable(error.args[0].str()) from error
+    except TimeoutError as error:
+        raise KafkaUnavailable(f"no answer within {TIMEOUT_SECONDS:g} s") from error
+
+
+def code(error: KafkaUnavailable) -> int | None:
+    """The number of Kafka's error, if it is one."""
+    cause = error.__cause__
+    return cause.args[0].code() if isinstance(cause, KafkaException) else None
+
+
+def result(future: Future[Any], timeout: float = TIMEOUT_SECONDS) -> Any:
+    """The result of a request. Raises: KafkaException, TimeoutError."""
+    return future.result(timeout + 1)
+
+
+class Topic(NamedTuple):
+    """A topic. id: of this one, not of one that had the same name before. replicas: the brokers that have a replica of
+    each partition. leaders: the broker that each is written to; -1: none. writable: the partitions that have a leader
+    and the most in-sync replicas: all of them, unless a broker is away. addresses: (host, port) of these brokers.
+    """
+
+    name: str
+    id: str
+    replicas: list[frozenset[int]]
+    leaders: list[int]
+    writable: list[int]
+    addresses: dict[int, tuple[str, int]]
+
+    @property
+    def partitions(self) -> int:
+        """Their number."""
+        return len(self.replicas)
+
+
+class Positions(NamedTuple):
+    """Offsets in one partition. first: of the first record that is not settled; end: of the next record."""
+
+    first: int
+    end: int
+
+
+class Admin:
+    """Questions about topics and groups, and their creation. Every method raises KafkaUnavailable."""
+
+    def __init__(self, url: str, prefix: str = PREFIX) -> None:
+        self.address = Address.of(url, prefix)
+        with asking():
+            self.client = AdminClient(self.address.properties)
+        self.groups: dict[str, Consumer] = {}  # they ask for their group's offsets, and join none
+
+    def describe(self, name: str, timeout: float = TIMEOUT_SECONDS) -> Topic | None:
+        """The topic of this name; None if there is none."""
+        deadline, seconds = time.monotonic() + timeout, FIRST_ASK_SECONDS
+        while True:
+            try:
+                with asking():
+                    asked = self.client.describe_topics(TopicCollection([name]), request_timeout=seconds)
+                    topic = result(asked[name], seconds)
+                    break
+            except KafkaUnavailable as error:
+                if code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    return None
+                if code(error) not in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT) or time.monotonic() >= deadline:
+                    raise
+            # It asks one broker, and while that is dead, connects to it thousands of times a second (librdkafka 2.16).
+            # Any broker answers this one, and the next attempt goes to the broker that the answer names
+            with contextlib.suppress(KafkaException):
+                self.client.list_topics(timeout=seconds)
+            seconds *= 2
+        leaders = [partition.leader.id if partition.leader else -1 for partition in topic.partitions]
+        in_sync = {partition.id: len(partition.isr) for partition in topic.partitions if partition.leader}
+        writable = [number for number, count in in_sync.items() if count == max(in_sync.values())]
+        replicas = [partition.replicas for partition in topic.partitions]
+        addresses = {broker.id: (broker.host, broker.port) for brokers in replicas for broker in brokers}
+        ids = [frozenset(broker.id for broker in brokers) for brokers in replicas]
+        return Topic(name, str(topic.topic_id), ids, leaders, writable, addresses)
+
+    def topic(self, name: str, config: Mapping[str, str] = TOPIC) -> Topic:
+        """The topic of this name, made with this configuration if there is none."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while not (topic := self.describe(name)) or not topic.writable:
+            if not topic:
+                self.create(name, config)
+            if time.monotonic() > deadline:
+                raise KafkaUnavailable(f"no partition of {name} has a leader")
+            time.sleep(0.02)
+        return topic
+
+    def create(self, name: str, config: Mapping[str, str]) -> None:
+        """Make a topic, unless another process has just made it."""
+        with asking():
+            brokers = len(result(self.client.describe_cluster(request_timeout=TIMEOUT_SECONDS)).nodes)
+        replicas = self.address.replicas or min(REPLICAS, brokers)
+        # with one broker away, others still accept writes: each partition's, or those of partitions without it
+        in_sync = str(max(1, replicas - 1, min(2, replicas, brokers - 1)))
+        new = NewTopic(name, self.address.partitions, replicas, config={**config, "min.insync.replicas": in_sync})
+        try:
+            with asking():
+                result(self.client.create_topics([new], request_timeout=TIMEOUT_SECONDS)[name])
+            log.info("made the topic %s: %d partitions, %d replicas", name, self.address.partitions, replicas)
+        except KafkaUnavailable as error:
+            if code(error) != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+
+    def positions(self, topic: Topic) -> list[Positions]:
+        """What is settled and what is there, by partition. The settled offset is older than the end."""
+        with asking():
+            if topic.name not in self.groups:  # the admin client would crash if the group's coordinator moves meanwhile
+                self.groups[topic.name] = Consumer(self.address.properties | {"group.id": topic.name})
+            group = self.groups[topic.name]
+            try:
+                settled = group.committed(
+                    [TopicPartition(topic.name, n) for n in range(topic.partitions)], TIMEOUT_SECONDS
+                )
+                ends = [group.get_watermark_offsets(partition, TIMEOUT_SECONDS) for partition in settled]
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError._UNKNOWN_PARTITION:  # it never asks again (librdkafka 2.16)
+                    self.groups.pop(topic.name).close()
+                raise
+        # without a settled offset, or after the loss of records, a worker starts at the first record
+        return [
+            Positions(at.offset if first <= at.offset <= end else first, end) for at, (first, end) in zip(settled, ends)
+        ]
+
+    def delete_before(self, offsets: dict[tuple[str, int], int]) -> None:
+        """Delete records: (topic, partition) -> the first offset that stays."""
+        asked = [TopicPartition(*partition, offset) for partition, offset in offsets.items()]
+        with asking():
+            for future in self.client.delete_records(asked, request_timeout=TIMEOUT_SECONDS).values():
+                result(future)
+
+    def streams(self, timeout: float = TIMEOUT_SECONDS) -> set[str]:
+        """The streams that have a topic."""
+        with asking():
+            names = self.client.list_topics(timeout=timeout).topics
+        prefix = self.address.topic("")
+        return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
