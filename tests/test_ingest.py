@@ -446,7 +446,7 @@ def test_the_health_checks_answer(site: Site) -> None:
 
 
 def test_the_fast_lane_copies_no_dictionary_for_the_application() -> None:
-    assert ingest.app.shares_environ  # type: ignore[attr-defined]
+    assert ingest.app.fastlane.shares_environ  # type: ignore[attr-defined]
 
 
 def test_an_answer_to_head_has_no_body(site: Site) -> None:

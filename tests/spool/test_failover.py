@@ -230,11 +230,11 @@ def test_a_push_whose_reply_is_lost_is_not_sent_again(tmp: Path, remote: str) ->
             near, _ = server.accept()
             with near, socket.create_connection(("127.0.0.1", port)) as far:
                 request = b""
-                while b"RPUSH" not in request:
+                while b"\r\nRPUSH\r\n" not in request:
                     request = near.recv(65536)
                     far.sendall(request)
                     reply = far.recv(65536)
-                    if b"RPUSH" not in request:
+                    if b"\r\nRPUSH\r\n" not in request:
                         near.sendall(reply)
 
         thread = threading.Thread(target=relay)
