@@ -25,7 +25,7 @@ INLET = open_inlet(SETTINGS.spool, SETTINGS.figures, SETTINGS.replicas, SETTINGS
 append, commit, counts = INLET.append, INLET.commit, INLET.counts
 
 
-class Answer:
+class PostAnswer:
     """The answer to an appended body. Iterating it commits the group, unless another answer did, and only then calls
     start_response, as PEP 3333 allows: a server that iterates answers late commits many bodies at once.
     """
@@ -61,7 +61,7 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
         item = read(environ, endpoint.keep_head, MAX_BODY)
     except Rejected as rejected:
         return respond(endpoint.error(rejected.args[0]), endpoint.path, start_response)
-    return Answer(append(endpoint.stream, item), endpoint, start_response)
+    return PostAnswer(append(endpoint.stream, item), endpoint, start_response)
 
 
 def respond(reply: Reply, path: str, start_response: Callable[..., Any], method: str = "POST") -> Iterable[bytes]:

@@ -33,7 +33,7 @@ NO_KEY = replies.problem("404 Not Found", "Nothing is stored under this key.")
 NOT_COUNTED = "The count is not ready."
 
 
-class Endpoint:
+class ViewEndpoint:
     """A view at its path."""
 
     __slots__ = ("cap", "key", "path", "served", "source")
@@ -73,7 +73,7 @@ class Endpoint:
         return keys, int(limits[-1])
 
 
-class Answer:
+class ViewAnswer:
     """The answer to a question. Iterating it sends the round trip, unless another answer did, and only then calls
     start_response: a server that iterates answers late reads many values at once.
     """
@@ -83,7 +83,7 @@ class Answer:
         "tries",
     )  # fmt: skip
 
-    def __init__(self, endpoint: Endpoint, environ: dict[str, Any], start_response: Callable[..., Any]) -> None:
+    def __init__(self, endpoint: ViewEndpoint, environ: dict[str, Any], start_response: Callable[..., Any]) -> None:
         self.endpoint, self.start_response = endpoint, start_response
         self.method, self.head = environ["REQUEST_METHOD"], environ.get("fastlane.head")
         self.keys, self.limit = endpoint.question(environ["QUERY_STRING"])
@@ -171,7 +171,7 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
     if method != "GET" and method != "HEAD":
         return respond(replies.GET_ONLY, endpoint.path, start_response, method)
     try:
-        return Answer(endpoint, environ, start_response)
+        return ViewAnswer(endpoint, environ, start_response)
     except Rejected as rejected:
         return respond(rejected.args[0], endpoint.path, start_response, method)
 
@@ -193,5 +193,5 @@ def pause(seconds: float) -> None:
     (gevent or time).sleep(seconds)
 
 
-ENDPOINTS = {path: Endpoint(path, view) for path, view in views.load(SETTINGS).items()}
+ENDPOINTS = {path: ViewEndpoint(path, view) for path, view in views.load(SETTINGS).items()}
 app.fastlane = Options(tick=READS.tick, shares_environ=True)  # type: ignore[attr-defined]

@@ -61,7 +61,7 @@ def sentinels(address: str, process: int) -> Sentinels:
     return Sentinels(address)
 
 
-class Answer(NamedTuple):
+class SentinelAnswer(NamedTuple):
     """What one Sentinel says; the greatest answer counts, so one of a Sentinel that is cut off changes nothing.
 
     epoch: of the last failover. replicas: how many it might promote: they run, and replicate the master.
@@ -82,9 +82,9 @@ class Sentinels:
         url = urlsplit(address)
         login, at, hosts = url.netloc.rpartition("@")
         self.name = url.path[1:]
-        self.best: Answer | None = None  # None: no Sentinel answers
+        self.best: SentinelAnswer | None = None  # None: no Sentinel answers
         self.replicas = 0  # of the last answer
-        self.answers: dict[int, Answer | None] = {}
+        self.answers: dict[int, SentinelAnswer | None] = {}
         self.reason = "none has answered yet"
         self.links: weakref.WeakSet[Following] = weakref.WeakSet()
         self.changed = threading.Condition()
@@ -113,14 +113,14 @@ class Sentinels:
                 link.send_packed_command(question)
                 state, (host, port), *replicas = (link.read_response() for _ in verbs)
                 candidates = sum(map(is_candidate, map(pairs, *replicas)))
-                answer = Answer(int(pairs(state)[b"config-epoch"]), (host.decode(), int(port)), candidates)
+                answer = SentinelAnswer(int(pairs(state)[b"config-epoch"]), (host.decode(), int(port)), candidates)
             except Exception as error:  # whatever a Sentinel says, it is asked again
                 link.disconnect()
                 self.reason = str(error) or type(error).__name__
             self.learn(number, answer)
             time.sleep(ASK_SECONDS)
 
-    def learn(self, number: int, answer: Answer | None) -> None:
+    def learn(self, number: int, answer: SentinelAnswer | None) -> None:
         """Keep an answer, and close the connections to any Redis but the master."""
         with self.changed:
             self.answers[number] = answer
