@@ -12,9 +12,13 @@ LIMITS = registry.limits(settings.load({}))
 
 def decode(stream: str, item: bytes, limits: Limits = LIMITS) -> list:
     """The records and rejects. A reject of a whole item is all there is of it."""
-    found = list(STREAMS[stream].decode(item, limits))
-    assert not [one for one in found if isinstance(one, Reject) and one.whole and (len(found) > 1 or one.part != item)]
-    return found
+    results = list(STREAMS[stream].decode(item, limits))
+    assert not [
+        result
+        for result in results
+        if isinstance(result, Reject) and result.whole and (len(results) > 1 or result.part != item)
+    ]
+    return results
 
 
 def reject_reason(stream: str, item: bytes, limits: Limits = LIMITS) -> str:

@@ -445,11 +445,11 @@ def test_a_record_is_limited_in_size_and_a_batch_is_not():
 
 
 def test_a_record_may_have_as_many_bytes_as_its_limit():
-    one = b'{"name":"a","fields":{"b":1,"c":2}}'
-    for item in one, b"[" + one + b"]", b'{"metrics":[' + one + b"]}", gzip.compress(one):
-        assert [metric.value for metric in decode(item, LIMITS._replace(record=len(one)))] == [1, 2]
-        (reject,) = decode(item, LIMITS._replace(record=len(one) - 1))
-        assert reject.reason == f"record larger than {len(one) - 1} bytes"
+    point = b'{"name":"a","fields":{"b":1,"c":2}}'
+    for item in point, b"[" + point + b"]", b'{"metrics":[' + point + b"]}", gzip.compress(point):
+        assert [metric.value for metric in decode(item, LIMITS._replace(record=len(point)))] == [1, 2]
+        (reject,) = decode(item, LIMITS._replace(record=len(point) - 1))
+        assert reject.reason == f"record larger than {len(point) - 1} bytes"
     plain = b'{"name":"a","value":1}'
     metric, _ = decode(b"[" + plain + b",0]", LIMITS._replace(record=len(plain)))
     assert metric.value == 1

@@ -203,8 +203,8 @@ def test_a_field_of_any_length_can_be_written_and_found_among_numbers(size: int)
     content = bytes(range(256)) * 64 + b"x"
     numbers = b"\x09" + content[:8] + b"\x15" + content[:4] + b"\x18" + b"\xff" * 9 + b"\x01"
     message = numbers + wrapped(4, content[:size]) + numbers
-    (found,) = fields(message)
-    assert (found.number, message[found.content : found.end]) == (4, content[:size])
+    (field,) = fields(message)
+    assert (field.number, message[field.content : field.end]) == (4, content[:size])
     with pytest.raises(Invalid, match="number too long"):
         list(fields(b"\x18" + b"\xff" * 10 + b"\x01"))
 

@@ -76,9 +76,9 @@ def test_a_sum_has_its_unit_its_temporality_and_its_start() -> None:
     for number, name, monotonic in (1, "delta", False), (2, "cumulative", True):
         total = {"data_points": points, "aggregation_temporality": number, "is_monotonic": monotonic}
         tags = {"otel.unit": "By", "otel.temporality": name, "otel.monotonic": str(monotonic).lower()}
-        found = rows({"name": "s", "unit": "By", "sum": total})
-        assert fields(found) == [("value", -(2**63), "integer", tags), ("start", NOON, "integer", tags)]
-        assert {row.time for row in found} == {LATER}
+        metrics = rows({"name": "s", "unit": "By", "sum": total})
+        assert fields(metrics) == [("value", -(2**63), "integer", tags), ("start", NOON, "integer", tags)]
+        assert {row.time for row in metrics} == {LATER}
 
 
 def test_a_metric_with_two_kinds_of_data_keeps_both() -> None:
@@ -213,7 +213,7 @@ def log(sent: dict[str, Any]) -> Log:
 
 
 def test_a_log_record_has_its_level_its_body_its_ids_and_its_attributes() -> None:
-    found = log(
+    record = log(
         {
             **{
                 "time_unix_nano": NOON,
@@ -226,7 +226,7 @@ def test_a_log_record_has_its_level_its_body_its_ids_and_its_attributes() -> Non
             "attributes": [attribute("free", double_value=0.5), attribute("a", array_value={"values": [{}]})],
         }
     )
-    assert found == Log(
+    assert record == Log(
         time=NOON, level="error", service="web", message="disk full", attributes={
             **{"free": 0.5, "a": [None], "severity_number": 18, "observed_time_unix_nano": LATER, "trace_flags": 1},
             **{"trace_id": TRACE.hex(), "span_id": SPAN.hex(), "event_name": "disk", "dropped_attributes_count": 3},
@@ -249,8 +249,8 @@ def test_a_log_record_has_its_level_its_body_its_ids_and_its_attributes() -> Non
     ],
 )
 def test_a_severity_becomes_a_level_and_nothing_of_it_is_lost(number: int, text: str, level: str, kept: dict) -> None:
-    found = log({"severity_number": number, "severity_text": text, "body": {"string_value": "m"}})
-    assert (found.level, found.attributes) == (level, kept)
+    record = log({"severity_number": number, "severity_text": text, "body": {"string_value": "m"}})
+    assert (record.level, record.attributes) == (level, kept)
 
 
 def test_a_body_that_is_no_text_is_json_and_the_observed_time_replaces_a_missing_one() -> None:
@@ -261,8 +261,8 @@ def test_a_body_that_is_no_text_is_json_and_the_observed_time_replaces_a_missing
 
 
 def test_an_attribute_with_the_name_of_a_field_is_renamed() -> None:
-    found = log({"trace_id": TRACE, "attributes": [attribute("trace_id", string_value="mine")]})
-    assert found.attributes == {"trace_id": TRACE.hex(), "attributes.trace_id": "mine"}
+    record = log({"trace_id": TRACE, "attributes": [attribute("trace_id", string_value="mine")]})
+    assert record.attributes == {"trace_id": TRACE.hex(), "attributes.trace_id": "mine"}
 
 
 # --- invalid parts, and nothing at all
@@ -539,9 +539,9 @@ def test_for_any_bytes_there_are_records_or_rejects_and_never_an_exception(
 ) -> None:
     path, stream, record = kind
     sent = item(path, body, JSON if text else "application/x-protobuf")
-    for result in (found := decode(stream, sent)):
+    for result in (metrics := decode(stream, sent)):
         if isinstance(result, Reject):
-            assert result.whole == (len(found) == 1 and result.part == sent)
+            assert result.whole == (len(metrics) == 1 and result.part == sent)
             assert [x.reason for x in decode(stream, result.part)] == [result.reason]
         else:
             assert type(result) is record

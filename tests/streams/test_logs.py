@@ -63,8 +63,8 @@ def test_the_objects_of_common_libraries_are_records(name: str) -> None:
     ],
 )
 def test_a_level_is_one_of_six_or_as_it_was_sent_and_nothing_of_it_is_lost(sent: str | int, stored: str) -> None:
-    found, kept = level(sent)
-    assert found == stored
+    result, kept = level(sent)
+    assert result == stored
     assert sent == kept if kept is not None else str(sent).lower() == stored
 
 

@@ -916,10 +916,10 @@ def test_the_streams_of_a_user_module_are_added_or_replace_built_in_ones(tmp_pat
         "from sluice import Record, stream\n\n\nclass Order(Record):\n    sku: str\n    count: int = 1\n\n\n"
         'STREAMS = {"orders": stream("orders", Order), "votes": stream("votes", Order)}\n'
     )
-    found = load_streams(settings.load({"INGEST_RECORDS": str(module)}))
-    assert list(found) == ["metrics", "gps", "logs", "votes", "orders"]
-    assert found["orders"].decode(b'{"sku":"a"}', LIMITS)[0].sku == "a"
-    assert found["votes"] is sys.modules["mine"].STREAMS["votes"]
+    streams = load_streams(settings.load({"INGEST_RECORDS": str(module)}))
+    assert list(streams) == ["metrics", "gps", "logs", "votes", "orders"]
+    assert streams["orders"].decode(b'{"sku":"a"}', LIMITS)[0].sku == "a"
+    assert streams["votes"] is sys.modules["mine"].STREAMS["votes"]
     assert load_streams(settings.load({})) == STREAMS
 
 
