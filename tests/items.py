@@ -13,11 +13,8 @@ LIMITS = registry.limits(settings.load({}))
 def decode(stream: str, item: bytes, limits: Limits = LIMITS) -> list:
     """The records and rejects. A reject of a whole item is all there is of it."""
     results = list(STREAMS[stream].decode(item, limits))
-    assert not [
-        result
-        for result in results
-        if isinstance(result, Reject) and result.whole and (len(results) > 1 or result.part != item)
-    ]
+    rejects = [result for result in results if isinstance(result, Reject)]
+    assert not any(reject.whole and (len(results) > 1 or reject.part != item) for reject in rejects)
     return results
 
 

@@ -539,9 +539,9 @@ def test_for_any_bytes_there_are_records_or_rejects_and_never_an_exception(
 ) -> None:
     path, stream, record = kind
     sent = item(path, body, JSON if text else "application/x-protobuf")
-    for result in (metrics := decode(stream, sent)):
+    for result in (results := decode(stream, sent)):
         if isinstance(result, Reject):
-            assert result.whole == (len(metrics) == 1 and result.part == sent)
+            assert result.whole == (len(results) == 1 and result.part == sent)
             assert [x.reason for x in decode(stream, result.part)] == [result.reason]
         else:
             assert type(result) is record
