@@ -42,7 +42,7 @@ class ViewEndpoint:
         self.path = path
         self.source = Source(path, view)
         self.key = view.key
-        self.cap = view.cap if isinstance(view, views.Feed) else 0
+        self.cap = view.max_limit
         self.served = READS.counts.counter(f"{path} 200")
 
     def question(self, query: str) -> tuple[list[bytes], int]:

@@ -29,8 +29,9 @@ from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Ledger, Unavailable
 from sluice.views import figures
+from sluice.views.client import ViewsClient
 from sluice.views.contract import SOCKET
-from sluice.views.follower import Link
+from sluice.views.kinds.view import ViewFigures
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 3.0  # for a reply of Redis; an operator is waiting too
@@ -52,7 +53,7 @@ class Observer:
         if s.store.startswith("sqlite:"):
             self.places.append(Path(s.store.removeprefix("sqlite:///")).parent)
         self.views = views.load(s)
-        self.link = Link(str(s.home / SOCKET), figures.PATIENCE)
+        self.link = ViewsClient(str(s.home / SOCKET), figures.PATIENCE_SECONDS)
         self.spool = open_inspector(s.spool, s.figures, TIMEOUT_SECONDS)
         self.store: Store[Any] | None = None
         self.counted: Figures = {}  # the database's last answer, and when it came (monotonic)
@@ -111,7 +112,7 @@ class Observer:
         memory: bytes of Redis: used, and most (maxmemory; 0: no limit)
         cells: as from `cells`
         disk: bytes of the file system with the data: free, and size
-        views: a list with the fields of `sluice.views.figures.View`; empty if INGEST_VIEWS is `off`
+        views: a list with the fields of `sluice.views.kinds.view.ViewFigures`; empty if INGEST_VIEWS is `off`
 
         A histogram has bounds (upper; the last is None), buckets (not cumulative), count and sum.
         """
@@ -179,13 +180,13 @@ class Observer:
             self.store = None
             return None
 
-    def ask_views(self, trouble: list[str]) -> list[figures.View]:
+    def ask_views(self, trouble: list[str]) -> list[ViewFigures]:
         """The figures of the views; they are unknown, with a line in `trouble`, if the views' Redis is unavailable."""
         try:
             return figures.look(self.link, self.views) if self.views else []
         except RedisError as error:
             trouble.append(f"the views' Redis is unavailable: {error}")
-            return [figures.View(path, "unavailable") for path in self.views]
+            return [ViewFigures(path, "unavailable") for path in self.views]
 
     def ledgers(self, store: Store[Any], names: list[str], snapshots: dict[str, Snapshot]) -> dict[str, Ledger]:
         """The database's figures for the bodies that were claimed at the time of the snapshots.

@@ -273,7 +273,7 @@ def test_a_view_whose_generation_changes_at_each_read_gets_503(lane: Reader) -> 
     over = threading.Event()
     with site.paused_follower():
         before = client.get(name)
-        mark = contract.mark(site.views["/gps/latest"]).encode()
+        mark = contract.fingerprint(site.views["/gps/latest"]).encode()
 
         changes = b"CLIENT REPLY OFF\r\n" + b"".join(b"SET %b %b-%d\r\n" % (name, mark, n) for n in range(10_000))
 

@@ -21,9 +21,11 @@ from sluice.spool.claim import Claim
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Entry
-from sluice.views import contract, feeds
+from sluice.views import contract
 from sluice.views.check import Checker
 from sluice.views.contract import SOCKET
+from sluice.views.kinds import feed as feeds
+from sluice.views.kinds.latest import ORDER_BYTES
 
 NOON = 1_767_268_800  # 2026-01-01 12:00 UTC
 RECORDS = """
@@ -173,7 +175,7 @@ class Site:
     def actual(self, path: str) -> Any:
         """What the views' Redis serves: key -> JSON texts; None: nothing."""
         view, client = self.views[path], self.client()
-        assert not isinstance(view, views.Tally)
+        assert isinstance(view, (views.Feed, views.Latest))
         generation = (client.get(contract.state(path)) or b"").decode()
         if generation in ("", "full"):
             return None
@@ -184,9 +186,9 @@ class Site:
             if isinstance(view, views.Feed):
                 found[key] = [item[1].decode() for item in feeds.decode(client.get(name), bool(view.member))]
             elif view.each:
-                found[key] = sorted(value[contract.ORDER :].decode() for value in client.hvals(name))
+                found[key] = sorted(value[ORDER_BYTES:].decode() for value in client.hvals(name))
             else:
-                found[key] = client.get(name)[contract.ORDER :].decode()
+                found[key] = client.get(name)[ORDER_BYTES:].decode()
         if client.get(contract.state(path)) != generation.encode():  # the keys may be gone since: a rebuild has ended
             return self.actual(path)
         return found

@@ -12,7 +12,9 @@ from proving import harness
 from proving.postgres import Postgres, postgres_server
 from readside.site import FOLLOWER, Site, Targets, requests
 from rig import LIMIT_COLOUR, OURS_COLOUR, THEIRS_COLOUR, Candidate
-from sluice.views import contract, feeds
+from sluice.views import contract
+from sluice.views.kinds import feed as feeds
+from sluice.views.kinds.latest import ORDER_BYTES
 
 OURS, PYPY, NOOP, FILE, LUA = "Sluice, CPython", "Sluice, PyPy", "nginx -> C no-op", "nginx, a file", "nginx Lua GET"
 WEBDIS, USUAL, USUAL_PYPY = "webdis", "gevent, redis-py, CPython", "gevent, redis-py, PyPy"
@@ -80,7 +82,7 @@ def values(site: Site, devices: int, port: int) -> dict[str, dict[str, list[byte
     found = pipe.execute()
     polls = [f"poll-{n:02}" for n in range(POLLS)]
     return {
-        "latest": {name: [value[contract.ORDER :]] for name, value in zip(names, found)},
+        "latest": {name: [value[ORDER_BYTES:]] for name, value in zip(names, found)},
         "trail": {
             name: [item for _, item, _ in feeds.decode(value, False)] for name, value in zip(names, found[devices:])
         },

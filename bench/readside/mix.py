@@ -11,8 +11,9 @@ import msgspec
 import rig
 from readside.site import FOLLOWER, WORKER, Site, Targets, requests
 from sluice.formats.streams import load_streams
-from sluice.views import Feed, contract, feeds
+from sluice.views import Feed, contract
 from sluice.views.check import Checker
+from sluice.views.kinds import feed as feeds
 
 MODULE = rig.ROOT / "examples/notifications.py"
 PATH = "/notifications/feed"

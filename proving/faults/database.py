@@ -19,7 +19,7 @@ from proving.site import Site, Trouble, wait
 from proving.store import Postgres, Sqlite, Store
 from sluice.spool.contract import LEASE_SECONDS
 from sluice.views import Tally
-from sluice.views.contract import tally
+from sluice.views.contract import kept
 
 
 @fault("store-locked", "another client holds the lock of the database")
@@ -164,7 +164,7 @@ def restore(scene: Scene) -> str:
 
 def renew_views(site: Site) -> None:
     """Wait until the views are those of a restored database; drop the tallies, which would last for their period."""
-    tallies = [tally(path, view, "*") for path, view in site.views.items() if isinstance(view, Tally)]
+    tallies = [kept(path, view, "*") for path, view in site.views.items() if isinstance(view, Tally)]
 
     def forget() -> bool:
         for pattern in tallies:

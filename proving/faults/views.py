@@ -12,8 +12,9 @@ from proving.faults.scene import Scene, fault
 from proving.harness import stopped
 from proving.read import TRAIL, TRAIL_CAP
 from proving.site import wait
-from sluice.views import Tally, feeds
+from sluice.views import Tally
 from sluice.views.contract import HOLDER, REBUILD, prefix, state
+from sluice.views.kinds import feed
 
 
 @fault("views-flush", "FLUSHALL: the views' Redis is empty", views=True)
@@ -75,7 +76,7 @@ def views_lose(scene: Scene) -> str:
     def trail() -> Any:
         for key in client.scan_iter(pattern):
             value: Any = client.get(key)
-            items = feeds.decode(value, False)
+            items = feed.decode(value, False)
             if len(items) > 10:
                 return key, items
         return None
@@ -84,6 +85,6 @@ def views_lose(scene: Scene) -> str:
         key, items = wait(trail, 60, "a trail")
         # a client has seen it, and it does not fall off the end meanwhile
         del items[-1 if len(items) < TRAIL_CAP else len(items) // 2]
-        client.set(key, feeds.encode(items))
+        client.set(key, feed.encode(items))
     wait(lambda: scene.count("wrong"), 60, "a client notices it")
     return str(key, "utf-8")

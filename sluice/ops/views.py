@@ -21,9 +21,11 @@ from sluice.settings import SettingError, Settings
 from sluice.store.types import Unavailable
 from sluice.views import contract
 from sluice.views.check import Checker
+from sluice.views.client import ViewsClient
 from sluice.views.contract import SOCKET
-from sluice.views.figures import View, look, measured, rates
-from sluice.views.follower import Link
+from sluice.views.figures import look, measured, rates
+from sluice.views.kinds.followed import Followed
+from sluice.views.kinds.view import ViewFigures
 
 SHOWN_KEYS = 5  # keys that differ, of each view
 POLL_SECONDS = 0.1
@@ -49,8 +51,8 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     try:
         if arguments.action == "check":
             return check(Checker(str(s.home / SOCKET), s.store, streams, s.keep), chosen)
-        link = Link(str(s.home / SOCKET))
-        return rebuild(link, chosen) if arguments.action == "rebuild" else show(link, declared)
+        client = ViewsClient(str(s.home / SOCKET))
+        return rebuild(client, chosen) if arguments.action == "rebuild" else show(client, declared)
     except RedisError as error:
         screen.complain(f"the views' Redis is unavailable: {error}")
     except Unavailable as error:
@@ -58,16 +60,16 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     return 1
 
 
-def show(link: Link, declared: dict[str, views.View]) -> int:
+def show(client: ViewsClient, declared: dict[str, views.View]) -> int:
     if not declared:
         print("There are no views: INGEST_VIEWS is off, or INGEST_ROWS sends the rows of their streams elsewhere.")
         return 0
-    figures = measured(link, look(link, declared))
+    figures = measured(client, look(client, declared))
     print(screen.table(("view", "state", "keys", "memory", "lag", "reads", "hits"), map(cells, figures), left=2))
     return 0 if all(view.state == "served" for view in figures) else 1
 
 
-def cells(view: View) -> list[str]:
+def cells(view: ViewFigures) -> list[str]:
     lag = "" if view.lag is None else screen.ago(view.lag)
     size = "" if view.bytes is None else f"{view.bytes / 1048576:.1f} MiB"
     reads, hits = rates({}, view.reads, 1)
@@ -91,21 +93,21 @@ def check(checker: Checker, chosen: dict[str, views.View]) -> int:
     return status
 
 
-def rebuild(link: Link, chosen: dict[str, views.View]) -> int:
+def rebuild(client: ViewsClient, chosen: dict[str, views.View]) -> int:
     """Ask the follower, and wait until the new generations are served."""
-    paths = [path for path, view in chosen.items() if not isinstance(view, views.Tally)]
+    paths = [path for path, view in chosen.items() if isinstance(view, Followed)]
     if not paths:
         print("A tally is not built: it is counted when a client asks.")
         return 0
-    if not link.ask(("EXISTS", contract.HOLDER))[0]:
+    if not client.ask(("EXISTS", contract.HOLDER))[0]:
         screen.complain("no follower runs")
         return 1
-    old = dict(zip(paths, link.ask(*(("GET", contract.state(path)) for path in paths))))
-    link.ask(("SADD", contract.REBUILD, *paths))
+    old = dict(zip(paths, client.ask(*(("GET", contract.state(path)) for path in paths))))
+    client.ask(("SADD", contract.REBUILD, *paths))
     print("sluice: building", file=sys.stderr, flush=True)
     while paths:
         time.sleep(POLL_SECONDS)
-        asked, building, state = link.ask(
+        asked, building, state = client.ask(
             ("SISMEMBER", contract.REBUILD, paths[0]),
             ("GET", contract.building(paths[0])),
             ("GET", contract.state(paths[0])),
@@ -116,7 +118,7 @@ def rebuild(link: Link, chosen: dict[str, views.View]) -> int:
                 screen.complain(f"{path}: the memory is full; raise maxmemory")
                 return 1
             print(f"{path}: built")
-        elif not link.ask(("EXISTS", contract.HOLDER))[0]:
+        elif not client.ask(("EXISTS", contract.HOLDER))[0]:
             screen.complain("the follower ended; it continues when it is started again")
             return 1
     return 0

@@ -7,7 +7,7 @@ How to read a value of a view. Generations change while the view is served, so:
 1. send the read with the last known generation, and *behind it, in the same round trip*, `GET state(path)`;
 2. if the state is that generation, the value is valid: at the time of the read its keys were complete;
 3. if it is another generation, read again with that one. If it is FULL or absent, or its name does not begin with
-   `mark` of the reader's own declaration, the answer is 503.
+   `fingerprint` of the reader's own declaration, the answer is 503.
 
 A generation's keys are deleted only after the state has changed, which is why the state is read last.
 """
@@ -19,9 +19,7 @@ from hashlib import blake2b
 from sluice import settings
 
 KEY_BYTES = 512  # a record whose key is longer is in no view
-MAX_CAP = 1000  # items of a feed: one script call handles one feed
-ORDER = 40  # bytes before the JSON in a value of `latest`: time (20 digits, ns) and sequence number (20 digits)
-LEASE = 3.0  # seconds after which another follower may take over from one that is stopped
+LEASE_SECONDS = 3.0  # after which another follower may take over from one that is stopped
 FULL = b"full"  # the state of a view whose data did not fit into maxmemory
 
 LAYOUT = 2  # of the values; with another one all views are built again
@@ -29,15 +27,14 @@ SOCKET = settings.VIEWS_SOCKET
 
 HOLDER = "lease"  # string: the follower's token
 REBUILD = "rebuild"  # set: paths to be rebuilt; the follower removes one when its build has begun
-ASKED = "asked"  # list of `asked(path, key)`: tallies without a kept value that a client waits for; pushed every second
+ASKED = "asked"  # list of `PATH KEY`: tallies without a kept value that a client waits for; pushed every second
 READS = "reads"  # hash: `PATH STATUS` -> answers
 REFRESHES = "refreshes"  # hash: path of a tally -> counts made
 
 
-def mark(view: object) -> str:
-    """Eight hex digits of a declaration and of LAYOUT. The names of generations and tallies have them: while a reload
-    changes a view, reader and follower may have different declarations of it, and each kind of view is read in another
-    way.
+def fingerprint(view: object) -> str:
+    """Eight hex digits of a declaration and of LAYOUT. The names of generations and counts have them: while a reload
+    changes a view, reader and follower may have different declarations of it, and each kind is read in another way.
     """
     return blake2b(f"{LAYOUT} {view!r}".encode(), digest_size=4).hexdigest()
 
@@ -62,20 +59,16 @@ def info(path: str, generation: str) -> str:
 
 
 def prefix(path: str, generation: str) -> str:
-    """The beginning of all keys of a generation; the key's text follows.
-
-    latest: a string, ORDER bytes and JSON. With `each` a hash: JSON of the `each` values -> ORDER bytes and JSON.
-    feed: a string, see `sluice.views.feeds`.
-    """
+    """The beginning of all keys of a generation; the key's text follows. The files of the kinds have the values."""
     return f"v:{path}:{generation}:"
 
 
-def tally(path: str, view: object, key: str) -> str:
-    """String, with a lifetime: the JSON of a count. Empty: the database has no row with that key: 404.
+def kept(path: str, view: object, key: str) -> str:
+    """String, with a lifetime: the JSON of a tally. Empty: the database has no row with that key: 404.
 
-    Absent: the reader pushes `asked` and asks again until the value is there; every second it pushes again.
+    Absent: the reader pushes to ASKED and asks again until the value is there; every second it pushes again.
     """
-    return f"t:{path}:{mark(view)}:{key}"
+    return f"t:{path}:{fingerprint(view)}:{key}"
 
 
 def wanted(path: str) -> str:
@@ -87,11 +80,6 @@ def wanted(path: str) -> str:
     return f"w:{path}"
 
 
-def asked(path: str, key: str) -> str:
-    """An entry of ASKED. A path contains no space."""
-    return f"{path} {key}"
-
-
 def lock(key: str) -> str:
     """String, with a lifetime: the token of the process that computes the value of `key`."""
     return f"l:{key}"
@@ -101,58 +89,10 @@ def lock(key: str) -> str:
 # nothing, and an emptied Redis has no lease, so no position is ever stored in a Redis that lacks the rows before it.
 HELD = f"""
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return redis.error_reply('LOST the lease') end
-redis.call('PEXPIRE', KEYS[1], {int(LEASE * 1000)})
+redis.call('PEXPIRE', KEYS[1], {int(LEASE_SECONDS * 1000)})
 """
 
-# Lua compares strings by the locale; the order of two values with equal time and sequence number is that of bytes.
-BELOW = """
-local function below(a, b)
-  for at = 1, math.min(#a, #b) do
-    local x, y = string.byte(a, at), string.byte(b, at)
-    if x ~= y then return x < y end
-  end
-  return #a < #b
-end
-"""
-
-# None of the next three scripts runs when Redis is full, not even its first command: without allow-oom Redis refuses a
-# script before it starts. KEYS: lease, info, and the keys of the view. ARGV: token, and the values.
-LATEST = f"""#!lua
-{HELD}{BELOW}
-local made = 0
-for at = 3, #KEYS do
-  local new = ARGV[at - 1]
-  local old = redis.call('GETRANGE', KEYS[at], 0, {ORDER - 1})
-  local order = string.sub(new, 1, {ORDER})
-  if old == '' then made = made + 1 end
-  if old < order or (old == order and below(redis.call('GET', KEYS[at]), new)) then
-    redis.call('SET', KEYS[at], new)
-  end
-end
-if made > 0 then redis.call('HINCRBY', KEYS[2], 'keys', made) end
-return made
-"""
-
-# ARGV of each key: how many fields, and field, value …
-EACH = f"""#!lua
-{HELD}{BELOW}
-local made, arg = 0, 2
-for at = 3, #KEYS do
-  made = made + 1 - redis.call('EXISTS', KEYS[at])
-  local last = arg + 2 * tonumber(ARGV[arg])
-  for field = arg + 1, last, 2 do
-    local new = ARGV[field + 1]
-    local old = redis.call('HGET', KEYS[at], ARGV[field])
-    local before, order = old and string.sub(old, 1, {ORDER}), string.sub(new, 1, {ORDER})
-    if not old or before < order or (before == order and below(old, new)) then
-      redis.call('HSET', KEYS[at], ARGV[field], new)
-    end
-  end
-  arg = last + 1
-end
-if made > 0 then redis.call('HINCRBY', KEYS[2], 'keys', made) end
-return made
-"""
+# None of the kinds' scripts, which need memory, runs when Redis is full; those with allow-oom do.
 
 # After the rows up to a position are applied. KEYS: lease, info … ARGV: token, position, rows, milliseconds (0: the
 # view is behind).

@@ -14,101 +14,49 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
-from hiredis import pack_command
-from redis.exceptions import ConnectionError, RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from sluice.base import daemon
 from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
-from sluice.views import Tally, View, contract, link
-from sluice.views.link import Command
-from sluice.views.reduce import Reducer, Renderer, reducer
+from sluice.views import contract
+from sluice.views.client import Full, LeaseLost, ViewsClient
+from sluice.views.kinds.counted import Counted
+from sluice.views.kinds.followed import Followed
+from sluice.views.kinds.view import View
+from sluice.views.link import Command, Place
+from sluice.views.render import Renderer
 from sluice.views.rows.registry import open_row_source
 from sluice.views.rows.source import Diverged
 
 log = logging.getLogger("sluice.follower")
 
-IDLE = 0.025  # seconds between two looks at a database without news
+IDLE_SECONDS = 0.025  # between two looks at a database without news
 # after a turn that waited for a processor the follower rests for twice that time: other programs need the processors
-REST, LONGEST = 2.0, 0.25  # times; seconds, at most
-BEAT = 0.5  # seconds between two renewals of the lease, and looks for requests
-ROWS = 20_000  # of one chunk: about 20 MB
-WINDOW = 64  # script calls sent before their replies are read
-SCAN = 500  # keys of one step of the search for keys that no view needs
-BACKOFF = (0.1, 2.0)  # seconds between two tries while Redis or the database is away: the first, and the longest
-RETRY = (10.0, 600.0)  # seconds before a view that did not fit into memory is built again: the first, and the longest
+REST_FACTOR, REST_SECONDS = 2.0, 0.25  # times the wait, at most so long
+BEAT_SECONDS = 0.5  # between two renewals of the lease, and looks for requests
+CHUNK_ROWS = 20_000  # about 20 MB
+WINDOW_CALLS = 64  # of scripts, sent before their replies are read
+SCAN_KEYS = 500  # of one step of the search for keys that no view needs
+BACKOFF_SECONDS = (0.1, 2.0)  # between two tries while Redis or the database is away: the first, and the longest
+RETRY_SECONDS = (10.0, 600.0)  # before a view that did not fit into memory is built again: the first, and the longest
 # of maxmemory: a build ends above the first, so that the views in service can grow; it starts below the second
-MEMORY = (0.9, 0.8)
-PATIENCE = 10.0  # seconds that Redis may take for one reply
-
-
-class Lost(Exception):
-    """This process no longer holds the lease, or Redis was emptied: its positions may be wrong."""
-
-
-class Full(Exception):
-    """Redis refused a script because maxmemory is reached."""
-
-
-class Link(link.Link):
-    """One connection to the views' Redis; every call is one round trip."""
-
-    def __init__(self, socket: str, patience: float = PATIENCE) -> None:
-        super().__init__(socket, patience)
-
-    def ask(self, *commands: Command) -> list[Any]:
-        """Send commands, return their replies; to MGET, where the strings are.
-
-        Raises: RedisError; Lost, Full for an error among the replies.
-        """
-        try:
-            packed: list[Any] = []
-            for command in commands:
-                packed += command if isinstance(command, list) else (pack_command(command),)
-            self.send(b"".join(packed))
-            replies, error = [], None
-            for command in commands:
-                try:
-                    replies.append(self.strings() if command[0] == "MGET" else self.reply())
-                except ResponseError as found:
-                    error = error or found
-                if command[0] == "EXEC" and replies and replies[-1] is None and not error:
-                    raise Lost("the lease has passed to another follower")
-        except OSError as broken:
-            self.close()
-            raise ConnectionError(str(broken)) from broken
-        except BaseException:
-            self.close()
-            raise
-        if error:
-            refused(error)
-        return replies
+MEMORY_SHARES = (0.9, 0.8)
 
 
 def rest(busy: bool, waited: float) -> float:
     """Seconds until the next turn. busy: there are more rows. waited: seconds that the turn waited for a processor."""
-    return max(0.0 if busy else IDLE, min(REST * waited, LONGEST))
-
-
-def refused(error: ResponseError) -> NoReturn:
-    """Raise what an error reply means."""
-    text = str(error)
-    if text.startswith("LOST"):
-        raise Lost(text) from None
-    if text.startswith("OOM") or "used memory > 'maxmemory'" in text:
-        raise Full(text) from None
-    raise error
+    return max(0.0 if busy else IDLE_SECONDS, min(REST_FACTOR * waited, REST_SECONDS))
 
 
 class Generation:
     """One generation of a view: what is served, or what is built to be served."""
 
-    def __init__(self, path: str, view: View, name: str, position: str, live: bool) -> None:
+    def __init__(self, path: str, view: Followed, name: str, position: str, live: bool) -> None:
         self.path, self.view, self.name, self.position, self.live = path, view, name, position, live
         self.synced = False  # all rows of the last snapshot are applied
-        self.reducer: Reducer
 
     @property
     def info(self) -> str:
@@ -120,10 +68,10 @@ class Follower:
 
     def __init__(self, socket: str, url: str, views: Mapping[str, View], streams: dict[str, Stream]) -> None:
         """socket: of the views' Redis. url: of the store."""
-        self.link = Link(socket)
+        self.client = ViewsClient(socket)
         self.source = open_row_source(url, streams)
-        self.declared = dict(views)
-        self.views = {path: view for path, view in views.items() if not isinstance(view, Tally)}
+        self.views = {path: view for path, view in views.items() if isinstance(view, Followed)}
+        self.counted = {path for path, view in views.items() if isinstance(view, Counted)}
         used = {view.stream for view in self.views.values()}
         self.renderers = {
             (view.stream, view.key): Renderer(self.source, view.stream, view.key) for view in self.views.values()
@@ -143,7 +91,7 @@ class Follower:
 
     def run(self) -> None:
         """Follow until `stop`."""
-        backoff = BACKOFF[0]
+        backoff = BACKOFF_SECONDS[0]
         watchdog = daemon.Watchdog()
         waited = daemon.waited()
         while not self.stopping:
@@ -151,11 +99,11 @@ class Follower:
             try:
                 busy = self.turn() if self.token else self.take_over()
                 self.say(None)
-                backoff = BACKOFF[0]
+                backoff = BACKOFF_SECONDS[0]
                 before, waited = waited, daemon.waited()
                 self.wake.acquire(timeout=rest(busy, waited - before))
                 continue
-            except Lost as error:
+            except LeaseLost as error:
                 self.token = ""
                 log.info("starts over: %s", error)
             except RedisError as error:
@@ -164,10 +112,10 @@ class Follower:
             except Unavailable as error:
                 self.say(f"the database is unavailable: {error}")
             self.wake.acquire(timeout=backoff)
-            backoff = min(backoff * 2, BACKOFF[1])
-        with contextlib.suppress(RedisError, Lost):
-            self.link.ask(("EVAL", contract.RELEASE, 1, contract.HOLDER, self.token))
-        self.link.close()
+            backoff = min(backoff * 2, BACKOFF_SECONDS[1])
+        with contextlib.suppress(RedisError, LeaseLost):
+            self.client.ask(("EVAL", contract.RELEASE, 1, contract.HOLDER, self.token))
+        self.client.close()
         self.source.close()
 
     def stop(self) -> None:
@@ -189,14 +137,14 @@ class Follower:
         if not self.prepared:
             self.source.prepare(self.used)
             self.prepared = True
-        (client,) = self.link.ask(("CLIENT", "ID"))
+        (client,) = self.client.ask(("CLIENT", "ID"))
         token = f"{client}:{os.getpid()}:{secrets.token_hex(8)}"
-        lease = int(contract.LEASE * 1000)
-        if not self.link.ask(("EVAL", contract.TAKE, 1, contract.HOLDER, token, lease))[0]:
-            holder = self.link.ask(("GET", contract.HOLDER))[0] or b""
+        lease = int(contract.LEASE_SECONDS * 1000)
+        if not self.client.ask(("EVAL", contract.TAKE, 1, contract.HOLDER, token, lease))[0]:
+            holder = self.client.ask(("GET", contract.HOLDER))[0] or b""
             # the lease of a killed follower: its connection is gone, so there is no need to wait
-            if holder and not self.link.ask(("CLIENT", "LIST", "ID", holder.partition(b":")[0]))[0]:
-                self.link.ask(("EVAL", contract.RELEASE, 1, contract.HOLDER, holder))
+            if holder and not self.client.ask(("CLIENT", "LIST", "ID", holder.partition(b":")[0]))[0]:
+                self.client.ask(("EVAL", contract.RELEASE, 1, contract.HOLDER, holder))
                 return True
             return False
         self.token, self.beat = token, 0.0
@@ -208,17 +156,17 @@ class Follower:
         self.generations = []
         self.retries = {}
         for path in self.views:
-            state, building = self.link.ask(("GET", contract.state(path)), ("GET", contract.building(path)))
+            state, building = self.client.ask(("GET", contract.state(path)), ("GET", contract.building(path)))
             for name, live in (state, True), (building, False):
                 if name and name != contract.FULL:
-                    found = self.link.ask(("HMGET", contract.info(path, name.decode()), "spec", "position"))[0]
+                    found = self.client.ask(("HMGET", contract.info(path, name.decode()), "spec", "position"))[0]
                     if found[0] == self.specs[path].encode():
                         self.add(path, name.decode(), found[1].decode(), live)
             mine = [one for one in self.generations if one.path == path]
             if state and state != contract.FULL and not any(one.live for one in mine):
                 self.withdraw([path])  # of another declaration
             if state == contract.FULL and not mine:
-                self.retries[path] = 0.0, RETRY[0]
+                self.retries[path] = 0.0, RETRY_SECONDS[0]
             elif not mine:
                 self.build(path)
         self.cursor = 0
@@ -230,9 +178,9 @@ class Follower:
     def build(self, path: str) -> None:
         """Begin a new generation of a view, and give up one that is being built."""
         self.generations = [one for one in self.generations if one.live or one.path != path]
-        name, position = contract.mark(self.views[path]) + secrets.token_hex(4), self.source.start()
+        name, position = contract.fingerprint(self.views[path]) + secrets.token_hex(4), self.source.start()
         keys = contract.HOLDER, contract.building(path), contract.info(path, name)
-        self.link.ask(("EVAL", contract.BEGIN, 3, *keys, self.token, name, self.specs[path], position))
+        self.client.ask(("EVAL", contract.BEGIN, 3, *keys, self.token, name, self.specs[path], position))
         self.add(path, name, position, False)
         self.retries.pop(path, None)
         self.cursor = 0
@@ -241,7 +189,7 @@ class Follower:
         """Stop serving views whose data is not of this database or declaration."""
         paths = set(paths)
         keys = [key for path in paths for key in (contract.state(path), contract.building(path))]
-        self.link.ask(("EVAL", contract.DROP, 1 + len(keys), contract.HOLDER, *keys, self.token))
+        self.client.ask(("EVAL", contract.DROP, 1 + len(keys), contract.HOLDER, *keys, self.token))
         self.generations = [one for one in self.generations if one.path not in paths]
 
     def turn(self) -> bool:
@@ -273,7 +221,7 @@ class Follower:
         """Apply one chunk of rows; whether there are more. now: seconds since 1970, before the snapshot."""
         stream, position = group[0].view.stream, group[0].position
         try:
-            changes = self.source.changes(stream, position, ROWS)
+            changes = self.source.changes(stream, position, CHUNK_ROWS)
         except Diverged as error:
             log.warning("%s: rebuilding its views: the database is not the one that was followed: %s", stream, error)
             paths = [path for path, view in self.views.items() if view.stream == stream]
@@ -290,7 +238,7 @@ class Follower:
         if group and (rows or changes.position != position or not changes.more):
             at = 0 if changes.more else int(now * 1000)
             infos = [one.info for one in group]
-            self.link.ask(
+            self.client.ask(
                 (
                     "EVAL",
                     contract.PLACE,
@@ -316,35 +264,37 @@ class Follower:
             renderer = self.renderers[one.view.stream, one.view.key]
             if one.view.key not in items:
                 items[one.view.key] = renderer.items(rows)
-            reduced = reducer(one.view, self.source, renderer)
+            reduced = one.view.reducer(renderer)
             reduced.add(items[one.view.key])
             try:
-                if not one.live and self.memory() > MEMORY[0]:
+                if not one.live and self.memory() > MEMORY_SHARES[0]:
                     raise Full
                 window: list[Command] = []
                 for command in reduced.commands(one.path, one.name, self.token, partial(self.read, window)):
                     window.append(command)
-                    if len(window) == WINDOW:
-                        self.link.ask(*window)
+                    if len(window) == WINDOW_CALLS:
+                        self.client.ask(*window)
                         window.clear()
-                self.link.ask(*window)
+                self.client.ask(*window)
             except Full:
                 self.full(one)
 
-    def read(self, window: list[Command], keys: list[str]) -> list[link.Place | None]:
+    def read(self, window: list[Command], keys: list[str]) -> list[Place | None]:
         """Send the commands in the window, and read strings behind them, for a transaction that writes them again."""
-        *_, holder, found = self.link.ask(
+        holder: bytes
+        places: list[Place | None]
+        *_, holder, places = self.client.ask(
             *window, ("WATCH", contract.HOLDER), ("GET", contract.HOLDER), ("MGET", *keys)
         )
         window.clear()
         if holder != self.token.encode():
-            self.link.close()  # else the key stays watched, and the first transaction under the next lease fails
-            raise Lost("another follower has the lease, or Redis was emptied")
-        return found
+            self.client.close()  # else the key stays watched, and the first transaction under the next lease fails
+            raise LeaseLost("another follower has the lease, or Redis was emptied")
+        return places
 
     def memory(self) -> float:
         """The used share of the memory of the views' Redis."""
-        text: bytes = self.link.ask(("INFO", "memory"))[0]
+        text: bytes = self.client.ask(("INFO", "memory"))[0]
         found = dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
         return int(found["used_memory"]) / (int(found["maxmemory"]) or 1 << 62)
 
@@ -355,20 +305,20 @@ class Follower:
         if served:
             log.error("%s: the memory is full: the rebuild is given up, the view is served as before", one.path)
             keys = [contract.building(one.path)]
-            self.link.ask(("EVAL", contract.DROP, 2, contract.HOLDER, *keys, self.token))
+            self.client.ask(("EVAL", contract.DROP, 2, contract.HOLDER, *keys, self.token))
         else:
             self.generations = [other for other in self.generations if other.path != one.path]
-            _, delay = self.retries.get(one.path, (0.0, RETRY[0]))
-            self.retries[one.path] = time.monotonic() + delay, min(2 * delay, RETRY[1])
+            _, delay = self.retries.get(one.path, (0.0, RETRY_SECONDS[0]))
+            self.retries[one.path] = time.monotonic() + delay, min(2 * delay, RETRY_SECONDS[1])
             log.error("%s: the memory is full: the view is not served; raise maxmemory", one.path)
             keys = [contract.building(one.path), contract.state(one.path)]
-            self.link.ask(("EVAL", contract.MARK_FULL, 3, contract.HOLDER, *keys, self.token))
+            self.client.ask(("EVAL", contract.MARK_FULL, 3, contract.HOLDER, *keys, self.token))
         self.cursor = 0  # its keys go
 
     def switch(self, one: Generation) -> None:
         """Serve a generation that has caught up."""
         keys = contract.HOLDER, contract.building(one.path), contract.state(one.path)
-        self.link.ask(("EVAL", contract.SWITCH, 3, *keys, self.token, one.name))
+        self.client.ask(("EVAL", contract.SWITCH, 3, *keys, self.token, one.name))
         self.generations = [other for other in self.generations if other.path != one.path or other is one]
         one.live = True
         self.retries.pop(one.path, None)
@@ -377,19 +327,19 @@ class Follower:
 
     def heartbeat(self) -> None:
         """Renew the lease, say that the views are in step, and see what is asked for."""
-        self.beat = time.monotonic() + BEAT
+        self.beat = time.monotonic() + BEAT_SECONDS
         milliseconds = int(time.time() * 1000)
         infos = [one.info for one in self.generations if one.synced]
         commands: list[tuple[Any, ...]] = [
-            ("EVAL", contract.EXTEND, 1, contract.HOLDER, self.token, int(contract.LEASE * 1000)),
+            ("EVAL", contract.EXTEND, 1, contract.HOLDER, self.token, int(contract.LEASE_SECONDS * 1000)),
             ("SMEMBERS", contract.REBUILD),
         ]
-        held, asked = self.link.ask(*commands)
+        held, asked = self.client.ask(*commands)
         if not held:
-            raise Lost("another follower has the lease, or Redis was emptied")
+            raise LeaseLost("another follower has the lease, or Redis was emptied")
         if infos and not self.source.news():
             place = [("EVAL", contract.TOUCH, 1 + len(infos), contract.HOLDER, *infos, self.token, milliseconds)]
-            self.link.ask(*place)
+            self.client.ask(*place)
         else:
             for one in self.generations:
                 one.synced = False
@@ -397,9 +347,9 @@ class Follower:
             log.info("%s: rebuilding: it was asked for", path)
             self.build(path)
         if asked:
-            self.link.ask(("SREM", contract.REBUILD, *asked))
+            self.client.ask(("SREM", contract.REBUILD, *asked))
         due = [path for path, (at, _) in self.retries.items() if time.monotonic() >= at]
-        if due and self.memory() < MEMORY[1]:
+        if due and self.memory() < MEMORY_SHARES[1]:
             for path in due:
                 delay = self.retries[path][1]
                 self.build(path)
@@ -409,12 +359,12 @@ class Follower:
         """One step of deleting keys that no generation in use has; whether there are more steps."""
         if self.cursor is None:
             return False
-        (found,) = self.link.ask(("SCAN", self.cursor, "COUNT", SCAN))
+        (found,) = self.client.ask(("SCAN", self.cursor, "COUNT", SCAN_KEYS))
         cursor, keys = int(found[0]), found[1]
         used = {(one.path, one.name) for one in self.generations}
         gone = [key for key in keys if not self.needed(key, used)]
         if gone:
-            self.link.ask(("EVAL", contract.DROP, 1 + len(gone), contract.HOLDER, *gone, self.token))
+            self.client.ask(("EVAL", contract.DROP, 1 + len(gone), contract.HOLDER, *gone, self.token))
         self.cursor = cursor or None
         return True
 
@@ -426,7 +376,7 @@ class Follower:
             return (path, more.partition(":")[0]) in used
         if kind in ("s", "n"):
             return path in self.views
-        return kind != "w" or isinstance(self.declared.get(path), Tally)
+        return kind != "w" or path in self.counted
 
 
 def spec(view: View, streams: dict[str, Stream]) -> str:

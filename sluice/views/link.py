@@ -7,16 +7,19 @@ until it becomes a part of an answer or of a new value. No hiredis: the reader r
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from struct import pack as pack_time
 from typing import Any, Union
 
 from redis.exceptions import ResponseError
 
 SLOW = "it did not answer in time"
-RECEIVE = 1 << 16  # bytes that one recv asks for: as many as Redis sends at a time
+RECEIVE_BYTES = 1 << 16  # that one recv asks for: as many as Redis sends at a time
 SIZES = tuple(b"$%d\r\n" % size for size in range(1024))  # the lines before words: formatting one takes 60 ns
 
 Place = tuple[bytes, int, int]  # of a string: the bytes that it is in, its begin and end there
+
+Read = Callable[[list[str]], list[Union[Place, None]]]  # keys -> the strings that the views' Redis has
 
 Command = Union[tuple[Any, ...], list[Any]]  # the words; a list: the pieces of a packed command
 
@@ -73,7 +76,7 @@ class Link:
         size -= len(rest)
         while size > 0:
             try:
-                piece = self.socket.recv(RECEIVE)
+                piece = self.socket.recv(RECEIVE_BYTES)
             except BlockingIOError as error:
                 raise TimeoutError(SLOW) from error
             if not piece:
@@ -92,10 +95,10 @@ class Link:
 
     def reply(self) -> Any:
         """Read one reply: an integer, bytes, None, or a list of these, also of errors. Raises: ResponseError."""
-        found = self.value()
-        if isinstance(found, ResponseError):
-            raise found
-        return found
+        value = self.value()
+        if isinstance(value, ResponseError):
+            raise value
+        return value
 
     def value(self) -> Any:
         """Read one reply, or a part of one."""
@@ -122,9 +125,9 @@ class Link:
         line = self.line()
         if line[:1] != b"*":
             raise ResponseError(line[1:].decode(errors="replace"))
-        found: list[Place | None] = []
+        places: list[Place | None] = []
         data, at, left = self.data, self.at, int(line[1:])
-        end, append = len(data), found.append
+        end, append = len(data), places.append
         begin, size = b"$", -1  # the line before the last value, and the size in it
         while left:
             if size >= 0 and data.startswith(begin, at):  # values of one view are often of the same size
@@ -147,4 +150,4 @@ class Link:
                 data, at = self.receive(stop + 2 - at if start else end - at + 1), 0
                 end, size = len(data), -1
         self.at = at
-        return found
+        return places

@@ -9,21 +9,20 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
 from sluice.base.counters import REPORT_SECONDS, Counts
-from sluice.views import Feed, Latest, Tally, View, contract, feeds
+from sluice.views import contract
+from sluice.views.kinds.view import View
 from sluice.views.link import Link, Place, pack
 
 log = logging.getLogger("sluice.reads")
 
-TIMEOUT = 1.0  # seconds to wait for Redis; all reads wait meanwhile
-PAUSE = 0.25  # seconds after a failure in which reads are refused without another try
-ASK = 1.0  # seconds between two requests for the same tally
+TIMEOUT_SECONDS = 1.0  # to wait for Redis; all reads wait meanwhile
+PAUSE_SECONDS = 0.25  # after a failure in which reads are refused without another try
+ASK_SECONDS = 1.0  # between two requests for the same tally
 MAX_WANTED = 100_000  # tallies that clients asked for since the last report; more are forgotten, and refreshed later
 
 # The details of the 503 answers
@@ -55,7 +54,7 @@ class Reads:
 
     def __init__(self, socket: str) -> None:
         """socket: of the views' Redis."""
-        self.redis = Link(socket, TIMEOUT, f"sluice:reader:{os.getpid()}")
+        self.redis = Link(socket, TIMEOUT_SECONDS, f"sluice:reader:{os.getpid()}")
         self.counts = Counts()  # "PATH STATUS"
         self.open = Trip()
         self.entry = threading.Lock()  # held for a moment, so that nothing is added to a trip that is under way
@@ -92,12 +91,12 @@ class Reads:
             wanted.update(keys)
 
     def ask(self, path: str, keys: list[bytes]) -> None:
-        """Ask the refresher for tallies without a value, at most once in ASK seconds for each."""
+        """Ask the refresher for tallies without a value, at most once in ASK_SECONDS for each."""
         now = time.monotonic()
         with self.entry:
             for key in keys:
                 if now >= self.asked.get((path, key), 0.0):
-                    self.asked[path, key] = now + ASK
+                    self.asked[path, key] = now + ASK_SECONDS
                     self.open.asks.append(pack(b"RPUSH", contract.ASKED.encode(), path.encode() + b" " + key))
 
     def fetch(self, trip: Trip) -> None:
@@ -117,7 +116,7 @@ class Reads:
             except (RedisError, OSError) as error:
                 self.redis.close()
                 trip.failed = True
-                self.retry_at = now + PAUSE
+                self.retry_at = now + PAUSE_SECONDS
                 self.say(error)
             except BaseException:  # a signal before the replies
                 self.redis.close()
@@ -199,36 +198,29 @@ class Reads:
 class Source:
     """A view as it is read: its generation, the names of its values, and their JSON.
 
-    mark: the first bytes of the names of its generations. string: values are strings, and one command reads all of a
-    trip. state: the key of the state; b"" for a tally.
+    fingerprint: the first bytes of the names of its generations. string: values are strings, and one command reads all
+    of a trip. state: the key of the state; b"" for a tally.
     generation: the one that is served, as far as this process knows; b"" before the first. None for a tally.
     """
 
-    __slots__ = ("generation", "json", "mark", "path", "prefix", "state", "string", "view")
+    __slots__ = ("fingerprint", "generation", "json", "path", "prefix", "state", "string", "view")
 
     def __init__(self, path: str, view: View) -> None:
         self.path, self.view = path, view
-        self.mark = contract.mark(view).encode()
-        self.string = not (isinstance(view, Latest) and view.each)
-        self.state = b"" if isinstance(view, Tally) else contract.state(path).encode()
+        self.fingerprint = contract.fingerprint(view).encode()
+        self.string, self.json = view.string, view.to_json()
+        self.state = view.state(path).encode()
         # not None before the first one: an absent state, of a view that is not served, must differ
-        self.generation: bytes | None = None if isinstance(view, Tally) else b""
-        self.prefix = contract.tally(path, view, "").encode()
-        self.json: Callable[[Any, int], bytes]
-        if isinstance(view, Tally):
-            self.json = count
-        elif isinstance(view, Feed):
-            self.json = partial(feeds.page, bool(view.member))
-        else:
-            self.json = newest if self.string else each
+        self.generation: bytes | None = b"" if self.state else None
+        self.prefix = view.prefix(path, "").encode()
 
     def follow(self, state: bytes | None) -> str:
         """Read this generation from now on. Returns: why the view is not served, or ""."""
         if state == contract.FULL:
             return FULL
-        if state is None or not state.startswith(self.mark):  # absent, or built for another declaration
+        if state is None or not state.startswith(self.fingerprint):  # absent, or built for another declaration
             return BUILDING
-        self.prefix = contract.prefix(self.path, state.decode()).encode()
+        self.prefix = self.view.prefix(self.path, state.decode()).encode()
         self.generation = state  # last: another thread that reads it finds its prefix
         return ""
 
@@ -239,21 +231,3 @@ class Source:
         """
         found: Any = (trip.strings if self.string else trip.commands)[name]
         return self.json(found, limit) if found else None
-
-
-def count(place: Place, limit: int) -> bytes:
-    """The JSON of a tally."""
-    data, start, stop = place
-    return data[start:stop]
-
-
-def newest(place: Place, limit: int) -> bytes:
-    """The JSON of a value of `latest`."""
-    data, start, stop = place
-    return data[start + contract.ORDER : stop]
-
-
-def each(found: list[bytes], limit: int) -> bytes:
-    """The JSON of a value of `latest` with `each`, in the order of the fields."""
-    pairs = sorted(zip(found[::2], found[1::2]))
-    return b"[%b]" % b",".join([value[contract.ORDER :] for _, value in pairs])

@@ -9,30 +9,30 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime, timezone
 from typing import Any
 
-import msgspec
 import redis
 from redis.exceptions import RedisError
 
 from sluice.base import connect
 from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
-from sluice.views import Tally, View, contract
+from sluice.views import contract
+from sluice.views.kinds.counted import Counted
+from sluice.views.kinds.view import View
 from sluice.views.rows.registry import open_row_source
 from sluice.views.rows.source import RowSource
 
 log = logging.getLogger("sluice.refresh")
 
-LOCK = 3.0  # seconds after which another process computes if the holder of the lock was killed; at most half a period
-FAILED = 1.0  # seconds before a computation that failed is tried again
-UNKNOWN = 1.0  # seconds for which an empty value is kept
-PATIENCE = 10.0  # seconds that Redis may take for one reply
-POLL = 0.02  # seconds between two looks for the value that another process computes
+LOCK_SECONDS = 3.0  # after which another process computes if the holder of the lock was killed; at most half a period
+FAILED_SECONDS = 1.0  # before a computation that failed is tried again
+UNKNOWN_SECONDS = 1.0  # for which an empty value is kept
+PATIENCE_SECONDS = 10.0  # that Redis may take for one reply
+POLL_SECONDS = 0.02  # between two looks for the value that another process computes
 THREADS = 2  # of the refresher: one long count does not hold up all others
-AGAIN = 3600.0  # seconds between two looks whether a tally has its index: it may have been dropped
-SHARE = 0.1  # of a period: a tally gets an index if its counts take longer than that
+INDEX_SECONDS = 3600.0  # between two looks whether a tally has its index: it may have been dropped
+PERIOD_SHARE = 0.1  # of a period: a tally gets an index if its counts take longer than that
 
 
 def refresh_ahead(
@@ -43,7 +43,7 @@ def refresh_ahead(
     A value lives for twice the period. After one period the first caller computes it again while the others still get
     the old value; a key for which nobody calls expires. Without a value one caller computes, the others wait for it.
 
-    - A holder that is killed: after LOCK seconds another caller computes.
+    - A holder that is killed: after LOCK_SECONDS another caller computes.
     - A computation longer than a period: the value expires, callers wait; it still runs once at a time.
     - `compute` raises: callers get the old value while it lives, and the exception or TimeoutError after that; the
       next try is a second later.
@@ -54,7 +54,7 @@ def refresh_ahead(
     """
     deadline = time.monotonic() + patience
     lock, token = contract.lock(key), secrets.token_hex(16)
-    hold = min(LOCK, period / 2)
+    hold = min(LOCK_SECONDS, period / 2)
     while True:
         value, young = kept(client, key, period)
         if young:
@@ -70,12 +70,12 @@ def refresh_ahead(
                 with held(client, lock, token, hold):
                     fresh = compute()
             except Exception as error:
-                client.eval(contract.EXTEND, 1, lock, token, int(FAILED * 1000))
+                client.eval(contract.EXTEND, 1, lock, token, int(FAILED_SECONDS * 1000))
                 if value is None:
                     raise
                 log.debug("%s: the old value is kept: %s", key, error)  # each key would warn every second
                 return value
-            lifetime = 2 * period if fresh else UNKNOWN
+            lifetime = 2 * period if fresh else UNKNOWN_SECONDS
             if client.eval(contract.KEEP, 2, lock, key, token, fresh, int(lifetime * 1000)):
                 return fresh
             return client.get(key) or fresh  # type: ignore[return-value]  # this process was stopped for too long
@@ -83,7 +83,7 @@ def refresh_ahead(
             return value
         if time.monotonic() >= deadline:
             raise TimeoutError(f"{key}: not computed within {patience:g} s")
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
 
 
 def kept(client: redis.Redis, key: str, period: float) -> tuple[bytes | None, bool]:
@@ -119,9 +119,9 @@ class Refresher:
 
     def __init__(self, socket: str, url: str, views: Mapping[str, View], streams: dict[str, Stream]) -> None:
         """socket: of the views' Redis. url: of the store."""
-        self.client = connect.client(socket, PATIENCE)
+        self.client = connect.client(socket, PATIENCE_SECONDS)
         self.url, self.streams = url, streams
-        self.tallies = {path: view for path, view in views.items() if isinstance(view, Tally)}
+        self.tallies = {path: view for path, view in views.items() if isinstance(view, Counted)}
         self.every = min([1.0, *(view.period / 4 for view in self.tallies.values())])  # seconds between two scans
         self.due = 0.0
         self.stopping = threading.Event()
@@ -130,8 +130,8 @@ class Refresher:
             threading.Thread(target=self.run, name=f"refresh-{n}", daemon=True)
             for n in range(THREADS if self.tallies else 0)
         ]
-        self.spent: dict[Tally, tuple[float, float]] = {}  # since when (monotonic), and the seconds of its counts
-        self.slow: queue.SimpleQueue[Tally] = queue.SimpleQueue()  # tallies whose counts take long
+        self.spent: dict[Counted, tuple[float, float]] = {}  # since when (monotonic), and the seconds of its counts
+        self.slow: queue.SimpleQueue[Counted] = queue.SimpleQueue()  # tallies whose counts take long
         self.threads.append(threading.Thread(target=self.index, name="index", daemon=True))
 
     def start(self) -> None:
@@ -180,10 +180,10 @@ class Refresher:
             names = [key.decode(errors="replace") for key in keys]
             pipeline = self.client.pipeline(transaction=False)
             for key in names:
-                pipeline.pttl(contract.tally(path, view, key))
-                pipeline.strlen(contract.tally(path, view, key))
-            found = iter(pipeline.execute())
-            for key, left, size in zip(names, found, found):
+                pipeline.pttl(contract.kept(path, view, key))
+                pipeline.strlen(contract.kept(path, view, key))
+            replies = iter(pipeline.execute())
+            for key, left, size in zip(names, replies, replies):
                 if size and left <= view.period * 1000:
                     yield path, key
 
@@ -196,7 +196,7 @@ class Refresher:
         def compute() -> bytes:
             began = time.monotonic()
             try:
-                value = count(source, view, key)
+                value = view.count(source, key)
             except Unavailable as error:  # whoever has an old value does not see it
                 self.say(error)
                 raise
@@ -205,12 +205,12 @@ class Refresher:
             if began > since + view.period:
                 since, seconds = began, 0.0
             self.spent[view] = since, seconds + time.monotonic() - began
-            if self.spent[view][1] > SHARE * view.period:
+            if self.spent[view][1] > PERIOD_SHARE * view.period:
                 self.slow.put(view)
             self.client.hincrby(contract.REFRESHES, path, 1)
             return value
 
-        refresh_ahead(self.client, contract.tally(path, view, key), view.period, compute)
+        refresh_ahead(self.client, contract.kept(path, view, key), view.period, compute)
 
     def index(self) -> None:
         """Create the index of each tally whose counts take long: without it, each count reads all rows.
@@ -218,24 +218,14 @@ class Refresher:
         Its thread has the precedence of the workers, which may wait for it.
         """
         source = open_row_source(self.url, self.streams)
-        tried: dict[Tally, float] = {}
+        tried: dict[Counted, float] = {}
         while True:
             view = self.slow.get()
             if time.monotonic() < tried.get(view, 0.0):
                 continue
             try:
-                source.make_countable(view.stream, view.key, view.by)
+                view.make_countable(source)
             except Unavailable as error:
                 log.warning("%s: no index on %s, so each tally reads all rows: %s", view.stream, view.key, error)
             source.close()
-            tried[view] = time.monotonic() + AGAIN
-
-
-def count(source: RowSource, view: Tally, key: str) -> bytes:
-    """The JSON of a tally, counted now; empty if there is no row."""
-    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    choices = source.count(view.stream, view.key, view.by, key)
-    if not choices:
-        return b""
-    ordered = dict(sorted(choices.items(), key=lambda item: (-item[1], item[0])))
-    return msgspec.json.encode({view.key: key, "total": sum(choices.values()), "choices": ordered, "as_of": now})
+            tried[view] = time.monotonic() + INDEX_SECONDS

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.views import feeds
+from sluice.views.kinds import feed as feeds
 
 CAP = 5
 # few scores, texts and identities, so that items often meet an equal one

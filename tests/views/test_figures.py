@@ -19,8 +19,8 @@ from sluice.run import exporter
 from sluice.run.page import Page
 from sluice.store.types import Spool
 from sluice.streams.record import Gps, Vote
-from sluice.views import contract, figures
-from sluice.views.follower import Link
+from sluice.views import Tally, contract, figures
+from sluice.views.client import ViewsClient
 from viewing import NOON, Site, site
 
 FOLLOWED = ["/gps/latest", "/gps/trail", "/metrics/latest", "/notices/all", "/notices/feed", "/notices/object"]
@@ -42,8 +42,8 @@ def here() -> Iterator[Site]:
 def ask(here: Site, key: str) -> None:
     """Do as the reader does when a client asks for a tally that is not kept."""
     here.client().zadd(contract.wanted("/votes/tally"), {key: time.time() * 1000})
-    here.client().rpush(contract.ASKED, contract.asked("/votes/tally", key))
-    harness.poll(lambda: here.client().exists(contract.tally("/votes/tally", here.views["/votes/tally"], key)))
+    here.client().rpush(contract.ASKED, f"/votes/tally {key}")
+    harness.poll(lambda: here.client().exists(contract.kept("/votes/tally", here.views["/votes/tally"], key)))
 
 
 def count(here: Site, path: str, **statuses: int) -> None:
@@ -79,7 +79,8 @@ def test_the_lag_grows_when_the_follower_stands_still(here: Site) -> None:
 
 
 def test_the_age_of_a_tally_is_that_of_its_counts_and_not_of_unknown_keys(here: Site) -> None:
-    assert here.views["/votes/tally"].period == 1  # type: ignore[union-attr]
+    view = here.views["/votes/tally"]
+    assert isinstance(view, Tally) and view.period == 1
     assert views(here)["/votes/tally"]["lag"] is None
     ask(here, "nobody")
     assert views(here)["/votes/tally"]["lag"] is None
@@ -199,7 +200,7 @@ def test_the_memory_is_that_of_the_keys(here: Site) -> None:
     notice: Any = here.streams["notices"].record
     here.put("notices", [notice(user="jane", kind="like", object=7)])
     here.caught_up()
-    link = Link(here.socket)
+    link = ViewsClient(here.socket)
     found = {one.path: one.bytes for one in figures.measured(link, figures.look(link, here.views))}
     link.close()
     client = here.client()

@@ -24,6 +24,8 @@ from sluice.store.registry import open_store
 from sluice.store.types import DeadLetter, Entry
 from sluice.streams.record import Gps, Metric, Reject
 from sluice.views import contract, feed, follower
+from sluice.views.client import LeaseLost, ViewsClient
+from sluice.views.kinds.latest import EACH, LATEST, ORDER_BYTES
 from sluice.views.link import Command
 from sluice.views.rows.registry import open_row_source
 from viewing import NOON, Site, site
@@ -53,7 +55,9 @@ def postgres(server: Postgres) -> Iterator[Site]:
         yield found
 
 
-SCRIPTS = ["LATEST", "EACH", "PLACE", "TOUCH", "BEGIN", "SWITCH", "MARK_FULL", "DROP"]
+SCRIPTS = {"LATEST": LATEST, "EACH": EACH} | {
+    name: getattr(contract, name) for name in ("PLACE", "TOUCH", "BEGIN", "SWITCH", "MARK_FULL", "DROP")
+}
 
 
 def position(device: str, second: int, lat: float = 1.5) -> Gps:
@@ -187,7 +191,7 @@ def test_a_view_keeps_what_was_deleted_by_age(here: Site) -> None:
     assert here.actual("/gps/latest").keys() == {"car", "bike", "boat", "plane"}
     assert here.differences() == {}
     assert here.client().get(contract.state("/gps/latest")) == state
-    here.client().set(contract.prefix("/gps/latest", state.decode()) + "plane", "0" * contract.ORDER + "{}")
+    here.client().set(contract.prefix("/gps/latest", state.decode()) + "plane", "0" * ORDER_BYTES + "{}")
     assert here.differences() == {"/gps/latest": ["plane"]}
 
 
@@ -209,10 +213,10 @@ def test_rows_that_are_not_read_to_the_end_leave_no_cursor(postgres: Site) -> No
     postgres.put("gps", [position("bike", n) for n in range(10_001)])
     with contextlib.closing(open_row_source(postgres.url, postgres.streams)) as own:
         own.news()
-        with pytest.raises(follower.Lost), own.snapshot():
-            changes = own.changes("gps", own.start(), follower.ROWS)
+        with pytest.raises(LeaseLost), own.snapshot():
+            changes = own.changes("gps", own.start(), follower.CHUNK_ROWS)
             for _ in changes.pieces:
-                raise follower.Lost
+                raise LeaseLost
         assert isinstance(changes.pieces, Generator)
         assert inspect.getgeneratorstate(changes.pieces) == inspect.GEN_CLOSED
 
@@ -320,14 +324,14 @@ def test_a_script_without_the_lease_changes_nothing(tmp: Path, name: str) -> Non
     socket = tmp / "r.sock"
     command = ["redis-server", "--port", "0", "--unixsocket", socket, "--save", ""]
     with harness.running(command, tmp / "redis.out", harness.environment(tmp)):
-        link = follower.Link(str(socket))
+        link = ViewsClient(str(socket))
         harness.poll(lambda: link.ask(("PING",)))
-        call = ("EVAL", getattr(contract, name), 3, contract.HOLDER, "a", "b", "mine", "2", "1", "5", "x")
-        with pytest.raises(follower.Lost):
+        call = ("EVAL", SCRIPTS[name], 3, contract.HOLDER, "a", "b", "mine", "2", "1", "5", "x")
+        with pytest.raises(LeaseLost):
             link.ask(call)
         assert link.ask(("DBSIZE",)) == [0]
         link.ask(("SET", contract.HOLDER, "another"), ("SET", "b", "kept"))
-        with pytest.raises(follower.Lost):
+        with pytest.raises(LeaseLost):
             link.ask(call)
         assert link.ask(("DBSIZE",), ("GET", "b")) == [2, b"kept"]
         link.close()
@@ -355,10 +359,10 @@ def test_a_feed_is_not_written_once_another_follower_has_the_lease(
 
     monkeypatch.setattr(late, "read", overtaken)
     sqlite.put("gps", [position("bike", 2)])
-    with pytest.raises(follower.Lost):
+    with pytest.raises(LeaseLost):
         late.turn()
     assert client.get(key) == before
-    late.link.close()
+    late.client.close()
     late.source.close()
 
 
@@ -537,19 +541,19 @@ def test_rows_read_in_many_small_chunks_give_the_same_views(sqlite: Site, monkey
     chaos = Chaos(sqlite, 100)
     for _ in range(60):
         chaos.put()
-    monkeypatch.setattr(follower, "ROWS", 3)
+    monkeypatch.setattr(follower, "CHUNK_ROWS", 3)
     own = follower.Follower(sqlite.socket, sqlite.url, sqlite.views, sqlite.streams)
-    with contextlib.closing(own.link), contextlib.closing(own.source):
+    with contextlib.closing(own.client), contextlib.closing(own.source):
         harness.poll(lambda: not (own.turn() if own.token else own.take_over()) and own.token)
         sqlite.caught_up()
 
 
 def test_the_follower_rests_after_a_turn_that_waited_for_a_processor() -> None:
     assert follower.rest(busy=True, waited=0.0) == 0.0
-    assert follower.rest(busy=False, waited=0.0) == follower.IDLE
+    assert follower.rest(busy=False, waited=0.0) == follower.IDLE_SECONDS
     assert follower.rest(busy=True, waited=0.03) == 0.06
     assert follower.rest(busy=False, waited=0.03) == 0.06
-    assert follower.rest(busy=False, waited=60.0) == follower.LONGEST
+    assert follower.rest(busy=False, waited=60.0) == follower.REST_SECONDS
 
 
 def test_a_thread_knows_how_long_it_waited_for_a_processor() -> None:

@@ -27,7 +27,7 @@ def test_replies_are_read_whatever_the_pieces_in_which_they_arrive(monkeypatch: 
         + b"*0\r\n*-1\r\n*2\r\n-OOM\r\n:-1\r\n-LOADING\r\n"
     )
     for size in range(1, len(wire) + 1):
-        monkeypatch.setattr(link, "RECEIVE", size)
+        monkeypatch.setattr(link, "RECEIVE_BYTES", size)
         here, there = socket.socketpair()
         with here, there:
             one = link.Link("", 1.0)

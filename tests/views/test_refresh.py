@@ -102,7 +102,7 @@ def test_a_computation_that_fails_leaves_the_old_value(client: redis.Redis) -> N
     age(client, "k", 60)
     assert refresh_ahead(client, "k", 60, fail) == b"1"
     left: Any = client.pttl(contract.lock("k"))
-    assert 0 < left <= refresh.FAILED * 1000  # until then nobody tries again
+    assert 0 < left <= refresh.FAILED_SECONDS * 1000  # until then nobody tries again
     client.delete("k", contract.lock("k"))
     with pytest.raises(OSError):
         refresh_ahead(client, "k", 60, fail)
@@ -126,7 +126,7 @@ def test_a_killed_holder_is_replaced(client: redis.Redis, tmp: Path) -> None:
 
 
 def test_the_lock_of_a_long_computation_is_renewed(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refresh, "LOCK", 0.3)
+    monkeypatch.setattr(refresh, "LOCK_SECONDS", 0.3)
     compute = Counted()
     compute.gate.clear()
     first = threading.Thread(target=lambda: refresh_ahead(client, "k", 60, compute, 60))
@@ -161,7 +161,7 @@ def test_an_empty_value_is_kept_for_a_second_only(client: redis.Redis) -> None:
     assert refresh_ahead(client, "k", 60, lambda: b"") == b""
     assert refresh_ahead(client, "k", 60, compute) == b""
     left: Any = client.pttl("k")
-    assert left <= refresh.UNKNOWN * 1000
+    assert left <= refresh.UNKNOWN_SECONDS * 1000
 
 
 @pytest.fixture
@@ -175,9 +175,9 @@ def ask(here: Site, key: str) -> Any:
     """Ask for a tally as the reader does; None while it is not there."""
     client = here.client()
     client.zadd(contract.wanted("/votes/tally"), {key: int(client.time()[0] * 1000)})
-    value = client.get(contract.tally("/votes/tally", here.views["/votes/tally"], key))
+    value = client.get(contract.kept("/votes/tally", here.views["/votes/tally"], key))
     if value is None:
-        client.rpush(contract.ASKED, contract.asked("/votes/tally", key))
+        client.rpush(contract.ASKED, f"/votes/tally {key}")
     return value
 
 
@@ -217,7 +217,7 @@ def test_a_tally_follows_the_database_while_clients_ask_and_is_forgotten_after_t
     harness.poll(lambda: json.loads(ask(polls, "cookies") or "{}").get("total") == 8)
     client = polls.client()
     assert int(client.hget(contract.REFRESHES, "/votes/tally")) >= 2
-    kept = contract.tally("/votes/tally", polls.views["/votes/tally"], "cookies")
+    kept = contract.kept("/votes/tally", polls.views["/votes/tally"], "cookies")
     harness.poll(lambda: not client.exists(contract.wanted("/votes/tally"), kept))
 
 
@@ -250,7 +250,7 @@ def test_a_database_that_is_away_is_logged_once_for_all_keys(polls: Site) -> Non
 
 
 def test_a_slow_count_in_sqlite_gets_an_index(polls: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refresh, "SHARE", 0.0)
+    monkeypatch.setattr(refresh, "PERIOD_SHARE", 0.0)
     polls.kill(polls.follower)  # its refresher answers quickly
     Refresher(polls.socket, polls.url, polls.views, polls.streams).start()
     harness.poll(lambda: ask(polls, "cookies"))

@@ -16,7 +16,8 @@ from proving.harness import PYTHON, ROOT
 from sluice import settings, views
 from sluice.formats.streams import STREAMS
 from sluice.streams.record import Gps
-from sluice.views import contract, feed, feeds, latest, tally
+from sluice.views import contract, feed, latest, tally
+from sluice.views.kinds import feed as feeds
 from viewing import NOON, Site, site
 
 
@@ -55,7 +56,7 @@ def test_the_views_of_a_module_are_added_and_may_replace(tmp: Path) -> None:
         ("VIEWS = {'/a//b': latest('gps', key='device')}", "a path is"),
         ("VIEWS = {'/a/../b': latest('gps', key='device')}", "a path is"),
         ("VIEWS = {'/status/x': latest('gps', key='device')}", "this path has another use"),
-        ("VIEWS = {'/x': 5}", "not made by latest, feed or tally"),
+        ("VIEWS = {'/x': 5}", "not made by a function of sluice.views"),
         ("VIEWS = {'/x': feed('gps', key='device', cap=0)}", "cap is an integer from 1 to 1000"),
         ("VIEWS = {'/x': tally('gps', key='device', by='lat', period=0)}", "period is a number of seconds"),
         ("raise OSError('no')", "cannot be imported: OSError: no"),

@@ -1,0 +1,65 @@
+"""The connection to the views' Redis of the follower and of the operator's programs, with hiredis."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from hiredis import pack_command
+from redis.exceptions import ConnectionError, ResponseError
+
+from sluice.views.link import Command, Link
+
+PATIENCE_SECONDS = 10.0  # that Redis may take for one reply
+
+
+class LeaseLost(Exception):
+    """This process no longer holds the lease, or Redis was emptied: its positions may be wrong."""
+
+
+class Full(Exception):
+    """Redis refused a script because maxmemory is reached."""
+
+
+class ViewsClient(Link):
+    """One connection to the views' Redis; every call is one round trip."""
+
+    def __init__(self, socket: str, patience: float = PATIENCE_SECONDS) -> None:
+        super().__init__(socket, patience)
+
+    def ask(self, *commands: Command) -> list[Any]:
+        """Send commands, return their replies; to MGET, where the strings are.
+
+        Raises: RedisError; LeaseLost, Full for an error among the replies.
+        """
+        try:
+            packed: list[Any] = []
+            for command in commands:
+                packed += command if isinstance(command, list) else (pack_command(command),)
+            self.send(b"".join(packed))
+            replies, error = [], None
+            for command in commands:
+                try:
+                    replies.append(self.strings() if command[0] == "MGET" else self.reply())
+                except ResponseError as reply:
+                    error = error or reply
+                if command[0] == "EXEC" and replies and replies[-1] is None and not error:
+                    raise LeaseLost("the lease has passed to another follower")
+        except OSError as broken:
+            self.close()
+            raise ConnectionError(str(broken)) from broken
+        except BaseException:
+            self.close()
+            raise
+        if error:
+            refused(error)
+        return replies
+
+
+def refused(error: ResponseError) -> NoReturn:
+    """Raise what an error reply means."""
+    text = str(error)
+    if text.startswith("LOST"):
+        raise LeaseLost(text) from None
+    if text.startswith("OOM") or "used memory > 'maxmemory'" in text:
+        raise Full(text) from None
+    raise error

@@ -1,0 +1,108 @@
+"""Views that follow the rows: the follower reduces rows to values, and applies these to a generation."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from sluice.base.override import override
+from sluice.views import contract
+from sluice.views.kinds.view import View, ViewFigures
+
+if TYPE_CHECKING:
+    from sluice.views.link import Command, Read
+    from sluice.views.render import Rendered, Renderer
+
+CALL_ITEMS = 500  # about a millisecond, in which the views' Redis answers no reader
+
+
+class Followed(View):
+    """A view whose values follow the rows."""
+
+    @abstractmethod
+    def reducer(self, renderer: Renderer) -> Reducer:
+        """What reduces rows to its values; without rows yet."""
+
+    @abstractmethod
+    def decode(self, reply: Any) -> Any:
+        """A value in the form of `Reducer.values`, from the reply to GET (HGETALL for a hash); there is one."""
+
+    @abstractmethod
+    def may_serve(self, served: Any, expected: Any) -> bool:
+        """Whether a value is right if rows were deleted by age: those that are left, `expected`, would not change it.
+
+        Both in the form of `Reducer.values`.
+        """
+
+    @override
+    def state(self, path: str) -> str:
+        return contract.state(path)
+
+    @override
+    def prefix(self, path: str, generation: str) -> str:
+        return contract.prefix(path, generation)
+
+    @override
+    def first_question(self, path: str) -> Command:
+        return "GET", contract.state(path)
+
+    @override
+    def questions(self, path: str, first: Any) -> list[Command]:
+        if first in (None, contract.FULL):
+            return []
+        return [("HMGET", contract.info(path, first.decode()), "keys", "rows", "synced")]
+
+    @override
+    def figures(self, path: str, first: Any, replies: Iterator[Any]) -> ViewFigures:
+        if first in (None, contract.FULL):
+            return ViewFigures(path, "full" if first else "building")
+        keys, rows, synced = (int(field or 0) for field in next(replies))
+        lag = max(0.0, time.time() - synced / 1000) if synced else None
+        return ViewFigures(path, "served", keys=keys, rows=rows, lag=lag)
+
+
+class Reducer(ABC):
+    """Holds, of the rows added so far, only those that the view would keep.
+
+    The result depends on the set of rows only, not on their order or on how they are divided into calls: every
+    comparison is of (time, sequence number, JSON) or (time, JSON), which is a total order. A script or transaction that
+    applies the values to a generation compares alike.
+    """
+
+    def __init__(self, renderer: Renderer) -> None:
+        self.renderer = renderer
+
+    @abstractmethod
+    def add(self, items: list[Rendered]) -> None:
+        """Take rows in."""
+
+    @abstractmethod
+    def values(self) -> Iterator[tuple[str, Any]]:
+        """The keys that `fits` accepts, and their values in a form that can be compared."""
+
+    @abstractmethod
+    def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[Command]:
+        """The commands that apply the values to a generation. They are sent in this order, and before another read."""
+
+
+def fits(key: str) -> bool:
+    """Whether a view may have this key."""
+    return len(key) <= contract.KEY_BYTES // 4 or len(key.encode()) <= contract.KEY_BYTES
+
+
+def calls(
+    pairs: Iterator[tuple[Any, Any]], size: Callable[[Any], int] = lambda value: 1
+) -> Iterator[list[tuple[Any, Any]]]:
+    """The pairs in lists for one script call each. size: of a value, in items."""
+    call: list[tuple[Any, Any]] = []
+    total = 0
+    for pair in pairs:
+        call.append(pair)
+        total += size(pair[1])
+        if total >= CALL_ITEMS:
+            yield call
+            call, total = [], 0
+    if call:
+        yield call

@@ -1,0 +1,205 @@
+"""`latest`: the newest record of a key, by its time, then by its sequence number, then by its JSON.
+
+A value is a string: ORDER_BYTES that sort as time and sequence number do, and the JSON. With `each` it is a hash: JSON
+of the `each` values -> such a string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sluice.base.override import override
+from sluice.views import contract
+from sluice.views.kinds.followed import Followed, Reducer, calls, fits
+from sluice.views.kinds.view import ToJson
+
+if TYPE_CHECKING:
+    from sluice.views.link import Command, Place, Read
+    from sluice.views.render import Rendered, Renderer, Stamp
+
+ORDER_BYTES = 40  # time (20 digits, ns) and sequence number (20 digits)
+
+# Lua compares strings by the locale; the order of two values with equal time and sequence number is that of bytes.
+BELOW = """
+local function below(a, b)
+  for at = 1, math.min(#a, #b) do
+    local x, y = string.byte(a, at), string.byte(b, at)
+    if x ~= y then return x < y end
+  end
+  return #a < #b
+end
+"""
+
+# Neither script runs when Redis is full, not even its first command: without allow-oom Redis refuses a script before
+# it starts. KEYS: lease, info, and the keys of the view. ARGV: token, and the values.
+LATEST = f"""#!lua
+{contract.HELD}{BELOW}
+local made = 0
+for at = 3, #KEYS do
+  local new = ARGV[at - 1]
+  local old = redis.call('GETRANGE', KEYS[at], 0, {ORDER_BYTES - 1})
+  local order = string.sub(new, 1, {ORDER_BYTES})
+  if old == '' then made = made + 1 end
+  if old < order or (old == order and below(redis.call('GET', KEYS[at]), new)) then
+    redis.call('SET', KEYS[at], new)
+  end
+end
+if made > 0 then redis.call('HINCRBY', KEYS[2], 'keys', made) end
+return made
+"""
+
+# ARGV of each key: how many fields, and field, value …
+EACH = f"""#!lua
+{contract.HELD}{BELOW}
+local made, arg = 0, 2
+for at = 3, #KEYS do
+  made = made + 1 - redis.call('EXISTS', KEYS[at])
+  local last = arg + 2 * tonumber(ARGV[arg])
+  for field = arg + 1, last, 2 do
+    local new = ARGV[field + 1]
+    local old = redis.call('HGET', KEYS[at], ARGV[field])
+    local before, order = old and string.sub(old, 1, {ORDER_BYTES}), string.sub(new, 1, {ORDER_BYTES})
+    if not old or before < order or (before == order and below(old, new)) then
+      redis.call('HSET', KEYS[at], ARGV[field], new)
+    end
+  end
+  arg = last + 1
+end
+if made > 0 then redis.call('HINCRBY', KEYS[2], 'keys', made) end
+return made
+"""
+
+
+@dataclass(frozen=True)
+class Latest(Followed):
+    """The newest record of a key; with `each`, of each of these values."""
+
+    each: tuple[str, ...]
+
+    @property
+    @override
+    def fields(self) -> tuple[str, ...]:
+        return self.key, *self.each
+
+    @property
+    @override
+    def string(self) -> bool:
+        return not self.each
+
+    @override
+    def to_json(self) -> ToJson:
+        return each_json if self.each else newest_json
+
+    @override
+    def reducer(self, renderer: Renderer) -> Reducer:
+        return NewestOfEach(self, renderer) if self.each else Newest(renderer)
+
+    @override
+    def decode(self, reply: Any) -> Any:
+        return dict(zip(reply[::2], reply[1::2])) if self.each else reply
+
+    @override
+    def may_serve(self, served: Any, expected: Any) -> bool:
+        if self.each:
+            return all(served.get(field, b"") >= value for field, value in expected.items())
+        return bool(served >= expected)
+
+
+def latest(stream: str, key: str, each: Collection[str] = ()) -> Latest:
+    """A view with the newest record of a key, such as the position of a device.
+
+    each: fields; the view then has the newest record for each of their values, such as each series of a name.
+    """
+    return Latest(stream, key, tuple(each))
+
+
+def newest_json(place: Place, limit: int) -> bytes:
+    """The JSON of a value."""
+    data, start, stop = place
+    return data[start + ORDER_BYTES : stop]
+
+
+def each_json(values: list[bytes], limit: int) -> bytes:
+    """The JSON of a value of a view with `each`, in the order of the fields."""
+    pairs = sorted(zip(values[::2], values[1::2]))
+    return b"[%b]" % b",".join([value[ORDER_BYTES:] for _, value in pairs])
+
+
+class Newest(Reducer):
+    """Without `each`: key -> the newest record."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        super().__init__(renderer)
+        self.held: dict[str, Stamp] = {}
+
+    @override
+    def add(self, items: list[Rendered]) -> None:
+        held = self.held
+        get = held.get
+        for key, stamp, _ in items:
+            old = get(key)
+            if old is None or stamp > old:
+                held[key] = stamp
+
+    @override
+    def values(self) -> Iterator[tuple[str, bytes]]:
+        for key, stamp in self.held.items():
+            if fits(key):
+                yield key, ordered(self.renderer, stamp)
+
+    @override
+    def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[Command]:
+        prefix = contract.prefix(path, generation)
+        head = contract.HOLDER, contract.info(path, generation)
+        for call in calls(self.values()):
+            yield (
+                *("EVAL", LATEST, 2 + len(call), *head),
+                *(prefix + key for key, _ in call),
+                token,
+                *(value for _, value in call),
+            )
+
+
+class NewestOfEach(Reducer):
+    """With `each`: key -> {JSON of the `each` values -> the newest record}."""
+
+    def __init__(self, view: Latest, renderer: Renderer) -> None:
+        super().__init__(renderer)
+        self.each = [renderer.at[name] for name in view.each]
+        self.held: dict[str, dict[bytes, Stamp]] = {}
+
+    @override
+    def add(self, items: list[Rendered]) -> None:
+        part = self.renderer.part
+        for key, stamp, row in items:
+            held = self.held.setdefault(key, {})
+            field = part(row, self.each)
+            old = held.get(field)
+            if old is None or stamp > old:
+                held[field] = stamp
+
+    @override
+    def values(self) -> Iterator[tuple[str, dict[bytes, bytes]]]:
+        for key, held in self.held.items():
+            if fits(key):
+                yield key, {field: ordered(self.renderer, stamp) for field, stamp in held.items()}
+
+    @override
+    def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[Command]:
+        prefix = contract.prefix(path, generation)
+        head = contract.HOLDER, contract.info(path, generation)
+        cut = ((key, dict(call)) for key, fields in self.values() for call in calls(iter(fields.items())))
+        for call in calls(cut, len):
+            arguments: list[Any] = [token]
+            for _, fields in call:
+                arguments.append(len(fields))
+                for pair in fields.items():
+                    arguments += pair
+            yield ("EVAL", EACH, 2 + len(call), *head, *(prefix + key for key, _ in call), *arguments)
+
+
+def ordered(renderer: Renderer, stamp: Stamp) -> bytes:
+    """ORDER_BYTES and the JSON."""
+    return b"%020d%020d%b" % (renderer.nanoseconds(stamp[0]), stamp[1], stamp[2])
