@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import astuple
 
 from sluice.base.override import override
 from sluice.streams.decoder import JsonDecoder
@@ -26,12 +27,13 @@ Plain = msgspec.defstruct(
     + [(name, Time, None) for name in TIMES],
     gc=False,
 )
-# A plain object with numbers that are out of range or sent as strings
+# A plain object with numbers that are out of range or sent as strings; its fields are in the order of `position`
 Loose = msgspec.defstruct(
     "Loose",
     [("device", str | int | None, None)]
-    + [(name, Number, None) for name in ("lat", "lon", *RANGES)]
-    + [(name, Time, None) for name in TIMES],
+    + [(name, Number, None) for name in ("lat", "lon")]
+    + [(name, Time, None) for name in TIMES]
+    + [(name, Number, None) for name in RANGES],
 )
 read_loose = msgspec.json.Decoder(Loose).decode
 
@@ -54,8 +56,8 @@ def build(wire: Any) -> Gps:
 class GpsDecoder(JsonDecoder):
     @override
     def loose_object(self, part: bytes, error: Exception) -> Gps:
-        return position(**msgspec.structs.asdict(read_loose(part)))
+        return position(*astuple(read_loose(part)))
 
     @override
     def plain_form(self, fields: dict[str, str]) -> Gps:
-        return position(**msgspec.structs.asdict(msgspec.convert(fields, Loose)))
+        return position(*astuple(msgspec.convert(fields, Loose)))

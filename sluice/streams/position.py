@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from sys import float_info
 
-from sluice.streams.record import Gps, Invalid, check_texts
+from sluice.streams.record import Gps, Invalid
 from sluice.streams.times import Time, first
 
 Number = float | str | None
@@ -62,7 +62,6 @@ def position(
     time: Time = None,
     ts: Time = None,
     timestamp: Time = None,
-    *,  # with **fields it takes a third longer
     altitude: Number = None,
     speed: Number = None,
     accuracy: Number = None,
@@ -78,7 +77,8 @@ def position(
     name = "" if device is None else str(device)
     if not name:
         raise Invalid("missing: device")
-    check_texts(name)
+    if "\0" in name:  # `check_texts` takes 0.3 µs
+        raise Invalid("text with a NUL")
     return Gps(
         time=first(time, ts, timestamp),
         device=name,
