@@ -247,8 +247,8 @@ return redis.call('SET', KEYS[1], '1', 'EX', 60)
 # From layout 2. A process of that version that still runs finds a list in the place of the counter `claimed`: it can
 # store nothing under numbers that others have. A day later, nothing is left of the list.
 UPDATE = """#!lua flags=allow-oom,allow-cross-slot-keys
-local layout = tonumber(redis.call('GET', KEYS[1]) or 0)
-if layout >= tonumber(ARGV[1]) then return layout end
+local layout = redis.call('GET', KEYS[1])
+if layout and tonumber(layout) >= tonumber(ARGV[1]) then return layout end
 for name, new in pairs({claimed = 'taken', spools = 'epochs'}) do
   for _, old in ipairs(redis.call('KEYS', 'ingest:{*}:' .. name)) do
     local stream = string.sub(old, 1, -#name - 1)
@@ -264,7 +264,7 @@ for _, field in ipairs(redis.call('HKEYS', ARGV[2])) do
   end
 end
 redis.call('SET', KEYS[1], ARGV[1])
-return tonumber(ARGV[1])
+return ARGV[1]
 """
 
 

@@ -139,8 +139,8 @@ class Inlet:
         if not readers:
             return
         if now >= self.counts.due and (delta := self.counts.delta()):
-            out += self.redis.pack_command(*count_command(delta))
-            readers.append(partial(self.read_report, delta, now))
+            out[:0] = self.redis.pack_command(*count_command(delta))
+            readers.insert(0, partial(self.read_report, delta, now))
         if self.replicas:
             out += self.wait_command(CONFIRM_MS)
             readers.append(partial(self.read_wait_reply, group))
