@@ -296,7 +296,7 @@ def read_layout(link: Any) -> None:
     layout = int(link.read_response() or LAYOUT)
     if layout != LAYOUT:
         link.disconnect()
-        other = "a worker of this version brings it up to date" if layout < LAYOUT else "update Sluice"
+        other = "a gateway or worker of this version brings it up to date" if layout < LAYOUT else "update Sluice"
         raise ConnectionError(f"its keys have layout {layout}, and this version knows {LAYOUT}: {other}")
 
 

@@ -104,7 +104,7 @@ def test_a_process_of_before_gets_an_error_instead_of_numbers_that_others_have(s
 
 def test_an_operator_changes_no_keys_of_another_layout(server: Server) -> None:
     before = sorted(raw(server).keys())
-    with pytest.raises(ConnectionError, match="layout 2, and this version knows 3: a worker"):
+    with pytest.raises(ConnectionError, match="layout 2, and this version knows 3: a gateway"):
         Inspector(str(server.socket)).purge("votes", 5)
     assert sorted(raw(server).keys()) == before
     raw(server).set(LAYOUT_KEY, LAYOUT + 1)
