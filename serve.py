@@ -17,13 +17,13 @@ from sluice.http import replies
 from sluice.http.replies import Rejected
 from sluice.http.routes import JSON, Reply, reply
 from sluice.views.contract import KEY_BYTES, SOCKET
-from sluice.views.reads import BUILDING, DOWN, Reads, Source
+from sluice.views.reads import BUILDING, DOWN, GroupReads, ServedView
 
 SETTINGS = settings.load_or_exit()
-READS = Reads(str(SETTINGS.home / SOCKET))
+READS = GroupReads(str(SETTINGS.home / SOCKET))
 MAX_KEYS = 100  # of one request
-PATIENCE = 10.0  # seconds that a request waits for the first count of a tally; nginx waits 15
-POLL = 0.02  # seconds between two looks for it
+PATIENCE_SECONDS = 10.0  # that a request waits for the first count of a tally; nginx waits 15
+POLL_SECONDS = 0.02  # between two looks for it
 TRIES = 3  # reads of a view whose generation changes
 OK = "200 OK"
 HEADERS = [("Content-Type", JSON)]
@@ -36,23 +36,23 @@ NOT_COUNTED = "The count is not ready."
 class ViewEndpoint:
     """A view at its path."""
 
-    __slots__ = ("cap", "key", "path", "served", "source")
+    __slots__ = ("key", "max_limit", "ok", "path", "view")
 
     def __init__(self, path: str, view: views.View) -> None:
         self.path = path
-        self.source = Source(path, view)
+        self.view = ServedView(path, view)
         self.key = view.key
-        self.cap = view.max_limit
-        self.served = READS.counts.counter(f"{path} 200")
+        self.max_limit = view.max_limit
+        self.ok = READS.counts.counter(f"{path} 200")
 
-    def question(self, query: str) -> tuple[list[bytes], int]:
+    def parameters(self, query: str) -> tuple[list[bytes], int]:
         """The keys that a query names, and the limit of a feed. Raises: Rejected."""
         pairs: Sequence[Sequence[str]]
         if query.isascii() and "%" not in query and "+" not in query:  # without parse_qsl, which takes 1.5 us
             if "&" not in query:
                 name, _, value = query.partition("=")
                 if name == self.key and len(value) <= KEY_BYTES:
-                    return [value.encode()], self.cap
+                    return [value.encode()], self.max_limit
             pairs = [pair.partition("=")[::2] for pair in query.split("&")]
         else:
             try:
@@ -65,11 +65,11 @@ class ViewEndpoint:
             raise Rejected(bad_request(f"This path needs the parameter {self.key!r}, at most {MAX_KEYS} times."))
         if max(map(len, keys)) > KEY_BYTES:
             raise Rejected(bad_request(f"The parameter {self.key!r} has at most {KEY_BYTES} bytes."))
-        limits = [value for name, value in pairs if name == "limit"] if self.cap else []
+        limits = [value for name, value in pairs if name == "limit"] if self.max_limit else []
         if not limits:
-            return keys, self.cap
-        if not re.fullmatch("[0-9]{1,4}", limits[-1]) or not 1 <= int(limits[-1]) <= self.cap:
-            raise Rejected(bad_request(f"The parameter 'limit' is an integer from 1 to {self.cap}."))
+            return keys, self.max_limit
+        if not re.fullmatch("[0-9]{1,4}", limits[-1]) or not 1 <= int(limits[-1]) <= self.max_limit:
+            raise Rejected(bad_request(f"The parameter 'limit' is an integer from 1 to {self.max_limit}."))
         return keys, int(limits[-1])
 
 
@@ -78,34 +78,29 @@ class ViewAnswer:
     start_response: a server that iterates answers late reads many values at once.
     """
 
-    __slots__ = (
-        "deadline", "endpoint", "generation", "head", "keys", "limit", "method", "names", "start_response", "trip",
-        "tries",
-    )  # fmt: skip
+    __slots__ = ("endpoint", "head", "keys", "limit", "method", "question", "start_response")
 
     def __init__(self, endpoint: ViewEndpoint, environ: dict[str, Any], start_response: Callable[..., Any]) -> None:
         self.endpoint, self.start_response = endpoint, start_response
         self.method, self.head = environ["REQUEST_METHOD"], environ.get("fastlane.head")
-        self.keys, self.limit = endpoint.question(environ["QUERY_STRING"])
-        self.deadline = 0.0
-        self.tries = TRIES
-        self.trip, self.generation, self.names = READS.add(endpoint.source, self.keys)
+        self.keys, self.limit = endpoint.parameters(environ["QUERY_STRING"])
+        self.question = READS.add(endpoint.view, self.keys)
 
     def __iter__(self) -> Iterator[bytes]:
-        endpoint, trip = self.endpoint, self.trip
+        endpoint, (trip, generation, names) = self.endpoint, self.question
+        view = endpoint.view
         if not trip.done:
             READS.fetch(trip)
-        source, names = endpoint.source, self.names
         body: bytes | None = None
-        if len(names) == 1 and trip.states.get(source.state) == self.generation:  # the usual question, without `values`
-            body = source.value(trip, names[0], self.limit)
+        if len(names) == 1 and trip.states.get(view.state) == generation:  # as usual, without `values`
+            body = view.value(trip, names[0], self.limit)
         if not body:
             try:
                 body = self.body()
             except Rejected as rejected:
                 return iter(self.respond(rejected.args[0]))
         if self.head:  # in the fast lane, which adds the length
-            endpoint.served.n += 1
+            endpoint.ok.n += 1
             self.start_response(OK, HEADERS)
             return iter((body,))
         return iter(self.respond(reply(OK, body)))
@@ -113,52 +108,45 @@ class ViewAnswer:
     @property
     def waits(self) -> bool:
         """Whether it may have to wait until the database has counted."""
-        return not self.endpoint.source.state
+        return not self.endpoint.view.state
 
     def body(self) -> bytes:
         """The JSON of all values. Raises: Rejected."""
-        found = self.values()
-        if len(found) > 1:
-            return b"[%b]" % b",".join([value or b"null" for value in found])
-        if not found[0]:
+        values = self.values()
+        if len(values) > 1:
+            return b"[%b]" % b",".join([value or b"null" for value in values])
+        if not values[0]:
             raise Rejected(NO_KEY)
-        return found[0]
+        return values[0]
 
     def respond(self, given: Reply) -> Iterable[bytes]:
         return respond(given, self.endpoint.path, self.start_response, self.method)
 
     def values(self) -> list[bytes | None]:
-        """The JSON of each key, None or empty if it is unknown. Raises: Rejected, if there is no answer."""
-        source = self.endpoint.source
+        """The JSON of each key, None or empty if it is unknown. Raises: Rejected, if there is no answer; Later."""
+        view, (trip, generation, names) = self.endpoint.view, self.question
+        tries, deadline = TRIES, time.monotonic() + PATIENCE_SECONDS
         while True:
-            trip = self.trip
             if not trip.done:
                 READS.fetch(trip)
             if trip.failed:
                 raise Rejected(replies.unavailable(DOWN, 1))
-            state = trip.states.get(source.state)
-            if state == self.generation:
-                values = [source.value(trip, name, self.limit) for name in self.names]
-                if source.state or None not in values:
+            state = trip.states.get(view.state)
+            if state != generation:  # another one is served
+                tries -= 1
+                reason = view.follow(state) if tries else BUILDING
+            else:
+                values = [view.value(trip, name, self.limit) for name in names]
+                if not self.waits or None not in values:
                     return values
-                why = self.wait_for_count(values)
-            else:  # another generation is served
-                self.tries -= 1
-                why = source.follow(state) if self.tries else BUILDING
-            if why:
-                raise Rejected(replies.unavailable(why, 1))
-            if self.waits and self.head:
-                raise Later(self.head)
-            self.trip, self.generation, self.names = READS.add(source, self.keys)
-            if self.waits:
-                pause(POLL)
-
-    def wait_for_count(self, values: list[bytes | None]) -> str:
-        """A tally was not counted yet: let it be counted. Returns: why not, or ""."""
-        now = time.monotonic()
-        self.deadline = self.deadline or now + PATIENCE
-        READS.ask(self.endpoint.path, [key for key, value in zip(self.keys, values) if value is None])
-        return "" if now < self.deadline else NOT_COUNTED
+                READS.ask(view.path, [key for key, value in zip(self.keys, values) if value is None])
+                if self.head:
+                    raise Later(self.head)
+                pause(POLL_SECONDS)
+                reason = "" if time.monotonic() < deadline else NOT_COUNTED
+            if reason:
+                raise Rejected(replies.unavailable(reason, 1))
+            trip, generation, names = READS.add(view, self.keys)
 
 
 def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
