@@ -130,6 +130,8 @@ def each_json(values: list[bytes], limit: int) -> bytes:
 class Newest(Reducer):
     """Without `each`: key -> the newest record."""
 
+    script = LATEST
+
     def __init__(self, renderer: Renderer) -> None:
         super().__init__(renderer)
         self.held: dict[str, Stamp] = {}
@@ -155,7 +157,7 @@ class Newest(Reducer):
         head = contract.HOLDER, contract.info(path, generation)
         for call in calls(self.values()):
             yield (
-                *("EVAL", LATEST, 2 + len(call), *head),
+                *("EVAL", self.script, 2 + len(call), *head),
                 *(prefix + key for key, _ in call),
                 token,
                 *(value for _, value in call),
