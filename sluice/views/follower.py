@@ -12,7 +12,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -87,7 +87,7 @@ class Follower:
         self.stopping = False
         self.wake = threading.Lock()  # unlike an Event, a signal handler may release it at any moment
         self.wake.acquire()
-        self.trouble: str | None = None
+        self.reason: str | None = None
 
     def run(self) -> None:
         """Follow until `stop`."""
@@ -123,12 +123,12 @@ class Follower:
         self.stopping = True
         self.wake.release()
 
-    def say(self, trouble: str | None) -> None:
-        """Log a trouble when it begins or changes, and its end."""
-        if trouble != self.trouble:
-            self.trouble = trouble
-            if trouble:
-                log.warning("%s", trouble)
+    def say(self, reason: str | None) -> None:
+        """Log a reason when it begins or changes, and its end."""
+        if reason != self.reason:
+            self.reason = reason
+            if reason:
+                log.warning("%s", reason)
             else:
                 log.info("recovered")
 
@@ -159,11 +159,12 @@ class Follower:
             state, building = self.client.ask(("GET", contract.state(path)), ("GET", contract.building(path)))
             for name, live in (state, True), (building, False):
                 if name and name != contract.FULL:
-                    found = self.client.ask(("HMGET", contract.info(path, name.decode()), "spec", "position"))[0]
-                    if found[0] == self.specs[path].encode():
-                        self.add(path, name.decode(), found[1].decode(), live)
-            mine = [one for one in self.generations if one.path == path]
-            if state and state != contract.FULL and not any(one.live for one in mine):
+                    info = contract.info(path, name.decode())
+                    spec, position = self.client.ask(("HMGET", info, "spec", "position"))[0]
+                    if spec == self.specs[path].encode():
+                        self.add(path, name.decode(), position.decode(), live)
+            mine = [generation for generation in self.generations if generation.path == path]
+            if state and state != contract.FULL and not any(generation.live for generation in mine):
                 self.withdraw([path])  # of another declaration
             if state == contract.FULL and not mine:
                 self.retries[path] = 0.0, RETRY_SECONDS[0]
@@ -177,20 +178,24 @@ class Follower:
 
     def build(self, path: str) -> None:
         """Begin a new generation of a view, and give up one that is being built."""
-        self.generations = [one for one in self.generations if one.live or one.path != path]
+        self.generations = [generation for generation in self.generations if generation.live or generation.path != path]
         name, position = contract.fingerprint(self.views[path]) + secrets.token_hex(4), self.source.start()
-        keys = contract.HOLDER, contract.building(path), contract.info(path, name)
-        self.client.ask(("EVAL", contract.BEGIN, 3, *keys, self.token, name, self.specs[path], position))
+        keys = [contract.building(path), contract.info(path, name)]
+        self.script(contract.BEGIN, keys, name, self.specs[path], position)
         self.add(path, name, position, False)
         self.retries.pop(path, None)
         self.cursor = 0
+
+    def script(self, script: str, keys: Sequence[str | bytes], *arguments: str | int) -> None:
+        """Call a script. Raises: LeaseLost, unless this process has the lease; Full."""
+        self.client.ask(("EVAL", script, 1 + len(keys), contract.HOLDER, *keys, self.token, *arguments))
 
     def withdraw(self, paths: Iterable[str]) -> None:
         """Stop serving views whose data is not of this database or declaration."""
         paths = set(paths)
         keys = [key for path in paths for key in (contract.state(path), contract.building(path))]
-        self.client.ask(("EVAL", contract.DROP, 1 + len(keys), contract.HOLDER, *keys, self.token))
-        self.generations = [one for one in self.generations if one.path not in paths]
+        self.script(contract.DROP, keys)
+        self.generations = [generation for generation in self.generations if generation.path not in paths]
 
     def turn(self) -> bool:
         """One look at the database; whether to look again at once."""
@@ -198,24 +203,26 @@ class Follower:
             self.heartbeat()
         now = time.time()
         if self.source.news():
-            for one in self.generations:
-                one.synced = False
+            for generation in self.generations:
+                generation.synced = False
         busy = False
-        if not all(one.synced for one in self.generations):
+        if not all(generation.synced for generation in self.generations):
             with self.source.snapshot():
                 for group in self.groups():
                     busy |= self.advance(group, now)
-            for one in [one for one in self.generations if one.synced and not one.live]:
-                self.switch(one)
+            for generation in [
+                generation for generation in self.generations if generation.synced and not generation.live
+            ]:
+                self.switch(generation)
         return self.sweep() or busy
 
     def groups(self) -> list[list[Generation]]:
         """Generations that read the same rows; those in service first."""
-        found: dict[tuple[str, str], list[Generation]] = {}
-        for one in sorted(self.generations, key=lambda one: not one.live):
-            if not one.synced:
-                found.setdefault((one.view.stream, one.position), []).append(one)
-        return list(found.values())
+        groups: dict[tuple[str, str], list[Generation]] = {}
+        for generation in sorted(self.generations, key=lambda generation: not generation.live):
+            if not generation.synced:
+                groups.setdefault((generation.view.stream, generation.position), []).append(generation)
+        return list(groups.values())
 
     def advance(self, group: list[Generation], now: float) -> bool:
         """Apply one chunk of rows; whether there are more. now: seconds since 1970, before the snapshot."""
@@ -234,50 +241,40 @@ class Follower:
             if piece:
                 rows += len(piece)
                 self.apply(group, piece)
-        group = [one for one in group if one in self.generations]
+        group = [generation for generation in group if generation in self.generations]
         if group and (rows or changes.position != position or not changes.more):
             at = 0 if changes.more else int(now * 1000)
-            infos = [one.info for one in group]
-            self.client.ask(
-                (
-                    "EVAL",
-                    contract.PLACE,
-                    1 + len(infos),
-                    contract.HOLDER,
-                    *infos,
-                    self.token,
-                    changes.position,
-                    rows,
-                    at,
-                )
-            )
-        for one in group:
-            one.position, one.synced = changes.position, not changes.more
+            infos = [generation.info for generation in group]
+            self.script(contract.PLACE, infos, changes.position, rows, at)
+        for generation in group:
+            generation.position, generation.synced = changes.position, not changes.more
         return changes.more
 
     def apply(self, group: list[Generation], rows: list[Any]) -> None:
         """Apply rows to generations of one stream."""
         items = {}
-        for one in group:
-            if one not in self.generations:
+        for generation in group:
+            if generation not in self.generations:
                 continue
-            renderer = self.renderers[one.view.stream, one.view.key]
-            if one.view.key not in items:
-                items[one.view.key] = renderer.items(rows)
-            reduced = one.view.reducer(renderer)
-            reduced.add(items[one.view.key])
+            renderer = self.renderers[generation.view.stream, generation.view.key]
+            if generation.view.key not in items:
+                items[generation.view.key] = renderer.items(rows)
+            reduced = generation.view.reducer(renderer)
+            reduced.add(items[generation.view.key])
             try:
-                if not one.live and self.memory() > MEMORY_SHARES[0]:
+                if not generation.live and self.memory() > MEMORY_SHARES[0]:
                     raise Full
                 window: list[Command] = []
-                for command in reduced.commands(one.path, one.name, self.token, partial(self.read, window)):
+                for command in reduced.commands(
+                    generation.path, generation.name, self.token, partial(self.read, window)
+                ):
                     window.append(command)
                     if len(window) == WINDOW_CALLS:
                         self.client.ask(*window)
                         window.clear()
                 self.client.ask(*window)
             except Full:
-                self.full(one)
+                self.full(generation)
 
     def read(self, window: list[Command], keys: list[str]) -> list[Place | None]:
         """Send the commands in the window, and read strings behind them, for a transaction that writes them again."""
@@ -295,54 +292,51 @@ class Follower:
     def memory(self) -> float:
         """The used share of the memory of the views' Redis."""
         text: bytes = self.client.ask(("INFO", "memory"))[0]
-        found = dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
-        return int(found["used_memory"]) / (int(found["maxmemory"]) or 1 << 62)
+        memory = dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
+        return int(memory["used_memory"]) / (int(memory["maxmemory"]) or 1 << 62)
 
-    def full(self, one: Generation) -> None:
+    def full(self, generation: Generation) -> None:
         """A generation does not fit. If no other is in service the view answers 503 until one that fits is built."""
-        self.generations.remove(one)
-        served = any(other.path == one.path and other.live for other in self.generations)
+        self.generations.remove(generation)
+        served = any(other.path == generation.path and other.live for other in self.generations)
         if served:
-            log.error("%s: the memory is full: the rebuild is given up, the view is served as before", one.path)
-            keys = [contract.building(one.path)]
-            self.client.ask(("EVAL", contract.DROP, 2, contract.HOLDER, *keys, self.token))
+            log.error("%s: the memory is full: the rebuild is given up, the view is served as before", generation.path)
+            self.script(contract.DROP, [contract.building(generation.path)])
         else:
-            self.generations = [other for other in self.generations if other.path != one.path]
-            _, delay = self.retries.get(one.path, (0.0, RETRY_SECONDS[0]))
-            self.retries[one.path] = time.monotonic() + delay, min(2 * delay, RETRY_SECONDS[1])
-            log.error("%s: the memory is full: the view is not served; raise maxmemory", one.path)
-            keys = [contract.building(one.path), contract.state(one.path)]
-            self.client.ask(("EVAL", contract.MARK_FULL, 3, contract.HOLDER, *keys, self.token))
+            self.generations = [other for other in self.generations if other.path != generation.path]
+            _, delay = self.retries.get(generation.path, (0.0, RETRY_SECONDS[0]))
+            self.retries[generation.path] = time.monotonic() + delay, min(2 * delay, RETRY_SECONDS[1])
+            log.error("%s: the memory is full: the view is not served; raise maxmemory", generation.path)
+            self.script(contract.MARK_FULL, [contract.building(generation.path), contract.state(generation.path)])
         self.cursor = 0  # its keys go
 
-    def switch(self, one: Generation) -> None:
+    def switch(self, generation: Generation) -> None:
         """Serve a generation that has caught up."""
-        keys = contract.HOLDER, contract.building(one.path), contract.state(one.path)
-        self.client.ask(("EVAL", contract.SWITCH, 3, *keys, self.token, one.name))
-        self.generations = [other for other in self.generations if other.path != one.path or other is one]
-        one.live = True
-        self.retries.pop(one.path, None)
+        self.script(
+            contract.SWITCH, [contract.building(generation.path), contract.state(generation.path)], generation.name
+        )
+        self.generations = [other for other in self.generations if other.path != generation.path or other is generation]
+        generation.live = True
+        self.retries.pop(generation.path, None)
         self.cursor = 0
-        log.info("%s: built", one.path)
+        log.info("%s: built", generation.path)
 
     def heartbeat(self) -> None:
         """Renew the lease, say that the views are in step, and see what is asked for."""
         self.beat = time.monotonic() + BEAT_SECONDS
         milliseconds = int(time.time() * 1000)
-        infos = [one.info for one in self.generations if one.synced]
-        commands: list[tuple[Any, ...]] = [
+        infos = [generation.info for generation in self.generations if generation.synced]
+        held, asked = self.client.ask(
             ("EVAL", contract.EXTEND, 1, contract.HOLDER, self.token, int(contract.LEASE_SECONDS * 1000)),
             ("SMEMBERS", contract.REBUILD),
-        ]
-        held, asked = self.client.ask(*commands)
+        )
         if not held:
             raise LeaseLost("another follower has the lease, or Redis was emptied")
         if infos and not self.source.news():
-            place = [("EVAL", contract.TOUCH, 1 + len(infos), contract.HOLDER, *infos, self.token, milliseconds)]
-            self.client.ask(*place)
+            self.script(contract.TOUCH, infos, milliseconds)
         else:
-            for one in self.generations:
-                one.synced = False
+            for generation in self.generations:
+                generation.synced = False
         for path in {name.decode() for name in asked} & self.views.keys():
             log.info("%s: rebuilding: it was asked for", path)
             self.build(path)
@@ -359,13 +353,12 @@ class Follower:
         """One step of deleting keys that no generation in use has; whether there are more steps."""
         if self.cursor is None:
             return False
-        (found,) = self.client.ask(("SCAN", self.cursor, "COUNT", SCAN_KEYS))
-        cursor, keys = int(found[0]), found[1]
-        used = {(one.path, one.name) for one in self.generations}
+        cursor, keys = self.client.ask(("SCAN", self.cursor, "COUNT", SCAN_KEYS))[0]
+        used = {(generation.path, generation.name) for generation in self.generations}
         gone = [key for key in keys if not self.needed(key, used)]
         if gone:
-            self.client.ask(("EVAL", contract.DROP, 1 + len(gone), contract.HOLDER, *gone, self.token))
-        self.cursor = cursor or None
+            self.script(contract.DROP, gone)
+        self.cursor = int(cursor) or None
         return True
 
     def needed(self, key: bytes, used: set[tuple[str, str]]) -> bool:

@@ -125,7 +125,7 @@ class Refresher:
         self.every = min([1.0, *(view.period / 4 for view in self.tallies.values())])  # seconds between two scans
         self.due = 0.0
         self.stopping = threading.Event()
-        self.trouble = ""
+        self.reason = ""
         self.threads = [
             threading.Thread(target=self.run, name=f"refresh-{n}", daemon=True)
             for n in range(THREADS if self.tallies else 0)
@@ -163,11 +163,11 @@ class Refresher:
 
     def say(self, error: Exception | None) -> None:
         """Log a failure when it begins or changes, and the next count."""
-        trouble = str(error or "")
-        if trouble != self.trouble:
-            self.trouble = trouble
-            if trouble:
-                log.warning("tallies are not refreshed: %s", trouble)
+        reason = str(error or "")
+        if reason != self.reason:
+            self.reason = reason
+            if reason:
+                log.warning("tallies are not refreshed: %s", reason)
             else:
                 log.info("recovered")
 

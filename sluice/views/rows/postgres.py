@@ -111,12 +111,12 @@ class PostgresRows(RowSource):
             )
             if result.status != psycopg.pq.ExecStatus.TUPLES_OK:
                 raise psycopg.OperationalError(result.error_message.decode(errors="replace").strip())
-            found: Row = tuple(int(result.get_value(0, at)) for at in range(4))
-            changed, self.last = found != self.last, found
+            news: Row = tuple(int(result.get_value(0, at)) for at in range(4))
+            changed, self.last = news != self.last, news
             now = time.monotonic()
-            if now >= self.due and (found[2] or found[3] or found[0] < batches or found[1] < changes):
+            if now >= self.due and (news[2] or news[3] or news[0] < batches or news[1] < changes):
                 self.due = now + SETTLE_SECONDS
-                changed |= self.settle(db, (found[0], found[1]))
+                changed |= self.settle(db, (news[0], news[1]))
             if changed and now >= self.summarize and self.indexes:
                 self.summarize = now + SUMMARIZE_SECONDS
                 db.execute("SELECT brin_summarize_new_values(i) FROM unnest(%s::oid[]::regclass[]) i", (self.indexes,))
@@ -137,8 +137,8 @@ class PostgresRows(RowSource):
         if left:
             self.pending = known, left
             return False
-        found = db.execute("SELECT claim FROM batches WHERE id = %s", known[:1]).fetchone()
-        self.settled, self.claim, self.pending = known, found[0] if found else "", None
+        batch = db.execute("SELECT claim FROM batches WHERE id = %s", known[:1]).fetchone()
+        self.settled, self.claim, self.pending = known, batch[0] if batch else "", None
         self.last = ()
         return True
 
@@ -159,11 +159,11 @@ class PostgresRows(RowSource):
     def query(self, db: Any, stream: str) -> str:
         """The query for rows of a stream; "" while the table is not there or lacks a column."""
         if stream not in self.queries:
-            found = db.execute(
+            attributes = db.execute(
                 "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
                 (f'"{stream}"',),
             )
-            present = {row[0] for row in found}
+            present = {row[0] for row in attributes}
             if not present:
                 return ""
             metric = self.streams[stream].record is Metric
@@ -197,19 +197,19 @@ class PostgresRows(RowSource):
                 self.reading.callback(pieces.close)
                 above = [id for id in above if id > until]
                 return Changes(pieces, json.dumps([until, above, change, changes_above, last, claim]), True)
-            found = db.execute(
+            new = db.execute(
                 "SELECT id, records, claim FROM batches WHERE stream = %s AND id > %s AND id <> ALL(%s) "
                 "ORDER BY id LIMIT %s",
                 (stream, settled, above, BATCHES),
             ).fetchall()
             taken, size = 0, 0
-            while taken < len(found) and (not taken or size + found[taken][1] <= limit):
-                size += found[taken][1]
+            while taken < len(new) and (not taken or size + new[taken][1] <= limit):
+                size += new[taken][1]
                 taken += 1
-            more = taken < len(found) or taken == BATCHES
-            batches = [row[0] for row in found[:taken]]
+            more = taken < len(new) or taken == BATCHES
+            batches = [row[0] for row in new[:taken]]
             if batches and batches[-1] > last:
-                last, claim = batches[-1], found[taken - 1][2]
+                last, claim = batches[-1], new[taken - 1][2]
             replayed: list[Row] = []
             if not more:
                 replayed = db.execute(
@@ -218,7 +218,7 @@ class PostgresRows(RowSource):
                     (stream, change, changes_above, BATCHES),
                 ).fetchall()
                 more = len(replayed) == BATCHES
-            settled, above = behind(settled, above, batches, self.settled[0], taken < len(found) or taken == BATCHES)
+            settled, above = behind(settled, above, batches, self.settled[0], taken < len(new) or taken == BATCHES)
             if self.claim and last < self.settled[0] <= settled:  # also if no batch is of this stream
                 last, claim = self.settled[0], self.claim
             if not more or replayed:
@@ -280,8 +280,8 @@ class PostgresRows(RowSource):
         name = partitions.named(stream, f"by_{key}")
         with self.open() as db:
             beside = "" if partitions.is_partitioned(db, stream) else "CONCURRENTLY"
-            found = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)"
-            valid = db.execute(found, (f'"{name}"',)).fetchone()
+            query = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)"
+            valid = db.execute(query, (f'"{name}"',)).fetchone()
             if valid == (True,):
                 return
             log.info(INDEXING, stream, key)
@@ -309,9 +309,9 @@ class PostgresRows(RowSource):
                 for stream in streams:
                     if partitions.is_partitioned(db, stream):
                         continue  # it has an index, which autovacuum keeps up to date
-                    found = indexes(db, stream)
-                    if not any(valid for _, _, valid in found):
-                        for _, name, _ in found:
+                    present = indexes(db, stream)
+                    if not any(valid for _, _, valid in present):
+                        for _, name, _ in present:
                             execute(db, f"DROP INDEX CONCURRENTLY {name}")
                         execute(
                             db,
@@ -333,14 +333,14 @@ def has(db: Any, batch: int, claim: str, folded: bool) -> bool:
 
 def indexes(db: Any, stream: str) -> list[tuple[int, str, bool]]:
     """The block range indexes on `batch`: object id, name, whether they are valid."""
-    found: list[tuple[int, str, bool]] = db.execute(
+    rows: list[tuple[int, str, bool]] = db.execute(
         "SELECT indexrelid::bigint, indexrelid::regclass::text, indisvalid FROM pg_index "
         "JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0] "
         "JOIN pg_class c ON c.oid = indexrelid JOIN pg_am a ON a.oid = relam "
         "WHERE indrelid = to_regclass(%s) AND attname = 'batch' AND amname = 'brin'",
         (f'"{stream}"',),
     ).fetchall()
-    return found
+    return rows
 
 
 def to_the_nanosecond(time: int) -> str:

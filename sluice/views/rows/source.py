@@ -44,8 +44,10 @@ class RowSource(ABC):
         self.db: Any = None
         self.converters: dict[str, list[tuple[int, Converter]]] = {}
         for name, stream in streams.items():
-            found = [(at, self.converter(kinds)) for at, kinds in enumerate(field_types(stream.record).values(), 2)]
-            self.converters[name] = [(at, convert) for at, convert in found if convert]
+            converters = [
+                (at, self.converter(kinds)) for at, kinds in enumerate(field_types(stream.record).values(), 2)
+            ]
+            self.converters[name] = [(at, convert) for at, convert in converters if convert]
 
     @abstractmethod
     def start(self) -> str:
