@@ -124,7 +124,7 @@ class Follower:
         self.wake.release()
 
     def say(self, reason: str | None) -> None:
-        """Log a reason when it begins or changes, and its end."""
+        """Log a failure when it begins or changes, and its end."""
         if reason != self.reason:
             self.reason = reason
             if reason:
