@@ -1,7 +1,7 @@
 """The daemon between the list and the database: claim, decode, persist, settle; bury bodies that cannot be stored.
 
 worker.py [run]   until SIGTERM or SIGINT: finishes the present batch; a second signal exits at once and loses nothing
-worker.py drain   until the lists are empty; status 1 if anything was buried in dead_letters
+worker.py burst   until the lists are empty; status 1 if anything was buried in dead_letters
 """
 
 from __future__ import annotations
@@ -11,26 +11,28 @@ import logging
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 from sluice import settings
-from sluice.account import CellLine
+from sluice.account import Publisher
 from sluice.base import counters, daemon
-from sluice.elsewhere.registry import open_destinations
+from sluice.elsewhere.outbox import Outbox
+from sluice.elsewhere.registry import open_elsewhere
 from sluice.formats.streams import load_streams
-from sluice.settings import FOREVER, IN_TABLES, Keep, Rows
+from sluice.settings import FOREVER, Keep
 from sluice.spool import open_inspector, open_outlet
 from sluice.spool.claim import Claim
 from sluice.spool.contract import AT_ONCE, LEASE_SECONDS, UNHURRIED_SECONDS
 from sluice.spool.errors import SPOOL_ERRORS, Lost, NewerLayout, in_one_line
 from sluice.spool.outlet import MAX_BODIES, MAX_BYTES, Outlet
+from sluice.store.entries import SAMPLE, Entries, trace
 from sluice.store.registry import open_store
-from sluice.store.store import Store
-from sluice.store.types import Entry, NewerTables, Outcome, Unavailable
+from sluice.store.store import Elsewhere, Store
+from sluice.store.types import NewerTables, Outcome, Unavailable
 from sluice.streams import registry
-from sluice.streams.record import Limits, Record, Reject
+from sluice.streams.record import Limits
 from sluice.streams.registry import Stream
 
 log = logging.getLogger("sluice.worker")
@@ -42,12 +44,11 @@ IDLE = 0.03
 # FIRST_BODIES or twice as many as the last one: a burst of expensive bodies must not delay the other streams either.
 TURN = 1.0  # seconds of CPU, or of decoding if decoders wait for something
 FIRST_BODIES = 64
-SAMPLE = 16  # time one decode in 16: reading the clock takes a thirtieth of the time of storing a body
 BACKOFF = (0.1, 10.0)  # seconds between two attempts while the store or Redis is unavailable: first, maximum
-SHARE = 10  # chores take at most 1/10 of the time
-FOLD = 10.0  # seconds between two looks for old batches
-PUBLISH, TIDY = 10.0, 60.0  # seconds between two looks for rows to publish, and for objects to merge
-PRUNE = (50, 3600.0)  # between two looks for old rows: 1/50 of their age, at most an hour
+CHORES_SHARE = 10  # chores take at most 1/10 of the time
+FOLD_SECONDS = 10.0  # between two looks for old batches
+PUBLISH_SECONDS, TIDY_SECONDS = 10.0, 60.0  # between two looks for rows to publish, and for objects to merge
+EXPIRE_PART, EXPIRE_SECONDS = 50, 3600.0  # between two looks for old rows: 1/50 of their age, at most an hour
 
 
 class StreamState:
@@ -82,15 +83,11 @@ class Chore:
     step: whether there may be more to do. pause: seconds until it is asked again if not.
     """
 
-    def __init__(self, name: str, step: Callable[[Store], bool], pause: float) -> None:
+    def __init__(self, name: str, step: Callable[[Store[Any]], bool], pause: float) -> None:
         self.name = name
         self.step = step
         self.pause = pause
         self.due = 0.0  # monotonic
-
-
-class PartialDecode(Exception):
-    """A decoder failed after it had yielded records. They must not be stored, because the whole body is buried."""
 
 
 class Worker:
@@ -102,22 +99,22 @@ class Worker:
         url: str,
         streams: dict[str, Stream],
         limits: Limits,
-        line: CellLine | None = None,
+        publisher: Publisher | None = None,
         keep: Keep = FOREVER,
-        rows: Rows = IN_TABLES,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
-        """url: of the store. limits: of one body. line: where the figures of the cell go.
+        """url: of the store. limits: of one body. publisher: of the figures of the cell.
 
-        keep, rows: INGEST_KEEP, INGEST_ROWS.
+        keep: INGEST_KEEP. elsewhere: of INGEST_ROWS.
         """
         self.outlet = outlet
-        self.line = line
+        self.publisher = publisher
         self.streams = streams
         self.limits = limits
-        self.store: Store | None = None
+        self.store: Store[Any] | None = None
         self.states = [StreamState(stream, outlet) for stream in streams.values()]
-        self.connect = partial(open_store, url, streams, keep=keep, rows=rows)
-        self.chores = list(chores(streams, keep, rows))
+        self.connect = partial(open_store, url, streams, keep=keep, elsewhere=elsewhere)
+        self.chores = list(chores(streams, keep, elsewhere))
         self.chores_at = 0.0  # monotonic
         self.buried = 0
         self.stopping = False
@@ -126,8 +123,8 @@ class Worker:
         self.wake.acquire()
         self.logged: dict[str, str | None] = {}
 
-    def run(self, drain: bool = False) -> None:
-        """Work until `stop`; with `drain`, until the lists are empty. Raises: NewerLayout."""
+    def run(self, burst: bool = False) -> None:
+        """Work until `stop`; with `burst`, until the lists are empty. Raises: NewerLayout."""
         try:
             self.store = self.store or self.connect()
         except NewerTables:
@@ -146,8 +143,8 @@ class Worker:
                 for state, some in zip(self.states, work):
                     if (some or state.claim) and not self.stopping:
                         busy |= self.step(state)
-                self.leave_line()
-                done = drain and not held and not any(work) and self.outlet.is_empty()
+                self.publish_figures()
+                done = burst and not held and not any(work) and self.outlet.is_empty()
                 self.log_change(self.outlet.name, None)
                 backoff = BACKOFF[0]
             except SPOOL_ERRORS as error:
@@ -165,19 +162,19 @@ class Worker:
                 with contextlib.suppress(*SPOOL_ERRORS):
                     self.step(state)
         self.release()
-        if drain:  # the next line of this cell may never come
+        if burst:  # the next figures of this cell may never come
             with contextlib.suppress(*SPOOL_ERRORS):
-                self.leave_line(last=True)
+                self.publish_figures(last=True)
 
-    def leave_line(self, last: bool = False) -> None:
-        """Leave the figures of this cell in the database, if it is available.
+    def publish_figures(self, last: bool = False) -> None:
+        """Publish the figures of this cell in the database, if it is available.
 
         Raises: one of SPOOL_ERRORS, NewerTables.
         """
-        if not (self.line and self.store):
+        if not (self.publisher and self.store):
             return
         try:
-            self.line.leave(self.store, last)
+            self.publisher.publish(self.store, last)
         except NewerTables:
             raise
         except Unavailable:  # logged when there is something to store
@@ -196,12 +193,16 @@ class Worker:
         except Unavailable as error:  # a destination that is down may take seconds to fail: delay this chore only
             self.log_change(chore.name, f"not done: {error}")
             now = time.monotonic()
-            chore.due = now + max(chore.pause, SHARE * (now - began))
+            chore.due = now + max(chore.pause, CHORES_SHARE * (now - began))
+            return
+        except Exception as error:  # one chore must not end the worker, which stores beside it
+            log.error("%s: unexpected error; will retry\n%s", chore.name, trace(error))
+            chore.due = time.monotonic() + chore.pause
             return
         self.log_change(chore.name, None)
         now = time.monotonic()
         chore.due = now + (0 if more else chore.pause)
-        self.chores_at = now + SHARE * (now - began)
+        self.chores_at = now + CHORES_SHARE * (now - began)
 
     def stop(self) -> None:
         """Stop after the present batch. Call it once."""
@@ -239,18 +240,17 @@ class Worker:
 
         Raises: one of SPOOL_ERRORS.
         """
+        prefetch = partial(self.prefetch, state, claim)
+        entries = Entries(claim, self.outlet, state.stream, self.limits, state.decoded, prefetch)
         try:
             if self.store is None:
                 self.store = self.connect()
-            try:
-                return self.store.persist(claim, lambda: self.entries(state, claim))
-            except PartialDecode:
-                return self.store.persist(claim, lambda: self.entries(state, claim, whole=True))
+            return entries.persist(self.store)
         except NewerTables:
             raise
         except Unavailable as error:
             state.errors.n += 1
-            self.log_change(state.stream.name, f"the store is unavailable: {error}")
+            self.log_change(state.stream.name, f"the database is unavailable: {error}")
         except Lost as error:
             log.warning("%s", error)
             state.claim = None
@@ -262,40 +262,13 @@ class Worker:
         state.postpone()
         return None
 
-    def entries(self, state: StreamState, claim: Claim, whole: bool = False) -> Iterator[Entry]:
-        """Read the bodies of a claim, prefetch the next claim, and return the entries of this one; see `decode`.
+    def prefetch(self, state: StreamState, claim: Claim) -> None:
+        """Request the next claim while this one is stored.
 
-        The store calls this within its transaction. Redis then executes the next claim while these bodies are stored;
-        if it were requested earlier, the bodies would have to wait for it.
+        Only during a claim of the maximum size: a smaller one has emptied the list, or its time sets the next size.
         """
-        bodies = self.outlet.items(claim)
-        # Only during a claim of the maximum size: a smaller one has emptied the list, or its time sets the next size.
         if claim.count == MAX_BODIES and claim.size <= MAX_BYTES and not state.prefetched and not self.stopping:
             state.prefetched = self.outlet.request_claim(claim.stream, state.max_bodies)
-        return self.decode(state, claim, bodies, whole)
-
-    def decode(self, state: StreamState, claim: Claim, bodies: Iterable[bytes], whole: bool = False) -> Iterator[Entry]:
-        """The entries of a claim. If a decoder raises, its body is buried, and the others are stored.
-
-        whole: decode each body completely before its first entry.
-        Raises: PartialDecode, unless `whole`; any exception of `bodies`.
-        """
-        name, decode, limits, seq, until = state.stream.name, state.stream.decode, self.limits, claim.first, 0
-        for body in bodies:
-            if seq >= until:
-                received, until = claim.received(seq)
-            yielded = False
-            try:
-                results = decode(body, limits) if seq % SAMPLE else timed(decode, body, limits, state.decoded)
-                for result in list(results) if whole else results:
-                    yielded = True
-                    yield seq, received, body, result
-            except Exception as error:
-                if yielded:
-                    raise PartialDecode from error
-                log.error("%s: the decoder failed\n%s", name, trace(error))
-                yield seq, received, body, Reject(body, f"the decoder failed: {type(error).__name__}", True)
-            seq += 1
 
     def renew(self) -> None:
         """Keep the leases of held claims alive, however long the store takes, and report to Redis. Runs in a thread."""
@@ -323,73 +296,52 @@ class Worker:
             log.warning("%s: %s", subject, why) if why else log.info("%s: recovered", subject)
 
 
-def chores(streams: Iterable[str], keep: Keep, rows: Rows) -> Iterator[Chore]:
+def chores(streams: Iterable[str], keep: Keep, elsewhere: Elsewhere | None) -> Iterator[Chore]:
     """What is to be done beside storing: fold old batches, delete old rows and dead letters, and publish and merge the
     objects of rows that go elsewhere.
     """
-    yield Chore("folding of batches", lambda store: store.fold(), FOLD)
-    elsewhere = [name for name in streams if rows.of(name) is not None]
-    yield Chore("publishing of rows", lambda store: store.publish(), PUBLISH)
-    for name in elsewhere:
-        yield Chore(f"merging of {name}", partial(tidy, name), TIDY)
+    yield Chore("folding of batches", lambda store: store.fold(), FOLD_SECONDS)
+    if isinstance(elsewhere, Outbox):
+        yield Chore("publishing of rows", elsewhere.publish, PUBLISH_SECONDS)
+        for name in elsewhere.streams:
+            yield Chore(f"merging of {name}", partial(elsewhere.tidy, name), TIDY_SECONDS)
     for name in (*streams, settings.DEAD):
         age = keep.of(name)
         if age is not None:
-            yield Chore(f"deleting old rows of {name}", partial(prune, name, age), min(age / PRUNE[0], PRUNE[1]))
+            pause = min(age / EXPIRE_PART, EXPIRE_SECONDS)
+            yield Chore(f"deleting old rows of {name}", partial(expire, name, age), pause)
 
 
-def tidy(name: str, store: Store) -> bool:
-    """Merge some small objects of a stream; whether there may be more."""
-    return store.tidy(name)
-
-
-def prune(name: str, age: int, store: Store) -> bool:
+def expire(name: str, age: int, store: Store[Any]) -> bool:
     """Delete some rows of a stream, or some dead letters, of at least this age; whether there may be more."""
     before = int((time.time() - age) * 1e6)
-    return store.prune_letters(before) if name == settings.DEAD else store.prune(name, before)
-
-
-def trace(error: Exception) -> str:
-    """The traceback and the type of an error, without its text, which may quote a body."""
-    return "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__
-
-
-def timed(
-    decode: Callable[[bytes, Limits], Iterable[Record | Reject]], body: bytes, limits: Limits, times: counters.Histogram
-) -> Iterator[Record | Reject]:
-    """The results of a decoder. Adds its time to the histogram, without the time that the store takes in between."""
-    took, began = 0.0, time.perf_counter()
-    for result in decode(body, limits):
-        took += time.perf_counter() - began
-        yield result
-        began = time.perf_counter()
-    times.add(took + time.perf_counter() - began)
+    return store.expire_letters(before) if name == settings.DEAD else store.expire(name, before)
 
 
 def main(arguments: list[str]) -> int:
     """Set up logging and signals, then run the worker; returns the exit status."""
-    if arguments not in ([], ["run"], ["drain"]):
-        print("usage: worker.py [run | drain]", file=sys.stderr)
+    if arguments not in ([], ["run"], ["burst"]):
+        print("usage: worker.py [run | burst]", file=sys.stderr)
         return 2
     config = settings.load_or_exit()
     daemon.start_logging(config.log)
     try:
         streams = load_streams(config)
-        open_destinations(config.rows, streams)  # is its library installed?
+        elsewhere = open_elsewhere(config.rows, streams)
     except settings.SettingError as error:
         return settings.complain(error)
     inspector = open_inspector(config.spool, config.figures, UNHURRIED_SECONDS)
-    line = CellLine(inspector, streams, config.cell, keep=not config.has_own_redis, replicas=config.replicas)
+    publisher = Publisher(inspector, streams, config.cell, keep=not config.has_own_redis, replicas=config.replicas)
     outlet = open_outlet(config.spool, config.figures, config.replicas)
-    worker = Worker(outlet, config.store, streams, registry.limits(config), line, config.keep, config.rows)
+    worker = Worker(outlet, config.store, streams, registry.limits(config), publisher, config.keep, elsewhere)
     daemon.stop_on_signal(worker)
     daemon.notify("READY=1")
     try:
-        worker.run(drain=arguments == ["drain"])
+        worker.run(burst=arguments == ["burst"])
     except NewerLayout as error:
         worker.release()
         return settings.complain(error)
-    return 1 if worker.buried and arguments == ["drain"] else 0
+    return 1 if worker.buried and arguments == ["burst"] else 0
 
 
 if __name__ == "__main__":

@@ -209,10 +209,10 @@ class Cells(Site):
         with replica.client() as client:
             found = client.llen(KEYS.ready), client.zcard(KEYS.claims)
         environ = {**other.environ, "INGEST_SPOOL": replica.url, "INGEST_REPLICAS": "0"}
-        command = [*other.machine.inside(), sys.executable, str(ROOT / "worker.py"), "drain"]
+        command = [*other.machine.inside(), sys.executable, str(ROOT / "worker.py"), "burst"]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=WHOLE)
         if done.returncode:
-            raise Trouble(f"worker.py drain: {done.stderr.strip()}")
+            raise Trouble(f"worker.py burst: {done.stderr.strip()}")
         return "%d bodies and %d claims stored by a worker elsewhere" % found
 
     def replace(self, cell: Cell) -> None:

@@ -47,7 +47,7 @@ class Store(ABC):
         spool, first, _ = claim.split(":")
         return bool(
             self.number(
-                f"SELECT count(*) FROM batches_ranges WHERE stream = '{stream}' AND spool = '{spool}' "  # noqa: S608
+                f"SELECT count(*) FROM batches_ranges WHERE stream = '{stream}' AND epoch = '{spool}' "  # noqa: S608
                 f"AND {first} BETWEEN first AND last"
             )
         )

@@ -12,10 +12,10 @@ from typing import Any
 
 from sluice.spool.inspector import Inspector, Snapshot
 from sluice.store.store import Store
-from sluice.store.types import Ledger, Spool
+from sluice.store.types import Epoch, Ledger
 
-EVERY = 5.0  # seconds between two lines of a cell
-SHARE = 20  # counting takes at most 1/20 of a worker's time, however large the database is
+EVERY_SECONDS = 5.0  # between two publications of a cell
+COUNT_SHARE = 20  # counting takes at most 1/20 of a worker's time, however large the database is
 STATES = ("accepted", "ready", "claimed", "stored", "dead", "missing")
 Figures = dict[str, Any]
 
@@ -61,15 +61,15 @@ def account(store: Store[Any], stream: str, snapshot: Snapshot | None, cell: str
 
 def sums(cells: Iterable[Figures]) -> Figures:
     """The sums over the streams of some cells, each as `Observer.cells` gives it; their oldest body."""
-    rows = [row for one in cells for row in one["streams"]]
-    found: Figures = {state: sum(row[state] or 0 for row in rows) for state in STATES}
-    return found | {"oldest_seconds": max((row["oldest_seconds"] or 0 for row in rows), default=0) or None}
+    rows = [row for cell in cells for row in cell["streams"]]
+    total: Figures = {state: sum(row[state] or 0 for row in rows) for state in STATES}
+    return total | {"oldest_seconds": max((row["oldest_seconds"] or 0 for row in rows), default=0) or None}
 
 
-class CellLine:
-    """A worker's part in the line of its cell: the workers of a cell take turns.
+class Publisher:
+    """A worker's part in publishing the figures of its cell: the workers of a cell take turns.
 
-    The figures: `every`, seconds until the next line; `streams`, a list of stream and the keys of `balance`.
+    The figures: `every`, seconds until the next ones; `streams`, a list of stream and the keys of `balance`.
     """
 
     def __init__(self, inspector: Inspector, streams: Iterable[str], name: str, keep: bool, replicas: int = 0) -> None:
@@ -83,37 +83,37 @@ class CellLine:
         self.named = False
         self.due = 0.0  # monotonic
 
-    def leave(self, store: Store, last: bool = False) -> None:
-        """Leave the line if it is due, or `last`. Raises: one of SPOOL_ERRORS, Unavailable."""
+    def publish(self, store: Store[Any], last: bool = False) -> None:
+        """Publish the figures if they are due, or `last`. Raises: one of SPOOL_ERRORS, Unavailable."""
         began = time.monotonic()
         if began < self.due and not last:
             return
-        self.due = began + EVERY
+        self.due = began + EVERY_SECONDS
         if not self.named:
             self.name, self.named = self.inspector.name_cell(self.name, self.keep), True
-        age = next((line.seconds for line in store.lines() if line.cell == self.name), EVERY)
-        if age < EVERY / 2 and not last:
-            self.due = began + EVERY - age
+        age = next((cell.seconds for cell in store.cells() if cell.cell == self.name), EVERY_SECONDS)
+        if age < EVERY_SECONDS / 2 and not last:
+            self.due = began + EVERY_SECONDS - age
             return
-        streams, spools, confirmed = [], [], True
+        streams, epochs, confirmed = [], list[Epoch](), True
         for stream in sorted(self.streams | self.inspector.streams()):
             snapshot = self.inspector.snapshot(stream, self.replicas if confirmed else 0)
             confirmed &= snapshot.confirmed
             ledger = account(store, stream, snapshot, self.name)
             streams.append({"stream": stream} | balance(snapshot, ledger))
             if confirmed:  # else a failover may lose numbers whose bodies got no 2xx
-                spools += registered(stream, self.name, snapshot, ledger.purged)
-        every = max(EVERY, SHARE * (time.monotonic() - began))
-        store.leave_line(self.name, {"every": every, "streams": streams}, spools)
+                epochs += registered(stream, self.name, snapshot, ledger.purged)
+        every = max(EVERY_SECONDS, COUNT_SHARE * (time.monotonic() - began))
+        store.publish_figures(self.name, {"every": every, "streams": streams}, epochs)
         self.due = began + every
 
 
-def registered(stream: str, cell: str, snapshot: Snapshot, purged: dict[str, int]) -> list[Spool]:
-    """The rows of the spools of a list. purged: of each spool so far; what Redis counts beyond is the last one's."""
+def registered(stream: str, cell: str, snapshot: Snapshot, purged: dict[str, int]) -> list[Epoch]:
+    """The rows of the epochs of a list. purged: of each epoch so far; what Redis counts beyond is the last one's."""
     if not snapshot.history:
         return []
     *before, last = snapshot.history
-    rows = [Spool(stream, one.epoch, cell, one.first, one.end - 1, purged.get(one.epoch, 0)) for one in before]
-    more = snapshot.purged - sum(one.purged for one in rows)
-    rows.append(Spool(stream, last.epoch, cell, last.first, last.end - 1, max(0, more)))
+    rows = [Epoch(stream, past.epoch, cell, past.first, past.end - 1, purged.get(past.epoch, 0)) for past in before]
+    more = snapshot.purged - sum(row.purged for row in rows)
+    rows.append(Epoch(stream, last.epoch, cell, last.first, last.end - 1, max(0, more)))
     return rows

@@ -80,12 +80,12 @@ class Observer:
         cell, seconds: the name, and the age of its figures. late: it should have published others since.
         streams: a list of stream and the keys of `balance`.
         """
-        lines = self.ask_store(lambda store: store.lines(), trouble)
-        if lines is None:
+        published = self.ask_store(lambda store: store.cells(), trouble)
+        if published is None:
             return None
         return [
             {"cell": cell, "seconds": age, "late": age > LATE_INTERVALS * known["every"], "streams": known["streams"]}
-            for cell, age, known in lines
+            for cell, age, known in published
         ]
 
     def forget(self, cell: str) -> bool:

@@ -17,13 +17,6 @@ HOST = r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}"
 LOGIN = r"[^:@/?#\s]*:[^:@/?#\s]*@"
 QUERY = r"(?:partitions=[1-9][0-9]{0,4}|replicas=[1-9][0-9]?|properties=/[^&#\s]+|[a-z]+(?:\.[a-z]+)+=[^&#\s]*)"
 KAFKA_URL = rf"kafka://(?:{LOGIN})?{HOST}(?:,{HOST})*(?:/[\w.-]{{1,100}})?(?:\?{QUERY}(?:&{QUERY})*)?"
-DESTINATIONS = (  # of INGEST_ROWS
-    r"parquet:///[^?#]+",
-    r"s3://[\w.-]+(?:/[\w./=-]+)?",
-    rf"clickhouse://(?:{LOGIN})?{HOST}/\w+(?:\?secure)?",
-    KAFKA_URL,
-    rf"statsd://{HOST}",
-)
 
 
 class Rows(NamedTuple):
@@ -94,17 +87,14 @@ def size(low: int) -> Callable[[str], int]:
 
 
 def rows(text: str) -> Rows:
+    """The parser of INGEST_ROWS; which URLs there are is in sluice/elsewhere/registry.py."""
     destinations: dict[str, str | None] = {}
     # not at the commas between the brokers of a URL
     for word in filter(None, re.split(r"[,\s]+(?=(?:\w+=)?(?:\w+:/|store\b))", text.strip())):
-        match = re.fullmatch(rf"(?:(\w+)=)?({'|'.join(DESTINATIONS)}|store)", word, re.ASCII)
+        match = re.fullmatch(rf"(?:(\w+)=)?([a-z0-9]+://\S+|{STORE})", word, re.ASCII)
         name = match[1] or "" if match else ""
-        if not match or name in destinations or (match[2].startswith("statsd") and name != "metrics"):
-            raise ValueError(
-                "parquet:///DIRECTORY, s3://BUCKET/PREFIX, clickhouse://HOST:PORT/DATABASE or "
-                "kafka://HOST:PORT,HOST:PORT, or destinations of streams: gps=parquet:///DIRECTORY,votes=store,"
-                "metrics=statsd://HOST:PORT"
-            )
+        if not match or name in destinations:
+            raise ValueError("store, a URL, or both for streams: gps=parquet:///DIRECTORY,votes=store")
         destinations[name] = None if match[2] == STORE else match[2]
     return Rows(destinations.pop("", None), destinations)
 

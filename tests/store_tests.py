@@ -22,11 +22,14 @@ import pytest
 from proving.harness import ROOT, poll
 from sluice import settings
 from sluice.elsewhere.destination import Unwritable
+from sluice.elsewhere.outbox import CARRIED, CARRY, NOTE, NOTES, Outbox
+from sluice.elsewhere.registry import open_elsewhere
 from sluice.formats.streams import STREAMS
 from sluice.spool.claim import Claim, Window
 from sluice.store.registry import open_store
 from sluice.store.store import Store
-from sluice.store.types import DeadLetter, Entry, NewerTables, Outcome, Spool, Unavailable
+from sluice.store.tables import LAYOUT
+from sluice.store.types import DeadLetter, Entry, Epoch, NewerTables, Outcome, Unavailable
 from sluice.streams import registry
 from sluice.streams.record import Limits, Metric, Record, Reject, Vote
 from sluice.streams.registry import Stream, stream
@@ -64,6 +67,7 @@ import os, signal, sys
 sys.path[:0] = sys.argv[3:]
 import store_tests
 from sluice import settings
+from sluice.elsewhere.registry import open_elsewhere
 from sluice.store.registry import open_store
 def die(*given, **more):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -73,7 +77,7 @@ def die_after(of, name):
         whole(*given, **more)
         die()
     setattr(of, name, call)
-store = open_store(sys.argv[1], store_tests.STREAMS, rows=settings.rows(sys.argv[2]))
+store = open_store(sys.argv[1], store_tests.STREAMS, elsewhere=open_elsewhere(settings.rows(sys.argv[2]), STREAMS))
 """
 
 
@@ -88,14 +92,30 @@ class Colour(enum.Enum):
     RED = "red"
 
 
+def outbox(store: Store[Any]) -> Outbox:
+    assert isinstance(store.elsewhere, Outbox)
+    return store.elsewhere
+
+
+class again:  # noqa: N801  # a decorator
+    """Entries that are made anew each time they are iterated, as the worker's are."""
+
+    def __init__(self, make: Callable[[], Iterator[Entry]]) -> None:
+        self.make = make
+
+    def __iter__(self) -> Iterator[Entry]:
+        return self.make()
+
+
 def claim(stream: str, count: int, first: int = 1) -> Claim:
     return Claim(stream, f"{stream}:{first}:{NOON}", first, count, 0, [(first, NOON)])
 
 
-def decoded(stream: Stream, bodies: Iterable[bytes], first: int = 1) -> Callable[[], Iterator[Entry]]:
+def decoded(stream: Stream, bodies: Iterable[bytes], first: int = 1) -> Iterable[Entry]:
     """The entries that the worker passes for bodies that arrived at intervals of a second."""
     bodies = list(bodies)
 
+    @again
     def entries() -> Iterator[Entry]:
         for at, body in enumerate(bodies):
             for thing in stream.decode(body, MOST):
@@ -108,14 +128,14 @@ def vote(choice: object) -> bytes:
     return json.dumps({"poll": "p", "choice": str(choice)}).encode()
 
 
-def votes(*choices: object, first: int = 1) -> tuple[Claim, Callable[[], Iterator[Entry]]]:
+def votes(*choices: object, first: int = 1) -> tuple[Claim, Iterable[Entry]]:
     """A claim of votes with its entries."""
     return claim("votes", len(choices), first), decoded(STREAMS["votes"], map(vote, choices), first)
 
 
-def upto(number: int, spool: str = "votes") -> list[Window]:
-    """The history of a list in which one spool has all numbers, up to this one."""
-    return [Window(spool, 1, number + 1, number)]
+def upto(number: int, epoch: str = "votes") -> list[Window]:
+    """The history of a list in which one epoch has all numbers, up to this one."""
+    return [Window(epoch, 1, number + 1, number)]
 
 
 def today(letter: DeadLetter) -> list[Record | Reject]:
@@ -123,11 +143,12 @@ def today(letter: DeadLetter) -> list[Record | Reject]:
     return list(STREAMS[letter.stream].decode(letter.body, MOST))
 
 
-def gone(error: type[BaseException]) -> Callable[[], Iterator[Entry]]:
+def gone(error: type[BaseException]) -> Iterable[Entry]:
     """Entries that raise an error after the first one."""
 
+    @again
     def entries() -> Iterator[Entry]:
-        yield next(votes("a")[1]())
+        yield next(iter(votes("a")[1]))
         raise error
 
     return entries
@@ -162,7 +183,7 @@ class StoreTests:
             ("votes", Vote(time=time, poll="p", choice="a")),
             ("metrics", Metric(time=time, name="m", tags={}, field="value", value=1, type="integer")),
         ):
-            store.persist(claim(name, 1), lambda record=record: iter([(1, arrived, b"", record)]))  # type: ignore[misc]
+            store.persist(claim(name, 1), [(1, arrived, b"", record)])
             ((received, at),) = backend.ask(f"SELECT received_at, time FROM {name}")
             assert received == "2026-01-01T12:00:00.123Z"
             assert at.startswith("2025-12-24T18:13:20.123")  # PostgreSQL has the nanoseconds in another column
@@ -173,7 +194,7 @@ class StoreTests:
             ("votes", Vote(poll="p", choice="a"), ""),
             ("metrics", Metric(name="m", tags={}, field="value", value=1, type="integer"), "000000"),
         ):
-            store.persist(claim(name, 1), lambda record=record: iter([(1, arrived, b"", record)]))  # type: ignore[misc]
+            store.persist(claim(name, 1), [(1, arrived, b"", record)])
             ((at,),) = backend.ask(f"SELECT time FROM {name}")
             assert at in ("2026-01-01T12:00:00.123Z", f"2026-01-01T12:00:00.123{digits}Z")
 
@@ -281,9 +302,9 @@ class StoreTests:
         assert store.ledger("votes", upto(5))[:2] == (5, 2)
 
     def test_what_is_stored_of_a_partition_is_counted_by_number_in_all_epochs(self, store: Store) -> None:
-        for spool, first, last in ("0.7", 1, 4), ("0.8", 5, 9), ("1.7", 3, 6), ("10.1", 1, 5):
+        for epoch, first, last in ("0.7", 1, 4), ("0.8", 5, 9), ("1.7", 3, 6), ("10.1", 1, 5):
             given, entries = votes(*range(first, last + 1), first=first)
-            store.persist(given._replace(id=f"{spool}:{first}:{NOON}"), entries)
+            store.persist(given._replace(id=f"{epoch}:{first}:{NOON}"), entries)
         assert store.stored_in("votes", {"0": (4, 9), "1": (2, 6)}) == (13, 9)
         assert store.stored_in("votes", {"0": (6, 8)}) == (8, 2)
         assert store.stored_in("votes", {"1": (9, 9), "2": (0, 9)}) == (4, 0)
@@ -368,10 +389,10 @@ class StoreTests:
     ) -> None:
         monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 3)
         monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 2)
-        # Redis is emptied after the first half: a new spool has the same numbers
+        # Redis is emptied after the first half: a new epoch has the same numbers
         given = [
-            (Claim("votes", f"{spool}:{first}:{NOON}", first, 2, 0, [(first, NOON)]), votes("a", "b", first=first)[1])
-            for spool, firsts in (("old", (1, 3, 5, 9)), ("new", (1, 3, 5, 7)))
+            (Claim("votes", f"{epoch}:{first}:{NOON}", first, 2, 0, [(first, NOON)]), votes("a", "b", first=first)[1])
+            for epoch, firsts in (("old", (1, 3, 5, 9)), ("new", (1, 3, 5, 7)))
             for first in firsts
         ]
         given[2] = given[2][0], votes("", "b", first=5)[1]
@@ -379,7 +400,7 @@ class StoreTests:
             store.persist(claim_, entries)
         assert [store.fold() for _ in range(4)] == [True, True, False, False]
         assert backend.ask("SELECT id FROM batches ORDER BY id") == [(id,) for id in (3, 5, 6, 7, 8)]  # 3 has a letter
-        assert backend.ask("SELECT spool, first_batch, last_batch FROM batches_folded") == [("old", 1, 4)]
+        assert backend.ask("SELECT epoch, first_batch, last_batch FROM batches_folded") == [("old", 1, 4)]
         assert store.ledger("votes")[:2] == (16, 1)
         assert store.ledger("votes", upto(5, "old"))[:2] == (13, 1)
         for claim_, entries in given:
@@ -388,14 +409,14 @@ class StoreTests:
         for first in range(20, 24):
             store.persist(*votes("a", first=first))
         assert [store.fold() for _ in range(3)] == [True, True, False]
-        ranges = "SELECT spool, first, last FROM batches_ranges WHERE spool <> 'votes' ORDER BY 1, 2"
+        ranges = "SELECT epoch, first, last FROM batches_ranges WHERE epoch <> 'votes' ORDER BY 1, 2"
         assert backend.ask(ranges) == [("new", 1, 8), ("old", 1, 6), ("old", 9, 10)]
         assert store.replay(store.letters(), lambda letter: [Vote(poll="p", choice="mended")]).stored == 1
         assert store.ledger("votes")[:2] == (20, 0)
         assert backend.ask("SELECT min(id) FROM batches") == [(9,)]
         traced = (
-            "SELECT choice, f.spool FROM votes JOIN batches_folded f ON batch BETWEEN first_batch AND last_batch "
-            "JOIN batches_ranges r ON r.spool = f.spool AND seq BETWEEN first AND last WHERE seq = 5 ORDER BY choice"
+            "SELECT choice, f.epoch FROM votes JOIN batches_folded f ON batch BETWEEN first_batch AND last_batch "
+            "JOIN batches_ranges r ON r.epoch = f.epoch AND seq BETWEEN first AND last WHERE seq = 5 ORDER BY choice"
         )
         assert backend.ask(traced) == [("a", "new"), ("mended", "old")]
 
@@ -407,12 +428,12 @@ class StoreTests:
         before = NOON + 8_000_000
         assert (store.overdue("votes", before), store.overdue("orders", before)) == (8, 0)
         rounds = 0
-        while store.prune("votes", before):
+        while store.expire("votes", before):
             rounds += 1
         assert self.choices(backend) == ["9", "10"]
         ledger = store.ledger("votes")
         assert (ledger.bodies, ledger.dead, ledger.expired, ledger.deleted) == (10, 0, 0, 8)
-        assert not store.prune("votes", before)
+        assert not store.expire("votes", before)
         assert store.persist(*votes(*range(1, 11))).again
         assert store.overdue("votes", before) == 0
 
@@ -425,57 +446,12 @@ class StoreTests:
         assert store.ledger("votes").dead == 3
         before = NOON + 3_000_000
         assert store.overdue("dead_letters", before) == 3
-        assert [store.prune_letters(before) for _ in range(3)] == [True, False, False]
+        assert [store.expire_letters(before) for _ in range(3)] == [True, False, False]
         assert [letter.seq for letter in store.letters()] == [4]
         ledger = store.ledger("votes")
         assert (ledger.bodies, ledger.dead, ledger.expired, ledger.deleted) == (4, 1, 2, 0)
-        assert {spool for (spool,) in backend.ask("SELECT spool FROM batches_expired")} == {"votes"}
+        assert {epoch for (epoch,) in backend.ask("SELECT epoch FROM batches_expired")} == {"votes"}
         assert self.choices(backend) == ["a", "b"]
-
-    def test_a_database_before_folding_is_brought_up_to_date(
-        self, backend: Backend, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """tests/store/before_folding.* are tables of commit 1a92112: three claims of nine votes, one of them dead."""
-        backend.load("before_folding")
-        store = open_store(backend.url, STREAMS)
-        spool = f"{'4f' * 20}-1"
-        assert store.ledger("votes")[:2] == (9, 1)
-        monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 1)
-        monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 2)
-        assert store.fold()
-        assert backend.ask("SELECT id FROM batches ORDER BY 1") == [(1,), (3,)]
-        assert backend.ask("SELECT spool, first, last FROM batches_ranges") == [(spool, 1, 9)]
-        for first, count in (1, 5), (6, 2), (8, 2):
-            old = Claim("votes", f"{spool}:{first}:{NOON}", first, count, 0, [(first, NOON)])
-            assert store.persist(old, votes(*"abcde"[:count], first=first)[1]) == Outcome(0, 0, again=True)
-        assert store.replay(store.letters(), lambda letter: [Vote(poll="p", choice="mended")]).stored == 1
-        assert store.ledger("votes")[:2] == (9, 0)
-        assert backend.ask("SELECT id FROM batches") == [(3,)]
-        store.close()
-
-    def test_a_database_of_the_layout_before_ranges_is_brought_up_to_date(self, backend: Backend) -> None:
-        """tests/store/before_ranges.* are tables of commit ce97cc1 with a claim of five votes, one of them dead."""
-        backend.load("before_ranges")
-        with pytest.raises(Unavailable, match="has layout 0; a worker of this version brings it up to date"):
-            open_store(backend.url, STREAMS, make=False)
-        old = Claim("votes", f"{'4f' * 20}:1:{NOON}", 1, 5, 0, [(1, NOON)])
-        store = open_store(backend.url, STREAMS)
-        assert self.choices(backend) == ["a", "b", "c", "d"]
-        assert store.ledger("votes", upto(5, ""), claims={old.id: 5})[:3] == (5, 1, {old.id: 5})
-        # it was stored and not settled: it is delivered again
-        assert store.persist(old, votes("a", "", "b", "c", "d")[1]) == Outcome(0, 0, again=True)
-        # the first spool has the next numbers, and after Redis was emptied the same ones
-        for spool, first in ("new", 6), ("newer", 1):
-            given = Claim("votes", f"{spool}:{first}:{NOON}", first, 2, 0, [(first, NOON)])
-            assert store.persist(given, votes("x", "y", first=first)[1]) == Outcome(2, 0)
-        assert store.replay(store.letters(), lambda letter: [Vote(poll="p", choice="mended")]).stored == 1
-        assert sorted(self.choices(backend)) == ["a", "b", "c", "d", "mended", "x", "x", "y", "y"]
-        # its numbers are those of the list, and after Redis was emptied those of an earlier one
-        store.leave_line("mine", {}, [])
-        assert store.ledger("votes", [Window("", 1, 6), Window("new", 6, 8, 7)], "mine")[:2] == (7, 0)
-        assert store.ledger("votes", upto(2, "newer"), "mine").earlier == 5
-        assert store.ledger("votes", upto(2, "newer"), "other")[:2] == (2, 0)
-        store.close()
 
     @pytest.mark.parametrize("make", [True, False])
     def test_a_newer_layout_is_refused_and_left_alone(self, make: bool, backend: Backend, store: Store) -> None:
@@ -483,16 +459,43 @@ class StoreTests:
         store.close()
         backend.set_layout(7)
         backend.ask("DROP TABLE dead_letters")  # as if the newer layout had none
-        with pytest.raises(NewerTables, match="has layout 7, and this version of Sluice knows only 2: update Sluice"):
+        with pytest.raises(NewerTables, match="has layout 7, and this version of Sluice knows only 3: update Sluice"):
             open_store(backend.url, STREAMS, make)
         with pytest.raises(NewerTables):
             store.persist(*votes("b", first=2))
-        backend.set_layout(2)
+        backend.set_layout(LAYOUT)
         assert self.choices(backend) == ["a"]
 
     def test_an_empty_claim_is_stored_once_too(self, backend: Backend, store: Store) -> None:
-        assert store.persist(claim("votes", 0), lambda: iter(())) == Outcome(0, 0)
+        assert store.persist(claim("votes", 0), ()) == Outcome(0, 0)
         assert store.persist(*votes("a")) == Outcome(0, 0, again=True)
+
+    def test_a_database_of_layout_2_is_brought_up_to_date_once(self, backend: Backend) -> None:
+        """tests/store/before_store.* are tables of commit 4e06d3b: three claims of five votes, one of them dead, two
+        folded; rows of gps that wait for their destination.
+        """
+        backend.load("before_store")
+        with pytest.raises(Unavailable, match="has layout 2; a worker of this version brings it up to date"):
+            open_store(backend.url, STREAMS, make=False)
+        rows = settings.Rows(None, {"gps": "clickhouse://u:secret@h:8123/d"})
+        for _ in range(2):
+            store = open_store(backend.url, STREAMS, elsewhere=open_elsewhere(rows, STREAMS))
+            assert self.choices(backend) == ["a", "b", "c", "d"]
+            assert store.ledger("votes", upto(5), "c1")[:2] == (5, 1)
+            assert store.ledger("votes", upto(5), "c1").deleted == 7
+            with store.transaction() as db:
+                assert store.run(db, NOTES) == [("gps", "w-000000000001", "clickhouse://h:8123/d")]
+            assert store.persist(*votes("b", first=2)) == Outcome(0, 0, again=True)
+            store.close()
+        assert store.persist(*votes("e", first=6)) == Outcome(1, 0)
+        store.close()
+
+    def test_a_database_of_a_layout_before_the_first_release_is_refused(self, backend: Backend, store: Store) -> None:
+        store.close()
+        backend.set_layout(1)
+        with pytest.raises(Unavailable, match="has layout 1, of a time before the first release"):
+            open_store(backend.url, STREAMS)
+        backend.set_layout(LAYOUT)
 
     def test_a_reject_is_buried_with_its_reason(self, backend: Backend, store: Store) -> None:
         bodies = [vote("a"), b"nonsense", vote("b"), b'[{"poll":"p","choice":"c"},{"poll":"","choice":"d"}]']
@@ -729,7 +732,7 @@ class StoreTests:
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         rejects = [Reject(b"x" * size, "y", True) for size in (9, 1, 5, 5)]
-        store.persist(claim("votes", 4), lambda: [(seq, NOON, b"", one) for seq, one in enumerate(rejects, 1)])
+        store.persist(claim("votes", 4), [(seq, NOON, b"", one) for seq, one in enumerate(rejects, 1)])
         monkeypatch.setattr("sluice.store.bounds.LETTER_BYTES", 10)
         assert [letter.seq for letter in store.letters()] == [1, 2]
         assert [letter.seq for letter in store.letters(newest=True)] == [4, 3]
@@ -800,15 +803,15 @@ class StoreTests:
         assert store.ledger("gps")[:3] == (0, 0, {})
 
     def test_the_ledger_counts_the_numbers_that_were_lost_from_the_list(self, backend: Backend, store: Store) -> None:
-        """Redis went back to 3 of 6, and was emptied before: each number counts once, in the spool that has it."""
-        for spool, first, last in ("old", 1, 4), ("lost", 1, 6), ("new", 4, 5):
+        """Redis went back to 3 of 6, and was emptied before: each number counts once, in the epoch that has it."""
+        for epoch, first, last in ("old", 1, 4), ("lost", 1, 6), ("new", 4, 5):
             bodies = ["" if n == last else n for n in range(first, last + 1)]
             given, entries = votes(*bodies, first=first)
-            store.persist(given._replace(id=f"{spool}:{first}:{NOON}"), entries)
+            store.persist(given._replace(id=f"{epoch}:{first}:{NOON}"), entries)
         assert store.ledger("votes", [Window("new", 1, 6, 5)]).earlier == 4 + 6  # without a line, they begin with 1
-        for spool, first, last, purged in ("old", 1, 9, 3), ("lost", 1, 8, 0), ("new", 4, 5, 0), ("c", 1, 9, 0):
-            cell = "other" if spool == "c" else "mine"
-            store.leave_line(cell, {}, [Spool("votes", spool, cell, first, last, purged)])
+        for epoch, first, last, purged in ("old", 1, 9, 3), ("lost", 1, 8, 0), ("new", 4, 5, 0), ("c", 1, 9, 0):
+            cell = "other" if epoch == "c" else "mine"
+            store.publish_figures(cell, {}, [Epoch("votes", epoch, cell, first, last, purged)])
         history = [Window("lost", 1, 4), Window("new", 4, 8, 5)]
         # of "old" 9 numbers but 3 purged, of "lost" those from 4 to 8
         assert store.ledger("votes", history, "mine")[:5] == (12, 3, {}, 6 + 5, {"old": 3, "lost": 0, "new": 0})
@@ -818,16 +821,20 @@ class StoreTests:
 
     def test_a_note_may_carry_rows(self, store: Store) -> None:
         with store.transaction() as db:
-            store.note(db, "votes", "a", None)
-            store.note(db, "votes", "b", b"rows")
-            assert store.notes(db) == [("votes", "a"), ("votes", "b")]
-            assert [store.carried(db, name) for name in ("a", "b")] == [None, b"rows"]
+            store.run(db, NOTE, ("votes", "a", "here"))
+            store.run(db, NOTE, ("votes", "b", "here"))
+            store.run(db, CARRY, ("b", b"rows"))
+            assert store.run(db, NOTES) == [("votes", "a", "here"), ("votes", "b", "here")]
+            assert [store.run(db, CARRIED, (name,)) for name in ("a", "b")] == [[], [(b"rows",)]]
 
     def test_an_object_that_cannot_be_published_holds_up_only_those_of_its_stream(self, store: Store) -> None:
         tried: list[str] = []
 
-        class Elsewhere:
-            leave = 3600.0
+        class Far:
+            GRACE_SECONDS = 3600.0
+
+            def address(self) -> str:
+                return "far"
 
             def own(self, name: str) -> bool:
                 return name != "of another worker"
@@ -841,18 +848,53 @@ class StoreTests:
         names = {"1": "gps", "2": "votes", "3": "votes", "4": "logs", "of another worker": "logs"}
         with store.transaction() as db:
             for name, stream in names.items():
-                store.note(db, stream, name, None)
-        store.elsewhere = {"votes": Elsewhere(), "logs": Elsewhere()}  # type: ignore[dict-item]
+                store.run(db, NOTE, (stream, name, "far"))
+        far: Any = Far()
+        store.elsewhere = Outbox({"votes": far, "logs": far})
         with pytest.raises(Unavailable, match="away"):
-            store.publish()
+            store.elsewhere.publish(store)
         assert tried == ["2", "4"]
         with store.transaction() as db:
-            assert [name for _, name in store.notes(db)] == ["1", "2", "3", "of another worker"]
+            assert [name for _, name, _ in store.run(db, NOTES)] == ["1", "2", "3", "of another worker"]
         with pytest.raises(Unavailable, match="away"):  # or the objects of its stream would not be in their order
             store.persist(*votes("a"))
-        store.elsewhere = {"logs": Elsewhere()}  # type: ignore[dict-item]
-        with pytest.raises(Unavailable, match="INGEST_ROWS does not name their destination"):
-            store.publish()
+        store.elsewhere = Outbox({"logs": far})
+        with pytest.raises(Unavailable, match="rows of votes wait for far, which INGEST_ROWS does not name now"):
+            store.elsewhere.publish(store)
+
+    def test_what_waits_is_published_by_its_own_destination_only(self, store: Store) -> None:
+        """As after a change of INGEST_ROWS, or with another cell that has a destination of its own."""
+        sent: list[tuple[str, str]] = []
+
+        class Place:
+            GRACE_SECONDS = 0.0
+            lasting = True
+
+            def __init__(self, name: str) -> None:
+                self.name = name
+
+            def address(self) -> str:
+                return self.name
+
+            def own(self, name: str) -> bool:
+                return True
+
+            def publish(self, name: str, carried: bytes | None) -> bool:
+                sent.append((self.name, name))
+                return True
+
+        old: Any = Place("old")
+        new: Any = Place("new")
+        with store.transaction() as db:
+            store.run(db, NOTE, ("votes", "a", "old"))
+            store.run(db, CARRY, ("a", b"rows"))
+        with pytest.raises(Unavailable, match="rows of votes wait for old, which INGEST_ROWS does not name now"):
+            Outbox({"votes": new}).publish(store)
+        assert sent == []
+        assert not Outbox({"votes": old}).publish(store)
+        assert sent == [("old", "a")]
+        with store.transaction() as db:
+            assert store.run(db, NOTES) == [] == store.run(db, CARRIED, ("a",))
 
     def test_a_part_of_a_body_is_never_buried_as_a_whole_one(self, store: Store) -> None:
         with store.transaction() as db:
@@ -863,30 +905,31 @@ class StoreTests:
         assert [letter.whole for letter in store.letters()] == [True, False, False, False]
 
     def test_each_cell_leaves_a_line_and_may_be_forgotten(self, backend: Backend, store: Store) -> None:
-        assert store.lines() == []
-        store.leave_line("c1", {"streams": {"votes": {"ready": 7}}}, [Spool("votes", "a", "c1", 1, 9, 0)])
-        store.leave_line("c2", {}, [])
-        store.leave_line("c1", {"streams": {"votes": {"ready": 8}}}, [Spool("votes", "a", "c1", 1, 7, 2)])
-        assert [(line.cell, line.figures) for line in store.lines()] == [
+        assert store.cells() == []
+        store.publish_figures("c1", {"streams": {"votes": {"ready": 7}}}, [Epoch("votes", "a", "c1", 1, 9, 0)])
+        store.publish_figures("c2", {}, [])
+        store.publish_figures("c1", {"streams": {"votes": {"ready": 8}}}, [Epoch("votes", "a", "c1", 1, 7, 2)])
+        assert [(line.cell, line.figures) for line in store.cells()] == [
             ("c1", {"streams": {"votes": {"ready": 8}}}), ("c2", {}),
         ]  # fmt: skip
-        assert all(0 <= line.seconds < 60 for line in store.lines())
+        assert all(0 <= line.seconds < 60 for line in store.cells())
 
         def is_new() -> bool:
-            store.leave_line("c2", {}, [])
-            return store.lines()[1].seconds < 0.9
+            store.publish_figures("c2", {}, [])
+            return store.cells()[1].seconds < 0.9
 
         poll(is_new)  # unless this process stands still meanwhile
-        assert backend.ask("SELECT * FROM batches_spools") == [("votes", "a", "c1", 1, 9, 2)]  # 9 was given once
+        assert backend.ask("SELECT * FROM batches_epochs") == [("votes", "a", "c1", 1, 9, 2)]  # 9 was given once
         assert (store.forget("c1"), store.forget("c1")) == (True, False)
-        assert [line.cell for line in store.lines()] == ["c2"]
+        assert [line.cell for line in store.cells()] == ["c2"]
 
     def test_readers_and_writers_do_not_block_each_other(self, backend: Backend, store: Store) -> None:
         store.persist(*votes("a", ""))
         other = open_store(backend.url, STREAMS, make=False)
 
+        @again
         def entries() -> Iterator[Entry]:
-            yield from votes("b", first=3)[1]()
+            yield from votes("b", first=3)[1]
             assert other.ledger("votes")[:2] == (2, 1)
             assert len(other.letters()) == 1
 

@@ -24,7 +24,8 @@ from sluice.http import replies, routes
 from sluice.ops import __main__ as command
 from sluice.spool import contract, errors
 from sluice.spool.kafka import inlet as kafka_inlet
-from sluice.store.sqlite.store import TABLES, Table
+from sluice.store.sqlite.table import Table
+from sluice.store.tables import TABLES
 from sluice.streams import levels, signature
 
 HTTP, SPOOL, DATABASE, OPERATOR = (
@@ -127,8 +128,8 @@ def test_the_tables_of_the_database_have_the_documented_columns():
     documented = {name: cells[0].strip("`").split(", ") for name, cells in table(DATABASE, "table").items()}
     for name, stream in STREAMS.items():
         assert list(Table(stream).columns) == documented[name]
-    for name, columns in re.findall(r"TABLE IF NOT EXISTS (\w+) \((.*?)\);", TABLES, re.S):
-        assert [column.split()[0] for column in columns.split(",")] == documented[name]
+    for name, columns in TABLES.items():
+        assert list(columns) == documented[name]
 
 
 def test_the_table_of_levels_is_that_of_the_decoder():

@@ -28,17 +28,21 @@ import worker as program
 from proving import harness
 from proving.harness import ROOT, Server, ask, environment, free_port, gateway, post, redis_server, running
 from sluice import settings
-from sluice.account import CellLine
+from sluice.account import Publisher
+from sluice.base.counters import SECONDS
+from sluice.elsewhere.registry import open_elsewhere
 from sluice.formats.streams import STREAMS
 from sluice.spool.claim import Claim
 from sluice.spool.contract import CELL, LAYOUT, LAYOUT_KEY, LEASE_SECONDS
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import MAX_BODIES, Outlet
+from sluice.store.entries import Entries, PartialDecode
 from sluice.store.store import Store
 from sluice.store.types import NewerTables, Outcome, Unavailable
 from sluice.streams import registry
 from sluice.streams.record import Limits, Reject, Vote
+from sluice.streams.registry import Stream
 
 poll = partial(harness.poll, seconds=60)  # a busy disk may take half a minute for one fsync
 LIMITS = registry.limits(settings.load({}))
@@ -83,7 +87,7 @@ def worker(tmp: Path, env: dict[str, object] | None = None, log: str = "worker.o
 
 def drain(tmp: Path, env: dict[str, object] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, "drain"], env=environment(tmp, env), capture_output=True, text=True, timeout=120, cwd=ROOT
+        [*COMMAND, "burst"], env=environment(tmp, env), capture_output=True, text=True, timeout=120, cwd=ROOT
     )
 
 
@@ -164,7 +168,7 @@ def test_a_wrong_argument_or_setting_is_reported_in_one_line_with_status_2(tmp: 
         assert done.stderr.count("\n") == 1
         return done.stderr
 
-    assert refused("sing") == "usage: worker.py [run | drain]\n"
+    assert refused("sing") == "usage: worker.py [run | burst]\n"
     assert "INGEST_STORE" in refused(INGEST_STORE="mysql://")
     assert "INGEST_RECORDS" in refused(INGEST_RECORDS="no_such_module")
     (tmp / "unfit.py").write_text(
@@ -215,7 +219,7 @@ def test_a_stop_ends_the_lease_of_a_claim_that_is_not_stored(tmp: Path, redis: S
     (tmp / "full").write_text("a file where the folder should be")
     with worker(tmp, {"INGEST_STORE": f"sqlite:///{tmp}/full/ingest.db"}) as running:
         push(redis, "a")
-        poll(lambda: "the store is unavailable" in running.said())
+        poll(lambda: "the database is unavailable" in running.said())
         (name,) = claims(redis)
         running.process.terminate()
         assert running.process.wait(60) == 0
@@ -265,8 +269,8 @@ def test_a_worker_refuses_a_newer_layout_in_one_line_and_leaves_the_bodies(
     assert raw(redis).get(LAYOUT_KEY) == b"%d" % LAYOUT
     if newer != "Redis":
         with contextlib.closing(sqlite3.connect(tmp / "ingest.db")) as db:
-            db.execute("PRAGMA user_version=3")
-    place, known = ("Redis", LAYOUT) if newer == "Redis" else (f"{tmp}/ingest.db", 2)
+            db.execute("PRAGMA user_version=4")
+    place, known = ("Redis", LAYOUT) if newer == "Redis" else (f"{tmp}/ingest.db", 3)
     if newer != "database, later":
         commit(redis, 1, 2)
         raw(redis).set(LAYOUT_KEY, LAYOUT + (newer == "Redis"))
@@ -275,10 +279,10 @@ def test_a_worker_refuses_a_newer_layout_in_one_line_and_leaves_the_bodies(
         (tmp / "ingest.db").write_text("somebody's letters " * 100)
         commit(redis, 1, 2)
         with worker(tmp, log="later.out") as running:
-            poll(lambda: "the store is unavailable" in running.said())
+            poll(lambda: "the database is unavailable" in running.said())
             (tmp / "hidden.db").rename(tmp / "ingest.db")
             assert running.process.wait(60) == 2
-            assert running.said().splitlines()[-1].startswith(f"sluice: {place} has layout 3, and this version")
+            assert running.said().splitlines()[-1].startswith(f"sluice: {place} has layout 4, and this version")
     refused = drain(tmp)
     assert (refused.returncode, refused.stderr) == (
         2,
@@ -302,7 +306,7 @@ def test_workers_leave_the_figures_of_their_cell_every_few_seconds(tmp: Path, re
     with worker(tmp, {"INGEST_CELL": "c1"}), worker(tmp, {"INGEST_CELL": "c1"}, "other.out"):
         poll(lambda: left() > 2, seconds=60)
     assert {(cell, stored) for cell, _, stored in lines} <= {("c1", 0), ("c1", 2)}
-    assert ask(tmp, "SELECT stream, cell, first, last FROM batches_spools") == [("votes", "c1", 1, 2)]
+    assert ask(tmp, "SELECT stream, cell, first, last FROM batches_epochs") == [("votes", "c1", 1, 2)]
     assert raw(redis).get(CELL) == b"c1"
 
 
@@ -322,30 +326,30 @@ def test_a_cell_has_the_name_that_a_redis_elsewhere_has(elsewhere: bool, kept: b
 def test_a_worker_that_cannot_leave_its_line_goes_on_unless_the_tables_are_newer(
     error: Exception, tmp: Path, redis: Server
 ) -> None:
-    class Line(CellLine):
-        def leave(self, store: Store, last: bool = False) -> None:
+    class Last(Publisher):
+        def publish(self, store: Store[Any], last: bool = False) -> None:
             raise error
 
-    line = Line(Inspector(str(redis.socket)), STREAMS, "c1", keep=True)
-    ours = program.Worker(Outlet(str(redis.socket)), f"sqlite:///{tmp}/ingest.db", STREAMS, LIMITS, line)
+    publisher = Last(Inspector(str(redis.socket)), STREAMS, "c1", keep=True)
+    ours = program.Worker(Outlet(str(redis.socket)), f"sqlite:///{tmp}/ingest.db", STREAMS, LIMITS, publisher)
     push(redis, "a")
     with pytest.raises(NewerTables) if isinstance(error, NewerTables) else contextlib.nullcontext():
-        ours.run(drain=True)
+        ours.run(burst=True)
     assert choices(tmp) == ["a"]
 
 
 def test_a_worker_leaves_its_last_line_only_when_it_has_drained(tmp: Path, redis: Server) -> None:
     last: list[bool] = []
 
-    class Line(CellLine):
-        def leave(self, store: Store, is_last: bool = False) -> None:
+    class Last(Publisher):
+        def publish(self, store: Store[Any], is_last: bool = False) -> None:
             last.append(is_last)
-            super().leave(store, is_last)
+            super().publish(store, is_last)
 
-    line = Line(Inspector(str(redis.socket)), STREAMS, "c1", keep=True)
-    ours = program.Worker(Outlet(str(redis.socket)), f"sqlite:///{tmp}/ingest.db", STREAMS, LIMITS, line)
+    publisher = Last(Inspector(str(redis.socket)), STREAMS, "c1", keep=True)
+    ours = program.Worker(Outlet(str(redis.socket)), f"sqlite:///{tmp}/ingest.db", STREAMS, LIMITS, publisher)
     push(redis, "a")
-    ours.run(drain=True)
+    ours.run(burst=True)
     assert choices(tmp) == ["a"]
     assert last[-1] and not any(last[:-1])
 
@@ -448,7 +452,7 @@ def test_the_next_claim_is_requested_after_the_bodies_are_read_and_before_they_a
     push(redis, *range(2 * MAX_BODIES + 1))
     assert ours.step(state)
     assert state.prefetched
-    assert open_claims == [1, 1]  # while the store is unavailable, the worker does not hold a second claim
+    assert open_claims == [1, 1]  # while the database is unavailable, the worker does not hold a second claim
     ours.release()
 
 
@@ -458,11 +462,14 @@ def test_bodies_that_take_long_are_claimed_one_by_one() -> None:
     assert state.max_bodies == 1
 
 
+def entries_of(claim: Claim, stream: Stream, redis: Server) -> Entries:
+    outlet = Outlet(str(redis.socket))
+    return Entries(claim, outlet, stream, LIMITS, outlet.counts.histogram("decode_seconds votes", SECONDS))
+
+
 def test_each_entry_has_the_time_of_the_last_mark_before_its_body(redis: Server) -> None:
-    ours = program.Worker(Outlet(str(redis.socket)), "", STREAMS, LIMITS)
-    (state,) = [state for state in ours.states if state.stream.name == "votes"]
     marked = Claim("votes", "spool:7:1", 7, 4, 0, [(6, 600), (8, 800), (9, 900)])
-    entries = list(ours.decode(state, marked, [vote(n) for n in range(4)]))
+    entries = entries_of(marked, STREAMS["votes"], redis).decode([vote(n) for n in range(4)])
     assert [(seq, received) for seq, received, _, _ in entries] == [(7, 600), (8, 800), (9, 900), (10, 900)]
 
 
@@ -471,12 +478,12 @@ def test_a_body_whose_decoder_raises_after_a_record_is_not_stored_in_part(redis:
         yield Vote(poll="p", choice="a")
         raise ValueError("the second record")
 
-    ours = program.Worker(Outlet(str(redis.socket)), "", STREAMS, LIMITS)
-    state = program.StreamState(STREAMS["votes"]._replace(decode=decode), ours.outlet)
-    body = Claim("votes", "spool:1:1", 1, 1, 0, [(1, 1)]), [b"x"]
-    with pytest.raises(program.PartialDecode):
-        list(ours.decode(state, *body))
-    ((_, _, _, result),) = ours.decode(state, *body, whole=True)
+    claim = Claim("votes", "epoch:1:1", 1, 1, 0, [(1, 1)])
+    entries = entries_of(claim, STREAMS["votes"]._replace(decode=decode), redis)
+    with pytest.raises(PartialDecode):
+        list(entries.decode([b"x"]))
+    entries.buffered = True
+    ((_, _, _, result),) = entries.decode([b"x"])
     assert isinstance(result, Reject) and result.reason == "the decoder failed: ValueError"
 
 
@@ -558,12 +565,15 @@ def test_a_worker_folds_batches_and_deletes_rows_by_age(tmp: Path, redis: Server
 
 def test_old_rows_are_looked_for_once_in_a_fiftieth_of_their_age_but_at_least_once_an_hour() -> None:
     s = settings.load({"INGEST_KEEP": "gps=100s,votes=365d", "INGEST_ROWS": "logs=parquet:///a"})
-    pauses = {chore.name: chore.pause for chore in program.chores(["gps", "votes", "logs"], s.keep, s.rows)}
+    pauses = {
+        chore.name: chore.pause
+        for chore in program.chores(["gps", "votes", "logs"], s.keep, open_elsewhere(s.rows, STREAMS))
+    }
     rows = "deleting old rows of {}".format
     others = {
-        "folding of batches": program.FOLD,
-        "publishing of rows": program.PUBLISH,
-        "merging of logs": program.TIDY,
+        "folding of batches": program.FOLD_SECONDS,
+        "publishing of rows": program.PUBLISH_SECONDS,
+        "merging of logs": program.TIDY_SECONDS,
     }
     assert pauses == others | {rows("gps"): 2, rows("votes"): 3600}
 
@@ -629,7 +639,7 @@ def test_leases_are_renewed_while_the_store_is_locked(tmp: Path, redis: Server) 
             (name,) = poll(lambda: claims(redis))
             lease = partial(raw(redis).zscore, "ingest:{votes}:claims", name)  # when it ends, milliseconds
             first = lease()
-            poll(lambda: "the store is unavailable" in running.said())
+            poll(lambda: "the database is unavailable" in running.said())
             left: list[float] = []  # of the lease, milliseconds
 
             def renewed_twice() -> bool:
@@ -644,7 +654,7 @@ def test_leases_are_renewed_while_the_store_is_locked(tmp: Path, redis: Server) 
         assert ask(tmp, "SELECT claim FROM batches ORDER BY id")[0] == (name,)
         poll(lambda: "recovered" in running.said())
         assert [line.partition(": ")[2] for line in running.said().splitlines()] == [
-            f"votes: the store is unavailable: {tmp}/ingest.db: database is locked",
+            f"votes: the database is unavailable: {tmp}/ingest.db: database is locked",
             "votes: recovered",
         ]
 
@@ -654,7 +664,7 @@ def test_the_worker_retries_until_the_store_can_be_opened(tmp: Path, redis: Serv
     env: dict[str, object] = {"INGEST_STORE": f"sqlite:///{tmp}/full/ingest.db"}
     with worker(tmp, env) as running:
         push(redis, "a")
-        poll(lambda: "the store is unavailable" in running.said())
+        poll(lambda: "the database is unavailable" in running.said())
         (tmp / "full").unlink()
         poll(lambda: choices(tmp / "full") == ["a"])
         assert running.said().count("is unavailable") == 1
@@ -667,7 +677,7 @@ def test_a_stream_with_a_broken_table_does_not_delay_the_others(tmp: Path, redis
         db.execute("CREATE VIEW votes AS SELECT 1 AS one")
     with worker(tmp) as running:
         push(redis, *range(10))
-        poll(lambda: "votes: the store is unavailable" in running.said())
+        poll(lambda: "votes: the database is unavailable" in running.said())
         raw(redis).rpush("ingest:{gps}", b'{"device":"d","lat":1,"lon":2}')
         poll(lambda: ask(tmp, "SELECT device FROM gps") == [("d",)])
         assert claims(redis).values()

@@ -14,7 +14,7 @@ import redis as client
 
 from proving.harness import Server, environment
 from sluice import settings
-from sluice.account import CellLine
+from sluice.account import Publisher
 from sluice.formats.streams import load_streams
 from sluice.ops.__main__ import main
 from sluice.spool.inspector import Inspector
@@ -58,9 +58,9 @@ def vote(choice: object) -> bytes:
 def drain(tmp: Path, **env: object) -> None:
     """Run a worker in this process until the lists are empty."""
     s = settings.load(environment(tmp, env))
-    line = CellLine(Inspector(s.spool), load_streams(s), s.cell, keep=not s.has_own_redis)
+    line = Publisher(Inspector(s.spool), load_streams(s), s.cell, keep=not s.has_own_redis)
     worker = Worker(Outlet(s.spool), s.store, load_streams(s), registry.limits(s), line)
-    worker.run(drain=True)
+    worker.run(burst=True)
     worker.stop()
     if worker.store:
         worker.store.close()

@@ -131,7 +131,7 @@ class Site:
         """Store records as a worker does."""
         claim, entries = self.claim(stream, records, bodies)
         self.claims.append((claim, entries))
-        self.store.persist(claim, lambda: entries)
+        self.store.persist(claim, entries)
 
     def rows(self, stream: str) -> list[dict[str, Any]]:
         """All rows of a stream, as they are in the database."""

@@ -71,7 +71,7 @@ class Site:
                 batch = inlet.append(stream, body)
             inlet.commit(batch)
             assert batch.refused is None, batch.refused
-        command = [str(rig.OURS["cpython"]), "worker.py", "drain"]
+        command = [str(rig.OURS["cpython"]), "worker.py", "burst"]
         done = subprocess.run(command, env=self.env, cwd=rig.ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 

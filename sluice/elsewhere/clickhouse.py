@@ -21,6 +21,7 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 from msgspec.structs import fields
 
+from sluice.base.override import override
 from sluice.elsewhere.columns import NANOSECONDS, TAGS, Columns, Table, read
 from sluice.elsewhere.destination import Carried, Unwritable, writer_of
 from sluice.streams.record import Log, Metric, Record
@@ -39,18 +40,18 @@ class ClickHouse(Carried):
     """See `Destination`."""
 
     def __init__(self, url: str, stream: Stream) -> None:
-        super().__init__(stream)
-        self.url = urlsplit(url)
+        super().__init__(url, stream)
+        self.server = urlsplit(url)
         self.columns = Columns(stream)
         self.client: Client | None = None
         self.sure = False  # all objects of this writer before the one that was made last are stored
 
+    @override
     def open(self, received: int) -> Table:
-        """See `Destination`."""
         return Table(self.next_name(), self.columns)
 
+    @override
     def publish(self, name: str, carried: bytes | None) -> bool:
-        """See `Destination`."""
         if carried is None:  # another worker has published it
             return True
         own = writer_of(name)[0] == self.writer
@@ -84,14 +85,15 @@ class ClickHouse(Carried):
     def has(self, client: Client, name: str, day: date) -> bool:
         """Whether the rows of an object that arrived on one day are stored: all or none of them are."""
         found = client.query(
-            f"SELECT 1 FROM {quoted(self.stream.name)} "  # noqa: S608
+            f"SELECT 1 FROM {quoted(self.stream.name)} "
             "WHERE toDate(received_at) = {day:Date} AND object = {name:String} LIMIT 1",
             parameters={"day": day, "name": name},
         )
         return bool(found.result_rows)
 
-    def prune(self, before: int, dry: bool = False) -> int:
-        """See `Destination`. Rows go by the day of their arrival: a partition is dropped as a whole."""
+    @override
+    def expire(self, before: int, dry: bool = False) -> int:
+        # rows go by the day of their arrival: a partition is dropped as a whole
         limit = datetime.fromtimestamp(before / 1e6, timezone.utc).date()
         with self.storing() as client:
             found = client.query(
@@ -131,7 +133,7 @@ class ClickHouse(Carried):
 
     def drop(self, client: Client, name: str) -> int:
         """Drop a table; the number of its rows."""
-        ((rows,),) = client.query(f"SELECT count() FROM {quoted(name)}").result_rows  # noqa: S608
+        ((rows,),) = client.query(f"SELECT count() FROM {quoted(name)}").result_rows
         client.command(f"DROP TABLE {quoted(name)} SYNC")
         return int(rows)
 
@@ -151,12 +153,12 @@ class ClickHouse(Carried):
     def connect(self) -> Client:
         """A connection to the database, with the table of the stream."""
         client = clickhouse_connect.get_client(
-            host=self.url.hostname or "",
-            port=self.url.port or 0,
-            username=unquote(self.url.username or "default"),
-            password=unquote(self.url.password or ""),
-            database=self.url.path.strip("/"),
-            interface="https" if self.url.query == "secure" else "http",
+            host=self.server.hostname or "",
+            port=self.server.port or 0,
+            username=unquote(self.server.username or "default"),
+            password=unquote(self.server.password or ""),
+            database=self.server.path.strip("/"),
+            interface="https" if self.server.query == "secure" else "http",
             connect_timeout=TIMEOUT,
             send_receive_timeout=TIMEOUT,
             query_retries=0,

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from sluice.elsewhere.destination import Object, Refused, Rows
+from sluice.base.override import override
+from sluice.elsewhere.destination import Object, Rejected, Rows
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types
@@ -46,11 +47,11 @@ class Columns:
         self.schema = pa.schema([*fields, *self.types.items(), ("batch", pa.int64()), ("seq", pa.int64())])
 
     def table(self, batch: int, rows: Rows) -> pa.Table:
-        """Rows as a table. Raises: Refused."""
+        """Rows as a table. Raises: Rejected."""
         try:
             return self.made(batch, rows)
         except VALUE_ERRORS as error:
-            raise Refused(str(error)) from None
+            raise Rejected(str(error)) from None
 
     def made(self, batch: int, rows: Rows) -> pa.Table:
         """`table`, with any error."""
@@ -102,29 +103,30 @@ class Table(Object):
     def __init__(self, name: str, columns: Columns) -> None:
         self.name = name
         self.columns = columns
-        self.groups = 0
+        self.row_groups = 0
         self.tables: list[pa.Table] = []
 
+    @override
     def add(self, batch: int, rows: Rows) -> None:
-        """See `Object`."""
         self.tables.append(self.columns.table(batch, rows))
-        self.groups += 1
+        self.row_groups += 1
 
-    def undo(self, groups: int) -> None:
-        """See `Object`."""
-        del self.tables[groups:]
-        self.groups = groups
+    @override
+    def undo(self, row_groups: int) -> None:
+        del self.tables[row_groups:]
+        self.row_groups = row_groups
 
+    @override
     def finish(self) -> None:
-        """See `Object`."""
         store = pa.BufferOutputStream()
         with pa.ipc.new_stream(store, self.columns.schema, options=COMPRESSED) as stream:
             for table in self.tables:
                 stream.write_table(table)
         self.carried = store.getvalue().to_pybytes()
 
+    @override
     def close(self, delete: bool) -> None:
-        """See `Object`."""
+        pass
 
 
 def read(carried: bytes) -> pa.Table:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from sluice.base.override import override
 from sluice.elsewhere.columns import MICROSECONDS, NANOSECONDS, Columns, Table, read
 from sluice.elsewhere.destination import Carried, Unwritable, writer_of
 from sluice.streams.registry import Stream
@@ -42,19 +43,19 @@ class Delta(Carried):
 
     def __init__(self, url: str, stream: Stream) -> None:
         """url: s3://BUCKET/PREFIX"""
-        super().__init__(stream)
+        super().__init__(url, stream)
         self.columns = Columns(stream)
-        self.url = f"{url.rstrip('/')}/{stream.name}"
+        self.table_url = f"{url.rstrip('/')}/{stream.name}"
         self.options = OPTIONS
         self.known: DeltaTable | None = None
         self.swept = time.monotonic()
 
+    @override
     def open(self, received: int) -> Table:
-        """See `Destination`."""
         return Table(self.next_name(), self.columns)
 
+    @override
     def publish(self, name: str, carried: bytes | None) -> bool:
-        """See `Destination`."""
         if carried is None:  # another worker has published it
             return True
         writer, number = writer_of(name)
@@ -73,23 +74,26 @@ class Delta(Carried):
         table = self.present()
         if table is None:
             with contextlib.suppress(DeltaError):  # another worker makes it
-                DeltaTable.create(self.url, schema, mode="ignore", partition_by=["hour"], storage_options=self.options)
-            table = self.known = DeltaTable(self.url, storage_options=self.options)
+                DeltaTable.create(
+                    self.table_url, schema, mode="ignore", partition_by=["hour"], storage_options=self.options
+                )
+            table = self.known = DeltaTable(self.table_url, storage_options=self.options)
         return table
 
     def present(self) -> DeltaTable | None:
         """The table as it is now; None if there is none."""
         try:
             if self.known is None:
-                self.known = DeltaTable(self.url, storage_options=self.options)
+                self.known = DeltaTable(self.table_url, storage_options=self.options)
             else:
                 self.known.update_incremental()
         except TableNotFoundError:
             self.known = None
         return self.known
 
+    @override
     def tidy(self, noted: Callable[[], set[str]]) -> bool:
-        """See `Destination`. Merges the small objects of one hour."""
+        # merges the small objects of one hour
         with self.storing():
             table = self.present()
             if table is None:
@@ -107,8 +111,9 @@ class Delta(Carried):
                 table.vacuum(READERS, dry_run=False, enforce_retention_duration=False, full=True)
         return False
 
-    def prune(self, before: int, dry: bool = False) -> int:
-        """See `Destination`. Rows go by the hour of their arrival."""
+    @override
+    def expire(self, before: int, dry: bool = False) -> int:
+        # rows go by the hour of their arrival
         limit = datetime.fromtimestamp(before // 3_600_000_000 * 3600, timezone.utc)
         with self.storing():
             table = self.present()
@@ -128,7 +133,7 @@ class Delta(Carried):
             yield
         except (DeltaError, OSError, pa.ArrowException) as error:
             self.known = None
-            raise Unwritable(f"{self.url}: {' '.join(str(error).split())[:300]}") from error
+            raise Unwritable(f"{self.table_url}: {' '.join(str(error).split())[:300]}") from error
 
 
 def stored(rows: pa.Table) -> pa.Table:

@@ -1,19 +1,13 @@
-"""Where rows go instead of tables of the database (INGEST_ROWS), with the same promise.
-
-Rows become visible in two steps. Before the transaction of their claim commits, an object with them is on disk, where
-no reader sees it, and the transaction notes its name in `batches_objects`. After the commit the object is published,
-and a later transaction deletes the note. So a crash leaves an object with a note, which any worker publishes, or one
-without, which any worker deletes. Each attempt to store has a name of its own, so publishing twice changes nothing.
-
-Where nothing can be stored invisibly, the note carries the rows (`Carried`), and publishing sends them with the name.
-"""
+"""The interface of a destination of rows (INGEST_ROWS). What waits for it, and what a crash leaves, is in `outbox`."""
 
 from __future__ import annotations
 
+import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from sluice.base.override import override
 from sluice.streams.record import Record
 from sluice.streams.registry import Stream
 
@@ -34,7 +28,7 @@ class Unwritable(Exception):
     """A destination cannot be written now."""
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """A destination has no place for a value of a record."""
 
 
@@ -44,16 +38,20 @@ class Object(ABC):
     """
 
     name: str
-    groups: int  # groups of rows that were added
+    row_groups: int  # that were added
     carried: bytes | None = None  # what the note carries, from `finish` on
 
     @abstractmethod
     def add(self, batch: int, rows: Rows) -> None:
-        """Add a group of rows. Raises: Refused, with nothing added; Unwritable."""
+        """Add a group of rows. Raises: Rejected, with nothing added; Unwritable."""
 
     @abstractmethod
-    def undo(self, groups: int) -> None:
-        """Take back all groups but so many."""
+    def undo(self, row_groups: int) -> None:
+        """Take back all groups of rows but so many."""
+
+    def is_empty(self) -> bool:
+        """Whether all that was added has been taken back."""
+        return not self.row_groups
 
     @abstractmethod
     def finish(self) -> None:
@@ -68,14 +66,20 @@ class Destination(ABC):
     """The destination of one stream; not thread-safe. Several workers may use it at once.
 
     lasting: an object outlives its worker, so it is noted until it is published.
-    leave: seconds for which another worker's objects are left to it.
+    GRACE_SECONDS: for which another worker's objects are left to it.
     """
 
     lasting = True
-    leave = 0.0
+    GRACE_SECONDS = 0.0
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, url: str, stream: Stream) -> None:
+        """url: from INGEST_ROWS, which has accepted it."""
+        self.url = url
         self.stream = stream
+
+    def address(self) -> str:
+        """What tells this destination from others: its URL without name and password. Raises: Unwritable."""
+        return re.sub(r"(?<=://)[^/@]*@", "", self.url.partition("?")[0])
 
     @abstractmethod
     def open(self, received: int) -> Object:
@@ -100,7 +104,7 @@ class Destination(ABC):
         """
 
     @abstractmethod
-    def prune(self, before: int, dry: bool = False) -> int:
+    def expire(self, before: int, dry: bool = False) -> int:
         """Delete objects of which all rows arrived before a time; the number of these rows. dry: only count them.
 
         before: microseconds since 1970. Raises: Unwritable.
@@ -114,10 +118,10 @@ class Carried(Destination):
     destination knows the number of a writer's last object, it knows which of them it has. A writer is a process.
     """
 
-    leave = 20.0
+    GRACE_SECONDS = 20.0
 
-    def __init__(self, stream: Stream) -> None:
-        super().__init__(stream)
+    def __init__(self, url: str, stream: Stream) -> None:
+        super().__init__(url, stream)
         self.writer = uuid.uuid4().hex
         self.number = 0
 
@@ -126,12 +130,13 @@ class Carried(Destination):
         self.number += 1
         return f"{self.writer}-{self.number:012d}"
 
+    @override
     def own(self, name: str) -> bool:
-        """See `Destination`."""
         return writer_of(name)[0] == self.writer
 
+    @override
     def tidy(self, noted: Callable[[], set[str]]) -> bool:
-        """See `Destination`. Nothing is left by a failed attempt."""
+        # nothing is left by a failed attempt
         return False
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import parquet as pq
 
+from sluice.base.override import override
 from sluice.elsewhere.columns import Columns
 from sluice.elsewhere.destination import Destination, Object, Rows, Unwritable
 from sluice.streams.registry import Stream
@@ -34,8 +35,10 @@ MANY = 256  # small files of the present hour, from which they are merged before
 SETTLED = 60  # seconds after the end of an hour, from which its files are merged; also the age of what a crash left
 ROWS = 131_072  # rows of a group in a merged file
 MERGING = "merging"  # a directory
+IDENTITY = ".id"  # a file with the name that tells this directory from others
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 COMPRESSION = "zstd"
+START = datetime(1970, 1, 1, tzinfo=timezone.utc)
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -46,25 +49,30 @@ class File(Object):
         self.path = path
         self.name = name
         self.columns = columns
-        self.groups = 0
+        self.row_groups = 0
         self.undone: set[int] = set()
         self.file = open(path, "xb")  # noqa: SIM115  # until the attempt ends
         fcntl.flock(self.file, fcntl.LOCK_EX)
         self.writer = writer(path, columns.schema)
 
+    @override
     def add(self, batch: int, rows: Rows) -> None:
-        """See `Object`."""
         table = self.columns.table(batch, rows)
         with writing():
             self.writer.write_table(table, row_group_size=table.num_rows)
-        self.groups += 1
+        self.row_groups += 1
 
-    def undo(self, groups: int) -> None:
-        """See `Object`. A file has no way to take rows back, so `finish` writes another one without them."""
-        self.undone |= set(range(groups, self.groups))
+    @override
+    def undo(self, row_groups: int) -> None:
+        # a file has no way to take rows back, so `finish` writes another one without them
+        self.undone |= set(range(row_groups, self.row_groups))
 
+    @override
+    def is_empty(self) -> bool:
+        return len(self.undone) == self.row_groups
+
+    @override
     def finish(self) -> None:
-        """See `Object`."""
         with writing():
             self.writer.close()
             if self.undone:
@@ -75,13 +83,13 @@ class File(Object):
     def rewrite(self) -> None:
         """Write the file again, without the groups that were undone."""
         found = pq.ParquetFile(self.path)
-        kept = [found.read_row_group(at) for at in range(self.groups) if at not in self.undone]
+        kept = [found.read_row_group(at) for at in range(self.row_groups) if at not in self.undone]
         with writer(self.path, self.columns.schema) as again:
             for table in kept:
                 again.write_table(table)
 
+    @override
     def close(self, delete: bool) -> None:
-        """See `Object`."""
         if delete:
             with contextlib.suppress(OSError):
                 self.path.unlink()
@@ -93,16 +101,31 @@ class File(Object):
 class Parquet(Destination):
     """See `Destination`. An object's name is HOUR/FILE."""
 
-    def __init__(self, directory: str, stream: Stream) -> None:
-        super().__init__(stream)
+    def __init__(self, url: str, stream: Stream) -> None:
+        super().__init__(url, stream)
         self.columns = Columns(stream)
-        self.directory = Path(directory)
+        self.directory = Path(url.partition("://")[2])
         self.published = self.directory / stream.name
         self.staged = self.directory / ".staged" / stream.name
+        self.identity = ""
         self.merged: dict[str, int] = {}  # hour -> modification time of its directory when nothing was left to merge
 
+    @override
+    def address(self) -> str:
+        # another machine may have another directory of this name; one that both have mounted is one directory
+        if not self.identity:
+            with writing():
+                self.directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+                path = self.directory / IDENTITY
+                with contextlib.suppress(FileExistsError), open(path, "x") as file:
+                    file.write(uuid.uuid4().hex)
+                    file.flush()
+                    os.fsync(file.fileno())
+                self.identity = path.read_text()
+        return f"{super().address()}#{self.identity}"
+
+    @override
     def open(self, received: int) -> File:
-        """See `Destination`."""
         hour = datetime.fromtimestamp(received // 1_000_000, timezone.utc).strftime("%Y-%m-%dT%H")
         with writing():
             self.staged.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -117,8 +140,8 @@ class Parquet(Destination):
         """Where an object is from then on."""
         return self.published / f"hour={name}.parquet"
 
+    @override
     def publish(self, name: str, carried: bytes | None = None) -> bool:
-        """See `Destination`."""
         target = self.target(name)
         with writing(), self.locked("exchange"):
             if not target.parent.exists():
@@ -132,8 +155,8 @@ class Parquet(Destination):
             sync_path(target.parent)
         return True
 
+    @override
     def tidy(self, noted: Callable[[], set[str]]) -> bool:
-        """See `Destination`."""
         with writing():
             self.delete_left(noted)
             with contextlib.suppress(BlockingIOError), self.locked("merge", wait=False):  # or another worker merges
@@ -207,8 +230,8 @@ class Parquet(Destination):
         shutil.rmtree(made)
         return True
 
-    def prune(self, before: int, dry: bool = False) -> int:
-        """See `Destination`."""
+    @override
+    def expire(self, before: int, dry: bool = False) -> int:
         rows = 0
         limit = datetime.fromtimestamp(before / 1e6, timezone.utc)
         with writing(), self.locked("merge"):
@@ -270,7 +293,8 @@ def filled(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def newest(found: pq.FileMetaData) -> datetime:
     """The latest arrival among the rows of a file."""
-    return max(found.row_group(at).column(0).statistics.max for at in range(found.num_row_groups))
+    groups = (found.row_group(at) for at in range(found.num_row_groups))
+    return max((group.column(0).statistics.max for group in groups), default=START)
 
 
 def end(hour: Path) -> float:

@@ -1,47 +1,66 @@
-"""The destinations: a line each."""
+"""The destinations of INGEST_ROWS: a line each. A destination is imported when its scheme is used."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from importlib import import_module
+from typing import NamedTuple
 
 from sluice import settings
 from sluice.elsewhere.destination import Destination
+from sluice.elsewhere.outbox import Outbox
+from sluice.parsers import HOST, KAFKA_URL, LOGIN
+from sluice.store.store import Elsewhere
 from sluice.streams.registry import Stream
 
 
-def open_destinations(rows: settings.Rows, streams: Mapping[str, Stream]) -> dict[str, Destination]:
-    """The destinations of the streams that have one. Raises: SettingError if a library is not installed."""
-    return {
-        name: open_destination(url, stream) for name, stream in streams.items() if (url := rows.of(name)) is not None
-    }
+class Kind(NamedTuple):
+    """A kind of destination.
+
+    target: "module:Class". form: how a URL is written. pattern: of its URLs. library: `bin/provision TARGET` installs
+    it. stream: the only one that it takes, if it is not for all.
+    """
+
+    target: str
+    form: str
+    pattern: str
+    library: str = ""
+    stream: str = ""
+
+
+DESTINATIONS = {
+    "parquet": Kind("sluice.elsewhere.parquet:Parquet", "parquet:///DIRECTORY", r"parquet:///[^?#]+", "parquet"),
+    "s3": Kind("sluice.elsewhere.delta:Delta", "s3://BUCKET/PREFIX", r"s3://[\w.-]+(?:/[\w./=-]+)?", "s3"),
+    "clickhouse": Kind(
+        "sluice.elsewhere.clickhouse:ClickHouse", "clickhouse://USER:PASSWORD@HOST:PORT/DATABASE",
+        rf"clickhouse://(?:{LOGIN})?{HOST}/\w+(?:\?secure)?", "clickhouse",
+    ),
+    "kafka": Kind("sluice.elsewhere.topics:Topics", "kafka://HOST:PORT,HOST:PORT", KAFKA_URL, "kafka"),
+    "statsd": Kind(
+        "sluice.elsewhere.statsd:Statsd", "metrics=statsd://HOST:PORT", rf"statsd://{HOST}", stream="metrics"
+    ),
+}  # fmt: skip
+
+
+def open_elsewhere(rows: settings.Rows, streams: Mapping[str, Stream]) -> Elsewhere:
+    """Where the rows of these streams go that are in no table. Raises: SettingError."""
+    urls = {name: rows.of(name) for name in streams}
+    destinations = {name: open_destination(url, streams[name]) for name, url in urls.items() if url is not None}
+    return Outbox(destinations) if destinations else Elsewhere()
 
 
 def open_destination(url: str, stream: Stream) -> Destination:
-    """The destination of a URL that the setting accepts."""
-    scheme, _, rest = url.partition("://")
+    """The destination of a URL. Raises: SettingError if it is invalid, or a library is not installed."""
+    shown = f"INGEST_ROWS={settings.without_password(url)}"
+    kind = DESTINATIONS.get(url.partition(":")[0])
+    if kind is None or not re.fullmatch(kind.pattern, url, re.ASCII) or kind.stream not in ("", stream.name):
+        forms = ", ".join(kind.form for kind in DESTINATIONS.values())
+        raise settings.SettingError(f"{shown} is invalid for {stream.name}: expected store or one of {forms}.")
+    module, _, name = kind.target.partition(":")
     try:
-        if scheme == "parquet":
-            from sluice.elsewhere.parquet import Parquet
-
-            return Parquet(rest, stream)
-        if scheme == "s3":
-            from sluice.elsewhere.delta import Delta
-
-            return Delta(url, stream)
-        if scheme == "kafka":
-            from sluice.elsewhere.topics import Topics
-
-            return Topics(url, stream)
-        if scheme == "clickhouse":
-            from sluice.elsewhere.clickhouse import ClickHouse
-
-            return ClickHouse(url, stream)
+        destination: Destination = getattr(import_module(module), name)(url, stream)
     except ImportError as error:
-        problem = (
-            f"INGEST_ROWS={settings.without_password(url)} needs {error.name}: bin/provision {scheme} installs it."
-        )
+        problem = f"{shown} needs {error.name}: bin/provision {kind.library} installs it."
         raise settings.SettingError(problem) from None
-    from sluice.elsewhere.statsd import Statsd
-
-    host, _, port = rest.rpartition(":")
-    return Statsd(host.strip("[]"), int(port), stream)
+    return destination

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from sluice.base.override import override
 from sluice.elsewhere.destination import Destination, Object, Rows
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
@@ -29,25 +30,27 @@ class Lines(Object):
 
     def __init__(self) -> None:
         self.name = uuid.uuid4().hex
-        self.groups = 0
+        self.row_groups = 0
         self.lines: list[list[bytes]] = []
 
+    @override
     def add(self, batch: int, rows: Rows) -> None:
-        """See `Object`."""
         metrics: list[Any] = rows.records
         self.lines.append([line(one) for one in metrics if one.type != "string"])
-        self.groups += 1
+        self.row_groups += 1
 
-    def undo(self, groups: int) -> None:
-        """See `Object`."""
-        del self.lines[groups:]
-        self.groups = groups
+    @override
+    def undo(self, row_groups: int) -> None:
+        del self.lines[row_groups:]
+        self.row_groups = row_groups
 
+    @override
     def finish(self) -> None:
-        """See `Object`."""
+        pass
 
+    @override
     def close(self, delete: bool) -> None:
-        """See `Object`."""
+        pass
 
 
 class Statsd(Destination):
@@ -55,20 +58,22 @@ class Statsd(Destination):
 
     lasting = False
 
-    def __init__(self, host: str, port: int, stream: Stream) -> None:
-        super().__init__(stream)
-        self.where = host, port
+    def __init__(self, url: str, stream: Stream) -> None:
+        super().__init__(url, stream)
+        host, _, port = url.partition("://")[2].rpartition(":")
+        self.where = host.strip("[]"), int(port)
         self.socket: socket.socket | None = None
         self.opened: Lines | None = None
         self.trouble = ""
 
+    @override
     def open(self, received: int) -> Lines:
-        """See `Destination`."""
         self.opened = Lines()
         return self.opened
 
+    @override
     def publish(self, name: str, carried: bytes | None = None) -> bool:
-        """See `Destination`. Sends the lines that were opened last."""
+        # sends the lines that were opened last
         opened, self.opened = self.opened, None
         if opened is None or opened.name != name:
             return False
@@ -90,12 +95,12 @@ class Statsd(Destination):
             log.warning("metrics are lost: %s", trouble) if trouble else log.info("metrics are sent again")
         return True
 
+    @override
     def tidy(self, noted: Callable[[], set[str]]) -> bool:
-        """See `Destination`."""
         return False
 
-    def prune(self, before: int, dry: bool = False) -> int:
-        """See `Destination`."""
+    @override
+    def expire(self, before: int, dry: bool = False) -> int:
         return 0
 
 

@@ -19,8 +19,9 @@ import cramjam
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from sluice.base.override import override
 from sluice.base.times import instant, second
-from sluice.elsewhere.destination import Carried, Object, Refused, Rows, Unwritable, writer_of
+from sluice.elsewhere.destination import Carried, Object, Rejected, Rows, Unwritable, writer_of
 from sluice.spool.contract import TIMEOUT_SECONDS
 from sluice.spool.errors import KafkaUnavailable
 from sluice.spool.kafka.admin import MAX_RECORD_BYTES, Admin, asking
@@ -64,26 +65,27 @@ class Transaction(Object):
         self.name = name
         self.topics = topics
         self.writer: Writer | None = writer  # None: the transaction has ended
-        self.groups = 0
+        self.row_groups = 0
         self.pairs: list[list[Pair]] = []
         self.marked = topics.begin(writer, name)
 
+    @override
     def add(self, batch: int, rows: Rows) -> None:
-        """See `Object`."""
         try:
             pairs = [*self.topics.encoded(batch, rows)]
         except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
-            raise Refused(str(error)) from None
+            raise Rejected(str(error)) from None
         self.pairs.append(pairs)
-        self.groups += 1
+        self.row_groups += 1
         with writing():
             assert self.writer
             enqueue(self.writer.producer, self.topics.name, pairs)
 
-    def undo(self, groups: int) -> None:
-        """See `Object`. A transaction has no way to take records back, so those that stay are sent again in another."""
-        del self.pairs[groups:]
-        self.groups = groups
+    @override
+    def undo(self, row_groups: int) -> None:
+        # a transaction has no way to take records back, so those that stay are sent again in another
+        del self.pairs[row_groups:]
+        self.row_groups = row_groups
         with writing():
             assert self.writer
             self.abort()
@@ -97,12 +99,13 @@ class Transaction(Object):
         wait([self.marked])
         self.writer.producer.abort_transaction(COMMIT)
 
+    @override
     def finish(self) -> None:
-        """See `Object`."""
         self.carried = bytes(cramjam.zstd.compress(packer.encode(self.pairs), 1))
 
+    @override
     def close(self, delete: bool) -> None:
-        """See `Object`. The producer is not used again: brokers sometimes refuse what it does after an abort."""
+        # the producer is not used again: brokers sometimes refuse what it does after an abort
         if self.writer is not None:
             with contextlib.suppress(KafkaException):
                 self.abort()
@@ -112,8 +115,7 @@ class Topics(Carried):
     """See `Destination`."""
 
     def __init__(self, url: str, stream: Stream) -> None:
-        super().__init__(stream)
-        self.url = url
+        super().__init__(url, stream)
         self.key = attrgetter(KEYS.get(stream.name, stream.record.__struct_fields__[1]))
         self.width, self.unit = (9, 1) if stream.record is Metric else (3, 1_000_000)  # digits of a time; nanoseconds
         self.admin: Admin | None = None
@@ -122,15 +124,15 @@ class Topics(Carried):
         self.opened: Transaction | None = None
         self.name = ""  # of the topic
 
+    @override
     def open(self, received: int) -> Transaction:
-        """See `Destination`."""
         with writing():
             writer, self.idle = self.idle or self.connect(self.writer), None
             self.opened = Transaction(self.next_name(), self, writer)
         return self.opened
 
+    @override
     def publish(self, name: str, carried: bytes | None) -> bool:
-        """See `Destination`."""
         if carried is None:  # another worker has published it
             return True
         owner, number = writer_of(name)
@@ -204,8 +206,9 @@ class Topics(Carried):
             owner = key(record)
             yield None if owner is None else str(owner).encode(), value
 
-    def prune(self, before: int, dry: bool = False) -> int:
-        """See `Destination`. Topics have a retention of their own."""
+    @override
+    def expire(self, before: int, dry: bool = False) -> int:
+        # topics have a retention of their own
         return 0
 
 

@@ -9,6 +9,7 @@ import argparse
 import time
 
 from sluice.base import screen
+from sluice.elsewhere.registry import open_elsewhere
 from sluice.formats.streams import load_streams
 from sluice.settings import DEAD, Settings
 from sluice.store.registry import open_store
@@ -21,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     streams = load_streams(s)
-    store = open_store(s.store, streams, make=False, keep=s.keep, rows=s.rows)
+    store = open_store(s.store, streams, make=False, keep=s.keep, elsewhere=open_elsewhere(s.rows, streams))
     ages = [(name, age) for name in (*streams, DEAD) if (age := s.keep.of(name)) is not None]
     if not ages:
         print("INGEST_KEEP keeps everything.")
@@ -32,7 +33,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         if not arguments.dry_run:
             began, more = time.monotonic(), old > 0
             while more:
-                more = store.prune_letters(before) if name == DEAD else store.prune(name, before)
+                more = store.expire_letters(before) if name == DEAD else store.expire(name, before)
                 time.sleep(time.monotonic() - began)  # the workers write meanwhile
                 began = time.monotonic()
             old -= store.overdue(table, before)

@@ -14,9 +14,11 @@ from collections.abc import Callable
 
 from sluice.base import screen
 from sluice.base.screen import shown
+from sluice.elsewhere.registry import open_elsewhere
 from sluice.formats.streams import load_streams
 from sluice.letters import Letters
 from sluice.settings import Settings
+from sluice.store.entries import failed
 from sluice.store.registry import open_store
 from sluice.store.types import DeadLetter, Replayed
 from sluice.streams import registry
@@ -41,7 +43,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     dry = arguments.dry_run
     total = Replayed(0, 0, 0, Counter())
     undecodable: Counter[str] = Counter()
-    store = open_store(s.store, streams, make=False, rows=s.rows)
+    store = open_store(s.store, streams, make=False, elsewhere=open_elsewhere(s.rows, streams))
     letters = Letters(store, arguments.where, arguments.stream)
     counts = letters.reasons()
     for stream, _, count in counts:
@@ -76,8 +78,8 @@ def decoder(streams: dict[str, registry.Stream], limits: Limits) -> Callable[[De
         read = stream.decode if letter.whole else stream.part or stream.decode
         try:
             return list(read(letter.body, limits))
-        except Exception as error:  # a user's decoder may raise anything; the letter is buried again
-            return [Reject(letter.body, f"the decoder failed: {type(error).__name__}", True)]
+        except Exception as error:
+            return [failed(letter.stream, letter.body, error)]
 
     return decode
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-# Rows of `batches`: so many are kept, and so many are folded in one transaction, which takes a few milliseconds
-KEEP_BATCHES, FOLD_BATCHES = 5_000, 1_000
-# Deleted by age in one transaction
-EXPIRE_ROWS, EXPIRE_LETTERS = 5_000, 200
-CHUNK = (1_000, 4 << 20)  # entries, and bytes of their bodies, held in memory while a rejected record is searched for
-LETTER_BYTES = 4 << 20  # bytes of dead letters held in memory at once
-GROUP = 32_768, 200  # records, and rejects, held in memory on their way to a destination
+KEEP_BATCHES = 5_000  # rows of `batches` that are kept
+FOLD_BATCHES = 1_000  # rows of `batches` that are folded in one transaction, which takes a few milliseconds
+EXPIRE_ROWS, EXPIRE_LETTERS = 5_000, 200  # deleted by age in one transaction
+CHUNK_ENTRIES, CHUNK_BYTES = 1_000, 4 << 20  # held in memory while a rejected record is searched for
+LETTER_BYTES = 4 << 20  # of dead letters held in memory at once
+GROUP_RECORDS, GROUP_REJECTS = 32_768, 200  # held in memory on their way to a destination

@@ -24,23 +24,29 @@ def gaps(claim: Claim, stored: Iterable[tuple[int, int]]) -> Iterator[Claim]:
         yield claim.part(start, claim.end)
 
 
-def within(part: Claim, entries: Callable[[], Iterable[Entry]]) -> Iterator[Entry]:
-    """The entries of a part of their claim."""
-    return (entry for entry in entries() if part.first <= entry[0] < part.end)
+class within:  # noqa: N801  # it is called like a function
+    """The entries of a part of their claim, each time it is iterated."""
+
+    def __init__(self, part: Claim, entries: Iterable[Entry]) -> None:
+        self.part, self.entries = part, entries
+
+    def __iter__(self) -> Iterator[Entry]:
+        first, end = self.part.first, self.part.end
+        return (entry for entry in self.entries if first <= entry[0] < end)
 
 
-def fill(insert: Callable[[Iterable[Entry]], Outcome], entries: Callable[[], Iterable[Entry]]) -> Outcome:
+def fill(insert: Callable[[Iterable[Entry]], Outcome], entries: Iterable[Entry]) -> Outcome:
     """Insert the records among the entries and bury the rest. Bisection finds the records that the database rejects.
 
     insert: stores records and buries rejects, all or nothing. Raises: RowsRejected.
     """
     try:
-        return insert(entries())
+        return insert(entries)
     except RowsRejected:
         pass
-    counts = Counter(seq for seq, _, _, _ in entries())
+    counts = Counter(seq for seq, _, _, _ in entries)
     records = letters = 0
-    for chunk in chunks(entries()):
+    for chunk in chunks(entries):
         outcome = bisect(insert, chunk, counts)
         records, letters = records + outcome.records, letters + outcome.letters
     return Outcome(records, letters)
@@ -78,7 +84,7 @@ def chunks(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
         chunk.append(entry)
         if entry[0] != last:
             size, last = size + len(entry[2]), entry[0]
-        if len(chunk) >= bounds.CHUNK[0] or size >= bounds.CHUNK[1]:
+        if len(chunk) >= bounds.CHUNK_ENTRIES or size >= bounds.CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0
     if chunk:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from sluice.spool.errors import NewerLayout
 from sluice.streams.record import Record, Reject
 
-# (sequence number, received: microseconds since 1970, the body, a record or reject of it)
+# (sequence number, received: microseconds since 1970, the item, a record or reject of it)
 Entry = tuple[int, int, bytes, "Record | Reject"]
+Row = tuple[Any, ...]
 
 
 class Unavailable(Exception):
@@ -22,15 +23,14 @@ class NewerTables(Unavailable, NewerLayout):
 
 
 class RowsRejected(Unavailable):
-    """The database rejects a value among the entries. None of them was stored; `fill` finds the rejected one."""
+    """A value among the entries is rejected. None of them was stored; `fill` finds the rejected one.
 
-    by = "the database"
+    by: the database or the destination.
+    """
 
-
-class RowsRefused(RowsRejected):
-    """The same of a destination."""
-
-    by = "the destination"
+    def __init__(self, reason: str, by: str = "the database") -> None:
+        super().__init__(reason)
+        self.by = by
 
 
 class DeadLetter(NamedTuple):
@@ -44,6 +44,9 @@ class DeadLetter(NamedTuple):
     whole: bool
     batch: int
     seq: int
+
+
+Decode = Callable[[DeadLetter], Iterable["Record | Reject"]]
 
 
 class Outcome(NamedTuple):
@@ -74,7 +77,7 @@ class Ledger(NamedTuple):
     bodies: all persisted bodies. dead: those with at least one dead letter.
     persisted: how many bodies of each of the given claims the store has.
     earlier: bodies that were accepted, and whose numbers are not in the present list: Redis has lost them.
-    purged: how many bodies of each spool were purged, as the database knows it.
+    purged: how many bodies of each epoch were purged, as the database knows it.
     deleted: rows deleted by age. expired: bodies of which the last dead letter was deleted by age.
     ahead: with Kafka, bodies that are stored and that the group of workers has not settled yet.
     """
@@ -89,45 +92,23 @@ class Ledger(NamedTuple):
     ahead: int = 0
 
 
-class SpoolCount(NamedTuple):
-    """What the database knows of a spool in a stream; see `batches_spools` for the last four, None if it has no row.
-
-    bodies: persisted ones, and highest: the highest number of one. dead: those with at least one dead letter.
-    expired, deleted: see `Ledger`; rows are counted for the spool "", because they do not name theirs.
-    """
-
-    spool: str
-    bodies: int
-    highest: int
-    dead: int
-    cell: str | None
-    first: int | None
-    last: int | None
-    purged: int | None
-    expired: int
-    deleted: int
-
-
-class Spool(NamedTuple):
-    """A row of `batches_spools`.
+class Epoch(NamedTuple):
+    """A row of `batches_epochs`: a history of a cell's list.
 
     first: its first number. last: the highest one that is known to have been given to a body. purged: bodies.
     """
 
     stream: str
-    spool: str
+    epoch: str
     cell: str
     first: int
     last: int
     purged: int
 
 
-class Line(NamedTuple):
-    """The figures that a cell has left. seconds: since then. figures: see `sluice.account`."""
+class CellFigures(NamedTuple):
+    """The figures that a cell has published. seconds: since then. figures: see `sluice.account`."""
 
     cell: str
     seconds: float
     figures: dict[str, Any]
-
-
-Decode = Callable[[DeadLetter], Iterable["Record | Reject"]]

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,14 +22,14 @@ from proving.harness import ROOT
 from proving.postgres import postgres_server
 from sluice import parsers, settings
 from sluice.elsewhere import destination
-from sluice.elsewhere.registry import open_destination
+from sluice.elsewhere.registry import open_destination, open_elsewhere
 from sluice.formats.streams import STREAMS
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Outcome, Unavailable
 from sluice.streams.record import Record
 from sluice.streams.registry import stream
-from store_tests import NOON, claim, decoded, today, votes
+from store_tests import NOON, claim, decoded, outbox, today, votes
 
 KINDS = {"s3": engines.Store, "clickhouse": engines.ClickHouse, "kafka": engines.Kafka}
 each = pytest.mark.parametrize("engine", KINDS, indirect=True)
@@ -75,7 +74,7 @@ class Place(NamedTuple):
     engine: engines.Engine
 
     def connect(self, streams: Any = STREAMS) -> Store:
-        return open_store(self.ledger, streams, rows=parsers.rows(self.rows))
+        return open_store(self.ledger, streams, elsewhere=open_elsewhere(parsers.rows(self.rows), STREAMS))
 
     def read(self, stream: str, *columns: str) -> list[tuple]:
         """The rows of a stream, in the order of their bodies; none if the stream has never been stored."""
@@ -159,7 +158,7 @@ def test_every_stream_and_value_is_stored(store: Store, place: Place) -> None:
     store.persist(claim("gps", 1), decoded(STREAMS["gps"], [b'{"device":"d","lat":1.5,"lon":2}']))
     body = b'{"message":"disk full","level":"ERROR","disks":[{"bytes":123456789012345678901234567890}]}'
     store.persist(claim("logs", 1), decoded(STREAMS["logs"], [body]))
-    assert not store.late
+    assert not outbox(store).late
     assert {row[:2] for row in place.read("metrics", "field", "type")} == {
         *(("on", "boolean"), ("n", "integer"), ("u", "unsigned"), ("f", "float"), ("s", "string"), ("old", "float")),
     }
@@ -225,11 +224,12 @@ class Count(Record, kw_only=True):
 def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stored(
     place: Place, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.store.bounds.GROUP", (group, 200))
+    monkeypatch.setattr("sluice.store.bounds.GROUP_RECORDS", group)
+    monkeypatch.setattr("sluice.store.bounds.GROUP_REJECTS", 200)
     odd: Any = object()  # what a decoder of one's own may yield
     entries = [(n, NOON, b"%d" % n, Count(name="n", number=odd if n == 5 else n)) for n in range(1, 10)]
     with contextlib.closing(place.connect({"counts": stream("counts", Count)})) as store:
-        assert store.persist(claim("counts", 9), lambda: iter(entries)) == Outcome(8, 1)
+        assert store.persist(claim("counts", 9), entries) == Outcome(8, 1)
         assert [letter.seq for letter in store.letters()] == [5]
     assert [number for (number,) in place.read("counts", "number")] == [1, 2, 3, 4, 6, 7, 8, 9]
 
@@ -237,7 +237,8 @@ def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stor
 # --- Exactly once ----------------------------------------------------------------------------------------------------
 
 PREPARED = """
-kind = type(store.elsewhere["votes"])
+from sluice.elsewhere import outbox
+kind = type(store.elsewhere.destinations["votes"])
 if "kafka:" in sys.argv[2]:
     from sluice.elsewhere import topics
     class Producer(topics.Producer):
@@ -252,14 +253,14 @@ else:
     sends, send = kind, "insert"
 """
 MOMENTS = {
-    "before the claim is noted": "type(store).note = die",
-    "when it is noted": "die_after(type(store), 'note')",
+    "before the claim is noted": "outbox.Storing.note = die",
+    "when it is noted": "die_after(outbox.Storing, 'note')",
     "when it is committed": "kind.publish = die",
     "before the rows are sent": "setattr(sends, send, die)",
     "when they are there, before anybody is told": "die_after(sends, send)",
     "when they are published": "die_after(kind, 'publish')",
     "when the note of the claim before is deleted": "store.persist(*store_tests.votes('before', first=100)); "
-    "die_after(type(store), 'delete_notes')",
+    "die_after(outbox.Outbox, 'forget')",
 }
 
 
@@ -269,8 +270,8 @@ def test_rows_are_there_once_after_a_kill(moment: str, place: Place) -> None:
     place.killed(f"{MOMENTS[moment]}; store.persist(*store_tests.votes('a', 'b'))")
     with contextlib.closing(place.connect()) as store:
         store.persist(*votes("a", "b"))
-        store.publish()
-        store.publish()
+        outbox(store).publish(store)
+        outbox(store).publish(store)
         assert place.choices() == ["a", "b"] + ["before"] * ("before'" in MOMENTS[moment])
         assert store.ledger("votes").bodies == len(place.choices())
         assert noted(store) == []
@@ -283,7 +284,7 @@ def test_rows_are_there_once_if_the_ledger_is_in_postgresql(place: Place) -> Non
         place.killed("kind.publish = die; store.persist(*store_tests.votes('a', 'b'))")
         with contextlib.closing(place.connect()) as store:
             harness.poll(lambda: store.persist(*votes("a", "b")) or True)
-            store.publish()
+            outbox(store).publish(store)
             assert place.choices() == ["a", "b"] and noted(store) == []
 
 
@@ -291,17 +292,17 @@ def test_rows_are_there_once_if_the_ledger_is_in_postgresql(place: Place) -> Non
 def test_a_worker_that_was_frozen_sends_what_another_one_has_published(place: Place) -> None:
     with contextlib.closing(place.connect()) as one, contextlib.closing(place.connect()) as other:
         one.persist(*votes("1"))
-        frozen = one.elsewhere["votes"].publish
+        frozen = outbox(one).destinations["votes"].publish
 
         def publish(name: str, carried: bytes | None) -> bool:
-            other.publish()  # meanwhile
+            outbox(other).publish(other)  # meanwhile
             return frozen(name, carried)
 
-        one.elsewhere["votes"].publish = publish  # type: ignore[method-assign]
+        outbox(one).destinations["votes"].publish = publish  # type: ignore[method-assign]
         one.persist(*votes("2", first=2))
-        one.elsewhere["votes"].publish = frozen  # type: ignore[method-assign]
-        if one.late:  # it could not know
-            one.publish()
+        outbox(one).destinations["votes"].publish = frozen  # type: ignore[method-assign]
+        if outbox(one).late:  # it could not know
+            outbox(one).publish(one)
         one.persist(*votes("3", first=3))
         other.persist(*votes("4", first=4))
         assert place.choices() == ["1", "2", "3", "4"]
@@ -312,24 +313,24 @@ def test_a_worker_leaves_the_new_rows_of_another_one_to_it(place: Place, monkeyp
     place.killed("kind.publish = die; store.persist(*store_tests.votes('a'))")
     with contextlib.closing(place.connect()) as store:
         monkeypatch.setattr(destination.Carried, "leave", 3600.0)
-        store.publish()
+        outbox(store).publish(store)
         assert place.choices() == [] and noted(store)
         monkeypatch.setattr(destination.Carried, "leave", 0.0)
-        store.publish()
+        outbox(store).publish(store)
         assert place.choices() == ["a"] and not noted(store)
 
 
 @only("clickhouse")
 def test_while_the_destination_is_away_a_stream_stores_nothing_more_and_others_go_on(place: Place) -> None:
     rows = settings.Rows(None, {"votes": place.rows})
-    with contextlib.closing(open_store(place.ledger, STREAMS, rows=rows)) as store:
+    with contextlib.closing(open_store(place.ledger, STREAMS, elsewhere=open_elsewhere(rows, STREAMS))) as store:
         store.persist(*votes("1"))
         place.engine.kill()
         assert store.persist(*votes("2", first=2)) == Outcome(1, 0)  # its note has the rows
         with pytest.raises(Unavailable, match="ClickHouse"):
             store.persist(*votes("3", first=3))
         with pytest.raises(Unavailable, match="ClickHouse"):
-            store.publish()
+            outbox(store).publish(store)
         gps = decoded(STREAMS["gps"], [b'{"device":"d","lat":1,"lon":2}'])
         assert store.persist(claim("gps", 1), gps) == Outcome(1, 0)
         place.engine.start()
@@ -357,7 +358,7 @@ def test_rows_are_not_inserted_again_beyond_the_window_of_tokens(place: Place, m
         for number in range(2, 12):
             store.persist(*votes(number, first=number))
         monkeypatch.setattr(destination.Carried, "leave", 0.0)
-        store.publish()
+        outbox(store).publish(store)
     assert place.choices() == ["a", *map(str, range(2, 12))]
 
 
@@ -382,9 +383,9 @@ def test_small_objects_are_merged_and_readers_find_each_row_once(store: Store, p
 
     for number in range(1, 13):
         store.persist(*votes(number, first=number))
-        assert store.tidy("votes") is (number > 1)
+        assert outbox(store).tidy("votes", store) is (number > 1)
         assert place.choices() == [str(n) for n in range(1, number + 1)]
-    assert not store.tidy("votes")
+    assert not outbox(store).tidy("votes", store)
     assert len(DeltaTable(f"{place.rows}/votes", storage_options=place.engine.env).file_uris()) == 1
 
 
@@ -396,8 +397,8 @@ def test_a_stream_that_gains_a_field_gains_a_column(place: Place) -> None:
     for seq, kind in enumerate((Count, Longer), 1):
         with contextlib.closing(place.connect({"counts": stream("counts", kind)})) as store:
             entry = seq, NOON, b"", kind(name="n", number=seq)
-            assert store.persist(claim("counts", 1, first=seq), partial(iter, [entry])) == Outcome(1, 0)
-            assert not store.late
+            assert store.persist(claim("counts", 1, first=seq), [entry]) == Outcome(1, 0)
+            assert not outbox(store).late
     assert place.read("counts", "number", "unit") == [(1, None), (2, None)]
 
 
@@ -409,13 +410,13 @@ def test_old_rows_are_deleted_and_counted(store: Store, place: Place) -> None:
     if place.kind == "kafka":
         pytest.skip("a topic has a retention of its own")
     entries = decoded(STREAMS["votes"], [b"poll=p&choice=%d" % n for n in range(4)])
-    days = [(seq, received + (seq > 2) * 2 * DAY, body, thing) for seq, received, body, thing in entries()]
-    store.persist(claim("votes", 4), lambda: iter(days))
+    days = [(seq, received + (seq > 2) * 2 * DAY, body, thing) for seq, received, body, thing in entries]
+    store.persist(claim("votes", 4), days)
     assert store.overdue("votes", NOON + DAY) == 2 and len(place.choices()) == 4
-    store.prune("votes", NOON + DAY)
+    store.expire("votes", NOON + DAY)
     assert place.choices() == ["2", "3"]
     assert store.ledger("votes").deleted == 2
-    store.prune("votes", NOON + DAY)
+    store.expire("votes", NOON + DAY)
     assert store.ledger("votes").deleted == 2
 
 
@@ -423,17 +424,17 @@ def test_old_rows_are_deleted_and_counted(store: Store, place: Place) -> None:
 def test_rows_that_two_workers_delete_are_counted_once(place: Place) -> None:
     with contextlib.closing(place.connect()) as one, contextlib.closing(place.connect()) as other:
         one.persist(*votes("a", "b"))
-        mine: Any = one.elsewhere["votes"]
+        mine: Any = outbox(one).destinations["votes"]
         ask = mine.client.query
 
         def query(*given: Any, **more: Any) -> Any:
             found = ask(*given, **more)
             mine.client.query = ask
-            other.prune("votes", NOON + DAY)
+            other.expire("votes", NOON + DAY)
             return found
 
         mine.client.query = query
-        one.prune("votes", NOON + DAY)
+        one.expire("votes", NOON + DAY)
         assert one.ledger("votes").deleted == 2 and place.choices() == []
 
 
@@ -443,11 +444,11 @@ def test_rows_whose_deletion_was_cut_off_are_deleted_and_counted_later(
 ) -> None:
     with contextlib.closing(place.connect()) as store:
         store.persist(*votes("a", "b"))
-        place.killed(f"kind.drop = die; store.prune('votes', {NOON + DAY})")
-        store.prune("votes", NOON + DAY)
+        place.killed(f"kind.drop = die; store.expire('votes', {NOON + DAY})")
+        store.expire("votes", NOON + DAY)
         assert store.ledger("votes").deleted == 0 and place.choices() == []
         monkeypatch.setattr("sluice.elsewhere.clickhouse.LEFT", 0)
-        store.prune("votes", NOON + DAY)
+        store.expire("votes", NOON + DAY)
         assert store.ledger("votes").deleted == 2
         assert asked(place.engine, f"SHOW TABLES FROM {place.rows.rpartition('/')[2]}").split() == ["votes"]
 
@@ -497,7 +498,7 @@ def test_a_worker_stores_with_the_line_of_the_manual(place: Place, tmp: Path) ->
         env |= {"INGEST_SPOOL": str(server.socket), **place.engine.env}
         push = ["redis-cli", "-s", str(server.socket), "RPUSH", "ingest:{votes}"]
         subprocess.run([*push, *(json.dumps({"poll": "p", "choice": str(n)}) for n in range(100))], check=True)
-        command = [sys.executable, str(ROOT / "worker.py"), "drain"]
+        command = [sys.executable, str(ROOT / "worker.py"), "burst"]
         done = subprocess.run(command, env=harness.environment(tmp, env), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert sorted(map(int, place.choices())) == [*range(100)]

@@ -26,14 +26,15 @@ from proving.harness import ROOT, environment, redis_server
 from proving.postgres import postgres_server
 from sluice import settings, views
 from sluice.elsewhere import destination, parquet
-from sluice.elsewhere.registry import open_destination
+from sluice.elsewhere.outbox import Storing
+from sluice.elsewhere.registry import open_destination, open_elsewhere
 from sluice.formats.streams import STREAMS, load_streams
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Entry, Outcome, Unavailable
 from sluice.streams.record import Record, Vote
 from sluice.streams.registry import stream
-from store_tests import NOON, claim, decoded, today, votes
+from store_tests import NOON, again, claim, decoded, outbox, today, votes
 
 HOUR = "2026-01-01T12"
 
@@ -67,7 +68,7 @@ def elsewhere(tmp: Path, **more: str | None) -> settings.Rows:
 
 
 def connected(url: str, tmp: Path, streams: Any = STREAMS, **more: Any) -> Store:
-    return open_store(url, streams, rows=elsewhere(tmp), **more)
+    return open_store(url, streams, elsewhere=open_elsewhere(elsewhere(tmp), streams), **more)
 
 
 @pytest.fixture
@@ -105,17 +106,18 @@ def told(store: Store, sql: str) -> list[tuple]:
 
 def tidied(store: Store, stream: str = "votes") -> int:
     """Publish and merge until nothing is left to do; the number of merges."""
-    assert not store.publish()  # there is no more to do
+    assert not outbox(store).publish(store)  # there is no more to do
     merges = 0
-    while store.tidy(stream):
+    while outbox(store).tidy(stream, store):
         merges += 1
     return merges
 
 
 def test_rows_and_dead_letters_are_written_in_groups(tmp: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.store.bounds.GROUP", (3, 2))
+    monkeypatch.setattr("sluice.store.bounds.GROUP_RECORDS", 3)
+    monkeypatch.setattr("sluice.store.bounds.GROUP_REJECTS", 2)
     buried: list[int] = []
-    with contextlib.closing(open_store(url, STREAMS, rows=elsewhere(tmp))) as store:
+    with contextlib.closing(open_store(url, STREAMS, elsewhere=open_elsewhere(elsewhere(tmp), STREAMS))) as store:
         bury = store.bury
 
         def counted(db: Any, stream: str, batch: int, whole: bool, rejects: Any) -> None:
@@ -209,11 +211,12 @@ COUNTS = {"counts": stream("counts", Count)}
 def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stored(
     url: str, tmp: Path, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.store.bounds.GROUP", (group, 200))
+    monkeypatch.setattr("sluice.store.bounds.GROUP_RECORDS", group)
+    monkeypatch.setattr("sluice.store.bounds.GROUP_REJECTS", 200)
     # what a decoder of one's own may yield
     entries = [(n, NOON, b"%d" % n, Count(name="n", number=1 << 63 if n == 5 else n)) for n in range(1, 10)]
     with contextlib.closing(connected(url, tmp, COUNTS)) as store:
-        assert store.persist(claim("counts", 9), lambda: iter(entries)) == Outcome(8, 1)
+        assert store.persist(claim("counts", 9), entries) == Outcome(8, 1)
         (letter,) = store.letters()
         assert letter.seq == 5 and letter.reason.startswith("rejected by the destination: ")
     assert found(tmp, "number, seq", "counts") == [(n, n) for n in range(1, 10) if n != 5]
@@ -252,13 +255,13 @@ def test_an_object_is_invisible_until_its_transaction_has_committed(
     store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[int, int]] = []
-    note = store.note
+    note = Storing.note
 
     def look(*given: Any) -> None:
         seen.append((len(staged(tmp)), len(files(tmp))))
         note(*given)
 
-    monkeypatch.setattr(store, "note", look)
+    monkeypatch.setattr(Storing, "note", look)
     store.persist(*votes("a"))
     assert seen == [(1, 0)]
     assert (len(staged(tmp)), len(files(tmp))) == (0, 1)
@@ -266,8 +269,9 @@ def test_an_object_is_invisible_until_its_transaction_has_committed(
 
 @both
 def test_an_attempt_that_fails_leaves_nothing(store: Store, tmp: Path) -> None:
+    @again
     def entries() -> Iterator[Entry]:
-        yield from votes(*range(50_000))[1]()
+        yield from votes(*range(50_000))[1]
         assert staged(tmp)
         raise KeyError
 
@@ -279,7 +283,7 @@ def test_an_attempt_that_fails_leaves_nothing(store: Store, tmp: Path) -> None:
 
 PREPARED = """
 import contextlib
-from sluice.elsewhere import parquet
+from sluice.elsewhere import outbox, parquet
 from sluice.store.sqlite import store as sqlite
 from sluice.store.postgres import store as postgres
 parquet.SETTLED = 0
@@ -288,11 +292,11 @@ MOMENTS = {
     "before a row is written": "parquet.File.add = die",
     "after a row is written": "die_after(parquet.File, 'add')",
     "when the object is on disk": "die_after(parquet.File, 'finish')",
-    "when it is noted": "die_after(type(store), 'note')",
+    "when it is noted": "die_after(outbox.Storing, 'note')",
     "when the transaction has committed": "parquet.Parquet.publish = die",
     "when it is published": "die_after(parquet.Parquet, 'publish')",
     "when the note of the one before is deleted": "store.persist(*store_tests.votes('before', first=100)); "
-    "die_after(type(store), 'delete_notes')",
+    "die_after(outbox.Outbox, 'forget')",
 }
 
 
@@ -314,12 +318,12 @@ def test_rows_are_there_once_after_a_kill(moment: str, url: str, tmp: Path) -> N
         assert choices(tmp) == ["a", "b"] + ["before"] * ("before" in MOMENTS[moment])
         assert not staged(tmp)
         assert store.ledger("votes").bodies == len(choices(tmp))
-        store.publish()
+        outbox(store).publish(store)
         assert told(store, "SELECT * FROM batches_objects") == []
 
 
 def test_what_a_living_attempt_has_written_stays(store: Store, tmp: Path) -> None:
-    one = store.elsewhere["votes"].open(NOON)
+    one = outbox(store).destinations["votes"].open(NOON)
     rows = destination.Rows()
     rows.seqs, rows.received, rows.records = [1], [NOON], [Vote(poll="p", choice="a")]
     one.add(1, rows)
@@ -336,8 +340,8 @@ def test_what_cannot_be_published_now_is_published_later(store: Store, tmp: Path
     (tmp / "rows/votes").write_text("in the way")
     assert store.persist(*votes("a")) == Outcome(1, 0)
     with pytest.raises(Unavailable, match="votes"):
-        store.publish()
-    store.tidy("gps")
+        outbox(store).publish(store)
+    outbox(store).tidy("gps", store)
     (tmp / "rows/votes").unlink()
     assert choices(tmp) == []
     tidied(store)
@@ -347,16 +351,16 @@ def test_what_cannot_be_published_now_is_published_later(store: Store, tmp: Path
 def test_an_object_that_is_gone_before_it_is_published_is_reported(
     store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    note = store.note
+    note = Storing.note
 
     def lose(*given: Any) -> None:
         note(*given)
         shutil.rmtree(tmp / "rows/.staged")
 
-    monkeypatch.setattr(store, "note", lose)
+    monkeypatch.setattr(Storing, "note", lose)
     store.persist(*votes("a"))
     assert not files(tmp) and not caplog.records
-    store.publish()
+    outbox(store).publish(store)
     assert "is gone" in caplog.text
 
 
@@ -393,9 +397,9 @@ def test_a_directory_that_cannot_be_written_postpones_the_claim(store: Store, tm
 def test_an_object_of_a_stream_that_has_no_destination_any_more_is_reported(url: str, tmp: Path) -> None:
     killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_tests.votes('a'))")
     with contextlib.closing(open_store(url, STREAMS)) as store, pytest.raises(Unavailable, match="INGEST_ROWS"):
-        store.publish()
+        outbox(store).publish(store)
     with contextlib.closing(connected(url, tmp)) as store:
-        store.publish()
+        outbox(store).publish(store)
     assert choices(tmp) == ["a"]
 
 
@@ -458,9 +462,9 @@ def test_an_object_with_a_note_is_not_merged(url: str, tmp: Path) -> None:
         (noted,) = files(tmp)
         for first in 2, 3:
             store.persist(*votes(first, first=first))
-        store.published.clear()
+        outbox(store).published.clear()
         store.persist(*votes("4", first=4))
-        while store.tidy("votes"):
+        while outbox(store).tidy("votes", store):
             pass
         assert noted in files(tmp) and len(files(tmp)) == 4
         tidied(store)
@@ -506,9 +510,10 @@ def test_a_reader_finds_each_row_once_while_files_are_merged(store: Store, tmp: 
 )
 def test_a_merge_may_be_killed(moment: str, url: str, tmp: Path) -> None:
     program = (
-        "[store.persist(*store_tests.votes(n, first=n)) for n in range(1, 6)]; store.publish(); parquet.MERGED = 2500"
+        "[store.persist(*store_tests.votes(n, first=n)) for n in range(1, 6)]; "
+        "store.elsewhere.publish(store); parquet.MERGED = 2500"
     )
-    killed(url, tmp, f"{program}; {moment}; store.tidy('votes')")
+    killed(url, tmp, f"{program}; {moment}; outbox(store).tidy('votes', store)")
     assert choices(tmp) == ["1", "2", "3", "4", "5"]
     with contextlib.closing(connected(url, tmp)) as store:
         tidied(store)
@@ -561,7 +566,7 @@ def test_old_files_are_deleted_and_their_rows_counted(store: Store, tmp: Path) -
     after = NOON + 3_600_000_000
     assert store.overdue("votes", after - 1_000_000) == 0
     assert store.overdue("votes", after) == 3 and len(files(tmp)) == 3
-    assert store.prune("votes", after) is False
+    assert store.expire("votes", after) is False
     assert not files(tmp) and not list((tmp / "rows/votes").iterdir())
     assert store.ledger("votes").deleted == 3
     stored(store, 3)  # the claims come again
@@ -571,11 +576,11 @@ def test_old_files_are_deleted_and_their_rows_counted(store: Store, tmp: Path) -
 def test_a_file_with_a_row_that_is_not_old_stays(store: Store, tmp: Path) -> None:
     bodies = [b"poll=p&choice=a"] * 2
     entries = decoded(STREAMS["votes"], bodies)
-    late = [(seq, received + (seq - 1) * 7_200_000_000, body, thing) for seq, received, body, thing in entries()]
-    store.persist(claim("votes", 2), lambda: iter(late))
-    store.prune("votes", NOON + 3_600_000_000)
+    late = [(seq, received + (seq - 1) * 7_200_000_000, body, thing) for seq, received, body, thing in entries]
+    store.persist(claim("votes", 2), late)
+    store.expire("votes", NOON + 3_600_000_000)
     assert len(found(tmp, "seq")) == 2
-    store.prune("votes", NOON + 3 * 3_600_000_000)
+    store.expire("votes", NOON + 3 * 3_600_000_000)
     assert found(tmp, "seq") == []
 
 
@@ -626,7 +631,7 @@ def test_a_worker_stores_one_stream_there_and_the_other_in_its_table(tmp: Path) 
                 db.rpush("ingest:{gps}", json.dumps({"device": "d", "lat": number / 10, "lon": 1}))
         for count, status in (500, 1), (501, 0):  # 1: there are dead letters
             done = subprocess.run(
-                [sys.executable, ROOT / "worker.py", "drain"], env=env, capture_output=True, text=True
+                [sys.executable, ROOT / "worker.py", "burst"], env=env, capture_output=True, text=True
             )
             assert done.returncode == status, done.stderr
             assert sorted(map(int, choices(tmp))) == [*range(count)]

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from sluice import settings
+from sluice.elsewhere.registry import open_elsewhere
 from sluice.elsewhere.statsd import PACKET
 from sluice.formats.streams import STREAMS
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Outcome
-from store_tests import claim, decoded
+from store_tests import claim, decoded, outbox
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def server() -> Iterator[socket.socket]:
 
 def connected(tmp: Path, where: str) -> Store:
     rows = settings.load({"INGEST_ROWS": f"metrics=statsd://{where}"}).rows
-    return open_store(f"sqlite:///{tmp}/ingest.db", STREAMS, rows=rows)
+    return open_store(f"sqlite:///{tmp}/ingest.db", STREAMS, elsewhere=open_elsewhere(rows, STREAMS))
 
 
 @pytest.fixture
@@ -87,7 +88,11 @@ def test_a_claim_that_comes_again_is_sent_once(store: Store, server: socket.sock
 def test_a_body_that_is_invalid_is_buried_and_nothing_is_noted(store: Store, server: socket.socket) -> None:
     assert persist(store, b"a value=1", b"no line") == Outcome(1, 1)
     assert received(server, 1) == ["a:1.0|g"]
-    assert store.publish() is False and store.tidy("metrics") is False and store.overdue("metrics", 1 << 62) == 0
+    assert (
+        outbox(store).publish(store) is False
+        and outbox(store).tidy("metrics", store) is False
+        and store.overdue("metrics", 1 << 62) == 0
+    )
     with store.transaction() as db:
         assert db.execute("SELECT * FROM batches_objects").fetchall() == []
 

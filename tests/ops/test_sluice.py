@@ -22,7 +22,7 @@ import redis as client
 from proving import harness
 from proving.harness import ROOT, Server, environment, redis_server, running
 from sluice import settings
-from sluice.account import CellLine
+from sluice.account import Publisher
 from sluice.formats.streams import STREAMS
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
@@ -231,7 +231,7 @@ def test_bodies_that_redis_has_lost_before_they_were_stored_are_missing(tmp: Pat
     inlet.commit(group)
     s = settings.load(environment(tmp))
     store = open_store(s.store, STREAMS)
-    CellLine(Inspector(s.spool), STREAMS, s.cell, keep=False).leave(store)  # nine wait
+    Publisher(Inspector(s.spool), STREAMS, s.cell, keep=False).publish(store)  # nine wait
     store.close()
     with client.Redis(unix_socket_path=str(redis.socket)) as db:
         db.flushall()
@@ -265,7 +265,7 @@ def test_all_cells_of_a_database_are_shown_and_a_dead_one_can_be_forgotten(tmp: 
             push(server, b"x", b"x")
         s = settings.load(environment(tmp / "c2", {"INGEST_STORE": store, "INGEST_CELL": "c2"}))
         own = open_store(s.store, STREAMS)
-        CellLine(Inspector(s.spool), STREAMS, s.cell, keep=False).leave(own, last=True)
+        Publisher(Inspector(s.spool), STREAMS, s.cell, keep=False).publish(own, last=True)
         own.close()
         # each has its own ledger, although the sequence numbers are the same
         assert [status(tmp)[1]["votes"][state] for state in ("accepted", "stored", "missing")] == [5, 3, 0]

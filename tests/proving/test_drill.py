@@ -283,7 +283,7 @@ def test_bodies_accepted_while_the_disk_is_full_are_stored_once_there_is_space(t
         long = "x" * 1000
         choices = [f"{n}-{long}" for n in range(200)]
         assert [vote(choice) for choice in choices] == [200] * 200
-        poll(lambda: "the store is unavailable" in up.said() and "full" in up.said(), what="the worker logs it")
+        poll(lambda: "the database is unavailable" in up.said() and "full" in up.said(), what="the worker logs it")
         assert get(up.port, "/readyz")[0] == 200
         (small_disk / "ballast").unlink()
         poll(lambda: len(stored()) > 200, 30)

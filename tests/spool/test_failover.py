@@ -104,7 +104,7 @@ def test_failovers_under_load_lose_and_double_nothing_acknowledged(
                 cluster.settled()
                 gaps.setdefault(kind, []).append(load.longest_gap(since))
         wanted = set(load.acknowledged)
-        with running([*WORKER, "drain"], tmp / "worker.out", environment(tmp, env)) as drain:
+        with running([*WORKER, "burst"], tmp / "worker.out", environment(tmp, env)) as drain:
             assert drain.wait(60) == 0
     found = stored(tmp)
     lost, doubled = len(wanted - set(found)), len(found) - len(set(found))
@@ -275,7 +275,7 @@ def test_a_worker_elsewhere_drains_the_promoted_replica_of_a_dead_cell(tmp: Path
         with replica.client() as at:
             at.replicaof("NO", "ONE")
         env = environment(tmp, {"INGEST_SPOOL": replica.url})
-        done = subprocess.run([*WORKER, "drain"], env=env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([*WORKER, "burst"], env=env, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
     assert acknowledged and set(acknowledged) <= set(stored(tmp))  # a 503 on a busy machine may hide a stored body
 

@@ -58,7 +58,7 @@ def stored(home: Path) -> list[str]:
 
 
 def spools(home: Path) -> list[str]:
-    return sorted(spool for (spool,) in harness.ask(home, "SELECT DISTINCT spool FROM batches_ranges"))
+    return sorted(spool for (spool,) in harness.ask(home, "SELECT DISTINCT epoch FROM batches_ranges"))
 
 
 def sluice(tmp: Path, url: str, *words: str) -> subprocess.CompletedProcess:
@@ -80,7 +80,7 @@ def worker(tmp: Path, url: str, verb: str = "run") -> Iterator[subprocess.Popen]
 
 
 def drain(tmp: Path, url: str) -> None:
-    with worker(tmp, url, "drain") as process:
+    with worker(tmp, url, "burst") as process:
         process.wait(60)
 
 
@@ -161,7 +161,7 @@ def test_drain_waits_for_partitions_that_another_member_of_the_group_has(
     with contextlib.ExitStack() as stack:
         with contextlib.closing(other):
             poll(lambda: has() == 2, 30, "it has all partitions")
-            process = stack.enter_context(worker(tmp, url, "drain"))
+            process = stack.enter_context(worker(tmp, url, "burst"))
             poll(lambda: has() < 2, 30, "one is given away")
         assert process.wait(60) == 0
     assert sorted(stored(tmp)) == ["a", "b", "c", "d"]

@@ -31,6 +31,7 @@ from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Entry
 from sluice.streams import registry
+from store_tests import again
 from worker import Worker
 
 pytestmark = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed (Debian: strace)")
@@ -292,7 +293,7 @@ def drain(redis: Server, home: Path) -> None:
     """Run a worker until the list is empty."""
     url = f"sqlite:///{home}/ingest.db"
     worker = Worker(Outlet(str(redis.socket)), url, STREAMS, LIMITS)
-    worker.run(drain=True)
+    worker.run(burst=True)
     worker.stop()  # ends its thread
 
 
@@ -302,6 +303,7 @@ def step(redis: Server, store: Store, settle: bool) -> None:
     claim = outlet.claim("votes", max_bodies=3, lease=0.001)
     assert claim
 
+    @again
     def entries() -> Iterator[Entry]:
         for seq, body in enumerate(outlet.items(claim), claim.first):
             for thing in STREAMS["votes"].decode(body, LIMITS):

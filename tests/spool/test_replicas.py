@@ -13,7 +13,7 @@ import redis as client
 
 from proving.harness import Server, free_port, gateway, get, poll, post, redis_server, short_tmp, stopped
 from sluice import settings
-from sluice.account import CellLine
+from sluice.account import Publisher
 from sluice.formats.streams import STREAMS
 from sluice.spool import contract
 from sluice.spool import inlet as gateway_side
@@ -229,10 +229,10 @@ def test_bodies_that_too_few_replicas_confirmed_and_a_failover_lost_are_not_miss
         def ledger(server: Server) -> list[int]:
             """Leave the figures in the database, as a worker does, and read them there."""
             inspector = Inspector(str(server.socket))
-            CellLine(inspector, ["votes"], "c1", keep=False, replicas=int(server is pair.master)).leave(
+            Publisher(inspector, ["votes"], "c1", keep=False, replicas=int(server is pair.master)).publish(
                 store, last=True
             )
-            (votes,) = store.lines()[0].figures["streams"]
+            (votes,) = store.cells()[0].figures["streams"]
             return [votes[state] for state in ("accepted", "ready", "stored", "missing")]
 
         inlet = Inlet(str(pair.master.socket), 10**9, replicas=1)

@@ -18,7 +18,7 @@ import redis as client
 from redis.connection import AbstractConnection
 
 from proving.harness import Server, environment, free_port, poll, redis_server, running, short_tmp
-from sluice.account import CellLine
+from sluice.account import Publisher
 from sluice.formats.streams import STREAMS
 from sluice.spool import contract
 from sluice.spool import inlet as gateway_side
@@ -932,8 +932,8 @@ def test_after_a_kill_each_body_is_stored_once_and_new_ones_with_lost_numbers_to
 
     def ledger() -> list[int]:
         """Leave the figures in the database, and read them there."""
-        CellLine(Inspector(str(server.socket)), ["votes"], "c1", keep=False).leave(store, last=True)
-        ((_, _, figures),) = store.lines()
+        Publisher(Inspector(str(server.socket)), ["votes"], "c1", keep=False).publish(store, last=True)
+        ((_, _, figures),) = store.cells()
         (votes,) = figures["streams"]
         return [votes[state] for state in ("accepted", "ready", "stored", "missing")]
 
@@ -943,7 +943,7 @@ def test_after_a_kill_each_body_is_stored_once_and_new_ones_with_lost_numbers_to
                 (seq, 0, body, Vote(poll="p", choice=body.decode()))
                 for seq, body in enumerate(outlet.items(taken), taken.first)
             ]
-            store.persist(taken, lambda entries=entries: entries)  # type: ignore[misc]
+            store.persist(taken, entries)
             outlet.settle(taken)
 
     store = open_store(f"sqlite:///{tmp}/ingest.db", STREAMS)
@@ -1150,7 +1150,7 @@ def test_claim_ids_are_never_used_again_so_the_store_stores_new_bodies(how: str,
                 assert taken.id.startswith(raw(server).info("replication")["master_replid"] + "-")
                 seen.append(taken.id)
                 entries = [(taken.first, 0, b"a", Vote(poll="p", choice="a"))]
-                assert store.persist(taken, lambda entries=entries: entries) == Outcome(1, 0)  # type: ignore[misc]
+                assert store.persist(taken, entries) == Outcome(1, 0)
                 outlet.settle(taken)
                 if how == "flushed":
                     raw(server).flushall()

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from functools import partial
@@ -43,7 +43,7 @@ from sluice.streams import registry
 from sluice.streams.record import Gps, Record, Reject, Vote
 from sluice.streams.registry import Stream
 from sluice.views.rows.registry import open_row_source
-from store_tests import StoreTests, votes
+from store_tests import StoreTests, again, votes
 
 MOST = registry.limits(settings.load({}))
 SECRET = "s3cr3t/with@all:of?it%#"
@@ -66,9 +66,10 @@ def claim(stream: str = "gps", count: int = 1, name: str = "run:1:1") -> Claim:
     return Claim(stream, name, 1, count, 100, [(1, 0)])
 
 
-def gps(count: int, **bad: Gps) -> Callable[[], Iterator[Entry]]:
+def gps(count: int, **bad: Gps) -> Iterable[Entry]:
     """Entries of that many positions; `b3=…` replaces the fourth."""
 
+    @again
     def entries() -> Iterator[Entry]:
         for n in range(count):
             record = bad.get(f"b{n}", Gps(time=10**18, device=f"d{n}", lat=n / 10, lon=1.5))
@@ -77,12 +78,12 @@ def gps(count: int, **bad: Gps) -> Callable[[], Iterator[Entry]]:
     return entries
 
 
-def decoded(stream: str, *bodies: bytes) -> Callable[[], Iterator[Entry]]:
-    return lambda: (
+def decoded(stream: str, *bodies: bytes) -> Iterable[Entry]:
+    return [
         (seq, 1_700_000_000_000_000, body, thing)
         for seq, body in enumerate(bodies, 1)
         for thing in STREAMS[stream].decode(body, MOST)
-    )
+    ]
 
 
 def connect(pg: Postgres, **streams: Stream) -> Store:
@@ -148,7 +149,7 @@ class TestPostgres(StoreTests):
         other: Any = open_store(backend.url, STREAMS)
         with other.transaction() as db:
             assert db.execute(postgres.TRY, (postgres.CHORES,)).fetchone() == (True,)
-            assert (store.fold(), store.prune("votes", 0)) == (False, False)
+            assert (store.fold(), store.expire("votes", 0)) == (False, False)
         other.close()
 
 
@@ -159,8 +160,8 @@ def test_a_value_that_the_driver_refuses_is_no_error_of_the_server():
 
 def test_a_store_makes_its_tables_unless_it_is_told_not_to(pg: Postgres):
     with pytest.raises(Unavailable):
-        postgres.Postgres(pg.url, STREAMS, make=False)
-    with contextlib.closing(postgres.Postgres(pg.url, STREAMS)) as made:
+        open_store(pg.url, STREAMS, make=False)
+    with contextlib.closing(open_store(pg.url, STREAMS)) as made:
         assert made.persist(*votes("a")) == (1, 0, False)
 
 
@@ -223,7 +224,7 @@ def test_a_user_defined_stream_has_one_column_per_field(pg: Postgres):
     orders = registry.stream("order", Order)  # a word of SQL, too
     body = b'{"sku":"a","price":2,"note":"7","lines":[{"x":1}]}'
     entries = ((1, 0, body, thing) for thing in orders.decode(body, MOST))
-    assert connect(pg, order=orders).persist(claim("order"), lambda: entries).records == 1
+    assert connect(pg, order=orders).persist(claim("order"), entries).records == 1
     assert pg.ask('SELECT sku, count, paid, price, note, lines, batch, seq FROM "order"') == [
         ("a", 1, False, 2.0, "7", [{"x": 1}], 1, 1)
     ]
@@ -233,9 +234,9 @@ def test_a_new_field_is_a_new_column(pg: Postgres):
     class Old(Record, kw_only=True):
         sku: str
 
-    connect(pg, shop=registry.stream("shop", Old)).persist(claim("shop"), lambda: [(1, 0, b"", Old(sku="old"))])
+    connect(pg, shop=registry.stream("shop", Old)).persist(claim("shop"), [(1, 0, b"", Old(sku="old"))])
     new = registry.stream("shop", Order)
-    connect(pg, shop=new).persist(claim("shop", name="2"), lambda: [(1, 0, b"", new.record(sku="new", count=3))])  # type: ignore[call-arg]
+    connect(pg, shop=new).persist(claim("shop", name="2"), [(1, 0, b"", new.record(sku="new", count=3))])  # type: ignore[call-arg]
     assert pg.ask("SELECT sku, count, lines FROM shop ORDER BY batch") == [("old", None, None), ("new", 3, [])]
 
 
@@ -253,7 +254,7 @@ def test_many_workers_may_create_the_tables_at_once(pg: Postgres):
             "batches_layout",
             "batches_objects",
             "batches_ranges",
-            "batches_spools",
+            "batches_epochs",
             "dead_letters",
             "gps",
             "logs",
@@ -309,11 +310,11 @@ def parts(pg: Postgres, stream: str = "gps") -> dict[str, int]:
     return {name: pg.ask(f"SELECT count(*) FROM {name}")[0][0] for (name,) in found}
 
 
-def arriving(*ages: float) -> Callable[[], Iterator[Entry]]:
+def arriving(*ages: float) -> Iterable[Entry]:
     """Positions that arrived so many seconds ago."""
     now = time.time()
     position = Gps(time=None, device="a", lat=1.0, lon=2.0)
-    return lambda: ((seq, int((now - age) * 1e6), b"", position) for seq, age in enumerate(ages, 1))
+    return [(seq, int((now - age) * 1e6), b"", position) for seq, age in enumerate(ages, 1)]
 
 
 def test_a_table_whose_rows_have_an_age_is_partitioned_and_old_partitions_are_dropped(pg: Postgres):
@@ -324,7 +325,7 @@ def test_a_table_whose_rows_have_an_age_is_partitioned_and_old_partitions_are_dr
     assert sorted(parts(pg).values()) == [0, 0, 0, 1, 3]
     assert parts(pg)["gps_other"] == 1
     later = int((time.time() + 120) * 1e6)
-    while store.prune("gps", later):
+    while store.expire("gps", later):
         pass
     assert store.ledger("gps").deleted == 4
     assert set(parts(pg).values()) == {0}
@@ -360,7 +361,7 @@ def test_a_partition_is_at_most_an_eighth_of_the_age(pg: Postgres, age: int, per
             assert {(end - start).total_seconds() for start, end in zip(ends, ends[1:])} == {period}
             for name in set(parts(pg)) - {"gps_other"}:
                 pg.ask(f"DROP TABLE {name}")
-            store.prune("gps", 0)  # it makes them again
+            store.expire("gps", 0)  # it makes them again
 
 
 def test_a_partition_is_overdue_once_its_end_is_as_old_as_rows_may_get(pg: Postgres):
@@ -380,7 +381,7 @@ def test_a_partition_that_would_have_rows_of_the_default_one_is_left_out(pg: Pos
     store = open_store(pg.url, STREAMS, keep=keep)
     assert 2 < len(parts(pg)) < 5
     assert store.persist(claim(), arriving(0)).records == 1
-    while store.prune("gps", int((time.time() + 1) * 1e6)):
+    while store.expire("gps", int((time.time() + 1) * 1e6)):
         pass
     assert set(parts(pg).values()) == {0}
     store.close()
@@ -401,12 +402,12 @@ def test_the_views_are_read_from_a_partitioned_table(pg: Postgres, caplog: pytes
 def test_a_table_without_partitions_is_searched_for_old_rows_a_few_pages_at_a_time(
     pg: Postgres, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("sluice.store.postgres.store.SWEEP", 1)
+    monkeypatch.setattr("sluice.store.postgres.store.SWEEP_PAGES", 1)
     store = connect(pg)
-    assert not store.prune("gps", int(time.time() * 1e6))  # it is empty
+    assert not store.expire("gps", int(time.time() * 1e6))  # it is empty
     store.persist(claim(count=1000), arriving(*[100, 0] * 500))
     steps = 1
-    while store.prune("gps", int((time.time() - 50) * 1e6)):
+    while store.expire("gps", int((time.time() - 50) * 1e6)):
         assert store.ledger("gps").deleted < 500
         steps += 1
     assert steps == pg.ask("SELECT pg_relation_size('gps') / 8192")[0][0] > 3
@@ -463,7 +464,7 @@ def test_a_value_that_the_database_rejects_is_buried_and_the_rest_is_stored(pg: 
 def test_a_rejected_record_that_is_no_json_is_buried_as_it_is_shown(pg: Postgres):
     good, bad = Gps(device="a", lat=1.0, lon=2.0), Gps(device="\ud800", lat=1.0, lon=2.0)
     with contextlib.closing(connect(pg)) as store:
-        assert store.persist(claim(), lambda: ((1, 0, b"both", one) for one in (good, bad))) == (1, 1, False)
+        assert store.persist(claim(), [(1, 0, b"both", each) for each in (good, bad)]) == (1, 1, False)
         (letter,) = store.letters("true", 0, 9, 1, False)
     assert letter.body.startswith(b"Gps(time=None, device='\\ud800', lat=1.0") and not letter.whole
 
@@ -502,6 +503,7 @@ def test_rejects_between_rows_are_buried_in_order_and_in_bounded_memory(pg: Post
     monkeypatch.setattr(postgres, "bury", counted)
     reject = Reject(b"x" * 300, "a reason with a \0 and a \ud800", True)
 
+    @again
     def entries() -> Iterator[Entry]:
         for seq in range(1, 101):
             yield seq, 0, b"x" * 300, reject if seq % 2 else Gps(device="a", lat=1.0, lon=2.0)
@@ -524,8 +526,9 @@ def test_the_second_of_two_workers_with_one_claim_waits_for_the_first(pg: Postgr
     def waiting() -> bool:
         return bool(pg.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
 
+    @again
     def entries() -> Iterator[Entry]:
-        yield from gps(10)()
+        yield from gps(10)
         harness.poll(waiting, 10, "the second waits for the first")
         if first_one_fails:
             raise Lost("gone")
@@ -533,9 +536,10 @@ def test_the_second_of_two_workers_with_one_claim_waits_for_the_first(pg: Postgr
     with ThreadPoolExecutor(1) as pool:
         begun = threading.Event()
 
+        @again
         def early() -> Iterator[Entry]:
             begun.set()
-            yield from entries()
+            yield from entries
 
         one = pool.submit(first.persist, claim(count=10), early)
         assert begun.wait(10)
@@ -552,7 +556,7 @@ def test_the_second_of_two_workers_with_one_claim_waits_for_the_first(pg: Postgr
 def test_the_second_of_two_simultaneous_replays_skips_the_letters_of_the_first(pg: Postgres):
     body = b'{"device":"a","lat":1,"lon":2}'
     store, other = connect(pg), connect(pg)
-    store.persist(claim(), lambda: [(1, 0, body, Reject(body, "once", True))])
+    store.persist(claim(), [(1, 0, body, Reject(body, "once", True))])
     letters = store.letters("true", 0, 9, 9, False)
 
     def waiting() -> bool:
@@ -646,10 +650,11 @@ def test_a_lost_backend_and_a_restarted_server_cost_one_attempt_each(pg: Postgre
 def test_a_backend_killed_during_copy_leaves_no_rows(pg: Postgres):
     store = connect(pg)
 
+    @again
     def entries() -> Iterator[Entry]:
-        yield from gps(5)()
+        yield from gps(5)
         pg.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'sluice'")
-        yield from gps(5)()
+        yield from gps(5)
 
     with pytest.raises(Unavailable):
         store.persist(claim(count=10), entries)
@@ -660,8 +665,9 @@ def test_a_backend_killed_during_copy_leaves_no_rows(pg: Postgres):
 def test_an_exception_of_the_entries_propagates_and_nothing_is_stored(pg: Postgres):
     store = connect(pg)
 
+    @again
     def entries() -> Iterator[Entry]:
-        yield from gps(5)()
+        yield from gps(5)
         raise ValueError("of the decoder's, not of the row's")
 
     with pytest.raises(ValueError, match="of the decoder's"):
@@ -690,7 +696,7 @@ def test_every_commit_is_synchronous_whatever_the_server_default(pg: Postgres):
 
 def test_a_condition_may_have_a_percent_sign_and_end_with_a_comment(pg: Postgres):
     store = connect(pg)
-    store.persist(claim(), lambda: [(1, 5, b"x", Reject(b"x", "100 %s bad", True))])
+    store.persist(claim(), [(1, 5, b"x", Reject(b"x", "100 %s bad", True))])
     assert [x.received for x in store.letters("reason LIKE '100 %s%' -- that one", 0, 9, 9, False)] == [5]
     assert store.reasons("reason LIKE '%s bad'") == [("gps", "100 %s bad", 1)]
 
@@ -704,7 +710,7 @@ def test_a_condition_may_have_a_percent_sign_and_end_with_a_comment(pg: Postgres
 )
 def test_an_invalid_condition_raises_and_changes_nothing(pg: Postgres, where: str):
     store = connect(pg)
-    store.persist(claim(), lambda: [(1, 0, b"x", Reject(b"x", "y", True))])
+    store.persist(claim(), [(1, 0, b"x", Reject(b"x", "y", True))])
     for question in (lambda: store.letters(where, 0, 9, 9, False), lambda: store.reasons(where)):
         with pytest.raises(ValueError, match="not a condition"):
             question()
@@ -861,4 +867,4 @@ def test_every_body_is_stored_once_whichever_process_is_killed():
         assert pg.ask("SELECT count(*), count(DISTINCT seq) FROM dead_letters") == [(pushed // 1000,) * 2]
         assert pg.ask("SELECT sum(bodies), sum(records) FROM batches") == [(pushed, pushed - pushed // 1000)]
         said = (tmp / "worker.out").read_text()
-        assert "the store is unavailable" in said and "Traceback" not in said and "psycopg" not in said
+        assert "the database is unavailable" in said and "Traceback" not in said and "psycopg" not in said

@@ -16,13 +16,12 @@ from proving.harness import ROOT, short_tmp
 from sluice.formats.streams import STREAMS
 from sluice.store.fill import chunks
 from sluice.store.registry import open_store
-from sluice.store.sqlite import store as sqlite
 from sluice.store.store import Store
 from sluice.store.types import Outcome, Unavailable
 from sluice.streams.record import Gps, Log, Metric, Vote
 from store_tests import NOON, StoreTests, claim, decoded, votes
 
-TABLES = ("", "_ranges", "_folded", "_expired", "_spools", "_cells", "_objects")
+TABLES = ("", "_ranges", "_folded", "_expired", "_epochs", "_cells", "_objects")
 
 
 class SqliteStore:
@@ -55,7 +54,7 @@ class SqliteStore:
     @contextlib.contextmanager
     def away(self) -> Iterator[None]:
         with contextlib.closing(apsw.Connection(str(self.path))) as db, pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sluice.store.sqlite.store.BUSY", 0.1)
+            patch.setattr("sluice.store.sqlite.store.BUSY_SECONDS", 0.1)
             db.execute("BEGIN IMMEDIATE")
             yield
 
@@ -63,7 +62,8 @@ class SqliteStore:
 def test_a_rejected_record_is_searched_for_in_chunks_of_limited_length_and_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sluice.store.bounds.CHUNK", (4, 11))
+    monkeypatch.setattr("sluice.store.bounds.CHUNK_ENTRIES", 4)
+    monkeypatch.setattr("sluice.store.bounds.CHUNK_BYTES", 11)
 
     def lengths(*bodies: bytes) -> list[int]:
         entries: list[Any] = [(seq, NOON, body, None) for seq, body in enumerate(bodies)]
@@ -77,10 +77,10 @@ def test_a_rejected_record_is_searched_for_in_chunks_of_limited_length_and_size(
 
 
 def test_a_store_makes_its_tables_unless_it_is_told_not_to(tmp_path: Path) -> None:
-    with contextlib.closing(sqlite.Sqlite(str(tmp_path / "a.db"), STREAMS)) as made:
+    with contextlib.closing(open_store(f"sqlite:///{tmp_path}/a.db", STREAMS)) as made:
         assert made.persist(*votes("a")) == Outcome(1, 0)
     with pytest.raises(Unavailable):
-        sqlite.Sqlite(str(tmp_path / "b.db"), STREAMS, make=False)
+        open_store(f"sqlite:///{tmp_path}/b.db", STREAMS, make=False)
 
 
 class TestSqlite(StoreTests):
@@ -136,23 +136,15 @@ class TestSqlite(StoreTests):
         open_store(backend.url, STREAMS).close()
         assert backend.ask(types) == whole
 
-    def test_tables_that_another_worker_has_upgraded_are_left_as_they_are(
-        self, backend: SqliteStore, store: Store
-    ) -> None:
-        store.persist(*votes("a"))
-        with contextlib.closing(apsw.Connection(str(backend.path))) as db:
-            sqlite.upgrade(db)
-        assert backend.ask("SELECT * FROM batches_spools") == []
-
     def test_a_table_that_is_gone_has_no_old_rows(self, backend: SqliteStore, store: Store) -> None:
         with contextlib.closing(apsw.Connection(str(backend.path))) as db:
             db.execute("DROP TABLE votes")
-        assert store.prune("votes", NOON) is False
+        assert store.expire("votes", NOON) is False
 
     def test_the_last_row_of_a_stream_is_not_deleted_by_age(self, backend: SqliteStore, store: Store) -> None:
         """Otherwise the next row would get its rowid, and the follower would not see it."""
         store.persist(*votes("a", "b"))
-        while store.prune("votes", 1 << 51):
+        while store.expire("votes", 1 << 51):
             pass
         store.persist(*votes("c", first=3))
         assert backend.ask("SELECT rowid, choice FROM votes") == [(2, "b"), (3, "c")]

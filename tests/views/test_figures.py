@@ -17,7 +17,7 @@ from sluice.ledger import Observer
 from sluice.ops.top import Dashboard as Top
 from sluice.run import exporter
 from sluice.run.page import Page
-from sluice.store.types import Spool
+from sluice.store.types import Epoch
 from sluice.streams.record import Gps, Vote
 from sluice.views import Tally, contract, figures
 from sluice.views.client import ViewsClient
@@ -126,7 +126,7 @@ def screen(top: Top) -> str:
 @pytest.mark.parametrize("how", ["SIGSTOP", "SIGKILL"])
 def test_every_display_says_that_the_views_redis_is_unavailable(here: Site, how: str) -> None:
     cell = here.settings.cell
-    here.store.leave_line(cell, {"every": 5, "streams": []}, [Spool("gps", "run", cell, 1, 3, 0)])
+    here.store.publish_figures(cell, {"every": 5, "streams": []}, [Epoch("gps", "run", cell, 1, 3, 0)])
     observer, page = Observer(here.settings), Page(here.settings)
     assert views(here, observer)["/gps/latest"]["state"] == "served"
     assert here.redis

@@ -28,6 +28,7 @@ from sluice.views.client import LeaseLost, ViewsClient
 from sluice.views.kinds.latest import EACH, LATEST, ORDER_BYTES
 from sluice.views.link import Command
 from sluice.views.rows.registry import open_row_source
+from store_tests import again
 from viewing import NOON, Site, site
 
 
@@ -92,6 +93,7 @@ def test_an_older_value_that_is_committed_later_does_not_win(postgres: Site) -> 
     slow, done = postgres.connect(), threading.Event()
     claim, entries = postgres.claim("gps", [position("bike", 5, lat=5.0), position("bike", 9, lat=9.0)])
 
+    @again
     def blocked() -> Iterator[Entry]:
         yield entries[0]
         done.wait(60)
@@ -138,6 +140,7 @@ def test_a_batch_is_folded_when_no_lower_id_can_appear(postgres: Site, monkeypat
     slow, opened, done = postgres.connect(), threading.Event(), threading.Event()
     claim, entries = postgres.claim("gps", [position("bike", 5)])
 
+    @again
     def blocked() -> Iterator[Entry]:
         opened.set()
         done.wait(60)
@@ -182,7 +185,7 @@ def test_a_view_keeps_what_was_deleted_by_age(here: Site) -> None:
         here.put("gps", [position("bike", 6)])
         here.caught_up()
         state = here.client().get(contract.state("/gps/latest"))
-        while store.prune("gps", (NOON + 3600) * 10**6):
+        while store.expire("gps", (NOON + 3600) * 10**6):
             pass
         assert here.store.ledger("gps").deleted > 3
     assert here.differences() == {}
@@ -456,12 +459,12 @@ class Chaos:
     def bury(self) -> None:
         claim, entries = self.here.claim("gps", self.records("gps"))
         entries[0] = (*entries[0][:3], Reject(b"{}", "bad", True))
-        self.here.store.persist(claim, lambda: entries)
+        self.here.store.persist(claim, entries)
 
     def redeliver(self) -> None:
         if self.here.claims:
             claim, entries = self.random.choice(self.here.claims)
-            assert self.here.store.persist(claim, lambda: entries).again
+            assert self.here.store.persist(claim, entries).again
 
     def replay(self) -> None:
         def decode(letter: DeadLetter) -> list[Any]:
@@ -476,6 +479,7 @@ class Chaos:
         slow, opened, done = self.here.connect(), threading.Event(), threading.Event()
         claim, entries = self.here.claim("gps", self.records("gps"))
 
+        @again
         def blocked() -> Iterator[Entry]:
             opened.set()
             done.wait(60)

@@ -326,9 +326,9 @@ def has(db: Any, batch: int, claim: str, folded: bool) -> bool:
     """Whether the database has a batch. folded: it is not in `batches` any more, but its first body is known."""
     if not folded:
         return bool(db.execute("SELECT 1 FROM batches WHERE id = %s AND claim = %s", (batch, claim)).fetchone())
-    spool, first = claim.split(":")[:2]
-    query = "SELECT 1 FROM batches_ranges WHERE spool = %s AND %s BETWEEN first AND last"
-    return bool(db.execute(query, (spool, int(first))).fetchone())
+    epoch, first = claim.split(":")[:2]
+    query = "SELECT 1 FROM batches_ranges WHERE epoch = %s AND %s BETWEEN first AND last"
+    return bool(db.execute(query, (epoch, int(first))).fetchone())
 
 
 def indexes(db: Any, stream: str) -> list[tuple[int, str, bool]]:

@@ -1,0 +1,230 @@
+"""The outbox: rows that are committed with their claim, and wait for their destination.
+
+Rows become visible in two steps. Before the transaction of their claim commits, an object with them is on disk, where
+no reader sees it, and the transaction notes its name and the address of its destination in `batches_objects`. After the
+commit the object is published, and a later transaction deletes the note. So a crash leaves an object with a note, which
+any worker publishes, or one without, which any worker deletes. Each attempt to store has a name of its own, so
+publishing twice changes nothing. Where nothing can be stored invisibly, the note carries the rows (`Carried`), and
+publishing sends them with the name.
+
+What waits names its destination. Only a destination with that address publishes it, and nobody else takes it away: if
+INGEST_ROWS has changed, it waits until the address is back, and the worker says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from sluice.base.override import override
+from sluice.elsewhere.destination import Destination, Object, Rejected, Rows, Unwritable
+from sluice.store import bounds
+from sluice.store.store import Attempt, Elsewhere, Insert, Store
+from sluice.store.types import Entry, Outcome, RowsRejected, Unavailable
+from sluice.streams.record import Reject
+
+NOTES = "SELECT stream, name, address FROM batches_objects ORDER BY name"
+NOTE = "INSERT INTO batches_objects (stream, name, address) VALUES (?, ?, ?)"
+CARRY = "INSERT INTO batches_carried (name, rows) VALUES (?, ?)"
+CARRIED = "SELECT rows FROM batches_carried WHERE name = ?"
+
+log = logging.getLogger("sluice.outbox")
+
+
+class Outbox(Elsewhere):
+    """The destinations of the streams whose rows are in no table, and what waits for them."""
+
+    def __init__(self, destinations: Mapping[str, Destination]) -> None:
+        """destinations: by stream."""
+        self.destinations = destinations
+        self.streams = destinations.keys()
+        self.published: list[str] = []  # names of objects whose notes may be deleted
+        self.late: dict[str, str] = {}  # streams with an object that could not be published, and why
+        self.seen: dict[str, float] = {}  # name of another worker's object -> when its note was first read, monotonic
+
+    @override
+    def addresses(self) -> Mapping[str, str]:
+        with destination_errors():
+            return {stream: destination.address() for stream, destination in self.destinations.items()}
+
+    @override
+    @contextlib.contextmanager
+    def attempt(self, store: Store[Any], streams: set[str]) -> Iterator[Storing]:
+        """A transaction that stores rows of these streams. What it stores elsewhere is published after its commit.
+
+        A stream of which an object could not be published stores nothing more until it is: what waits stays in the
+        spool, which is bounded, and the objects of a worker are published in their order.
+        """
+        if streams & self.late.keys():
+            self.publish_noted(store)
+            for stream in streams & self.late.keys():
+                raise Unavailable(self.late[stream])
+        attempt = Storing(store, self.destinations)
+        noted = False
+        try:
+            done = self.published
+            with store.transaction() as attempt.db:
+                yield attempt
+                attempt.note()
+                self.forget(store, attempt.db, done)
+                noted = True  # if the commit fails, it may have succeeded
+            self.published = self.published[len(done) :]
+            while attempt.objects:
+                stream, made = attempt.objects.popitem()
+                try:
+                    destination = self.destinations[stream]
+                    if destination.publish(made.name, made.carried) and destination.lasting:
+                        self.published = [*self.published, made.name]
+                except Unwritable as error:
+                    self.late[stream] = str(error)
+                finally:
+                    made.close(delete=False)
+        finally:
+            for stream, made in attempt.objects.items():
+                if noted:
+                    self.late[stream] = "it is not known whether the database has committed"
+                made.close(delete=not noted)
+
+    def publish(self, store: Store[Any]) -> bool:
+        """Publish objects that a worker has left with a note; False. Raises: Unavailable."""
+        if why := self.publish_noted(store):
+            raise Unavailable(why)
+        return False
+
+    def publish_noted(self, store: Store[Any]) -> str:
+        """Publish objects with a note, those of a stream in the order of their names; why one could not be.
+
+        Raises: Unavailable.
+        """
+        with store.transaction(read=True) as db:
+            notes = store.run(db, NOTES)
+        now = time.monotonic()
+        self.seen = {name: self.seen.get(name, now) for _, name, _ in notes}
+        why = ""
+        late: dict[str, str] = {}
+        done: list[str] = []
+        addresses = self.addresses() if notes else {}
+        for stream, name, address in notes:
+            if addresses.get(stream) != address:
+                why = f"rows of {stream} wait for {address or 'their destination'}, which INGEST_ROWS does not name now"
+                continue
+            destination = self.destinations[stream]
+            if name in self.published:
+                done.append(name)
+            elif stream not in late and (destination.own(name) or self.seen[name] + destination.GRACE_SECONDS <= now):
+                with store.transaction(read=True) as db:
+                    rows = store.run(db, CARRIED, (name,))
+                try:
+                    if not destination.publish(name, rows[0][0] if rows else None):
+                        log.error("%s: %s is gone, or was published and merged before a restore", stream, name)
+                    done.append(name)
+                except Unwritable as error:
+                    why = late[stream] = str(error)
+        self.late = late
+        if done:
+            with store.transaction() as db:
+                self.forget(store, db, done)
+        self.published = [name for name in self.published if name not in done]
+        return why
+
+    @staticmethod
+    def forget(store: Store[Any], db: object, names: Iterable[str]) -> None:
+        """Delete the notes of objects that are published."""
+        for name in names:
+            store.run(db, "DELETE FROM batches_objects WHERE name = ?", (name,))
+            store.run(db, "DELETE FROM batches_carried WHERE name = ?", (name,))
+
+    def tidy(self, stream: str, store: Store[Any]) -> bool:
+        """`Destination.tidy` of a stream. Raises: Unavailable."""
+
+        def noted() -> set[str]:
+            with store.transaction(read=True) as db:
+                return {name for of, name, _ in store.run(db, NOTES) if of == stream}
+
+        with destination_errors():
+            return self.destinations[stream].tidy(noted)
+
+    @override
+    def expire(self, stream: str, before: int, dry: bool = False) -> int:
+        with destination_errors():
+            return self.destinations[stream].expire(before, dry)
+
+
+class Storing(Attempt):
+    """An attempt whose rows go elsewhere: it opens an object for the first row of each stream."""
+
+    def __init__(self, store: Store[Any], destinations: Mapping[str, Destination]) -> None:
+        self.store = store
+        self.destinations = destinations
+        self.objects: dict[str, Object] = {}
+
+    @override
+    def writer(self, stream: str, batch: int, whole: bool) -> Insert:
+        return partial(self.write, stream, batch, whole)
+
+    def write(self, stream: str, batch: int, whole: bool, entries: Iterable[Entry]) -> Outcome:
+        """`Store.insert` into the object of the stream."""
+        records = letters = 0
+        kept = self.objects[stream].row_groups if stream in self.objects else 0
+        rows, rejects = Rows(), list[Entry]()
+
+        def flush() -> None:
+            nonlocal records, letters, rows
+            if rows.seqs:
+                with destination_errors():
+                    if stream not in self.objects:
+                        self.objects[stream] = self.destinations[stream].open(rows.received[0])
+                    self.objects[stream].add(batch, rows)
+            self.store.bury(self.db, stream, batch, whole, rejects)
+            records, letters = records + len(rows.seqs), letters + len(rejects)
+            rows = Rows()
+            rejects.clear()
+
+        try:
+            with self.store.savepoint(self.db):
+                thing: Any
+                for entry in entries:
+                    seq, received, _, thing = entry
+                    if thing.__class__ is Reject:
+                        rejects.append(entry)
+                    else:
+                        rows.seqs.append(seq)
+                        rows.received.append(received)
+                        rows.records.append(thing)
+                    if len(rows.seqs) >= bounds.GROUP_RECORDS or len(rejects) >= bounds.GROUP_REJECTS:
+                        flush()
+                flush()
+        except Rejected as error:
+            if stream in self.objects:
+                self.objects[stream].undo(kept)
+            raise RowsRejected(str(error), "the destination") from None
+        return Outcome(records, letters)
+
+    def note(self) -> None:
+        """Note what is to be published when this transaction has committed. An object without rows never is."""
+        for stream, made in [*self.objects.items()]:
+            destination = self.destinations[stream]
+            if made.is_empty():
+                made.close(delete=True)
+                del self.objects[stream]
+                continue
+            with destination_errors():
+                made.finish()
+                address = destination.address()
+            if destination.lasting:
+                self.store.run(self.db, NOTE, (stream, made.name, address))
+                if made.carried is not None:
+                    self.store.run(self.db, CARRY, (made.name, made.carried))
+
+
+@contextlib.contextmanager
+def destination_errors() -> Iterator[None]:
+    """Raise Unavailable if a destination cannot be written."""
+    try:
+        yield
+    except Unwritable as error:
+        raise Unavailable(str(error)) from error

@@ -1,0 +1,208 @@
+"""The books of the database, in SQL that both databases take: what is stored, dead, expired, and published by cells.
+
+A placeholder is `?`. Every statement is of one table or a few rows of it, so that it takes the same time for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Generic, TypeVar
+
+from sluice.spool.claim import Claim, Window
+from sluice.store import bounds
+from sluice.store.types import CellFigures, Epoch, Ledger, Row
+
+Db = TypeVar("Db")
+
+FOLDED = "(SELECT coalesce(max(last_batch), 0) FROM batches_folded)"
+HAS_LETTERS = "EXISTS (SELECT 1 FROM dead_letters AS d WHERE d.stream = batches.stream AND d.batch = batches.id)"
+COUNT_EXPIRED = """
+INSERT INTO batches_expired AS e (stream, epoch, deleted, expired) VALUES (?, ?, ?, ?) ON CONFLICT (stream, epoch)
+DO UPDATE SET deleted = e.deleted + excluded.deleted, expired = e.expired + excluded.expired"""
+PUT_EPOCH = """
+INSERT INTO batches_epochs AS e (stream, epoch, cell, first, last, purged) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (stream, epoch) DO UPDATE SET cell = excluded.cell, purged = excluded.purged,
+  last = CASE WHEN e.last > excluded.last THEN e.last ELSE excluded.last END"""
+
+
+class Bookkeeping(ABC, Generic[Db]):
+    """One connection to a database; not thread-safe. Db: the connection of its driver.
+
+    EPOCH_OF: SQL, the epoch in `claim`. NOW: SQL, the time. AGE: SQL, seconds since `seen`. SKIP_LOCKED: the end of a
+    SELECT whose rows are to be deleted, so that it leaves those that another transaction has locked.
+    """
+
+    EPOCH_OF: str
+    NOW: str
+    AGE: str
+    SKIP_LOCKED: str
+
+    @abstractmethod
+    def transaction(self, read: bool = False) -> AbstractContextManager[Db]:
+        """A transaction, on a connection that is opened if there is none. Raises: Unavailable.
+
+        read: it only reads, and all of its statements see one snapshot.
+        """
+
+    @abstractmethod
+    def run(self, db: Db, sql: str, values: Sequence[object] = ()) -> list[Row]:
+        """Run a statement; the rows that it returns."""
+
+    @abstractmethod
+    def time(self, microseconds: int) -> object:
+        """A time since 1970 as the database has it."""
+
+    @abstractmethod
+    def exists(self, db: Db, table: str) -> bool:
+        """Whether there is a table of this name."""
+
+    @abstractmethod
+    def stored(self, db: Db, claim: Claim) -> list[tuple[int, int]]:
+        """The stored ranges that overlap a claim, ascending: first and last sequence number of each."""
+
+    def ledger(
+        self,
+        stream: str,
+        history: Sequence[Window] = (),
+        cell: str | None = None,
+        claims: Mapping[str, int] | None = None,
+    ) -> Ledger:
+        """The counts of a stream of a cell, and how much of `claims` is stored: one snapshot.
+
+        history: of the cell's list. What was claimed after it was read is not counted.
+        cell: None for all cells.
+        claims: id -> number of bodies.
+        """
+        taken = {window.epoch: window.taken for window in history if window.taken is not None}
+        with self.transaction(read=True) as db:
+            ranges = self.run(db, "SELECT epoch, first, last FROM batches_ranges WHERE stream = ?", (stream,))
+            dead = self.dead(db, stream, taken)
+            known = {row[1]: Epoch(*row) for row in self.run(
+                db, "SELECT stream, epoch, cell, first, last, purged FROM batches_epochs WHERE stream = ?", (stream,)
+            )}  # fmt: skip
+            aged = self.run(db, "SELECT epoch, deleted, expired FROM batches_expired WHERE stream = ?", (stream,))
+            persisted = {id: self.persisted(db, Claim.of(stream, id, bodies)) for id, bodies in (claims or {}).items()}
+        bodies: Counter[str] = Counter()
+        highest: dict[str, int] = {}
+        for epoch, first, last in ranges:
+            bodies[epoch] += max(0, min(last, taken.get(epoch, last)) - first + 1)
+            highest[epoch] = max(last, highest.get(epoch, 0))
+        expired = {epoch: count for epoch, _, count in aged}
+        ends = {window.epoch: window.end for window in history}
+        ours = {
+            epoch
+            for epoch in {*bodies, *known, *expired}
+            if cell is None or epoch in ends or (epoch in known and known[epoch].cell == cell)
+        }
+        earlier = 0
+        for epoch in ours - taken.keys():
+            row = known.get(epoch)
+            lost = max(highest.get(epoch, 0), row.last if row else 0) + 1 - ends.get(epoch, row.first if row else 1)
+            earlier += max(0, lost - (row.purged if row and epoch not in ends else 0))
+        return Ledger(
+            bodies=sum(bodies[epoch] for epoch in ours),
+            dead=sum(dead[epoch] for epoch in ours),
+            persisted=persisted,
+            earlier=earlier,
+            purged={epoch: known[epoch].purged if epoch in known else 0 for epoch in ours},
+            expired=sum(expired.get(epoch, 0) for epoch in ours),
+            deleted=sum(deleted for _, deleted, _ in aged),  # rows do not name their epoch
+        )
+
+    def dead(self, db: Db, stream: str, taken: Mapping[str, int]) -> Counter[str]:
+        """The bodies with dead letters, by epoch. taken: the highest number to count of each epoch that has one."""
+        bodies = "(SELECT DISTINCT batch, seq FROM dead_letters WHERE stream = ? AND seq > ?) AS d"
+        counted = (
+            f"SELECT {self.EPOCH_OF}, count(*), max(seq) FROM {bodies} JOIN batches AS b ON b.id = batch GROUP BY 1"
+        )
+        dead: Counter[str] = Counter()
+        for epoch, count, highest in self.run(db, counted, (stream, -1)):
+            dead[epoch] = count
+            if highest > (most := taken.get(epoch, highest)):
+                later = {row[0]: row[1] for row in self.run(db, counted, (stream, most))}
+                dead[epoch] -= later[epoch]
+        return dead
+
+    def persisted(self, db: Db, claim: Claim) -> int:
+        """How many bodies of a claim are stored."""
+        return sum(min(last + 1, claim.end) - max(first, claim.first) for first, last in self.stored(db, claim))
+
+    def stored_in(self, stream: str, partitions: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+        """How many bodies of these partitions in Kafka are stored, and how many of them are not settled.
+
+        partitions: epoch without its leader epoch -> the last number that is settled, and the last one to count.
+        """
+        bodies = ahead = 0
+        with self.transaction(read=True) as db:
+            ranges = self.run(db, "SELECT epoch, first, last FROM batches_ranges WHERE stream = ?", (stream,))
+        for epoch, first, last in ranges:
+            settled, end = partitions.get(epoch.rpartition(".")[0], (0, 0))
+            bodies += max(0, min(last, end) - first + 1)
+            ahead += max(0, min(last, end) - max(first, settled + 1) + 1)
+        return bodies, ahead
+
+    def publish_figures(self, cell: str, figures: dict[str, Any], epochs: Iterable[Epoch]) -> None:
+        """Replace the figures of a cell, and add the epochs of its list or bring their rows up to date."""
+        put = (
+            f"INSERT INTO batches_cells (cell, seen, figures) VALUES (?, {self.NOW}, ?) ON CONFLICT (cell) "
+            "DO UPDATE SET seen = excluded.seen, figures = excluded.figures"
+        )
+        with self.transaction() as db:
+            for epoch in epochs:
+                self.run(db, PUT_EPOCH, epoch)
+            self.run(db, put, (cell, json.dumps(figures)))
+
+    def cells(self) -> list[CellFigures]:
+        """The figures of all cells, by name."""
+        with self.transaction(read=True) as db:
+            rows = self.run(db, f"SELECT cell, {self.AGE}, CAST(figures AS text) FROM batches_cells ORDER BY 1")
+        return [CellFigures(cell, seconds, json.loads(figures)) for cell, seconds, figures in rows]
+
+    def forget(self, cell: str) -> bool:
+        """Delete the figures of a cell; False if there are none."""
+        with self.transaction() as db:
+            return bool(self.run(db, "DELETE FROM batches_cells WHERE cell = ? RETURNING 1", (cell,)))
+
+    def fold_again(self, db: Db, batches: Iterable[int]) -> None:
+        """Delete those of these rows of `batches` that were kept for their dead letters, and have none any more."""
+        for batch in batches:
+            self.run(db, f"DELETE FROM batches WHERE id = ? AND id <= {FOLDED} AND NOT {HAS_LETTERS}", (batch,))
+
+    def count_deleted(self, db: Db, stream: str, rows: int) -> None:
+        """Count rows that were deleted by age. They do not name their epoch."""
+        self.run(db, COUNT_EXPIRED, (stream, "", rows, 0))
+
+    def expire_letters(self, before: int) -> bool:
+        """Delete some of the oldest dead letters, and count the bodies that have none left; whether there may be more.
+
+        One call takes a few milliseconds. before: microseconds since 1970. Raises: Unavailable.
+        """
+        old = (
+            f"FROM dead_letters WHERE id IN (SELECT id FROM dead_letters ORDER BY id LIMIT {bounds.EXPIRE_LETTERS} "
+            f"{self.SKIP_LOCKED}) AND received_at < ?"
+        )
+        values = (self.time(before),)
+        with self.transaction(read=True) as db:  # a writer would wait for SQLite's lock only to find nothing
+            if not self.run(db, f"SELECT 1 {old.replace(self.SKIP_LOCKED, '')} LIMIT 1", values):
+                return False
+        with self.transaction() as db:
+            gone = self.run(db, f"DELETE {old} RETURNING stream, batch, seq", values)
+            for stream, batch, seq in set(gone):
+                body = (stream, batch, seq)
+                if not self.run(db, "SELECT 1 FROM dead_letters WHERE stream = ? AND batch = ? AND seq = ?", body):
+                    epoch = self.run(db, f"SELECT {self.EPOCH_OF} FROM batches WHERE id = ?", (batch,))
+                    self.run(db, COUNT_EXPIRED, (stream, epoch[0][0] if epoch else "", 0, 1))
+            self.fold_again(db, {batch for _, batch, _ in gone})
+        return len(gone) == bounds.EXPIRE_LETTERS
+
+    def overdue(self, table: str, before: int) -> int:
+        """The number of rows of a stream, or of `dead_letters`, that arrived before a time. Raises: Unavailable."""
+        with self.transaction(read=True) as db:
+            if not self.exists(db, table):
+                return 0
+            rows = self.run(db, f'SELECT count(*) FROM "{table}" WHERE received_at < ?', (self.time(before),))
+        return int(rows[0][0])

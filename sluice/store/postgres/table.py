@@ -1,0 +1,76 @@
+"""A stream's table in PostgreSQL, and its rows as COPY sends them."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+from msgspec.structs import astuple
+
+from sluice.store.types import Row
+from sluice.streams.record import Metric
+from sluice.streams.registry import Stream
+from sluice.streams.schema import field_types
+
+STAMP = "timestamp with time zone"
+PLAIN = {float: "double precision", int: "bigint", bool: "boolean", str: "text"}  # all other types are jsonb
+# The type that COPY gets for a column: its binary form is the same, but psycopg makes it from another Python type. A
+# timestamp is microseconds since 2000; jsonb is a version byte and JSON.
+SENT = {
+    **{STAMP: "int8", "bigint": "int8", "smallint": "int2", "double precision": "float8", "boolean": "bool"},
+    **{"text": "text", "numeric": "numeric", "jsonb": "bytea"},
+}
+Y2000 = 946_684_800_000_000  # microseconds from 1970
+BURY = "COPY dead_letters (received_at, stream, body, reason, whole, batch, seq) FROM STDIN (FORMAT BINARY)"
+BURIED = ("int8", "text", "bytea", "bytea", "bool", "int8", "int8")
+
+
+class Table:
+    """A stream's table: the columns are the arrival time, the fields of the record type, and batch and seq.
+
+    Metrics have three more: a timestamp has microseconds only, so `nanoseconds` has the last three digits; `value` is
+    an exact number or null, `text` a string or null.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.name = stream.name
+        self.metric = stream.record is Metric
+        self.columns = {"received_at": f"{STAMP} NOT NULL", "time": f"{STAMP} NOT NULL"}
+        self.encoded: list[int] = []  # positions of values that are sent as jsonb
+        for at, (name, kinds) in enumerate(field_types(stream.record).items(), 2):
+            self.columns[name] = PLAIN.get(kinds.pop(), "jsonb") if len(kinds) == 1 else "jsonb"
+            if self.columns[name] == "jsonb":
+                self.encoded.append(at)
+        if self.metric:
+            self.columns |= {"tags": "jsonb", "value": "numeric", "text": "text", "nanoseconds": "smallint"}
+        self.columns |= {"batch": "bigint NOT NULL", "seq": "bigint NOT NULL"}  # a foreign key costs more than the row
+        self.sent = [SENT[kind.removesuffix(" NOT NULL")] for kind in self.columns.values()]
+        names = ", ".join(f'"{name}"' for name in self.columns)
+        self.copy = f'COPY "{self.name}" ({names}) FROM STDIN (FORMAT BINARY)'
+
+    def row(self, batch: int, seq: int, received: int, record: Any) -> Row:
+        """A record as a row for COPY."""
+        arrived, time = received - Y2000, record.time
+        at = arrived if time is None else time // 1000 - Y2000
+        if self.metric:
+            value = record.value
+            text = value if record.type == "string" else None
+            number = None if text is not None else Decimal(repr(value) if value.__class__ is float else value)
+            tags = b"\1" + msgspec.json.encode(record.tags)
+            below = 0 if time is None else time % 1000
+            return arrived, at, record.name, tags, record.field, number, record.type, text, below, batch, seq
+        row = (arrived, at, *astuple(record)[1:], batch, seq)
+        if not self.encoded:
+            return row
+        values = list(row)
+        for n in self.encoded:
+            if values[n] is not None:
+                values[n] = b"\1" + msgspec.json.encode(values[n])
+        return tuple(values)
+
+
+def letter(stream: str, batch: int, whole: bool, seq: int, received: int, thing: Any) -> Row:
+    """A reject as a row for `bury`. whole: False if it comes from a partial dead letter."""
+    reason = thing.reason.encode(errors="backslashreplace").replace(b"\0", b"\\0")
+    return received - Y2000, stream, thing.part, reason, thing.whole and whole, batch, seq

@@ -1,0 +1,102 @@
+"""A stream's table in SQLite, and its rows as they are bound."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import apsw
+import msgspec
+from msgspec.structs import astuple
+
+from sluice.base.times import instant, second
+from sluice.store.types import Entry, Row
+from sluice.streams.record import Metric, Reject
+from sluice.streams.registry import Stream
+from sluice.streams.schema import field_types
+
+PLAIN = {float: "REAL", int: "INTEGER", bool: "INTEGER", str: "TEXT"}
+BURY = "INSERT INTO dead_letters (received_at, stream, body, reason, whole, batch, seq) VALUES (?,?,?,?,?,?,?)"
+
+
+class Table:
+    """A stream's table: the columns are the arrival time, the fields of the record type, and batch and seq."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.name = stream.name
+        self.columns = {"received_at": "TEXT NOT NULL", "time": "TEXT NOT NULL"}
+        self.encoded: list[int] = []  # positions of values that may need `plain`
+        for at, (name, kinds) in enumerate(field_types(stream.record).items(), 1):
+            if not kinds <= PLAIN.keys():
+                self.encoded.append(at)
+            kind = kinds.pop() if len(kinds) == 1 else object
+            self.columns[name] = PLAIN.get(kind, "TEXT" if typing.get_origin(kind) else "")  # dict[…] is JSON
+        self.columns |= {"batch": "INTEGER NOT NULL", "seq": "INTEGER NOT NULL"}
+        self.nanoseconds = stream.record is Metric
+        # A row is bound as msgspec gives it: the record, whose own `time` is not used, then these four values
+        bound = [*self.columns][2:-2] + ["received_at", "time", "batch", "seq"]
+        self.slots = {name: f"?{at}" for at, name in enumerate(bound, 2)}
+        self.insert = ""
+
+    def create(self, db: apsw.Connection) -> None:
+        """Create the table, or add the columns that it lacks, and prepare the INSERT statement."""
+        columns = ", ".join(f'"{name}" {kind}'.rstrip() for name, kind in self.columns.items())
+        with db:
+            db.execute(f'CREATE TABLE IF NOT EXISTS "{self.name}" ({columns})')
+            present = [row[1] for row in db.execute(f'PRAGMA table_info("{self.name}")')]
+            for name, kind in self.columns.items():
+                if name not in present:
+                    db.execute(f'ALTER TABLE "{self.name}" ADD COLUMN "{name}" {kind.partition(" ")[0]}')
+                    present.append(name)
+        # apsw hashes the text for each row, so the column names are omitted unless the table has other columns too
+        ours = [name for name in present if name in self.slots]
+        names = "" if ours == present else "(" + ",".join(f'"{name}"' for name in ours) + ")"
+        self.insert = f'INSERT INTO "{self.name}"{names} VALUES({",".join(self.slots[name] for name in ours)})'
+
+    def rows(
+        self, db: apsw.Connection, batch: int, entries: Iterable[Entry], whole: bool, count: list[int]
+    ) -> Iterator[Row]:
+        """The rows of the records among the entries, one at a time: a batch is never in memory as a whole.
+
+        Buries each reject when it comes. count: set to the number of rows and of letters.
+        whole: False if the entries come from a partial dead letter.
+        """
+        encoded, nanoseconds = self.encoded, self.nanoseconds
+        last, arrived, number = None, "", 0
+        thing: Any
+        for seq, received, _, thing in entries:
+            if received != last:
+                last, arrived = received, instant(received)
+            if thing.__class__ is Reject:
+                db.execute(BURY, (arrived, self.name, thing.part, thing.reason, thing.whole and whole, batch, seq))
+                count[1] += 1
+                continue
+            number += 1
+            when = thing.time
+            if when is None:
+                at = arrived if not nanoseconds else arrived[:-1] + "000000Z"
+            elif nanoseconds:
+                at = f"{second(when // 1_000_000_000)}.{when % 1_000_000_000:09d}Z"
+            elif when % 1_000_000_000:
+                at = f"{second(when // 1_000_000_000)}.{when // 1_000_000 % 1000:03d}Z"
+            else:
+                at = instant(when // 1000)
+            row = astuple(thing) + (arrived, at, batch, seq)
+            yield self.encode(row) if encoded else row
+        count[0] = number
+
+    def encode(self, row: Row) -> Row:
+        """A row with its compound values as JSON."""
+        values = list(row)
+        for at in self.encoded:
+            if values[at] is not None:
+                values[at] = plain(values[at])
+        return tuple(values)
+
+
+def plain(value: Any) -> Any:
+    """A value as a type of SQLite: an object or a list becomes JSON, any other value a text or a number."""
+    if not isinstance(value, (dict, list)):
+        value = msgspec.to_builtins(value, builtin_types=(bytes,))
+    return msgspec.json.encode(value).decode() if isinstance(value, (dict, list)) else value

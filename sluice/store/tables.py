@@ -1,0 +1,47 @@
+"""The bookkeeping's tables, as both databases have them.
+
+A database says how it writes each type: `serial` is a key that counts up, `eternal` one that is never given again,
+`name` a text that is unique.
+"""
+
+from __future__ import annotations
+
+# Of these tables and of their columns. 2: of commit 4e06d3b. A change of their meaning raises it
+LAYOUT = 3
+
+TABLES = {
+    "batches": {
+        "id": "serial", "claim": "name", "stream": "text", "first": "integer", "bodies": "integer",
+        "records": "integer", "persisted_at": "time",
+    },
+    "batches_ranges": {"stream": "text", "epoch": "text", "first": "integer", "last": "integer"},
+    "batches_folded": {"stream": "text", "epoch": "text", "first_batch": "integer", "last_batch": "integer"},
+    "batches_epochs": {
+        "stream": "text", "epoch": "text", "cell": "text", "first": "integer", "last": "integer", "purged": "integer",
+    },
+    "batches_cells": {"cell": "name", "seen": "time", "figures": "json"},
+    "batches_expired": {"stream": "text", "epoch": "text", "deleted": "integer", "expired": "integer"},
+    "batches_objects": {"stream": "text", "name": "name", "address": "text"},
+    "batches_carried": {"name": "name", "rows": "bytes"},
+    "dead_letters": {
+        "id": "eternal", "received_at": "time", "stream": "text", "body": "bytes", "reason": "text",
+        "whole": "boolean", "batch": "integer", "seq": "integer",
+    },
+}  # fmt: skip
+# statements behind the table that they are for
+INDEXES = {
+    "batches_folded": "CREATE UNIQUE INDEX IF NOT EXISTS batches_folded_by_epoch ON batches_folded (stream, epoch)",
+    "batches_epochs": "CREATE UNIQUE INDEX IF NOT EXISTS batches_epochs_by_name ON batches_epochs (stream, epoch)",
+    "batches_expired": "CREATE UNIQUE INDEX IF NOT EXISTS batches_expired_by_epoch ON batches_expired (stream, epoch)",
+    "dead_letters": "CREATE INDEX IF NOT EXISTS dead_letters_by_body ON dead_letters (stream, batch, seq)",
+}
+
+# From layout 2: names. The address of what waits in the outbox is added, and filled from INGEST_ROWS.
+RENAMED = (
+    "ALTER TABLE batches_spools RENAME TO batches_epochs",
+    *(
+        f"ALTER TABLE {table} RENAME COLUMN spool TO epoch"
+        for table in ("batches_epochs", "batches_ranges", "batches_folded", "batches_expired")
+    ),
+    "ALTER TABLE batches_objects ADD COLUMN address text NOT NULL DEFAULT ''",
+)
