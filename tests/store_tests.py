@@ -66,7 +66,7 @@ DYING = """
 import os, signal, sys
 sys.path[:0] = sys.argv[3:]
 import store_tests
-from sluice import settings
+from sluice import parsers
 from sluice.elsewhere.registry import open_elsewhere
 from sluice.store.registry import open_store
 def die(*given, **more):
@@ -77,7 +77,8 @@ def die_after(of, name):
         whole(*given, **more)
         die()
     setattr(of, name, call)
-store = open_store(sys.argv[1], store_tests.STREAMS, elsewhere=open_elsewhere(settings.rows(sys.argv[2]), STREAMS))
+elsewhere = open_elsewhere(parsers.rows(sys.argv[2]), store_tests.STREAMS)
+store = open_store(sys.argv[1], store_tests.STREAMS, elsewhere=elsewhere)
 """
 
 

@@ -440,7 +440,7 @@ def test_the_next_claim_is_requested_after_the_bodies_are_read_and_before_they_a
     class Store:
         def persist(self, claim: Claim, entries: Any) -> Outcome:
             open_claims.append(len(claims(redis)))
-            rows = entries()
+            rows = iter(entries)
             poll(lambda: len(claims(redis)) == 2)
             assert len(list(rows)) == claim.count
             return Outcome(claim.count, 0)
@@ -494,7 +494,7 @@ def test_a_worker_that_stops_stores_the_claim_that_it_has_prefetched(redis: Serv
         db = None
 
         def persist(self, claim: Claim, entries: Any) -> Outcome:
-            stored.append(len(list(entries())))
+            stored.append(len(list(entries)))
             if len(stored) == 1:
                 ours.stop()
             return Outcome(claim.count, 0)
@@ -520,7 +520,7 @@ def test_the_records_of_a_body_are_stored_one_by_one_while_it_is_decoded(redis: 
 
     class Store:
         def persist(self, claim: Claim, entries: Any) -> Outcome:
-            for _, _, _, record in entries():
+            for _, _, _, record in entries:
                 seen.append(f"stored {record.choice}")
             return Outcome(claim.count, 0)
 

@@ -50,17 +50,31 @@ def open_elsewhere(rows: settings.Rows, streams: Mapping[str, Stream]) -> Elsewh
     return Outbox(destinations) if destinations else Elsewhere()
 
 
+def check_rows(rows: settings.Rows, streams: Mapping[str, Stream]) -> None:
+    """Check the URLs of INGEST_ROWS, without the libraries of their destinations. Raises: SettingError."""
+    for name in streams:
+        if (url := rows.of(name)) is not None:
+            kind_of(url, name)
+
+
+def kind_of(url: str, stream: str) -> Kind:
+    """The kind of destination that a URL names. Raises: SettingError if a stream cannot have it."""
+    kind = DESTINATIONS.get(url.partition(":")[0])
+    if kind is None or not re.fullmatch(kind.pattern, url, re.ASCII) or kind.stream not in ("", stream):
+        forms = ", ".join(kind.form for kind in DESTINATIONS.values())
+        shown = settings.without_password(url)
+        raise settings.SettingError(f"INGEST_ROWS={shown!r} is invalid for {stream}: expected store or one of {forms}.")
+    return kind
+
+
 def open_destination(url: str, stream: Stream) -> Destination:
     """The destination of a URL. Raises: SettingError if it is invalid, or a library is not installed."""
-    shown = f"INGEST_ROWS={settings.without_password(url)}"
-    kind = DESTINATIONS.get(url.partition(":")[0])
-    if kind is None or not re.fullmatch(kind.pattern, url, re.ASCII) or kind.stream not in ("", stream.name):
-        forms = ", ".join(kind.form for kind in DESTINATIONS.values())
-        raise settings.SettingError(f"{shown} is invalid for {stream.name}: expected store or one of {forms}.")
+    kind = kind_of(url, stream.name)
     module, _, name = kind.target.partition(":")
     try:
         destination: Destination = getattr(import_module(module), name)(url, stream)
     except ImportError as error:
+        shown = f"INGEST_ROWS={settings.without_password(url)}"
         problem = f"{shown} needs {error.name}: bin/provision {kind.library} installs it."
         raise settings.SettingError(problem) from None
     return destination

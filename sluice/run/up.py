@@ -98,16 +98,18 @@ def check_addresses(s: settings.Settings) -> None:
 
 
 def check_modules(s: settings.Settings) -> None:
-    """Import the user's modules, without which a program that needs one would be restarted forever.
+    """Import the user's modules, and look up the streams and the destinations that settings name: a program that lacks
+    one would be restarted forever.
 
-    Raises: SettingError if that fails.
+    Raises: SettingError.
     """
-    load_routes(s.routes)
-    declared = views.load(s)
-    if s.records or s.views:
-        from sluice.formats.streams import load_streams
+    from sluice.elsewhere.registry import check_rows
+    from sluice.formats.streams import load_streams
 
-        views.verify(declared, load_streams(s))
+    load_routes(s.routes)
+    streams = load_streams(s)
+    views.verify(views.load(s), streams)
+    check_rows(s.rows, streams)
 
 
 def check_access(s: settings.Settings) -> None:

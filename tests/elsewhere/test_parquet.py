@@ -27,7 +27,7 @@ from proving.postgres import postgres_server
 from sluice import settings, views
 from sluice.elsewhere import destination, parquet
 from sluice.elsewhere.outbox import Storing
-from sluice.elsewhere.registry import open_destination, open_elsewhere
+from sluice.elsewhere.registry import check_rows, open_destination, open_elsewhere
 from sluice.formats.streams import STREAMS, load_streams
 from sluice.store.registry import open_store
 from sluice.store.store import Store
@@ -596,8 +596,8 @@ def test_the_setting_names_destinations_of_streams() -> None:
 
 @pytest.mark.parametrize("text", ["parquet:", "parquet://a", "ftp://b/c", "gps=store,gps=store", "gps", "store,store"])
 def test_other_destinations_are_refused(text: str) -> None:
-    with pytest.raises(settings.SettingError, match="INGEST_ROWS=.* expected parquet:///DIRECTORY"):
-        settings.load({"INGEST_ROWS": text})
+    with pytest.raises(settings.SettingError, match="INGEST_ROWS=.* expected store"):
+        check_rows(settings.load({"INGEST_ROWS": text}).rows, STREAMS)
 
 
 def test_a_stream_that_does_not_exist_is_refused() -> None:

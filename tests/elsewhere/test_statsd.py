@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sluice import settings
-from sluice.elsewhere.registry import open_elsewhere
+from sluice.elsewhere.registry import check_rows, open_elsewhere
 from sluice.elsewhere.statsd import PACKET
 from sluice.formats.streams import STREAMS
 from sluice.store.registry import open_store
@@ -107,4 +107,4 @@ def test_a_server_that_is_away_loses_packets_and_stops_nothing(tmp: Path, caplog
 @pytest.mark.parametrize("text", ["statsd://h:1", "gps=statsd://h:1", "metrics=statsd://h", "metrics=statsd://h:1/x"])
 def test_only_metrics_go_there(text: str) -> None:
     with pytest.raises(settings.SettingError, match=r"metrics=statsd://HOST:PORT"):
-        settings.load({"INGEST_ROWS": text})
+        check_rows(settings.load({"INGEST_ROWS": text}).rows, STREAMS)
