@@ -70,7 +70,7 @@ class Outbox(Elsewhere):
             with store.transaction() as attempt.db:
                 yield attempt
                 attempt.note()
-                self.forget(store, attempt.db, done)
+                forget(store, attempt.db, done)
                 noted = True  # if the commit fails, it may have succeeded
             self.published = self.published[len(done) :]
             while attempt.objects:
@@ -127,16 +127,9 @@ class Outbox(Elsewhere):
         self.late = late
         if done:
             with store.transaction() as db:
-                self.forget(store, db, done)
+                forget(store, db, done)
         self.published = [name for name in self.published if name not in done]
         return why
-
-    @staticmethod
-    def forget(store: Store[Any], db: object, names: Iterable[str]) -> None:
-        """Delete the notes of objects that are published."""
-        for name in names:
-            store.run(db, "DELETE FROM batches_objects WHERE name = ?", (name,))
-            store.run(db, "DELETE FROM batches_carried WHERE name = ?", (name,))
 
     def tidy(self, stream: str, store: Store[Any]) -> bool:
         """`Destination.tidy` of a stream. Raises: Unavailable."""
@@ -228,3 +221,10 @@ def destination_errors() -> Iterator[None]:
         yield
     except Unwritable as error:
         raise Unavailable(str(error)) from error
+
+
+def forget(store: Store[Any], db: object, names: Iterable[str]) -> None:
+    """Delete the notes of objects that are published."""
+    for name in names:
+        store.run(db, "DELETE FROM batches_objects WHERE name = ?", (name,))
+        store.run(db, "DELETE FROM batches_carried WHERE name = ?", (name,))

@@ -11,7 +11,6 @@ from sluice import settings
 from sluice.elsewhere.destination import Destination
 from sluice.elsewhere.outbox import Outbox
 from sluice.parsers import HOST, KAFKA_URL, LOGIN
-from sluice.store.store import Elsewhere
 from sluice.streams.registry import Stream
 
 
@@ -43,11 +42,11 @@ DESTINATIONS = {
 }  # fmt: skip
 
 
-def open_elsewhere(rows: settings.Rows, streams: Mapping[str, Stream]) -> Elsewhere:
-    """Where the rows of these streams go that are in no table. Raises: SettingError."""
+def open_elsewhere(rows: settings.Rows, streams: Mapping[str, Stream]) -> Outbox:
+    """Where the rows of these streams go that are in no table, and what waits there. Raises: SettingError."""
     urls = {name: rows.of(name) for name in streams}
     destinations = {name: open_destination(url, streams[name]) for name, url in urls.items() if url is not None}
-    return Outbox(destinations) if destinations else Elsewhere()
+    return Outbox(destinations)
 
 
 def check_rows(rows: settings.Rows, streams: Mapping[str, Stream]) -> None:

@@ -22,7 +22,7 @@ from proving.harness import ROOT
 from proving.postgres import postgres_server
 from sluice import parsers, settings
 from sluice.elsewhere import destination
-from sluice.elsewhere.registry import open_destination, open_elsewhere
+from sluice.elsewhere.registry import check_rows, open_destination, open_elsewhere
 from sluice.formats.streams import STREAMS
 from sluice.store.registry import open_store
 from sluice.store.store import Store
@@ -74,7 +74,7 @@ class Place(NamedTuple):
     engine: engines.Engine
 
     def connect(self, streams: Any = STREAMS) -> Store:
-        return open_store(self.ledger, streams, elsewhere=open_elsewhere(parsers.rows(self.rows), STREAMS))
+        return open_store(self.ledger, streams, elsewhere=open_elsewhere(parsers.rows(self.rows), streams))
 
     def read(self, stream: str, *columns: str) -> list[tuple]:
         """The rows of a stream, in the order of their bodies; none if the stream has never been stored."""
@@ -107,7 +107,7 @@ def place(request: pytest.FixtureRequest, engine: engines.Engine, tmp: Path) -> 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another worker has left is published at once."""
-    monkeypatch.setattr(destination.Carried, "leave", 0.0)
+    monkeypatch.setattr(destination.Carried, "GRACE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -230,6 +230,7 @@ def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stor
     entries = [(n, NOON, b"%d" % n, Count(name="n", number=odd if n == 5 else n)) for n in range(1, 10)]
     with contextlib.closing(place.connect({"counts": stream("counts", Count)})) as store:
         assert store.persist(claim("counts", 9), entries) == Outcome(8, 1)
+        assert not outbox(store).late
         assert [letter.seq for letter in store.letters()] == [5]
     assert [number for (number,) in place.read("counts", "number")] == [1, 2, 3, 4, 6, 7, 8, 9]
 
@@ -260,7 +261,7 @@ MOMENTS = {
     "when they are there, before anybody is told": "die_after(sends, send)",
     "when they are published": "die_after(kind, 'publish')",
     "when the note of the claim before is deleted": "store.persist(*store_tests.votes('before', first=100)); "
-    "die_after(outbox.Outbox, 'forget')",
+    "die_after(outbox, 'forget')",
 }
 
 
@@ -312,10 +313,10 @@ def test_a_worker_that_was_frozen_sends_what_another_one_has_published(place: Pl
 def test_a_worker_leaves_the_new_rows_of_another_one_to_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.killed("kind.publish = die; store.persist(*store_tests.votes('a'))")
     with contextlib.closing(place.connect()) as store:
-        monkeypatch.setattr(destination.Carried, "leave", 3600.0)
+        monkeypatch.setattr(destination.Carried, "GRACE_SECONDS", 3600.0)
         outbox(store).publish(store)
         assert place.choices() == [] and noted(store)
-        monkeypatch.setattr(destination.Carried, "leave", 0.0)
+        monkeypatch.setattr(destination.Carried, "GRACE_SECONDS", 0.0)
         outbox(store).publish(store)
         assert place.choices() == ["a"] and not noted(store)
 
@@ -354,10 +355,10 @@ def test_rows_are_not_inserted_again_beyond_the_window_of_tokens(place: Place, m
     monkeypatch.setattr(clickhouse, "WINDOW", 2)
     place.killed("die_after(kind, 'publish'); store.persist(*store_tests.votes('a'))")
     with contextlib.closing(place.connect()) as store:
-        monkeypatch.setattr(destination.Carried, "leave", 3600.0)
+        monkeypatch.setattr(destination.Carried, "GRACE_SECONDS", 3600.0)
         for number in range(2, 12):
             store.persist(*votes(number, first=number))
-        monkeypatch.setattr(destination.Carried, "leave", 0.0)
+        monkeypatch.setattr(destination.Carried, "GRACE_SECONDS", 0.0)
         outbox(store).publish(store)
     assert place.choices() == ["a", *map(str, range(2, 12))]
 
@@ -465,8 +466,8 @@ def test_the_setting_names_destinations_of_streams() -> None:
 
 @pytest.mark.parametrize("url", ["s3:///b", "clickhouse://h/d", "clickhouse://h:1", "kafka://h", "kafka://h:1,"])
 def test_other_urls_are_refused(url: str) -> None:
-    with pytest.raises(settings.SettingError, match="INGEST_ROWS=.* expected parquet:///DIRECTORY, s3://"):
-        settings.load({"INGEST_ROWS": url})
+    with pytest.raises(settings.SettingError, match="INGEST_ROWS=.* expected store"):
+        check_rows(settings.load({"INGEST_ROWS": url}).rows, STREAMS)
 
 
 @pytest.mark.parametrize(

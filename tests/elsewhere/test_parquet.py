@@ -296,7 +296,7 @@ MOMENTS = {
     "when the transaction has committed": "parquet.Parquet.publish = die",
     "when it is published": "die_after(parquet.Parquet, 'publish')",
     "when the note of the one before is deleted": "store.persist(*store_tests.votes('before', first=100)); "
-    "die_after(outbox.Outbox, 'forget')",
+    "die_after(outbox, 'forget')",
 }
 
 
@@ -396,8 +396,13 @@ def test_a_directory_that_cannot_be_written_postpones_the_claim(store: Store, tm
 @both
 def test_an_object_of_a_stream_that_has_no_destination_any_more_is_reported(url: str, tmp: Path) -> None:
     killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_tests.votes('a'))")
-    with contextlib.closing(open_store(url, STREAMS)) as store, pytest.raises(Unavailable, match="INGEST_ROWS"):
-        outbox(store).publish(store)
+    nowhere = open_elsewhere(settings.IN_TABLES, STREAMS)
+    waits = "rows of votes wait for parquet:.*, which INGEST_ROWS does not name now"
+    with (
+        contextlib.closing(open_store(url, STREAMS, elsewhere=nowhere)) as store,
+        pytest.raises(Unavailable, match=waits),
+    ):
+        nowhere.publish(store)
     with contextlib.closing(connected(url, tmp)) as store:
         outbox(store).publish(store)
     assert choices(tmp) == ["a"]
@@ -513,7 +518,7 @@ def test_a_merge_may_be_killed(moment: str, url: str, tmp: Path) -> None:
         "[store.persist(*store_tests.votes(n, first=n)) for n in range(1, 6)]; "
         "store.elsewhere.publish(store); parquet.MERGED = 2500"
     )
-    killed(url, tmp, f"{program}; {moment}; outbox(store).tidy('votes', store)")
+    killed(url, tmp, f"{program}; {moment}; store.elsewhere.tidy('votes', store)")
     assert choices(tmp) == ["1", "2", "3", "4", "5"]
     with contextlib.closing(connected(url, tmp)) as store:
         tidied(store)
