@@ -88,7 +88,8 @@ class Sqlite(Store[apsw.Connection]):
                 db.close()
                 raise
             self.db = db
-        return self.db
+        connection: apsw.Connection = self.db
+        return connection
 
     def make_tables(self, db: apsw.Connection) -> None:
         """Create the bookkeeping's tables, or bring them up to date."""
