@@ -51,9 +51,7 @@ class ClickHouse(Carried):
         return Table(self.next_name(), self.columns)
 
     @override
-    def publish(self, name: str, carried: bytes | None) -> bool:
-        if carried is None:  # another worker has published it
-            return True
+    def send(self, name: str, carried: bytes) -> None:
         own = writer_of(name)[0] == self.writer
         first = own and self.sure and writer_of(name)[1] == self.number
         if own:
@@ -67,7 +65,6 @@ class ClickHouse(Carried):
                     self.insert(client, f"{name}-{day}", rows.filter(pc.equal(days, pa.scalar(day))))
         if own:
             self.sure = True
-        return True
 
     def insert(self, client: Client, token: str, rows: pa.Table) -> None:
         """Insert rows of one day, unless the token is known."""

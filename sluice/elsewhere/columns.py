@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from sluice.base.override import override
-from sluice.elsewhere.destination import Object, Rejected, Rows
+from sluice.elsewhere.destination import InMemory, Rejected, Rows
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types
@@ -97,36 +97,24 @@ def json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-class Table(Object):
+class Table(InMemory[pa.Table]):
     """Rows of a claim in memory, as one table; its note carries them as a stream of Arrow, compressed with zstd."""
 
     def __init__(self, name: str, columns: Columns) -> None:
-        self.name = name
+        super().__init__(name)
         self.columns = columns
-        self.row_groups = 0
-        self.tables: list[pa.Table] = []
 
     @override
-    def add(self, batch: int, rows: Rows) -> None:
-        self.tables.append(self.columns.table(batch, rows))
-        self.row_groups += 1
-
-    @override
-    def undo(self, row_groups: int) -> None:
-        del self.tables[row_groups:]
-        self.row_groups = row_groups
+    def encoded(self, batch: int, rows: Rows) -> pa.Table:
+        return self.columns.table(batch, rows)
 
     @override
     def finish(self) -> None:
         store = pa.BufferOutputStream()
         with pa.ipc.new_stream(store, self.columns.schema, options=COMPRESSED) as stream:
-            for table in self.tables:
+            for table in self.groups:
                 stream.write_table(table)
         self.carried = store.getvalue().to_pybytes()
-
-    @override
-    def close(self, delete: bool) -> None:
-        pass
 
 
 def read(carried: bytes) -> pa.Table:

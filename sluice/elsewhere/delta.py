@@ -55,9 +55,7 @@ class Delta(Carried):
         return Table(self.next_name(), self.columns)
 
     @override
-    def publish(self, name: str, carried: bytes | None) -> bool:
-        if carried is None:  # another worker has published it
-            return True
+    def send(self, name: str, carried: bytes) -> None:
         writer, number = writer_of(name)
         with self.storing():
             rows = stored(read(carried))
@@ -67,7 +65,6 @@ class Delta(Carried):
                 write_deltalake(
                     table, rows, mode="append", schema_mode="merge", writer_properties=WRITER, commit_properties=commit
                 )
-        return True
 
     def table(self, schema: pa.Schema) -> DeltaTable:
         """The table as it is now, made if there is none."""

@@ -6,10 +6,13 @@ import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from sluice.base.override import override
 from sluice.streams.record import Record
 from sluice.streams.registry import Stream
+
+Group = TypeVar("Group")
 
 
 class Rows:
@@ -60,6 +63,37 @@ class Object(ABC):
     @abstractmethod
     def close(self, delete: bool) -> None:
         """The attempt has ended. delete: it has failed, and the object is not noted."""
+
+
+class InMemory(Object, Generic[Group]):
+    """Rows that its process holds until they are published. groups: as `encoded` returns them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.row_groups = 0
+        self.groups: list[Group] = []
+
+    @abstractmethod
+    def encoded(self, batch: int, rows: Rows) -> Group:
+        """A group of rows. Raises: Rejected."""
+
+    @override
+    def add(self, batch: int, rows: Rows) -> None:
+        self.groups.append(self.encoded(batch, rows))
+        self.row_groups += 1
+
+    @override
+    def undo(self, row_groups: int) -> None:
+        del self.groups[row_groups:]
+        self.row_groups = row_groups
+
+    @override
+    def finish(self) -> None:
+        pass
+
+    @override
+    def close(self, delete: bool) -> None:
+        pass
 
 
 class Destination(ABC):
@@ -133,6 +167,16 @@ class Carried(Destination):
     @override
     def own(self, name: str) -> bool:
         return writer_of(name)[0] == self.writer
+
+    @override
+    def publish(self, name: str, carried: bytes | None) -> bool:
+        if carried is not None:  # else another worker has published it
+            self.send(name, carried)
+        return True
+
+    @abstractmethod
+    def send(self, name: str, carried: bytes) -> None:
+        """Send what a note carries, unless the destination has it. Raises: Unwritable."""
 
     @override
     def tidy(self, noted: Callable[[], set[str]]) -> bool:

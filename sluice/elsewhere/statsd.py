@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sluice.base.override import override
-from sluice.elsewhere.destination import Destination, Object, Rows
+from sluice.elsewhere.destination import Destination, InMemory, Rows
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
 
@@ -25,32 +25,13 @@ RESERVED = re.compile(r"[:|@#,\s]+")  # what ends a name, a tag or a line
 log = logging.getLogger("sluice.elsewhere.statsd")
 
 
-class Lines(Object):
+class Lines(InMemory[list[bytes]]):
     """The lines of a claim."""
 
-    def __init__(self) -> None:
-        self.name = uuid.uuid4().hex
-        self.row_groups = 0
-        self.lines: list[list[bytes]] = []
-
     @override
-    def add(self, batch: int, rows: Rows) -> None:
+    def encoded(self, batch: int, rows: Rows) -> list[bytes]:
         metrics: list[Any] = rows.records
-        self.lines.append([line(one) for one in metrics if one.type != "string"])
-        self.row_groups += 1
-
-    @override
-    def undo(self, row_groups: int) -> None:
-        del self.lines[row_groups:]
-        self.row_groups = row_groups
-
-    @override
-    def finish(self) -> None:
-        pass
-
-    @override
-    def close(self, delete: bool) -> None:
-        pass
+        return [line(one) for one in metrics if one.type != "string"]
 
 
 class Statsd(Destination):
@@ -68,7 +49,7 @@ class Statsd(Destination):
 
     @override
     def open(self, received: int) -> Lines:
-        self.opened = Lines()
+        self.opened = Lines(uuid.uuid4().hex)
         return self.opened
 
     @override
@@ -83,7 +64,7 @@ class Statsd(Destination):
                 ((family, kind, protocol, _, address), *_) = socket.getaddrinfo(*self.where, type=socket.SOCK_DGRAM)
                 self.socket = socket.socket(family, kind, protocol)
                 self.socket.connect(address)
-            for packet in packets(each for group in opened.lines for each in group):
+            for packet in packets(each for group in opened.groups for each in group):
                 self.socket.send(packet)
         except OSError as error:  # nobody listened when the packet before arrived
             trouble = str(error)

@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from sluice.base.override import override
 from sluice.base.times import instant, second
-from sluice.elsewhere.destination import Carried, Object, Rejected, Rows, Unwritable, writer_of
+from sluice.elsewhere.destination import Carried, InMemory, Rejected, Rows, Unwritable, writer_of
 from sluice.spool.contract import TIMEOUT_SECONDS
 from sluice.spool.errors import KafkaUnavailable
 from sluice.spool.kafka.admin import MAX_RECORD_BYTES, Admin, asking
@@ -57,40 +57,39 @@ class Writer(NamedTuple):
     last: int
 
 
-class Transaction(Object):
+class Transaction(InMemory[list[Pair]]):
     """The records of a claim, sent as they come, in a transaction that is committed when the database has committed."""
 
     def __init__(self, name: str, topics: Topics, writer: Writer) -> None:
         """Raises: KafkaException."""
-        self.name = name
+        super().__init__(name)
         self.topics = topics
         self.writer: Writer | None = writer  # None: the transaction has ended
-        self.row_groups = 0
-        self.pairs: list[list[Pair]] = []
         self.marked = topics.begin(writer, name)
 
     @override
-    def add(self, batch: int, rows: Rows) -> None:
+    def encoded(self, batch: int, rows: Rows) -> list[Pair]:
         try:
-            pairs = [*self.topics.encoded(batch, rows)]
+            return [*self.topics.encoded(batch, rows)]
         except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
             raise Rejected(str(error)) from None
-        self.pairs.append(pairs)
-        self.row_groups += 1
+
+    @override
+    def add(self, batch: int, rows: Rows) -> None:
+        super().add(batch, rows)
         with writing():
             assert self.writer
-            enqueue(self.writer.producer, self.topics.name, pairs)
+            enqueue(self.writer.producer, self.topics.name, self.groups[-1])
 
     @override
     def undo(self, row_groups: int) -> None:
         # a transaction has no way to take records back, so those that stay are sent again in another
-        del self.pairs[row_groups:]
-        self.row_groups = row_groups
+        super().undo(row_groups)
         with writing():
             assert self.writer
             self.abort()
             self.marked = self.topics.begin(self.writer, self.name)
-            for pairs in self.pairs:
+            for pairs in self.groups:
                 enqueue(self.writer.producer, self.topics.name, pairs)
 
     def abort(self) -> None:
@@ -101,7 +100,7 @@ class Transaction(Object):
 
     @override
     def finish(self) -> None:
-        self.carried = bytes(cramjam.zstd.compress(packer.encode(self.pairs), 1))
+        self.carried = bytes(cramjam.zstd.compress(packer.encode(self.groups), 1))
 
     @override
     def close(self, delete: bool) -> None:
@@ -132,9 +131,7 @@ class Topics(Carried):
         return self.opened
 
     @override
-    def publish(self, name: str, carried: bytes | None) -> bool:
-        if carried is None:  # another worker has published it
-            return True
+    def send(self, name: str, carried: bytes) -> None:
         owner, number = writer_of(name)
         opened, self.opened = self.opened, None
         with writing():
@@ -152,7 +149,6 @@ class Topics(Carried):
                     writer.producer.commit_transaction(COMMIT)
             if owner == self.writer:
                 self.idle = writer
-        return True
 
     def begin(self, writer: Writer, name: str) -> Future[None]:
         """Begin the transaction of an object, and send its number while the caller produces its records.
