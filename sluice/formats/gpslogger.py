@@ -15,11 +15,11 @@ def form(fields: dict[str, str]) -> Gps | None:
         fields.get("lat") or fields.get("latitude"),
         fields.get("lon") or fields.get("longitude"),
         fields.get("time"),
-        fields.get("ts"),
-        fields.get("timestamp"),
         altitude=fields.get("altitude"),
         speed=fields.get("s") or fields.get("speed"),
         accuracy=fields.get("accuracy"),
         bearing=fields.get("direction") or fields.get("bearing"),
         battery=fields.get("battery"),
+        ts=fields.get("ts"),
+        timestamp=fields.get("timestamp"),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import astuple
 
 from sluice.streams.body import Budget
 from sluice.streams.message import Message
@@ -14,11 +15,11 @@ class Location(msgspec.Struct):
     """Degrees, metres, metres per second, percent. The apps send 0 or less for what they do not know."""
 
     gps: tuple[Number, Number] = (None, None)
-    gps_accuracy: Number = None
-    battery: Number = None
-    speed: Number = None
     altitude: Number = None
+    speed: Number = None
+    gps_accuracy: Number = None
     course: Number = None
+    battery: Number = None
 
 
 class Request(msgspec.Struct):
@@ -43,15 +44,4 @@ def decode(part: bytes, message: Message, budget: Budget) -> tuple[Gps]:
     if kind != "update_location":
         raise Invalid(f"not a position: type {kind!r:.40}")
     about = read(part).data
-    lat, lon = about.gps
-    record = position(
-        message.parameter("device"),
-        lat,
-        lon,
-        altitude=about.altitude,
-        speed=about.speed,
-        accuracy=about.gps_accuracy,
-        bearing=about.course,
-        battery=about.battery,
-    )
-    return (record,)
+    return (position(message.parameter("device"), *about.gps, None, *astuple(about)[1:]),)

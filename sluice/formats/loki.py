@@ -107,14 +107,14 @@ def joined_protobuf(streams: list[bytes]) -> bytes:
 
 def from_json(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
     """The lines of a request in JSON. The part of a reject is a stream. Raises: as `decode`."""
-    streams = array(read(body).streams, "streams")
+    streams = bodies.array(read(body).streams, "streams")
     for element in bodies.elements(streams, budget):
         if isinstance(element, Remainder):
             yield Reject(element[:-1], Remainder.reason)  # without the bracket at its end
             return
         try:
             stream = read_stream(element)
-            values = array(stream.values, "values")
+            values = bodies.array(stream.values, "values")
             head = b'{"stream":' + msgspec.json.encode(stream.stream) + b',"values":['
             check_texts(*stream.stream, *stream.stream.values())
         except Exception as error:
@@ -134,14 +134,6 @@ def from_json(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
                 yield record(stream.stream, int(entry.time), entry.line, entry.metadata)
             except Exception as error:
                 yield Reject(head + value + b"]}", bodies.reason(error))
-
-
-def array(value: msgspec.Raw, name: str) -> bytes:
-    """A value as it was sent. Raises: Invalid if it is not an array."""
-    text = bytes(value)
-    if not text.startswith(b"["):
-        raise Invalid(f"{name} is not an array")
-    return text
 
 
 def from_protobuf(body: bytes, budget: Budget) -> Iterator[Log | Reject]:

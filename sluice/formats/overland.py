@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import msgspec
+from msgspec.structs import astuple
 
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
@@ -32,8 +33,8 @@ class Geometry(msgspec.Struct):
 class Properties(msgspec.Struct):
     """Metres, metres per second, degrees; the battery is 0 to 1."""
 
-    timestamp: Time = None
     device_id: str | int | None = None
+    timestamp: Time = None
     altitude: Number = None
     speed: Number = None
     horizontal_accuracy: Number = None
@@ -57,9 +58,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Res
     Raises: Invalid, msgspec's errors.
     """
     request = read(part)
-    features = bytes(request.locations)
-    if not features.startswith(b"["):
-        raise Invalid("locations is not an array")
+    features = bodies.array(request.locations, "locations")
     owner = b"" if request.device_id is None else b'"device_id":' + msgspec.json.encode(request.device_id) + b","
     head = b"{" + owner + b'"locations":['
     return each(bodies.elements(features, budget), lambda part: (feature(part, request.device_id),), head, b"]}")
@@ -74,16 +73,5 @@ def feature(element: bytes, device: str | int | None) -> Gps:
     if len(coordinates) > MAX_COORDINATES:
         raise Invalid("coordinates too long")
     lon, lat, *_ = *read_coordinates(coordinates), None, None
-    about = sent.properties
-    return position(
-        about.device_id or device,
-        lat,
-        lon,
-        about.timestamp,
-        altitude=about.altitude,
-        speed=about.speed,
-        accuracy=about.horizontal_accuracy,
-        bearing=about.course,
-        battery=about.battery_level,
-        battery_unit=100,
-    )
+    own_device, *values = astuple(sent.properties)
+    return position(own_device or device, lat, lon, *values, battery_unit=100)

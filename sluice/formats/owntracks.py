@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import astuple
 
 from sluice.streams.body import Budget
 from sluice.streams.message import Message
@@ -15,11 +16,11 @@ class Location(msgspec.Struct, rename={"kind": "_type"}):
     """A payload: speed in km/h, time in seconds since 1970."""
 
     kind: str
+    tid: str | int | None = None
+    topic: str | None = None
     lat: Number = None
     lon: Number = None
     tst: Time = None
-    tid: str | int | None = None
-    topic: str | None = None
     alt: Number = None
     vel: Number = None
     acc: Number = None
@@ -41,19 +42,8 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
     location = read(part)
     if location.kind != "location":
         raise Invalid(f"not a position: _type {location.kind!r:.40}")
-    record = position(
-        sender(message) or (location.topic or "").removeprefix("owntracks/") or location.tid,
-        location.lat,
-        location.lon,
-        location.tst,
-        altitude=location.alt,
-        speed=location.vel,
-        accuracy=location.acc,
-        bearing=location.cog,
-        battery=location.batt,
-        speed_unit=KMH,
-    )
-    return (record,)
+    device = sender(message) or (location.topic or "").removeprefix("owntracks/") or location.tid
+    return (position(device, *astuple(location)[3:], speed_unit=KMH),)
 
 
 def sender(message: Message | None) -> str:

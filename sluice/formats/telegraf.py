@@ -37,9 +37,7 @@ read_point = msgspec.json.Decoder(Point).decode
 
 def points(part: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
     """The fields of several points. Each invalid point is one reject. Raises: Invalid."""
-    array = bytes(read(part).metrics)
-    if not array.startswith(b"["):
-        raise Invalid("metrics is not an array")
+    array = bodies.array(read(part).metrics, "metrics")
     return each(bodies.elements(array, budget), lambda part: point(part, message, budget), b'{"metrics":[', b"]}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import astuple
 
 from sluice.streams.body import Budget
 from sluice.streams.message import Message
@@ -45,20 +46,10 @@ read = msgspec.json.Decoder(Request).decode
 def decode(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
     """The position of a request of Traccar Client 9. Raises: Invalid, msgspec's errors."""
     request = read(part)
-    coords = request.location.coords
-    record = position(
-        request.device_id,
-        coords.latitude,
-        coords.longitude,
-        request.location.timestamp,
-        altitude=coords.altitude,
-        speed=coords.speed,
-        accuracy=coords.accuracy,
-        bearing=coords.heading,
-        battery=request.location.battery.level if request.location.battery else None,
-        battery_unit=100,
-    )
-    return (record,)
+    location = request.location
+    lat, lon, *values = astuple(location.coords)
+    battery = location.battery.level if location.battery else None
+    return (position(request.device_id, lat, lon, location.timestamp, *values, battery=battery, battery_unit=100),)
 
 
 def form(fields: dict[str, str]) -> Gps | None:

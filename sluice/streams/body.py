@@ -107,6 +107,14 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"
 
 
+def array(value: msgspec.Raw, name: str) -> bytes:
+    """A value as it was sent. Raises: Invalid if it is not an array."""
+    text = bytes(value)
+    if not text.startswith(b"["):
+        raise Invalid(f"{name} is not an array")
+    return text
+
+
 def elements(array: bytes, budget: Budget) -> Iterator[bytes]:
     """The elements of a JSON array, byte for byte; a Remainder once the budget is used up.
 

@@ -32,8 +32,9 @@ Loose = msgspec.defstruct(
     "Loose",
     [("device", str | int | None, None)]
     + [(name, Number, None) for name in ("lat", "lon")]
-    + [(name, Time, None) for name in TIMES]
-    + [(name, Number, None) for name in RANGES],
+    + [("time", Time, None)]
+    + [(name, Number, None) for name in RANGES]
+    + [(name, Time, None) for name in TIMES[1:]],
 )
 read_loose = msgspec.json.Decoder(Loose).decode
 

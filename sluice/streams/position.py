@@ -60,17 +60,20 @@ def position(
     lat: Number,
     lon: Number,
     time: Time = None,
-    ts: Time = None,
-    timestamp: Time = None,
     altitude: Number = None,
     speed: Number = None,
     accuracy: Number = None,
     bearing: Number = None,
     battery: Number = None,
+    ts: Time = None,
+    timestamp: Time = None,
+    *,
     speed_unit: float = 1.0,
     battery_unit: float = 1.0,
 ) -> Gps:
     """A position. speed_unit: in metres per second. battery_unit: in percent.
+
+    The decoders' Structs have their fields in the order of these parameters.
 
     Raises: Invalid if device, latitude, longitude or time are missing or invalid, or an optional value is not a number.
     """
