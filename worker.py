@@ -37,14 +37,14 @@ from sluice.streams.registry import Stream
 
 log = logging.getLogger("sluice.worker")
 
-# Seconds between two polls while no claim is full: a lone body waits less than 100 ms, and an idle worker takes less
+# Between two polls while no claim is full: a lone body waits less than 100 ms, and an idle worker takes less
 # than 1 % of a core. Bodies collect meanwhile: few large transactions instead of many small ones.
-IDLE = 0.03
-# Streams take turns. A claim holds as many bodies as should take TURN at the rate of the last claim, but at most
-# FIRST_BODIES or twice as many as the last one: a burst of expensive bodies must not delay the other streams either.
-TURN = 1.0  # seconds of CPU, or of decoding if decoders wait for something
+IDLE_SECONDS = 0.03
+# Streams take turns. A claim holds as many bodies as should take TURN_SECONDS at the rate of the last claim, but at
+# most FIRST_BODIES or twice as many as the last one: a burst of expensive bodies must not delay the other streams.
+TURN_SECONDS = 1.0  # of CPU, or of decoding if decoders wait for something
 FIRST_BODIES = 64
-BACKOFF = (0.1, 10.0)  # seconds between two attempts while the store or Redis is unavailable: first, maximum
+BACKOFF_SECONDS = (0.1, 10.0)  # between two attempts while the store or Redis is unavailable: first, maximum
 CHORES_SHARE = 10  # chores take at most 1/10 of the time
 FOLD_SECONDS = 10.0  # between two looks for old batches
 PUBLISH_SECONDS, TIDY_SECONDS = 10.0, 60.0  # between two looks for rows to publish, and for objects to merge
@@ -68,12 +68,12 @@ class StreamState:
 
     def postpone(self) -> None:
         """Keep the claim for a later attempt. Its lease stays alive, and the other streams go on."""
-        self.backoff = min(max(self.backoff * 2, BACKOFF[0]), BACKOFF[1])
+        self.backoff = min(max(self.backoff * 2, BACKOFF_SECONDS[0]), BACKOFF_SECONDS[1])
         self.retry_at = time.monotonic() + self.backoff
 
     def size_next_claim(self, claim: Claim, seconds: float) -> None:
         """Set the size of the next claim from the seconds of work that this one took."""
-        fit = int(claim.count * TURN / max(seconds, 1e-6))
+        fit = int(claim.count * TURN_SECONDS / max(seconds, 1e-6))
         self.max_bodies = max(1, min(fit, max(FIRST_BODIES, 2 * claim.count), MAX_BODIES))
 
 
@@ -132,7 +132,7 @@ class Worker:
         except Unavailable:  # logged when there is something to store
             pass
         threading.Thread(target=self.renew, name="renew", daemon=True).start()
-        backoff = BACKOFF[0]
+        backoff = BACKOFF_SECONDS[0]
         watchdog = daemon.Watchdog()
         while not self.stopping:
             watchdog.turn()
@@ -146,17 +146,17 @@ class Worker:
                 self.publish_figures()
                 done = burst and not held and not any(work) and self.outlet.is_empty()
                 self.log_change(self.outlet.name, None)
-                backoff = BACKOFF[0]
+                backoff = BACKOFF_SECONDS[0]
             except SPOOL_ERRORS as error:
                 self.log_change(self.outlet.name, in_one_line(error))
                 self.wake.acquire(timeout=backoff)
-                backoff = min(backoff * 2, BACKOFF[1])
+                backoff = min(backoff * 2, BACKOFF_SECONDS[1])
                 continue
             if done:
                 break
             self.do_chores()
             if not busy:
-                self.wake.acquire(timeout=IDLE)
+                self.wake.acquire(timeout=IDLE_SECONDS)
         for state in self.states:
             if state.prefetched and not state.claim:
                 with contextlib.suppress(*SPOOL_ERRORS):

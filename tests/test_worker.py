@@ -708,7 +708,7 @@ def test_a_stored_claim_is_counted_and_ends_the_waits_and_the_next_one_is_twice_
         ours.step(state)
         sizes.append(state.max_bodies)
     assert sizes == [100, 200, 400, 400]
-    assert state.backoff == program.BACKOFF[0]
+    assert state.backoff == program.BACKOFF_SECONDS[0]
     assert state.errors.n == 2
     assert 0 < state.persisted.sum < 60
     ours.release()
@@ -787,7 +787,7 @@ def test_without_redis_the_worker_waits_longer_and_longer_and_each_time_from_the
             waits.append(timeout)
             if len(waits) == 9:
                 redis.enter_context(redis_server(tmp))
-            elif timeout == program.IDLE:
+            elif timeout == program.IDLE_SECONDS:
                 redis.close()
             elif len(waits) == 12:
                 ours.stopping = True
@@ -797,7 +797,7 @@ def test_without_redis_the_worker_waits_longer_and_longer_and_each_time_from_the
     ours.wake = Wake()  # type: ignore[assignment]
     with redis:
         ours.run()
-    assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10, program.IDLE, 0.1, 0.2]
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10, program.IDLE_SECONDS, 0.1, 0.2]
 
 
 def test_an_idle_worker_only_looks_whether_there_is_work(redis: Server) -> None:

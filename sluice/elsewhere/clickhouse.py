@@ -1,8 +1,8 @@
 """Rows as tables of ClickHouse: clickhouse://USER:PASSWORD@HOST:8123/DATABASE, a table for each stream.
 
 The rows of a claim that arrived on one day are one synchronous INSERT, into one partition, of one block; its token is
-the name of the object and the day. ClickHouse refuses a token among the last WINDOW ones. A worker that does not know
-whether an object was stored, which may be later than that, asks first: each row has the name of its object.
+the name of the object and the day. ClickHouse refuses a token among the last WINDOW_INSERTS ones. A worker that does
+not know whether an object was stored, which may be later than that, asks first: each row has the name of its object.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from sluice.elsewhere.destination import Carried, Unwritable, writer_of
 from sluice.streams.record import Log, Metric, Record
 from sluice.streams.registry import Stream
 
-WINDOW = 10_000  # inserts whose tokens a table remembers
-TIMEOUT = 30  # seconds for an answer
-LEFT = 3600  # seconds after which a worker has ended that has not dropped its table of deleted rows
+WINDOW_INSERTS = 10_000  # whose tokens a table remembers
+TIMEOUT_SECONDS = 30  # for an answer
+LEFT_SECONDS = 3600  # after which a worker has ended that has not dropped its table of deleted rows
 # Texts that few rows differ in; a table of one's own may have other types
 LOW: dict[type[Record], set[str]] = {Metric: {"name", "field", "type"}, Log: {"level", "service"}}
 TYPES = {pa.float64(): "Float64", pa.int64(): "Int64", pa.bool_(): "Bool", pa.string(): "String"}
@@ -118,7 +118,7 @@ class ClickHouse(Carried):
         found = client.query(
             "SELECT name FROM system.tables WHERE database = currentDatabase() AND startsWith(name, {prefix:String}) "
             "AND metadata_modification_time <= now() - {age:UInt32}",
-            parameters={"prefix": prefix, "age": LEFT},
+            parameters={"prefix": prefix, "age": LEFT_SECONDS},
         ).result_rows
         names = []
         for (name,) in found:
@@ -156,8 +156,8 @@ class ClickHouse(Carried):
             password=unquote(self.server.password or ""),
             database=self.server.path.strip("/"),
             interface="https" if self.server.query == "secure" else "http",
-            connect_timeout=TIMEOUT,
-            send_receive_timeout=TIMEOUT,
+            connect_timeout=TIMEOUT_SECONDS,
+            send_receive_timeout=TIMEOUT_SECONDS,
             query_retries=0,
             autogenerate_session_id=False,
         )
@@ -167,7 +167,7 @@ class ClickHouse(Carried):
         client.command(
             f"CREATE TABLE IF NOT EXISTS {quoted(self.stream.name)} ({listed}) ENGINE = MergeTree "
             f"PARTITION BY toDate(received_at) ORDER BY ({key}, time) "
-            f"SETTINGS non_replicated_deduplication_window = {WINDOW}, allow_nullable_key = 1, "
+            f"SETTINGS non_replicated_deduplication_window = {WINDOW_INSERTS}, allow_nullable_key = 1, "
             "fsync_after_insert = 1, fsync_part_directory = 1"
         )
         added = ", ".join(f"ADD COLUMN IF NOT EXISTS {quoted(name)} {kind}" for name, kind in columns.items())

@@ -25,12 +25,12 @@ from sluice.elsewhere.columns import MICROSECONDS, NANOSECONDS, Columns, Table, 
 from sluice.elsewhere.destination import Carried, Unwritable, writer_of
 from sluice.streams.registry import Stream
 
-SMALL = 16 << 20  # bytes: a smaller object is merged
-TARGET = 128 << 20  # bytes of a merged object
-MANY = 256  # small objects of the present hour, from which they are merged before the hour has ended
-SETTLED = 60  # seconds after the end of an hour, from which its objects are merged
-READERS = 24  # hours for which objects stay that were merged or deleted, for readers of an earlier version
-SWEEP = 3600.0  # seconds between two deletions of such objects
+SMALL_BYTES = 16 << 20  # a smaller object is merged
+TARGET_BYTES = 128 << 20  # of a merged object
+MANY_OBJECTS = 256  # small ones of the present hour, from which they are merged before the hour has ended
+SETTLED_SECONDS = 60  # after the end of an hour, from which its objects are merged
+READERS_HOURS = 24  # for which objects stay that were merged or deleted, for readers of an earlier version
+SWEEP_SECONDS = 3600.0  # between two deletions of such objects
 WRITER = WriterProperties(compression="ZSTD")
 # A commit waits at most so long for a store that does not answer; a claim is taken by another worker after a while
 OPTIONS = {"timeout": "10s", "connect_timeout": "3s", "max_retries": "2", "retry_timeout": "10s"}
@@ -97,15 +97,15 @@ class Delta(Carried):
                 return False
             found: Counter[str] = Counter()
             for one in table.get_add_actions(flatten=True).to_struct_array().to_pylist():
-                found[one["partition.hour"]] += one["size_bytes"] < SMALL
+                found[one["partition.hour"]] += one["size_bytes"] < SMALL_BYTES
             for hour, small in sorted(found.items()):
-                if small >= (2 if end(hour) + SETTLED < time.time() else MANY):
-                    table.optimize.compact([("hour", "=", hour)], target_size=TARGET, writer_properties=WRITER)
+                if small >= (2 if end(hour) + SETTLED_SECONDS < time.time() else MANY_OBJECTS):
+                    table.optimize.compact([("hour", "=", hour)], target_size=TARGET_BYTES, writer_properties=WRITER)
                     return True
-            if time.monotonic() - self.swept > SWEEP:
+            if time.monotonic() - self.swept > SWEEP_SECONDS:
                 self.swept = time.monotonic()
                 # A commit that is a day late is refused, because another worker has published its rows
-                table.vacuum(READERS, dry_run=False, enforce_retention_duration=False, full=True)
+                table.vacuum(READERS_HOURS, dry_run=False, enforce_retention_duration=False, full=True)
         return False
 
     @override

@@ -29,11 +29,11 @@ from sluice.elsewhere.columns import Columns
 from sluice.elsewhere.destination import Destination, Object, Rows, Unwritable
 from sluice.streams.registry import Stream
 
-SMALL = 16 << 20  # bytes: a smaller file is merged
-MERGED = 32 << 20  # bytes of files that are merged at a time
-MANY = 256  # small files of the present hour, from which they are merged before the hour has ended
-SETTLED = 60  # seconds after the end of an hour, from which its files are merged; also the age of what a crash left
-ROWS = 131_072  # rows of a group in a merged file
+SMALL_BYTES = 16 << 20  # a smaller file is merged
+MERGED_BYTES = 32 << 20  # of files that are merged at a time
+MANY_FILES = 256  # small ones of the present hour, from which they are merged before the hour has ended
+SETTLED_SECONDS = 60  # after the end of an hour, from which its files are merged; also the age of what a crash left
+GROUP_ROWS = 131_072  # in a merged file
 MERGING = "merging"  # a directory
 IDENTITY = ".id"  # a file with the name that tells this directory from others
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
@@ -166,18 +166,18 @@ class Parquet(Destination):
     def merge_some(self, hour: Path, noted: Callable[[], set[str]]) -> bool:
         """Merge some small files of an hour, if it is time; whether there were any."""
         changed = hour.stat().st_mtime_ns
-        over = end(hour) + SETTLED < time.time()
+        over = end(hour) + SETTLED_SECONDS < time.time()
         if over and self.merged.get(hour.name) == changed:
             return False
         found = [(info.st_mtime, path, info.st_size) for path in hour.glob("*.parquet") if (info := path.stat())]
-        small = sorted(each for each in found if each[2] < SMALL)
-        if len(small) >= (2 if over else MANY):
+        small = sorted(each for each in found if each[2] < SMALL_BYTES)
+        if len(small) >= (2 if over else MANY_FILES):
             # A file with a note may be published again. One that was there before the notes were read, and has none,
             # never will be.
             open_ = {self.target(name) for name in noted()}
             total, files = 0, []
             for _, path, size in small:
-                if path not in open_ and total < MERGED:
+                if path not in open_ and total < MERGED_BYTES:
                     total += size
                     files.append(path)
             if len(files) > 1 and self.merge(hour, files):
@@ -193,7 +193,7 @@ class Parquet(Destination):
         for path in entries(self.staged):
             with contextlib.suppress(BlockingIOError, FileNotFoundError):  # alive, or published meanwhile
                 # the next merge deletes what a merge has left
-                if path.name[0] == "." or path.name == MERGING or time.time() - path.stat().st_mtime < SETTLED:
+                if path.name[0] == "." or path.name == MERGING or time.time() - path.stat().st_mtime < SETTLED_SECONDS:
                     continue
                 with open(path, "rb") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -270,12 +270,12 @@ def writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def grouped(parts: Iterable[pq.ParquetFile], schema: pa.Schema) -> Iterator[pa.Table]:
-    """The rows of files in groups of ROWS; null in columns that a file lacks."""
+    """The rows of files in groups of GROUP_ROWS; null in columns that a file lacks."""
     held: list[pa.Table] = []
     for part in parts:
         for at in range(part.num_row_groups):
             held.append(filled(part.read_row_group(at), schema))
-            if sum(table.num_rows for table in held) >= ROWS:
+            if sum(table.num_rows for table in held) >= GROUP_ROWS:
                 yield pa.concat_tables(held)
                 held = []
     if held:

@@ -19,7 +19,7 @@ from sluice.elsewhere.destination import Destination, InMemory, Rows
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
 
-PACKET = 1432  # bytes: an Ethernet frame of 1,500 without the heads of IPv6 and UDP, and some room for tunnels
+PACKET_BYTES = 1432  # an Ethernet frame of 1,500 without the heads of IPv6 and UDP, and some room for tunnels
 RESERVED = re.compile(r"[:|@#,\s]+")  # what ends a name, a tag or a line
 
 log = logging.getLogger("sluice.elsewhere.statsd")
@@ -95,11 +95,11 @@ def line(metric: Metric) -> bytes:
 
 
 def packets(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines in packets of at most PACKET bytes; a longer line is a packet of its own."""
+    """Lines in packets of at most PACKET_BYTES; a longer line is a packet of its own."""
     held: list[bytes] = []
     size = 0
     for each in lines:
-        if held and size + len(each) > PACKET:
+        if held and size + len(each) > PACKET_BYTES:
             yield b"\n".join(held)
             held, size = [], 0
         held.append(each)

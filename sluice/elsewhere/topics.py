@@ -30,11 +30,11 @@ from sluice.streams.registry import Stream
 
 PREFIX = "rows"  # of the names of topics and groups, unless the URL says otherwise
 KEYS = {"logs": "service"}  # the key is the first field of other streams: device, name, poll
-QUEUE = 1 << 17  # records of librdkafka's queue: four groups of a claim
+QUEUE_RECORDS = 1 << 17  # of librdkafka's queue: four groups of a claim
 PRODUCER = {
     "compression.type": "snappy",
     "linger.ms": 5,  # at most; a full batch is sent at once
-    "queue.buffering.max.messages": QUEUE,
+    "queue.buffering.max.messages": QUEUE_RECORDS,
     "queue.buffering.max.kbytes": 1 << 20,
     "transaction.timeout.ms": 60_000,
 }
@@ -42,7 +42,7 @@ PRODUCER = {
 MOVING = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR,
 }  # fmt: skip
-START, COMMIT = 10.0, 30.0  # seconds to take over a transactional id, and to commit the rows of a claim
+START_SECONDS, COMMIT_SECONDS = 10.0, 30.0  # to take over a transactional id, and to commit the rows of a claim
 Pair = tuple[bytes | None, bytes]  # key and value
 encode = msgspec.json.Encoder().encode
 packer = msgspec.msgpack.Encoder()
@@ -96,7 +96,7 @@ class Transaction(InMemory[list[Pair]]):
         """End the transaction. Raises: KafkaException."""
         assert self.writer
         wait([self.marked])
-        self.writer.producer.abort_transaction(COMMIT)
+        self.writer.producer.abort_transaction(COMMIT_SECONDS)
 
     @override
     def finish(self) -> None:
@@ -138,7 +138,7 @@ class Topics(Carried):
             if opened is not None and opened.name == name and opened.writer is not None:
                 writer, opened.writer = opened.writer, None
                 opened.marked.result()
-                writer.producer.commit_transaction(COMMIT)
+                writer.producer.commit_transaction(COMMIT_SECONDS)
             else:
                 writer = self.connect(owner)
                 if writer.last < number:
@@ -146,7 +146,7 @@ class Topics(Carried):
                     for pairs in unpacker.decode(cramjam.zstd.decompress(carried)):
                         enqueue(writer.producer, self.name, pairs)
                     marked.result()
-                    writer.producer.commit_transaction(COMMIT)
+                    writer.producer.commit_transaction(COMMIT_SECONDS)
             if owner == self.writer:
                 self.idle = writer
 
@@ -168,13 +168,13 @@ class Topics(Carried):
             self.admin = admin
         identity = f"{self.name}.{owner}"
         producer = Producer(self.admin.address.properties | PRODUCER | {"transactional.id": identity})
-        producer.init_transactions(START)
+        producer.init_transactions(START_SECONDS)
         with contextlib.closing(Consumer(self.admin.address.properties | {"group.id": identity})) as group:
             return Writer(producer, group.consumer_group_metadata(), self.last(group))
 
     def last(self, group: Consumer) -> int:
         """The offset of a writer's group, below 0 if there is none. Raises: KafkaException."""
-        deadline = time.monotonic() + START
+        deadline = time.monotonic() + START_SECONDS
         while True:
             try:
                 return group.committed([TopicPartition(self.name, 0)], TIMEOUT_SECONDS)[0].offset
@@ -210,8 +210,8 @@ class Topics(Carried):
 
 def enqueue(producer: Producer, topic: str, pairs: list[Pair]) -> None:
     """Produce records, when the queue has room for all of them: one that is refused would come behind later ones."""
-    deadline = time.monotonic() + COMMIT
-    while len(producer) + len(pairs) > QUEUE:
+    deadline = time.monotonic() + COMMIT_SECONDS
+    while len(producer) + len(pairs) > QUEUE_RECORDS:
         producer.poll(0.01)
         if time.monotonic() > deadline:
             raise BufferError("the brokers have not taken the rows of a claim in time")

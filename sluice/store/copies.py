@@ -21,9 +21,9 @@ from urllib.parse import quote
 from sluice.store.registry import open_store
 from sluice.store.store import check_layout
 
-STEP = 1_000  # pages of SQLite copied between two calls of `progress`
-PATIENCE = 30.0  # seconds that `restore` waits for the writers of SQLite
-DEADLOCKS = 5  # attempts to restore PostgreSQL beside workers that lock the same tables in another order
+STEP_PAGES = 1_000  # of SQLite, copied between two calls of `progress`
+PATIENCE_SECONDS = 30.0  # that `restore` waits for the writers of SQLite
+DEADLOCK_ATTEMPTS = 5  # to restore PostgreSQL beside workers that lock the same tables in another order
 MAGIC = {b"SQLite format 3\0": "SQLite", b"PGDMP": "PostgreSQL"}
 HOLDS = "SELECT EXISTS (SELECT 1 FROM batches) OR EXISTS (SELECT 1 FROM batches_ranges)"
 Progress = Callable[[float], None]  # called with the share that is done
@@ -165,11 +165,11 @@ def copy(target: Any, source: Any, progress: Progress) -> None:
     """Copy all pages between two connections of SQLite. Raises: apsw.Error, also if writers leave no gap."""
     import apsw
 
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE_SECONDS
     with target.backup("main", source, "main") as pages:
         while not pages.done:
             try:
-                pages.step(STEP)
+                pages.step(STEP_PAGES)
             except (apsw.BusyError, apsw.LockedError):
                 if time.monotonic() > deadline:
                     raise
@@ -179,12 +179,12 @@ def copy(target: Any, source: Any, progress: Progress) -> None:
 
 def restore_postgres(url: str, file: Path) -> None:
     """Replace the objects that are in an archive, in one transaction. Raises: CannotCopy."""
-    for attempt in range(DEADLOCKS):
+    for attempt in range(DEADLOCK_ATTEMPTS):
         try:
             run(url, "pg_restore", "--clean", "--if-exists", "--no-owner", "--single-transaction", str(file))
             return
         except CannotCopy as error:
-            if "deadlock detected" not in str(error) or attempt == DEADLOCKS - 1:
+            if "deadlock detected" not in str(error) or attempt == DEADLOCK_ATTEMPTS - 1:
                 raise
 
 

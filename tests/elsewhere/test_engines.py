@@ -352,7 +352,7 @@ def test_without_a_broker_a_claim_is_postponed(place: Place) -> None:
 def test_rows_are_not_inserted_again_beyond_the_window_of_tokens(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     from sluice.elsewhere import clickhouse
 
-    monkeypatch.setattr(clickhouse, "WINDOW", 2)
+    monkeypatch.setattr(clickhouse, "WINDOW_INSERTS", 2)
     place.killed("die_after(kind, 'publish'); store.persist(*store_tests.votes('a'))")
     with contextlib.closing(place.connect()) as store:
         monkeypatch.setattr(destination.Carried, "GRACE_SECONDS", 3600.0)
@@ -448,7 +448,7 @@ def test_rows_whose_deletion_was_cut_off_are_deleted_and_counted_later(
         place.killed(f"kind.drop = die; store.expire('votes', {NOON + DAY})")
         store.expire("votes", NOON + DAY)
         assert store.ledger("votes").deleted == 0 and place.choices() == []
-        monkeypatch.setattr("sluice.elsewhere.clickhouse.LEFT", 0)
+        monkeypatch.setattr("sluice.elsewhere.clickhouse.LEFT_SECONDS", 0)
         store.expire("votes", NOON + DAY)
         assert store.ledger("votes").deleted == 2
         assert asked(place.engine, f"SHOW TABLES FROM {place.rows.rpartition('/')[2]}").split() == ["votes"]

@@ -60,7 +60,7 @@ both = pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
 
 @pytest.fixture(autouse=True)
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "SETTLED", 0)
+    monkeypatch.setattr(parquet, "SETTLED_SECONDS", 0)
 
 
 def elsewhere(tmp: Path, **more: str | None) -> settings.Rows:
@@ -286,7 +286,7 @@ import contextlib
 from sluice.elsewhere import outbox, parquet
 from sluice.store.sqlite import store as sqlite
 from sluice.store.postgres import store as postgres
-parquet.SETTLED = 0
+parquet.SETTLED_SECONDS = 0
 """
 MOMENTS = {
     "before a row is written": "parquet.File.add = die",
@@ -446,7 +446,7 @@ def test_the_files_of_a_past_hour_are_merged(store: Store, tmp: Path) -> None:
 def test_files_of_the_present_hour_are_merged_when_they_are_many(
     store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet, "MANY", 5)
+    monkeypatch.setattr(parquet, "MANY_FILES", 5)
     monkeypatch.setattr(parquet, "end", lambda hour: float("inf"))
     stored(store, 4)
     assert tidied(store) == 0
@@ -457,7 +457,7 @@ def test_files_of_the_present_hour_are_merged_when_they_are_many(
 
 def test_a_large_file_is_not_merged(store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored(store, 3)
-    monkeypatch.setattr(parquet, "SMALL", 1)
+    monkeypatch.setattr(parquet, "SMALL_BYTES", 1)
     assert tidied(store) == 0 and len(files(tmp)) == 3
 
 
@@ -516,7 +516,7 @@ def test_a_reader_finds_each_row_once_while_files_are_merged(store: Store, tmp: 
 def test_a_merge_may_be_killed(moment: str, url: str, tmp: Path) -> None:
     program = (
         "[store.persist(*store_tests.votes(n, first=n)) for n in range(1, 6)]; "
-        "store.elsewhere.publish(store); parquet.MERGED = 2500"
+        "store.elsewhere.publish(store); parquet.MERGED_BYTES = 2500"
     )
     killed(url, tmp, f"{program}; {moment}; store.elsewhere.tidy('votes', store)")
     assert choices(tmp) == ["1", "2", "3", "4", "5"]

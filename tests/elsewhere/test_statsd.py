@@ -11,7 +11,7 @@ import pytest
 
 from sluice import settings
 from sluice.elsewhere.registry import check_rows, open_elsewhere
-from sluice.elsewhere.statsd import PACKET
+from sluice.elsewhere.statsd import PACKET_BYTES
 from sluice.formats.streams import STREAMS
 from sluice.store.registry import open_store
 from sluice.store.store import Store
@@ -73,7 +73,7 @@ def test_packets_fit_a_frame_and_have_each_line_once(store: Store, server: socke
     found: list[str] = []
     while len(found) < len(names):
         packet = server.recv(65536)
-        assert len(packet) <= PACKET
+        assert len(packet) <= PACKET_BYTES
         found += packet.decode().split("\n")
     assert found == [f"{name}:1|g" for name in names]
 
