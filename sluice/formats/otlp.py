@@ -20,10 +20,9 @@ from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Remainder
 from sluice.streams.decoder import CHUNK_BYTES, Result
 from sluice.streams.message import Message
-from sluice.streams.record import Invalid, Reject, finite
+from sluice.streams.record import INT64, Invalid, Reject, finite
 
 Tags = dict[str, Any]
-TIME_END = 2**63  # nanoseconds since 1970
 # So many bytes that a data point or log record inherits count as one record more: otherwise a body of 8 MiB with large
 # attributes of its resource and many small points becomes 10 GB of rows
 INHERITED = 1024
@@ -180,17 +179,15 @@ def decode(root: Node, body: bytes, message: Message, budget: Budget) -> Iterato
     declared = message.field("content-type").lower().startswith("application/json")
     json = declared or body.startswith(b"{")
     encoding = Json() if json else Protobuf()
+    requests: Iterable[bytes] = (body,)
     if json:
         try:
             bodies.check_json(body)
         except Invalid:
             if not declared or b"\n" not in body.strip():  # a line of its own might be taken for protobuf
                 raise
-            requests: Iterable[bytes] = bodies.lines(body, budget)
-        else:
-            requests = (body,)
+            requests = bodies.lines(body, budget)
     else:
-        requests = (body,)
         budget.separator = b""  # concatenated messages are one message
     has_record = False
     for request in requests:
@@ -292,13 +289,14 @@ def attributes(pairs: Iterable[Any], convert: Callable[[Any], Any]) -> Tags:
     return {clean(pair.key): convert(pair.value) for pair in pairs}
 
 
-def scope_attributes(scope: Any, convert: Callable[[Any], Any]) -> Tags:
-    """The attributes of an InstrumentationScope, with its name and version as OpenTelemetry names them elsewhere."""
+def scope(convert: Callable[[Any], Any], message: Any, context: Context) -> Context:
+    """The context below a scope. Its name and version are attributes, as OpenTelemetry names them elsewhere."""
+    scope = message.scope
     own = attributes(scope.attributes, convert)
     for name, value in ("otel.scope.name", scope.name), ("otel.scope.version", scope.version):
         if value:
             own[name] = clean(value)
-    return own
+    return context._replace(tags=context.merged(own), scope=own)
 
 
 def plain(value: Any) -> Any:
@@ -335,6 +333,6 @@ def clean(text: str) -> str:
 
 def when(nanoseconds: int) -> int | None:
     """A time; None if it is not known. Raises: Invalid."""
-    if nanoseconds >= TIME_END:
+    if nanoseconds not in INT64:
         raise Invalid("time out of range")
     return nanoseconds or None

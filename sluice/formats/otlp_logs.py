@@ -9,7 +9,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.logs.v1 import logs_pb2
 
 from sluice.formats import otlp
-from sluice.formats.otlp import Context, Node, Tags, attributes, clean, plain, scope_attributes, text, when
+from sluice.formats.otlp import Context, Node, Tags, attributes, clean, plain, scope, text, when
 from sluice.streams.levels import level
 from sluice.streams.record import Log
 
@@ -17,7 +17,6 @@ SEVERITIES = "trace", "debug", "info", "warn", "error", "fatal"  # four numbers 
 
 
 def resource(message: Any, context: Context) -> Context:
-    """The context of a resource's scopes."""
     own = attributes(message.resource.attributes, plain)
     service = own.pop("service.name", None) if isinstance(own.get("service.name"), str) else None
     if message.resource.dropped_attributes_count:
@@ -25,14 +24,7 @@ def resource(message: Any, context: Context) -> Context:
     return context._replace(tags=own, service=service)
 
 
-def scope(message: Any, context: Context) -> Context:
-    """The context of a scope's log records."""
-    own = scope_attributes(message.scope, plain)
-    return context._replace(tags=context.merged(own), scope=own)
-
-
 def record(message: Any, context: Context) -> tuple[Log]:
-    """The record of a LogRecord. Raises: Invalid."""
     own: Tags = {}
     stored = severity(message, own)
     time, observed = when(message.time_unix_nano), when(message.observed_time_unix_nano)
@@ -73,7 +65,7 @@ def severity(message: Any, own: Tags) -> str | None:
     return stored
 
 
-SCOPE = Node(logs_pb2.ScopeLogs, scope, {"logRecords": Node(logs_pb2.LogRecord, record)})
+SCOPE = Node(logs_pb2.ScopeLogs, partial(scope, plain), {"logRecords": Node(logs_pb2.LogRecord, record)})
 RESOURCE = Node(logs_pb2.ResourceLogs, resource, {"scopeLogs": SCOPE})
 REQUEST = Node(ExportLogsServiceRequest, lambda _, context: context, {"resourceLogs": RESOURCE}, needed=True)
 decode = partial(otlp.decode, REQUEST)

@@ -8,18 +8,18 @@ from typing import Any
 
 import msgspec
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.metrics.v1 import metrics_pb2
+from opentelemetry.proto.metrics.v1 import metrics_pb2 as messages
 
 from sluice.formats import otlp
-from sluice.formats.otlp import Context, Node, Tags, attributes, clean, scope_attributes, text, when
+from sluice.formats.otlp import Context, Node, Tags, attributes, clean, scope, text, when
 from sluice.formats.prometheus import bound, minus
 from sluice.streams.metrics import typed
 from sluice.streams.record import Invalid, Metric, finite
 
-NO_RECORDED_VALUE = metrics_pb2.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
+NO_RECORDED_VALUE = messages.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
 TEMPORALITIES: dict[int, str] = {
-    metrics_pb2.AGGREGATION_TEMPORALITY_DELTA: "delta",
-    metrics_pb2.AGGREGATION_TEMPORALITY_CUMULATIVE: "cumulative",
+    messages.AGGREGATION_TEMPORALITY_DELTA: "delta",
+    messages.AGGREGATION_TEMPORALITY_CUMULATIVE: "cumulative",
 }
 SCALE = 64  # SDKs use -10 to 20; beyond 64 a bound is less than a float can tell
 PARTS = 10_000  # buckets, quantiles or exemplars of one data point; SDKs send up to 160 buckets
@@ -79,7 +79,7 @@ def bounded(parts: Any) -> Any:
 
 
 def number(point: Any, context: Context) -> PointRows:
-    """The rows of a point of a gauge or sum."""
+    """Of a gauge or sum."""
     rows = PointRows(point, context)
     if kind := point.WhichOneof("value"):
         rows.add("value", getattr(point, kind))
@@ -125,12 +125,10 @@ def filled(buckets: Any) -> list[tuple[int, int]]:
 
 
 def as_json(about: dict[str, Any]) -> str:
-    """Several values as the text of one row."""
     return msgspec.json.encode(about).decode()
 
 
 def summary(point: Any, context: Context) -> PointRows:
-    """The rows of a point of a summary."""
     rows = PointRows(point, context)
     rows.add("count", point.count)
     rows.add("sum", point.sum)
@@ -140,18 +138,10 @@ def summary(point: Any, context: Context) -> PointRows:
 
 
 def resource(message: Any, context: Context) -> Context:
-    """The context of a resource's scopes."""
     return context._replace(tags=attributes(message.resource.attributes, text))
 
 
-def scope(message: Any, context: Context) -> Context:
-    """The context of a scope's metrics."""
-    own = scope_attributes(message.scope, text)
-    return context._replace(tags=context.merged(own), scope=own)
-
-
 def metric(message: Any, context: Context) -> Context:
-    """The context of a metric's data. Raises: Invalid."""
     if not message.name:
         raise Invalid("missing: name")
     own = {f"otel.metadata.{name}": value for name, value in attributes(message.metadata, text).items()}
@@ -161,7 +151,6 @@ def metric(message: Any, context: Context) -> Context:
 
 
 def data(message: Any, context: Context) -> Context:
-    """The context of data points."""
     own = {}
     if temporality := TEMPORALITIES.get(getattr(message, "aggregation_temporality", 0), ""):
         own["otel.temporality"] = temporality
@@ -171,17 +160,15 @@ def data(message: Any, context: Context) -> Context:
 
 
 KINDS = {
-    "gauge": (metrics_pb2.Gauge, metrics_pb2.NumberDataPoint, number),
-    "sum": (metrics_pb2.Sum, metrics_pb2.NumberDataPoint, number),
-    "histogram": (metrics_pb2.Histogram, metrics_pb2.HistogramDataPoint, histogram),
-    "exponentialHistogram": (
-        *(metrics_pb2.ExponentialHistogram, metrics_pb2.ExponentialHistogramDataPoint, exponential),
-    ),
-    "summary": (metrics_pb2.Summary, metrics_pb2.SummaryDataPoint, summary),
+    "gauge": (messages.Gauge, messages.NumberDataPoint, number),
+    "sum": (messages.Sum, messages.NumberDataPoint, number),
+    "histogram": (messages.Histogram, messages.HistogramDataPoint, histogram),
+    "exponentialHistogram": (messages.ExponentialHistogram, messages.ExponentialHistogramDataPoint, exponential),
+    "summary": (messages.Summary, messages.SummaryDataPoint, summary),
 }
 DATA = {name: Node(kind, data, {"dataPoints": Node(point, read)}) for name, (kind, point, read) in KINDS.items()}
-METRIC = Node(metrics_pb2.Metric, metric, DATA, needed=True)
-SCOPE = Node(metrics_pb2.ScopeMetrics, scope, {"metrics": METRIC})
-RESOURCE = Node(metrics_pb2.ResourceMetrics, resource, {"scopeMetrics": SCOPE})
+METRIC = Node(messages.Metric, metric, DATA, needed=True)
+SCOPE = Node(messages.ScopeMetrics, partial(scope, text), {"metrics": METRIC})
+RESOURCE = Node(messages.ResourceMetrics, resource, {"scopeMetrics": SCOPE})
 REQUEST = Node(ExportMetricsServiceRequest, lambda _, context: context, {"resourceMetrics": RESOURCE}, needed=True)
 decode = partial(otlp.decode, REQUEST)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -240,11 +241,7 @@ def buckets(part: Any) -> list[list[float | None]]:
 
 def counted(spans: Iterable[Any], deltas: Iterable[int], counts: Iterable[float]) -> list[tuple[int, float]]:
     """The index and the count of each bucket. Raises: Invalid."""
-    absolute: list[float] = list(counts)
-    last = 0
-    for delta in deltas:
-        last += delta
-        absolute.append(last)
+    absolute = [*counts, *accumulate(deltas)]
     check_finite(absolute)
     if any(not -(2**63) <= count < 2**63 for count in absolute):
         raise Invalid("histogram: a count is out of range")

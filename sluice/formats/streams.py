@@ -14,7 +14,7 @@ from sluice.streams.schema import case_conflict, stream_problem
 
 
 def built_in(name: str, record: type[Record], decoder: type[JsonDecoder], wire: type, build: Any) -> Stream:
-    return Stream(name, record, decoder(wire, build, [known for known in FORMATS if known.stream == name]).decode)
+    return Stream(name, record, decoder(wire, build, [known for known in FORMATS if known.stream == name]).fast_path())
 
 
 STREAMS: dict[str, Stream] = {

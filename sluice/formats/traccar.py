@@ -47,9 +47,8 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
     """The position of a request of Traccar Client 9. Raises: Invalid, msgspec's errors."""
     request = read(part)
     location = request.location
-    lat, lon, *values = astuple(location.coords)
-    battery = location.battery.level if location.battery else None
-    return (position(request.device_id, lat, lon, location.timestamp, *values, battery=battery, battery_unit=100),)
+    lat, lon, *values = *astuple(location.coords), location.battery.level if location.battery else None
+    return (position(request.device_id, lat, lon, location.timestamp, *values, battery_unit=100),)
 
 
 def form(fields: dict[str, str]) -> Gps | None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from importlib import import_module
 from math import isfinite
+from pkgutil import resolve_name
 from typing import Any, cast
 
 import msgspec
@@ -25,6 +25,7 @@ from sluice.streams.record import INT64, Invalid, Limits, Record, Reject
 
 Decode = Callable[[bytes, Limits], Iterable[Record | Reject]]
 Result = Record | Reject
+load: Callable[[str], Callable[..., Iterable[Result]]] = cache(resolve_name)  # the function that a `Format` names
 
 NUL = b"\\u0000"  # the only spelling in JSON; PostgreSQL's text cannot hold a NUL, SQLite's tools end the text there
 REAL_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
@@ -36,17 +37,9 @@ INVALID_COST = 50  # an invalid record counts as this many records of the budget
 
 
 class Decoder:
-    """Decodes items of one stream; a subclass defines `contents`.
+    """Decodes items of one stream; a subclass defines `contents`."""
 
-    decode: see `Stream`.
-    """
-
-    decode: Decode
-
-    def __init__(self) -> None:
-        self.decode = self.slow_path
-
-    def slow_path(self, item: bytes, limits: Limits) -> Iterator[Result]:
+    def decode(self, item: bytes, limits: Limits) -> Iterator[Result]:
         """The records and rejects of an item; one reject of the whole item if nothing of it can be stored.
 
         Nothing, if a valid request of OTLP has no record.
@@ -122,11 +115,10 @@ class JsonDecoder(Decoder):
         self.read: Callable[[bytes], Any] = msgspec.json.Decoder(wire).decode
         self.read_lines: Callable[[bytes], list[Any]] = msgspec.json.Decoder(wire).decode_lines
         self.read_array: Callable[[bytes], list[Any]] = msgspec.json.Decoder(list[wire]).decode  # type: ignore[valid-type]
-        self.decode = self.fast_path()
 
     def fast_path(self) -> Decode:
-        """`decode` for one plain JSON object; any other item takes the slow path."""
-        read, build, slow = self.read, self.build, self.slow_path
+        """`decode`, but faster for one plain JSON object."""
+        read, build, slow = self.read, self.build, self.decode
 
         def decode(item: bytes, limits: Limits) -> Iterable[Result]:
             try:
@@ -264,14 +256,6 @@ def each(
             yield Reject(head + part + end, bodies.reason(error))
 
 
-@cache
-def load(decoder: str) -> Callable[..., Iterable[Result]]:
-    """The function that a `Format` names."""
-    module, _, name = decoder.partition(":")
-    function: Callable[..., Iterable[Result]] = getattr(import_module(module), name)
-    return function
-
-
 class LineDecoder(Decoder):
     """Decodes lines of a user's own format.
 
@@ -279,7 +263,6 @@ class LineDecoder(Decoder):
     """
 
     def __init__(self, record: type[Record], parse: Callable[[bytes], Record]) -> None:
-        super().__init__()
         self.record = record
         self.parse = parse
 
