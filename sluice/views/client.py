@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from hiredis import pack_command
 from redis.exceptions import ConnectionError, ResponseError
 
 from sluice.views.link import Command, Link
-
-PATIENCE_SECONDS = 10.0  # that Redis may take for one reply
 
 
 class LeaseLost(Exception):
@@ -22,9 +20,6 @@ class Full(Exception):
 
 class ViewsClient(Link):
     """One connection to the views' Redis; every call is one round trip."""
-
-    def __init__(self, socket: str, patience: float = PATIENCE_SECONDS) -> None:
-        super().__init__(socket, patience)
 
     def ask(self, *commands: Command) -> list[Any]:
         """Send commands, return their replies; to MGET, where the strings are.
@@ -50,16 +45,11 @@ class ViewsClient(Link):
         except BaseException:
             self.close()
             raise
-        if error:
-            refused(error)
-        return replies
-
-
-def refused(error: ResponseError) -> NoReturn:
-    """Raise what an error reply means."""
-    text = str(error)
-    if text.startswith("LOST"):
-        raise LeaseLost(text) from None
-    if text.startswith("OOM") or "used memory > 'maxmemory'" in text:
-        raise Full(text) from None
-    raise error
+        if not error:
+            return replies
+        text = str(error)
+        if text.startswith("LOST"):
+            raise LeaseLost(text)
+        if text.startswith("OOM") or "used memory > 'maxmemory'" in text:
+            raise Full(text)
+        raise error

@@ -121,18 +121,10 @@ redis.call('HSET', KEYS[3], 'spec', ARGV[3], 'position', ARGV[4], 'keys', 0, 'ro
 return 1
 """
 
-# The generation that was built is served from now on. KEYS: lease, building, state. ARGV: token, generation.
+# The generation that was built is served from now on. KEYS: lease, building, state. ARGV: token, generation or FULL.
 SWITCH = f"""#!lua flags=allow-oom
 {HELD}
 redis.call('SET', KEYS[3], ARGV[2])
-redis.call('DEL', KEYS[2])
-return 1
-"""
-
-# KEYS: lease, building, state. ARGV: token.
-MARK_FULL = f"""#!lua flags=allow-oom
-{HELD}
-redis.call('SET', KEYS[3], '{FULL.decode()}')
 redis.call('DEL', KEYS[2])
 return 1
 """

@@ -15,22 +15,16 @@ SCAN_STEPS = 50  # in search of them
 
 
 def look(client: ViewsClient, declared: Mapping[str, View]) -> list[ViewFigures]:
-    """The figures of the declared views without their memory, in two round trips. Raises: RedisError."""
-    counted, refreshed, *firsts = client.ask(
-        ("HGETALL", contract.READS),
-        ("HGETALL", contract.REFRESHES),
-        *(view.first_question(path) for path, view in declared.items()),
-    )
+    """The figures of the declared views without their memory. Raises: RedisError."""
+    counted, refreshed = client.ask(("HGETALL", contract.READS), ("HGETALL", contract.REFRESHES))
     reads: dict[str, dict[str, int]] = {}
     for field, n in pairs(counted).items():
         path, _, status = field.rpartition(" ")
         reads.setdefault(path, {})[status] = n
     refreshes = pairs(refreshed)
-    asked = list(zip(declared.items(), firsts))
-    replies = iter(client.ask(*(command for (path, view), first in asked for command in view.questions(path, first))))
     figures = []
-    for (path, view), first in asked:
-        known = view.figures(path, first, replies)._replace(reads=reads.get(path, {}))
+    for path, view in declared.items():
+        known = view.figures(path, client.ask)._replace(reads=reads.get(path, {}))
         figures.append(known if known.refreshes is None else known._replace(refreshes=refreshes.get(path, 0)))
     return figures
 

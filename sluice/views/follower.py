@@ -64,20 +64,19 @@ class Generation:
 
 
 class Follower:
-    """Follows the database until `stop`."""
-
     def __init__(self, socket: str, url: str, views: Mapping[str, View], streams: dict[str, Stream]) -> None:
         """socket: of the views' Redis. url: of the store."""
         self.client = ViewsClient(socket)
         self.source = open_row_source(url, streams)
         self.views = {path: view for path, view in views.items() if isinstance(view, Followed)}
         self.counted = {path for path, view in views.items() if isinstance(view, Counted)}
-        used = {view.stream for view in self.views.values()}
         self.renderers = {
             (view.stream, view.key): Renderer(self.source, view.stream, view.key) for view in self.views.values()
         }
-        self.specs = {path: spec(view, streams) for path, view in self.views.items()}
-        self.used = sorted(used)
+        # with other fields of its records a view is built anew
+        self.specs = {
+            path: f"{view!r} {streams[view.stream].record.__struct_fields__!r}" for path, view in self.views.items()
+        }
         self.prepared = False
         self.token = ""
         self.generations: list[Generation] = []
@@ -90,7 +89,6 @@ class Follower:
         self.reason: str | None = None
 
     def run(self) -> None:
-        """Follow until `stop`."""
         backoff = BACKOFF_SECONDS[0]
         watchdog = daemon.Watchdog()
         waited = daemon.waited()
@@ -127,15 +125,12 @@ class Follower:
         """Log a failure when it begins or changes, and its end."""
         if reason != self.reason:
             self.reason = reason
-            if reason:
-                log.warning("%s", reason)
-            else:
-                log.info("recovered")
+            log.warning("%s", reason) if reason else log.info("recovered")
 
     def take_over(self) -> bool:
         """Take the lease and load the positions; False if another follower has it."""
         if not self.prepared:
-            self.source.prepare(self.used)
+            self.source.prepare({view.stream for view in self.views.values()})
             self.prepared = True
         (client,) = self.client.ask(("CLIENT", "ID"))
         token = f"{client}:{os.getpid()}:{secrets.token_hex(8)}"
@@ -162,7 +157,8 @@ class Follower:
                     info = contract.info(path, name.decode())
                     spec, position = self.client.ask(("HMGET", info, "spec", "position"))[0]
                     if spec == self.specs[path].encode():
-                        self.add(path, name.decode(), position.decode(), live)
+                        generation = Generation(path, self.views[path], name.decode(), position.decode(), live)
+                        self.generations.append(generation)
             mine = [generation for generation in self.generations if generation.path == path]
             if state and state != contract.FULL and not any(generation.live for generation in mine):
                 self.withdraw([path])  # of another declaration
@@ -172,21 +168,17 @@ class Follower:
                 self.build(path)
         self.cursor = 0
 
-    def add(self, path: str, name: str, position: str, live: bool) -> None:
-        """Follow a generation."""
-        self.generations.append(Generation(path, self.views[path], name, position, live))
-
     def build(self, path: str) -> None:
         """Begin a new generation of a view, and give up one that is being built."""
         self.generations = [generation for generation in self.generations if generation.live or generation.path != path]
         name, position = contract.fingerprint(self.views[path]) + secrets.token_hex(4), self.source.start()
         keys = [contract.building(path), contract.info(path, name)]
         self.script(contract.BEGIN, keys, name, self.specs[path], position)
-        self.add(path, name, position, False)
+        self.generations.append(Generation(path, self.views[path], name, position, False))
         self.retries.pop(path, None)
         self.cursor = 0
 
-    def script(self, script: str, keys: Sequence[str | bytes], *arguments: str | int) -> None:
+    def script(self, script: str, keys: Sequence[str | bytes], *arguments: str | bytes | int) -> None:
         """Call a script. Raises: LeaseLost, unless this process has the lease; Full."""
         self.client.ask(("EVAL", script, 1 + len(keys), contract.HOLDER, *keys, self.token, *arguments))
 
@@ -210,10 +202,9 @@ class Follower:
             with self.source.snapshot():
                 for group in self.groups():
                     busy |= self.advance(group, now)
-            for generation in [
-                generation for generation in self.generations if generation.synced and not generation.live
-            ]:
-                self.switch(generation)
+            for generation in list(self.generations):
+                if generation.synced and not generation.live:
+                    self.switch(generation)
         return self.sweep() or busy
 
     def groups(self) -> list[list[Generation]]:
@@ -243,15 +234,13 @@ class Follower:
                 self.apply(group, piece)
         group = [generation for generation in group if generation in self.generations]
         if group and (rows or changes.position != position or not changes.more):
-            at = 0 if changes.more else int(now * 1000)
-            infos = [generation.info for generation in group]
-            self.script(contract.PLACE, infos, changes.position, rows, at)
+            synced = 0 if changes.more else int(now * 1000)
+            self.script(contract.PLACE, [generation.info for generation in group], changes.position, rows, synced)
         for generation in group:
             generation.position, generation.synced = changes.position, not changes.more
         return changes.more
 
     def apply(self, group: list[Generation], rows: list[Any]) -> None:
-        """Apply rows to generations of one stream."""
         items = {}
         for generation in group:
             if generation not in self.generations:
@@ -265,9 +254,8 @@ class Follower:
                 if not generation.live and self.memory() > MEMORY_SHARES[0]:
                     raise Full
                 window: list[Command] = []
-                for command in reduced.commands(
-                    generation.path, generation.name, self.token, partial(self.read, window)
-                ):
+                read = partial(self.read, window)
+                for command in reduced.commands(generation.path, generation.name, self.token, read):
                     window.append(command)
                     if len(window) == WINDOW_CALLS:
                         self.client.ask(*window)
@@ -278,7 +266,6 @@ class Follower:
 
     def read(self, window: list[Command], keys: list[str]) -> list[Place | None]:
         """Send the commands in the window, and read strings behind them, for a transaction that writes them again."""
-        holder: bytes
         places: list[Place | None]
         *_, holder, places = self.client.ask(
             *window, ("WATCH", contract.HOLDER), ("GET", contract.HOLDER), ("MGET", *keys)
@@ -297,29 +284,28 @@ class Follower:
 
     def full(self, generation: Generation) -> None:
         """A generation does not fit. If no other is in service the view answers 503 until one that fits is built."""
+        path = generation.path
         self.generations.remove(generation)
-        served = any(other.path == generation.path and other.live for other in self.generations)
-        if served:
-            log.error("%s: the memory is full: the rebuild is given up, the view is served as before", generation.path)
-            self.script(contract.DROP, [contract.building(generation.path)])
+        if any(other.path == path and other.live for other in self.generations):
+            log.error("%s: the memory is full: the rebuild is given up, the view is served as before", path)
+            self.script(contract.DROP, [contract.building(path)])
         else:
-            self.generations = [other for other in self.generations if other.path != generation.path]
-            _, delay = self.retries.get(generation.path, (0.0, RETRY_SECONDS[0]))
-            self.retries[generation.path] = time.monotonic() + delay, min(2 * delay, RETRY_SECONDS[1])
-            log.error("%s: the memory is full: the view is not served; raise maxmemory", generation.path)
-            self.script(contract.MARK_FULL, [contract.building(generation.path), contract.state(generation.path)])
+            self.generations = [other for other in self.generations if other.path != path]
+            _, delay = self.retries.get(path, (0.0, RETRY_SECONDS[0]))
+            self.retries[path] = time.monotonic() + delay, min(2 * delay, RETRY_SECONDS[1])
+            log.error("%s: the memory is full: the view is not served; raise maxmemory", path)
+            self.script(contract.SWITCH, [contract.building(path), contract.state(path)], contract.FULL)
         self.cursor = 0  # its keys go
 
     def switch(self, generation: Generation) -> None:
         """Serve a generation that has caught up."""
-        self.script(
-            contract.SWITCH, [contract.building(generation.path), contract.state(generation.path)], generation.name
-        )
-        self.generations = [other for other in self.generations if other.path != generation.path or other is generation]
+        path = generation.path
+        self.script(contract.SWITCH, [contract.building(path), contract.state(path)], generation.name)
+        self.generations = [other for other in self.generations if other.path != path or other is generation]
         generation.live = True
-        self.retries.pop(generation.path, None)
+        self.retries.pop(path, None)
         self.cursor = 0
-        log.info("%s: built", generation.path)
+        log.info("%s: built", path)
 
     def heartbeat(self) -> None:
         """Renew the lease, say that the views are in step, and see what is asked for."""
@@ -355,14 +341,12 @@ class Follower:
             return False
         cursor, keys = self.client.ask(("SCAN", self.cursor, "COUNT", SCAN_KEYS))[0]
         used = {(generation.path, generation.name) for generation in self.generations}
-        gone = [key for key in keys if not self.needed(key, used)]
-        if gone:
+        if gone := [key for key in keys if not self.needed(key, used)]:
             self.script(contract.DROP, gone)
         self.cursor = int(cursor) or None
         return True
 
     def needed(self, key: bytes, used: set[tuple[str, str]]) -> bool:
-        """Whether a key may stay."""
         kind, _, rest = key.decode(errors="surrogateescape").partition(":")
         path, _, more = rest.partition(":")
         if kind in ("v", "g"):
@@ -370,8 +354,3 @@ class Follower:
         if kind in ("s", "n"):
             return path in self.views
         return kind != "w" or path in self.counted
-
-
-def spec(view: View, streams: dict[str, Stream]) -> str:
-    """The declaration of a view as text, with the fields of its records: with another one the view is built anew."""
-    return f"{view!r} {streams[view.stream].record.__struct_fields__!r}"

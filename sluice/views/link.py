@@ -18,9 +18,7 @@ RECEIVE_BYTES = 1 << 16  # that one recv asks for: as many as Redis sends at a t
 SIZES = tuple(b"$%d\r\n" % size for size in range(1024))  # the lines before words: formatting one takes 60 ns
 
 Place = tuple[bytes, int, int]  # of a string: the bytes that it is in, its begin and end there
-
 Read = Callable[[list[str]], list[Union[Place, None]]]  # keys -> the strings that the views' Redis has
-
 Command = Union[tuple[Any, ...], list[Any]]  # the words; a list: the pieces of a packed command
 
 
@@ -33,7 +31,7 @@ def pack(*words: bytes) -> bytes:
 class Link:
     """One connection; not thread-safe. Every method raises OSError."""
 
-    def __init__(self, path: str, patience: float, name: str = "") -> None:
+    def __init__(self, path: str, patience: float = 10.0, name: str = "") -> None:
         """path: of the socket. patience: seconds to wait for more of a reply. name: for CLIENT LIST."""
         self.path, self.patience, self.name = path, patience, name
         self.socket: socket.socket | None = None
@@ -41,7 +39,6 @@ class Link:
         self.at = 0  # how much of it has been read
 
     def connect(self) -> socket.socket:
-        """Open the connection."""
         link = self.socket = socket.socket(socket.AF_UNIX)
         link.settimeout(self.patience)
         link.connect(self.path)
@@ -62,7 +59,6 @@ class Link:
             link.close()
 
     def send(self, commands: bytes) -> None:
-        """Send packed commands."""
         try:
             (self.socket or self.connect()).sendall(commands)
         except BlockingIOError as error:

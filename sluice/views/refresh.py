@@ -97,7 +97,6 @@ def kept(client: redis.Redis, key: str, period: float) -> tuple[bytes | None, bo
 
 @contextlib.contextmanager
 def held(client: redis.Redis, lock: str, token: str, hold: float) -> Iterator[None]:
-    """Renew a lock for as long as the block runs."""
     done = threading.Event()
 
     def renew() -> None:
@@ -126,25 +125,20 @@ class Refresher:
         self.due = 0.0
         self.stopping = threading.Event()
         self.reason = ""
-        self.threads = [
-            threading.Thread(target=self.run, name=f"refresh-{n}", daemon=True)
-            for n in range(THREADS if self.tallies else 0)
-        ]
         self.spent: dict[Counted, tuple[float, float]] = {}  # since when (monotonic), and the seconds of its counts
         self.slow: queue.SimpleQueue[Counted] = queue.SimpleQueue()  # tallies whose counts take long
-        self.threads.append(threading.Thread(target=self.index, name="index", daemon=True))
 
     def start(self) -> None:
-        """Start the threads."""
-        for thread in self.threads:
-            thread.start()
+        if self.tallies:
+            for n in range(THREADS):
+                threading.Thread(target=self.run, name=f"refresh-{n}", daemon=True).start()
+            threading.Thread(target=self.index, name="index", daemon=True).start()
 
     def stop(self) -> None:
         """Stop the threads; one that computes is not waited for."""
         self.stopping.set()
 
     def run(self) -> None:
-        """Compute until `stop`."""
         source = open_row_source(self.url, self.streams)
         while not self.stopping.is_set():
             try:
@@ -166,10 +160,7 @@ class Refresher:
         reason = str(error or "")
         if reason != self.reason:
             self.reason = reason
-            if reason:
-                log.warning("tallies are not refreshed: %s", reason)
-            else:
-                log.info("recovered")
+            log.warning("tallies are not refreshed: %s", reason) if reason else log.info("recovered")
 
     def expiring(self) -> Iterator[tuple[str, str]]:
         """The tallies that are older than a period and were asked for within a lifetime; the others are forgotten."""

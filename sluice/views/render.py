@@ -21,13 +21,8 @@ class Renderer:
         names = source.streams[stream].record.__struct_fields__[1:]
         self.at = {name: n for n, name in enumerate(names, 2)} | {"time": 0}
         others = [name for name in names if name != key]
-        struct = msgspec.defstruct(
-            "Item",
-            [(key, Any), ("time", Any), *((name, Any, None) for name in others)],
-            omit_defaults=True,
-            gc=False,
-        )
-        self.make = struct
+        fields: list[Any] = [(key, Any), ("time", Any), *((name, Any, None) for name in others)]
+        self.make = msgspec.defstruct("Item", fields, omit_defaults=True, gc=False)
         self.key = self.at[key]
         self.pick = itemgetter(self.key, 0, *(self.at[name] for name in others))
         self.converters = source.converters[stream]
@@ -59,18 +54,12 @@ class Renderer:
             if plain:
                 document = encode(make(*pick(row)))
             else:
-                row = self.converted(row)
-                key = row[at]
-                values = pick(row)
-                document = encode(make(key, text(row[0]) if text else row[0], *values[2:]))
+                values = list(row)
+                for n, convert in self.converters:
+                    values[n] = convert(values[n])
+                row, key = tuple(values), values[at]
+                document = encode(make(key, text(row[0]) if text else row[0], *pick(row)[2:]))
             yield key if key.__class__ is str else encode(key).decode(), (row[0], row[1], document), row
-
-    def converted(self, row: Row) -> Row:
-        """A row with its compound values as JSON."""
-        values = list(row)
-        for at, convert in self.converters:
-            values[at] = convert(values[at])
-        return tuple(values)
 
     def part(self, row: Row, at: list[int]) -> bytes:
         """Some values of a row, such that equal values are equal bytes."""

@@ -57,7 +57,7 @@ def postgres(server: Postgres) -> Iterator[Site]:
 
 
 SCRIPTS = {"LATEST": LATEST, "EACH": EACH} | {
-    name: getattr(contract, name) for name in ("PLACE", "TOUCH", "BEGIN", "SWITCH", "MARK_FULL", "DROP")
+    name: getattr(contract, name) for name in ("PLACE", "TOUCH", "BEGIN", "SWITCH", "DROP")
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from sluice.views import contract
 from sluice.views.kinds.view import ToJson, View, ViewFigures
 
 if TYPE_CHECKING:
-    from sluice.views.link import Command, Place
+    from sluice.views.link import Place
     from sluice.views.rows.source import RowSource
 
 NEWEST_KEYS = 100  # whose age the figures take: those that clients asked for last
@@ -55,18 +55,12 @@ class Counted(View):
         return contract.kept(path, self, "")
 
     @override
-    def first_question(self, path: str) -> Command:
-        return "ZREVRANGE", contract.wanted(path), 0, NEWEST_KEYS - 1
-
-    @override
-    def questions(self, path: str, first: Any) -> list[Command]:
-        names = [contract.kept(path, self, key.decode(errors="surrogateescape")) for key in first]
-        return [("ZCARD", contract.wanted(path)), *((verb, name) for name in names for verb in ("PTTL", "STRLEN"))]
-
-    @override
-    def figures(self, path: str, first: Any, replies: Iterator[Any]) -> ViewFigures:
-        keys, kept = next(replies), [(next(replies), next(replies)) for _ in first]
-        ages = [2 * self.period - left / 1000 for left, size in kept if size]  # empty: the key is unknown
+    def figures(self, path: str, ask: Callable[..., list[Any]]) -> ViewFigures:
+        wanted = contract.wanted(path)
+        keys, newest = ask(("ZCARD", wanted), ("ZREVRANGE", wanted, 0, NEWEST_KEYS - 1))
+        names = [contract.kept(path, self, key.decode(errors="surrogateescape")) for key in newest]
+        kept = iter(ask(*((verb, name) for name in names for verb in ("PTTL", "STRLEN"))))
+        ages = [2 * self.period - left / 1000 for left, size in zip(kept, kept) if size]  # empty: the key is unknown
         return ViewFigures(path, "served", keys=keys, lag=max(ages, default=None), refreshes=0)
 
 

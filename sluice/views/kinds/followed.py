@@ -45,20 +45,12 @@ class Followed(View):
         return contract.prefix(path, generation)
 
     @override
-    def first_question(self, path: str) -> Command:
-        return "GET", contract.state(path)
-
-    @override
-    def questions(self, path: str, first: Any) -> list[Command]:
-        if first in (None, contract.FULL):
-            return []
-        return [("HMGET", contract.info(path, first.decode()), "keys", "rows", "synced")]
-
-    @override
-    def figures(self, path: str, first: Any, replies: Iterator[Any]) -> ViewFigures:
-        if first in (None, contract.FULL):
-            return ViewFigures(path, "full" if first else "building")
-        keys, rows, synced = (int(field or 0) for field in next(replies))
+    def figures(self, path: str, ask: Callable[..., list[Any]]) -> ViewFigures:
+        (state,) = ask(("GET", contract.state(path)))
+        if state in (None, contract.FULL):
+            return ViewFigures(path, "full" if state else "building")
+        (fields,) = ask(("HMGET", contract.info(path, state.decode()), "keys", "rows", "synced"))
+        keys, rows, synced = (int(field or 0) for field in fields)
         lag = max(0.0, time.time() - synced / 1000) if synced else None
         return ViewFigures(path, "served", keys=keys, rows=rows, lag=lag)
 
@@ -75,8 +67,7 @@ class Reducer(ABC):
         self.renderer = renderer
 
     @abstractmethod
-    def add(self, items: list[Rendered]) -> None:
-        """Take rows in."""
+    def add(self, items: list[Rendered]) -> None: ...
 
     @abstractmethod
     def values(self) -> Iterator[tuple[str, Any]]:

@@ -7,12 +7,9 @@ client asks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from sluice.views.link import Command
+from typing import Any, NamedTuple
 
 # The value as it was received, and the number of items that the client wants -> JSON
 ToJson = Callable[[Any, int], bytes]
@@ -79,13 +76,5 @@ class View(ABC):
         """The beginning of the keys of its values."""
 
     @abstractmethod
-    def first_question(self, path: str) -> Command:
-        """What the figures ask first."""
-
-    @abstractmethod
-    def questions(self, path: str, first: Any) -> list[Command]:
-        """What they ask then. first: the reply to `first_question`."""
-
-    @abstractmethod
-    def figures(self, path: str, first: Any, replies: Iterator[Any]) -> ViewFigures:
-        """The figures but for refreshes, reads and memory. replies: to `questions`, and to those of other views."""
+    def figures(self, path: str, ask: Callable[..., list[Any]]) -> ViewFigures:
+        """The figures but for refreshes, reads and memory. ask: `ViewsClient.ask`."""

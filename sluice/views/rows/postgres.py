@@ -7,12 +7,15 @@ import json
 import logging
 import threading
 import time
-import typing
 from collections.abc import Generator, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
+
+import psycopg
 
 from sluice.base.override import override
 from sluice.base.times import second
+from sluice.store.postgres import partitions
+from sluice.store.postgres.store import CONNECTION, execute, message
 from sluice.store.types import Unavailable
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
@@ -73,10 +76,6 @@ class PostgresRows(RowSource):
     @contextlib.contextmanager
     def open(self) -> Iterator[Any]:
         """The connection, opened if it is closed."""
-        import psycopg
-
-        from sluice.store.postgres.store import CONNECTION, message
-
         try:
             if self.db is None:
                 self.last, self.settled, self.claim, self.pending, self.due = (), (0, 0), "", None, 0.0
@@ -99,8 +98,6 @@ class PostgresRows(RowSource):
 
     @override
     def news(self) -> bool:
-        import psycopg
-
         with self.open() as db:
             batches, changes = self.settled
             # by libpq itself: the follower asks 40 times a second, and a cursor takes five times the CPU
@@ -176,7 +173,7 @@ class PostgresRows(RowSource):
                     columns.append("CASE WHEN type = 'string' THEN to_json(text)::text ELSE value::text END")
                 else:
                     columns.append(f'"{name}"' + ("::text" if self.converter(kinds) else ""))
-            query = f'SELECT {", ".join(columns)} FROM "{stream}" WHERE '  # noqa: S608
+            query = f'SELECT {", ".join(columns)} FROM "{stream}" WHERE '
             if "NULL" in columns:
                 return query  # not cached: the worker may add the column
             self.queries[stream] = query
@@ -234,7 +231,7 @@ class PostgresRows(RowSource):
         query = self.query(db, stream)
         if query:
             with self.open(), db.cursor("rows", binary=True) as cursor:
-                cursor.execute(typing.cast("Any", query + "batch > %s AND batch <= %s"), (above, until))
+                cursor.execute(cast("Any", query + "batch > %s AND batch <= %s"), (above, until))
                 while rows := cursor.fetchmany(10_000):
                     count += len(rows)
                     yield rows
@@ -253,28 +250,22 @@ class PostgresRows(RowSource):
         with self.open():
             for where, values in asked:
                 with db.cursor("rows" if size > 10_000 else "", binary=True) as cursor:
-                    cursor.execute(typing.cast("Any", query + where), values)
+                    cursor.execute(cast("Any", query + where), values)
                     while rows := cursor.fetchmany(10_000):
                         yield rows
 
     @override
     def count(self, stream: str, key: str, by: str, value: str) -> dict[str, int]:
         kinds = field_types(self.streams[stream].record)
-        where = f'"{key}" = %(value)s' if kinds[key] == {str} else f'"{key}"::text = %(value)s'
+        where = f'"{key}"::text = %(value)s'
         if kinds[key] == {str}:  # the index has it
-            where += f" AND {HASHED.format(key)} = hashtextextended(%(value)s, 0)"
-        query = (
-            f'SELECT "{by}"::text, count(*) FROM "{stream}" '  # noqa: S608
-            f'WHERE {where} AND "{by}" IS NOT NULL GROUP BY 1'
-        )
+            where = f'"{key}" = %(value)s AND {HASHED.format(key)} = hashtextextended(%(value)s, 0)'
+        query = f'SELECT "{by}"::text, count(*) FROM "{stream}" WHERE {where} AND "{by}" IS NOT NULL GROUP BY 1'
         with self.open() as db:
             return dict(db.execute(query, {"value": value}).fetchall())
 
     @override
     def make_countable(self, stream: str, key: str, by: str) -> None:
-        from sluice.store.postgres import partitions
-        from sluice.store.postgres.store import execute
-
         if field_types(self.streams[stream].record)[key] != {str}:
             return
         name = partitions.named(stream, f"by_{key}")
@@ -299,11 +290,6 @@ class PostgresRows(RowSource):
 
     def index(self, streams: list[str]) -> None:
         """Create the indexes that are missing. One that was interrupted is invalid, and created again."""
-        import psycopg
-
-        from sluice.store.postgres import partitions
-        from sluice.store.postgres.store import CONNECTION, execute, message
-
         try:
             with psycopg.connect(self.url, autocommit=True, prepare_threshold=None, **CONNECTION) as db:
                 for stream in streams:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 from zlib import crc32
 
+import apsw
 import msgspec
 
 from sluice.base.override import override
@@ -56,8 +57,6 @@ class SqliteRows(RowSource):
     @contextlib.contextmanager
     def open(self) -> Iterator[Any]:
         """The connection, opened if it is closed."""
-        import apsw
-
         try:
             if self.db is None:
                 if not os.path.exists(self.path):
@@ -117,7 +116,7 @@ class SqliteRows(RowSource):
         # a column that the worker has not added yet: its quoted name alone would be taken for a text
         names = field_types(self.streams[stream].record)
         columns = ", ".join(f'"{name}"' if name in present else "NULL" for name in names)
-        return f'SELECT time, seq, {columns}, rowid FROM "{stream}" WHERE rowid > ? ORDER BY rowid LIMIT ?'  # noqa: S608
+        return f'SELECT time, seq, {columns}, rowid FROM "{stream}" WHERE rowid > ? ORDER BY rowid LIMIT ?'
 
     @override
     def changes(self, stream: str, position: str, limit: int) -> Changes:
@@ -137,18 +136,13 @@ class SqliteRows(RowSource):
     def count(self, stream: str, key: str, by: str, value: str) -> dict[str, int]:
         kinds = field_types(self.streams[stream].record)
         where = f'"{key}" = ?' if kinds[key] == {str} else f'CAST("{key}" AS TEXT) = ?'
-        query = (
-            f'SELECT CAST("{by}" AS TEXT), count(*) FROM "{stream}" '  # noqa: S608
-            f'WHERE {where} AND "{by}" IS NOT NULL GROUP BY 1'
-        )
+        query = f'SELECT CAST("{by}" AS TEXT), count(*) FROM "{stream}" WHERE {where} AND "{by}" IS NOT NULL GROUP BY 1'
         self.leave()
         with self.open() as db:
             return dict(db.execute(query, (value,)).fetchall())
 
     @override
     def make_countable(self, stream: str, key: str, by: str) -> None:
-        import apsw
-
         if field_types(self.streams[stream].record)[key] != {str}:
             return
         try:
