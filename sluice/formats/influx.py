@@ -64,29 +64,7 @@ def decode(body: bytes, message: Message | None, budget: Budget) -> Iterator[Met
     The query string of the message has the unit of the timestamps. Raises: Invalid.
     """
     unit = unit_of(message.query) if message else 1
-    for result in points(body.removeprefix(bodies.BOM), budget, unit):
-        if isinstance(result, Reject):
-            part = result.part
-            # a comment before an invalid line that a replay would take for another format
-            if part.startswith(bodies.BOM) or FORM.fullmatch(part) or part.lstrip()[:1] in b"{[":
-                result = result._replace(part=b"#\n" + part)
-        yield result
-
-
-@lru_cache(maxsize=64)  # a sender has always the same query; parsing it takes a quarter of the time of one line
-def unit_of(query: bytes) -> int:
-    """Nanoseconds of one unit of the timestamps of a message with this query. Raises: Invalid."""
-    precision = parameter(query, "precision")
-    if precision not in SCALES:
-        raise Invalid(f"unknown precision: {precision!r:.40}")
-    return SCALES[precision]
-
-
-def points(body: bytes, budget: Budget, unit: int) -> Iterator[Metric | Reject]:
-    """`decode`, before a reject has its comment.
-
-    unit: nanoseconds of one unit of the timestamps.
-    """
+    body = body.removeprefix(bodies.BOM)
     heads: dict[str, Head] = {}
     plain = not CONTROL_IN_BODY.search(body)
     longest = budget.limits.record // 4  # the tags of a line take up to 100 bytes of memory per byte
@@ -95,7 +73,7 @@ def points(body: bytes, budget: Budget, unit: int) -> Iterator[Metric | Reject]:
         if not raw:
             continue
         if budget.left <= 0:
-            yield Reject(body[match.start() :], Remainder.reason)
+            yield Reject(replayable(body[match.start() :]), Remainder.reason)
             return
         try:
             if len(raw) > longest:
@@ -105,12 +83,25 @@ def points(body: bytes, budget: Budget, unit: int) -> Iterator[Metric | Reject]:
                 budget.left -= 1
                 continue
             metrics = point(text, unit, heads, plain)
-        except UnicodeDecodeError as error:
-            yield Reject(raw, f"not UTF-8: {error.reason}")
-        except Invalid as error:
-            yield Reject(raw, str(error))
+        except (UnicodeDecodeError, Invalid) as error:
+            yield Reject(replayable(raw), bodies.reason(error))
         else:
             yield from metrics
+
+
+def replayable(part: bytes) -> bytes:
+    """An invalid part, after a comment if a replay would take it for another format."""
+    other = part.startswith(bodies.BOM) or FORM.fullmatch(part) or part.lstrip()[:1] in b"{["
+    return b"#\n" + part if other else part
+
+
+@lru_cache(maxsize=64)  # a sender has always the same query; parsing it takes a quarter of the time of one line
+def unit_of(query: bytes) -> int:
+    """Nanoseconds of one unit of the timestamps. Raises: Invalid."""
+    precision = parameter(query, "precision")
+    if precision not in SCALES:
+        raise Invalid(f"unknown precision: {precision!r:.40}")
+    return SCALES[precision]
 
 
 def point(text: str, unit: int, heads: dict[str, Head], plain: bool) -> list[Metric]:
@@ -139,7 +130,7 @@ def point(text: str, unit: int, heads: dict[str, Head], plain: bool) -> list[Met
 
 
 def escaped(text: str, unit: int, heads: dict[str, Head]) -> list[Metric]:
-    """`point` for a line with escapes or quotes, by the full grammar. Raises: Invalid."""
+    """`point` for a line with escapes or quotes, by the full grammar."""
     head = HEAD.match(text)
     if head and head.end() == len(text):
         raise Invalid("no field")
@@ -166,7 +157,6 @@ def escaped(text: str, unit: int, heads: dict[str, Head]) -> list[Metric]:
 
 
 def unescape(escapes: re.Pattern[str], text: str) -> str:
-    """A text without its escapes."""
     return escapes.sub(r"\1", text) if "\\" in text else text
 
 
@@ -203,7 +193,6 @@ def when(stamp: str, unit: int) -> int:
 
 
 def value(written: str) -> tuple[float | int | str, str]:
-    """The value of a field and its type. Raises: Invalid."""
     if written[0] != '"':
         return number(written)
     text = unescape(IN_TEXT, written[1:-1])

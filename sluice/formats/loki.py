@@ -42,21 +42,15 @@ Labels = dict[str, str]
 
 
 class Push(msgspec.Struct):
-    """A request in JSON."""
-
     streams: msgspec.Raw
 
 
 class LogStream(msgspec.Struct):
-    """The lines of one set of labels."""
-
     values: msgspec.Raw
     stream: Labels = {}
 
 
 class Entry(msgspec.Struct, array_like=True):
-    """A line; the time is nanoseconds since 1970."""
-
     time: str
     line: str
     metadata: Labels = {}
@@ -96,12 +90,10 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Log | Reje
 
 
 def joined_json(streams: list[bytes]) -> bytes:
-    """A request with these streams."""
     return b'{"streams":[' + b",".join(streams) + b"]}"
 
 
 def joined_protobuf(streams: list[bytes]) -> bytes:
-    """A request with these streams, each with its tag."""
     return bytes(cramjam.snappy.compress_raw(b"".join(streams)))
 
 
@@ -176,7 +168,6 @@ def from_protobuf(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
 
 
 def labels_of(text: str) -> Labels:
-    """The labels of a stream in protobuf. Raises: Invalid."""
     if not ALL_LABELS.fullmatch(text):
         raise Invalid(f"not labels: {text!r:.60}")
     labels = {name: ESCAPE.sub(unescape, value) for name, value in ONE_LABEL.findall(text)}

@@ -84,7 +84,6 @@ class Protobuf:
         return own + protobuf.wrapped(number, child)
 
     def parse(self, node: Node, data: bytes) -> Any:
-        """The message of a node. Raises: Invalid."""
         try:
             return node.kind.FromString(data)
         except DecodeError:

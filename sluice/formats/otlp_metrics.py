@@ -26,8 +26,6 @@ PARTS = 10_000  # buckets, quantiles or exemplars of one data point; SDKs send u
 
 
 class PointRows(list[Metric]):
-    """The rows of one data point."""
-
     def __init__(self, point: Any, context: Context) -> None:
         self.context = context._replace(tags=context.merged(attributes(point.attributes, text)))
         self.time = when(point.time_unix_nano)

@@ -65,7 +65,6 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Res
 
 
 def feature(element: bytes, device: str | int | None) -> Gps:
-    """The position of one feature. Raises: Invalid, msgspec's errors."""
     sent = read_feature(element)
     if sent.geometry.type != "Point":
         raise Invalid(f"not a position: geometry {sent.geometry.type!r:.40}")

@@ -122,7 +122,6 @@ class Request:
         return rows
 
     def labels(self, part: Any) -> list[tuple[str, str]]:
-        """The labels of a series or exemplar. Raises: Invalid."""
         if self.version == 1:
             return [(label.name, label.value) for label in part.labels]
         references = [self.symbol(number) for number in part.labels_refs]

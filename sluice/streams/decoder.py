@@ -14,7 +14,6 @@ from pkgutil import resolve_name
 from typing import Any, cast
 
 import msgspec
-from msgspec import UNSET
 
 from sluice.base.override import override
 from sluice.streams import body as bodies
@@ -107,7 +106,9 @@ class JsonDecoder(Decoder):
         self.objects_at = {path: known.decoder for known in formats if known.objects == () for path in known.paths}
         self.forms = [known.form for known in formats if known.form]
         self.texts = [known.decoder for known in formats if known.text]
-        shape = msgspec.defstruct("Shape", [(name, msgspec.Raw | msgspec.UnsetType, UNSET) for name in self.objects])
+        shape = msgspec.defstruct(
+            "Shape", [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in self.objects]
+        )
         self.no_shape = shape()
         self.read_shape: Callable[[bytes], Any] = msgspec.json.Decoder(shape).decode
         self.wire = wire
@@ -187,7 +188,6 @@ class JsonDecoder(Decoder):
             return []
 
     def value(self, part: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
-        """The records of one JSON value."""
         try:
             if not part.startswith(b"{"):
                 raise Invalid("not a JSON object")
@@ -208,7 +208,7 @@ class JsonDecoder(Decoder):
         """The records of a JSON object that is not a plain one; `error` says why. Raises only before it yields."""
         if self.objects and (shape := self.read_shape(part)) != self.no_shape:
             for name, decoder in self.objects.items():
-                if getattr(shape, name) is not UNSET:
+                if getattr(shape, name) is not msgspec.UNSET:
                     return load(decoder)(part, message, budget)
         if message and message.path in self.objects_at:
             return load(self.objects_at[message.path])(part, message, budget)
@@ -226,7 +226,6 @@ class JsonDecoder(Decoder):
             yield self.form(bodies.form(body, budget.limits))
 
     def form(self, fields: dict[str, str]) -> Record:
-        """The record of a form. Raises: Invalid, or msgspec's errors."""
         for form in self.forms:
             record = cast("Record | None", load(form)(fields))
             if record is not None:
@@ -281,7 +280,6 @@ class LineDecoder(Decoder):
                 yield record
 
     def decode_line(self, line: bytes, limits: Limits) -> Record:
-        """The record of one line. Raises: Invalid, and any exception of the parser."""
         if len(line) > limits.record:
             raise Invalid(f"line longer than {limits.record} bytes")
         record = self.parse(line)
@@ -330,7 +328,6 @@ def check_numbers(values: Iterable[Any]) -> None:
 
 
 def out_of_range(number: float) -> Invalid:
-    """The error for a number that a database cannot hold."""
     return Invalid(f"number out of range: {number!r:.40}")
 
 

@@ -15,7 +15,6 @@ from sluice.streams.times import TIMES, Time, first
 
 
 def within(least: float, most: float) -> Any:
-    """The type of a number in a range."""
     return Annotated[float, msgspec.Meta(ge=least, le=most)]
 
 
@@ -40,7 +39,6 @@ read_loose = msgspec.json.Decoder(Loose).decode
 
 
 def build(wire: Any) -> Gps:
-    """The record of a plain object. Raises: Invalid if its time is invalid."""
     return Gps(  # by each name: with ** it takes twice as long
         time=first(wire.time, wire.ts, wire.timestamp),
         device=wire.device,

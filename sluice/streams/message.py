@@ -32,7 +32,6 @@ class Message(NamedTuple):
         return lines[start : lines.index(b"\r\n", start)].strip().decode("utf-8", "replace")
 
     def parameter(self, name: str) -> str:
-        """The first parameter of this name in the query string; "" if it was not sent."""
         return parameter(self.query, name)
 
     def head(self) -> bytes:

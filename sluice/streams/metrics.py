@@ -37,7 +37,6 @@ class Plain(msgspec.Struct, gc=False):
 
 
 def build(wire: Plain) -> Metric:
-    """The record of a plain object. Raises: Invalid."""
     value, kind = wire.value, "float"
     if type(value) is not float:
         value, kind = typed(value)

@@ -22,5 +22,4 @@ class Plain(msgspec.Struct, gc=False):
 
 
 def build(wire: Plain) -> Vote:
-    """The record of a plain object. Raises: Invalid if its time is invalid."""
     return Vote(time=first(wire.time, wire.ts, wire.timestamp), poll=wire.poll, choice=wire.choice, voter=wire.voter)
