@@ -26,7 +26,7 @@ from sluice.spool import contract, errors
 from sluice.spool.kafka import inlet as kafka_inlet
 from sluice.store.sqlite.table import Table
 from sluice.store.tables import TABLES
-from sluice.streams import levels, signature
+from sluice.streams import logs, signature
 
 HTTP, SPOOL, DATABASE, OPERATOR = (
     (harness.ROOT / f"docs/protocol/{name}.md").read_text() for name in ("http", "spool", "database", "operator")
@@ -136,7 +136,7 @@ def test_the_table_of_levels_is_that_of_the_decoder():
     documented: dict[str, str] = {}
     for stored, (names, numbers) in table(HTTP, "level").items():
         documented |= dict.fromkeys([stored, *re.findall(r"\w+", names), *re.findall(r"\d+", numbers)], stored)
-    assert documented == levels.LEVELS
+    assert documented == logs.LEVELS
 
 
 def test_the_checks_of_access_are_the_lines_that_nginx_has_for_them():

@@ -19,8 +19,7 @@ from sluice.http.routes import PROTOBUF
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Remainder
 from sluice.streams.decoder import INVALID_COST
-from sluice.streams.levels import level
-from sluice.streams.logs import take
+from sluice.streams.logs import level, take
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Log, Reject, check_texts
 from sluice.streams.times import SECOND

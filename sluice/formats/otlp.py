@@ -80,8 +80,7 @@ class Protobuf:
 
     def join(self, node: Node, own: bytes, name: str, child: bytes) -> bytes:
         """A message with one child."""
-        number = next(number for number in node.numbers if node.numbers[number] == name)
-        return own + protobuf.wrapped(number, child)
+        return own + protobuf.wrapped(node.kind.DESCRIPTOR.fields_by_camelcase_name[name].number, child)
 
     def parse(self, node: Node, data: bytes) -> Any:
         try:

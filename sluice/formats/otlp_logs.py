@@ -10,7 +10,7 @@ from opentelemetry.proto.logs.v1 import logs_pb2
 
 from sluice.formats import otlp
 from sluice.formats.otlp import Context, Node, Tags, attributes, clean, plain, scope, text, when
-from sluice.streams.levels import level
+from sluice.streams.logs import level
 from sluice.streams.record import Log
 
 SEVERITIES = "trace", "debug", "info", "warn", "error", "fatal"  # four numbers each, from 1

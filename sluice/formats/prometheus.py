@@ -185,8 +185,7 @@ def text(time: int | None, name: str, tags: dict[str, str], field: str, about: d
 
 def metadata(name: str, kind: int, about: str, unit: str) -> Metric:
     """The row of a metric's metadata, which has no time."""
-    written = {"type": named(messages.MetricType, kind), "help": about, "unit": unit}
-    return text(None, name, {}, "metadata", written)
+    return text(None, name, {}, "metadata", {"type": named(messages.MetricType, kind), "help": about, "unit": unit})
 
 
 def named(enum: Any, value: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
 
 import msgspec
 
@@ -11,7 +10,7 @@ from sluice.streams import body as bodies
 from sluice.streams.body import Budget
 from sluice.streams.decoder import NUL, Result, check_text, each
 from sluice.streams.message import Message
-from sluice.streams.metrics import Value, typed
+from sluice.streams.metrics import Name, Value, typed
 from sluice.streams.record import Invalid, Metric
 from sluice.streams.times import Time, first
 
@@ -23,7 +22,7 @@ class Points(msgspec.Struct):
 class Point(msgspec.Struct):
     """A point. A field that is null is not stored."""
 
-    name: Annotated[str, msgspec.Meta(min_length=1)]
+    name: Name
     fields: dict[str, Value | None]
     tags: dict[str, str] | None = None
     time: Time = None

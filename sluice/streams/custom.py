@@ -66,7 +66,7 @@ def wire(record: type[Record]) -> tuple[type[msgspec.Struct], Callable[[Any], Re
     def build(wire: Any) -> Record:
         values = get(wire)
         fields = values[count:]
-        for value in fields:  # check_numbers, inline: a call takes 50 ns more, `in INT64` 17 ns
+        for value in fields:  # as LineDecoder does: a call takes 50 ns more, `in INT64` 17 ns
             kind = type(value)
             if (kind is int and not -(2**63) <= value < 2**63) or (kind is float and not isfinite(value)):
                 raise out_of_range(value)

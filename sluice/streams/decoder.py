@@ -22,7 +22,6 @@ from sluice.streams.format import Format
 from sluice.streams.message import START, Message, parse
 from sluice.streams.record import INT64, Invalid, Limits, Record, Reject
 
-Decode = Callable[[bytes, Limits], Iterable[Record | Reject]]
 Result = Record | Reject
 load: Callable[[str], Callable[..., Iterable[Result]]] = cache(resolve_name)  # the function that a `Format` names
 
@@ -117,7 +116,7 @@ class JsonDecoder(Decoder):
         self.read_lines: Callable[[bytes], list[Any]] = msgspec.json.Decoder(wire).decode_lines
         self.read_array: Callable[[bytes], list[Any]] = msgspec.json.Decoder(list[wire]).decode  # type: ignore[valid-type]
 
-    def fast_path(self) -> Decode:
+    def fast_path(self) -> Callable[[bytes, Limits], Iterable[Result]]:
         """`decode`, but faster for one plain JSON object."""
         read, build, slow = self.read, self.build, self.decode
 
@@ -134,19 +133,14 @@ class JsonDecoder(Decoder):
 
     @override
     def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
-        if message and self.bodies and (decoder := self.decoder_at(message.path)):
-            return load(decoder)(body, message, budget)
+        if message:
+            for path, decoder in self.bodies.items():
+                if message.path.endswith(path):  # a user's route may have a prefix, such as /plant/write
+                    return load(decoder)(body, message, budget)
         body = body.removeprefix(bodies.BOM).strip()
         if not body:
             raise Invalid("empty")
         return (self.json if body.startswith((b"{", b"[")) else self.text)(body, message, budget)
-
-    def decoder_at(self, path: str) -> str:
-        """The decoder of all bodies at a path; it may have a prefix, for a user's route such as /plant/write."""
-        for known, decoder in self.bodies.items():
-            if path.endswith(known):
-                return decoder
-        return ""
 
     def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         """The records of a JSON object, of an array, or of NDJSON."""
@@ -285,7 +279,10 @@ class LineDecoder(Decoder):
         record = self.parse(line)
         if type(record) is not self.record:
             raise Invalid(f"the parser returned {type(record).__name__}, not {self.record.__name__}")
-        check_numbers(msgspec.structs.astuple(record))
+        for value in msgspec.structs.astuple(record):
+            kind = type(value)
+            if (kind is int and value not in INT64) or (kind is float and not isfinite(value)):
+                raise out_of_range(value)
         return check_text(record)
 
 
@@ -317,14 +314,6 @@ def merge_rejects(results: Iterable[Result], budget: Budget) -> Iterator[Result]
         size += len(result.part)
     if parts:
         yield Reject(budget.separator.join(parts), reason)
-
-
-def check_numbers(values: Iterable[Any]) -> None:
-    """Check that every database can hold the numbers among the values. Raises: Invalid."""
-    for value in values:
-        kind = type(value)
-        if (kind is int and value not in INT64) or (kind is float and not isfinite(value)):
-            raise out_of_range(value)
 
 
 def out_of_range(number: float) -> Invalid:

@@ -12,7 +12,6 @@ from sluice.base.override import override
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
 from sluice.streams.decoder import JsonDecoder, Result
-from sluice.streams.levels import level
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
 from sluice.streams.times import Time, first
@@ -23,6 +22,21 @@ MESSAGES = "message", "msg", "log", "event"
 LEVEL_FIELDS = "level", "severity", "log.level"
 SERVICES = "service", "service.name"
 TIMES = "time", "ts", "timestamp", "@timestamp"
+
+# The levels are those of OpenTelemetry. Each has the names and numbers that mean the same elsewhere: of syslog (0 to
+# 7), of pino and Bunyan (10 to 60), of Java's and Python's libraries, and of Serilog
+LEVELS = {
+    name: level
+    for level, names in {
+        "trace": "trace verbose finest finer silly 10",
+        "debug": "debug fine 7 20",
+        "info": "info information informational notice 5 6 30",
+        "warn": "warn warning 4 40",
+        "error": "error err severe 3 50",
+        "fatal": "fatal critical crit alert emerg emergency panic 0 1 2 60",
+    }.items()
+    for name in names.split()
+}
 
 # Only what begins so must be JSON, because a plain line may begin with anything, often with `[`. A truncated object is
 # more often a mistake of its sender than a message: it is buried, and can be repaired
@@ -41,6 +55,18 @@ def take(fields: dict[str, Any], names: tuple[str, ...]) -> Any:
         if name in fields:
             return fields.pop(name)
     return None
+
+
+def level(sent: object) -> tuple[str | None, object]:
+    """The level that is stored for a level as it was sent, and the latter if it is not the same text in another case.
+
+    A text or an integer that is not in LEVELS is stored as it was sent, in lower case.
+    """
+    if not isinstance(sent, str | int) or isinstance(sent, bool):
+        return None, sent
+    text = str(sent).strip().lower()
+    stored = LEVELS.get(text, text)
+    return stored or None, sent if stored != text or isinstance(sent, int) else None
 
 
 def build(wire: dict[str, Any]) -> Log:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from items import LIMITS, decode, reject_reason
-from sluice.streams.levels import LEVELS, level
+from sluice.streams.logs import LEVELS, level
 from sluice.streams.record import Log, Reject
 
 NOON = 1_767_268_800_000_000_000
