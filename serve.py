@@ -34,8 +34,6 @@ NOT_COUNTED = "The count is not ready."
 
 
 class ViewEndpoint:
-    """A view at its path."""
-
     __slots__ = ("key", "max_limit", "ok", "path", "view")
 
     def __init__(self, path: str, view: views.View) -> None:
@@ -96,31 +94,24 @@ class ViewAnswer:
             body = view.value(trip, names[0], self.limit)
         if not body:
             try:
-                body = self.body()
+                values = self.values()
+                if len(values) == 1 and not values[0]:
+                    raise Rejected(NO_KEY)
             except Rejected as rejected:
-                return iter(self.respond(rejected.args[0]))
+                return iter(respond(rejected.args[0], endpoint.path, self.start_response, self.method))
+            body = values[0] or b""
+            if len(values) > 1:
+                body = b"[%b]" % b",".join([value or b"null" for value in values])
         if self.head:  # in the fast lane, which adds the length
             endpoint.ok.n += 1
             self.start_response(OK, HEADERS)
             return iter((body,))
-        return iter(self.respond(reply(OK, body)))
+        return iter(respond(reply(OK, body), endpoint.path, self.start_response, self.method))
 
     @property
     def waits(self) -> bool:
         """Whether it may have to wait until the database has counted."""
         return not self.endpoint.view.state
-
-    def body(self) -> bytes:
-        """The JSON of all values. Raises: Rejected."""
-        values = self.values()
-        if len(values) > 1:
-            return b"[%b]" % b",".join([value or b"null" for value in values])
-        if not values[0]:
-            raise Rejected(NO_KEY)
-        return values[0]
-
-    def respond(self, given: Reply) -> Iterable[bytes]:
-        return respond(given, self.endpoint.path, self.start_response, self.method)
 
     def values(self) -> list[bytes | None]:
         """The JSON of each key, None or empty if it is unknown. Raises: Rejected, if there is no answer; Later."""
@@ -142,7 +133,8 @@ class ViewAnswer:
                 READS.ask(view.path, [key for key, value in zip(self.keys, values) if value is None])
                 if self.head:
                     raise Later(self.head)
-                pause(POLL_SECONDS)
+                gevent: Any = sys.modules.get("gevent")  # where it is, only this greenlet waits
+                (gevent or time).sleep(POLL_SECONDS)
                 reason = "" if time.monotonic() < deadline else NOT_COUNTED
             if reason:
                 raise Rejected(replies.unavailable(reason, 1))
@@ -173,12 +165,6 @@ def respond(given: Reply, path: str, start_response: Callable[..., Any], method:
 
 def bad_request(detail: str) -> Reply:
     return replies.problem("400 Bad Request", detail)
-
-
-def pause(seconds: float) -> None:
-    """Wait; in a process with gevent, only this greenlet."""
-    gevent: Any = sys.modules.get("gevent")
-    (gevent or time).sleep(seconds)
 
 
 ENDPOINTS = {path: ViewEndpoint(path, view) for path, view in views.load(SETTINGS).items()}

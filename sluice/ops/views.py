@@ -22,7 +22,6 @@ from sluice.store.types import Unavailable
 from sluice.views import contract
 from sluice.views.check import Checker
 from sluice.views.client import ViewsClient
-from sluice.views.contract import SOCKET
 from sluice.views.figures import look, measured, rates
 from sluice.views.kinds.followed import Followed
 from sluice.views.kinds.view import ViewFigures
@@ -50,8 +49,8 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     chosen = {path: declared[path]} if path else declared
     try:
         if arguments.action == "check":
-            return check(Checker(str(s.home / SOCKET), s.store, streams, s.keep), chosen)
-        client = ViewsClient(str(s.home / SOCKET))
+            return check(Checker(str(s.home / contract.SOCKET), s.store, streams, s.keep), chosen)
+        client = ViewsClient(str(s.home / contract.SOCKET))
         return rebuild(client, chosen) if arguments.action == "rebuild" else show(client, declared)
     except RedisError as error:
         screen.complain(f"the views' Redis is unavailable: {error}")
@@ -77,7 +76,6 @@ def cells(view: ViewFigures) -> list[str]:
 
 
 def check(checker: Checker, chosen: dict[str, views.View]) -> int:
-    """Compare, and print what differs."""
     status = 0
     for path, view in chosen.items():
         comparison = checker.check(path, view)

@@ -11,7 +11,6 @@ from sluice.views.refresh import Refresher
 
 
 def main() -> None:
-    """Follow until SIGTERM or SIGINT."""
     with settings.exit_if_invalid():
         s = settings.load()
         daemon.start_logging(s.log)

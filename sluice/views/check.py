@@ -7,7 +7,7 @@ they differ every time.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -38,8 +38,6 @@ class Checked(NamedTuple):
 
 
 class Checker:
-    """Compares the views of one cell."""
-
     def __init__(self, socket: str, url: str, streams: dict[str, Stream], keep: Keep = FOREVER) -> None:
         """keep: INGEST_KEEP. A view may have more than the rows that were not deleted by age."""
         self.keep = keep
@@ -67,20 +65,20 @@ class Checker:
 
     def check_share(self, path: str, view: Followed, generation: str, share: int, shares: int) -> tuple[int, list[str]]:
         """Compare the keys of one share, by their hash."""
-        mirror = Mirror(self.source, view, share, shares)
-        mirror.read()
-        expected = mirror.values()
-        present = {key for key in self.keys(view.prefix(path, generation)) if in_share(key, share, shares)}
-        suspects = present | expected.keys()
+
+        def shared(key: str) -> bool:
+            return shares == 1 or crc32(key.encode(errors="surrogateescape")) % shares == share
+
+        mirror = Mirror(self.source, view, shared)
+        suspects = set(filter(shared, self.keys(view.prefix(path, generation)))) | mirror.read().keys()
         keys = len(suspects)
+        aged = self.keep.of(view.stream) is not None
         for again in range(TRIES):
             if again:
                 time.sleep(PAUSE_SECONDS)
             before = self.values(path, view, generation, suspects)
-            mirror.read()
+            expected = mirror.read()
             after = self.values(path, view, generation, suspects)
-            expected = mirror.values()
-            aged = self.keep.of(view.stream) is not None
             suspects = {
                 key for key in suspects
                 if not any(agree(view, values[key], expected.get(key, ABSENT), aged) for values in (before, after))
@@ -130,7 +128,6 @@ class Checker:
         return Checked("served", keys, different)
 
     def close(self) -> None:
-        """Close both connections."""
         self.client.close()
         self.source.close()
 
@@ -138,39 +135,28 @@ class Checker:
 class Mirror:
     """A view in the memory of this process, restricted to one share of the keys."""
 
-    def __init__(self, source: RowSource, view: Followed, share: int, shares: int) -> None:
-        self.source, self.view, self.share, self.shares = source, view, share, shares
+    def __init__(self, source: RowSource, view: Followed, shared: Callable[[str], bool]) -> None:
+        self.source, self.view, self.shared = source, view, shared
         self.renderer = Renderer(source, view.stream, view.key)
         self.reducer = view.reducer(self.renderer)
         self.source.news()
         self.position = source.start()
 
-    def read(self) -> None:
-        """Take in all rows that are committed by now."""
+    def read(self) -> dict[str, Any]:
+        """The values after all rows that are committed by now."""
         self.source.news()
         more = True
         with self.source.snapshot():
             while more:
                 changes = self.source.changes(self.view.stream, self.position, CHUNK_ROWS)
                 for rows in changes.pieces:
-                    items = self.renderer.items(rows)
-                    if self.shares > 1:
-                        items = [item for item in items if in_share(item[0], self.share, self.shares)]
-                    self.reducer.add(items)
+                    self.reducer.add([item for item in self.renderer.items(rows) if self.shared(item[0])])
                 self.position, more = changes.position, changes.more
-
-    def values(self) -> dict[str, Any]:
-        """Key -> value."""
         return dict(self.reducer.values())
 
 
 def agree(view: Followed, served: Any, expected: Any, aged: bool) -> bool:
     """Whether a served value is what it should be. aged: rows are deleted by age, so it may have more."""
-    if not aged or ABSENT in (served, expected):
-        return bool(served == expected) or (aged and expected == ABSENT)
-    return bool(served == expected) or view.may_serve(served, expected)
-
-
-def in_share(key: str, share: int, shares: int) -> bool:
-    """Whether a key belongs to a share."""
-    return shares == 1 or crc32(key.encode(errors="surrogateescape")) % shares == share
+    if served == expected or not aged:
+        return bool(served == expected)
+    return expected == ABSENT or (served != ABSENT and view.may_serve(served, expected))

@@ -17,7 +17,6 @@ PATH = re.compile(r"(?=.{2,201}\Z)(/(?!\.\.?(/|\Z))[\w.~-]+)+/?", re.ASCII)  # a
 TAKEN = re.compile(r"/(healthz|readyz|ping|_sluice_problem|status(/.*)?)")  # by gateway and nginx
 NAME = "INGEST_VIEWS"
 
-
 VIEWS: dict[str, View] = {
     "/gps/latest": latest("gps", key="device"),
     "/gps/trail": feed("gps", key="device", cap=100),
@@ -62,15 +61,14 @@ def verify(views: Mapping[str, View], streams: Mapping[str, Any]) -> None:
     Raises: SettingError for the first one that does not.
     """
     for path, view in views.items():
-        why = ""
-        if view.stream not in streams:
-            why = f"there is no stream {view.stream!r}"
+        known = streams[view.stream].record.__struct_fields__ if view.stream in streams else ()
+        missing = [field for field in view.fields if field not in known]
+        if not known:
+            reason = f"there is no stream {view.stream!r}"
+        elif missing:
+            reason = f"the stream {view.stream!r} has no field {missing[0]!r}"
+        elif view.key == "time":
+            reason = "the key of a view cannot be the time"
         else:
-            known = streams[view.stream].record.__struct_fields__
-            missing = [field for field in view.fields if field not in known]
-            if missing:
-                why = f"the stream {view.stream!r} has no field {missing[0]!r}"
-            elif view.key == "time":
-                why = "the key of a view cannot be the time"
-        if why:
-            raise settings.SettingError(f"{NAME} is invalid: {path!r}: {why}.")
+            continue
+        raise settings.SettingError(f"{NAME} is invalid: {path!r}: {reason}.")

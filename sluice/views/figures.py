@@ -16,22 +16,12 @@ SCAN_STEPS = 50  # in search of them
 
 def look(client: ViewsClient, declared: Mapping[str, View]) -> list[ViewFigures]:
     """The figures of the declared views without their memory. Raises: RedisError."""
-    counted, refreshed = client.ask(("HGETALL", contract.READS), ("HGETALL", contract.REFRESHES))
+    (counted,) = client.ask(("HGETALL", contract.READS))
     reads: dict[str, dict[str, int]] = {}
-    for field, n in pairs(counted).items():
-        path, _, status = field.rpartition(" ")
-        reads.setdefault(path, {})[status] = n
-    refreshes = pairs(refreshed)
-    figures = []
-    for path, view in declared.items():
-        known = view.figures(path, client.ask)._replace(reads=reads.get(path, {}))
-        figures.append(known if known.refreshes is None else known._replace(refreshes=refreshes.get(path, 0)))
-    return figures
-
-
-def pairs(flat: list[bytes]) -> dict[str, int]:
-    """The reply to HGETALL, of a hash of counts."""
-    return {field.decode(): int(n) for field, n in zip(flat[::2], flat[1::2])}
+    for field, n in zip(counted[::2], counted[1::2]):
+        path, _, status = field.decode().rpartition(" ")
+        reads.setdefault(path, {})[status] = int(n)
+    return [view.figures(path, client.ask)._replace(reads=reads.get(path, {})) for path, view in declared.items()]
 
 
 def rates(
@@ -52,13 +42,6 @@ def rates(
 
 def measured(client: ViewsClient, views: list[ViewFigures]) -> list[ViewFigures]:
     """The figures with the memory. Looks at some keys of each view: too slow for every second. Raises: RedisError."""
-    means = sample(client)
-    sizes = {view.path: int(means[view.path] * (view.keys or 0)) for view in views if view.path in means}
-    return [view._replace(bytes=sizes.get(view.path)) for view in views]
-
-
-def sample(client: ViewsClient) -> dict[str, float]:
-    """The mean memory of a key, by the path of the view; from some keys of each."""
     names: dict[str, list[bytes]] = {}
     cursor: Any = b"0"
     for _ in range(SCAN_STEPS):
@@ -69,10 +52,11 @@ def sample(client: ViewsClient) -> dict[str, float]:
                 names.setdefault(rest.partition(b":")[0].decode(), []).append(key)
         if int(cursor) == 0:
             break
-    means: dict[str, float] = {}
-    for path, keys in names.items():
+    figures = []
+    for view in views:
+        keys = names.get(view.path, [])
         step = max(1, len(keys) // SAMPLE_KEYS)
         sizes = [size for size in client.ask(*(("MEMORY", "USAGE", key) for key in keys[::step])) if size]
-        if sizes:
-            means[path] = sum(sizes) / len(sizes)
-    return means
+        mean = sum(sizes) / len(sizes) if sizes else None
+        figures.append(view._replace(bytes=None if mean is None else int(mean * (view.keys or 0))))
+    return figures

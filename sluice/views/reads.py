@@ -84,14 +84,10 @@ class GroupReads:
             if view.state:
                 trip.states[view.state] = None
             else:
-                self.want(view.path, keys)
+                wanted = self.wanted.setdefault(view.path, set())
+                if len(wanted) < MAX_WANTED:
+                    wanted.update(keys)
         return trip, generation, names
-
-    def want(self, path: str, keys: list[bytes]) -> None:
-        """Note that a client asks for tallies, so that they are kept fresh."""
-        wanted = self.wanted.setdefault(path, set())
-        if len(wanted) < MAX_WANTED:
-            wanted.update(keys)
 
     def ask(self, path: str, keys: list[bytes]) -> None:
         """Ask the refresher for tallies without a value, at most once in ASK_SECONDS for each."""
@@ -135,10 +131,12 @@ class GroupReads:
         keys = [*trip.strings, *trip.states]
         if keys:
             out.append(pack(b"MGET", *keys))
-        if not out:
-            return
         self.redis.send(b"".join(out))
-        self.read_report(report, delta, now)
+        refused = self.refused(len(report))  # by a full Redis; then the next report has the counts
+        if now >= self.counts.due:
+            self.counts.due = now + REPORT_SECONDS
+        if not refused:
+            self.counts.confirm(delta)
         self.refused(len(trip.asks))
         for command in trip.commands:
             trip.commands[command] = self.redis.reply()
@@ -165,14 +163,6 @@ class GroupReads:
         ]
         return commands, delta
 
-    def read_report(self, report: list[bytes], delta: dict[str, int], now: float) -> None:
-        """Read the replies to a report. A full Redis refuses it; then the next one has the counts."""
-        refused = self.refused(len(report))
-        if now >= self.counts.due:
-            self.counts.due = now + REPORT_SECONDS
-        if not refused:
-            self.counts.confirm(delta)
-
     def refused(self, replies: int) -> bool:
         """Read replies; whether one is an error."""
         refused = False
@@ -192,10 +182,7 @@ class GroupReads:
         """Log a failure when it begins, and its end."""
         if bool(error) != self.logged:
             self.logged = bool(error)
-            if error:
-                log.warning("the views' Redis is unavailable: %s", error)
-            else:
-                log.warning("the views' Redis is available again")
+            log.warning("the views' Redis is %s", f"unavailable: {error}" if error else "available again")
 
 
 class ServedView:

@@ -57,14 +57,15 @@ class Counted(View):
     @override
     def figures(self, path: str, ask: Callable[..., list[Any]]) -> ViewFigures:
         wanted = contract.wanted(path)
-        keys, newest = ask(("ZCARD", wanted), ("ZREVRANGE", wanted, 0, NEWEST_KEYS - 1))
+        keys, newest, refreshes = ask(
+            ("ZCARD", wanted), ("ZREVRANGE", wanted, 0, NEWEST_KEYS - 1), ("HGET", contract.REFRESHES, path)
+        )
         names = [contract.kept(path, self, key.decode(errors="surrogateescape")) for key in newest]
         kept = iter(ask(*((verb, name) for name in names for verb in ("PTTL", "STRLEN"))))
         ages = [2 * self.period - left / 1000 for left, size in zip(kept, kept) if size]  # empty: the key is unknown
-        return ViewFigures(path, "served", keys=keys, lag=max(ages, default=None), refreshes=0)
+        return ViewFigures(path, "served", keys=keys, lag=max(ages, default=None), refreshes=int(refreshes or 0))
 
 
 def kept_json(place: Place, limit: int) -> bytes:
-    """The JSON of a value, which is the value."""
     data, start, stop = place
     return data[start:stop]

@@ -13,7 +13,6 @@ Integers are little-endian; scores have a sign.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -89,16 +88,10 @@ def feed(stream: str, key: str, cap: int = 100, member: Collection[str] = ()) ->
 
 
 class Feeds(Reducer):
-    """Of `feed`: what its two kinds have in common."""
-
     def __init__(self, view: Feed, renderer: Renderer) -> None:
         super().__init__(renderer)
         self.cap, self.member = view.cap, bool(view.member)
         self.limit = 2 * view.cap + 32  # records held of a key before they are cut to `cap`
-
-    @abstractmethod
-    def values(self) -> Iterator[tuple[str, list[Item]]]:
-        """The value: items, newest first."""
 
     @override
     def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[Command]:
@@ -120,7 +113,6 @@ class Feeds(Reducer):
             yield ("EXEC",)
 
     def score(self, stamp: Stamp) -> int:
-        """Microseconds since 1970."""
         return self.renderer.nanoseconds(stamp[0]) // 1000
 
 
@@ -192,7 +184,6 @@ def encode(items: Sequence[Item]) -> bytes:
 
 
 def decode(value: bytes, member: bool) -> list[Item]:
-    """The items of a value, newest first. member: the feed has `member`."""
     count, lengths, identities, array = layout(value, member)
     scores = unpack_from(f"<{count}q", value, COUNT.size)
     sizes = unpack_from(f"<{count}I", value, lengths)

@@ -37,14 +37,6 @@ class Followed(View):
         """
 
     @override
-    def state(self, path: str) -> str:
-        return contract.state(path)
-
-    @override
-    def prefix(self, path: str, generation: str) -> str:
-        return contract.prefix(path, generation)
-
-    @override
     def figures(self, path: str, ask: Callable[..., list[Any]]) -> ViewFigures:
         (state,) = ask(("GET", contract.state(path)))
         if state in (None, contract.FULL):

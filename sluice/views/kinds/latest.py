@@ -116,7 +116,6 @@ def latest(stream: str, key: str, each: Collection[str] = ()) -> Latest:
 
 
 def newest_json(place: Place, limit: int) -> bytes:
-    """The JSON of a value."""
     data, start, stop = place
     return data[start + ORDER_BYTES : stop]
 

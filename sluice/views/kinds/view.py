@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from sluice.views import contract
+
 # The value as it was received, and the number of items that the client wants -> JSON
 ToJson = Callable[[Any, int], bytes]
 
@@ -67,14 +69,14 @@ class View(ABC):
     def to_json(self) -> ToJson:
         """What makes the JSON of a value: of a string from its Place, of a hash from its fields and values in turn."""
 
-    @abstractmethod
     def state(self, path: str) -> str:
         """The key of the state, which names the generation that is served; "" if it has no generations."""
+        return contract.state(path)
 
-    @abstractmethod
     def prefix(self, path: str, generation: str) -> str:
         """The beginning of the keys of its values."""
+        return contract.prefix(path, generation)
 
     @abstractmethod
     def figures(self, path: str, ask: Callable[..., list[Any]]) -> ViewFigures:
-        """The figures but for refreshes, reads and memory. ask: `ViewsClient.ask`."""
+        """The figures but for reads and memory. ask: `ViewsClient.ask`."""

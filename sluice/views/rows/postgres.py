@@ -15,7 +15,8 @@ import psycopg
 from sluice.base.override import override
 from sluice.base.times import second
 from sluice.store.postgres import partitions
-from sluice.store.postgres.store import CONNECTION, execute, message
+from sluice.store.postgres.store import CONNECTION, message
+from sluice.store.postgres.tables import execute
 from sluice.store.types import Unavailable
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
@@ -75,7 +76,6 @@ class PostgresRows(RowSource):
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Any]:
-        """The connection, opened if it is closed."""
         try:
             if self.db is None:
                 self.last, self.settled, self.claim, self.pending, self.due = (), (0, 0), "", None, 0.0
@@ -130,8 +130,7 @@ class PostgresRows(RowSource):
             )
         }
         known, before = self.pending or (highest, held)
-        left = held & before
-        if left:
+        if left := held & before:
             self.pending = known, left
             return False
         batch = db.execute("SELECT claim FROM batches WHERE id = %s", known[:1]).fetchone()
@@ -299,10 +298,8 @@ class PostgresRows(RowSource):
                     if not any(valid for _, _, valid in present):
                         for _, name, _ in present:
                             execute(db, f"DROP INDEX CONCURRENTLY {name}")
-                        execute(
-                            db,
-                            f'CREATE INDEX CONCURRENTLY ON "{stream}" USING brin (batch) WITH (pages_per_range = 16)',
-                        )
+                        sql = f'CREATE INDEX CONCURRENTLY ON "{stream}" USING brin (batch) WITH (pages_per_range = 16)'
+                        execute(db, sql)
                     self.indexes += [number for number, _, valid in indexes(db, stream) if valid]
         except psycopg.Error as error:
             log.warning("no index on batch, so reading new rows of a large table is slow: %s", message(error))
@@ -330,12 +327,10 @@ def indexes(db: Any, stream: str) -> list[tuple[int, str, bool]]:
 
 
 def to_the_nanosecond(time: int) -> str:
-    """ISO 8601 of nanoseconds since 1970."""
     return f"{second(time // 1_000_000_000)}.{time % 1_000_000_000:09d}Z"
 
 
 def to_the_microsecond(time: int) -> str:
-    """ISO 8601 of nanoseconds since 1970."""
     return f"{second(time // 1_000_000_000)}.{time // 1000 % 1_000_000:06d}Z"
 
 

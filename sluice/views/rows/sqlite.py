@@ -56,7 +56,6 @@ class SqliteRows(RowSource):
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Any]:
-        """The connection, opened if it is closed."""
         try:
             if self.db is None:
                 if not os.path.exists(self.path):
