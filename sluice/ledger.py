@@ -35,8 +35,6 @@ from sluice.views.kinds.view import ViewFigures
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 3.0  # for a reply of Redis; an operator is waiting too
-GONE = "{}: {} bodies that were accepted are neither in Redis nor in the database."
-ABSENT = "{}: last seen {} ago, {:,} bodies waiting there."
 LATE_INTERVALS = 3  # a cell that has published no figures for so many of its intervals is late
 COUNTING_SHARE = 1 / 20  # of the time, for counts in the database: they are slow with millions of batches
 
@@ -47,6 +45,7 @@ class Observer:
     def __init__(self, s: Settings) -> None:
         """Raises: SettingError if a user's module cannot be imported."""
         self.streams = load_streams(s)
+        # the streams that have a decoder or a route
         self.names = {*self.streams, *(route.stream for route in load_routes(s.routes).values())}
         self.url, self.cell = s.store, s.cell
         self.places = [s.home]  # where bytes are written
@@ -67,7 +66,7 @@ class Observer:
         """
         trouble: list[str] = []
         snapshots = self.ask_spool(self.snapshots, trouble) or {}
-        names = self.sorted_names(snapshots)
+        names = sorted(self.names | snapshots.keys())
         ledgers = self.ask_store(lambda store: self.ledgers(store, names, snapshots), trouble) or {}
         rows = {
             name: balance(snapshots.get(name), ledgers.get(name)) | {"decoder": name in self.streams} for name in names
@@ -121,7 +120,7 @@ class Observer:
             lambda: (self.snapshots(), self.spool.processes(), self.spool.memory(), self.spool.counters()),
             reading["trouble"],
         ) or ({}, None, None, None)
-        names = self.sorted_names(snapshots)
+        names = sorted(self.names | snapshots.keys())
         ledgers = self.count(names, snapshots, reading["trouble"])
         reading["streams"] = {
             name: self.stream(name, snapshots.get(name), ledgers.get(name), counted) for name in names
@@ -148,14 +147,10 @@ class Observer:
         reading["cells"] = self.cells(reading["trouble"]) if self.store else None
         for cell in reading["cells"] or ():
             cell["late"] &= cell["cell"] != self.cell  # its own state is shown above
-            reading["trouble"] += absences([cell])
+            reading["trouble"] += absences(cell)
         reading["disk"] = disk(self.places)
         reading["views"] = [view._asdict() for view in self.ask_views(reading["trouble"])]
         return reading
-
-    def sorted_names(self, snapshots: dict[str, Snapshot]) -> list[str]:
-        """The streams that have a decoder or a route, and those found in Redis."""
-        return sorted(self.names | snapshots.keys())
 
     def snapshots(self) -> dict[str, Snapshot]:
         """The state of every stream in the spool. Raises: one of SPOOL_ERRORS."""
@@ -201,8 +196,8 @@ class Observer:
         if began < self.due:
             return {}
         answer = self.ask_store(lambda store: (self.ledgers(store, names, snapshots), store.reasons()), trouble)
+        self.counted = {}
         if answer is None:
-            self.counted = {}
             return {}
         ledgers, reasons = answer
         letters = [{"stream": stream, "reason": reason, "letters": n} for stream, reason, n in reasons]
@@ -223,19 +218,16 @@ class Observer:
             last[name]["through"] = through(snapshot, ledger) if snapshot else None
         elif snapshot:
             row["accepted"] += self.earlier.get(name, 0)
-        return (
-            row
-            | last.get(name, {"through": None})
-            | {
-                "taken": snapshot and snapshot.taken,
-                "backlog_bytes": snapshot and snapshot.size,
-                "open_claims": snapshot and len(snapshot.claims),
-                "received_bytes": None if counted is None else counted.get(f"bytes {name}", 0),
-                "store_errors": None if counted is None else counted.get(f"store_errors {name}", 0),
-                "persist": histogram(counted, f"persist_seconds {name}", SECONDS),
-                "decode": histogram(counted, f"decode_seconds {name}", SECONDS),
-            }
-        )
+        row |= last.get(name, {"through": None})
+        return row | {
+            "taken": snapshot and snapshot.taken,
+            "backlog_bytes": snapshot and snapshot.size,
+            "open_claims": snapshot and len(snapshot.claims),
+            "received_bytes": None if counted is None else counted.get(f"bytes {name}", 0),
+            "store_errors": None if counted is None else counted.get(f"store_errors {name}", 0),
+            "persist": histogram(counted, f"persist_seconds {name}", SECONDS),
+            "decode": histogram(counted, f"decode_seconds {name}", SECONDS),
+        }
 
 
 def disk(places: Sequence[Path]) -> Figures | None:
@@ -250,11 +242,8 @@ def disk(places: Sequence[Path]) -> Figures | None:
 
 def through(snapshot: Snapshot, ledger: Ledger) -> int:
     """The number of the last body before which each accepted one is in the database, counted as `accepted` is."""
-    held = [
-        Claim.of("", claim, bodies).first
-        for claim, bodies in snapshot.claims.items()
-        if ledger.persisted[claim] < bodies
-    ]
+    claims = snapshot.claims.items()
+    held = (Claim.of("", claim, bodies).first for claim, bodies in claims if ledger.persisted[claim] < bodies)
     return min(held, default=snapshot.taken + 1) - 1 + ledger.earlier
 
 
@@ -276,14 +265,18 @@ def held(snapshots: dict[str, Snapshot], stream: str, first: int) -> Figures:
 
 def discrepancies(rows: dict[str, Figures]) -> list[str]:
     """One line per stream whose `missing` is known and not 0."""
-    missing = {name: row["missing"] for name, row in rows.items() if row["missing"]}
-    return [GONE.format(name, n) for name, n in missing.items()]
+    return [
+        f"{name}: {row['missing']} bodies that were accepted are neither in Redis nor in the database."
+        for name, row in rows.items()
+        if row["missing"]
+    ]
 
 
-def absences(cells: list[Figures]) -> list[str]:
-    """One line per cell that publishes no figures any more."""
-    late = (cell for cell in cells if cell["late"])
-    return [ABSENT.format(cell["cell"], screen.ago(cell["seconds"]), waiting(cell)) for cell in late]
+def absences(cell: Figures) -> list[str]:
+    """A line if this cell publishes no figures any more."""
+    if not cell["late"]:
+        return []
+    return [f"{cell['cell']}: last seen {screen.ago(cell['seconds'])} ago, {waiting(cell):,} bodies waiting there."]
 
 
 def waiting(cell: Figures) -> int:

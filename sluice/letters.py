@@ -9,12 +9,8 @@ from sluice.settings import SettingError
 from sluice.store.store import Store
 from sluice.store.types import DeadLetter
 
-ABOVE_ALL = 1 << 62  # above any id
-
 
 class Letters:
-    """The dead letters of a database that match."""
-
     def __init__(self, store: Store[Any], where: str | None = None, stream: str | None = None) -> None:
         """where: a condition in SQL."""
         self.store = store
@@ -33,7 +29,7 @@ class Letters:
     def newest(self, limit: int) -> list[DeadLetter]:
         """The newest letters, newest first. The store returns them in parts that fit into memory."""
         letters: list[DeadLetter] = []
-        below = ABOVE_ALL
+        below = 1 << 62  # above any id
         while missing := max(0, limit - len(letters)):
             part = self.store.letters(self.where, 0, below, missing, newest=True)
             if not part:

@@ -42,7 +42,6 @@ class Keep(NamedTuple):
     streams: dict[str, int | None]
 
     def of(self, stream: str) -> int | None:
-        """The age of a stream, or of `dead`."""
         return self.streams.get(stream, None if stream == DEAD else self.rest)
 
 
@@ -65,7 +64,6 @@ class LogStyle(NamedTuple):
 
 
 def integer(low: int, high: int) -> Callable[[str], int]:
-
     def parse(text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,12}", text) or not low <= int(text) <= high:
             raise ValueError(f"an integer from {low} to {high}")
@@ -120,7 +118,6 @@ def processes(text: str) -> Span:
 
 
 def cell(text: str) -> str:
-    """The parser of INGEST_CELL; see `default_cell`."""
     if text and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", text):
         raise ValueError("up to 63 letters, digits, dots, hyphens and underscores, the first a letter or digit")
     return text
@@ -146,7 +143,6 @@ def gateways(text: str) -> int:
 
 
 def choice(*names: str) -> Callable[[str], str]:
-
     def parse(text: str) -> str:
         if text not in names:
             raise ValueError("one of " + ", ".join(names))

@@ -226,12 +226,10 @@ class Settings:
 
     @property
     def gateway_sockets(self) -> list[Path]:
-        """The Unix sockets between nginx and the gateway."""
         return [self.home / "run" / f"gateway-{n}.sock" for n in range(SOCKETS)]
 
     @property
     def reader_sockets(self) -> list[Path]:
-        """The Unix sockets between nginx and the reader."""
         return [self.home / "run" / f"reader-{n}.sock" for n in range(SOCKETS)]
 
 
@@ -285,11 +283,6 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     if loaded.has_kafka and loaded.replicas:
         raise SettingError("INGEST_REPLICAS is for Redis: in INGEST_SPOOL=kafka://…?replicas=N, N counts all replicas.")
     return loaded
-
-
-def unknown(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The variables INGEST_… that are no setting."""
-    return sorted(name for name in environ if name.startswith("INGEST_") and name not in NAMES)
 
 
 def default_cell(home: Path) -> str:

@@ -104,13 +104,10 @@ def waited() -> float:
 
 def notify(state: str) -> None:
     """Send a state such as READY=1 to systemd (sd_notify(3)), if it started this process."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if address:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-            try:
-                sock.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
-            except OSError:  # a lost notification must not stop the program
-                pass
+    if address := os.environ.get("NOTIFY_SOCKET", ""):
+        # a lost notification must not stop the program
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock, contextlib.suppress(OSError):
+            sock.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
 
 
 class Watchdog:

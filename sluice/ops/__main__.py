@@ -33,8 +33,7 @@ Settings come from the environment, as for bin/up: docs/protocol/operator.md."""
 
 
 def version() -> str:
-    """The version: that of setup.cfg in a checkout, which is not installed."""
-    if (ROOT / "setup.cfg").exists():
+    if (ROOT / "setup.cfg").exists():  # a checkout, which is not installed
         metadata = configparser.ConfigParser()
         metadata.read(ROOT / "setup.cfg")
         return metadata["metadata"]["version"]
@@ -65,11 +64,9 @@ def parser(verb: str) -> argparse.ArgumentParser:
         return whole
     for name in VERBS:
         file = ROOT / f"{module_of(name).replace('.', '/')}.py"
-        if not file.exists():  # the drill, in an installed package
-            continue
-        about = ast.get_docstring(ast.parse(file.read_text())) or ""
-        first = about.partition("\n")[0].rstrip(".")
-        verbs.add_parser(name, help=first[:1].lower() + first[1:])
+        if file.exists():  # not the drill, in an installed package
+            first = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0].rstrip(".")
+            verbs.add_parser(name, help=first[:1].lower() + first[1:])
     return whole
 
 
@@ -91,11 +88,8 @@ def main(words: list[str]) -> int:
 
     try:
         return int(arguments.run(arguments, settings.load()))
-    except settings.SettingError as error:
+    except (settings.SettingError, NotWithKafka) as error:
         return settings.complain(error)
-    except NotWithKafka as error:
-        screen.complain(str(error))
-        return 2
     except SPOOL_ERRORS as error:
         screen.complain(in_one_line(error))
     except Unavailable as error:

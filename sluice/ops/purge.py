@@ -12,9 +12,7 @@ from sluice import ledger
 from sluice.base import screen
 from sluice.settings import Settings
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    screen.confirmed_arguments(parser)
+arguments = screen.confirmed_arguments
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:

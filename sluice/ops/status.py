@@ -16,10 +16,6 @@ from sluice.base import screen
 from sluice.ledger import Observer, absences, discrepancies
 from sluice.settings import SettingError, Settings
 
-PURGED = "{}: {} accepted bodies were discarded by `{} purge`."
-DELETED = "{}: deleted by age (INGEST_KEEP): {} rows, and the dead letters of {} bodies."
-NO_DECODER = "{}: no decoder, so its bodies stay on the list; INGEST_RECORDS names the module that has one."
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="show all cells")
@@ -41,7 +37,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     if arguments.all:
         cells = observer.cells(trouble)
         for cell in cells or ():
-            trouble += absences([cell])
+            trouble += absences(cell)
             trouble += discrepancies({f"{cell['cell']}: {row['stream']}": row for row in cell["streams"]})
         show_cells(cells, trouble, arguments.json)
     else:
@@ -61,11 +57,12 @@ def show_streams(streams: dict[str, Figures], trouble: list[str], as_json: bool)
     print(screen.table(("stream", *STATES, "oldest"), ([screen.shown(n), *columns(row)] for n, row in streams.items())))
     for name, row in streams.items():
         if not row["decoder"]:
-            print(NO_DECODER.format(name))
+            print(f"{name}: no decoder, so its bodies stay on the list; INGEST_RECORDS names the module that has one.")
         if row["purged"]:
-            print(PURGED.format(name, row["purged"], screen.PROGRAM))
+            print(f"{name}: {row['purged']} accepted bodies were discarded by `{screen.PROGRAM} purge`.")
         if row["deleted"] or row["expired"]:
-            print(DELETED.format(name, row["deleted"], row["expired"]))
+            rows, bodies = row["deleted"], row["expired"]
+            print(f"{name}: deleted by age (INGEST_KEEP): {rows} rows, and the dead letters of {bodies} bodies.")
 
 
 def show_cells(cells: list[Figures] | None, trouble: list[str], as_json: bool) -> None:

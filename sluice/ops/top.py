@@ -90,8 +90,6 @@ def keys() -> Iterator[Callable[[float], bool | None]]:
 
 
 class Dashboard:
-    """The recent readings, and the frame drawn from them."""
-
     def __init__(self, observer: Observer, console: Console) -> None:
         self.observer = observer
         self.console = console
@@ -221,7 +219,6 @@ class Dashboard:
 
 
 def per_second(rate: float) -> str:
-    """A rate; small ones with a tenth."""
     return f"{rate:.1f}" if 0 < rate < 10 else f"{rate:,.0f}"
 
 

@@ -18,7 +18,6 @@ from sluice import views
 from sluice.base import screen
 from sluice.formats.streams import load_streams
 from sluice.settings import SettingError, Settings
-from sluice.store.types import Unavailable
 from sluice.views import contract
 from sluice.views.check import Checker
 from sluice.views.client import ViewsClient
@@ -54,9 +53,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         return rebuild(client, chosen) if arguments.action == "rebuild" else show(client, declared)
     except RedisError as error:
         screen.complain(f"the views' Redis is unavailable: {error}")
-    except Unavailable as error:
-        screen.complain(f"the database is unavailable: {error}")
-    return 1
+        return 1
 
 
 def show(client: ViewsClient, declared: dict[str, views.View]) -> int:

@@ -40,35 +40,6 @@ def replaced(text: str, *pairs: tuple[str, str]) -> str:
     return text
 
 
-def redis_configuration(s: settings.Settings) -> str:
-    """deploy/redis/redis.conf with the paths and sizes of this cell."""
-    return replaced(
-        (ROOT / "deploy/redis/redis.conf").read_text(),
-        ("unixsocket /run/sluice/redis.sock", f'unixsocket "{s.spool}"'),
-        ("dir /var/lib/sluice", f'dir "{s.home}/redis"'),
-        ("appendfsync always", f"appendfsync {s.durability}"),
-        ("maxmemory 1073741824", f"maxmemory {s.max_memory}"),
-    )
-
-
-def views_configuration(s: settings.Settings) -> str:
-    """deploy/redis/views.conf with the paths and sizes of this cell."""
-    return replaced(
-        (ROOT / "deploy/redis/views.conf").read_text(),
-        ("unixsocket /run/sluice/views.sock", f'unixsocket "{s.home}/{SOCKET}"'),
-        ("dir /run/sluice", f'dir "{s.home}/run"'),
-        ("maxmemory 268435456", f"maxmemory {s.views_memory}"),
-    )
-
-
-def switched_on(text: str, *names: str) -> str:
-    """The text with the lines uncommented that begin with one of these names between two #."""
-    for name in names:
-        text, count = re.subn(rf"^( *)#{name}# ", r"\1", text, flags=re.MULTILINE)
-        assert count, f"the configuration has no {name!r}"
-    return text
-
-
 def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]]:
     """Access control in nginx/sluice.conf: the name of each group of lines, whether it is on, and its replacements."""
     origins = "|".join(re.escape(word) for word in s.cors if not word.startswith("/")) or "[^ ]+"
@@ -106,7 +77,6 @@ def with_views(text: str, s: settings.Settings) -> str:
 
 
 def allows(networks: Collection[str]) -> str:
-    """nginx's directives that admit these addresses and networks."""
     return " ".join(f"allow {network};" for network in networks)
 
 
@@ -171,7 +141,9 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
     )
     for name, on, values in access(s):
         if on:
-            server = replaced(switched_on(server, name), *values)
+            server, count = re.subn(rf"^( *)#{name}# ", r"\1", server, flags=re.MULTILINE)
+            assert count, f"the configuration has no {name!r}"
+            server = replaced(server, *values)
     if os.geteuid() == 0:
         main = replaced(main, ("#user root;", "user root;"))
     return {"nginx.conf": main, "sluice.conf": server}
@@ -183,8 +155,6 @@ def program_path() -> str:
 
 
 def supervisor_configuration(s: settings.Settings) -> str:
-    """deploy/supervisord.conf with the programs and paths of this cell."""
-
     def plain(value: object) -> str:
         return str(value).replace("%", "%%")  # supervisord expands %(…)s
 
@@ -224,9 +194,21 @@ def write(s: settings.Settings, files: int = 0) -> None:
     for name in ("etc", "run", "log", "tmp", "redis"):
         (s.home / name).mkdir(exist_ok=True)
         (s.home / name).chmod(0o700)
-    texts = {"views.conf": views_configuration(s), "supervisord.conf": supervisor_configuration(s)}
+    views_redis = replaced(
+        (ROOT / "deploy/redis/views.conf").read_text(),
+        ("unixsocket /run/sluice/views.sock", f'unixsocket "{s.home}/{SOCKET}"'),
+        ("dir /run/sluice", f'dir "{s.home}/run"'),
+        ("maxmemory 268435456", f"maxmemory {s.views_memory}"),
+    )
+    texts = {"views.conf": views_redis, "supervisord.conf": supervisor_configuration(s)}
     if s.has_own_redis:
-        texts["redis.conf"] = redis_configuration(s)
+        texts["redis.conf"] = replaced(
+            (ROOT / "deploy/redis/redis.conf").read_text(),
+            ("unixsocket /run/sluice/redis.sock", f'unixsocket "{s.spool}"'),
+            ("dir /var/lib/sluice", f'dir "{s.home}/redis"'),
+            ("appendfsync always", f"appendfsync {s.durability}"),
+            ("maxmemory 1073741824", f"maxmemory {s.max_memory}"),
+        )
     else:  # without this file, systemd starts no Redis
         (s.home / "etc/redis.conf").unlink(missing_ok=True)
     for name, text in (texts | nginx_configuration(s, files)).items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socketserver
@@ -10,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Union
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -74,16 +73,7 @@ HISTOGRAMS = (
 
 
 def text(figures: Figures) -> bytes:
-    families = list(metrics(figures))
-
-    class Found:
-        """The part of a registry that generate_latest uses."""
-
-        @staticmethod
-        def collect() -> list[Metric]:
-            return families
-
-    return generate_latest(Found)
+    return generate_latest(SimpleNamespace(collect=lambda: metrics(figures)))
 
 
 def family(kind: type[Family], name: str, about: str, labels: str, samples: Iterable[tuple[Labels, Any]]) -> Metric:
@@ -96,7 +86,6 @@ def family(kind: type[Family], name: str, about: str, labels: str, samples: Iter
 
 
 def metrics(figures: Figures) -> Iterator[Metric]:
-    """The metric families."""
     streams: dict[str, Figures] = figures["streams"]
     for row in streams.values():
         if row["ready"] is not None:  # then None means that no body waits
@@ -136,7 +125,6 @@ def metrics(figures: Figures) -> Iterator[Metric]:
 
 
 def view_metrics(views: list[Figures]) -> Iterator[Metric]:
-    """The metric families of the views."""
     reads = (([view["path"], status], n) for view in views for status, n in (view["reads"] or {}).items())
     yield family(COUNTER, "sluice_view_reads", "Answers of the reader.", "view status", reads)
     refreshes = (([view["path"]], view["refreshes"]) for view in views)
@@ -160,12 +148,13 @@ def histogram(name: str, about: str, histograms: dict[Any, Figures | None]) -> H
     return family
 
 
-def serve(observer: Observer, path: Path) -> None:
+def main() -> None:
     """Answer requests on a Unix socket, one at a time, until a signal ends the process; each takes a reading."""
+    with settings.exit_if_invalid():
+        s = settings.load()
+        observer = Observer(s)
 
     class MetricsHandler(BaseHTTPRequestHandler):
-        """Answers every GET with the metrics."""
-
         timeout = 10
 
         def do_GET(self) -> None:  # noqa: N802
@@ -181,20 +170,12 @@ def serve(observer: Observer, path: Path) -> None:
 
     for number in signal.SIGTERM, signal.SIGINT:
         signal.signal(number, lambda number, frame: sys.exit(0))
+    path = s.home / "run/metrics.sock"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
+    path.unlink(missing_ok=True)
     os.umask(0o077)
     with socketserver.UnixStreamServer(str(path), MetricsHandler) as server:
         server.serve_forever()
-
-
-def main() -> None:
-    """A program of bin/up."""
-    with settings.exit_if_invalid():
-        s = settings.load()
-        observer = Observer(s)
-    serve(observer, s.home / "run" / "metrics.sock")
 
 
 if __name__ == "__main__":

@@ -67,10 +67,7 @@ def write(path: Path, shown: dict[str, Any]) -> None:
 
 
 class Page:
-    """The state that is kept between readings."""
-
     def __init__(self, s: Settings) -> None:
-        """Raises: SettingError."""
         self.gateway_sockets = s.gateway_sockets
         self.observer = Observer(s)
         self.paths: dict[str, list[str]] = {}
@@ -91,10 +88,8 @@ class Page:
         self.seen.append((now, bodies, {view["path"]: view["reads"] for view in reading["views"]}))
         rows = []
         for name, row in streams.items():
-            rates = zip(("accepted_rate", "taken_rate"), self.rates(name), strict=True)
-            rows.append(
-                {"stream": name, "paths": self.paths.get(name, []), **{at: row[at] for at in SHOWN}, **dict(rates)}
-            )
+            rates = dict(zip(("accepted_rate", "taken_rate"), self.rates(name), strict=True))
+            rows.append({"stream": name, "paths": self.paths.get(name, [])} | {at: row[at] for at in SHOWN} | rates)
         memory = reading["memory"]
         self.hour.add(
             now,
@@ -111,11 +106,14 @@ class Page:
             "every": READING_SECONDS,
             "gateway": self.gateway,
             "workers": reading["processes"] and sum(process["role"] == "worker" for process in reading["processes"]),
-            "memory": reading["memory"],
+            "memory": memory,
             "disk": reading["disk"],
             "hours_left": {name: hours_left(self.hour.rows, *columns) for name, columns in RUNNING_OUT.items()},
             "streams": rows,
-            "cells": [shown_cell(cell) for cell in reading["cells"] or ()],
+            "cells": [
+                {name: cell[name] for name in ("cell", "seconds", "late")} | sums([cell])
+                for cell in reading["cells"] or ()
+            ],
             "views": [self.view(view) for view in reading["views"]],
             "trouble": reading["trouble"],
             "dead": self.dead(reading["dead_letters"]),
@@ -147,13 +145,7 @@ class Page:
         return {"reasons": known[:SHOWN_REASONS], "more": len(known[SHOWN_REASONS:]), "letters": self.letters}
 
 
-def shown_cell(cell: dict[str, Any]) -> dict[str, Any]:
-    """A cell for status.json: its name, since when it was not seen, and the sums over its streams."""
-    return {name: cell[name] for name in ("cell", "seconds", "late")} | sums([cell])
-
-
 def shown(letter: DeadLetter) -> dict[str, Any]:
-    """A dead letter for status.json."""
     about = {"time": instant(letter.received), "stream": letter.stream, "seq": letter.seq, "reason": letter.reason}
     return about | {"bytes": len(letter.body), "excerpt": excerpt(letter.body)}
 

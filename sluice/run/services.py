@@ -30,7 +30,6 @@ UNITS = Path("/etc/systemd/system")
 WANTED = UNITS / "sluice.target.wants"
 DATABASE_USERS = ("sluice-scale.service", "sluice-follower.service", "sluice-metrics.service", "sluice-page.service")
 VIEWS = ("sluice-views.service", "sluice-follower.service", "sluice-reader.socket", "sluice-reader.service")
-FIXED = {"INGEST_HOME": str(HOME)}
 # hidden from a unit by ProtectHome= and PrivateTmp=
 HIDDEN = "/home", "/root", "/run/user", "/tmp", "/var/tmp"  # noqa: S108  # named, not written to
 COMMAND = """\
@@ -48,7 +47,7 @@ def given(file: str, environ: Mapping[str, str]) -> dict[str, str]:
 
     Raises: SettingError for INGEST_HOME, which is fixed, and for INGEST_SPOOL, unless it is a URL.
     """
-    values = FIXED.copy()
+    values = {"INGEST_HOME": str(HOME)}
     for line in file.splitlines():
         for word in shlex.split(line, comments=True):
             name, _, value = word.partition("=")
@@ -109,12 +108,6 @@ def check(s: settings.Settings) -> None:
         raise CannotStart(f"services cannot read {ROOT}; use a clone in /opt/sluice.")
 
 
-def other_sites() -> list[str]:
-    """The files that configure other sites of the system's nginx."""
-    folders = Path("/etc/nginx/sites-enabled"), Path("/etc/nginx/conf.d")
-    return [str(path) for folder in folders if folder.is_dir() for path in folder.iterdir() if path.name != "default"]
-
-
 def write(path: Path, text: str, mode: int) -> bool:
     """Write a file unless it has this content; returns whether it was written."""
     with contextlib.suppress(FileNotFoundError):
@@ -151,23 +144,14 @@ def prepare(values: Mapping[str, str]) -> bool:
     return contents(HOME / "etc") != before
 
 
-def prepare_home() -> None:
-    """The part of `prepare` that runs as USER."""
-    os.umask(0o077)
-    s = settings.load()
-    up.check_modules(s)
-    up.check_access(s)
-    configure.write(s, configure.MAX_FILES)  # LimitNOFILE= of nginx in deploy/systemd/
-
-
 def contents(folder: Path) -> dict[str, str]:
-    """The texts of the files in a folder, by name."""
     return {path.name: path.read_text() for path in folder.iterdir()} if folder.is_dir() else {}
 
 
 def install(values: Mapping[str, str], s: settings.Settings) -> bool:
     """Write the files that are missing or differ, enable the services; returns whether anything changed."""
-    others = other_sites()
+    sites = Path("/etc/nginx/sites-enabled"), Path("/etc/nginx/conf.d")
+    others = [str(path) for folder in sites if folder.is_dir() for path in folder.iterdir() if path.name != "default"]
     if others:
         print(
             f"sluice: nginx is not configured, because it already uses {' '.join(others)}: "
@@ -223,8 +207,12 @@ def start(changed: bool, gateway: Path, port: int) -> None:
 
 def main(words: list[str]) -> None:
     with up.exit_on_error(HOME):
-        if words == ["prepare"]:
-            prepare_home()
+        if words == ["prepare"]:  # as USER
+            os.umask(0o077)
+            s = settings.load()
+            up.check_modules(s)
+            up.check_access(s)
+            configure.write(s, configure.MAX_FILES)  # LimitNOFILE= of nginx in deploy/systemd/
             return
         values = given(DEFAULTS.read_text() if DEFAULTS.exists() else "", os.environ)
         s = settings.load(values)

@@ -27,8 +27,6 @@ class Poller(poller.Poller):
 
 
 class Options(ServerOptions):
-    """supervisord's interface to the system, with our changes."""
-
     def __init__(self) -> None:
         super().__init__()
         self.poller = Poller(self)
@@ -90,7 +88,6 @@ def own_stdout() -> None:
 
 
 def run(configuration: str) -> None:
-    """Run all programs in the foreground until a signal stops them."""
     own_stdout()
     # a process whose parent has ended becomes a child of this process, not of init
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

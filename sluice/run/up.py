@@ -30,8 +30,6 @@ Sluice takes writes at {url} and stores them in {store}
   stop it    Ctrl-C; accepted bodies that are not yet stored wait for the next start
   log files  {home}/log{elsewhere}
 """
-
-
 ELSEWHERE = """
   {name}      {spool}; bin/up starts none"""
 READ = """
@@ -161,18 +159,16 @@ def announce(s: settings.Settings) -> None:
     store = settings.without_password(s.store).removeprefix("sqlite:///")
     short = url.removeprefix("http://")
     read = READ.format(short=short) if "/votes/tally" in views.load(s) else ""
-    elsewhere = (
-        ""
-        if s.has_own_redis
-        else ELSEWHERE.format(name="Kafka" if s.has_kafka else "Redis", spool=settings.without_password(s.spool))
-    )
+    elsewhere = ""
+    if not s.has_own_redis:
+        name = "Kafka" if s.has_kafka else "Redis"
+        elsewhere = ELSEWHERE.format(name=name, spool=settings.without_password(s.spool))
     say(FIRST_SCREEN.format(url=url, short=short, home=s.home, store=store, read=read, elsewhere=elsewhere))
 
 
 def main() -> None:
-    """The boot order."""
     s = settings.load_or_exit()
-    for name in settings.unknown():
+    for name in sorted(name for name in os.environ if name.startswith("INGEST_") and name not in settings.NAMES):
         settings.complain(f"{name} is not a setting and has no effect: docs/protocol/operator.md has all of them.")
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_NOFILE, (configure.file_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
