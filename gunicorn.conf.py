@@ -54,9 +54,7 @@ def pre_exec(arbiter):
 
 
 class GatewayLogger(Logger):
-    """gunicorn's logger, with the line format of the worker if INGEST_LOG or the journal asks for it; the application
-    logs through it too.
-    """
+    """gunicorn's logger, and the application's, with the worker's line format if INGEST_LOG or the journal asks."""
 
     def setup(self, cfg):
         super().setup(cfg)
@@ -65,7 +63,7 @@ class GatewayLogger(Logger):
             handler.setFormatter(style)
         ours = logging.getLogger("sluice")
         ours.handlers = self.error_log.handlers
-        ours.setLevel(supervisor.level(_settings.log))
+        ours.setLevel(self.loglevel)
 
 
 logger_class = GatewayLogger

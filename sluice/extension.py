@@ -13,10 +13,7 @@ from sluice.settings import SettingError
 
 
 def dictionary(setting: str, value: str, attribute: str) -> dict[Any, Any]:
-    """The dictionary of this name in the module that a setting has; empty if the setting has none.
-
-    Raises: SettingError if the module cannot be imported, or has no such dictionary.
-    """
+    """A dictionary in the module that a setting names; empty if it names none. Raises: SettingError."""
     if not value:
         return {}
     try:

@@ -122,21 +122,19 @@ class Observer:
         ) or ({}, None, None, None)
         names = sorted(self.names | snapshots.keys())
         ledgers = self.count(names, snapshots, reading["trouble"])
-        reading["streams"] = {
-            name: self.stream(name, snapshots.get(name), ledgers.get(name), counted) for name in names
-        }
-        reading["trouble"] += discrepancies(reading["streams"])
+        rows = {name: self.stream(name, snapshots.get(name), ledgers.get(name), counted) for name in names}
+        reading["streams"] = rows
+        reading["trouble"] += discrepancies(rows)
         reading["dead_letters"] = self.counted.get("reasons")
         reading["ledger_seconds"] = time.monotonic() - self.counted["at"] if self.counted else None
-        split = [(*field.partition(" ")[::2], n) for field, n in (counted or {}).items()]
-        reading["answered"] = [
-            {"route": rest[4:], "status": rest[:3], "count": n} for name, rest, n in split if name == "answered"
-        ]
-        reading["refused"] = [
-            {"stream": rest.partition(" ")[0], "reason": rest.partition(" ")[2], "bodies": n}
-            for name, rest, n in split
-            if name == "refused"
-        ]
+        reading["answered"], reading["refused"] = [], []
+        for field, n in (counted or {}).items():
+            name, _, rest = field.partition(" ")
+            key, _, rest = rest.partition(" ")
+            if name == "answered":
+                reading["answered"].append({"route": rest, "status": key, "count": n})
+            elif name == "refused":
+                reading["refused"].append({"stream": key, "reason": rest, "bodies": n})
         reading["commit_bodies"] = histogram(counted, "commit_bodies", SIZES)
         reading["commit"] = histogram(counted, "commit_seconds", SECONDS)
         reading["processes"] = processes and [
@@ -149,7 +147,12 @@ class Observer:
             cell["late"] &= cell["cell"] != self.cell  # its own state is shown above
             reading["trouble"] += absences(cell)
         reading["disk"] = disk(self.places)
-        reading["views"] = [view._asdict() for view in self.ask_views(reading["trouble"])]
+        try:
+            seen = figures.look(self.link, self.views) if self.views else []
+        except RedisError as error:
+            reading["trouble"].append(f"the views' Redis is unavailable: {error}")
+            seen = [ViewFigures(path, "unavailable") for path in self.views]
+        reading["views"] = [view._asdict() for view in seen]
         return reading
 
     def snapshots(self) -> dict[str, Snapshot]:
@@ -174,14 +177,6 @@ class Observer:
             trouble.append(f"the database is unavailable: {error}")
             self.store = None
             return None
-
-    def ask_views(self, trouble: list[str]) -> list[ViewFigures]:
-        """The figures of the views; they are unknown, with a line in `trouble`, if the views' Redis is unavailable."""
-        try:
-            return figures.look(self.link, self.views) if self.views else []
-        except RedisError as error:
-            trouble.append(f"the views' Redis is unavailable: {error}")
-            return [ViewFigures(path, "unavailable") for path in self.views]
 
     def ledgers(self, store: Store[Any], names: list[str], snapshots: dict[str, Snapshot]) -> dict[str, Ledger]:
         """The database's figures for the bodies that were claimed at the time of the snapshots.
@@ -285,10 +280,7 @@ def waiting(cell: Figures) -> int:
 
 
 def inspector(stream: str, s: Settings, verb: str = "") -> Inspector:
-    """Access to the spool, for a stream that exists. Raises: SettingError if it does not; one of SPOOL_ERRORS.
-
-    verb: what the operator asked for. Raises: NotWithKafka.
-    """
+    """Access to the spool, for a stream that exists. Raises: SettingError; one of SPOOL_ERRORS; NotWithKafka."""
     opened = open_inspector(s.spool, s.figures, TIMEOUT_SECONDS)
     opened.require(verb)
     names = {*load_streams(s), *(route.stream for route in load_routes(s.routes).values())}

@@ -20,10 +20,7 @@ KAFKA_URL = rf"kafka://(?:{LOGIN})?{HOST}(?:,{HOST})*(?:/[\w.-]{{1,100}})?(?:\?{
 
 
 class Rows(NamedTuple):
-    """The URLs of the destinations of rows; None: a table of the database.
-
-    streams: those with a destination of their own.
-    """
+    """The URLs of the destinations of rows, `rest` for those not in `streams`; None: a table of the database."""
 
     rest: str | None
     streams: dict[str, str | None]

@@ -252,10 +252,7 @@ NAMES = tuple(map(variable, dataclasses.fields(Settings)))
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read all settings. An empty variable counts as not set.
-
-    Raises: SettingError for the first invalid value.
-    """
+    """An empty variable counts as not set. Raises: SettingError for the first invalid value."""
     for name, form, instead in FORMER:
         if match := re.fullmatch(form, environ.get(name, "").strip()):
             raise SettingError(f"{name} has changed: write {match.expand(instead)}.")
@@ -321,10 +318,7 @@ def complain(error: object) -> int:
 
 
 def secret(name: str, path: str | Path) -> str:
-    """The text of a file of secrets, which the setting `name` names.
-
-    Raises: SettingError if the file cannot be read, or if every user of the machine can read it.
-    """
+    """The text of the file in the setting `name`. Raises: SettingError if nobody or everybody here can read it."""
     try:
         with open(path, encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_mode & 0o007:

@@ -60,12 +60,8 @@ def formatter(style: LogStyle) -> logging.Formatter | None:
     return JournalFormatter("%(name)s: %(message)s") if "JOURNAL_STREAM" in os.environ else None
 
 
-def level(style: LogStyle) -> int:
-    return logging.DEBUG if style.debug else logging.INFO
-
-
 def start_logging(style: LogStyle) -> None:
-    logging.basicConfig(level=level(style))
+    logging.basicConfig(level=logging.DEBUG if style.debug else logging.INFO)
     logging.getLogger().handlers[0].setFormatter(formatter(style) or TextFormatter("%(asctime)s %(name)s: %(message)s"))
 
 

@@ -19,10 +19,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     inspector = ledger.inspector(arguments.stream, s)
-    shown = 0
+    body = None
     for seq, state, body in inspector.waiting(arguments.stream, arguments.first, arguments.limit):
         print(screen.body_line(seq, state, body, arguments.full))
-        shown += 1
-    if not shown:
+    if body is None:
         print("No body is ready or claimed.")
     return 0

@@ -7,10 +7,11 @@ CONDITION is SQL on id, received_at, stream, body, reason, whole, batch, seq; fo
 from __future__ import annotations
 
 import argparse
+import operator
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from functools import partial
 
 from sluice.base import screen
 from sluice.base.screen import shown
@@ -51,15 +52,10 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
             undecodable[stream] += count
     progress = Progress(sum(count for _, _, count in counts) - undecodable.total())
     try:
-        decode = decoder(streams, registry.limits(s))
+        decode = partial(decoded, streams, registry.limits(s))
         for some in letters.oldest_first(streams, CHUNK_LETTERS):
             done = store.replay(some, decode, dry)
-            total = Replayed(
-                total.stored + done.stored,
-                total.records + done.records,
-                total.dead + done.dead,
-                total.reasons + done.reasons,
-            )
+            total = Replayed(*map(operator.add, total, done))
             progress.at(total.stored + total.dead)
         store.close()
     except KeyboardInterrupt:
@@ -70,18 +66,14 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     return int(total.dead > 0 or undecodable.total() > 0)
 
 
-def decoder(streams: dict[str, registry.Stream], limits: Limits) -> Callable[[DeadLetter], list[Record | Reject]]:
-    """A function that decodes a letter. It returns a list: a decoder may raise after its first records."""
-
-    def decode(letter: DeadLetter) -> list[Record | Reject]:
-        stream = streams[letter.stream]
-        read = stream.decode if letter.whole else stream.part or stream.decode
-        try:
-            return list(read(letter.body, limits))
-        except Exception as error:
-            return [failed(letter.stream, letter.body, error)]
-
-    return decode
+def decoded(streams: dict[str, registry.Stream], limits: Limits, letter: DeadLetter) -> list[Record | Reject]:
+    """A list, because a decoder may raise after its first records."""
+    stream = streams[letter.stream]
+    read = stream.decode if letter.whole else stream.part or stream.decode
+    try:
+        return list(read(letter.body, limits))
+    except Exception as error:
+        return [failed(letter.stream, letter.body, error)]
 
 
 class Progress:

@@ -98,7 +98,6 @@ class Dashboard:
         self.charts: dict[str, deque[int]] = {}
 
     def frame(self) -> RenderableType:
-        """Take a reading and draw it."""
         now = self.observer.look()
         while len(self.seen) > 1 and now["time"] - self.seen[1]["time"] >= SPAN_SECONDS:
             self.seen.popleft()

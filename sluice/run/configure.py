@@ -90,9 +90,7 @@ def bind(address: str, port: int) -> None:
 
 
 def has_ipv6() -> bool:
-    """Whether nginx can listen on IPv6. It cannot if the kernel has no IPv6 (ipv6.disable=1), or a sandbox forbids it;
-    with the sysctl disable_ipv6 it can, and no client arrives.
-    """
+    """Whether nginx can listen on IPv6: not without it in the kernel (ipv6.disable=1), nor if a sandbox forbids it."""
     try:
         bind("::", 0)
     except OSError:
@@ -107,10 +105,7 @@ def file_limit() -> int:
 
 
 def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
-    """The files of nginx/ with the paths and sizes of this cell, by name.
-
-    files: how many nginx may open; 0: the limit of this process.
-    """
+    """The files of nginx/ for this cell, by name. files: how many nginx may open; 0: the limit of this process."""
     files = files or file_limit()
     # One worker for each processor that this process may use; `auto` would also count others. At least two: with few
     # files, one alone could not hold 15,000 clients and their connections to the gateway

@@ -48,7 +48,6 @@ def parent_of(pid: int) -> int:
 
 
 def leads(pid: int) -> bool:
-    """Whether a process leads a process group."""
     try:
         return os.getpgid(pid) == pid
     except ProcessLookupError:
@@ -56,10 +55,7 @@ def leads(pid: int) -> bool:
 
 
 def end(tag: Path, ask: int, patience: float) -> bool:
-    """End all processes that hold this tag: send the signal `ask`, wait `patience` seconds, then kill.
-
-    Returns whether there were any.
-    """
+    """Signal `ask` all that hold this tag, wait `patience` seconds, kill; returns whether there were any."""
     pids = holders(tag)
     for number, seconds in (ask, patience), (signal.SIGKILL, 5.0):
         for pid in pids:

@@ -23,7 +23,6 @@ from sluice.base.times import instant
 from sluice.formats.registry import load_routes
 from sluice.ledger import Observer
 from sluice.letters import Letters
-from sluice.settings import Settings
 from sluice.store.types import DeadLetter, Unavailable
 from sluice.views import figures
 
@@ -51,23 +50,19 @@ def main() -> NoReturn:
     with settings.exit_if_invalid():
         s = settings.load()
         page = Page(s)
+    file = s.home / "run" / FILE
+    new = file.with_suffix(".new")
     while True:
         try:
-            write(s.home / "run" / FILE, page.look())
+            new.write_text(json.dumps(page.look(), separators=(",", ":")))
+            new.replace(file)
         except OSError as error:
             screen.complain(f"the status page is not updated: {error}")
         time.sleep(READING_SECONDS)
 
 
-def write(path: Path, shown: dict[str, Any]) -> None:
-    """Replace the file atomically."""
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(shown, separators=(",", ":")))
-    new.replace(path)
-
-
 class Page:
-    def __init__(self, s: Settings) -> None:
+    def __init__(self, s: settings.Settings) -> None:
         self.gateway_sockets = s.gateway_sockets
         self.observer = Observer(s)
         self.paths: dict[str, list[str]] = {}
@@ -76,7 +71,11 @@ class Page:
         self.looks = 0
         self.gateway = False
         self.seen: deque[tuple[float, dict[str, Row], dict[str, Any]]] = deque(maxlen=RECENT_READINGS + 1)
-        self.hour = Hour(earlier(s.home / "run" / FILE))
+        rows = []
+        with contextlib.suppress(OSError, ValueError, KeyError):  # the chart survives a restart
+            before = json.loads((s.home / "run" / FILE).read_text())
+            rows = [row for row in before["hour"] if len(row) == COLUMNS]
+        self.hour = Hour(rows)
         self.counts: list[Any] | None = None  # dead letters by reason at the time `letters` was read
         self.letters: list[dict[str, Any]] = []
 
@@ -86,10 +85,13 @@ class Page:
         now, streams = reading["time"], reading["streams"]
         bodies = {name: [row["accepted"], row["taken"]] for name, row in streams.items()}
         self.seen.append((now, bodies, {view["path"]: view["reads"] for view in reading["views"]}))
+        then, before, _ = self.seen[0]
         rows = []
         for name, row in streams.items():
-            rates = dict(zip(("accepted_rate", "taken_rate"), self.rates(name), strict=True))
-            rows.append({"stream": name, "paths": self.paths.get(name, [])} | {at: row[at] for at in SHOWN} | rates)
+            pairs = zip(before.get(name, [None, None]), bodies[name], strict=True)
+            accepted, taken = (rate(old, new, now - then) for old, new in pairs)
+            about = {"stream": name, "paths": self.paths.get(name, [])} | {at: row[at] for at in SHOWN}
+            rows.append(about | {"accepted_rate": accepted, "taken_rate": taken})
         memory = reading["memory"]
         self.hour.add(
             now,
@@ -120,12 +122,6 @@ class Page:
             "turned_away": turned_away(reading["answered"], reading["refused"]),
             "hour": list(self.hour.rows),
         }
-
-    def rates(self, stream: str) -> list[float | None]:
-        """Bodies per second, accepted and claimed, over the last RECENT_READINGS."""
-        (then, before, _), (now, after, _) = self.seen[0], self.seen[-1]
-        pairs = zip(before.get(stream, [None, None]), after[stream], strict=True)
-        return [rate(old, new, now - then) for old, new in pairs]
 
     def view(self, view: dict[str, Any]) -> dict[str, Any]:
         """A view, with its rate of reads and its hit rate over the last RECENT_READINGS."""
@@ -211,19 +207,8 @@ class Hour:
             self.waiting, self.oldest = [], []
 
 
-def earlier(path: Path) -> list[Row]:
-    """The rows that an earlier process wrote: the chart survives a restart."""
-    try:
-        return [row for row in json.loads(path.read_text())["hour"] if len(row) == COLUMNS]
-    except (OSError, ValueError, KeyError):
-        return []
-
-
 def hours_left(rows: Sequence[Row], column: int, least: int, most: int) -> float | None:
-    """Hours until a column of free bytes is 0, at the mean rate of the last rows; None if that is not foreseen.
-
-    least, most: number of rows.
-    """
+    """Hours until a column of free bytes is 0, by the last `least` to `most` rows; None if that is not foreseen."""
     known = [(row[0], row[column]) for row in list(rows)[-most:] if row[column] is not None]
     if len(known) < least:
         return None

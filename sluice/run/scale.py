@@ -19,7 +19,6 @@ from sluice import settings
 from sluice.formats.streams import load_streams
 from sluice.parsers import Span
 from sluice.run.configure import ROOT
-from sluice.settings import Settings
 from sluice.spool import open_inspector
 from sluice.spool.contract import UNHURRIED_SECONDS
 from sluice.spool.errors import SPOOL_ERRORS
@@ -104,7 +103,6 @@ class Rules:
         return Averages(waiting, arrived, stored, min(1.0, seconds / last.workers))
 
     def decide(self, reading: Reading) -> Decision | None:
-        """The change that this reading and those before it require."""
         self.readings.append(reading)
         if len(self.readings) < self.WINDOW_READINGS[0]:
             return None
@@ -118,14 +116,14 @@ class Rules:
         calm = load.wait < self.CALM_SECONDS and load.stored <= self.REST_SHARE * capacity * (workers - 1)
         self.late = self.late + 1 if late else 0
         self.calm = self.calm + 1 if calm else 0
-        seen = (
-            f"bodies wait {load.wait:.1f} s, workers store {load.stored:.0f} bodies/s and are busy for {load.busy:.0%}"
-        )
+        stored = f"store {load.stored:.0f} bodies/s and are busy for {load.busy:.0%}"
+        seen = f"bodies wait {load.wait:.1f} s, workers {stored}"
         if self.late >= self.UP_READINGS:
-            if self.tried and not self.helped(workers, load.stored):
+            before, then = self.tried or (workers, 0.0)
+            if load.stored < then * (1 + self.GAIN_SHARE * (workers / before - 1)):  # the last addition did not help
                 if len(self.readings) < self.WINDOW_READINGS[1]:
                     return None
-                fewer, self.held, self.tried = self.tried[0] - workers, reading.at + self.HOLD_SECONDS, None
+                fewer, self.held, self.tried = before - workers, reading.at + self.HOLD_SECONDS, None
                 return self.decided(workers, fewer, f"{seen}, no more than before: the database is the bottleneck")
             if reading.at < self.held:
                 return None
@@ -134,12 +132,6 @@ class Rules:
         if self.calm >= self.DOWN_READINGS:
             return self.decided(workers, -1, f"{seen}, {self.calm} readings in which one fewer would suffice")
         return None
-
-    def helped(self, workers: int, stored: float) -> bool:
-        """Whether more bodies are stored since the last addition."""
-        assert self.tried
-        before, then = self.tried
-        return stored >= then * (1 + self.GAIN_SHARE * (workers / before - 1))
 
     def decided(self, workers: int, change: int, reason: str, stored: float | None = None) -> Decision | None:
         """The decision, if the limits allow a change. stored: before an addition, bodies/s."""
@@ -155,7 +147,7 @@ class Rules:
 class Pool:
     """The workers of a cell: the minimum, which bin/up or systemd runs, and children of this process."""
 
-    def __init__(self, s: Settings) -> None:
+    def __init__(self, s: settings.Settings) -> None:
         """Raises: SettingError if a user's module cannot be imported."""
         self.least = s.workers.min
         self.spool = open_inspector(s.spool, s.figures, UNHURRIED_SECONDS)
@@ -208,8 +200,7 @@ def step(pool: Pool, rules: Rules) -> None:
     """Take one reading and act on it. A failed reading counts as none; other programs report the cause."""
     try:
         pool.replace()
-        decision = rules.decide(pool.read())
-        if decision:
+        if decision := rules.decide(pool.read()):
             print(f"{pool.size} -> {pool.size + decision.change} workers: {decision.reason}", flush=True)
             pool.change(decision.change)
     except (*SPOOL_ERRORS, OSError):

@@ -43,15 +43,10 @@ exec runuser -u {user} -- {root}/bin/sluice "$@"
 
 
 def given(file: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The settings of the services: those of the file, overridden by those of the environment.
-
-    Raises: SettingError for INGEST_HOME, which is fixed, and for INGEST_SPOOL, unless it is a URL.
-    """
+    """The settings in the file, overridden by those of the environment. Raises: SettingError."""
     values = {"INGEST_HOME": str(HOME)}
     for line in file.splitlines():
-        for word in shlex.split(line, comments=True):
-            name, _, value = word.partition("=")
-            values[name] = value
+        values |= (word.partition("=")[::2] for word in shlex.split(line, comments=True))
     values |= {name: value for name, value in environ.items() if name.startswith("INGEST_")}
     if values["INGEST_HOME"] != str(HOME) or "://" not in (values.get("INGEST_SPOOL") or "://"):
         raise settings.SettingError(
@@ -96,10 +91,7 @@ def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, st
 
 
 def check(s: settings.Settings) -> None:
-    """Check that services can run from this checkout.
-
-    Raises: CannotStart, SettingError.
-    """
+    """Raises: CannotStart or SettingError if services cannot run from this checkout."""
     if s.store.startswith("sqlite:") and HOME not in Path(s.store.removeprefix("sqlite:///")).parents:
         raise settings.SettingError(f"INGEST_STORE={s.store!r}: the services can write only in {HOME}.")
     if os.geteuid() != 0:
@@ -130,10 +122,7 @@ def run(*command: object) -> None:
 
 
 def prepare(values: Mapping[str, str]) -> bool:
-    """As USER, create INGEST_HOME and in it the configuration of nginx and Redis; returns whether it changed.
-
-    Raises: CannotStart if that fails.
-    """
+    """As USER, write the configuration to INGEST_HOME; returns whether it changed. Raises: CannotStart."""
     before = contents(HOME / "etc")
     done = subprocess.run(
         [sys.executable, "-m", "sluice.run.services", "prepare"],
@@ -186,10 +175,7 @@ def install(values: Mapping[str, str], s: settings.Settings) -> bool:
 
 
 def start(changed: bool, gateway: Path, port: int) -> None:
-    """Start the services, or restart them if something changed, and wait until the gateway accepts writes.
-
-    Raises: CannotStart if it does not within a minute.
-    """
+    """Start the services, or restart them. Raises: CannotStart if the gateway accepts no writes within a minute."""
     run("systemctl", "daemon-reload")
     # a container may lack permission for this, and works without it
     subprocess.run(["sysctl", "-q", "-p", "/etc/sysctl.d/60-sluice.conf"])

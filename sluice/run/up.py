@@ -64,21 +64,15 @@ def lock_home(s: settings.Settings) -> None:
     except BlockingIOError:
         raise CannotStart(f"bin/up already runs in {s.home}; set INGEST_HOME to use another directory.") from None
 
-    def place(tag: Path) -> int:
-        name = tag.stem.partition("-")[0]
-        return ORDER.index(name) if name in ORDER else -1
-
-    for tag in sorted(launch.tags(s.home), key=place):
+    places = {name: at for at, name in enumerate(ORDER)}
+    for tag in sorted(launch.tags(s.home), key=lambda tag: places.get(tag.stem.partition("-")[0], -1)):
         if launch.end(tag, signal.SIGTERM, patience=3.0):
             say(f"An earlier bin/up was killed; ended its {tag.stem}.")
     s.closing.unlink(missing_ok=True)  # left by a killed bin/sluice reload
 
 
 def check_addresses(s: settings.Settings) -> None:
-    """Check that the port and the sockets of each Redis are free; otherwise nginx or Redis would be restarted forever.
-
-    Raises: CannotStart.
-    """
+    """Nginx and Redis would restart forever if their port or sockets were in use. Raises: CannotStart."""
     for address in ("0.0.0.0", "::")[: 1 + configure.has_ipv6()]:  # noqa: S104  # as nginx listens
         try:
             configure.bind(address, s.port)
@@ -96,11 +90,7 @@ def check_addresses(s: settings.Settings) -> None:
 
 
 def check_modules(s: settings.Settings) -> None:
-    """Import the user's modules, and look up the streams and the destinations that settings name: a program that lacks
-    one would be restarted forever.
-
-    Raises: SettingError.
-    """
+    """Check what settings name: a program without its module or stream restarts forever. Raises: SettingError."""
     from sluice.elsewhere.registry import check_rows
     from sluice.formats.streams import load_streams
 
@@ -111,10 +101,7 @@ def check_modules(s: settings.Settings) -> None:
 
 
 def check_access(s: settings.Settings) -> None:
-    """Check the files of secrets: their modes, the lines of the API keys, and that there is a key of the certificate.
-
-    Raises: SettingError.
-    """
+    """Check the modes and contents of the files of secrets. Raises: SettingError."""
     if s.passwords:
         settings.secret("INGEST_PASSWORDS", s.passwords)
     if s.tls_key:
