@@ -87,11 +87,6 @@ class Observer:
             for cell, age, known in published
         ]
 
-    def forget(self, cell: str) -> bool:
-        """Delete the figures of a cell; False if there are none. Raises: Unavailable."""
-        self.store = self.store or open_store(self.url, self.streams, make=False)
-        return self.store.forget(cell)
-
     def look(self) -> Figures:
         """All figures of this moment; an unknown one is None, and `trouble` has the reason.
 

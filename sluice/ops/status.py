@@ -15,6 +15,7 @@ from sluice.account import STATES, Figures, sums
 from sluice.base import screen
 from sluice.ledger import Observer, absences, discrepancies
 from sluice.settings import SettingError, Settings
+from sluice.store.registry import open_store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     observer = Observer(s)
     if arguments.forget is not None:
-        if not observer.forget(arguments.forget):
+        if not open_store(s.store, observer.streams, make=False).forget(arguments.forget):
             raise SettingError(f"there is no cell {arguments.forget!r} in this database.")
         return 0
     trouble: list[str] = []

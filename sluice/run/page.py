@@ -85,13 +85,17 @@ class Page:
         now, streams = reading["time"], reading["streams"]
         bodies = {name: [row["accepted"], row["taken"]] for name, row in streams.items()}
         self.seen.append((now, bodies, {view["path"]: view["reads"] for view in reading["views"]}))
-        then, before, _ = self.seen[0]
-        rows = []
+        then, before, read = self.seen[0]
+        rows, views = [], []
         for name, row in streams.items():
             pairs = zip(before.get(name, [None, None]), bodies[name], strict=True)
             accepted, taken = (rate(old, new, now - then) for old, new in pairs)
             about = {"stream": name, "paths": self.paths.get(name, [])} | {at: row[at] for at in SHOWN}
             rows.append(about | {"accepted_rate": accepted, "taken_rate": taken})
+        for view in reading["views"]:
+            reads, hits = figures.rates(read.get(view["path"]), view["reads"], now - then)
+            about = {name: view[name] for name in ("path", "state", "keys", "lag", "refreshes")}
+            views.append(about | {"reads_rate": reads, "hits": hits})
         memory = reading["memory"]
         self.hour.add(
             now,
@@ -116,19 +120,12 @@ class Page:
                 {name: cell[name] for name in ("cell", "seconds", "late")} | sums([cell])
                 for cell in reading["cells"] or ()
             ],
-            "views": [self.view(view) for view in reading["views"]],
+            "views": views,
             "trouble": reading["trouble"],
             "dead": self.dead(reading["dead_letters"]),
             "turned_away": turned_away(reading["answered"], reading["refused"]),
             "hour": list(self.hour.rows),
         }
-
-    def view(self, view: dict[str, Any]) -> dict[str, Any]:
-        """A view, with its rate of reads and its hit rate over the last RECENT_READINGS."""
-        (then, _, before), (now, _, after) = self.seen[0], self.seen[-1]
-        reads, hits = figures.rates(before.get(view["path"]), after[view["path"]], now - then)
-        shown = {name: view[name] for name in ("path", "state", "keys", "lag", "refreshes")}
-        return shown | {"reads_rate": reads, "hits": hits}
 
     def dead(self, counts: list[dict[str, Any]] | None) -> dict[str, Any]:
         """Counts by reason, and the newest dead letters, which are read again when a count has changed."""

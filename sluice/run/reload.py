@@ -109,10 +109,9 @@ def upgrade(home: Path, name: str, old: int) -> None:
 def serves(pid: int) -> bool:
     """Whether a process of gateway or reader runs its loop: it creates the epoll set after it has loaded `app`."""
     try:
-        files = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
+        return any(os.readlink(file) == "anon_inode:[eventpoll]" for file in Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
         return False
-    return "anon_inode:[eventpoll]" in files
 
 
 def reload_nginx(home: Path, pid: int, notice: int = NOTICE_SECONDS) -> None:
