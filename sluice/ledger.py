@@ -60,10 +60,7 @@ class Observer:
         self.due = 0.0
 
     def ledger(self) -> Figures:
-        """The ledger alone, without the figures that cost more queries.
-
-        streams: by name, each as `balance` gives it, and `decoder`: whether it has one. trouble: one line per problem.
-        """
+        """Only streams: by name, as from `balance`, and `decoder`: whether it has one; trouble: a line per problem."""
         trouble: list[str] = []
         snapshots = self.ask_spool(self.snapshots, trouble) or {}
         names = sorted(self.names | snapshots.keys())

@@ -30,10 +30,7 @@ class Rows(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """How long rows are kept, in seconds after their arrival; None: for ever.
-
-    streams: those with an age of their own; `dead` is the dead letters, to which `rest` does not apply.
-    """
+    """Seconds that rows are kept, `rest` for those not in `streams`, but not for `dead` letters; None: for ever."""
 
     rest: int | None
     streams: dict[str, int | None]
@@ -210,10 +207,7 @@ def path(text: str) -> Path:
 
 
 def spool(text: str) -> str:
-    """The parser of INGEST_SPOOL: the path of a socket, or a URL of Redis, Sentinels or Kafka.
-
-    Their parts are read by `parse` in sluice/base/connect.py and `Address` in sluice/spool/kafka/admin.py.
-    """
+    """`parse` in sluice/base/connect.py and `Address` in sluice/spool/kafka/admin.py read the parts of the URLs."""
     if text.startswith("kafka:"):
         if not re.fullmatch(KAFKA_URL, text, re.ASCII):
             raise ValueError("kafka://HOST:PORT,HOST:PORT, or kafka://…?partitions=N&replicas=N&properties=/PATH")

@@ -31,10 +31,7 @@ def complain(problem: object) -> None:
 
 
 def printable(body: bytes, lines: bool = False) -> str:
-    """A body as text; bytes that could control the terminal are written as \\x1b.
-
-    lines: keep newlines.
-    """
+    """A body as text; bytes that could control the terminal are written as \\x1b. lines: keep newlines."""
     text = body.decode("utf-8", "backslashreplace")
     return "".join(x if x.isprintable() or (lines and x == "\n") else x.encode("unicode_escape").decode() for x in text)
 

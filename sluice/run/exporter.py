@@ -47,10 +47,9 @@ GAUGES = (
     ("sluice_missing_bodies", "Accepted bodies that are neither in Redis nor in the database.", "missing"),
 )  # fmt: skip
 VIEW_GAUGES = (
-    ("sluice_view_lag_seconds", "How far the view may be behind; of a tally, the age of its oldest count.",
-     "lag"),
+    ("sluice_view_lag_seconds", "How far the view may be behind; of a tally, the age of its oldest count.", "lag"),
     ("sluice_view_keys", "Keys of the view; of a tally, those asked for within two periods.", "keys"),
-)  # fmt: skip
+)
 CELL_GAUGES = (
     ("sluice_cell_seen_seconds", "Age of the figures that the cell published last.", lambda cell: cell["seconds"]),
     ("sluice_cell_late", "1 if the cell should have published figures since, else 0.", lambda cell: cell["late"]),

@@ -25,10 +25,7 @@ class Stuck(Exception):
 
 
 def run(s: settings.Settings, notice: int | None) -> int:
-    """Replace the programs; returns the exit status.
-
-    notice: seconds between the notice to clients and nginx's reload; None: nginx is not reloaded.
-    """
+    """Returns the exit status. notice: seconds between the notice to clients and nginx's reload; None: no reload."""
     home = s.home.resolve()
     try:
         gateway = master(home, "gateway")

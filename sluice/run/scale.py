@@ -88,9 +88,7 @@ class Rules:
         self.late = self.calm = 0
 
     def load(self) -> Averages:
-        """The averages. A stream counts from its last failed attempt on, if enough readings follow that, and if some of
-        its bodies were stored.
-        """
+        """A stream counts from its last failed attempt on, if enough readings follow it and some bodies were stored."""
         last, waiting, arrived, stored, seconds = self.readings[-1], 0, 0.0, 0.0, 0.0
         for name, now in last.streams.items():
             since = [reading for reading in self.readings if reading.streams[name].errors == now.errors]

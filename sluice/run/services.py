@@ -62,10 +62,7 @@ def defaults(values: Mapping[str, str]) -> str:
 
 
 def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, str]:
-    """The system's configuration files for Sluice, path -> text: units, their drop-ins, sysusers, tmpfiles, sysctl.
-
-    root: the checkout. nginx: whether to configure the system's nginx.
-    """
+    """The system's files for Sluice, path -> text. root: the checkout. nginx: whether to configure the system's."""
     network = not s.store.startswith("sqlite:") or not s.has_own_redis
     wanted = {
         "sluice-gateway.service.d/zz-pypy.conf": s.runtime == "pypy",

@@ -17,10 +17,7 @@ PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
 class Poller(poller.Poller):
-    """Polls ten times a second. supervisord polls once, and restarts a dead child after its next poll.
-
-    It expects a signal to interrupt the poll, but since Python 3.5 an interrupted poll continues (PEP 475).
-    """
+    """Polls ten times a second: no signal interrupts supervisord's poll of a second since Python 3.5 (PEP 475)."""
 
     def poll(self, timeout: float) -> Any:
         return super().poll(min(timeout, 0.1))
