@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -36,6 +37,16 @@ def client(address: str, timeout: float, **options: Any) -> redis.Redis:
     """A client with a pool of connections."""
     kind, arguments = parse(address, timeout)
     return redis.Redis.from_pool(redis.ConnectionPool(kind, **arguments, **options))
+
+
+def exchange(link: Any, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Send commands at once, and read their replies. Raises: RedisError, OSError; the connection is closed then."""
+    try:
+        link.send_packed_command(link.pack_commands(commands))
+        return [link.read_response() for _ in commands]
+    except BaseException:
+        link.disconnect()
+        raise
 
 
 def parse(address: str, timeout: float) -> tuple[Any, dict[str, Any]]:
@@ -103,19 +114,16 @@ class Sentinels:
             return self.best.master
 
     def ask(self, number: int, link: Any) -> None:
-        """Ask one Sentinel for ever."""
         # the address that MASTER has is that of the old master until the replicas follow the new one
         verbs = "MASTER", "GET-MASTER-ADDR-BY-NAME", "REPLICAS"
-        question = link.pack_commands([("SENTINEL", verb, self.name) for verb in verbs])
+        questions = [("SENTINEL", verb, self.name) for verb in verbs]
         while True:
             answer = None
             try:
-                link.send_packed_command(question)
-                state, (host, port), *replicas = (link.read_response() for _ in verbs)
-                candidates = sum(map(is_candidate, map(pairs, *replicas)))
+                state, (host, port), replicas = exchange(link, questions)
+                candidates = sum(map(is_candidate, map(pairs, replicas)))
                 answer = SentinelAnswer(int(pairs(state)[b"config-epoch"]), (host.decode(), int(port)), candidates)
             except Exception as error:  # whatever a Sentinel says, it is asked again
-                link.disconnect()
                 self.reason = str(error) or type(error).__name__
             self.learn(number, answer)
             time.sleep(ASK_SECONDS)

@@ -33,7 +33,6 @@ class Histogram:
         self.sum = 0.0
 
     def add(self, value: float) -> None:
-        """Count a value."""
         self.buckets[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
@@ -48,19 +47,16 @@ class Counts:
         self.due = 0.0  # monotonic: when the next report may be sent
 
     def counter(self, field: str) -> Counter:
-        """The counter of a field."""
         if field not in self.counters:
             self.counters[field] = Counter()
         return self.counters[field]
 
     def histogram(self, field: str, bounds: Sequence[float]) -> Histogram:
-        """The histogram of a field."""
         if field not in self.histograms:
             self.histograms[field] = Histogram(bounds)
         return self.histograms[field]
 
     def totals(self) -> dict[str, int]:
-        """The present value of every field."""
         totals = {field: counter.n for field, counter in list(self.counters.items())}
         for field, histogram in list(self.histograms.items()):
             for bound, n in zip((*histogram.bounds, "+Inf"), histogram.buckets):

@@ -29,7 +29,6 @@ class Answers:
     """Renders the heads of answers. A headers list is rendered once and recognised by its identity."""
 
     def __init__(self, cfg: Any, log: Any) -> None:
-        """cfg: gunicorn's settings. log: gunicorn's logger."""
         self.cfg = cfg
         self.log = log
         self.rendered: dict[int, Rendered] = {}  # by the id of the headers list
@@ -65,7 +64,6 @@ class Answers:
         return entry
 
     def log_access(self, status: str, headers: Any, body: bytes, environ: dict[str, Any], seconds: float) -> None:
-        """Write a line of gunicorn's access log."""
         response = SimpleNamespace(status=status, headers=headers, sent=len(body), response_length=len(body))
         names = [name for name in environ if name.startswith(("HTTP_", "CONTENT_"))]
         request = SimpleNamespace(headers=[(n.removeprefix("HTTP_").replace("_", "-"), environ[n]) for n in names])

@@ -21,10 +21,6 @@ from typing import NamedTuple
 MAX_BODY_BYTES = 1 << 20  # the application reads a longer body itself, in the slow lane
 
 
-def nothing() -> None:
-    """The default of `tick`."""
-
-
 class Options(NamedTuple):
     """What an application asks for.
 
@@ -36,7 +32,7 @@ class Options(NamedTuple):
     """
 
     max_body: int = MAX_BODY_BYTES
-    tick: Callable[[], None] = nothing
+    tick: Callable[[], None] = lambda: None
     shares_environ: bool = False
 
 

@@ -92,10 +92,8 @@ class Unread:
         self.left: bytes | None = None
 
     def recv(self, size: int) -> bytes:
-        """The bytes put back first, then the socket's own."""
         if not self.data:
-            received: bytes = self.sock.recv(size)
-            return received
+            return self.sock.recv(size)
         data, self.data = self.data[:size], self.data[size:]
         return data
 

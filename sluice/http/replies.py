@@ -29,7 +29,6 @@ EMPTY = problem("400 Bad Request", "The request has neither a body nor a query s
 
 @lru_cache(maxsize=1)
 def too_large(max_body: int) -> Reply:
-    """413. max_body: bytes."""
     return problem("413 Content Too Large", f"A body may have at most {max_body} bytes; the request had no effect.")
 
 
@@ -51,7 +50,6 @@ def rpc_status(given: Reply, in_json: bool) -> Reply:
 
 @lru_cache(maxsize=256)
 def encoded_status(status: str, detail: str, in_json: bool, *headers: tuple[str, str]) -> Reply:
-    """`rpc_status` of a detail."""
     if in_json:
         return reply(status, json.dumps({"message": detail}).encode(), JSON, *headers)
     text = detail.encode()

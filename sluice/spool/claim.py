@@ -41,12 +41,10 @@ class Claim(NamedTuple):
 
     @property
     def epoch(self) -> str:
-        """The history of the list in which these sequence numbers were given."""
         return self.id.partition(":")[0]
 
     @property
     def end(self) -> int:
-        """The sequence number after the last body."""
         return self.first + self.count
 
     def part(self, first: int, end: int) -> Claim:

@@ -26,8 +26,6 @@ NAME = "sluice"  # prefix of connection names: sluice:gateway:PID, sluice:worker
 
 
 class Keys(NamedTuple):
-    """The keys of one stream."""
-
     ready: str
     taken: str
     claims: str
@@ -301,5 +299,4 @@ def read_layout(link: Any) -> None:
 
 
 def count_command(delta: dict[str, int]) -> tuple[Any, ...]:
-    """The command that adds these counts to those in Redis."""
     return "EVAL", COUNT, 1, COUNTS, *(part for pair in delta.items() for part in pair)

@@ -55,9 +55,7 @@ class Inlet:
     def __init__(
         self, address: str, max_backlog: int = MAX_BACKLOG_BODIES, replicas: int = 0, max_bytes: int = UNLIMITED
     ) -> None:
-        """address: of Redis; see sluice/base/connect.py.
-
-        max_backlog, max_bytes: READY bodies of a stream, and their bytes, beyond which new bodies are refused.
+        """max_backlog, max_bytes: READY bodies of a stream, and their bytes, beyond which new bodies are refused.
         replicas: number of replicas of Redis that must confirm a commit, at least.
         """
         name = f"{NAME}:gateway:{os.getpid()}"
@@ -152,7 +150,6 @@ class Inlet:
         self.seconds.add(time.monotonic() - now)
 
     def open_backlog(self, stream: str) -> Backlog:
-        """The backlog of a stream's first body."""
         backlog = self.backlogs[stream] = Backlog(stream, *self.limits)
         self.counts.counters[f"bytes {stream}"] = backlog.bytes
         return backlog
@@ -194,10 +191,8 @@ class Inlet:
         return read
 
     def wait_command(self, milliseconds: int) -> list[bytes]:
-        """WAIT for the replicas that must have this connection's writes."""
         self.required = required(self.redis, self.replicas)
-        packed: list[bytes] = self.redis.pack_command("WAIT", self.required, milliseconds)
-        return packed
+        return self.redis.pack_command("WAIT", self.required, milliseconds)
 
     def read_wait_reply(self, group: Group) -> int:
         """Read the reply of WAIT. If too few replicas confirmed this connection's last write, the group is refused."""
@@ -269,7 +264,6 @@ class Inlet:
         self.log_change(subject or stream, refusal.reason, cause)
 
     def refuse_excess(self, group: Group, stream: str, backlog: Backlog) -> None:
-        """Refuse the bodies of a stream whose backlog is full."""
         backlog.refused_bodies += len(group.items[stream])
         excess = backlog.length - backlog.limit + backlog.refused_bodies
         self.refuse(group, stream, backlog.refusal(excess, errors.BACKLOG_FULL))

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from redis.exceptions import ResponseError
 
-from sluice.base.connect import client, required
+from sluice.base.connect import client, exchange, required
 from sluice.spool import contract
 from sluice.spool.claim import Window
 from sluice.spool.contract import Keys
@@ -54,7 +54,6 @@ class Inspector:
     """Reads the state of Redis, purges, and releases claims. Every method raises RedisError."""
 
     def __init__(self, address: str, timeout: float = contract.UNHURRIED_SECONDS) -> None:
-        """address: of Redis; see sluice/base/connect.py. timeout: seconds to wait for one reply."""
         self.redis = client(address, timeout, redis_connect_func=contract.read_layout)
 
     def require(self, verb: str) -> None:
@@ -69,16 +68,10 @@ class Inspector:
         number = required(link, replicas)
         if number:  # on the same connection: another one may lead to a replica that was promoted meanwhile
             commands += [("EVAL", contract.PROBE, 1, contract.PROBED), ("WAIT", number, contract.REPLICAS_MS)]
-        replies = []
         try:
-            link.send_packed_command(link.pack_commands(commands))
-            replies = [link.read_response() for _ in commands]
-        except BaseException:
-            link.disconnect()
-            raise
+            reply, *confirmed = exchange(link, commands)
         finally:
             pool.release(link)
-        reply, *confirmed = replies
         now, taken, ready, since, claims, size, purged, epochs = reply
         arrived = {name.decode(): at for name, _, at in claims} | ({"": since} if ready else {})
         return Snapshot(
@@ -152,7 +145,6 @@ class Inspector:
         return sorted(processes)
 
     def counters(self) -> dict[str, int]:
-        """The counts that the processes have reported, by field."""
         counts: Any = self.redis.hgetall(contract.COUNTS)
         return {field.decode(): int(n) for field, n in counts.items()}
 
@@ -173,7 +165,6 @@ class Inspector:
         return info["used_memory"], info["maxmemory"]
 
     def streams(self) -> set[str]:
-        """All streams that have a key in Redis."""
         matches = (contract.STREAM.match(key) for key in self.redis.scan_iter(contract.PATTERN, count=1000))
         return {match[1].decode("utf-8", "replace") for match in matches if match}
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any
 from urllib.parse import quote
 
 from redis.exceptions import RedisError
 
-from sluice.base.connect import client, connection, required
+from sluice.base.connect import client, connection, exchange, required
 from sluice.base.counters import Counts
 from sluice.spool import contract
 from sluice.spool.claim import Claim
-from sluice.spool.contract import LEASE_SECONDS, NAME, Keys
+from sluice.spool.contract import LEASE_SECONDS, NAME, UNHURRIED_SECONDS, Keys
 from sluice.spool.errors import Lost
 
 # Limits of a claim
@@ -28,17 +29,14 @@ class Outlet:
 
     name = "redis"
 
-    def __init__(self, address: str, timeout: float = contract.UNHURRIED_SECONDS, replicas: int = 0) -> None:
-        """address: of Redis; see sluice/base/connect.py. timeout: seconds to wait for one reply.
-
-        replicas: number of replicas of Redis that must confirm a claim, at least.
-        """
+    def __init__(self, address: str, replicas: int = 0) -> None:
+        """replicas: number of replicas of Redis that must confirm a claim, at least."""
         self.replicas = replicas
-        self.redis = client(address, timeout)
+        self.redis = client(address, UNHURRIED_SECONDS)
         # An idle worker polls often, and polling through the client takes four times the CPU. It connects first.
-        self.polling = connection(address, timeout, redis_connect_func=contract.open_layout)
+        self.polling = connection(address, UNHURRIED_SECONDS, redis_connect_func=contract.open_layout)
         # This connection's name lists the claims that the worker holds, and disappears with the process.
-        self.reporting = connection(address, timeout)
+        self.reporting = connection(address, UNHURRIED_SECONDS)
         self.report_lock = threading.Lock()
         self.counts = Counts()
 
@@ -94,15 +92,12 @@ class Outlet:
 
         Raises: Lost, if they are not all there.
         """
-        return self.read(claim, 0, claim.count) if claim.size <= MAX_BYTES else self.read_pieces(claim)
-
-    def read_pieces(self, claim: Claim) -> Iterator[bytes]:
-        """The items of a claim, a few in memory at a time. Raises: Lost."""
-        for start in range(0, claim.count, PIECE_BODIES):
-            yield from self.read(claim, start, min(PIECE_BODIES, claim.count - start))
+        if claim.size <= MAX_BYTES:
+            return self.read(claim, 0, claim.count)
+        starts = range(0, claim.count, PIECE_BODIES)
+        return chain.from_iterable(self.read(claim, at, min(PIECE_BODIES, claim.count - at)) for at in starts)
 
     def read(self, claim: Claim, start: int, count: int) -> list[bytes]:
-        """Some items of a claim. Raises: Lost."""
         items: list[Any] = self.redis.lrange(Keys.of(claim.stream).claim + claim.id, start, start + count - 1)
         if len(items) != count:
             raise Lost(f"{claim.stream}: claim {claim.id} is gone from Redis")
@@ -124,12 +119,7 @@ class Outlet:
         Raises: RedisError; NewerLayout.
         """
         keys = [Keys.of(stream) for stream in streams]
-        try:
-            self.polling.send_packed_command(self.polling.pack_commands([("EXISTS", k.ready, k.claims) for k in keys]))
-            return [bool(self.polling.read_response()) for _ in keys]
-        except BaseException:
-            self.polling.disconnect()
-            raise
+        return [bool(n) for n in exchange(self.polling, [("EXISTS", each.ready, each.claims) for each in keys])]
 
     def has_more(self, stream: str) -> bool:
         """Whether bodies are left after a claim that is smaller than asked for: it has emptied the list."""
@@ -147,12 +137,6 @@ class Outlet:
         name = ":".join([NAME, "worker", str(os.getpid()), *(f"{quote(claim.stream)}@{claim.first}" for claim in held)])
         with self.report_lock:
             delta = self.counts.delta()
-            commands = [("CLIENT", "SETNAME", name), *([contract.count_command(delta)] if delta else [])]
-            try:
-                self.reporting.send_packed_command(self.reporting.pack_commands(commands))
-                for _ in commands:
-                    self.reporting.read_response()
-                self.counts.confirm(delta)
-            except BaseException:
-                self.reporting.disconnect()
-                raise
+            counts = [contract.count_command(delta)] if delta else []
+            exchange(self.reporting, [("CLIENT", "SETNAME", name), *counts])
+            self.counts.confirm(delta)

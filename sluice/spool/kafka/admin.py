@@ -6,7 +6,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -22,6 +21,7 @@ PARTITIONS = 4  # of a new topic, unless the URL says otherwise: as many workers
 REPLICAS = 3  # of a new topic, unless the URL says otherwise or there are fewer brokers
 PREFIX = "ingest"  # of the names of topics, unless the URL says otherwise
 FIRST_ASK_SECONDS = 0.05  # that the first broker gets to describe a topic; the next one gets twice as long
+RESULT_SECONDS = TIMEOUT_SECONDS + 1  # to wait for the outcome of a request, which has its own timeout
 MAX_RECORD_BYTES = 64 << 20  # of one body; brokers accept requests of up to 100 MiB
 # log_level: librdkafka's own messages, on standard error; its errors are reported by the programs
 RECONNECT = {
@@ -87,7 +87,6 @@ def read_properties(file: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def asking() -> Iterator[None]:
-    """Raise the client's errors as KafkaUnavailable."""
     try:
         yield
     except KafkaException as error:
@@ -97,14 +96,8 @@ def asking() -> Iterator[None]:
 
 
 def code(error: KafkaUnavailable) -> int | None:
-    """The number of Kafka's error, if it is one."""
     cause = error.__cause__
     return cause.args[0].code() if isinstance(cause, KafkaException) else None
-
-
-def result(future: Future[Any], timeout: float = TIMEOUT_SECONDS) -> Any:
-    """The result of a request. Raises: KafkaException, TimeoutError."""
-    return future.result(timeout + 1)
 
 
 class Topic(NamedTuple):
@@ -119,11 +112,6 @@ class Topic(NamedTuple):
     leaders: list[int]
     writable: list[int]
     addresses: dict[int, tuple[str, int]]
-
-    @property
-    def partitions(self) -> int:
-        """Their number."""
-        return len(self.replicas)
 
 
 class Positions(NamedTuple):
@@ -149,7 +137,7 @@ class Admin:
             try:
                 with asking():
                     asked = self.client.describe_topics(TopicCollection([name]), request_timeout=seconds)
-                    topic = result(asked[name], seconds)
+                    topic = asked[name].result(seconds + 1)
                     break
             except KafkaUnavailable as error:
                 if code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -183,14 +171,14 @@ class Admin:
     def create(self, name: str, config: Mapping[str, str]) -> None:
         """Make a topic, unless another process has just made it."""
         with asking():
-            brokers = len(result(self.client.describe_cluster(request_timeout=TIMEOUT_SECONDS)).nodes)
+            brokers = len(self.client.describe_cluster(request_timeout=TIMEOUT_SECONDS).result(RESULT_SECONDS).nodes)
         replicas = self.address.replicas or min(REPLICAS, brokers)
         # with one broker away, others still accept writes: each partition's, or those of partitions without it
         in_sync = str(max(1, replicas - 1, min(2, replicas, brokers - 1)))
         new = NewTopic(name, self.address.partitions, replicas, config={**config, "min.insync.replicas": in_sync})
         try:
             with asking():
-                result(self.client.create_topics([new], request_timeout=TIMEOUT_SECONDS)[name])
+                self.client.create_topics([new], request_timeout=TIMEOUT_SECONDS)[name].result(RESULT_SECONDS)
             log.info("made the topic %s: %d partitions, %d replicas", name, self.address.partitions, replicas)
         except KafkaUnavailable as error:
             if code(error) != KafkaError.TOPIC_ALREADY_EXISTS:
@@ -203,9 +191,8 @@ class Admin:
                 self.groups[topic.name] = Consumer(self.address.properties | {"group.id": topic.name})
             group = self.groups[topic.name]
             try:
-                settled = group.committed(
-                    [TopicPartition(topic.name, n) for n in range(topic.partitions)], TIMEOUT_SECONDS
-                )
+                partitions = [TopicPartition(topic.name, number) for number in range(len(topic.replicas))]
+                settled = group.committed(partitions, TIMEOUT_SECONDS)
                 ends = [group.get_watermark_offsets(partition, TIMEOUT_SECONDS) for partition in settled]
             except KafkaException as error:
                 if error.args[0].code() == KafkaError._UNKNOWN_PARTITION:  # it never asks again (librdkafka 2.16)
@@ -221,10 +208,9 @@ class Admin:
         asked = [TopicPartition(*partition, offset) for partition, offset in offsets.items()]
         with asking():
             for future in self.client.delete_records(asked, request_timeout=TIMEOUT_SECONDS).values():
-                result(future)
+                future.result(RESULT_SECONDS)
 
     def streams(self, timeout: float = TIMEOUT_SECONDS) -> set[str]:
-        """The streams that have a topic."""
         with asking():
             names = self.client.list_topics(timeout=timeout).topics
         prefix = self.address.topic("")

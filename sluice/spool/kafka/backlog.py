@@ -19,7 +19,7 @@ class Backlog(backlog.Backlog):
         super().__init__(stream, max_bodies, max_bytes)
         self.topic = topic
         self.accepted = 0  # bodies, by this process
-        self.turn = random.randrange(topic.partitions)  # noqa: S311  # so that processes do not move in step
+        self.turn = random.randrange(len(topic.replicas))  # noqa: S311  # so that processes do not move in step
         self.busy: dict[int, float] = {}  # partition that a commit is waiting for -> since when (monotonic)
         self.failed: dict[int, float] = {}  # partition -> when it last failed (monotonic)
 
@@ -30,7 +30,8 @@ class Backlog(backlog.Backlog):
 
         suspects: see `Inlet.suspects`. brokers: those that the rest of the commit goes to.
         """
-        count, replicas = self.topic.partitions, self.topic.replicas
+        replicas = self.topic.replicas
+        count = len(replicas)
 
         def cost(n: int) -> tuple[float, bool, float, bool]:
             wait = sum(suspects.get(broker, 0.0) for broker in replicas[n])

@@ -280,13 +280,11 @@ class Inlet(inlet.Inlet):
         return waited
 
     def add_sender(self) -> Sender:
-        """Another producer. Raises: KafkaUnavailable."""
         sender = Sender(self.connect().address.properties, self.lost)
         self.senders.append(sender)
         return sender
 
     def finish(self, sender: Sender) -> None:
-        """The outcome of a commit is known."""
         group, parts, sender.group, sender.parts = sender.group, sender.parts, None, []
         assert group
         now, accepted = time.monotonic(), 0

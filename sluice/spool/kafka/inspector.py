@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import cached_property
 
 from confluent_kafka import Consumer, Message, TopicPartition
 
@@ -22,7 +23,6 @@ READER = {"group.id": "none", "enable.auto.commit": False, "enable.partition.eof
 
 
 def seen(message: Message) -> Seen:
-    """A record as the operator sees it."""
     return f"{message.partition()}:{(message.offset() or 0) + 1}", "ready", message.value() or b""
 
 
@@ -30,17 +30,14 @@ class Inspector(inspector.Inspector):
     """Reads the state of topics and groups. Every method raises KafkaUnavailable, or RedisError."""
 
     def __init__(self, url: str, figures: str, timeout: float = UNHURRIED_SECONDS) -> None:
-        """url: of Kafka. figures: address of the Redis that keeps the counts; it is of this machine."""
         super().__init__(figures, timeout)
         self.url = url
-        self.connected: Admin | None = None
         self.reader: Consumer | None = None
 
-    @property
+    @cached_property
     def admin(self) -> Admin:
         """Connected at the first question, so that an Inspector can be made while Kafka is away."""
-        self.connected = self.connected or Admin(self.url)
-        return self.connected
+        return Admin(self.url)
 
     @override
     def require(self, verb: str) -> None:

@@ -73,7 +73,6 @@ class KafkaLane(FastLane):
         self.slow_count -= 1
 
     def again(self) -> None:
-        """Iterate the answers that were not ready."""
         held, self.held = self.held, {}
         self.pending = [*held.values(), *self.pending]
         self.flush()

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cached_property, partial
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -42,7 +42,6 @@ class Source:
     """
 
     def __init__(self, stream: str, admin: Admin) -> None:
-        """Raises: KafkaUnavailable."""
         self.stream = stream
         self.admin = admin
         self.topic = admin.topic(admin.address.topic(stream))
@@ -182,18 +181,20 @@ class Outlet(outlet.Outlet):
     name = "kafka"
 
     def __init__(self, url: str, figures: str) -> None:
-        """url: of Kafka. figures: address of the Redis that keeps the counts."""
         super().__init__(figures)
         self.url = url
-        self.admin: Admin | None = None
         self.sources: dict[str, Source] = {}
         self.held: dict[str, list[bytes]] = {}  # claim id -> items
         self.settled: dict[tuple[str, int], int] = {}  # partition -> offset up to which records may be deleted
         self.trim_at = time.monotonic() + TRIM_SECONDS
 
+    @cached_property
+    def admin(self) -> Admin:
+        """Connected at the first question, so that a worker starts while Kafka is away."""
+        return Admin(self.url)
+
     @override
     def has_work(self, streams: list[str]) -> list[bool]:
-        self.admin = self.admin or Admin(self.url)
         work = []
         for stream in streams:
             if stream not in self.sources:
@@ -217,7 +218,6 @@ class Outlet(outlet.Outlet):
         return partial(self.take, stream, max_bodies, max_bytes)  # nothing is sent: the records are here
 
     def take(self, stream: str, max_bodies: int, max_bytes: int) -> Claim | None:
-        """The next claim."""
         if stream not in self.sources or not (taken := self.sources[stream].take(max_bodies, max_bytes)):
             return None
         claim, self.held[claim.id] = taken
@@ -238,7 +238,7 @@ class Outlet(outlet.Outlet):
         source = self.sources.get(claim.stream)
         if source and (partition := source.settle(claim)):
             self.settled[partition] = claim.end - 1
-        if self.admin and time.monotonic() >= self.trim_at:
+        if time.monotonic() >= self.trim_at:
             self.trim_at = time.monotonic() + TRIM_SECONDS
             settled, self.settled = self.settled, {}
             try:
@@ -249,7 +249,6 @@ class Outlet(outlet.Outlet):
     @override
     def is_empty(self) -> bool:
         # a worker knows only its own partitions, and one that has died keeps its own for seconds
-        assert self.admin
         return all(
             position.first == position.end
             for source in self.sources.values()
