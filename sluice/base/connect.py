@@ -28,13 +28,11 @@ ASK_SECONDS = 0.2  # between two questions to a Sentinel: a failover takes about
 
 
 def connection(address: str, timeout: float, **options: Any) -> Any:
-    """One connection, for a caller that packs its own commands."""
     kind, arguments = parse(address, timeout)
     return kind(**arguments, **options)
 
 
 def client(address: str, timeout: float, **options: Any) -> redis.Redis:
-    """A client with a pool of connections."""
     kind, arguments = parse(address, timeout)
     return redis.Redis.from_pool(redis.ConnectionPool(kind, **arguments, **options))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from bisect import bisect_left
 from collections.abc import Sequence
 
@@ -43,18 +44,14 @@ class Counts:
     def __init__(self) -> None:
         self.counters: dict[str, Counter] = {}
         self.histograms: dict[str, Histogram] = {}
-        self.confirmed: dict[str, int] = {}
+        self.confirmed: collections.Counter[str] = collections.Counter()
         self.due = 0.0  # monotonic: when the next report may be sent
 
     def counter(self, field: str) -> Counter:
-        if field not in self.counters:
-            self.counters[field] = Counter()
-        return self.counters[field]
+        return self.counters.setdefault(field, Counter())
 
     def histogram(self, field: str, bounds: Sequence[float]) -> Histogram:
-        if field not in self.histograms:
-            self.histograms[field] = Histogram(bounds)
-        return self.histograms[field]
+        return self.histograms.setdefault(field, Histogram(bounds))
 
     def totals(self) -> dict[str, int]:
         totals = {field: counter.n for field, counter in list(self.counters.items())}
@@ -66,13 +63,8 @@ class Counts:
 
     def delta(self) -> dict[str, int]:
         """The increments that Redis has not confirmed: a report that fails is part of the next one."""
-        return {
-            field: n - self.confirmed.get(field, 0)
-            for field, n in self.totals().items()
-            if n != self.confirmed.get(field, 0)
-        }
+        return {field: n - self.confirmed[field] for field, n in self.totals().items() if n != self.confirmed[field]}
 
     def confirm(self, delta: dict[str, int]) -> None:
         """Redis has added these increments."""
-        for field, n in delta.items():
-            self.confirmed[field] = self.confirmed.get(field, 0) + n
+        self.confirmed.update(delta)  # adds

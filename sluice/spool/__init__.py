@@ -17,7 +17,6 @@ KAFKA = "kafka://"
 
 
 def open_inlet(spool: str, figures: str, replicas: int, max_bytes: int) -> Inlet:
-    """The gateway's side."""
     if spool.startswith(KAFKA):
         from sluice.spool.kafka import inlet as kafka
 
@@ -28,7 +27,6 @@ def open_inlet(spool: str, figures: str, replicas: int, max_bytes: int) -> Inlet
 
 
 def open_outlet(spool: str, figures: str, replicas: int) -> Outlet:
-    """The worker's side."""
     if spool.startswith(KAFKA):
         from sluice.spool.kafka import outlet as kafka
 

@@ -40,7 +40,6 @@ SPOOL_ERRORS = RedisError, KafkaUnavailable  # what every function of inlet, out
 
 
 def in_one_line(error: Exception) -> str:
-    """What one of SPOOL_ERRORS says."""
     return str(error) if isinstance(error, KafkaUnavailable) else f"Redis is unavailable: {error}"
 
 

@@ -33,12 +33,12 @@ class Snapshot(NamedTuple):
 
     taken: int
     ready: int
-    claims: dict[str, int]
-    ages: dict[str, float]
-    size: int | None
-    purged: int
-    history: list[Window]
-    confirmed: bool
+    claims: dict[str, int] = {}
+    ages: dict[str, float] = {}
+    size: int | None = 0
+    purged: int = 0
+    history: list[Window] = []
+    confirmed: bool = True
     partitions: dict[str, tuple[int, int]] = {}
 
 
@@ -149,7 +149,6 @@ class Inspector:
         return {field.decode(): int(n) for field, n in counts.items()}
 
     def cell(self, default: str) -> str:
-        """The name of the cell whose list this is."""
         name: Any = self.redis.get(contract.CELL)
         return (name or default.encode()).decode()
 

@@ -131,7 +131,6 @@ class Admin:
         self.groups: dict[str, Consumer] = {}  # they ask for their group's offsets, and join none
 
     def describe(self, name: str, timeout: float = TIMEOUT_SECONDS) -> Topic | None:
-        """The topic of this name; None if there is none."""
         deadline, seconds = time.monotonic() + timeout, FIRST_ASK_SECONDS
         while True:
             try:
@@ -169,7 +168,6 @@ class Admin:
         return topic
 
     def create(self, name: str, config: Mapping[str, str]) -> None:
-        """Make a topic, unless another process has just made it."""
         with asking():
             brokers = len(self.client.describe_cluster(request_timeout=TIMEOUT_SECONDS).result(RESULT_SECONDS).nodes)
         replicas = self.address.replicas or min(REPLICAS, brokers)

@@ -47,7 +47,6 @@ class Backlog(backlog.Backlog):
         return best
 
     def look(self, admin: Admin) -> None:
-        """Update length, limit and drain rate. Raises: KafkaUnavailable."""
         positions = admin.positions(self.topic)
         settled, end = sum(at.first for at in positions), sum(at.end for at in positions)
         size = self.bytes.n * (end - settled) // self.accepted if self.accepted else 0

@@ -87,7 +87,6 @@ class Sender:
             self.producer = Producer(properties | PRODUCER | calls)
 
     def produce(self, group: Group, parts: list[Part], now: float) -> None:
-        """Give the items to the client, which sends them at once."""
         self.group, self.parts, self.began = group, parts, now
         self.failed.clear()
         for _, items, backlog, partition in parts:
@@ -126,7 +125,6 @@ class Inlet(inlet.Inlet):
     backlogs: dict[str, Backlog]  # type: ignore[assignment]
 
     def __init__(self, url: str, figures: str, max_bytes: int) -> None:
-        """url: of Kafka. figures: address of the Redis that keeps the counts. max_bytes: as for Redis."""
         super().__init__(figures, max_bytes=max_bytes)
         self.url = url
         self.admin: Admin | None = None
@@ -164,12 +162,10 @@ class Inlet(inlet.Inlet):
                 failed = True
 
     def look_at_backlogs(self, admin: Admin) -> None:
-        """Learn what the workers have settled. Raises: KafkaUnavailable."""
         for backlog in list(self.backlogs.values()):
             backlog.look(admin)
 
     def look_at_topics(self, admin: Admin) -> None:
-        """Learn which partitions can be written to. Raises: KafkaUnavailable."""
         reason = None
         if not self.backlogs:
             admin.streams(LOOK_SECONDS)
@@ -318,7 +314,6 @@ class Inlet(inlet.Inlet):
 
     @override
     def open_backlog(self, stream: str) -> Backlog:
-        """Raises: KafkaUnavailable."""
         admin = self.connect()
         backlog = self.backlogs[stream] = Backlog(stream, admin.topic(admin.address.topic(stream)), *self.limits)
         self.counts.counters[f"bytes {stream}"] = backlog.bytes

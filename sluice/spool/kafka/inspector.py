@@ -66,7 +66,7 @@ class Inspector(inspector.Inspector):
         """The state of a stream. What workers hold counts as READY, and the memory is unknown."""
         topic = self.admin.describe(self.admin.address.topic(stream))
         if topic is None:
-            return Snapshot(0, 0, {}, {}, 0, 0, [], confirmed=True)
+            return Snapshot(0, 0)
         positions = self.admin.positions(topic)
         ready = sum(at.end - at.first for at in positions)
         oldest = min((message.timestamp()[1] for message in self.read(topic, positions, 1)), default=0)
@@ -74,12 +74,8 @@ class Inspector(inspector.Inspector):
         return Snapshot(
             settled,
             ready,
-            {},
-            {"": max(0.0, time.time() - oldest / 1000)} if oldest else {},
-            None if ready else 0,
-            0,
-            [],
-            confirmed=True,
+            ages={"": max(0.0, time.time() - oldest / 1000)} if oldest else {},
+            size=None if ready else 0,
             partitions={f"{topic.id}.{number}": (at.first, at.end) for number, at in enumerate(positions)},
         )
 
@@ -114,7 +110,6 @@ class Inspector(inspector.Inspector):
 
     @override
     def follow(self, stream: str) -> tuple[str, Iterator[Seen | int]]:
-        """Where it starts, and from there all bodies as they arrive, for ever."""
         topic = self.admin.topic(self.admin.address.topic(stream))
         ends = [TopicPartition(topic.name, number, at.end) for number, at in enumerate(self.admin.positions(topic))]
 

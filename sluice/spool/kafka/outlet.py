@@ -65,11 +65,9 @@ class Source:
             self.error = error
 
     def assign(self, _: Consumer, partitions: list[TopicPartition]) -> None:
-        """Called when this worker gets more partitions."""
         self.assigned = (self.assigned or set()) | {each.partition for each in partitions}
 
     def revoke(self, _: Consumer, partitions: list[TopicPartition]) -> None:
-        """Called when partitions are given to another worker."""
         lost = {each.partition for each in partitions}
         self.assigned = (self.assigned or set()) - lost
         self.ended -= lost
@@ -79,7 +77,6 @@ class Source:
             self.uncommitted.pop(partition, None)
 
     def committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """Called for each commit, with its outcome."""
         for at in partitions:
             if not error and not at.error and self.uncommitted.get(at.partition) == at.offset:
                 del self.uncommitted[at.partition]
@@ -249,11 +246,8 @@ class Outlet(outlet.Outlet):
     @override
     def is_empty(self) -> bool:
         # a worker knows only its own partitions, and one that has died keeps its own for seconds
-        return all(
-            position.first == position.end
-            for source in self.sources.values()
-            for position in self.admin.positions(source.topic)
-        )
+        topics = [source.topic for source in self.sources.values()]
+        return all(at.first == at.end for topic in topics for at in self.admin.positions(topic))
 
     @override
     def close(self) -> None:
