@@ -124,7 +124,7 @@ class Inlet:
             if now < self.resume:
                 self.refuse_all(group)
                 return
-            if not self.caught_up(group, self.behind):
+            if not self.caught_up(group):
                 return
         out: list[bytes] = []  # the commands
         readers: list[Reader] = []  # of their replies, in the same order
@@ -140,7 +140,7 @@ class Inlet:
             out[:0] = self.redis.pack_command(*count_command(delta))
             readers.insert(0, partial(self.read_report, delta, now))
         if self.replicas:
-            out += self.wait_command(CONFIRM_MS)
+            out += self.wait_command()
             readers.append(partial(self.read_wait_reply, group))
         self.redis.send_packed_command((b"".join(out),))
         accepted = 0
@@ -190,9 +190,9 @@ class Inlet:
 
         return read
 
-    def wait_command(self, milliseconds: int) -> list[bytes]:
+    def wait_command(self) -> list[bytes]:
         self.required = required(self.redis, self.replicas)
-        return self.redis.pack_command("WAIT", self.required, milliseconds)
+        return self.redis.pack_command("WAIT", self.required, self.behind or CONFIRM_MS)
 
     def read_wait_reply(self, group: Group) -> int:
         """Read the reply of WAIT. If too few replicas confirmed this connection's last write, the group is refused."""
@@ -206,9 +206,9 @@ class Inlet:
             self.refuse(group, stream, Refusal(errors.REPLICAS_BEHIND % self.required, 1), "replicas")
         return 0
 
-    def caught_up(self, group: Group, milliseconds: int) -> bool:
+    def caught_up(self, group: Group) -> bool:
         """Whether enough replicas have all writes of this connection; else the group is refused."""
-        self.redis.send_packed_command(self.wait_command(milliseconds))
+        self.redis.send_packed_command(self.wait_command())
         self.read_wait_reply(group)
         return not self.behind
 
@@ -305,11 +305,11 @@ class Inlet:
         """Write to Redis. Returns: None, or the reason why bodies would be refused. Raises: RedisError, OSError."""
         if time.monotonic() < self.resume:
             return errors.REDIS_DOWN
-        if not self.behind or self.caught_up(Group(), self.behind):  # do not make each check wait
+        if not self.behind or self.caught_up(Group()):  # do not make each check wait
             self.redis.send_command("SET", PROBED, "1", "EX", "60")
             self.redis.read_response()
             if self.replicas:
-                self.caught_up(Group(), CONFIRM_MS)
+                self.caught_up(Group())
         return errors.REPLICAS_BEHIND % self.required if self.behind else None
 
 

@@ -138,10 +138,9 @@ class Inspector:
         for connected in self.redis.client_list():
             name, *rest = connected["name"].split(":")
             if name == contract.NAME and len(rest) >= 2:
-                claims = [claim.rpartition("@") for claim in rest[2:]]
-                processes.append(
-                    Process(rest[0], int(rest[1]), [(unquote(stream), int(at)) for stream, _, at in claims])
-                )
+                role, pid, *held = rest
+                claims = [(unquote(stream), int(at)) for stream, _, at in (claim.rpartition("@") for claim in held)]
+                processes.append(Process(role, int(pid), claims))
         return sorted(processes)
 
     def counters(self) -> dict[str, int]:

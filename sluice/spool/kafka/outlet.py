@@ -116,15 +116,10 @@ class Source:
 
         Its id did not change between before they were fetched and now, so it is theirs.
         """
-        error, self.error = self.error, None
-        try:
-            topic = self.admin.describe(self.topic.name)
-        except KafkaUnavailable:
-            self.error = error
-            raise
-        if error and error.code() == KafkaError._AUTHENTICATION:
-            self.error = error
-            raise KafkaUnavailable(error.str())
+        topic = self.admin.describe(self.topic.name)
+        if self.error and self.error.code() == KafkaError._AUTHENTICATION:
+            raise KafkaUnavailable(self.error.str())
+        self.error = None
         if topic is None or topic.id != self.topic.id:
             raise Replaced
         for message in self.unchecked:
