@@ -88,10 +88,7 @@ class Outlet:
         return read_reply
 
     def items(self, claim: Claim) -> Iterable[bytes]:
-        """The items of a claim, in order: read before this returns, or in pieces if the claim is larger than usual.
-
-        Raises: Lost, if they are not all there.
-        """
+        """The items in order: read before this returns, or in pieces if a claim is larger than usual. Raises: Lost."""
         if claim.size <= MAX_BYTES:
             return self.read(claim, 0, claim.count)
         starts = range(0, claim.count, PIECE_BODIES)
@@ -114,10 +111,7 @@ class Outlet:
         self.redis.eval(contract.SETTLE, 3, keys.taken, keys.claims, keys.marks, keys.claim, claim.id)
 
     def has_work(self, streams: list[str]) -> list[bool]:
-        """Whether each of the streams has READY bodies or open claims. Not safe with threads.
-
-        Raises: RedisError; NewerLayout.
-        """
+        """Whether each stream has READY bodies or open claims. Not thread-safe. Raises: RedisError, NewerLayout."""
         keys = [Keys.of(stream) for stream in streams]
         return [bool(n) for n in exchange(self.polling, [("EXISTS", each.ready, each.claims) for each in keys])]
 

@@ -53,10 +53,7 @@ class Address(NamedTuple):
 
     @classmethod
     def of(cls, url: str, prefix: str = PREFIX) -> Address:
-        """Parse a URL that sluice/settings.py has checked. prefix: if it names none.
-
-        Raises: KafkaUnavailable if its file cannot be read.
-        """
+        """Parse a URL that sluice/settings.py has checked. prefix: if it names none. Raises: KafkaUnavailable."""
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query))
         partitions, replicas = int(query.pop("partitions", PARTITIONS)), int(query.pop("replicas", 0))

@@ -24,9 +24,8 @@ class Backlog(backlog.Backlog):
         self.failed: dict[int, float] = {}  # partition -> when it last failed (monotonic)
 
     def choose(self, suspects: dict[int, float], brokers: frozenset[int]) -> int | None:
-        """The partition of the next commit: the bodies of one commit go there together. None: the best one is busy.
-
-        Each partition in a commit is one more request to a broker, and one more claim.
+        """The partition of the next commit: its bodies go there together, because each partition is one more request
+        to a broker, and one more claim. None: the best one is busy.
 
         suspects: see `Inlet.suspects`. brokers: those that the rest of the commit goes to.
         """
