@@ -93,7 +93,8 @@ class Unread:
 
     def recv(self, size: int) -> bytes:
         if not self.data:
-            return self.sock.recv(size)
+            received: bytes = self.sock.recv(size)
+            return received
         data, self.data = self.data[:size], self.data[size:]
         return data
 

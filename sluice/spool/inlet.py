@@ -192,7 +192,8 @@ class Inlet:
 
     def wait_command(self) -> list[bytes]:
         self.required = required(self.redis, self.replicas)
-        return self.redis.pack_command("WAIT", self.required, self.behind or CONFIRM_MS)
+        packed: list[bytes] = self.redis.pack_command("WAIT", self.required, self.behind or CONFIRM_MS)
+        return packed
 
     def read_wait_reply(self, group: Group) -> int:
         """Read the reply of WAIT. If too few replicas confirmed this connection's last write, the group is refused."""
