@@ -103,14 +103,12 @@ for at = 2, #KEYS do
   redis.call('HINCRBY', KEYS[at], 'rows', ARGV[3])
   if ARGV[4] ~= '0' then redis.call('HSET', KEYS[at], 'synced', ARGV[4]) end
 end
-return 1
 """
 
 # Without new rows. KEYS: lease, info … ARGV: token, milliseconds.
 TOUCH = f"""#!lua flags=allow-oom
 {HELD}
 for at = 2, #KEYS do redis.call('HSET', KEYS[at], 'synced', ARGV[2]) end
-return 1
 """
 
 # KEYS: lease, building, info. ARGV: token, generation, spec, position.
@@ -118,7 +116,6 @@ BEGIN = f"""#!lua flags=allow-oom
 {HELD}
 redis.call('SET', KEYS[2], ARGV[2])
 redis.call('HSET', KEYS[3], 'spec', ARGV[3], 'position', ARGV[4], 'keys', 0, 'rows', 0)
-return 1
 """
 
 # The generation that was built is served from now on. KEYS: lease, building, state. ARGV: token, generation or FULL.
@@ -126,7 +123,6 @@ SWITCH = f"""#!lua flags=allow-oom
 {HELD}
 redis.call('SET', KEYS[3], ARGV[2])
 redis.call('DEL', KEYS[2])
-return 1
 """
 
 # Keys that no generation in use has, or of a view that is no longer declared. KEYS: lease, and the keys. ARGV: token.
@@ -138,7 +134,6 @@ return redis.call('UNLINK', unpack(KEYS, 2))
 # Deletes KEYS[1] if it has this token: a lease of a follower that is gone, a lock of a computation that has ended.
 RELEASE = """#!lua flags=allow-oom
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
-return 0
 """
 
 # Keeps a computed value, unless the lock has passed to another process, and ends the lock. KEYS: lock, key. ARGV:
@@ -158,5 +153,4 @@ return redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
 # Moves the end of a lease or lock. ARGV: token, milliseconds.
 EXTEND = """#!lua flags=allow-oom
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
-return 0
 """

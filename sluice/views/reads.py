@@ -58,7 +58,6 @@ class GroupReads:
     """The reader's side of the views' Redis, one per process. Safe with threads and greenlets."""
 
     def __init__(self, socket: str) -> None:
-        """socket: of the views' Redis."""
         self.redis = Link(socket, TIMEOUT_SECONDS, f"sluice:reader:{os.getpid()}")
         self.counts = Counts()  # "PATH STATUS"
         self.open = Trip()

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.base.override import override
 from sluice.views import contract
-from sluice.views.kinds.followed import CALL_ITEMS, Followed, Reducer, calls, fits
+from sluice.views.kinds.followed import CALL_ITEMS, Followed, Reducer, calls
 from sluice.views.kinds.view import ToJson
 
 if TYPE_CHECKING:
@@ -119,9 +119,7 @@ class Feeds(Reducer):
 class Items(Feeds):
     """Of `feed` without `member`: key -> its last `cap` records, each once."""
 
-    def __init__(self, view: Feed, renderer: Renderer) -> None:
-        super().__init__(view, renderer)
-        self.held: dict[str, list[Stamp]] = {}
+    held: dict[str, list[Stamp]]
 
     @override
     def add(self, items: list[Rendered]) -> None:
@@ -142,20 +140,19 @@ class Items(Feeds):
         stamps[:] = sorted(unique.values(), key=lambda stamp: (self.score(stamp), stamp[2]))[-self.cap :]
 
     @override
-    def values(self) -> Iterator[tuple[str, list[Item]]]:
-        nanoseconds, cap = self.renderer.nanoseconds, self.cap
-        for key, stamps in self.held.items():
-            if fits(key):
-                yield key, newest([(nanoseconds(time) // 1000, document, b"") for time, _, document in stamps], cap)
+    def value(self, held: list[Stamp]) -> list[Item]:
+        nanoseconds = self.renderer.nanoseconds
+        return newest([(nanoseconds(time) // 1000, document, b"") for time, _, document in held], self.cap)
 
 
 class Members(Feeds):
     """Of `feed` with `member`: key -> the last `cap` items, of each its newest record."""
 
+    held: dict[str, dict[bytes, Item]]
+
     def __init__(self, view: Feed, renderer: Renderer) -> None:
         super().__init__(view, renderer)
         self.fields = [renderer.at[name] for name in view.member]
-        self.held: dict[str, dict[bytes, Item]] = {}
 
     @override
     def add(self, items: list[Rendered]) -> None:
@@ -170,10 +167,8 @@ class Members(Feeds):
                     self.held[key] = {item[2]: item for item in newest(held.values(), self.cap)}
 
     @override
-    def values(self) -> Iterator[tuple[str, list[Item]]]:
-        for key, held in self.held.items():
-            if fits(key):
-                yield key, newest(held.values(), self.cap)
+    def value(self, held: dict[bytes, Item]) -> list[Item]:
+        return newest(held.values(), self.cap)
 
 
 def encode(items: Sequence[Item]) -> bytes:

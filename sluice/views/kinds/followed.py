@@ -57,22 +57,24 @@ class Reducer(ABC):
 
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
+        self.held: dict[str, Any] = {}  # by key
 
     @abstractmethod
     def add(self, items: list[Rendered]) -> None: ...
 
     @abstractmethod
+    def value(self, held: Any) -> Any:
+        """The value of what is held of a key, in a form that can be compared."""
+
     def values(self) -> Iterator[tuple[str, Any]]:
-        """The keys that `fits` accepts, and their values in a form that can be compared."""
+        """The keys that a view may have, and their values."""
+        for key, held in self.held.items():
+            if len(key) <= contract.KEY_BYTES // 4 or len(key.encode()) <= contract.KEY_BYTES:
+                yield key, self.value(held)
 
     @abstractmethod
     def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[Command]:
         """The commands that apply the values to a generation. They are sent in this order, and before another read."""
-
-
-def fits(key: str) -> bool:
-    """Whether a view may have this key."""
-    return len(key) <= contract.KEY_BYTES // 4 or len(key.encode()) <= contract.KEY_BYTES
 
 
 def calls(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.base.override import override
 from sluice.views import contract
-from sluice.views.kinds.followed import Followed, Reducer, calls, fits
+from sluice.views.kinds.followed import Followed, Reducer, calls
 from sluice.views.kinds.view import ToJson
 
 if TYPE_CHECKING:
@@ -130,10 +130,7 @@ class Newest(Reducer):
     """Without `each`: key -> the newest record."""
 
     script = LATEST
-
-    def __init__(self, renderer: Renderer) -> None:
-        super().__init__(renderer)
-        self.held: dict[str, Stamp] = {}
+    held: dict[str, Stamp]
 
     @override
     def add(self, items: list[Rendered]) -> None:
@@ -145,10 +142,8 @@ class Newest(Reducer):
                 held[key] = stamp
 
     @override
-    def values(self) -> Iterator[tuple[str, bytes]]:
-        for key, stamp in self.held.items():
-            if fits(key):
-                yield key, ordered(self.renderer, stamp)
+    def value(self, held: Stamp) -> bytes:
+        return ordered(self.renderer, held)
 
     @override
     def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[Command]:
@@ -166,10 +161,11 @@ class Newest(Reducer):
 class NewestOfEach(Reducer):
     """With `each`: key -> {JSON of the `each` values -> the newest record}."""
 
+    held: dict[str, dict[bytes, Stamp]]
+
     def __init__(self, view: Latest, renderer: Renderer) -> None:
         super().__init__(renderer)
         self.each = [renderer.at[name] for name in view.each]
-        self.held: dict[str, dict[bytes, Stamp]] = {}
 
     @override
     def add(self, items: list[Rendered]) -> None:
@@ -182,10 +178,8 @@ class NewestOfEach(Reducer):
                 held[field] = stamp
 
     @override
-    def values(self) -> Iterator[tuple[str, dict[bytes, bytes]]]:
-        for key, held in self.held.items():
-            if fits(key):
-                yield key, {field: ordered(self.renderer, stamp) for field, stamp in held.items()}
+    def value(self, held: dict[bytes, Stamp]) -> dict[bytes, bytes]:
+        return {field: ordered(self.renderer, stamp) for field, stamp in held.items()}
 
     @override
     def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[Command]:
