@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -72,22 +73,21 @@ class StreamState:
         self.retry_at = time.monotonic() + self.backoff
 
     def size_next_claim(self, claim: Claim, seconds: float) -> None:
-        """Set the size of the next claim from the seconds of work that this one took."""
         fit = int(claim.count * TURN_SECONDS / max(seconds, 1e-6))
         self.max_bodies = max(1, min(fit, max(FIRST_BODIES, 2 * claim.count), MAX_BODIES))
 
 
+@dataclass
 class Chore:
     """Something that the worker does in small steps beside storing.
 
     step: whether there may be more to do. pause: seconds until it is asked again if not.
     """
 
-    def __init__(self, name: str, step: Callable[[Store[Any]], bool], pause: float) -> None:
-        self.name = name
-        self.step = step
-        self.pause = pause
-        self.due = 0.0  # monotonic
+    name: str
+    step: Callable[[Store[Any]], bool]
+    pause: float
+    due: float = 0.0  # monotonic
 
 
 class Worker:

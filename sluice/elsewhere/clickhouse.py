@@ -67,7 +67,6 @@ class ClickHouse(Carried):
             self.sure = True
 
     def insert(self, client: Client, token: str, rows: pa.Table) -> None:
-        """Insert rows of one day, unless the token is known."""
         store = pa.BufferOutputStream()
         with pa.ipc.new_stream(store, rows.schema) as stream:
             stream.write_table(rows.combine_chunks())
@@ -148,7 +147,6 @@ class ClickHouse(Carried):
             raise Unwritable(f"ClickHouse: {' '.join(str(error).split())[:300]}") from error
 
     def connect(self) -> Client:
-        """A connection to the database, with the table of the stream."""
         client = clickhouse_connect.get_client(
             host=self.server.hostname or "",
             port=self.server.port or 0,

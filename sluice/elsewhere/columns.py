@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime, timezone
 from operator import attrgetter
 from typing import Any
 
@@ -15,6 +16,7 @@ from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types
 
+HOUR = "%Y-%m-%dT%H"  # the partition of rows in files and objects
 EXACT = 1 << 53  # integers up to this have an exact float
 MICROSECONDS, NANOSECONDS = pa.timestamp("us", "UTC"), pa.timestamp("ns", "UTC")
 PLAIN = {float: pa.float64(), int: pa.int64(), bool: pa.bool_(), str: pa.string()}
@@ -24,6 +26,11 @@ VALUE_ERRORS = (
     *(TypeError, ValueError, OverflowError, AttributeError, LookupError, msgspec.MsgspecError),
 )
 COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
+
+
+def hour_end(hour: str) -> float:
+    """When an hour ends, seconds since 1970."""
+    return datetime.strptime(hour, HOUR).replace(tzinfo=timezone.utc).timestamp() + 3600
 
 
 class Columns:
@@ -77,7 +84,6 @@ class Columns:
 
 
 def number(one: Metric) -> float | None:
-    """The value of a metric, unless it is a string."""
     return None if one.type == "string" else float(one.value)
 
 
@@ -93,7 +99,6 @@ METRIC: dict[str, Callable[[Metric], Any]] = {"tags": lambda one: [*one.tags.ite
 
 
 def json(value: Any) -> str:
-    """A value as JSON."""
     return msgspec.json.encode(value).decode()
 
 
@@ -118,5 +123,4 @@ class Table(InMemory[pa.Table]):
 
 
 def read(carried: bytes) -> pa.Table:
-    """The rows that a note carries."""
     return pa.ipc.open_stream(carried).read_all()

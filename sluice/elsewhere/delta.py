@@ -12,7 +12,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, WriterPropertie
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from sluice.base.override import override
-from sluice.elsewhere.columns import MICROSECONDS, NANOSECONDS, Columns, Table, read
+from sluice.elsewhere.columns import HOUR, MICROSECONDS, NANOSECONDS, Columns, Table, hour_end, read
 from sluice.elsewhere.destination import Carried, Unwritable, writer_of
 from sluice.streams.registry import Stream
 
@@ -35,18 +35,15 @@ WRITER = WriterProperties(compression="ZSTD")
 # A commit waits at most so long for a store that does not answer; a claim is taken by another worker after a while
 OPTIONS = {"timeout": "10s", "connect_timeout": "3s", "max_retries": "2", "retry_timeout": "10s"}
 KIND = 'Timestamp(Microsecond, Some("UTC"))'  # of `received_at`, for DataFusion, which compares no others with it
-HOUR = "%Y-%m-%dT%H"
 
 
 class Delta(Carried):
     """See `Destination`."""
 
     def __init__(self, url: str, stream: Stream) -> None:
-        """url: s3://BUCKET/PREFIX"""
         super().__init__(url, stream)
         self.columns = Columns(stream)
         self.table_url = f"{url.rstrip('/')}/{stream.name}"
-        self.options = OPTIONS
         self.known: DeltaTable | None = None
         self.swept = time.monotonic()
 
@@ -71,17 +68,14 @@ class Delta(Carried):
         table = self.present()
         if table is None:
             with contextlib.suppress(DeltaError):  # another worker makes it
-                DeltaTable.create(
-                    self.table_url, schema, mode="ignore", partition_by=["hour"], storage_options=self.options
-                )
-            table = self.known = DeltaTable(self.table_url, storage_options=self.options)
+                DeltaTable.create(self.table_url, schema, mode="ignore", partition_by=["hour"], storage_options=OPTIONS)
+            table = self.known = DeltaTable(self.table_url, storage_options=OPTIONS)
         return table
 
     def present(self) -> DeltaTable | None:
-        """The table as it is now; None if there is none."""
         try:
             if self.known is None:
-                self.known = DeltaTable(self.table_url, storage_options=self.options)
+                self.known = DeltaTable(self.table_url, storage_options=OPTIONS)
             else:
                 self.known.update_incremental()
         except TableNotFoundError:
@@ -99,7 +93,7 @@ class Delta(Carried):
             for one in table.get_add_actions(flatten=True).to_struct_array().to_pylist():
                 found[one["partition.hour"]] += one["size_bytes"] < SMALL_BYTES
             for hour, small in sorted(found.items()):
-                if small >= (2 if end(hour) + SETTLED_SECONDS < time.time() else MANY_OBJECTS):
+                if small >= (2 if hour_end(hour) + SETTLED_SECONDS < time.time() else MANY_OBJECTS):
                     table.optimize.compact([("hour", "=", hour)], target_size=TARGET_BYTES, writer_properties=WRITER)
                     return True
             if time.monotonic() - self.swept > SWEEP_SECONDS:
@@ -151,8 +145,3 @@ def digits(times: pa.ChunkedArray) -> pa.ChunkedArray:
     """The last three digits of nanoseconds since 1970, 0 to 999, also of times before."""
     rest = pc.subtract(times, pc.multiply(pc.divide(times, 1000), 1000))
     return pc.if_else(pc.less(rest, 0), pc.add(rest, 1000), rest)
-
-
-def end(hour: str) -> float:
-    """When an hour ends, seconds since 1970."""
-    return (datetime.strptime(hour, HOUR).replace(tzinfo=timezone.utc) + timedelta(hours=1)).timestamp()

@@ -160,7 +160,6 @@ class Carried(Destination):
         self.number = 0
 
     def next_name(self) -> str:
-        """The name of a new object."""
         self.number += 1
         return f"{self.writer}-{self.number:012d}"
 
@@ -185,6 +184,5 @@ class Carried(Destination):
 
 
 def writer_of(name: str) -> tuple[str, int]:
-    """The writer of an object, and the number of the object."""
     writer, _, number = name.rpartition("-")
     return writer, int(number)

@@ -39,7 +39,6 @@ class Outbox(Elsewhere):
     """The destinations of the streams whose rows are in no table, and what waits for them."""
 
     def __init__(self, destinations: Mapping[str, Destination]) -> None:
-        """destinations: by stream."""
         self.destinations = destinations
         self.streams = destinations.keys()
         self.published: list[str] = []  # names of objects whose notes may be deleted
@@ -216,7 +215,6 @@ class Storing(Attempt):
 
 @contextlib.contextmanager
 def destination_errors() -> Iterator[None]:
-    """Raise Unavailable if a destination cannot be written."""
     try:
         yield
     except Unwritable as error:
@@ -224,7 +222,6 @@ def destination_errors() -> Iterator[None]:
 
 
 def forget(store: Store[Any], db: object, names: Iterable[str]) -> None:
-    """Delete the notes of objects that are published."""
     for name in names:
         store.run(db, "DELETE FROM batches_objects WHERE name = ?", (name,))
         store.run(db, "DELETE FROM batches_carried WHERE name = ?", (name,))

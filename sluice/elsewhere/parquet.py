@@ -18,14 +18,14 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pyarrow as pa
 from pyarrow import parquet as pq
 
 from sluice.base.override import override
-from sluice.elsewhere.columns import Columns
+from sluice.elsewhere.columns import HOUR, Columns, hour_end
 from sluice.elsewhere.destination import Destination, Object, Rows, Unwritable
 from sluice.streams.registry import Stream
 
@@ -81,7 +81,6 @@ class File(Object):
             sync_path(self.path.parent)
 
     def rewrite(self) -> None:
-        """Write the file again, without the groups that were undone."""
         found = pq.ParquetFile(self.path)
         kept = [found.read_row_group(at) for at in range(self.row_groups) if at not in self.undone]
         with writer(self.path, self.columns.schema) as again:
@@ -126,7 +125,7 @@ class Parquet(Destination):
 
     @override
     def open(self, received: int) -> File:
-        hour = datetime.fromtimestamp(received // 1_000_000, timezone.utc).strftime("%Y-%m-%dT%H")
+        hour = datetime.fromtimestamp(received // 1_000_000, timezone.utc).strftime(HOUR)
         with writing():
             self.staged.mkdir(mode=0o700, parents=True, exist_ok=True)
             name = f"{hour}/{uuid.uuid4().hex}"
@@ -166,7 +165,7 @@ class Parquet(Destination):
     def merge_some(self, hour: Path, noted: Callable[[], set[str]]) -> bool:
         """Merge some small files of an hour, if it is time; whether there were any."""
         changed = hour.stat().st_mtime_ns
-        over = end(hour) + SETTLED_SECONDS < time.time()
+        over = hour_end(hour.name.partition("=")[2]) + SETTLED_SECONDS < time.time()
         if over and self.merged.get(hour.name) == changed:
             return False
         found = [(info.st_mtime, path, info.st_size) for path in hour.glob("*.parquet") if (info := path.stat())]
@@ -236,7 +235,7 @@ class Parquet(Destination):
         limit = datetime.fromtimestamp(before / 1e6, timezone.utc)
         with writing(), self.locked("merge"):
             for hour in self.hours():
-                if end(hour) > before / 1e6:
+                if hour_end(hour.name.partition("=")[2]) > before / 1e6:
                     break
                 for path in hour.glob("*.parquet"):
                     found = pq.read_metadata(path)
@@ -271,36 +270,21 @@ def writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
 
 def grouped(parts: Iterable[pq.ParquetFile], schema: pa.Schema) -> Iterator[pa.Table]:
     """The rows of files in groups of GROUP_ROWS; null in columns that a file lacks."""
-    held: list[pa.Table] = []
+    empty = schema.empty_table()
+    held = [empty]
     for part in parts:
         for at in range(part.num_row_groups):
-            held.append(filled(part.read_row_group(at), schema))
+            held.append(part.read_row_group(at))
             if sum(table.num_rows for table in held) >= GROUP_ROWS:
-                yield pa.concat_tables(held)
-                held = []
-    if held:
-        yield pa.concat_tables(held)
-
-
-def filled(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A table with the columns of a schema."""
-    columns = [
-        table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.table(columns, schema=schema)
+                yield pa.concat_tables(held, promote_options="default")
+                held = [empty]
+    if len(held) > 1:
+        yield pa.concat_tables(held, promote_options="default")
 
 
 def newest(found: pq.FileMetaData) -> datetime:
-    """The latest arrival among the rows of a file."""
     groups = (found.row_group(at) for at in range(found.num_row_groups))
     return max((group.column(0).statistics.max for group in groups), default=START)
-
-
-def end(hour: Path) -> float:
-    """When the hour of a directory ends, seconds since 1970."""
-    start = datetime.strptime(hour.name.partition("=")[2], "%Y-%m-%dT%H").replace(tzinfo=timezone.utc)
-    return (start + timedelta(hours=1)).timestamp()
 
 
 def entries(directory: Path) -> list[Path]:
@@ -312,7 +296,6 @@ def entries(directory: Path) -> list[Path]:
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Exchange two directories in one step."""
     if libc.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(other))
@@ -329,7 +312,6 @@ def sync_path(path: Path) -> None:
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
-    """Raise Unwritable for an error of the file system."""
     try:
         yield
     except BlockingIOError:

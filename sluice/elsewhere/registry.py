@@ -44,15 +44,13 @@ DESTINATIONS = {
 
 def open_elsewhere(rows: settings.Rows, streams: Mapping[str, Stream]) -> Outbox:
     """Where the rows of these streams go that are in no table, and what waits there. Raises: SettingError."""
-    urls = {name: rows.of(name) for name in streams}
-    destinations = {name: open_destination(url, streams[name]) for name, url in urls.items() if url is not None}
-    return Outbox(destinations)
+    return Outbox({name: open_destination(url, streams[name]) for name in streams if (url := rows.of(name))})
 
 
 def check_rows(rows: settings.Rows, streams: Mapping[str, Stream]) -> None:
     """Check the URLs of INGEST_ROWS, without the libraries of their destinations. Raises: SettingError."""
     for name in streams:
-        if (url := rows.of(name)) is not None:
+        if url := rows.of(name):
             kind_of(url, name)
 
 

@@ -26,8 +26,6 @@ log = logging.getLogger("sluice.elsewhere.statsd")
 
 
 class Lines(InMemory[list[bytes]]):
-    """The lines of a claim."""
-
     @override
     def encoded(self, batch: int, rows: Rows) -> list[bytes]:
         metrics: list[Any] = rows.records

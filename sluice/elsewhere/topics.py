@@ -222,7 +222,6 @@ def enqueue(producer: Producer, topic: str, pairs: list[Pair]) -> None:
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
-    """Raise Unwritable for an error of Kafka."""
     try:
         with asking():
             yield

@@ -128,7 +128,6 @@ class Bookkeeping(ABC, Generic[Db]):
         return dead
 
     def persisted(self, db: Db, claim: Claim) -> int:
-        """How many bodies of a claim are stored."""
         return sum(min(last + 1, claim.end) - max(first, claim.first) for first, last in self.stored(db, claim))
 
     def stored_in(self, stream: str, partitions: Mapping[str, tuple[int, int]]) -> tuple[int, int]:

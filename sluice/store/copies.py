@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import apsw
+
 from sluice.store.registry import open_store
 from sluice.store.store import check_layout
 
@@ -80,7 +82,6 @@ def restore(url: str, file: Path, replace: bool, progress: Progress) -> None:
 
 
 def is_sqlite(url: str) -> bool:
-    """Whether a store's URL names SQLite."""
     return url.startswith("sqlite:")
 
 
@@ -103,8 +104,6 @@ def new_file(file: Path) -> Iterator[Path]:
 
 def backup_sqlite(source: Any, part: Path, progress: Progress) -> None:
     """Copy the snapshot of a connection. Raises: CannotCopy, if the file cannot be written."""
-    import apsw
-
     target = apsw.Connection(str(part))
     try:
         target.execute("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF")  # a file that is not whole is thrown away
@@ -118,8 +117,6 @@ def backup_sqlite(source: Any, part: Path, progress: Progress) -> None:
 
 def check_sqlite(file: Path) -> None:
     """Check that a file is a whole database of this program. Raises: CannotCopy, NewerTables."""
-    import apsw
-
     source = readable(file)
     try:
         found = source.execute("PRAGMA quick_check(1)").get
@@ -141,8 +138,6 @@ def restore_sqlite(store: Any, file: Path, progress: Progress) -> None:
 
     Raises: CannotCopy.
     """
-    import apsw
-
     source = readable(file)
     try:
         copy(store.open(), source, progress)
@@ -155,16 +150,12 @@ def restore_sqlite(store: Any, file: Path, progress: Progress) -> None:
 
 def readable(file: Path) -> Any:
     """A copy of SQLite, opened for reading."""
-    import apsw
-
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
     return apsw.Connection(f"file:{quote(str(file.absolute()))}?immutable=1", flags)
 
 
 def copy(target: Any, source: Any, progress: Progress) -> None:
     """Copy all pages between two connections of SQLite. Raises: apsw.Error, also if writers leave no gap."""
-    import apsw
-
     deadline = time.monotonic() + PATIENCE_SECONDS
     with target.backup("main", source, "main") as pages:
         while not pages.done:

@@ -14,7 +14,6 @@ from sluice.streams.record import Record, Reject
 
 
 def gaps(claim: Claim, stored: Iterable[tuple[int, int]]) -> Iterator[Claim]:
-    """The parts of a claim between the stored ranges."""
     start = claim.first
     for first, last in stored:
         if first > start:

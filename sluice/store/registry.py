@@ -18,11 +18,7 @@ STORES = {
 
 
 def open_store(
-    url: str,
-    streams: dict[str, Stream],
-    make: bool = True,
-    keep: Keep = FOREVER,
-    elsewhere: Elsewhere | None = None,
+    url: str, streams: dict[str, Stream], make: bool = True, keep: Keep = FOREVER, elsewhere: Elsewhere | None = None
 ) -> Store[Any]:
     """The store of a URL. make: create the database and its tables, or add missing columns.
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from sluice.base.override import override
 from sluice.settings import Keep
 from sluice.spool.claim import Claim
 from sluice.store import bounds
@@ -66,12 +67,11 @@ class Store(Bookkeeping[Db]):
     """A database, as the worker and the operator's commands use it. A table is an object that the backend defines."""
 
     def __init__(self, tables: Mapping[str, Any], keep: Keep, elsewhere: Elsewhere) -> None:
-        """tables: the table of each stream. keep: how long their rows are kept."""
         self.tables = {name: table for name, table in tables.items() if name not in elsewhere.streams}
         self.keep = keep
         self.elsewhere = elsewhere
         self.checked: set[str] = set()  # streams whose table this connection has created or checked
-        self.db: Any = None
+        self.db: Db | None = None
 
     def persist(self, claim: Claim, entries: Iterable[Entry]) -> Outcome:
         """Store a claim's records and bury its rejects in one transaction; `entries` may be iterated several times.
@@ -169,14 +169,13 @@ class Store(Bookkeeping[Db]):
                 self.count_deleted(db, stream, rows)
         return False
 
+    @override
     def overdue(self, table: str, before: int) -> int:
-        """The number of rows of a stream, or of `dead_letters`, that arrived before a time. Raises: Unavailable."""
         if table in self.elsewhere.streams:
             return self.elsewhere.expire(table, before, dry=True)
         return super().overdue(table, before)
 
     def add_records(self, db: Db, batch: int, records: int) -> None:
-        """Add to the number of records of a batch."""
         self.run(db, "UPDATE batches SET records = records + ? WHERE id = ?", (records, batch))
 
     def table(self, db: Db, stream: str) -> Any:
@@ -189,7 +188,8 @@ class Store(Bookkeeping[Db]):
 
     def close(self) -> None:
         """Close the connection. The next transaction opens it again."""
-        db, self.db = self.db, None
+        db: Any = self.db
+        self.db = None
         if db is not None:
             db.close()
 

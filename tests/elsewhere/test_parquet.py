@@ -447,7 +447,7 @@ def test_files_of_the_present_hour_are_merged_when_they_are_many(
     store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parquet, "MANY_FILES", 5)
-    monkeypatch.setattr(parquet, "end", lambda hour: float("inf"))
+    monkeypatch.setattr(parquet, "hour_end", lambda hour: float("inf"))
     stored(store, 4)
     assert tidied(store) == 0
     store.persist(*votes("5", first=5))

@@ -966,7 +966,8 @@ def test_after_a_kill_each_body_is_stored_once_and_new_ones_with_lost_numbers_to
         push(inlet, *numbers(10, 30), stream="votes")
         work(outlet, max_bodies=4)  # other boundaries than before
         assert ledger() == [32, 0, 32, 0] if lost == "nothing" else [32, 0, 30, 2]
-    found = [int(choice) for (choice,) in store.db.execute("SELECT choice FROM votes ORDER BY CAST(choice AS INTEGER)")]
+    db: Any = store.db
+    found = [int(choice) for (choice,) in db.execute("SELECT choice FROM votes ORDER BY CAST(choice AS INTEGER)")]
     assert found == [*range(22 if lost == "nothing" else 20), *range(30, 40)]
     store.close()
 

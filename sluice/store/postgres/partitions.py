@@ -8,11 +8,12 @@ partitions too, and a change of the age needs no change of the existing ones.
 from __future__ import annotations
 
 import contextlib
-import typing
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import psycopg
+
+from sluice.store.postgres.tables import execute
 
 # Seconds of a partition: the longest that is at most an eighth of the age, or else the first
 PERIODS = (60, 300, 900, 3600, 6 * 3600, 86_400, 7 * 86_400, 30 * 86_400)
@@ -53,8 +54,8 @@ def make_ahead(db: psycopg.Connection, table: str, age: int) -> None:
         name = named(table, f"{start:%Y%m%dt%H%M%S}")
         with contextlib.suppress(psycopg.errors.CheckViolation), db.transaction():
             # CREATE TABLE … PARTITION OF would wait for all transactions that store rows
-            run(db, f'CREATE TABLE "{name}" (LIKE "{table}" INCLUDING ALL EXCLUDING INDEXES)')
-            run(db, f"ALTER TABLE \"{table}\" ATTACH PARTITION \"{name}\" FOR VALUES FROM ('{start}') TO ('{end}')")
+            execute(db, f'CREATE TABLE "{name}" (LIKE "{table}" INCLUDING ALL EXCLUDING INDEXES)')
+            execute(db, f"ALTER TABLE \"{table}\" ATTACH PARTITION \"{name}\" FOR VALUES FROM ('{start}') TO ('{end}')")
         start = end
 
 
@@ -63,27 +64,15 @@ def overdue(db: psycopg.Connection, table: str, before: datetime) -> list[str]:
     return [name for name, end in partitions(db, table) if end and end <= before]
 
 
-def default(db: psycopg.Connection, table: str) -> str:
-    """The default partition, as SQL; "" if there is none."""
-    return next((name for name, end in partitions(db, table) if not end), "")
-
-
 def partitions(db: psycopg.Connection, table: str) -> list[tuple[str, Any]]:
     """The partitions as SQL, each with its upper bound; None for the default partition."""
     return db.execute(FOUND, (f'"{table}"',)).fetchall()
 
 
 def floor(time: datetime, period: int) -> datetime:
-    """The start of the period that a time is in."""
     seconds = int(time.timestamp())
     return datetime.fromtimestamp(seconds - seconds % period, timezone.utc)
 
 
 def named(table: str, suffix: str) -> str:
-    """The name of a partition."""
     return table.encode()[: MAX_NAME - 1 - len(suffix)].decode(errors="ignore") + "_" + suffix
-
-
-def run(db: psycopg.Connection, statement: str) -> None:
-    """Run a statement that is not a literal."""
-    db.execute(typing.cast("Any", statement))

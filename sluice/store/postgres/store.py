@@ -97,7 +97,6 @@ class Postgres(Store[Connection]):
             pass
 
     def open(self) -> Connection:
-        """The connection, opened if it is closed."""
         if self.db is None:
             self.checked.clear()
             db: Connection = psycopg.connect(self.url, autocommit=True, prepare_threshold=None, **self.defaults)
@@ -119,8 +118,7 @@ class Postgres(Store[Connection]):
                 db.close()
                 raise
             self.db = db
-        connection: Connection = self.db
-        return connection
+        return self.db
 
     @override
     @contextlib.contextmanager
@@ -210,13 +208,7 @@ class Postgres(Store[Connection]):
             raise RowsRejected(message(error)) from None
 
     def copy(
-        self,
-        db: Connection,
-        table: Table,
-        batch: int,
-        whole: bool,
-        entries: Iterator[Entry],
-        rejects: list[Row],
+        self, db: Connection, table: Table, batch: int, whole: bool, entries: Iterator[Entry], rejects: list[Row]
     ) -> tuple[int, bool]:
         """Stream rows into the table until the entries end, or until `rejects` has LETTER_BYTES and must be buried.
 
@@ -320,7 +312,7 @@ class Postgres(Store[Connection]):
                     execute(db, f"DROP TABLE {first}")
                     self.count_deleted(db, stream, rows)
                     return True
-                table = partitions.default(db, stream)
+                table = next((name for name, end in partitions.partitions(db, stream) if not end), "")
             size = "SELECT pg_relation_size(to_regclass(%s)) / current_setting('block_size')::int"
             pages = one(db.execute(size, (table,)))[0]
             start = self.swept.pop(table, 0)
@@ -345,7 +337,6 @@ def placeholders(sql: str) -> Any:
 
 
 def bury(db: Connection, rejects: list[Row]) -> None:
-    """Store rejects as dead letters."""
     if rejects:
         with db.cursor() as cursor, cursor.copy(BURY) as copy:
             copy.set_types(BURIED)

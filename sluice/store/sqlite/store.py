@@ -62,7 +62,6 @@ class Sqlite(Store[apsw.Connection]):
             pass
 
     def open(self) -> apsw.Connection:
-        """The connection, opened if it is closed."""
         if self.db is None:
             self.checked.clear()
             flags = apsw.SQLITE_OPEN_READWRITE
@@ -77,8 +76,9 @@ class Sqlite(Store[apsw.Connection]):
                 db.execute("PRAGMA synchronous=FULL")
                 if self.make:
                     db.execute("PRAGMA journal_mode=WAL")
-                    with immediate(db):
-                        self.make_tables(db)
+                    db.execute("BEGIN IMMEDIATE")  # another worker may make the tables at the same time
+                    self.make_tables(db)
+                    db.execute("COMMIT")
                     for name in self.tables:
                         with contextlib.suppress(apsw.SQLError):  # a table that cannot be created stops its stream only
                             self.table(db, name)
@@ -88,11 +88,9 @@ class Sqlite(Store[apsw.Connection]):
                 db.close()
                 raise
             self.db = db
-        connection: apsw.Connection = self.db
-        return connection
+        return self.db
 
     def make_tables(self, db: apsw.Connection) -> None:
-        """Create the bookkeeping's tables, or bring them up to date."""
         layout = layout_of(db)
         check_layout(self.path, layout, make=True)
         if layout < LAYOUT:
@@ -263,15 +261,6 @@ def layout_of(db: apsw.Connection) -> int:
     made = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'batches'").fetchone()
     layout: Any = db.execute("PRAGMA user_version").get
     return int(layout) if made or layout else LAYOUT
-
-
-@contextlib.contextmanager
-def immediate(db: apsw.Connection) -> Iterator[None]:
-    """A transaction that locks the database at its beginning: another worker may make the tables at the same time."""
-    db.execute("BEGIN IMMEDIATE")
-    with db:
-        yield
-    db.execute("COMMIT")
 
 
 def busy_handler() -> Callable[[int], bool]:

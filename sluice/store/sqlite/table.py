@@ -87,7 +87,6 @@ class Table:
         count[0] = number
 
     def encode(self, row: Row) -> Row:
-        """A row with its compound values as JSON."""
         values = list(row)
         for at in self.encoded:
             if values[at] is not None:
