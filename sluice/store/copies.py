@@ -43,7 +43,7 @@ def backup(url: str, file: Path, progress: Progress) -> None:
     store: Any = open_store(url, {}, make=False)
     with new_file(file) as part:
         if is_sqlite(url):
-            with store.transaction("BEGIN") as db:
+            with store.transaction(read=True) as db:
                 db.execute("SELECT 1 FROM batches LIMIT 1").fetchone()  # from here on the transaction sees one snapshot
                 backup_sqlite(db, part, progress)
         else:
