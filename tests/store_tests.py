@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
@@ -862,6 +863,19 @@ class StoreTests:
         store.elsewhere = Outbox({"logs": far})
         with pytest.raises(Unavailable, match="rows of votes wait for far, which INGEST_ROWS does not name now"):
             store.elsewhere.publish(store)
+
+    def test_a_destination_without_an_address_holds_up_no_other(self, store: Store, tmp_path: Path) -> None:
+        """A Parquet directory that cannot be made, beside one that can."""
+        (tmp_path / "file").write_text("")
+        rows = settings.Rows(None, {"gps": f"parquet://{tmp_path}/file", "votes": f"parquet://{tmp_path}/rows"})
+        destinations = open_elsewhere(rows, STREAMS)
+        with store.transaction() as db:
+            store.run(db, NOTE, ("gps", "2026-01-01T12/a", "parquet:///elsewhere"))
+            store.run(db, NOTE, ("votes", "2026-01-01T12/b", destinations.destinations["votes"].address()))
+        with pytest.raises(Unavailable, match="file"):
+            destinations.publish(store)
+        with store.transaction() as db:
+            assert [stream for stream, _, _ in store.run(db, NOTES)] == ["gps"]
 
     def test_what_waits_is_published_by_its_own_destination_only(self, store: Store) -> None:
         """As after a change of INGEST_ROWS, or with another cell that has a destination of its own."""

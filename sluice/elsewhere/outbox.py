@@ -106,12 +106,16 @@ class Outbox(Elsewhere):
         why = ""
         late: dict[str, str] = {}
         done: list[str] = []
-        addresses = self.addresses() if notes else {}
         for stream, name, address in notes:
-            if addresses.get(stream) != address:
+            destination = self.destinations.get(stream)
+            try:
+                ours = destination is not None and destination.address() == address
+            except Unwritable as error:  # of this stream: the others go on
+                why = late[stream] = str(error)
+                continue
+            if destination is None or not ours:
                 why = f"rows of {stream} wait for {address or 'their destination'}, which INGEST_ROWS does not name now"
                 continue
-            destination = self.destinations[stream]
             if name in self.published:
                 done.append(name)
             elif stream not in late and (destination.own(name) or self.seen[name] + destination.GRACE_SECONDS <= now):
