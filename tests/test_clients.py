@@ -22,7 +22,7 @@ from influxdb_client.client.write_api import SYNCHRONOUS
 from integrations import samples
 from proving import harness
 from proving.harness import Server, ask, installation, request, short_tmp
-from sluice.formats import loki_pb2
+from sluice.formats.loki import messages
 
 poll = partial(harness.poll, seconds=60)
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
@@ -167,8 +167,8 @@ def test_python_logging_loki_accepts_the_answer_and_its_lines_are_rows(up: Serve
 @pytest.mark.parametrize("encoding", [(), ("Content-Encoding: snappy",)])
 def test_loki_in_protobuf_gets_204(encoding: tuple[str, ...], up: Server) -> None:
     line = f"protobuf {len(encoding)}"
-    one = loki_pb2.Entry(timestamp=loki_pb2.Timestamp(seconds=1767268800, nanos=5_000_000), line=line)
-    body = loki_pb2.Push(streams=[loki_pb2.Stream(labels='{app="x"}', entries=[one])]).SerializeToString()
+    one = messages.Entry(timestamp=messages.Timestamp(seconds=1767268800, nanos=5_000_000), line=line)
+    body = messages.Push(streams=[messages.Stream(labels='{app="x"}', entries=[one])]).SerializeToString()
     head = ["POST /loki/api/v1/push HTTP/1.1", "Host: localhost", "Content-Type: application/x-protobuf", *encoding]
     packed = bytes(cramjam.snappy.compress_raw(body))
     assert sent(up, "\n".join([*head, "Content-Length: {length}"]), packed) == (204, b"")

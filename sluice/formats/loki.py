@@ -13,8 +13,7 @@ import cramjam
 import msgspec
 from google.protobuf.message import DecodeError
 
-from sluice.formats import loki_pb2 as messages
-from sluice.formats.protobuf import fields, uncompress, wrapped
+from sluice.formats.protobuf import fields, load_messages, uncompress, wrapped
 from sluice.http.routes import PROTOBUF
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Remainder
@@ -24,6 +23,7 @@ from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Log, Reject, check_texts
 from sluice.streams.times import SECOND
 
+messages = load_messages("loki")
 STREAMS = LABELS = 1  # numbers of the fields of a request and of a stream
 ENTRIES = 2
 SERVICES = "service_name", "service"

@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 from google.protobuf.message import DecodeError
 
-from sluice.formats import prometheus_pb2 as messages
-from sluice.formats.protobuf import Field, fields, uncompress
+from sluice.formats.protobuf import Field, fields, load_messages, uncompress
 from sluice.http.routes import PROTOBUF
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Remainder
@@ -25,6 +24,7 @@ from sluice.streams.message import Message
 from sluice.streams.metrics import typed
 from sluice.streams.record import INT64, Invalid, Metric, Reject, check_texts, finite
 
+messages = load_messages("prometheus")
 VERSIONS = {"": 1, "prometheus.WriteRequest": 1, "io.prometheus.write.v2.Request": 2}
 SERIES, METADATA = {1: 1, 2: 5}, {1: 3, 2: -1}  # numbers of the fields of a request
 SYMBOLS = 4

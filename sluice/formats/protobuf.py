@@ -1,14 +1,23 @@
-"""Splits protobuf messages in bounded memory, and uncompresses snappy, for Prometheus, Loki and OTLP."""
+"""The messages of Prometheus and Loki; splits protobuf in bounded memory, and uncompresses snappy, for OTLP too."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import cramjam
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+from google.protobuf.message_factory import GetMessageClass
 
 from sluice.streams.record import Invalid
 
+# protoc -I. -o sluice/formats/messages.binpb sluice/formats/loki.proto sluice/formats/prometheus.proto
+# Unlike the Python that protoc can generate, descriptors fit every version of the library.
+DESCRIPTORS = Path(__file__).with_name("messages.binpb")
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5  # wire types
 
 
@@ -21,10 +30,20 @@ class Field(NamedTuple):
     end: int
 
 
+def load_messages(name: str) -> SimpleNamespace:
+    """The classes of the messages and enums in NAME.proto, by their names."""
+    pool = DescriptorPool()
+    for each in FileDescriptorSet.FromString(DESCRIPTORS.read_bytes()).file:
+        pool.Add(each)
+    file = pool.FindFileByName(f"sluice/formats/{name}.proto")
+    classes = {key: GetMessageClass(message) for key, message in file.message_types_by_name.items()}
+    return SimpleNamespace(**classes, **{key: EnumTypeWrapper(enum) for key, enum in file.enum_types_by_name.items()})
+
+
 def fields(message: bytes) -> Iterator[Field]:
     """The fields whose content has a length: messages, strings, packed numbers. Skips all others.
 
-    The generated classes decode a message as a whole, and an empty one of 2 bytes takes 100 bytes of memory. So the
+    The library decodes a message as a whole, and an empty one of 2 bytes takes 100 bytes of memory. So the
     decoders let them decode one repeated message at a time. Raises: Invalid if it is not a protobuf message.
     """
     at, size = 0, len(message)

@@ -10,7 +10,7 @@ import cramjam
 import pytest
 
 from items import LIMITS, decode, kept, reject_reason
-from sluice.formats import loki_pb2 as messages
+from sluice.formats.loki import messages
 from sluice.formats.protobuf import fields, uncompress, wrapped
 from sluice.streams.body import Remainder
 from sluice.streams.record import Invalid, Log, Reject
@@ -29,12 +29,12 @@ def pushed(*streams: dict[str, Any]) -> bytes:
     return kept(json.dumps({"streams": streams}).encode(), PATH, "Content-Type: application/json")
 
 
-def protobuf(*streams: messages.Stream) -> bytes:
+def protobuf(*streams: Any) -> bytes:
     """A request in protobuf."""
     return kept(compressed(messages.Push(streams=streams).SerializeToString()), PATH, PROTOBUF)
 
 
-def entry(line: str, seconds: int = NOON // 10**9, **more: str) -> messages.Entry:
+def entry(line: str, seconds: int = NOON // 10**9, **more: str) -> Any:
     pairs = [messages.Pair(name=name, value=text) for name, text in more.items()]
     return messages.Entry(timestamp=messages.Timestamp(seconds=seconds), line=line, structured_metadata=pairs)
 

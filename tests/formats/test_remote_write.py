@@ -10,7 +10,7 @@ import cramjam
 import pytest
 
 from items import LIMITS, decode, kept, reject_reason
-from sluice.formats import prometheus_pb2 as messages
+from sluice.formats.prometheus import messages
 from sluice.streams.body import Remainder
 from sluice.streams.record import Metric, Reject
 
@@ -29,15 +29,15 @@ def item(body: bytes, version: int = 1, *fields: str) -> bytes:
     return kept(compressed(body), "/api/v1/write", *head)
 
 
-def series(labels: dict[str, str], **parts: Any) -> messages.Series1:
+def series(labels: dict[str, str], **parts: Any) -> Any:
     return messages.Series1(labels=[messages.Label(name=name, value=text) for name, text in labels.items()], **parts)
 
 
-def request(*parts: messages.Series1, **more: Any) -> bytes:
+def request(*parts: Any, **more: Any) -> bytes:
     return messages.Request1(timeseries=parts, **more).SerializeToString()
 
 
-def sample(value: float, time: int = NOON, **more: Any) -> messages.Sample:
+def sample(value: float, time: int = NOON, **more: Any) -> Any:
     return messages.Sample(value=value, timestamp=time, **more)
 
 
@@ -70,12 +70,12 @@ def test_a_value_that_is_not_finite_is_a_state() -> None:
     assert brief(found) == [("state", "string", text) for text in ("stale", "NaN", "+Inf", "-Inf")]
 
 
-def histogram(**more: Any) -> messages.Histogram:
+def histogram(**more: Any) -> Any:
     given: dict[str, Any] = {"count_int": 7, "sum": 3.5, "timestamp": NOON, "schema": 0, "zero_threshold": 0.125}
     return messages.Histogram(**(given | more))
 
 
-def span(offset: int, length: int) -> messages.BucketSpan:
+def span(offset: int, length: int) -> Any:
     return messages.BucketSpan(offset=offset, length=length)
 
 
