@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -28,6 +29,8 @@ from sluice.run.configure import ROOT
 from sluice.views.contract import SOCKET
 
 T = TypeVar("T")
+PORTS = range(20_000, 32_768)  # Linux takes those of outgoing connections from 32,768 on
+reservations: list[socket.socket] = []  # see `free_port`
 PYTHON = {"cpython": sys.executable, "pypy": str(ROOT / ".venv-pypy/bin/python")}
 
 
@@ -120,10 +123,22 @@ def ask(home: Path, sql: str, *values: object) -> list[tuple[Any, ...]]:
 
 
 def free_port() -> int:
-    """A TCP port that is unused on IPv4 and on IPv6."""
+    """A TCP port that is unused on IPv4 and on IPv6. No process gets it again as long as this one runs.
+
+    A server may open it late, or be started again on it. So a socket in the abstract namespace reserves its number: the
+    kernel gives the name to one process, and takes it back when that ends.
+    """
     dual = socket.has_dualstack_ipv6()
-    with socket.create_server(("", 0), family=(socket.AF_INET, socket.AF_INET6)[dual], dualstack_ipv6=dual) as probe:
-        return int(probe.getsockname()[1])
+    family = (socket.AF_INET, socket.AF_INET6)[dual]
+    for port in random.sample(PORTS, len(PORTS)):
+        reservation = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError):
+            reservation.bind(f"\0sluice-port-{port}")
+            socket.create_server(("", port), family=family, dualstack_ipv6=dual).close()
+            reservations.append(reservation)
+            return port
+        reservation.close()
+    raise OSError(f"no port from {PORTS.start} to {PORTS.stop - 1} is free")
 
 
 @contextlib.contextmanager
