@@ -293,8 +293,12 @@ def default_cell(home: Path) -> str:
 
 
 def without_password(url: str) -> str:
-    """A connection string for display, with … in place of the password."""
-    return re.sub(r"(?<=[^/:@]:)[^/].*(?=@)|(?<=//:).*(?=@)|(?<=password=)[^&\s]*", "…", url)
+    """A connection string for display, with … in place of the password, and of all secrets of Kafka's client."""
+    return re.sub(
+        r"(?<=[^/:@]:)[^/].*(?=@)|(?<=//:).*(?=@)"
+        r"|(?<=password=)[^&\s]*|(?<=secret=)[^&\s]*|(?<=passphrase=)[^&\s]*|(?<=\.pem=)[^&\s]*|(?<=\.config=)[^&\s]*",
+        "…", url,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -285,3 +285,15 @@ def test_a_connection_string_is_shown_without_its_password(url):
     shown = settings.without_password(url)
     assert "sec" not in shown and "ret" not in shown
     assert settings.without_password("sqlite:////a/b.db") == "sqlite:////a/b.db"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sasl.password", "ssl.key.password", "ssl.key.pem", "sasl.oauthbearer.client.secret", "sasl.oauthbearer.config",
+        "sasl.oauthbearer.assertion.private.key.passphrase",
+    ],
+)  # fmt: skip
+def test_a_url_of_kafka_is_shown_without_the_secrets_of_its_client(name: str) -> None:
+    shown = settings.without_password(f"kafka://h:9092/x?client.id=me&{name}=hidden&partitions=2")
+    assert shown == f"kafka://h:9092/x?client.id=me&{name}=…&partitions=2"
