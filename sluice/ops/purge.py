@@ -23,5 +23,5 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         return 0
     if not screen.confirmed(arguments, f"{name}: discard {seen.ready} accepted bodies that are not yet stored?"):
         return 1
-    print(f"{name}: {inspector.purge(name, seen.taken + seen.ready)} bodies discarded")
+    print(f"{name}: {inspector.purge(name, seen)} bodies discarded")
     return 0

@@ -202,9 +202,20 @@ return {taken + redis.call('LLEN', KEYS[1]), seen}
 """
 
 # Purged bodies count as taken, so that their sequence numbers are not used again, and as purged, for the ledger.
+# A number says nothing without its epoch: the operator has seen the last epoch of a list, and bodies of a later one,
+# or of another list, stay.
 PURGE = """#!lua flags=allow-oom
+local last, seen = tonumber(ARGV[1]), false
+for _, epoch in ipairs(redis.call('ZRANGE', KEYS[6], 0, -1)) do
+  if epoch == ARGV[2] then seen = true
+  elseif seen then
+    last = math.min(last, tonumber(redis.call('ZSCORE', KEYS[6], epoch)) - 1)
+    break
+  end
+end
+if not seen and (ARGV[2] ~= '' or redis.call('EXISTS', KEYS[6]) == 1) then return 0 end
 local taken = tonumber(redis.call('GET', KEYS[2]) or 0)
-local n = math.min(tonumber(ARGV[1]) - taken, redis.call('LLEN', KEYS[1]))
+local n = math.min(last - taken, redis.call('LLEN', KEYS[1]))
 if n <= 0 then return 0 end
 redis.call('LTRIM', KEYS[1], n, -1)
 redis.call('SET', KEYS[2], string.format('%.0f', taken + n))

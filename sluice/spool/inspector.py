@@ -122,9 +122,10 @@ class Inspector:
 
         return f"sequence number {start}", arrivals(start)
 
-    def purge(self, stream: str, last: int) -> int:
-        """Discard the READY bodies up to a sequence number; returns their number."""
-        return int(self.redis.eval(contract.PURGE, 5, *Keys.of(stream)[:5], last))
+    def purge(self, stream: str, seen: Snapshot) -> int:
+        """Discard the READY bodies that a snapshot has counted; returns their number."""
+        keys, epoch = Keys.of(stream), seen.history[-1].epoch if seen.history else ""
+        return int(self.redis.eval(contract.PURGE, 6, *keys[:5], keys.history, seen.taken + seen.ready, epoch))
 
     def release(self, stream: str) -> int:
         """End the leases of all open claims, so that they are claimed again; returns their number."""

@@ -16,7 +16,7 @@ from proving.harness import Server, redis_server
 from sluice.spool.contract import COUNTS, LAYOUT, LAYOUT_KEY, Keys
 from sluice.spool.errors import NewerLayout
 from sluice.spool.inlet import Inlet
-from sluice.spool.inspector import Inspector
+from sluice.spool.inspector import Inspector, Snapshot
 from sluice.spool.outlet import Outlet
 
 # Bodies 1 and 2 of votes are stored, 3 is in a claim, 4 was purged, 5 is READY. gps has no claim yet, logs only a list
@@ -105,7 +105,7 @@ def test_a_process_of_before_gets_an_error_instead_of_numbers_that_others_have(s
 def test_an_operator_changes_no_keys_of_another_layout(server: Server) -> None:
     before = sorted(raw(server).keys())
     with pytest.raises(ConnectionError, match="layout 2, and this version knows 3: a gateway"):
-        Inspector(str(server.socket)).purge("votes", 5)
+        Inspector(str(server.socket)).purge("votes", Snapshot(0, 5))
     assert sorted(raw(server).keys()) == before
     raw(server).set(LAYOUT_KEY, LAYOUT + 1)
     with pytest.raises(ConnectionError, match="update Sluice"):

@@ -875,12 +875,30 @@ def test_a_purge_past_the_end_of_a_spool_leaves_the_next_one(own: Server, tmp: P
     with redis_server(tmp) as again:
         push(Inlet(str(again.socket), 10**9), *numbers(5, 5))
         old, new = epochs(again)
-        Inspector(str(again.socket)).purge("s", 7)
+        inspector = Inspector(str(again.socket))
+        inspector.purge("s", inspector.snapshot("s")._replace(ready=7))
         taken = claim(Outlet(str(again.socket)))
         assert (taken.epoch, taken.first, taken.count) == (new, 8, 3)
         assert epochs(again) == {new: 11}
         history = Inspector(str(again.socket)).snapshot("s").history
         assert history == [Window(old, 1, 6), Window(new, 6, 11, 10)]  # kept for the ledger
+
+
+def test_a_purge_leaves_bodies_that_have_the_numbers_of_those_that_the_operator_saw(own: Server, tmp: Path) -> None:
+    inspector = Inspector(str(own.socket))
+    push(Inlet(str(own.socket), 10**9), *numbers(5))
+    seen = inspector.snapshot("s")
+    raw(own).flushall()
+    push(Inlet(str(own.socket), 10**9), *numbers(5, 5))
+    assert (inspector.purge("s", seen), inspector.snapshot("s").ready) == (0, 5)
+    seen = inspector.snapshot("s")
+    own.process.kill()
+    own.process.wait()
+    with redis_server(tmp) as again:
+        raw(again).ltrim(KEYS.ready, 0, 1)  # its log has lost the end
+        push(Inlet(str(again.socket), 10**9), *numbers(5, 10))
+        inspector = Inspector(str(again.socket))
+        assert (inspector.purge("s", seen), inspector.snapshot("s").ready) == (2, 5)
 
 
 def test_a_list_without_an_epoch_has_no_history(own: Server) -> None:
