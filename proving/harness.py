@@ -85,7 +85,7 @@ class Died(Exception):
 
 def poll(
     until: Callable[[], T],
-    seconds: float = 10,
+    seconds: float = 30,
     what: str = "",
     interval: float = 0.01,
     retried: tuple[type[Exception], ...] = (Exception,),
