@@ -2,6 +2,9 @@
 
 The position is stored behind the rows, so a follower that is killed reads some rows again and skips none. Applying a
 row twice changes nothing. One follower at a time holds the lease; without it every script changes nothing.
+
+A failure belongs to the smallest thing that it can belong to: a row is left out of the views (see `render`), a view or
+stream waits for its next try while the others go on, and `run` goes on after any error.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from redis.exceptions import RedisError
+from redis.exceptions import ConnectionError, RedisError
 
 from sluice.base import daemon
 from sluice.store.types import Unavailable
@@ -57,6 +60,8 @@ class Generation:
     def __init__(self, path: str, view: Followed, name: str, position: str, live: bool) -> None:
         self.path, self.view, self.name, self.position, self.live = path, view, name, position, live
         self.synced = False  # all rows of the last snapshot are applied
+        self.retry_at = 0.0  # monotonic: the next try to apply rows, after one that failed
+        self.reason = ""  # of that failure
 
     @property
     def info(self) -> str:
@@ -96,7 +101,8 @@ class Follower:
             watchdog.turn()
             try:
                 busy = self.turn() if self.token else self.take_over()
-                self.say(None)
+                if not any(generation.retry_at for generation in self.generations):
+                    self.say(None)
                 backoff = BACKOFF_SECONDS[0]
                 before, waited = waited, daemon.waited()
                 self.wake.acquire(timeout=rest(busy, waited - before))
@@ -104,11 +110,13 @@ class Follower:
             except LeaseLost as error:
                 self.token = ""
                 log.info("starts over: %s", error)
-            except RedisError as error:
+            except ConnectionError as error:
                 self.token = ""
                 self.say(f"the views' Redis is unavailable: {error}")
             except Unavailable as error:
                 self.say(f"the database is unavailable: {error}")
+            except Exception as error:  # a defect of what was read, or of this program, must not end all views
+                self.say(f"an error, tried again: {type(error).__name__}: {error}", error)
             self.wake.acquire(timeout=backoff)
             backoff = min(backoff * 2, BACKOFF_SECONDS[1])
         with contextlib.suppress(RedisError, LeaseLost):
@@ -121,11 +129,11 @@ class Follower:
         self.stopping = True
         self.wake.release()
 
-    def say(self, reason: str | None) -> None:
-        """Log a failure when it begins or changes, and its end."""
+    def say(self, reason: str | None, error: Exception | None = None) -> None:
+        """Log a failure when it begins or changes, and its end. error: its traceback is logged."""
         if reason != self.reason:
             self.reason = reason
-            log.warning("%s", reason) if reason else log.info("recovered")
+            log.warning("%s", reason, exc_info=error) if reason else log.info("recovered")
 
     def take_over(self) -> bool:
         """Take the lease and load the positions; False if another follower has it."""
@@ -143,7 +151,11 @@ class Follower:
                 return True
             return False
         self.token, self.beat = token, 0.0
-        self.load()
+        try:
+            self.load()
+        except BaseException:
+            self.token = ""  # else some views would not be followed
+            raise
         return True
 
     def load(self) -> None:
@@ -156,7 +168,7 @@ class Follower:
                 if name and name != contract.FULL:
                     info = contract.info(path, name.decode())
                     spec, position = self.client.ask(("HMGET", info, "spec", "position"))[0]
-                    if spec == self.specs[path].encode():
+                    if position is not None and spec == self.specs[path].encode():
                         generation = Generation(path, self.views[path], name.decode(), position.decode(), live)
                         self.generations.append(generation)
             mine = [generation for generation in self.generations if generation.path == path]
@@ -198,26 +210,36 @@ class Follower:
             for generation in self.generations:
                 generation.synced = False
         busy = False
-        if not all(generation.synced for generation in self.generations):
+        if groups := self.groups():
             with self.source.snapshot():
-                for group in self.groups():
-                    busy |= self.advance(group, now)
+                for group in groups:
+                    try:
+                        busy |= self.advance(group, now)
+                    except (ConnectionError, LeaseLost):
+                        raise
+                    except Exception:
+                        for generation in group:
+                            generation.retry_at = time.monotonic() + BACKOFF_SECONDS[1]
+                        raise
             for generation in list(self.generations):
                 if generation.synced and not generation.live:
                     self.switch(generation)
         return self.sweep() or busy
 
     def groups(self) -> list[list[Generation]]:
-        """Generations that read the same rows; those in service first."""
+        """Generations that read the same rows now; those in service first."""
         groups: dict[tuple[str, str], list[Generation]] = {}
+        now = time.monotonic()
         for generation in sorted(self.generations, key=lambda generation: not generation.live):
-            if not generation.synced:
+            if not generation.synced and generation.retry_at <= now:
                 groups.setdefault((generation.view.stream, generation.position), []).append(generation)
         return list(groups.values())
 
     def advance(self, group: list[Generation], now: float) -> bool:
         """Apply one chunk of rows; whether there are more. now: seconds since 1970, before the snapshot."""
         stream, position = group[0].view.stream, group[0].position
+        for generation in group:
+            generation.retry_at = 0.0
         try:
             changes = self.source.changes(stream, position, CHUNK_ROWS)
         except Diverged as error:
@@ -232,25 +254,28 @@ class Follower:
             if piece:
                 rows += len(piece)
                 self.apply(group, piece)
-        group = [generation for generation in group if generation in self.generations]
+        group = [generation for generation in group if generation in self.generations and not generation.retry_at]
         if group and (rows or changes.position != position or not changes.more):
             synced = 0 if changes.more else int(now * 1000)
             self.script(contract.PLACE, [generation.info for generation in group], changes.position, rows, synced)
         for generation in group:
             generation.position, generation.synced = changes.position, not changes.more
+            if generation.reason:
+                generation.reason = ""
+                log.info("%s: recovered", generation.path)
         return changes.more
 
     def apply(self, group: list[Generation], rows: list[Any]) -> None:
         items = {}
         for generation in group:
-            if generation not in self.generations:
+            if generation not in self.generations or generation.retry_at:
                 continue
             renderer = self.renderers[generation.view.stream, generation.view.key]
-            if generation.view.key not in items:
-                items[generation.view.key] = renderer.items(rows)
-            reduced = generation.view.reducer(renderer)
-            reduced.add(items[generation.view.key])
             try:
+                if generation.view.key not in items:
+                    items[generation.view.key] = renderer.items(rows)
+                reduced = generation.view.reducer(renderer)
+                reduced.add(items[generation.view.key])
                 if not generation.live and self.memory() > MEMORY_SHARES[0]:
                     raise Full
                 window: list[Command] = []
@@ -263,6 +288,14 @@ class Follower:
                 self.client.ask(*window)
             except Full:
                 self.full(generation)
+            except (ConnectionError, LeaseLost):
+                raise
+            except Exception as error:
+                self.client.ask(("UNWATCH",))
+                generation.retry_at = time.monotonic() + BACKOFF_SECONDS[1]
+                if repr(error) != generation.reason:
+                    generation.reason = repr(error)
+                    log.warning("%s: rows are not applied: %s", generation.path, error, exc_info=error)
 
     def read(self, window: list[Command], keys: list[str]) -> list[Place | None]:
         """Send the commands in the window, and read strings behind them, for a transaction that writes them again."""
@@ -323,7 +356,7 @@ class Follower:
         else:
             for generation in self.generations:
                 generation.synced = False
-        for path in {name.decode() for name in asked} & self.views.keys():
+        for path in {name.decode(errors="replace") for name in asked} & self.views.keys():
             log.info("%s: rebuilding: it was asked for", path)
             self.build(path)
         if asked:
@@ -353,4 +386,4 @@ class Follower:
             return (path, more.partition(":")[0]) in used
         if kind in ("s", "n"):
             return path in self.views
-        return kind != "w" or path in self.counted
+        return kind not in ("w", "a") or path in self.counted

@@ -578,3 +578,102 @@ def test_a_thread_knows_how_long_it_waited_for_a_processor() -> None:
     thread.start()
     thread.join()
     assert found and found[0] > 0.01
+
+
+ODD_ROWS = {
+    "sqlite": [
+        "'2026-01-01T12:00:09Z', 'whole', 1.0, 1.0, 1, 100",
+        "'2026-01-01 12:00:09', 'local', 1.0, 1.0, 1, 101",
+        "'yesterday', 'no time', 1.0, 1.0, 1, 102",
+        "'9999-12-31T00:00:00.000Z', 'far', 1.0, 1.0, 1, 103",
+        "'2026-01-01T12:00:00.000Z', 'number', 1.0, 1.0, 1, 'x'",
+        "'2026-01-01T12:00:00.000Z', CAST(x'ff41' AS TEXT), 1.0, 1.0, 1, 104",
+        "x'00ff', 'no text', 1.0, 1.0, 1, 105",
+        "'2026-01-01T12:00:01.000Z', x'00ff', CAST(x'ff' AS TEXT), x'ff', 1, 106",
+    ],
+    "postgres": [
+        "'2026-01-01T12:00:09Z', 'whole', 1.0, 1.0, 1, 100",
+        "'infinity', 'for ever', 1.0, 1.0, 1, 101",
+        "'-infinity', 'never', 1.0, 1.0, 1, 102",
+        "'294000-01-01Z', 'far', 1.0, 1.0, 1, 103",
+        "'0044-03-15Z BC', 'ides', 'NaN', 'Infinity', 1, 104",
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", ODD_ROWS)
+def test_odd_rows_of_another_program_end_nothing_and_are_in_no_view(
+    kind: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = request.getfixturevalue(kind)
+    here.put("gps", [position("bike", 1)])
+    here.caught_up()
+    state = here.client().get(contract.state("/gps/latest"))
+    with here.store.transaction() as db:
+        for row in ODD_ROWS[kind]:
+            arrived = "'2026-01-01T12:00:00.000Z'"
+            db.execute(f"INSERT INTO gps (received_at, time, device, lat, lon, batch, seq) VALUES ({arrived}, {row})")
+        if kind == "postgres":
+            db.execute("INSERT INTO view_changes (stream, batch) VALUES ('gps', 1)")
+    here.put("gps", [position("bike", 2), position("car", 1)])
+    harness.poll(lambda: "car" in here.actual("/gps/latest"))
+    for path in "/gps/latest", "/gps/trail":
+        assert here.actual(path).keys() == {"bike", "car", "whole"}
+    assert '"time":"2026-01-01T12:00:02.000' in here.actual("/gps/latest")["bike"]
+    assert here.differences() == {}
+    assert here.client().get(contract.state("/gps/latest")) == state
+    said = (here.tmp / "follower.out").read_text()
+    assert "left out of the views" in said and "Traceback" not in said
+
+
+def test_a_view_that_cannot_be_written_holds_up_no_other(sqlite: Site) -> None:
+    sqlite.put("gps", [position("bike", 1)])
+    sqlite.caught_up()
+    client = sqlite.client()
+    key = contract.prefix("/gps/latest", client.get(contract.state("/gps/latest")).decode()) + "car"
+    client.rpush(key, "of another type")
+    sqlite.put("gps", [position("car", 1)])
+    sqlite.put("metrics", [Metric(time=NOON * 10**9, name="m", tags={}, field="f", value=1, type="integer")])
+    harness.poll(lambda: "car" in sqlite.actual("/gps/trail") and "m" in sqlite.actual("/metrics/latest"))
+    said = (sqlite.tmp / "follower.out").read_text()
+    assert said.count("/gps/latest: rows are not applied") == 1
+    client.delete(key)
+    sqlite.caught_up()
+    assert "/gps/latest: recovered" in (sqlite.tmp / "follower.out").read_text()
+
+
+def test_a_stream_that_cannot_be_read_holds_up_no_other(sqlite: Site) -> None:
+    sqlite.put("gps", [position("bike", 1)])
+    sqlite.caught_up()
+    with sqlite.store.transaction() as db:
+        db.execute("ALTER TABLE notices RENAME TO hidden")
+        db.execute("CREATE VIEW notices AS SELECT missing(1) AS time, 1 AS batch, 1 AS seq, 1 AS rowid")
+    sqlite.put("gps", [position("car", 1)])
+    harness.poll(lambda: "car" in sqlite.actual("/gps/latest"))
+    with sqlite.store.transaction() as db:
+        db.execute("DROP VIEW notices")
+        db.execute("ALTER TABLE hidden RENAME TO notices")
+    notice: Any = sqlite.streams["notices"].record
+    sqlite.put("notices", [notice(time=NOON * 10**9, user="ann", kind="a", object=1)])
+    sqlite.caught_up()
+
+
+def test_an_unexpected_error_ends_no_follower(sqlite: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sqlite.follower
+    sqlite.kill(sqlite.follower)
+    own = follower.Follower(sqlite.socket, sqlite.url, sqlite.views, sqlite.streams)
+    look, left = own.source.news, [LookupError("of a defect")] * 3
+
+    def news() -> bool:
+        if left:
+            raise left.pop()
+        return look()
+
+    monkeypatch.setattr(own.source, "news", news)
+    thread = threading.Thread(target=own.run)
+    thread.start()
+    sqlite.put("gps", [position("bike", 1)])
+    sqlite.caught_up()
+    own.stop()
+    thread.join()
+    assert not left

@@ -66,7 +66,7 @@ class Feed(Followed):
 
     @override
     def reducer(self, renderer: Renderer) -> Reducer:
-        return Members(self, renderer) if self.member else Items(self, renderer)
+        return Members(self, renderer) if self.member else Items(self)
 
     @override
     def decode(self, reply: Any) -> list[Item]:
@@ -88,8 +88,8 @@ def feed(stream: str, key: str, cap: int = 100, member: Collection[str] = ()) ->
 
 
 class Feeds(Reducer):
-    def __init__(self, view: Feed, renderer: Renderer) -> None:
-        super().__init__(renderer)
+    def __init__(self, view: Feed) -> None:
+        super().__init__()
         self.cap, self.member = view.cap, bool(view.member)
         self.limit = 2 * view.cap + 32  # records held of a key before they are cut to `cap`
 
@@ -111,9 +111,6 @@ class Feeds(Reducer):
             yield "PEXPIRE", contract.HOLDER, int(contract.LEASE_SECONDS * 1000)
             yield "HINCRBY", contract.info(path, generation), "keys", old.count(None)
             yield ("EXEC",)
-
-    def score(self, stamp: Stamp) -> int:
-        return self.renderer.nanoseconds(stamp[0]) // 1000
 
 
 class Items(Feeds):
@@ -137,12 +134,11 @@ class Items(Feeds):
     def cut(self, stamps: list[Stamp]) -> None:
         """Keep the last `cap` different records."""
         unique = {stamp[2]: stamp for stamp in stamps}
-        stamps[:] = sorted(unique.values(), key=lambda stamp: (self.score(stamp), stamp[2]))[-self.cap :]
+        stamps[:] = sorted(unique.values(), key=lambda stamp: (stamp[0] // 1000, stamp[2]))[-self.cap :]
 
     @override
     def value(self, held: list[Stamp]) -> list[Item]:
-        nanoseconds = self.renderer.nanoseconds
-        return newest([(nanoseconds(time) // 1000, document, b"") for time, _, document in held], self.cap)
+        return newest([(time // 1000, document, b"") for time, _, document in held], self.cap)
 
 
 class Members(Feeds):
@@ -151,15 +147,16 @@ class Members(Feeds):
     held: dict[str, dict[bytes, Item]]
 
     def __init__(self, view: Feed, renderer: Renderer) -> None:
-        super().__init__(view, renderer)
+        super().__init__(view)
+        self.part = renderer.part
         self.fields = [renderer.at[name] for name in view.member]
 
     @override
     def add(self, items: list[Rendered]) -> None:
         for key, stamp, row in items:
             held = self.held.setdefault(key, {})
-            identity = blake2b(self.renderer.part(row, self.fields), digest_size=IDENTITY_BYTES).digest()
-            new = self.score(stamp), stamp[2], identity
+            identity = blake2b(self.part(row, self.fields), digest_size=IDENTITY_BYTES).digest()
+            new = stamp[0] // 1000, stamp[2], identity
             old = held.get(identity)
             if old is None or new > old:
                 held[identity] = new

@@ -55,8 +55,7 @@ class Reducer(ABC):
     applies the values to a generation compares alike.
     """
 
-    def __init__(self, renderer: Renderer) -> None:
-        self.renderer = renderer
+    def __init__(self) -> None:
         self.held: dict[str, Any] = {}  # by key
 
     @abstractmethod

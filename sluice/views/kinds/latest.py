@@ -94,7 +94,7 @@ class Latest(Followed):
 
     @override
     def reducer(self, renderer: Renderer) -> Reducer:
-        return NewestOfEach(self, renderer) if self.each else Newest(renderer)
+        return NewestOfEach(self, renderer) if self.each else Newest()
 
     @override
     def decode(self, reply: Any) -> Any:
@@ -143,7 +143,7 @@ class Newest(Reducer):
 
     @override
     def value(self, held: Stamp) -> bytes:
-        return ordered(self.renderer, held)
+        return ordered(held)
 
     @override
     def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[Command]:
@@ -164,12 +164,13 @@ class NewestOfEach(Reducer):
     held: dict[str, dict[bytes, Stamp]]
 
     def __init__(self, view: Latest, renderer: Renderer) -> None:
-        super().__init__(renderer)
+        super().__init__()
+        self.part = renderer.part
         self.each = [renderer.at[name] for name in view.each]
 
     @override
     def add(self, items: list[Rendered]) -> None:
-        part = self.renderer.part
+        part = self.part
         for key, stamp, row in items:
             held = self.held.setdefault(key, {})
             field = part(row, self.each)
@@ -179,7 +180,7 @@ class NewestOfEach(Reducer):
 
     @override
     def value(self, held: dict[bytes, Stamp]) -> dict[bytes, bytes]:
-        return {field: ordered(self.renderer, stamp) for field, stamp in held.items()}
+        return {field: ordered(stamp) for field, stamp in held.items()}
 
     @override
     def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[Command]:
@@ -195,6 +196,6 @@ class NewestOfEach(Reducer):
             yield ("EVAL", EACH, 2 + len(call), *head, *(prefix + key for key, _ in call), *arguments)
 
 
-def ordered(renderer: Renderer, stamp: Stamp) -> bytes:
+def ordered(stamp: Stamp) -> bytes:
     """ORDER_BYTES and the JSON."""
-    return b"%020d%020d%b" % (renderer.nanoseconds(stamp[0]), stamp[1], stamp[2])
+    return b"%020d%020d%b" % stamp

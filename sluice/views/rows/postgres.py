@@ -67,7 +67,9 @@ class PostgresRows(RowSource):
 
     @override
     @staticmethod
-    def nanoseconds(time: int) -> int:
+    def nanoseconds(time: int | None) -> int:
+        if time is None:
+            raise ValueError("its time is out of range")
         return time
 
     @override
@@ -164,7 +166,9 @@ class PostgresRows(RowSource):
                 return ""
             metric = self.streams[stream].record is Metric
             below = " + coalesce(nanoseconds, 0)" if metric else ""
-            columns = [f"(extract(epoch FROM time) * 1000000)::bigint * 1000{below}", "seq"]
+            # of a time whose nanoseconds 64 bits do not hold, NULL: an error would be that of all rows
+            moment = f"(extract(epoch FROM time) * 1000000)::bigint * 1000{below}"
+            columns = [f"CASE WHEN time > '1678-01-01Z' AND time < '2262-01-01Z' THEN {moment} END", "seq"]
             for name, kinds in field_types(self.streams[stream].record).items():
                 if name not in present:
                     columns.append("NULL")
@@ -255,6 +259,8 @@ class PostgresRows(RowSource):
 
     @override
     def count(self, stream: str, key: str, by: str, value: str) -> dict[str, int]:
+        if "\0" in value:
+            return {}  # PostgreSQL has no such text
         kinds = field_types(self.streams[stream].record)
         where = f'"{key}"::text = %(value)s'
         if kinds[key] == {str}:  # the index has it
@@ -301,8 +307,9 @@ class PostgresRows(RowSource):
                         sql = f'CREATE INDEX CONCURRENTLY ON "{stream}" USING brin (batch) WITH (pages_per_range = 16)'
                         execute(db, sql)
                     self.indexes += [number for number, _, valid in indexes(db, stream) if valid]
-        except psycopg.Error as error:
-            log.warning("no index on batch, so reading new rows of a large table is slow: %s", message(error))
+        except Exception as error:
+            reason = message(error) if isinstance(error, psycopg.Error) else repr(error)
+            log.warning("no index on batch, so reading new rows of a large table is slow: %s", reason)
 
 
 def has(db: Any, batch: int, claim: str, folded: bool) -> bool:

@@ -22,6 +22,7 @@ from sluice.views.rows.source import INDEXING, Changes, Converter, Diverged, Row
 
 log = logging.getLogger("sluice.rows")
 
+MAX_SECOND = 2**63 // 10**9  # of a time: 64 bits hold its nanoseconds
 DIGIT_NANOSECONDS: list[int] = [10**power for power in range(9, -1, -1)]  # of the last digit, by the number of digits
 
 
@@ -36,7 +37,7 @@ class SqliteRows(RowSource):
         self.file: tuple[int, int] = (0, 0)  # device and inode
         self.version = -1
         self.schema = -1
-        self.queries: dict[str, str] = {}
+        self.queries: dict[str, tuple[str, str]] = {}
 
     @override
     def converter(self, kinds: set[Any]) -> Converter | None:
@@ -47,8 +48,10 @@ class SqliteRows(RowSource):
     @override
     @staticmethod
     def nanoseconds(time: str) -> int:
+        if time[-1] != "Z":
+            raise ValueError("its time is not in UTC")
         fraction = time[20:-1]
-        return since_1970(time[:19]) + int(fraction) * DIGIT_NANOSECONDS[len(fraction)]
+        return since_1970(time[:19]) + (int(fraction) * DIGIT_NANOSECONDS[len(fraction)] if fraction else 0)
 
     @override
     def time_converter(self, stream: str) -> None:
@@ -101,35 +104,51 @@ class SqliteRows(RowSource):
                 (schema,) = db.execute("PRAGMA schema_version").fetchone()
                 if schema != self.schema:
                     self.schema = schema
-                    self.queries = {name: self.query(db, name) for name in self.streams}
+                    self.queries.clear()
                 yield
             finally:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
 
-    def query(self, db: Any, stream: str) -> str:
-        """The query for the rows of a stream after a rowid; "" if there is no table yet."""
+    def query(self, db: Any, stream: str) -> tuple[str, str]:
+        """The queries for the rows of a stream after a rowid, and for the bytes of one row; "" without a table."""
         present = {row[1] for row in db.execute(f'PRAGMA table_info("{stream}")')}
         if not {"time", "batch", "seq"} <= present:
-            return ""
+            return "", ""
         # a column that the worker has not added yet: its quoted name alone would be taken for a text
         names = field_types(self.streams[stream].record)
         columns = ", ".join(f'"{name}"' if name in present else "NULL" for name in names)
-        return f'SELECT time, seq, {columns}, rowid FROM "{stream}" WHERE rowid > ? ORDER BY rowid LIMIT ?'
+        every = ", ".join(f'CAST("{name}" AS BLOB)' for name in ("time", "batch", "seq", *names) if name in present)
+        return (
+            f'SELECT time, seq, {columns}, rowid FROM "{stream}" WHERE rowid > ? ORDER BY rowid LIMIT ?',
+            f'SELECT {every} FROM "{stream}" WHERE rowid = ?',
+        )
 
     @override
     def changes(self, stream: str, position: str, limit: int) -> Changes:
         with self.open() as db:
-            query = self.queries[stream]
+            if stream not in self.queries:
+                self.queries[stream] = self.query(db, stream)
+            query, one = self.queries[stream]
             if not query:
                 if position:
                     raise Diverged(f"there is no table {stream}")
                 return Changes((), "", False)
-            rowid = int(position.partition(" ")[0] or 0)
-            if position and stitch(db.execute(query, (rowid - 1, 1)).fetchall()) != position:
+            try:
+                rowid = int(position.partition(" ")[0] or 0)
+            except ValueError:
+                raise Diverged(f"{position!r:.40} is no position in SQLite") from None
+            if position and stitch(rowid, db.execute(one, (rowid,)).fetchone()) != position:
                 raise Diverged(f"row {rowid} of {stream} is missing or has changed")
-            rows = db.execute(query, (rowid, limit)).fetchall()
-        return Changes((rows,), stitch(rows) or position, len(rows) == limit)
+            found = list(readable(db.execute(query, (rowid, limit))))
+            rows = [row for row in found if row is not None]
+            if odd := len(found) - len(rows):
+                log.warning("%s: %d rows with a text that is not UTF-8 are left out of the views", stream, odd)
+            if found:
+                last = f'SELECT rowid FROM "{stream}" WHERE rowid > ? ORDER BY rowid LIMIT 1 OFFSET ?'
+                rowid = found[-1][-1] if found[-1] else db.execute(last, (rowid, len(found) - 1)).get
+                position = stitch(rowid, db.execute(one, (rowid,)).fetchone())
+        return Changes((rows,), position, len(found) == limit)
 
     @override
     def count(self, stream: str, key: str, by: str, value: str) -> dict[str, int]:
@@ -138,7 +157,7 @@ class SqliteRows(RowSource):
         query = f'SELECT CAST("{by}" AS TEXT), count(*) FROM "{stream}" WHERE {where} AND "{by}" IS NOT NULL GROUP BY 1'
         self.leave()
         with self.open() as db:
-            return dict(db.execute(query, (value,)).fetchall())
+            return dict(row for row in readable(db.execute(query, (value,))) if row)
 
     @override
     def make_countable(self, stream: str, key: str, by: str) -> None:
@@ -155,9 +174,19 @@ class SqliteRows(RowSource):
             raise Unavailable(f"{self.path}: {error}") from error
 
 
-def stitch(rows: list[Row]) -> str:
-    """The position after rows of a stream in SQLite, or "" if there are none."""
-    return f"{rows[-1][-1]} {crc32(repr(rows[-1]).encode(errors='surrogatepass')):08x}" if rows else ""
+def readable(cursor: Any) -> Iterator[Row | None]:
+    """The rows; None for one that another program wrote with a text that is not UTF-8."""
+    while True:
+        try:
+            yield from cursor
+            return
+        except UnicodeDecodeError:
+            yield None
+
+
+def stitch(rowid: int, row: Row | None) -> str:
+    """The position after a row with these bytes."""
+    return f"{rowid} {crc32(repr(row).encode()):08x}" if row else ""
 
 
 def bool_of(value: Any) -> Any:
@@ -175,5 +204,8 @@ def compound(value: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def since_1970(text: str) -> int:
-    """Nanoseconds of a second in ISO 8601 without an offset."""
-    return int(datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp()) * 1_000_000_000
+    """Nanoseconds of a second in ISO 8601 without an offset. Raises: ValueError, also if 64 bits do not hold them."""
+    seconds = int(datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp())
+    if not -MAX_SECOND <= seconds < MAX_SECOND:
+        raise ValueError("its time is out of range")
+    return seconds * 1_000_000_000
