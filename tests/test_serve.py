@@ -318,9 +318,10 @@ def test_a_read_that_waits_for_a_first_count_does_not_keep_redis_busy(server: st
         return stats["cmdstat_mget"]["calls"]
 
     with reader(stored, server) as waiting, stored.paused_follower(), connect(waiting.where) as connection:
-        before, asked = calls(), client.llen(contract.ASKED)
+        first = contract.asked("/votes/tally")
+        before, asked = calls(), client.llen(first)
         connection.sendall(ask(target))
-        poll(lambda: client.llen(contract.ASKED) == asked + 2)  # it asks once in a second, and looks 50 times
+        poll(lambda: client.llen(first) == asked + 2)  # it asks once in a second, and looks 50 times
         assert 2 <= calls() - before <= 500
 
 
@@ -378,7 +379,7 @@ def test_a_first_count_delays_only_those_who_ask_for_it() -> None:
         with connect(lane.where) as first, connect(lane.where) as second:
             first.sendall(ask("/votes/tally?poll=cookies", "/gps/latest?device=bike", "/votes/tally?poll=nobody"))
             second.sendall(ask("/votes/tally?poll=cookies"))
-            poll(lambda: site.client().llen(contract.ASKED) >= 2)
+            poll(lambda: site.client().llen(contract.asked("/votes/tally")) >= 2)
             assert lane.json("/gps/latest?device=bike")["lat"] == 1.5
             site.start_follower()
             answers = [harness.answer(first) for _ in range(3)]

@@ -20,6 +20,7 @@ from sluice import settings
 
 KEY_BYTES = 512  # a record whose key is longer is in no view
 LEASE_SECONDS = 3.0  # after which another follower may take over from one that is stopped
+ASKED_KEYS = 1_000  # of a tally that clients wait for; a client waits ten seconds, so a longer queue helps nobody
 FULL = b"full"  # the state of a view whose data did not fit into maxmemory
 
 LAYOUT = 2  # of the values; with another one all views are built again
@@ -27,7 +28,6 @@ SOCKET = settings.VIEWS_SOCKET
 
 HOLDER = "lease"  # string: the follower's token
 REBUILD = "rebuild"  # set: paths to be rebuilt; the follower removes one when its build has begun
-ASKED = "asked"  # list of `PATH KEY`: tallies without a kept value that a client waits for; pushed every second
 READS = "reads"  # hash: `PATH STATUS` -> answers
 REFRESHES = "refreshes"  # hash: path of a tally -> counts made
 
@@ -66,9 +66,17 @@ def prefix(path: str, generation: str) -> str:
 def kept(path: str, view: object, key: str) -> str:
     """String, with a lifetime: the JSON of a tally. Empty: the database has no row with that key: 404.
 
-    Absent: the reader pushes to ASKED and asks again until the value is there; every second it pushes again.
+    Absent: the reader pushes to `asked` and asks again until the value is there; every second it pushes again.
     """
     return f"t:{path}:{fingerprint(view)}:{key}"
+
+
+def asked(path: str) -> str:
+    """List: keys of a tally without a kept value that a client waits for; the reader pushes a key once a second.
+
+    It has at most ASKED_KEYS, the last ones: whoever still waits pushes again.
+    """
+    return f"a:{path}"
 
 
 def wanted(path: str) -> str:

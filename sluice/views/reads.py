@@ -92,10 +92,11 @@ class GroupReads:
         """Ask the refresher for tallies without a value, at most once in ASK_SECONDS for each."""
         now = time.monotonic()
         with self.entry:
-            for key in keys:
-                if now >= self.asked.get((path, key), 0.0):
-                    self.asked[path, key] = now + ASK_SECONDS
-                    self.open.asks.append(pack(b"RPUSH", contract.ASKED.encode(), path.encode() + b" " + key))
+            if new := [key for key in keys if now >= self.asked.get((path, key), 0.0)]:
+                self.asked.update(((path, key), now + ASK_SECONDS) for key in new)
+                asked = contract.asked(path).encode()
+                self.open.asks.append(pack(b"RPUSH", asked, *new))
+                self.open.asks.append(pack(b"LTRIM", asked, b"-%d" % contract.ASKED_KEYS, b"-1"))
 
     def fetch(self, trip: Trip) -> None:
         """Send the trip, unless another thread has. On return `done` is set."""

@@ -1,4 +1,8 @@
-"""Refresh ahead: a value that is expensive to compute is computed again before it expires, by one process at a time."""
+"""Refresh ahead: a value that is expensive to compute is computed again before it expires, by one process at a time.
+
+A failure belongs to its key: the keys behind it are counted at once, and no error ends a thread. Each tally has threads
+of its own, so one whose counts take long delays itself only.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +29,14 @@ from sluice.views.rows.source import RowSource
 
 log = logging.getLogger("sluice.refresh")
 
+KNOWN = (RedisError, Unavailable)  # their text says it all
+
 LOCK_SECONDS = 3.0  # after which another process computes if the holder of the lock was killed; at most half a period
 FAILED_SECONDS = 1.0  # before a computation that failed is tried again
 UNKNOWN_SECONDS = 1.0  # for which an empty value is kept
 PATIENCE_SECONDS = 10.0  # that Redis may take for one reply
 POLL_SECONDS = 0.02  # between two looks for the value that another process computes
-THREADS = 2  # of the refresher: one long count does not hold up all others
+FAILING_KEYS = 1_000  # that are remembered, to log when one is counted again
 INDEX_SECONDS = 3600.0  # between two looks whether a tally has its index: it may have been dropped
 PERIOD_SHARE = 0.1  # of a period: a tally gets an index if its counts take longer than that
 
@@ -101,7 +107,7 @@ def held(client: redis.Redis, lock: str, token: str, hold: float) -> Iterator[No
 
     def renew() -> None:
         while not done.wait(hold / 3):
-            with contextlib.suppress(RedisError):
+            with contextlib.suppress(Exception):
                 client.eval(contract.EXTEND, 1, lock, token, int(hold * 1000))
 
     thread = threading.Thread(target=renew, name="renew", daemon=True)
@@ -122,76 +128,83 @@ class Refresher:
         self.url, self.streams = url, streams
         self.tallies = {path: view for path, view in views.items() if isinstance(view, Counted)}
         self.every = min([1.0, *(view.period / 4 for view in self.tallies.values())])  # seconds between two scans
-        self.due = 0.0
         self.stopping = threading.Event()
         self.reason = ""
+        self.failing: set[tuple[str, str]] = set()  # path and key
         self.spent: dict[Counted, tuple[float, float]] = {}  # since when (monotonic), and the seconds of its counts
         self.slow: queue.SimpleQueue[Counted] = queue.SimpleQueue()  # tallies whose counts take long
 
     def start(self) -> None:
+        """Start two threads for each tally: a client that waits for a first count does not wait for a count ahead."""
+        for path in self.tallies:
+            for ahead in False, True:
+                name = f"refresh {path}"
+                threading.Thread(target=self.run, args=(path, ahead), name=name, daemon=True).start()
         if self.tallies:
-            for n in range(THREADS):
-                threading.Thread(target=self.run, name=f"refresh-{n}", daemon=True).start()
             threading.Thread(target=self.index, name="index", daemon=True).start()
 
     def stop(self) -> None:
         """Stop the threads; one that computes is not waited for."""
         self.stopping.set()
 
-    def run(self) -> None:
+    def run(self, path: str, ahead: bool) -> None:
+        """Count what clients wait for and, if `ahead`, what will expire."""
         source = open_row_source(self.url, self.streams)
+        asked, due = contract.asked(path), 0.0
         while not self.stopping.is_set():
             try:
-                asked: Any = self.client.blpop([contract.ASKED], timeout=self.every)
-                if asked:
-                    path, _, key = asked[1].decode(errors="replace").partition(" ")
-                    self.refresh(source, path, key)
-                if time.monotonic() >= self.due:
-                    self.due = time.monotonic() + self.every
-                    for path, key in self.expiring():
+                first: Any = self.client.blpop([asked], timeout=self.every)
+                if first:
+                    self.refresh(source, path, text(first[1]))
+                if ahead and time.monotonic() >= due:
+                    due = time.monotonic() + self.every
+                    for key in self.expiring(path):
                         self.refresh(source, path, key)
-            except (RedisError, Unavailable, TimeoutError) as error:
+                        first = self.client.lpop(asked)
+                        if first:
+                            self.refresh(source, path, text(first))
+            except Exception as error:
                 self.say(error)
                 self.stopping.wait(self.every)
         source.close()
 
-    def say(self, error: Exception | None) -> None:
-        """Log a failure when it begins or changes, and the next count."""
-        reason = str(error or "")
+    def say(self, error: Exception) -> None:
+        """Log a failure when it begins or changes."""
+        reason = str(error) if isinstance(error, KNOWN) else repr(error)
         if reason != self.reason:
             self.reason = reason
-            log.warning("tallies are not refreshed: %s", reason) if reason else log.info("recovered")
+            log.warning("tallies are not refreshed: %s", reason, exc_info=None if isinstance(error, KNOWN) else error)
 
-    def expiring(self) -> Iterator[tuple[str, str]]:
-        """The tallies that are older than a period and were asked for within a lifetime; the others are forgotten."""
-        for path, view in self.tallies.items():
-            wanted, now = contract.wanted(path), time.time() * 1000
-            self.client.zremrangebyscore(wanted, "-inf", now - 2000 * view.period)
-            keys: Any = self.client.zrange(wanted, 0, -1)
-            names = [key.decode(errors="replace") for key in keys]
-            pipeline = self.client.pipeline(transaction=False)
-            for key in names:
-                pipeline.pttl(contract.kept(path, view, key))
-                pipeline.strlen(contract.kept(path, view, key))
-            replies = iter(pipeline.execute())
-            for key, left, size in zip(names, replies, replies):
-                if size and left <= view.period * 1000:
-                    yield path, key
+    def expiring(self, path: str) -> list[str]:
+        """The keys of a tally that are older than a period and were asked for lately; the others are forgotten."""
+        view, wanted, now = self.tallies[path], contract.wanted(path), time.time() * 1000
+        self.client.zremrangebyscore(wanted, "-inf", now - 2000 * view.period)
+        found: Any = self.client.zrange(wanted, 0, -1)
+        keys = list(map(text, found))
+        pipeline = self.client.pipeline(transaction=False)
+        for key in keys:
+            pipeline.pttl(contract.kept(path, view, key))
+            pipeline.strlen(contract.kept(path, view, key))
+        replies = iter(pipeline.execute())
+        return [key for key, left, size in zip(keys, replies, replies) if size and left <= view.period * 1000]
 
     def refresh(self, source: RowSource, path: str, key: str) -> None:
-        """Compute a tally unless it is young."""
-        view = self.tallies.get(path)
-        if view is None or len(key.encode()) > contract.KEY_BYTES:
-            return
+        """Compute a tally unless it is young, or another thread computes it."""
+        view = self.tallies[path]
 
         def compute() -> bytes:
             began = time.monotonic()
             try:
                 value = view.count(source, key)
-            except Unavailable as error:  # whoever has an old value does not see it
+            except Exception as error:  # whoever has an old value does not see it
+                if len(self.failing) < FAILING_KEYS:
+                    self.failing.add((path, key))
                 self.say(error)
                 raise
-            self.say(None)
+            if (path, key) in self.failing:
+                self.failing.clear()
+                self.reason = ""
+                log.info("recovered")
             since, seconds = self.spent.get(view, (began, 0.0))
             if began > since + view.period:
                 since, seconds = began, 0.0
@@ -201,7 +214,12 @@ class Refresher:
             self.client.hincrby(contract.REFRESHES, path, 1)
             return value
 
-        refresh_ahead(self.client, contract.kept(path, view, key), view.period, compute)
+        try:
+            refresh_ahead(self.client, contract.kept(path, view, key), view.period, compute, patience=0)
+        except RedisError:
+            raise
+        except Exception as error:
+            log.debug("%s %s: %s", path, key, error)  # it was logged, or another thread computes the value
 
     def index(self) -> None:
         """Create the index of each tally whose counts take long: without it, each count reads all rows.
@@ -216,7 +234,11 @@ class Refresher:
                 continue
             try:
                 view.make_countable(source)
-            except Unavailable as error:
+                source.close()
+            except Exception as error:
                 log.warning("%s: no index on %s, so each tally reads all rows: %s", view.stream, view.key, error)
-            source.close()
             tried[view] = time.monotonic() + INDEX_SECONDS
+
+
+def text(key: bytes) -> str:
+    return key.decode(errors="replace")

@@ -42,7 +42,7 @@ def here() -> Iterator[Site]:
 def ask(here: Site, key: str) -> None:
     """Do as the reader does when a client asks for a tally that is not kept."""
     here.client().zadd(contract.wanted("/votes/tally"), {key: time.time() * 1000})
-    here.client().rpush(contract.ASKED, f"/votes/tally {key}")
+    here.client().rpush(contract.asked("/votes/tally"), key)
     harness.poll(lambda: here.client().exists(contract.kept("/votes/tally", here.views["/votes/tally"], key)))
 
 

@@ -17,12 +17,12 @@ import pytest
 import redis
 
 from proving import harness
-from proving.postgres import postgres_server
+from proving.postgres import Postgres, postgres_server
 from sluice.base import daemon
 from sluice.settings import Keep
 from sluice.store.registry import open_store
 from sluice.streams.record import Vote
-from sluice.views import contract, refresh
+from sluice.views import Tally, contract, refresh, tally
 from sluice.views.refresh import Refresher, refresh_ahead
 from sluice.views.rows.registry import open_row_source
 from viewing import Site, site
@@ -171,13 +171,13 @@ def polls() -> Iterator[Site]:
         yield found
 
 
-def ask(here: Site, key: str) -> Any:
+def ask(here: Site, key: str, path: str = "/votes/tally") -> Any:
     """Ask for a tally as the reader does; None while it is not there."""
     client = here.client()
-    client.zadd(contract.wanted("/votes/tally"), {key: int(client.time()[0] * 1000)})
-    value = client.get(contract.kept("/votes/tally", here.views["/votes/tally"], key))
+    client.zadd(contract.wanted(path), {key: int(client.time()[0] * 1000)})
+    value = client.get(contract.kept(path, here.views[path], key))
     if value is None:
-        client.rpush(contract.ASKED, f"/votes/tally {key}")
+        client.rpush(contract.asked(path), key)
     return value
 
 
@@ -195,7 +195,7 @@ def test_other_processes_have_precedence_over_the_follower_and_its_counts(polls:
     def threads() -> list[int]:
         return [int(task.name) for task in (process / "task").iterdir()]
 
-    harness.poll(lambda: len(threads()) > refresh.THREADS)
+    harness.poll(lambda: len(threads()) > 2)
     for thread in threads():
         assert os.getpriority(os.PRIO_PROCESS, thread) == daemon.NICENESS
         assert os.sched_getscheduler(thread) == os.SCHED_BATCH
@@ -283,3 +283,79 @@ def test_in_postgresql_the_index_of_a_tally_holds_any_text(keep: Keep) -> None:
         used = "SELECT sum(idx_scan) FROM pg_stat_user_indexes WHERE relname LIKE 'votes%'"
         harness.poll(lambda: server.ask(used)[0][0])
         found.close()
+
+
+NOTICES = tally("notices", key="user", by="kind", period=1)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with postgres_server(fsync="off") as found:
+        yield found
+
+
+@pytest.fixture
+def two(server: Postgres) -> Iterator[Site]:
+    """Two tallies with rows in PostgreSQL, and a refresher in this process."""
+    with site(server) as found:
+        found.put("votes", [Vote(poll="cookies", choice="oreo")])
+        notice: Any = found.streams["notices"].record
+        found.put("notices", [notice(user="ann", kind="like", object=1)])
+        found.kill(found.follower)
+        found.views["/notices/tally"] = NOTICES
+        refresher = Refresher(found.socket, found.url, found.views, found.streams)
+        refresher.start()
+        yield found
+        refresher.stop()
+
+
+def test_a_key_that_no_database_can_hold_is_unknown_and_delays_no_other(two: Site) -> None:
+    known: list[Any] = [two.client().rpush(contract.asked("/votes/tally"), f"\0{n}") for n in range(50)]
+    assert len(known) == 50
+    assert json.loads(harness.poll(lambda: ask(two, "cookies"), 3))["total"] == 1
+    harness.poll(lambda: ask(two, "\0") == b"")
+
+
+def test_a_count_that_takes_long_delays_no_other_tally(two: Site, server: Postgres) -> None:
+    with two.store.transaction() as db:
+        db.execute("LOCK TABLE votes IN ACCESS EXCLUSIVE MODE")  # counts wait for it
+        for _ in range(2):  # a client that waits asks again
+            ask(two, "cookies")
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'votes'::regclass"
+        harness.poll(lambda: not two.client().llen(contract.asked("/votes/tally")))
+        assert json.loads(harness.poll(lambda: ask(two, "ann", "/notices/tally")))["total"] == 1
+        assert server.ask(waiting) == [(1,)]  # one thread counts, the other one is free
+    assert json.loads(harness.poll(lambda: ask(two, "cookies")))["total"] == 1
+
+
+def test_an_odd_row_of_another_program_ends_no_thread(polls: Site) -> None:
+    insert = "INSERT INTO votes (received_at, time, poll, choice, batch, seq) VALUES ('', '', 'odd', {}, 1, 1)"
+    with polls.store.transaction() as db:
+        for choice in "CAST(x'ff41' AS TEXT)", "x'ff41'":
+            db.execute(insert.format(choice))
+    polls.put("votes", [Vote(poll="odd", choice="fig")])
+    for _ in range(4):  # more than there are threads
+        polls.client().delete(contract.kept("/votes/tally", polls.views["/votes/tally"], "odd"))
+        assert json.loads(harness.poll(lambda: ask(polls, "odd")))["choices"]["fig"] == 1
+    assert "Traceback" not in (polls.tmp / "follower.out").read_text()
+
+
+def test_an_error_of_one_key_ends_no_thread_and_delays_no_other_key(
+    polls: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    polls.kill(polls.follower)
+    count = Tally.count
+
+    def fail(self: Tally, source: Any, key: str) -> bytes:
+        if key.startswith("poison"):
+            raise LookupError(f"a defect that {key} shows")
+        return count(self, source, key)
+
+    monkeypatch.setattr(Tally, "count", fail)
+    refresher = Refresher(polls.socket, polls.url, polls.views, polls.streams)
+    refresher.start()
+    for _ in range(5):
+        polls.client().rpush(contract.asked("/votes/tally"), *(f"poison-{n}" for n in range(20)))
+        assert json.loads(harness.poll(lambda: ask(polls, "cookies"), 3))["total"] == 3
+    refresher.stop()
+    assert "a defect that poison-0 shows" in caplog.text
