@@ -12,7 +12,16 @@ UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 DEAD = "dead"  # in INGEST_KEEP: the dead letters
 STORE = "store"  # in INGEST_ROWS: the tables of the database
-NETWORKS = "addresses and networks such as 192.0.2.7, 10.1.0.0/16 and 2001:db8::/32"
+EVERYBODY = ("0.0.0.0/0", "::/0")
+THIS_MACHINE = ("127.0.0.1", "::1")
+# this machine, and networks that no router of the internet leads to; without the addresses that providers share among
+# their customers (100.64.0.0/10)
+PRIVATE = (
+    *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"),
+    *("::1", "fc00::/7", "fe80::/10"),
+)
+AUTO = ("auto",)
+CLIENTS = {"all": EVERYBODY, "private": PRIVATE, "none": (), "auto": AUTO}
 HOST = r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}"
 LOGIN = r"[^:@/?#\s]*:[^:@/?#\s]*@"
 QUERY = r"(?:partitions=[1-9][0-9]{0,4}|replicas=[1-9][0-9]?|properties=/[^&#\s]+|[a-z]+(?:\.[a-z]+)+=[^&#\s]*)"
@@ -160,8 +169,13 @@ def words(valid: Callable[[str], object], expected: str) -> Callable[[str], tupl
     return parse
 
 
-def viewers(text: str) -> tuple[str, ...]:
-    return () if text == "none" else words(ipaddress.ip_network, f"{NETWORKS}; or none")(text)
+def clients(*names: str) -> Callable[[str], tuple[str, ...]]:
+    """A parser of addresses and networks, or of one of the `names` in CLIENTS."""
+    networks = words(
+        ipaddress.ip_network,
+        f"addresses and networks such as 192.0.2.7, 10.1.0.0/16 and 2001:db8::/32; or {', '.join(names)}",
+    )
+    return lambda text: CLIENTS[text] if text in names else networks(text)
 
 
 def origins(text: str) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import ipaddress
 import os
 import re
 import sys
@@ -15,10 +14,10 @@ from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 from sluice import parsers
+from sluice.parsers import AUTO, LogStyle, Span, choice, clients, integer, size
 from sluice.parsers import DEAD as DEAD
 from sluice.parsers import FOREVER as FOREVER
 from sluice.parsers import IN_TABLES as IN_TABLES
-from sluice.parsers import NETWORKS, LogStyle, Span, choice, integer, size
 from sluice.parsers import Keep as Keep
 from sluice.parsers import Rows as Rows
 
@@ -163,14 +162,16 @@ class Settings:
         "File of the certificate's key (PEM). Set it unless the file of the certificate has the key too",
     )
     allow: tuple[str, ...] = setting(
-        parsers.words(ipaddress.ip_network, NETWORKS), "",
-        "Addresses and networks that may send, IPv4 and IPv6, separated by commas or spaces; others get 403. Set it "
-        "when the clients' networks are known",
+        clients("all", "private", "auto"), "auto",
+        "Addresses and networks that may send, IPv4 and IPv6, separated by commas or spaces; others get 403. "
+        "`private`: this machine and private networks; `all`: everybody; `auto`: `all` if clients need an API key or a "
+        "password, else `private`. Set it when the clients' networks are known, or to `all` to take writes from the "
+        "internet without keys",
     )
     read_allow: tuple[str, ...] = setting(
-        parsers.viewers, "127.0.0.1 ::1",
+        clients("all", "private", "none"), "127.0.0.1 ::1",
         "Addresses and networks that may read the views, as in `INGEST_ALLOW`; `none`: nobody. Set it when clients on "
-        "other machines read; `0.0.0.0/0 ::/0` means everybody",
+        "other machines read",
     )
     client_rate: int = setting(
         integer(0, 1_000_000), "0",
@@ -194,9 +195,9 @@ class Settings:
         "`debug` (`json,debug`, or `debug` alone for text) to see each failed attempt while you look for its cause",
     )
     status_allow: tuple[str, ...] = setting(
-        parsers.viewers, "127.0.0.1 ::1",
+        clients("all", "private", "none"), "127.0.0.1 ::1",
         "Addresses and networks that may read the status page and the metrics, as in `INGEST_ALLOW`; `none`: nobody. "
-        "Set it to read them from another machine; `0.0.0.0/0 ::/0` means everybody",
+        "Set it to read them from another machine",
     )
     # fmt: on
 
@@ -270,6 +271,8 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     if values["tls_key"] and not values["tls_certificate"]:
         raise SettingError("INGEST_TLS_KEY needs INGEST_TLS_CERTIFICATE.")
     values["tls_key"] = values["tls_key"] or values["tls_certificate"]
+    if values["allow"] == AUTO:
+        values["allow"] = parsers.EVERYBODY if values["api_keys"] or values["passwords"] else parsers.PRIVATE
     values["cell"] = values["cell"] or default_cell(values["home"])
     loaded = Settings(**values)
     for name, socket in ("INGEST_HOME", loaded.gateway_sockets[0]), ("INGEST_SPOOL", loaded.spool):

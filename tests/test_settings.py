@@ -13,6 +13,7 @@ import pytest
 from proving import documents
 from proving.harness import ROOT, environment
 from sluice import extension, parsers, settings
+from sluice.run import configure
 
 
 def test_the_table_shows_the_defaults() -> None:
@@ -37,6 +38,18 @@ def test_every_setting_says_who_changes_it_and_when(name: str) -> None:
 
 def test_the_default_home_is_var_in_the_current_directory() -> None:
     assert settings.load({}).home == Path.cwd() / "var"
+
+
+def test_who_may_is_one_line() -> None:
+    def line(**env: str) -> str:
+        return configure.who_may(settings.load(env))
+
+    assert line() == "this machine and private networks may write, this machine may read"
+    keys = line(INGEST_API_KEYS="/k", INGEST_PASSWORDS="/p", INGEST_READ_ALLOW="none")
+    assert keys == "everybody may write, nobody may read, with an API key and a password"
+    given = line(INGEST_API_KEYS="/k", INGEST_ALLOW="private", INGEST_READ_ALLOW="all")
+    assert given == "this machine and private networks may write, everybody may read, with an API key"
+    assert line(INGEST_ALLOW="10.0.0.1 10.0.0.2, ::2 ::3").startswith("10.0.0.1 10.0.0.2 ::2 … may write")
 
 
 def test_an_empty_setting_is_the_default() -> None:
@@ -103,6 +116,9 @@ WRONG = [
     ("INGEST_ALLOW", "10.0.0.0/8 localhost"),
     ("INGEST_ALLOW", "2001:db8::1/32"),
     ("INGEST_ALLOW", "[::1]"),
+    ("INGEST_ALLOW", "none"),
+    ("INGEST_ALLOW", "all private"),
+    ("INGEST_READ_ALLOW", "auto"),
     ("INGEST_STATUS_ALLOW", "everybody"),
     ("INGEST_READ_ALLOW", "10.0.0.1/8"),
     ("INGEST_CLIENT_RATE", "10r/s"),

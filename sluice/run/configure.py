@@ -12,6 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from sluice import settings, views
+from sluice.parsers import EVERYBODY, PRIVATE, THIS_MACHINE
 from sluice.views.contract import SOCKET
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +58,6 @@ def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]
                 ("/etc/sluice/key.pem", f'"{s.tls_key}"'),
             ],
         ),
-        ("allow", bool(s.allow), [("allow 192.0.2.0/24;", allows(s.allow))]),
         ("client-rate", rate > 0, [("1000r/s", f"{rate}r/s"), ("=2000 ", f"={2 * rate} ")]),
         ("client-connections", s.client_connections > 0, [(" 100;", f" {s.client_connections};")]),
         ("cors", bool(s.cors), [(r"^[^ ]+ /votes(\?|$)", rf"^({origins}) ({paths})(\?|$)")]),
@@ -78,6 +78,18 @@ def with_views(text: str, s: settings.Settings) -> str:
 
 def allows(networks: Collection[str]) -> str:
     return " ".join(f"allow {network};" for network in networks)
+
+
+def who_may(s: settings.Settings) -> str:
+    """One line: who may write and who may read."""
+    secrets = ["an API key"] * (s.api_keys is not None) + ["a password"] * (s.passwords is not None)
+    need = ", with " * bool(secrets) + " and ".join(secrets)
+    return f"{group(s.allow)} may write, {group(s.read_allow)} may read{need}"
+
+
+def group(networks: tuple[str, ...]) -> str:
+    names = {EVERYBODY: "everybody", THIS_MACHINE: "this machine", PRIVATE: "this machine and private networks"}
+    return names.get(networks) or " ".join(networks[:3]) + " …" * (len(networks) > 3) or "nobody"
 
 
 def bind(address: str, port: int) -> None:
@@ -127,6 +139,7 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
         with_views((ROOT / "nginx/sluice.conf").read_text(), s),
         *((f"unix:/run/sluice/{path.name} ", f'"unix:{path}" ') for path in s.gateway_sockets + s.reader_sockets),
         ("unix:/run/sluice/metrics.sock;", f'"unix:{s.home}/run/metrics.sock";'),
+        (f"{allows(PRIVATE[:5])}\n    {allows(PRIVATE[5:])}  # INGEST_ALLOW", allows(s.allow)),
         ("listen 8080 ", f"listen {s.port} "),
         ("listen [::]:8080 ", f"{'' if has_ipv6() else '#'}listen [::]:{s.port} "),
         ("/usr/share/sluice/status/", f'"{ROOT}/nginx/status/"'),

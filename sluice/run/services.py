@@ -208,6 +208,7 @@ def main(words: list[str]) -> None:
         else:
             start(changed, s.gateway_sockets[0], s.port)
             print(f"Sluice accepts writes at http://localhost:{s.port}; `sluice status` shows where they are.")
+            print(f"Access: {configure.who_may(s)}.")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ FIRST_SCREEN = """\
 Sluice takes writes at {url} and stores them in {store}
 
   try it     curl -d '{{"poll":"cookies","choice":"oreo"}}' {short}/votes{read}
+  access     {who}; INGEST_ALLOW and INGEST_READ_ALLOW change it
   status     {url}/status
   stop it    Ctrl-C; accepted bodies that are not yet stored wait for the next start
   log files  {home}/log{elsewhere}
@@ -150,7 +151,8 @@ def announce(s: settings.Settings) -> None:
     if not s.has_own_redis:
         name = "Kafka" if s.has_kafka else "Redis"
         elsewhere = ELSEWHERE.format(name=name, spool=settings.without_password(s.spool))
-    say(FIRST_SCREEN.format(url=url, short=short, home=s.home, store=store, read=read, elsewhere=elsewhere))
+    who = configure.who_may(s)
+    say(FIRST_SCREEN.format(url=url, short=short, who=who, home=s.home, store=store, read=read, elsewhere=elsewhere))
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import pytest
 
-from access import curl
+from access import curl, keys
 from proving.harness import environment, free_port, installation, post, short_tmp
 from sluice.run import configure
 from sluice.run.configure import ROOT, has_ipv6
@@ -32,6 +32,8 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 CLONE_NEWNET = 0x40000000
 # three networks of /64; two addresses are in the first one
 ONE, SAME, OTHER, THIRD = "fd00:1::1", "fd00:1::a:0:0:1", "fd00:2::1", "2001:db8:0:3::1"
+# of the internet, and of the addresses that a provider shares among its customers
+PUBLIC, SHARED = "203.0.113.9", "100.64.0.1"
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a network namespace")
 needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
@@ -50,6 +52,8 @@ def own_network(ipv6: bool = True) -> None:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         for address in ONE, SAME, OTHER, THIRD:
             subprocess.run(["ip", "address", "add", f"{address}/64", "dev", "lo", "nodad"], check=True)
+        for address in PUBLIC, SHARED, "10.1.2.3", "172.31.0.1", "192.168.7.7":
+            subprocess.run(["ip", "address", "add", f"{address}/32", "dev", "lo"], check=True)
     else:
         Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")  # of the thread's network
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
@@ -119,6 +123,35 @@ def test_the_allow_list_has_networks_of_both_families() -> None:
 
 @needs_root
 @needs_ipv6
+@pytest.mark.parametrize("allow, status", [("", 403), ("private", 403), ("all", 200), (f"{PUBLIC} {THIRD}", 200)])
+def test_unless_set_only_this_machine_and_private_networks_may_write(allow: str, status: int) -> None:
+    def test() -> None:
+        own_network()
+        with front(INGEST_ALLOW=allow) as (web, gateway):
+            inside = ["127.0.0.1", "127.9.9.9", "::1", "10.1.2.3", "172.31.0.1", "192.168.7.7", ONE, OTHER]
+            assert [sends(source, web.port) for source in (PUBLIC, THIRD)] == [status] * 2
+            if PUBLIC not in allow:
+                assert {source: sends(source, web.port) for source in inside} == dict.fromkeys(inside, 200)
+                assert sends(SHARED, web.port) == status
+            # reading is a list of its own
+            assert [sends(source, web.port, "/gps/latest?device=a") for source in ("::1", PUBLIC)] == [200, 403]
+
+    in_thread(test)
+
+
+@needs_root
+@needs_ipv6
+def test_with_api_keys_every_address_may_write(tmp: Path) -> None:
+    def test() -> None:
+        own_network()
+        with front(INGEST_API_KEYS=keys(tmp)) as (web, _):
+            assert sends(PUBLIC, web.port) == 401
+
+    in_thread(test)
+
+
+@needs_root
+@needs_ipv6
 def test_the_list_of_the_status_page_has_networks_of_both_families() -> None:
     lists = {
         "": {"127.0.0.1": 200, "127.0.0.2": 403, "::1": 200, ONE: 403},
@@ -142,7 +175,7 @@ def test_the_addresses_of_one_ipv6_network_share_their_rate() -> None:
     def test() -> None:
         own_network()
         # slow enough that no time limit of the test matters: one request a minute, and two in a burst
-        with front(("rate=1r/s", "rate=1r/m"), INGEST_CLIENT_RATE=1) as (web, _):
+        with front(("rate=1r/s", "rate=1r/m"), INGEST_CLIENT_RATE=1, INGEST_ALLOW="all") as (web, _):
             assert [sends(source, web.port) for source in (ONE, SAME, ONE)] == [200, 200, 200]
             assert [sends(source, web.port) for source in (ONE, SAME)] == [429, 429]
             assert [sends(source, web.port) for source in (OTHER, THIRD, "::1", "127.0.0.1")] == [200] * 4
