@@ -178,6 +178,11 @@ def clients(*names: str) -> Callable[[str], tuple[str, ...]]:
     return lambda text: CLIENTS[text] if text in names else networks(text)
 
 
+def hosts(text: str) -> tuple[str, ...]:
+    name = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?").fullmatch
+    return words(name, "host names such as sluice.example.com, without a port")(text.lower())
+
+
 def origins(text: str) -> tuple[str, ...]:
     """The parser of INGEST_CORS: paths, and origins as browsers send them (RFC 6454)."""
     expected = "paths such as /votes and optionally origins such as https://a.example"

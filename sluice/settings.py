@@ -173,6 +173,11 @@ class Settings:
         "Addresses and networks that may read the views, as in `INGEST_ALLOW`; `none`: nobody. Set it when clients on "
         "other machines read",
     )
+    hosts: tuple[str, ...] = setting(
+        parsers.hosts, "",
+        "Names of this server in URLs, beside `localhost` and the name of the machine. At other names, but not at "
+        "addresses, views and status page answer 421. Set it when they are read by another name",
+    )
     client_rate: int = setting(
         integer(0, 1_000_000), "0",
         "Requests per second from one client, an IPv4 address or an IPv6 network /64, and twice as many in a burst; "
@@ -273,6 +278,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     values["tls_key"] = values["tls_key"] or values["tls_certificate"]
     if values["allow"] == AUTO:
         values["allow"] = parsers.EVERYBODY if values["api_keys"] or values["passwords"] else parsers.PRIVATE
+    values["hosts"] = tuple(dict.fromkeys((os.uname().nodename.lower(), *values["hosts"])))
     values["cell"] = values["cell"] or default_cell(values["home"])
     loaded = Settings(**values)
     for name, socket in ("INGEST_HOME", loaded.gateway_sockets[0]), ("INGEST_SPOOL", loaded.spool):

@@ -121,6 +121,8 @@ WRONG = [
     ("INGEST_READ_ALLOW", "auto"),
     ("INGEST_STATUS_ALLOW", "everybody"),
     ("INGEST_READ_ALLOW", "10.0.0.1/8"),
+    ("INGEST_HOSTS", "a.example:80"),
+    ("INGEST_HOSTS", "https://a.example"),
     ("INGEST_CLIENT_RATE", "10r/s"),
     ("INGEST_CLIENT_RATE", "1,"),
     ("INGEST_CLIENT_RATE", "1000001"),

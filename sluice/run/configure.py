@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # requests alive, and copies them (docs/DECISIONS.md)
 NURSERY = {"PYPY_GC_NURSERY": "32M"}
 MAX_FILES = 65535
+HOST_CHECK = 'if ($sluice_host = "") { return 421; }'
 # for every program. Standard output goes to the terminal, with the program's name before each line; standard error goes
 # to the log file, without it (launch.py)
 COMMON = """\
@@ -70,6 +71,8 @@ def with_views(text: str, s: settings.Settings) -> str:
     location = re.search(r"^    location = /gps/latest \{.*?^    \}\n", text, re.MULTILINE | re.DOTALL)
     assert location, "the configuration has no location for a view"
     template = replaced(location[0], ("allow 127.0.0.1; allow ::1;  # INGEST_READ_ALLOW", allows(s.read_allow)))
+    if s.read_allow == EVERYBODY or s.api_keys or s.passwords:  # what a page of a stranger cannot use
+        template = replaced(template, (HOST_CHECK, ""))
     end = text.index("    # --- end of the views\n")
     text = text[: location.start()] + "".join(template.replace("/gps/latest", path) for path in paths) + text[end:]
     shipped, own = ("|".join(map(re.escape, each)) for each in (views.VIEWS, paths))
@@ -140,6 +143,7 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
         *((f"unix:/run/sluice/{path.name} ", f'"unix:{path}" ') for path in s.gateway_sockets + s.reader_sockets),
         ("unix:/run/sluice/metrics.sock;", f'"unix:{s.home}/run/metrics.sock";'),
         (f"{allows(PRIVATE[:5])}\n    {allows(PRIVATE[5:])}  # INGEST_ALLOW", allows(s.allow)),
+        ("(localhost|", f"({'|'.join(map(re.escape, ('localhost', *s.hosts)))}|"),
         ("listen 8080 ", f"listen {s.port} "),
         ("listen [::]:8080 ", f"{'' if has_ipv6() else '#'}listen [::]:{s.port} "),
         ("/usr/share/sluice/status/", f'"{ROOT}/nginx/status/"'),
@@ -147,6 +151,9 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
         ("allow 127.0.0.1; allow ::1;  # INGEST_STATUS_ALLOW", allows(s.status_allow)),
         ("client_max_body_size 1m", f"client_max_body_size {s.max_body}"),
     )
+    if s.status_allow == EVERYBODY:
+        head, end, rest = server.partition("# --- end of the views\n")
+        server = head + end + replaced(rest, (HOST_CHECK, ""))
     for name, on, values in access(s):
         if on:
             server, count = re.subn(rf"^( *)#{name}# ", r"\1", server, flags=re.MULTILINE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import select
 import signal
@@ -14,9 +16,15 @@ import pytest
 
 from access import KEY, OTHER, curl, keys, passwords, private, tls
 from proving.harness import ROOT, Server, answer, connect, environment, free_port, get, installation, poll, post
+from sluice.run import configure
 from stand_in import front, problem
 
 NO_KEY = problem("Unauthorized", 401, "The API key or the password is missing or wrong; the request had no effect.")
+DENIED = problem(
+    "Forbidden",
+    403,
+    "This address, or the page of another site that sent the request, has no access; the request had no effect.",
+)
 FAST = problem(
     "Too Many Requests", 429, "Too many requests from this client; this one had no effect. Send it again later."
 )
@@ -167,7 +175,7 @@ def test_only_addresses_on_the_list_of_readers_may_read_the_views() -> None:
             done = curl("--interface", address, "-H", "X-Forwarded-For: 127.0.0.2", url)
             assert done[0] == status
         assert done[1]["content-type"] == ["application/problem+json"]
-        assert done[2] == problem("Forbidden", 403, "This address has no access; the request had no effect.").decode()
+        assert done[2] == DENIED.decode()
         assert (len(gateway.reads), gateway.requests) == (2, [])
         assert gateway.reads[0].startswith(b"GET /gps/latest?device=bike HTTP/1.1\r\n")
         # the other list is for posts
@@ -302,10 +310,12 @@ def test_a_page_of_a_listed_origin_may_read_a_listed_view(tmp: Path) -> None:
 )  # fmt: skip
 def test_other_origins_and_paths_get_no_cors_permission(path: str, origin: str) -> None:
     with front(INGEST_CORS="/votes,https://shop.example") as (web, gateway):
-        gateway.reply = b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\n\r\n"
-        status, headers, _ = preflight(web, path, origin)
-        assert (status, "access-control-allow-origin" in headers) == (405, False)  # the gateway's answer
-        assert len(gateway.requests) == 1
+        for done in (
+            preflight(web, path, origin),
+            curl("-d", "x", "-H", f"Origin: {origin}", f"localhost:{web.port}{path}"),
+        ):
+            assert (done[0], "access-control-allow-origin" in done[1]) == (403, False)
+        assert gateway.requests == []
 
 
 def test_without_an_origin_in_the_setting_any_origin_may_post(tmp: Path) -> None:
@@ -316,10 +326,79 @@ def test_without_an_origin_in_the_setting_any_origin_may_post(tmp: Path) -> None
         assert "access-control-allow-origin" not in curl("-d", "x", f"localhost:{web.port}/votes")[1]
 
 
+PAGES = [
+    ("", {}, 200), ("", {"Sec-Fetch-Site": "none"}, 200), ("a.example", {}, 200),
+    # at a name that is not this server's, as in DNS rebinding
+    ("a.example", {"Origin": "http://a.example:PORT"}, 403), ("192.0.2.1", {"Origin": "http://192.0.2.1:PORT"}, 200),
+    ("", {"Origin": "http://localhost:PORT"}, 200), ("", {"Origin": "https://localhost:PORT"}, 200),
+    ("", {"Origin": "http://localhost"}, 403), ("", {"Origin": "null"}, 403), ("", {"Origin": "http://b.example"}, 403),
+    ("sluice.example", {"Origin": "https://sluice.example:PORT"}, 200),
+    # behind a proxy with TLS that passes another Host
+    ("", {"Origin": "https://a.example", "Sec-Fetch-Site": "same-origin"}, 200),
+    ("", {"Origin": "https://a.example", "Sec-Fetch-Site": "cross-site"}, 403),
+    ("", {"Sec-Fetch-Site": "cross-site"}, 403),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("host", "fields", "status"), PAGES)
+def test_a_page_of_another_site_may_not_send(host: str, fields: dict[str, str], status: int) -> None:
+    remote = {"Content-Type": "application/x-protobuf", "Content-Encoding": "snappy"}
+    with front(INGEST_CORS="/gps https://shop.example", INGEST_HOSTS="Sluice.example") as (web, gateway):
+        more = header(host, web.port, fields)
+        posts = [curl("-d", "x", *more, f"127.0.0.1:{web.port}{path}")[0] for path in ("/votes", "/gpslogger", "/gps")]
+        posts.append(curl("-d", "x", *more, *header(host, web.port, remote), f"127.0.0.1:{web.port}/api/v1/write")[0])
+        posts.append(curl(*more, f"127.0.0.1:{web.port}/gpslogger?lat=1")[0])
+        assert posts == [status] * 5
+        assert len(gateway.requests) == 5 * (status == 200)
+        for site in {}, {"Sec-Fetch-Site": "cross-site"}:  # an origin that INGEST_CORS lists
+            listed = header(host, web.port, {"Origin": "https://shop.example", **site})
+            asked = [curl("-d", "x", *listed, f"127.0.0.1:{web.port}{path}")[0] for path in ("/gps", "/votes")]
+            assert asked == [200, 403]
+
+
+def header(host: str, port: int, fields: dict[str, str]) -> list[str]:
+    """curl's options for a request to a host with these header fields."""
+    lines = [f"{name}: {text.replace('PORT', str(port))}" for name, text in fields.items()]
+    return [word for line in (f"Host: {host or 'localhost'}:{port}", *lines) for word in ("-H", line)]
+
+
+NAMED = {"localhost": 200, "LOCALHOST.": 200, "127.0.0.1": 200, "[::1]": 200, "192.168.0.7": 200, "evil.example": 421,
+         "localhost.evil.example": 421, "1.2.3.4.evil.example": 421, "sluice.example": 421, "sluiceXexample": 421,
+         os.uname().nodename: 200}  # fmt: skip
+
+
+PRIVATE_READS = ["/gps/latest?device=a", "/votes/tally?poll=a", "/status", "/status/", "/status/page.js",
+                 "/status/status.json", "/status/metrics"]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", PRIVATE_READS)
+def test_what_this_machine_may_read_is_read_at_its_own_names_only(target: str) -> None:
+    def asked(**env: object) -> dict[str, int]:
+        with front(**env) as (web, gateway):
+            (web.home / "run/status.json").write_text("{}")
+            done = {host: curl(*header(host, web.port, {}), f"127.0.0.1:{web.port}{target}") for host in NAMED}
+            assert all(json.loads(text)["status"] == 421 for status, _, text in done.values() if status == 421)
+            # nothing serves the metrics here
+            return {host: 200 if status == 502 else status for host, (status, _, _) in done.items()}
+
+    assert asked() == NAMED
+    assert asked(INGEST_HOSTS="sluice.example") == NAMED | {"sluice.example": 200}
+    # where everybody may read, a page may, too
+    assert set(asked(INGEST_READ_ALLOW="all", INGEST_STATUS_ALLOW="all").values()) == {200}
+
+
+def test_where_a_key_is_needed_a_view_is_read_at_any_name(tmp: Path) -> None:
+    with front(INGEST_API_KEYS=keys(tmp)) as (web, _):
+        more = header("evil.example", web.port, {"X-API-Key": KEY})
+        assert curl(*more, f"127.0.0.1:{web.port}/gps/latest?device=a")[0] == 200
+        assert curl(*more, f"127.0.0.1:{web.port}/status/")[0] == 421
+
+
 def test_without_these_settings_nginx_has_none_of_their_directives() -> None:
     with front() as (web, _):
         text = (web.home / "etc/sluice.conf").read_text()
-        text = text.replace('if ($sluice_remote_write = "")', "")  # not a matter of access
+        for other in 'if ($sluice_remote_write = "")', "if ($sluice_foreign)", configure.HOST_CHECK:
+            text = text.replace(other, "")
         assert not re.search(r"\bif\b|auth_|limit_(req|conn)|ssl|Access-Control", re.sub(r"#.*", "", text))
         off = re.compile(r"^ *#[a-z-]+# .*", re.M)
         assert off.findall(text) == off.findall((ROOT / "nginx/sluice.conf").read_text())

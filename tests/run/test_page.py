@@ -44,14 +44,15 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def origin() -> Iterator[int]:
-    """The port of another web server, with the example live.html and an empty page: another origin."""
+    """The port of another web server, with the examples and an empty page: another origin."""
 
     class Shop(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.send_header("Content-Type", "text/html")
             self.end_headers()
-            self.wfile.write(LIVE.read_bytes() if "live" in self.path else b"<!doctype html><title>a shop</title>")
+            example = ROOT / "examples" / self.path.partition("?")[0].strip("/")
+            self.wfile.write(example.read_bytes() if example.is_file() else b"<!doctype html><title>a shop</title>")
 
         def log_message(self, *_: object) -> None:
             pass
@@ -254,10 +255,10 @@ def test_beacons_and_the_last_fetch_of_a_closed_page_are_stored(up: Server, chro
         poll(lambda: {"text", "form", "keepalive"} <= set(stored(up, "votes", "choice")))
 
 
-def test_the_beacon_example_reports_how_long_the_page_was_viewed(up: Server, chromium: Browser) -> None:
+def test_the_beacon_example_reports_how_long_the_page_was_viewed(up: Server, chromium: Browser, origin: int) -> None:
     with context(chromium) as window:
         page = window.new_page()
-        page.goto(f"{(ROOT / 'examples/beacon.html').as_uri()}?sluice=http://localhost:{up.port}")
+        page.goto(f"http://localhost:{origin}/beacon.html?sluice=http://localhost:{up.port}")
         page.goto("about:blank")
         poll(lambda: "looked" in stored(up, "metrics", "name"))
 
@@ -381,6 +382,17 @@ def test_a_page_of_another_origin_posts_only_to_allowed_paths(up: Server, chromi
         assert page.evaluate(beacon) is True
         assert page.evaluate(f"fetch('http://localhost:{up.port}/status/status.json').catch(() => 'no')") == "no"
         poll(lambda: "elsewhere" in stored(up, "gps", "device") and "afar" in stored(up, "votes", "choice"))
+
+
+def test_a_page_of_another_site_posts_nothing(up: Server, chromium: Browser, origin: int) -> None:
+    ask = """([url, method]) => fetch(url, { method, mode: "no-cors", body: method === "POST" ? "x" : null })"""
+    with context(chromium) as window:
+        page = window.new_page()
+        page.goto(f"http://127.0.0.1:{origin}/")
+        for method, path in ("POST", "/votes"), ("POST", "/gpslogger"), ("GET", "/gpslogger?lat=1&lon=2"):
+            with page.expect_response("**") as answered:
+                page.evaluate(ask, [f"http://localhost:{up.port}{path}", method])
+            assert answered.value.status == 403
 
 
 def view(page: Page, path: str, column: int) -> Locator:
