@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # requests alive, and copies them (docs/DECISIONS.md)
 NURSERY = {"PYPY_GC_NURSERY": "32M"}
 MAX_FILES = 65535
+FOLDERS = "etc", "run", "log", "tmp", "redis"  # in $INGEST_HOME
 HOST_CHECK = 'if ($sluice_host = "") { return 421; }'
 # for every program. Standard output goes to the terminal, with the program's name before each line; standard error goes
 # to the log file, without it (launch.py)
@@ -206,7 +207,7 @@ def supervisor_configuration(s: settings.Settings) -> str:
 def write(s: settings.Settings, files: int = 0) -> None:
     """Write the configuration to $INGEST_HOME/etc, for this user only. files: as in `nginx_configuration`."""
     s.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name in ("etc", "run", "log", "tmp", "redis"):
+    for name in FOLDERS:
         (s.home / name).mkdir(exist_ok=True)
         (s.home / name).chmod(0o700)
     views_redis = replaced(

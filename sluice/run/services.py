@@ -195,6 +195,7 @@ def main(words: list[str]) -> None:
             s = settings.load()
             up.check_modules(s)
             up.check_access(s)
+            up.check_home(s.home)
             configure.write(s, configure.MAX_FILES)  # LimitNOFILE= of nginx in deploy/systemd/
             return
         values = given(DEFAULTS.read_text() if DEFAULTS.exists() else "", os.environ)

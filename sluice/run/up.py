@@ -35,6 +35,9 @@ ELSEWHERE = """
   {name}      {spool}; bin/up starts none"""
 READ = """
              curl '{short}/votes/tally?poll=cookies'"""
+AS_ROOT = """
+  user       root, and so is every program: better a user of its own, or bin/provision services"""
+MARKS = "etc/sluice.conf", "run/up.lock"  # one of them is in each $INGEST_HOME that was ever used
 # the order in which the programs of a killed bin/up are ended, after all others: a worker may have a batch to finish,
 # and writes are accepted until the others end
 ORDER = ("worker", "nginx", "gateway", "reader", "follower", "views", "redis")
@@ -54,6 +57,30 @@ def say(text: str) -> None:
     """Print a line, also after the reader has gone (bin/up | head -n 1)."""
     with contextlib.suppress(BrokenPipeError):
         print(text, flush=True)
+
+
+def check_home(home: Path) -> None:
+    """Make $INGEST_HOME. Raises: SettingError if another user could replace its files, or another program uses it.
+
+    What Sluice writes there follows links, and root may be who writes.
+    """
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    trusted, groups = {0, os.geteuid()}, {os.getegid(), *os.getgroups()}
+    for path in (home, *(home / name for name in configure.FOLDERS)):
+        if not path.exists():
+            continue
+        found = path.stat()
+        if not {path.lstat().st_uid, found.st_uid} <= trusted:
+            raise settings.SettingError(f"INGEST_HOME: {path} belongs to another user: use a directory of your own.")
+        if found.st_mode & 0o002 or found.st_mode & 0o020 and found.st_gid not in groups:
+            raise settings.SettingError(f"INGEST_HOME: other users may write to {path}: chmod go-w it.")
+    if not any((home / mark).exists() for mark in MARKS):
+        for path in (home / name for name in configure.FOLDERS):
+            if path.is_dir() and any(path.iterdir()):
+                raise settings.SettingError(
+                    f"INGEST_HOME={str(home)!r} has the {path.name}/ of another program: use a directory of its own, "
+                    f"such as {home / 'sluice'}."
+                )
 
 
 def lock_home(s: settings.Settings) -> None:
@@ -151,6 +178,8 @@ def announce(s: settings.Settings) -> None:
     if not s.has_own_redis:
         name = "Kafka" if s.has_kafka else "Redis"
         elsewhere = ELSEWHERE.format(name=name, spool=settings.without_password(s.spool))
+    if os.geteuid() == 0:
+        elsewhere += AS_ROOT
     who = configure.who_may(s)
     say(FIRST_SCREEN.format(url=url, short=short, who=who, home=s.home, store=store, read=read, elsewhere=elsewhere))
 
@@ -166,6 +195,7 @@ def main() -> None:
     with exit_on_error(s.home):
         check_modules(s)
         check_access(s)
+        check_home(s.home)
         lock_home(s)
         check_addresses(s)
         configure.write(s)

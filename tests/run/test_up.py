@@ -31,7 +31,7 @@ from proving.harness import (
     short_tmp,
 )
 from sluice import settings
-from sluice.run import parts
+from sluice.run import parts, up
 
 PROGRAMS = ("redis", "worker", "gateway", "nginx", "views", "follower", "reader")
 
@@ -305,6 +305,61 @@ def test_an_unusable_home_is_one_line_and_status_1(tmp: Path) -> None:
     status, words = refused({}, tmp / "file")
     assert (status, words.count("\n")) == (1, 1)
     assert f"{tmp}/file cannot be used" in words
+
+
+def test_a_home_that_something_else_uses_is_refused_and_unchanged(tmp: Path) -> None:
+    """As INGEST_HOME=/ or /var would be."""
+    (tmp / "etc").mkdir(mode=0o755)
+    (tmp / "etc/nginx.conf").write_text("mine")
+    status, words = refused({"INGEST_PORT": free_port()}, tmp)
+    assert (status, words.count("\n")) == (2, 1)
+    assert f"INGEST_HOME='{tmp}' has the etc/ of another program: use a directory of its own" in words
+    assert [path.name for path in tmp.rglob("*")] == ["etc", "nginx.conf"]
+    assert ((tmp / "etc").stat().st_mode & 0o777, (tmp / "etc/nginx.conf").read_text()) == (0o755, "mine")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("whose", ["home", "etc"])
+def test_links_in_a_home_that_another_user_prepared_are_not_followed(whose: str, tmp: Path) -> None:
+    victim = tmp / "victim"
+    victim.write_text("root's")
+    (tmp / "home/etc").mkdir(parents=True)
+    (tmp / "home/etc/sluice.conf").symlink_to(victim)  # also the mark of a home
+    os.chown({"home": tmp / "home", "etc": tmp / "home/etc"}[whose], 65534, 65534)
+    status, words = refused({"INGEST_PORT": free_port()}, tmp / "home")
+    assert (status, words.count("\n")) == (2, 1)
+    assert " belongs to another user: use a directory of your own." in words
+    assert victim.read_text() == "root's"
+
+
+def test_a_home_is_accepted_only_if_no_other_user_can_replace_its_files(tmp: Path) -> None:
+    home = tmp / "home"
+    up.check_home(home)  # not yet there
+    assert home.stat().st_mode & 0o777 == 0o700
+    for name in "run", "log":
+        (home / name).mkdir(0o755)  # empty: a killed start left it
+    up.check_home(home)
+    (home / "mine.txt").write_text("")
+    os.chown(home, -1, os.getegid())
+    home.chmod(0o775)  # the group is this user's own
+    up.check_home(home)
+    link = tmp / "link"
+    link.symlink_to(home)
+    up.check_home(link)
+    for path in home, home / "run":
+        path.chmod(0o777)
+        with pytest.raises(settings.SettingError, match=f"other users may write to {path}: chmod go-w it."):
+            up.check_home(home)
+        path.chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(home, -1, 65534)
+        home.chmod(0o775)
+        with pytest.raises(settings.SettingError, match="other users may write"):
+            up.check_home(home)
+        home.chmod(0o755)
+        os.chown(link, 65534, -1, follow_symlinks=False)
+        with pytest.raises(settings.SettingError, match=f"{link} belongs to another user"):
+            up.check_home(link)
 
 
 @pytest.mark.parametrize(
