@@ -2,12 +2,18 @@
 
 worker.py [run]   until SIGTERM or SIGINT: finishes the present batch; a second signal exits at once and loses nothing
 worker.py burst   until the lists are empty; status 1 if anything was buried in dead_letters
+
+No body holds up the others. A transaction ends about a second after it began, between two bodies, and the rest of its
+claim follows when the other streams had their turn. A body that takes CPU_SECONDS ends this process. A claim that has
+ended two of them is stored body by body, and a body that then ends two more is buried as it was sent.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
+import signal
 import sys
 import threading
 import time
@@ -27,13 +33,13 @@ from sluice.spool import open_inspector, open_outlet
 from sluice.spool.claim import Claim
 from sluice.spool.contract import AT_ONCE, LEASE_SECONDS, UNHURRIED_SECONDS
 from sluice.spool.errors import SPOOL_ERRORS, Lost, NewerLayout, in_one_line
-from sluice.spool.outlet import MAX_BODIES, MAX_BYTES, Outlet
-from sluice.store.entries import SAMPLE, Entries, trace
+from sluice.spool.outlet import ALONE, MAX_BODIES, MAX_BYTES, Outlet
+from sluice.store.entries import SAMPLE, TURN_SECONDS, Entries, trace
 from sluice.store.registry import open_store
 from sluice.store.store import Elsewhere, Store
 from sluice.store.types import NewerTables, Outcome, Unavailable
 from sluice.streams import registry
-from sluice.streams.record import Limits
+from sluice.streams.record import Limits, Reject
 from sluice.streams.registry import Stream
 
 log = logging.getLogger("sluice.worker")
@@ -41,10 +47,14 @@ log = logging.getLogger("sluice.worker")
 # Between two polls while no claim is full: a lone body waits less than 100 ms, and an idle worker takes less
 # than 1 % of a core. Bodies collect meanwhile: few large transactions instead of many small ones.
 IDLE_SECONDS = 0.03
-# Streams take turns. A claim holds as many bodies as should take TURN_SECONDS at the rate of the last claim, but at
-# most FIRST_BODIES or twice as many as the last one: a burst of expensive bodies must not delay the other streams.
-TURN_SECONDS = 1.0  # of CPU, or of decoding if decoders wait for something
+# Streams take turns, and of the slow ones only one in each turn. A claim holds as many bodies as should take
+# TURN_SECONDS (of CPU, or of decoding if decoders wait for something) at the rate of the last claim, but at most
+# FIRST_BODIES or twice as many as the last one: a burst of expensive bodies must not delay the other streams.
 FIRST_BODIES = 64
+SLOW_SECONDS = 0.25
+CPU_SECONDS = 30.0  # for one transaction; SIGPROF then ends the process: no Python code runs beside a hanging pattern
+DEADLY = "the worker ended while it decoded this body"
+ATTEMPTS = 2  # to store a body alone that did not return; after these it is buried
 BACKOFF_SECONDS = (0.1, 10.0)  # between two attempts while the store or Redis is unavailable: first, maximum
 CHORES_SHARE = 10  # chores take at most 1/10 of the time
 FOLD_SECONDS = 10.0  # between two looks for old batches
@@ -66,15 +76,17 @@ class StreamState:
         self.max_bodies = FIRST_BODIES  # of the next claim
         self.backoff = 0.0  # seconds between two attempts to persist the claim
         self.retry_at = AT_ONCE  # monotonic
+        self.slow, self.began = False, 0.0  # whether the last step was slow; when it began
 
     def postpone(self) -> None:
         """Keep the claim for a later attempt. Its lease stays alive, and the other streams go on."""
         self.backoff = min(max(self.backoff * 2, BACKOFF_SECONDS[0]), BACKOFF_SECONDS[1])
         self.retry_at = time.monotonic() + self.backoff
 
-    def size_next_claim(self, claim: Claim, seconds: float) -> None:
-        fit = int(claim.count * TURN_SECONDS / max(seconds, 1e-6))
-        self.max_bodies = max(1, min(fit, max(FIRST_BODIES, 2 * claim.count), MAX_BODIES))
+    def size_next_claim(self, bodies: int, seconds: float) -> None:
+        """bodies, seconds: that were stored, and how long it took."""
+        fit = int(bodies * TURN_SECONDS / max(seconds, 1e-6))
+        self.max_bodies = max(1, min(fit, max(FIRST_BODIES, 2 * bodies), MAX_BODIES))
 
 
 @dataclass
@@ -140,9 +152,13 @@ class Worker:
                 held = any(state.claim for state in self.states)
                 work = self.outlet.has_work([state.stream.name for state in self.states])
                 busy = False
-                for state, some in zip(self.states, work):
+                for state, some in sorted(zip(self.states, work), key=lambda each: (each[0].slow, each[0].began)):
                     if (some or state.claim) and not self.stopping:
                         busy |= self.step(state)
+                        watchdog.turn()
+                        if state.slow:
+                            busy = True
+                            break
                 self.publish_figures()
                 done = burst and not held and not any(work) and self.outlet.is_empty()
                 self.log_change(self.outlet.name, None)
@@ -211,6 +227,7 @@ class Worker:
 
     def step(self, state: StreamState) -> bool:
         """Claim, persist and settle one batch of a stream; True if the stream should get its next step at once."""
+        state.slow, state.began = False, time.monotonic()
         claim = state.claim
         if claim is None:
             read_reply = state.prefetched or self.outlet.request_claim(state.stream.name, state.max_bodies)
@@ -221,31 +238,38 @@ class Worker:
         elif time.monotonic() < state.retry_at:
             return False
         cpu, decoding, began = time.thread_time(), state.decoded.sum, time.monotonic()
-        outcome = self.persist(state, claim)
-        if outcome is None:
+        stored = self.persist(state, claim)
+        took = time.monotonic() - began
+        state.slow = took >= SLOW_SECONDS
+        if stored is None:
             return state.claim is None
-        state.persisted.add(time.monotonic() - began)
+        outcome, end = stored
+        state.persisted.add(took)
         self.log_change(state.stream.name, None)
         self.buried += outcome.letters
         if outcome.letters:
             log.warning("%s: %d buried; `bin/sluice dead` lists them", state.stream.name, outcome.letters)
-        self.outlet.settle(claim)
+        state.claim, state.backoff = self.outlet.settle(claim, end), 0.0
         full = claim.count >= state.max_bodies or claim.size >= MAX_BYTES
-        state.size_next_claim(claim, max(time.thread_time() - cpu, SAMPLE * (state.decoded.sum - decoding)))
-        state.claim, state.backoff = None, 0.0
-        return full or self.outlet.has_more(claim.stream)
+        seconds = max(time.thread_time() - cpu, SAMPLE * (state.decoded.sum - decoding))
+        state.size_next_claim(end - claim.first, seconds)
+        return bool(full or state.claim or self.outlet.has_more(claim.stream))
 
-    def persist(self, state: StreamState, claim: Claim) -> Outcome | None:
-        """Store a claim. None if it was not stored: it is kept for a later attempt, or given up if it is lost.
+    def persist(self, state: StreamState, claim: Claim) -> tuple[Outcome, int] | None:
+        """Store a claim, or its first bodies, up to the one before the returned number.
 
+        None if it was not stored: it is kept for a later attempt, or given up if it is lost.
         Raises: one of SPOOL_ERRORS.
         """
-        prefetch = partial(self.prefetch, state, claim)
-        entries = Entries(claim, self.outlet, state.stream, self.limits, state.decoded, prefetch)
         try:
             if self.store is None:
                 self.store = self.connect()
-            return entries.persist(self.store)
+            entries = Entries(claim, self.outlet.items(claim), state.stream, self.limits, state.decoded)
+            # the spool executes the next claim while these bodies are stored; before, they would have waited for it
+            self.prefetch(state, claim)
+            with self.alone(self.store, entries) if claim.deliveries >= ALONE else contextlib.nullcontext():
+                signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+                return entries.persist(self.store), entries.end
         except NewerTables:
             raise
         except Unavailable as error:
@@ -259,15 +283,36 @@ class Worker:
             raise
         except Exception as error:
             log.error("%s: unexpected error; will retry\n%s", state.stream.name, trace(error))
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
         state.postpone()
         return None
+
+    @contextlib.contextmanager
+    def alone(self, store: Store[Any], entries: Entries) -> Iterator[None]:
+        """Let only one body be stored, and count this attempt as long as it lasts. Bury the body after ATTEMPTS."""
+        claim, name = entries.claim, entries.stream.name
+        entries.seconds = 0.0
+        with store.transaction(read=True):  # without the database no body is decoded, and none can end a worker
+            pass
+        ended = self.outlet.attempt(claim) - 1
+        if ended >= ATTEMPTS:
+            log.error("%s: claim %s has ended %d workers: its first body is buried", name, claim.id, ALONE - 1 + ended)
+            entries.stream = entries.stream._replace(decode=lambda item, limits: (Reject(item, DEADLY, True),))
+        else:
+            log.warning("%s: delivery %d of claim %s: stored body by body", name, claim.deliveries, claim.id)
+        try:
+            yield
+        finally:
+            self.outlet.attempt(claim, -1)
 
     def prefetch(self, state: StreamState, claim: Claim) -> None:
         """Request the next claim while this one is stored.
 
-        Only during a claim of the maximum size: a smaller one has emptied the list, or its time sets the next size.
+        Only during a claim of the maximum size: a smaller one has emptied the list, or its time sets the next size. Not
+        while the database is away.
         """
-        if claim.count == MAX_BODIES and claim.size <= MAX_BYTES and not state.prefetched and not self.stopping:
+        if claim.count == MAX_BODIES and claim.size <= MAX_BYTES and not (state.prefetched or state.backoff or self.stopping):
             state.prefetched = self.outlet.request_claim(claim.stream, state.max_bodies)
 
     def renew(self) -> None:
@@ -335,6 +380,8 @@ def main(arguments: list[str]) -> int:
     outlet = open_outlet(config.spool, config.figures, config.replicas)
     worker = Worker(outlet, config.store, streams, registry.limits(config), publisher, config.keep, elsewhere)
     daemon.stop_on_signal(worker)
+    faulthandler.enable()  # a decoder that ends the process is shown in the log
+    faulthandler.register(signal.SIGPROF, chain=True)
     daemon.notify("READY=1")
     try:
         worker.run(burst=arguments == ["burst"])

@@ -22,11 +22,13 @@ import pytest
 
 from proving.harness import ROOT, poll
 from sluice import settings
+from sluice.base.counters import Histogram
 from sluice.elsewhere.destination import Unwritable
 from sluice.elsewhere.outbox import CARRIED, CARRY, NOTE, NOTES, Outbox
 from sluice.elsewhere.registry import open_elsewhere
 from sluice.formats.streams import STREAMS
 from sluice.spool.claim import Claim, Window
+from sluice.store.entries import Entries
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.tables import LAYOUT
@@ -291,6 +293,35 @@ class StoreTests:
         assert store.ledger("votes", upto(5)).bodies == 5  # a batch counts only up to that number
         traced = "SELECT count(*) FROM votes JOIN batches ON batch = id WHERE seq BETWEEN first AND first + bodies - 1"
         assert backend.ask(traced) == [(9,)]
+
+    @pytest.mark.parametrize("above", [False, True], ids=["alone", "before a stored claim"])
+    def test_a_claim_whose_entries_end_early_is_stored_in_part_and_its_rest_later(
+        self, above: bool, backend: Backend, store: Store
+    ) -> None:
+        if above:
+            store.persist(*votes("y", "z", first=6))
+        choices = "a", "", "c", "d", "e"
+        entries = Entries(claim("votes", 5), [*map(vote, choices)], STREAMS["votes"], MOST, Histogram((1.0,)), 0.0)
+        stored = []
+        for _ in range(5):
+            whole = claim("votes", 7 if above else 5)  # delivered again: with the bodies that are stored
+            outcome = entries.persist(store)
+            stored.append((entries.end, outcome.records, outcome.letters))
+            assert store.ledger("votes", claims={whole.id: 5}).persisted == {whole.id: len(stored)}
+        assert stored == [(2, 1, 0), (3, 0, 1), (4, 1, 0), (5, 1, 0), (6, 1, 0)]
+        assert entries.persist(store) == Outcome(0, 0, again=True)
+        assert self.choices(backend) == ["a", "c", "d", "e", *("yz" if above else "")]
+        assert store.ledger("votes", upto(7)).bodies == (7 if above else 5)
+        assert backend.ask("SELECT sum(bodies) FROM batches") == [(7 if above else 5,)]
+
+    def test_a_claim_that_ends_early_and_has_a_rejected_row_is_stored_in_part(
+        self, backend: Backend, store: Store
+    ) -> None:
+        backend.refuse("votes", "choice", "b")
+        entries = Entries(claim("votes", 3), [*map(vote, "abc")], STREAMS["votes"], MOST, Histogram((1.0,)), 0.0)
+        assert [entries.persist(store)[:2] for _ in range(3)] == [(1, 0), (0, 1), (1, 0)]
+        assert self.choices(backend) == ["a", "c"]
+        assert [letter.seq for letter in store.letters()] == [2]
 
     def test_dead_letters_of_a_claim_that_is_stored_in_part_are_buried_once(
         self, backend: Backend, store: Store

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ from proving import harness
 from proving.harness import ROOT, Server, ask, environment, free_port, gateway, post, redis_server, running
 from sluice import settings
 from sluice.account import Publisher
-from sluice.base.counters import SECONDS
+from sluice.base.counters import SECONDS, Counts
 from sluice.elsewhere.registry import open_elsewhere
 from sluice.formats.streams import STREAMS
 from sluice.spool.claim import Claim
@@ -432,17 +432,15 @@ def test_the_next_claim_is_requested_after_the_bodies_are_read_and_before_they_a
     open_claims: list[int] = []
 
     class Reader(Outlet):
-        def items(self, claim: Claim) -> Iterable[bytes]:
+        def items(self, claim: Claim) -> list[bytes]:
             found = super().items(claim)
             open_claims.append(len(claims(redis)))
             return found
 
     class Store:
         def persist(self, claim: Claim, entries: Any) -> Outcome:
-            open_claims.append(len(claims(redis)))
-            rows = iter(entries)
             poll(lambda: len(claims(redis)) == 2)
-            assert len(list(rows)) == claim.count
+            assert len(list(entries)) == claim.count
             return Outcome(claim.count, 0)
 
     ours = program.Worker(Reader(str(redis.socket)), "", STREAMS, LIMITS)
@@ -452,38 +450,37 @@ def test_the_next_claim_is_requested_after_the_bodies_are_read_and_before_they_a
     push(redis, *range(2 * MAX_BODIES + 1))
     assert ours.step(state)
     assert state.prefetched
-    assert open_claims == [1, 1]  # while the database is unavailable, the worker does not hold a second claim
+    assert open_claims == [1]
     ours.release()
 
 
 def test_bodies_that_take_long_are_claimed_one_by_one() -> None:
     state = program.StreamState(STREAMS["votes"], Outlet("unused.sock"))
-    state.size_next_claim(Claim("votes", "spool:1:1", 1, 1, 0, []), 100.0)
+    state.size_next_claim(1, 100.0)
     assert state.max_bodies == 1
 
 
-def entries_of(claim: Claim, stream: Stream, redis: Server) -> Entries:
-    outlet = Outlet(str(redis.socket))
-    return Entries(claim, outlet, stream, LIMITS, outlet.counts.histogram("decode_seconds votes", SECONDS))
+def entries_of(claim: Claim, stream: Stream, items: list[bytes], seconds: float = 60.0) -> Entries:
+    return Entries(claim, items, stream, LIMITS, Counts().histogram("decode_seconds votes", SECONDS), seconds)
 
 
-def test_each_entry_has_the_time_of_the_last_mark_before_its_body(redis: Server) -> None:
+def test_each_entry_has_the_time_of_the_last_mark_before_its_body() -> None:
     marked = Claim("votes", "spool:7:1", 7, 4, 0, [(6, 600), (8, 800), (9, 900)])
-    entries = entries_of(marked, STREAMS["votes"], redis).decode([vote(n) for n in range(4)])
+    entries = entries_of(marked, STREAMS["votes"], [vote(n) for n in range(4)])
     assert [(seq, received) for seq, received, _, _ in entries] == [(7, 600), (8, 800), (9, 900), (10, 900)]
 
 
-def test_a_body_whose_decoder_raises_after_a_record_is_not_stored_in_part(redis: Server) -> None:
+def test_a_body_whose_decoder_raises_after_a_record_is_not_stored_in_part() -> None:
     def decode(body: bytes, limits: Limits) -> Iterator[Vote]:
         yield Vote(poll="p", choice="a")
         raise ValueError("the second record")
 
     claim = Claim("votes", "epoch:1:1", 1, 1, 0, [(1, 1)])
-    entries = entries_of(claim, STREAMS["votes"]._replace(decode=decode), redis)
+    entries = entries_of(claim, STREAMS["votes"]._replace(decode=decode), [b"x"])
     with pytest.raises(PartialDecode):
-        list(entries.decode([b"x"]))
+        list(entries)
     entries.buffered = True
-    ((_, _, _, result),) = entries.decode([b"x"])
+    ((_, _, _, result),) = entries
     assert isinstance(result, Reject) and result.reason == "the decoder failed: ValueError"
 
 
@@ -926,8 +923,8 @@ def test_a_stream_that_is_slow_to_decode_does_not_delay_the_others(spend: str, t
         assert raw(redis).llen("ingest:{slow}") > 800
         poll(lambda: len(ask(tmp, "SELECT 1 FROM batches WHERE stream = 'slow'")) > 1)
     first, second, *_ = [bodies for (bodies,) in ask(tmp, "SELECT bodies FROM batches WHERE stream = 'slow'")]
-    assert first == 64
-    assert 5 <= second <= 50  # as many as take a second; on a busy machine fewer
+    assert 5 <= first <= 51  # as many as take a second; on a busy machine fewer
+    assert 1 <= second <= 51
 
 
 def test_the_stream_of_the_readme_works(tmp: Path, redis: Server) -> None:

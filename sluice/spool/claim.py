@@ -25,6 +25,7 @@ class Claim(NamedTuple):
     id: EPOCH:FIRST:MICROSECONDS, with the time of the claim. What identifies a body is epoch, stream and number.
     size: approximate bytes.
     marks: (sequence number, microseconds since 1970), ascending; the first one is the last mark at or before `first`.
+    deliveries: how often a worker got it; more than once, if a worker died, hung, or was stopped.
     """
 
     stream: str
@@ -33,6 +34,7 @@ class Claim(NamedTuple):
     count: int  # type: ignore[assignment]
     size: int
     marks: list[tuple[int, int]]
+    deliveries: int = 1
 
     @classmethod
     def of(cls, stream: str, id: str, count: int) -> Claim:
@@ -51,6 +53,10 @@ class Claim(NamedTuple):
         """The bodies from `first` to the one before `end`, as a claim of their own."""
         at = self.id.rpartition(":")[2]
         return self._replace(id=f"{self.epoch}:{first}:{at}", first=first, count=end - first)
+
+    def after(self, end: int) -> Claim | None:
+        """The bodies from `end` on, as a claim of their own; None if there are none."""
+        return self.part(end, self.end) if end < self.end else None
 
     def received(self, seq: int) -> tuple[int, int]:
         """When the body with this sequence number arrived (microseconds since 1970, up to 100 ms early), and the first

@@ -33,13 +33,14 @@ class Keys(NamedTuple):
     purged: str
     epochs: str
     history: str
+    deliveries: str
     claim: str  # a prefix: the claim's id follows
 
     @classmethod
     def of(cls, stream: str) -> Keys:
         """The keys of a stream, all in one slot of a Redis Cluster."""
         base = "ingest:{%s}" % stream
-        names = "taken", "claims", "marks", "purged", "epochs", "history", "claim:"
+        names = "taken", "claims", "marks", "purged", "epochs", "history", "deliveries", "claim:"
         return cls(base, *(f"{base}:{name}" for name in names))
 
 
@@ -104,17 +105,17 @@ local t = redis.call('TIME')
 local ms = t[1] * 1000 + math.floor(t[2] / 1000)
 local prefix, max_bodies, max_bytes, lease = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 -- the reply includes the marks that date the bodies: the last one at or before the first body, and all within the claim
-local function give(id, n, size)
+local function give(id, n, size, deliveries)
   local first = tonumber(string.match(id, ':(%d+):'))
   local low, last = string.format('%.0f', first), string.format('%.0f', first + n - 1)
   local before = redis.call('ZREVRANGEBYSCORE', KEYS[4], low, '-inf', 'LIMIT', 0, 1)
-  return {id, n, size, before, redis.call('ZRANGEBYSCORE', KEYS[4], '(' .. low, last)}
+  return {id, n, size, before, redis.call('ZRANGEBYSCORE', KEYS[4], '(' .. low, last), deliveries}
 end
 local expired = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', ms, 'LIMIT', 0, 1)[1]
 if expired then
   redis.call('ZADD', KEYS[3], ms + lease, expired)
-  local key = prefix .. expired
-  return give(expired, redis.call('LLEN', key), redis.call('MEMORY', 'USAGE', key, 'SAMPLES', 0) or 0)
+  local key, times = prefix .. expired, redis.call('HINCRBY', KEYS[7], expired, 1)
+  return give(expired, redis.call('LLEN', key), redis.call('MEMORY', 'USAGE', key, 'SAMPLES', 0) or 0, times + 1)
 end
 local ready = redis.call('LLEN', KEYS[1])
 if ready == 0 then return false end
@@ -153,7 +154,7 @@ redis.call('SET', KEYS[2], string.format('%.0f', taken + n))
 redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', string.format('%.0f', taken + 1))
 if following ~= taken + n + 1 then redis.call('ZADD', KEYS[5], string.format('%.0f', taken + n + 1), epoch) end
 redis.call('ZADD', KEYS[3], ms + lease, id)
-return give(id, n, size)
+return give(id, n, size, 1)
 """
 )
 
@@ -164,10 +165,21 @@ redis.call('ZADD', KEYS[1], t[1] * 1000 + math.floor(t[2] / 1000) + ARGV[2], ARG
 return 1
 """
 
-# Also trims the marks. The oldest body that still needs a date is the first one of the open claims, or the head of the
-# list if there is none; the last mark at or before it is kept, all earlier ones are deleted.
+# Deletes a claim, or its first bodies: the rest becomes a claim of its own, with the lease and the deliveries of this
+# one. Also trims the marks. The oldest body that still needs a date is the first one of the open claims, or the head of
+# the list if there is none; the last mark at or before it is kept, all earlier ones are deleted.
 SETTLE = """#!lua flags=allow-oom
-redis.call('UNLINK', ARGV[1] .. ARGV[2])
+local key, rest, lease = ARGV[1] .. ARGV[2], ARGV[3], redis.call('ZSCORE', KEYS[2], ARGV[2])
+if rest and lease then
+  local times = redis.call('HGET', KEYS[4], ARGV[2])
+  redis.call('LTRIM', key, ARGV[4], -1)
+  redis.call('RENAME', key, ARGV[1] .. rest)
+  redis.call('ZADD', KEYS[2], lease, rest)
+  if times then redis.call('HSET', KEYS[4], rest, times) end
+elseif not rest then
+  redis.call('UNLINK', key)
+end
+redis.call('HDEL', KEYS[4], ARGV[2], ARGV[2] .. ' alone')
 local settled = redis.call('ZREM', KEYS[2], ARGV[2])
 local oldest = tonumber(redis.call('GET', KEYS[1]) or 0) + 1
 for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do

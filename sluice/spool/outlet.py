@@ -1,11 +1,14 @@
-"""The worker's side of the list: claim, read, renew, settle. Bodies leave Redis once they are in the database."""
+"""The worker's side of the list: claim, read, renew, settle. Bodies leave Redis once they are in the database.
+
+Each claim is delivered until it is settled, so an item that ends every worker would come back for ever. Deliveries and
+attempts are counted in Redis, which outlives the workers; see `attempt`.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Callable, Iterable
-from itertools import chain
 from typing import Any
 from urllib.parse import quote
 
@@ -21,7 +24,8 @@ from sluice.spool.errors import Lost
 # Limits of a claim
 MAX_BODIES = 5_000  # stored in one transaction; SQLite takes 16 ms for it, so larger claims would save little
 MAX_BYTES = 4 << 20  # a worker holds one claim per stream and decodes it body by body: this keeps it below 100 MB
-PIECE_BODIES = 8  # read at once from a claim above MAX_BYTES; they may have 1 MiB each
+ALONE = 3  # deliveries: from this one on, a claim is stored body by body
+ALONE_BODIES = 64  # read at once from such a claim
 
 
 class Outlet:
@@ -55,7 +59,7 @@ class Outlet:
         """Send the command of `claim`. Call the returned function exactly once: it reads the reply."""
         keys = Keys.of(stream)
         commands: list[tuple[Any, ...]] = [
-            ("EVAL", contract.CLAIM, 6, *keys[:4], *keys[5:7], keys.claim, max_bodies, max_bytes, int(lease * 1000))
+            ("EVAL", contract.CLAIM, 7, *keys[:4], *keys[5:8], keys.claim, max_bodies, max_bytes, int(lease * 1000))
         ]
         pool = self.redis.connection_pool
         link: Any = pool.get_connection()
@@ -75,10 +79,11 @@ class Outlet:
                 return None
             if confirmed and confirmed[0] < replicas:
                 raise RedisError(f"fewer than {replicas} replicas confirmed a claim")
-            name, count, size, before, within = reply
+            name, count, size, before, within, deliveries = reply
             _, first, at = name.split(b":")
             marks = [(int(seq), int(us)) for seq, us in (mark.split(b":") for mark in before + within)]
-            return Claim(stream, name.decode(), int(first), count, size, marks or [(int(first), int(at))])
+            marks = marks or [(int(first), int(at))]
+            return Claim(stream, name.decode(), int(first), count, size, marks, deliveries)
 
         try:
             link.send_packed_command(link.pack_commands(commands))
@@ -87,28 +92,39 @@ class Outlet:
             raise
         return read_reply
 
-    def items(self, claim: Claim) -> Iterable[bytes]:
-        """The items in order: read before this returns, or in pieces if a claim is larger than usual. Raises: Lost."""
-        if claim.size <= MAX_BYTES:
-            return self.read(claim, 0, claim.count)
-        starts = range(0, claim.count, PIECE_BODIES)
-        return chain.from_iterable(self.read(claim, at, min(PIECE_BODIES, claim.count - at)) for at in starts)
-
-    def read(self, claim: Claim, start: int, count: int) -> list[bytes]:
-        items: list[Any] = self.redis.lrange(Keys.of(claim.stream).claim + claim.id, start, start + count - 1)
+    def items(self, claim: Claim) -> list[bytes]:
+        """The first items in order: as many as fit into memory, mostly all. Raises: Lost."""
+        count = claim.count
+        if claim.size > 2 * MAX_BYTES:
+            count = max(1, count * MAX_BYTES // claim.size)
+        if claim.deliveries >= ALONE:
+            count = min(count, ALONE_BODIES)
+        items: list[Any] = self.redis.lrange(Keys.of(claim.stream).claim + claim.id, 0, count - 1)
         if len(items) != count:
             raise Lost(f"{claim.stream}: claim {claim.id} is gone from Redis")
         return items
+
+    def attempt(self, claim: Claim, change: int = 1) -> int:
+        """Count an attempt to store the first body of a claim that is not stored, alone; -1: it has returned.
+
+        Returns the attempts that have not returned, this one included: the others ended their worker.
+        """
+        return int(self.redis.hincrby(Keys.of(claim.stream).deliveries, f"{claim.id} alone", change))
 
     def renew(self, claim: Claim, lease: float = LEASE_SECONDS) -> bool:
         """Make the lease end in `lease` seconds; False if the claim no longer exists."""
         keys = Keys.of(claim.stream)
         return bool(self.redis.eval(contract.RENEW, 1, keys.claims, claim.id, int(lease * 1000)))
 
-    def settle(self, claim: Claim) -> None:
-        """Delete a claim whose bodies are in the store, and the marks that are no longer needed."""
-        keys = Keys.of(claim.stream)
-        self.redis.eval(contract.SETTLE, 3, keys.taken, keys.claims, keys.marks, keys.claim, claim.id)
+    def settle(self, claim: Claim, end: int | None = None) -> Claim | None:
+        """Delete the bodies of a claim up to the one before `end`, which are in the store, and the marks that are no
+        longer needed. The rest, as a claim of its own; None if there is none, or if another worker has settled it.
+        """
+        keys, rest = Keys.of(claim.stream), claim.after(end or claim.end)
+        arguments: list[str | int] = [rest.id, rest.first - claim.first] if rest else []
+        where = keys.taken, keys.claims, keys.marks, keys.deliveries
+        settled = self.redis.eval(contract.SETTLE, 4, *where, keys.claim, claim.id, *arguments)
+        return rest if settled else None
 
     def has_work(self, streams: list[str]) -> list[bool]:
         """Whether each stream has READY bodies or open claims. Not thread-safe. Raises: RedisError, NewerLayout."""

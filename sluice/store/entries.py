@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sluice.base.counters import Histogram
+from sluice.base.override import override
 from sluice.spool.claim import Claim
-from sluice.spool.outlet import Outlet
+from sluice.store.fill import Divided, Part
 from sluice.store.store import Store
 from sluice.store.types import Entry, Outcome
 from sluice.streams.record import Limits, Record, Reject
@@ -18,62 +19,78 @@ from sluice.streams.registry import Stream
 
 log = logging.getLogger("sluice.worker")
 SAMPLE = 16  # the decoding of one in so many items is timed
+TURN_SECONDS = 1.0  # after which no further body is decoded in the same transaction
 
 
 class PartialDecode(Exception):
     """A decoder failed after it had yielded records. They must not be stored, because the whole item is buried."""
 
 
-class Entries:
+class Entries(Divided):
     """The entries of a claim, decoded anew each time it is iterated; see `sluice.store.types.Entry`.
 
-    The store iterates it within its transaction. It raises what `Outlet.items` raises.
+    The store iterates it within its transaction, so nothing here waits for the spool.
+    end: the number after the last body that is stored: all that were read, or fewer if they took too long.
     """
 
     def __init__(
         self,
         claim: Claim,
-        outlet: Outlet,
+        items: list[bytes],
         stream: Stream,
         limits: Limits,
         decoded: Histogram,
-        prefetch: Callable[[], None] = lambda: None,
+        seconds: float = TURN_SECONDS,
     ) -> None:
-        """limits: of one body. decoded: gets the seconds of decoding an item.
+        """items: the first ones of the claim. limits: of one body. decoded: gets the seconds of decoding an item.
 
-        prefetch: called when the items are read. The spool then executes the next claim while these are stored; if it
-        were requested earlier, the items would have to wait for it.
+        seconds: once they are over, no further body is decoded.
         """
-        self.claim, self.outlet, self.stream, self.limits = claim, outlet, stream, limits
-        self.decoded, self.prefetch = decoded, prefetch
+        self.claim, self.items, self.stream, self.limits = claim, items, stream, limits
+        self.decoded, self.seconds = decoded, seconds
+        self.end = claim.first + len(items)
         self.buffered = False  # decode each item completely before its first entry
 
     def persist(self, store: Store[Any]) -> Outcome:
         """Store them. Raises: as `Store.persist`."""
+        self.end = self.claim.first + len(self.items)
         try:
-            return store.persist(self.claim, self)
+            return store.persist(self.claim.part(self.claim.first, self.end), self)
         except PartialDecode:
+            if self.buffered:
+                raise
             self.buffered = True
-            return store.persist(self.claim, self)
+            return self.persist(store)
+
+    @override
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.part(self.claim.first, self.claim.first + len(self.items)))
+
+    @override
+    def part(self, first: int, end: int) -> Part:
+        return Decoded(self, first, end)
+
+
+class Decoded(Part):
+    """A part of `Entries`."""
+
+    entries: Entries
 
     def __iter__(self) -> Iterator[Entry]:
-        items = self.outlet.items(self.claim)
-        self.prefetch()
-        return self.decode(items)
-
-    def decode(self, items: Iterable[bytes]) -> Iterator[Entry]:
         """Decode each item. If a decoder raises, its item is buried, and the others are stored.
 
-        Raises: PartialDecode, unless `buffered`; any exception of `items`.
+        Raises: PartialDecode, unless `buffered`.
         """
-        claim, decode, limits, buffered = self.claim, self.stream.decode, self.limits, self.buffered
-        seq, until = claim.first, 0
-        for item in items:
+        claim, limits, buffered = self.entries.claim, self.entries.limits, self.entries.buffered
+        decode, monotonic = self.entries.stream.decode, time.monotonic
+        due = monotonic() + self.entries.seconds
+        seq, until = self.first, 0
+        for item in self.entries.items[seq - claim.first : self.end - claim.first]:
             if seq >= until:
                 received, until = claim.received(seq)
             yielded = False
             try:
-                results = decode(item, limits) if seq % SAMPLE else timed(decode, item, limits, self.decoded)
+                results = decode(item, limits) if seq % SAMPLE else timed(decode, item, limits, self.entries.decoded)
                 for result in list(results) if buffered else results:
                     yielded = True
                     yield seq, received, item, result
@@ -82,6 +99,9 @@ class Entries:
                     raise PartialDecode from error
                 yield seq, received, item, failed(claim.stream, item, error)
             seq += 1
+            if monotonic() >= due and seq < self.end:
+                self.end = self.entries.end = seq
+                return
 
 
 def failed(stream: str, item: bytes, error: Exception) -> Reject:

@@ -1,7 +1,12 @@
-"""Storing what a claim has, and burying what the database rejects."""
+"""Storing what a claim has, and burying what the database rejects.
+
+A transaction is bounded in time, whatever the bodies are: their entries may end before the claim does (`Part.end`), and
+the rest is for another transaction.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
@@ -23,15 +28,29 @@ def gaps(claim: Claim, stored: Iterable[tuple[int, int]]) -> Iterator[Claim]:
         yield claim.part(start, claim.end)
 
 
-class within:  # noqa: N801  # it is called like a function
-    """The entries of a part of their claim, each time it is iterated."""
+class Part:
+    """The entries of the bodies from `first` to the one before `end`, each time it is iterated.
 
-    def __init__(self, part: Claim, entries: Iterable[Entry]) -> None:
-        self.part, self.entries = part, entries
+    end: gets lower if an iteration ends earlier.
+    """
+
+    def __init__(self, entries: Iterable[Entry], first: int, end: int) -> None:
+        self.entries, self.first, self.end = entries, first, end
 
     def __iter__(self) -> Iterator[Entry]:
-        first, end = self.part.first, self.part.end
-        return (entry for entry in self.entries if first <= entry[0] < end)
+        return (entry for entry in self.entries if self.first <= entry[0] < self.end)
+
+
+class Divided(ABC):
+    """Entries that are made for a part of their claim, so that nothing is decoded in vain."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Entry]:
+        """All of them."""
+
+    @abstractmethod
+    def part(self, first: int, end: int) -> Part:
+        """Those of the bodies from `first` to the one before `end`."""
 
 
 def fill(insert: Callable[[Iterable[Entry]], Outcome], entries: Iterable[Entry]) -> Outcome:

@@ -18,7 +18,7 @@ from sluice.settings import Keep
 from sluice.spool.claim import Claim
 from sluice.store import bounds
 from sluice.store.bookkeeping import Bookkeeping, Db
-from sluice.store.fill import fill, gaps, within
+from sluice.store.fill import Divided, Part, fill, gaps
 from sluice.store.tables import LAYOUT
 from sluice.store.types import DeadLetter, Decode, Entry, NewerTables, Outcome, Replayed, Row, Unavailable
 
@@ -76,6 +76,7 @@ class Store(Bookkeeping[Db]):
     def persist(self, claim: Claim, entries: Iterable[Entry]) -> Outcome:
         """Store a claim's records and bury its rejects in one transaction; `entries` may be iterated several times.
 
+        If they end before the claim, the bodies up to there are stored.
         Raises: Unavailable; and any exception of `entries`, with nothing stored.
         """
         with self.elsewhere.attempt(self, {claim.stream}) as attempt:
@@ -86,13 +87,34 @@ class Store(Bookkeeping[Db]):
                 part = parts.pop(0)
                 batch = self.add_batch(db, part)
                 if batch is None:
-                    parts = [*gaps(part, self.stored(db, part)), *parts]
+                    ranges = self.stored(db, part)  # none: only its id is there
+                    parts = [*gaps(part, ranges), *parts] if ranges else parts
                     continue
-                insert = self.inserter(attempt, claim.stream, batch, True)
-                stored = fill(insert, entries if part is claim else within(part, entries))
+                given = (entries.part if isinstance(entries, Divided) else partial(Part, entries))(part.first, part.end)
+                stored = fill(self.inserter(attempt, claim.stream, batch, True), given)
                 self.add_records(db, batch, stored.records)
                 outcome = Outcome(outcome.records + stored.records, outcome.letters + stored.letters)
+                if given.end < part.end:
+                    self.end_at(db, batch, part, given.end)
+                    break
         return outcome
+
+    def end_at(self, db: Db, batch: int, claim: Claim, end: int) -> None:
+        """Take the bodies from `end` on out of a claim that `add_batch` has added."""
+        self.run(db, "UPDATE batches SET bodies = ? WHERE id = ?", (end - claim.first, batch))
+        of = claim.stream, claim.epoch
+        ((first, last),) = self.stored(db, claim.part(claim.first, end))
+        self.run(
+            db,
+            "UPDATE batches_ranges SET last = ? WHERE stream = ? AND epoch = ? AND first = ?",
+            (end - 1, *of, first),
+        )
+        if last >= claim.end:  # it has met the next one
+            self.run(
+                db,
+                "INSERT INTO batches_ranges (stream, epoch, first, last) VALUES (?, ?, ?, ?)",
+                (*of, claim.end, last),
+            )
 
     def inserter(self, attempt: Attempt, stream: str, batch: int, whole: bool) -> Insert:
         """`insert` for a stream, or what takes its rows elsewhere."""

@@ -344,13 +344,37 @@ def test_a_step_of_large_bodies_after_small_ones_exceeds_the_limit_by_little(inl
     assert taken.size <= (1 << 20) + 32 * 50_000
 
 
-def test_a_large_claim_is_read_in_pieces(server: Server, inlet: Inlet, outlet: Outlet) -> None:
-    bodies = [b"%010d" % n * 10_000 for n in range(45)]
+def test_a_large_claim_is_read_and_settled_in_parts(server: Server, inlet: Inlet, outlet: Outlet) -> None:
+    bodies = [b"%010d" % n * 30_000 for n in range(45)]
     push(inlet, *bodies)
-    taken = claim(outlet, max_bytes=10**8)
-    assert taken.size > MAX_BYTES
-    assert list(outlet.items(taken)) == bodies
-    assert calls(server, "lrange") == 6  # of eight bodies each
+    taken: Claim | None = claim(outlet, max_bytes=10**8)
+    found: list[list[bytes]] = []
+    while taken:
+        found.append(outlet.items(taken))
+        assert sum(map(len, found[-1])) <= MAX_BYTES
+        taken = outlet.settle(taken, taken.first + len(found[-1]))
+    assert sum(found, []) == bodies
+    assert [*map(len, found)][:2] == [13, 13]
+    assert raw(server).keys(KEYS.claim + "*") == []
+
+
+def test_the_rest_of_a_claim_is_a_claim_with_its_lease_deliveries_and_marks(
+    server: Server, inlet: Inlet, outlet: Outlet
+) -> None:
+    push(inlet, *numbers(10))
+    claim(outlet, lease=0)
+    whole = claim(outlet)
+    assert whole.deliveries == 2
+    outlet.attempt(whole)
+    lease = raw(server).zscore(KEYS.claims, whole.id)
+    rest = outlet.settle(whole, 4)
+    assert rest and rest[:4] == ("s", whole.id.replace(":1:", ":4:"), 4, 7)
+    assert outlet.items(rest) == numbers(7, 3)
+    assert raw(server).zrange(KEYS.claims, 0, -1, withscores=True) == [(rest.id.encode(), lease)]
+    assert raw(server).hgetall(KEYS.deliveries) == {rest.id.encode(): b"1"}
+    assert outlet.settle(whole, 2) is None  # by another worker, which has lost it
+    assert outlet.settle(rest) is None
+    assert raw(server).keys("*claim*") == raw(server).keys(KEYS.deliveries) == []
 
 
 @pytest.mark.parametrize("size", [1, 80, 1500, 40_000])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cached_property, partial
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -216,7 +216,7 @@ class Outlet(outlet.Outlet):
         return claim
 
     @override
-    def items(self, claim: Claim) -> Iterable[bytes]:
+    def items(self, claim: Claim) -> list[bytes]:
         return self.held[claim.id]
 
     @override
@@ -224,9 +224,12 @@ class Outlet(outlet.Outlet):
         return True  # the client's heartbeats keep the partitions
 
     @override
-    def settle(self, claim: Claim) -> None:
-        """Commit the offset after a claim whose bodies are in the store, and now and then delete such records."""
-        del self.held[claim.id]
+    def settle(self, claim: Claim, end: int | None = None) -> Claim | None:
+        """Commit the offset after bodies that are in the store, and now and then delete such records."""
+        rest, items = claim.after(end or claim.end), self.held.pop(claim.id)
+        if rest:
+            self.held[rest.id] = items[rest.first - claim.first :]
+            claim = claim.part(claim.first, rest.first)
         source = self.sources.get(claim.stream)
         if source and (partition := source.settle(claim)):
             self.settled[partition] = claim.end - 1
@@ -237,6 +240,7 @@ class Outlet(outlet.Outlet):
                 self.admin.delete_before(settled)
             except KafkaUnavailable as error:
                 log.info("what is stored stays in Kafka: %s", error.reason)
+        return rest
 
     @override
     def is_empty(self) -> bool:

@@ -178,8 +178,6 @@ class Postgres(Store[Connection]):
 
     @override
     def stored(self, db: Connection, claim: Claim) -> list[tuple[int, int]]:
-        if self.run(db, "SELECT 1 FROM batches WHERE claim = ?", (claim.id,)):
-            return [(claim.first, claim.end - 1)]
         of = claim.stream, claim.epoch
         given = span("?::text", "?::text", "?::bigint", "?::bigint")
         overlap = f"SELECT first, last FROM batches_ranges WHERE {SPAN} && {given} ORDER BY 1"

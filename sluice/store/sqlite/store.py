@@ -165,8 +165,6 @@ class Sqlite(Store[apsw.Connection]):
 
     @override
     def stored(self, db: apsw.Connection, claim: Claim) -> list[tuple[int, int]]:
-        if self.run(db, "SELECT 1 FROM batches WHERE claim = ?", (claim.id,)):
-            return [(claim.first, claim.end - 1)]
         overlap = "stream = ? AND epoch = ? AND first < ? AND last >= ? ORDER BY 1"
         values = (claim.stream, claim.epoch, claim.end, claim.first)
         ranges: Any = self.run(db, f"SELECT first, last FROM batches_ranges WHERE {overlap}", values)

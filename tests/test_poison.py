@@ -1,0 +1,177 @@
+"""A body that takes long, that hangs, or that ends the worker: it holds up no other body, and is buried in the end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis as client
+
+import worker as program
+from proving.harness import ROOT, Server, ask, environment, redis_server
+from sluice import settings
+from sluice.formats.streams import STREAMS
+from sluice.spool.contract import Keys
+from sluice.spool.inspector import Inspector
+from sluice.spool.outlet import Outlet
+from sluice.store.entries import Entries
+from sluice.store.registry import open_store
+from sluice.streams import registry
+from verbs import sluice, status
+
+LIMITS = registry.limits(settings.load({}))
+KEYS = Keys.of("items")
+# CPU_SECONDS: a second is enough for what a worker does here, and short for a test
+BURST = "import sys, worker; worker.CPU_SECONDS = 1.0; sys.exit(worker.main(['burst']))"
+OWN = """
+import os, re
+from sluice.streams.record import Record
+from sluice.streams.registry import Stream
+
+class Item(Record, kw_only=True):
+    text: str
+
+def decode(body, limits):
+    if body == b"ends":
+        os.abort()
+    if body == b"hangs":
+        re.match(rb"(a*)*b", b"a" * 40)
+    yield Item(text=body.decode())
+
+STREAMS = {"items": Stream("items", Item, decode)}
+"""
+
+
+def push(server: Server, stream: str, *bodies: bytes) -> None:
+    with client.Redis(unix_socket_path=str(server.socket)) as db:
+        db.rpush(Keys.of(stream).ready, *bodies)
+
+
+def burst(tmp: Path, expire: Server | None = None) -> int:
+    """Run a worker until the lists are empty, or it ends; its status. expire: first end the leases of the dead one."""
+    if expire:
+        Inspector(str(expire.socket)).release("items")
+    env = environment(tmp, {"INGEST_RECORDS": tmp / "own.py"})
+    done = subprocess.run([sys.executable, "-c", BURST], env=env, cwd=ROOT, stderr=subprocess.PIPE, timeout=120)
+    burst.log += done.stderr.decode()  # type: ignore[attr-defined]
+    return done.returncode
+
+
+@pytest.mark.parametrize("kind, ends", [("ends", signal.SIGABRT), ("hangs", signal.SIGPROF)])
+def test_a_body_that_ends_every_worker_is_buried_and_the_others_are_stored(kind: str, ends: int, tmp: Path) -> None:
+    burst.log = ""  # type: ignore[attr-defined]
+    (tmp / "own.py").write_text(OWN)
+    bodies = b"a", b"b", kind.encode(), b"c", kind.encode(), b"d"
+    with redis_server(tmp, appendfsync="no") as server:
+        push(server, "items", *bodies)
+        statuses = [burst(tmp)] + [burst(tmp, server) for _ in range(6)]
+        # two whole deliveries; two of each of the bodies alone; then nothing is left
+        assert statuses == [-ends] * 6 + [1]
+        assert Inspector(str(server.socket)).snapshot("items").claims == {}
+        with client.Redis(unix_socket_path=str(server.socket)) as db:
+            assert not db.exists(KEYS.deliveries)
+    assert ask(tmp, "SELECT text, seq FROM items ORDER BY seq") == [("a", 1), ("b", 2), ("c", 4), ("d", 6)]
+    assert ask(tmp, "SELECT body, reason, whole, seq FROM dead_letters ORDER BY seq") == [
+        (kind.encode(), program.DEADLY, 1, seq) for seq in (3, 5)
+    ]
+    log: str = burst.log  # type: ignore[attr-defined]
+    assert "its first body is buried" in log and "own.py" in log
+
+
+def test_a_claim_that_a_worker_could_not_store_is_not_held_against_its_bodies(tmp: Path) -> None:
+    """While the database is away, workers that are ended count as nothing."""
+    (tmp / "own.py").write_text(OWN)
+    with redis_server(tmp, appendfsync="no") as server:
+        push(server, "items", b"a")
+        outlet = Outlet(str(server.socket))
+        for _ in range(9):
+            claim = outlet.claim("items", lease=0)
+        assert claim
+        ours = program.Worker(outlet, f"sqlite:///{tmp}/nowhere.txt/x.db", {"items": STREAMS["votes"]}, LIMITS)
+        (tmp / "nowhere.txt").touch()
+        for _ in range(5):
+            assert ours.persist(ours.states[0], claim) is None
+        assert ours.outlet.redis.hget(KEYS.deliveries, f"{claim.id} alone") is None
+
+
+def test_a_transaction_ends_between_two_bodies_and_the_other_streams_have_their_turn(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each transaction takes longer than it may: so it has one body, and the vote is stored after one of them."""
+    monkeypatch.setattr(program, "Entries", partial(Entries, seconds=0.0))
+    monkeypatch.setattr(program, "SLOW_SECONDS", 0.0)  # every step is a slow one
+    stored: list[str] = []
+    with redis_server(tmp, appendfsync="no") as server:
+        url = f"sqlite:///{tmp}/ingest.db"
+        streams = {name: STREAMS[name] for name in ("logs", "votes")}
+        ours = program.Worker(Outlet(str(server.socket)), url, streams, LIMITS)
+        push(server, "logs", *[b"line"] * 5)
+
+        class Recording(Entries):
+            def persist(self, store: Any) -> Any:
+                outcome = super().persist(store)
+                stored.append(self.claim.stream)
+                if len(stored) == 1:
+                    push(server, "votes", b'{"poll":"p","choice":"c"}')
+                return outcome
+
+        monkeypatch.setattr(program, "Entries", partial(Recording, seconds=0.0))
+        ours.run(burst=True)
+        assert stored == ["logs", "votes", "logs", "logs", "logs", "logs"]
+        assert Inspector(str(server.socket)).snapshot("logs")[:3] == (5, 0, {})
+    store = open_store(url, STREAMS)
+    assert store.ledger("logs").bodies == 5
+    store.close()
+
+
+def test_the_write_lock_of_sqlite_is_not_held_while_a_worker_waits_for_redis(tmp: Path) -> None:
+    with redis_server(tmp, appendfsync="no") as server:
+        url = f"sqlite:///{tmp}/ingest.db"
+        ours = program.Worker(Outlet(str(server.socket)), url, {"votes": STREAMS["votes"]}, LIMITS)
+        ours.store = other = open_store(url, STREAMS)
+        asked: list[str] = []
+
+        class Watched(client.Redis):
+            def execute_command(self, *words: Any, **options: Any) -> Any:
+                assert not (other.db and other.db.in_transaction), words
+                asked.append(words[0])
+                return super().execute_command(*words, **options)
+
+        ours.outlet.redis = Watched.from_pool(ours.outlet.redis.connection_pool)
+        # larger than a claim that is read at once
+        push(server, "votes", *[b'{"poll":"p","choice":"%s"}' % (b"x" * 400_000)] * 40)
+        ours.run(burst=True)
+        assert "LRANGE" in asked
+    store = open_store(url, STREAMS)
+    assert store.ledger("votes").bodies == 40
+    store.close()
+
+
+def test_the_operator_buries_the_claimed_bodies_or_one_of_them_and_replay_stores_them(tmp: Path) -> None:
+    burst.log = ""  # type: ignore[attr-defined]
+    (tmp / "own.py").write_text(OWN)
+    env = {"INGEST_RECORDS": tmp / "own.py"}
+    with redis_server(tmp, appendfsync="no") as server:
+        push(server, "items", b"a", b"ends", b"b")
+        assert burst(tmp) == -signal.SIGABRT
+        assert sluice(tmp, "bury", "items", "4", "--yes", **env)[:2] == (0, "items: no such body is claimed.\n")
+        assert sluice(tmp, "bury", "items", "2", "--yes", **env)[:2] == (0, "items: 1 bodies buried\n")
+        push(server, "items", b"c")
+        assert burst(tmp, server) == 0
+        assert ask(tmp, "SELECT text, seq FROM items ORDER BY seq") == [("a", 1), ("b", 3), ("c", 4)]
+        push(server, "items", b"ends", b"d")
+        assert burst(tmp) == -signal.SIGABRT
+        assert sluice(tmp, "bury", "items", "--yes", **env)[:2] == (0, "items: 2 bodies buried\n")
+        # it counts as dead already, and the worker finds nothing left to store
+        ledger = status(tmp, **env)[1]["items"]
+        assert (ledger["claimed"], ledger["dead"], ledger["stored"], ledger["missing"]) == (0, 3, 3, 0)
+        assert sluice(tmp, "bury", "items", "--yes", **env)[1] == "items: 0 bodies buried, the others are stored\n"
+        assert burst(tmp, server) == 0
+        (tmp / "own.py").write_text(OWN.replace("os.abort()", "pass"))
+        assert sluice(tmp, "replay", **env)[0] == 0
+        assert ask(tmp, "SELECT text FROM items ORDER BY seq") == [(x,) for x in ("a", "ends", "b", "c", "ends", "d")]
