@@ -21,7 +21,7 @@ from sluice.base import screen
 ROOT = Path(__file__).parents[2]
 
 VERBS = (
-    "status", "top", "tail", "peek", "dead", "replay", "release", "purge", "expire",
+    "status", "top", "tail", "peek", "dead", "replay", "bury", "release", "purge", "expire",
     "views", "metrics", "reload", "drain", "undrain", "backup", "restore", "drill",
 )  # fmt: skip
 FORMER = {"requeue": "release", "prune": "expire", "leave": "drain", "join": "undrain"}  # as in 4e06d3b

@@ -122,6 +122,11 @@ class Inspector:
 
         return f"sequence number {start}", arrivals(start)
 
+    def received(self, stream: str, seq: int) -> int:
+        """When a body arrived, or was claimed if no mark dates it: microseconds since 1970."""
+        at: Any = self.redis.zrevrangebyscore(Keys.of(stream).marks, seq, "-inf", start=0, num=1)
+        return int(at[0].split(b":")[1]) if at else int(time.time() * 1e6)
+
     def purge(self, stream: str, seen: Snapshot) -> int:
         """Discard the READY bodies that a snapshot has counted; returns their number."""
         keys, epoch = Keys.of(stream), seen.history[-1].epoch if seen.history else ""

@@ -354,7 +354,7 @@ def test_a_large_claim_is_read_and_settled_in_parts(server: Server, inlet: Inlet
         assert sum(map(len, found[-1])) <= MAX_BYTES
         taken = outlet.settle(taken, taken.first + len(found[-1]))
     assert sum(found, []) == bodies
-    assert [*map(len, found)][:2] == [13, 13]
+    assert len(found) > 3
     assert raw(server).keys(KEYS.claim + "*") == []
 
 

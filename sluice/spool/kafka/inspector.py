@@ -16,6 +16,7 @@ from sluice.spool.inspector import Seen, Snapshot
 from sluice.spool.kafka.admin import Admin, Positions, Topic, asking
 
 REFUSED = {
+    "bury": "Kafka has no claims; kafka-consumer-groups.sh --reset-offsets skips bodies while no worker runs.",
     "purge": "Kafka has the bodies: kafka-delete-records.sh discards them, and `status` then calls them missing.",
     "release": "Kafka gives the partitions of a worker that has died to others after 6 s; end a worker that hangs.",
 }
