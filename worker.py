@@ -312,7 +312,11 @@ class Worker:
         Only during a claim of the maximum size: a smaller one has emptied the list, or its time sets the next size. Not
         while the database is away.
         """
-        if claim.count == MAX_BODIES and claim.size <= MAX_BYTES and not (state.prefetched or state.backoff or self.stopping):
+        if (
+            claim.count == MAX_BODIES
+            and claim.size <= MAX_BYTES
+            and not (state.prefetched or state.backoff or self.stopping)
+        ):
             state.prefetched = self.outlet.request_claim(claim.stream, state.max_bodies)
 
     def renew(self) -> None:

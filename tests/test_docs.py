@@ -162,7 +162,7 @@ def limit(name: str) -> float:
     if "." not in name:
         return float(re.findall(rf"^ *{name} (?:\d+ )?(\d+)", NGINX, re.M)[-1])
     place, _, constant = name.rpartition(".")
-    found = pkgutil.resolve_name(place if place == "serve" else f"sluice.{place}")
+    found = pkgutil.resolve_name(place if place in ("serve", "worker") else f"sluice.{place}")
     return getattr(found, "_field_defaults", vars(found))[constant]
 
 
