@@ -64,6 +64,27 @@ def test_a_client_without_a_key_is_rejected_before_its_body_is_read(field: str, 
         assert gateway.requests == []
 
 
+def test_an_address_that_may_not_send_learns_nothing_about_a_key_or_a_password(tmp: Path) -> None:
+    with front(INGEST_API_KEYS=keys(tmp), INGEST_PASSWORDS=passwords(tmp), INGEST_ALLOW="127.0.0.2") as (web, gateway):
+        right = ["-u", "jane:s3cret", "-H", f"X-API-Key: {KEY}"]
+        for more in [], right, ["-u", "jane:wrong"], ["-H", "X-API-Key: wrong"]:
+            url = f"127.0.0.1:{web.port}"
+            assert [curl("-d", "x", *more, f"{url}{path}")[0] for path in ("/votes", "/gpslogger")] == [403, 403]
+            assert curl("-d", "x", "--interface", "127.0.0.2", *more, url)[0] == (200 if more == right else 401)
+            assert curl("--interface", "127.0.0.3", *more, f"{url}/gps/latest?device=a")[0] == 403
+        assert len(gateway.requests) == 1
+
+
+@pytest.mark.parametrize("check", ["keys", "passwords"])
+def test_guesses_count_towards_the_rate_of_a_client(check: str, tmp: Path) -> None:
+    files = {"INGEST_API_KEYS": keys(tmp)} if check == "keys" else {"INGEST_PASSWORDS": passwords(tmp)}
+    with front(("rate=1r/s", "rate=1r/m"), INGEST_CLIENT_RATE=1, **files) as (web, gateway):
+        guesses = [curl("-d", "x", "-u", f"jane:{n}", "-H", f"X-API-Key: {n}", f"localhost:{web.port}")[0]
+                   for n in range(5)]  # fmt: skip
+        assert guesses == [401, 401, 401, 429, 429]
+        assert gateway.requests == []
+
+
 def test_changed_keys_apply_after_a_hup_and_changed_passwords_at_once(tmp: Path) -> None:
     files = keys(tmp), passwords(tmp)
     with front(INGEST_API_KEYS=files[0], INGEST_PASSWORDS=files[1]) as (web, _):
@@ -392,6 +413,7 @@ def test_where_a_key_is_needed_a_view_is_read_at_any_name(tmp: Path) -> None:
         more = header("evil.example", web.port, {"X-API-Key": KEY})
         assert curl(*more, f"127.0.0.1:{web.port}/gps/latest?device=a")[0] == 200
         assert curl(*more, f"127.0.0.1:{web.port}/status/")[0] == 421
+        assert curl(f"127.0.0.1:{web.port}/status/")[0] == 200  # needs no key
 
 
 def test_without_these_settings_nginx_has_none_of_their_directives() -> None:
