@@ -75,6 +75,19 @@ def integer(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
+def limit(high: int) -> Callable[[str], int]:
+    """A parser of a limit of a client; `auto` is -1."""
+    number = integer(0, high)
+
+    def parse(text: str) -> int:
+        try:
+            return -1 if text == "auto" else number(text)
+        except ValueError as error:
+            raise ValueError(f"{error}, or auto") from None
+
+    return parse
+
+
 def size(low: int) -> Callable[[str], int]:
     """A parser of sizes in bytes; the suffix k, m or g stands for KiB, MiB or GiB."""
 

@@ -179,14 +179,15 @@ class Settings:
         "addresses, views and status page answer 421. Set it when they are read by another name",
     )
     client_rate: int = setting(
-        integer(0, 1_000_000), "0",
+        parsers.limit(1_000_000), "auto",
         "Requests per second from one client, an IPv4 address or an IPv6 network /64, and twice as many in a burst; "
-        "beyond that, 429. `0`: no limit. Set it on a public port, above the rate of the busiest client",
+        "beyond that, 429. `0`: no limit; `auto`: 100 if clients need a password, else none. Set it on a public port, "
+        "above the rate of the busiest client",
     )
     client_connections: int = setting(
-        integer(0, 65535), "0",
-        "Concurrent requests of one client; beyond that, 429. `0`: no limit. Set it on a public port, against clients "
-        "that hold connections open",
+        parsers.limit(65535), "auto",
+        "Concurrent requests of one client; beyond that, 429. `0`: no limit; `auto`: 64, but none for this machine and "
+        "private networks, where a balancer may be. Set it when many clients share a public address",
     )
     cors: tuple[str, ...] = setting(
         parsers.origins, "",

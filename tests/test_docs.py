@@ -89,7 +89,7 @@ def test_the_table_of_answers_to_reads_has_the_errors_that_reader_and_nginx_give
     source = (harness.ROOT / "serve.py").read_text()
     given = set(re.findall(r'problem\("(\d+)', source)) | {replies.GET_ONLY.status[:3], "503"}
     answers = " ".join(cells[0] for cells in table(HTTP, "when", "`cap`").values())
-    assert set(re.findall(r"\b[45]\d\d\b", answers)) == given | {"401", "403", "429", "502", "504"}
+    assert set(re.findall(r"\b[45]\d\d\b", answers)) == given | {"401", "403", "421", "429", "502", "504"}
 
 
 def test_the_health_checks_are_documented():

@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # requests alive, and copies them (docs/DECISIONS.md)
 NURSERY = {"PYPY_GC_NURSERY": "32M"}
 MAX_FILES = 65535
+STRANGERS = 64  # concurrent requests of a client of the internet, with INGEST_CLIENT_CONNECTIONS=auto
+GUESSES = 100  # requests per second of a client, with INGEST_PASSWORDS and INGEST_CLIENT_RATE=auto
 FOLDERS = "etc", "run", "log", "tmp", "redis"  # in $INGEST_HOME
 HOST_CHECK = 'if ($sluice_host = "") { return 421; }'
 # for every program. Standard output goes to the terminal, with the program's name before each line; standard error goes
@@ -47,7 +49,12 @@ def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]
     """Access control in nginx/sluice.conf: the name of each group of lines, whether it is on, and its replacements."""
     origins = "|".join(re.escape(word) for word in s.cors if not word.startswith("/")) or "[^ ]+"
     paths = "|".join(re.escape(word) for word in s.cors if word.startswith("/"))
-    rate = s.client_rate
+    # a guess of a password costs nginx milliseconds
+    rate = s.client_rate if s.client_rate >= 0 else GUESSES * bool(s.passwords)
+    # INGEST_ALLOW=private has no clients that `auto` would count
+    strangers = s.client_connections < 0 and s.allow != PRIVATE
+    most = STRANGERS if strangers else s.client_connections
+    counted = "zone $sluice_stranger " if strangers else "zone $sluice_network "
     return [
         ("api-keys", s.api_keys is not None, [("/etc/sluice/api-keys", f'"{s.api_keys}"')]),
         ("passwords", s.passwords is not None, [("/etc/sluice/passwords", f'"{s.passwords}"')]),
@@ -61,7 +68,7 @@ def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]
             ],
         ),
         ("client-rate", rate > 0, [("1000r/s", f"{rate}r/s"), ("=2000 ", f"={2 * rate} ")]),
-        ("client-connections", s.client_connections > 0, [(" 100;", f" {s.client_connections};")]),
+        ("client-connections", most > 0, [("zone $sluice_stranger ", counted), (" 64;", f" {most};")]),
         ("cors", bool(s.cors), [(r"^[^ ]+ /votes(\?|$)", rf"^({origins}) ({paths})(\?|$)")]),
     ]  # fmt: skip
 

@@ -85,6 +85,15 @@ def test_guesses_count_towards_the_rate_of_a_client(check: str, tmp: Path) -> No
         assert gateway.requests == []
 
 
+@pytest.mark.parametrize("rate, on", [("", True), ("0", False), ("7", True)])
+def test_unless_set_clients_with_passwords_have_a_rate(rate: str, on: bool, tmp: Path) -> None:
+    with front(INGEST_PASSWORDS=passwords(tmp), INGEST_CLIENT_RATE=rate) as (web, _):
+        text = (web.home / "etc/sluice.conf").read_text()
+        lines = re.findall(r"^ *limit_req(?:_zone)? .*", text, re.M)
+        wanted = [f"rate={rate or 100}r/s;", f" burst={2 * int(rate or 100)} "] if on else []
+        assert [word in line for word, line in zip(wanted, lines, strict=True)] == [True] * len(wanted)
+
+
 def test_changed_keys_apply_after_a_hup_and_changed_passwords_at_once(tmp: Path) -> None:
     files = keys(tmp), passwords(tmp)
     with front(INGEST_API_KEYS=files[0], INGEST_PASSWORDS=files[1]) as (web, _):

@@ -22,7 +22,7 @@ from typing import TypeVar
 import pytest
 
 from access import curl, keys
-from proving.harness import environment, free_port, installation, post, short_tmp
+from proving.harness import answer, environment, free_port, installation, poll, post, short_tmp
 from sluice.run import configure
 from sluice.run.configure import ROOT, has_ipv6
 from stand_in import front
@@ -200,6 +200,33 @@ def test_the_addresses_of_one_ipv6_network_share_their_concurrent_requests() -> 
                     rejected, _, _ = select.select([slow, other], [], [], 10)
                     assert len(rejected) == 1
                     assert [sends(source, web.port) for source in (SAME, OTHER, "127.0.0.1")] == [429, 200, 200]
+
+    in_thread(test)
+
+
+@needs_root
+@needs_ipv6
+def test_unless_set_a_client_of_the_internet_has_64_concurrent_requests() -> None:
+    half = b"POST /votes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nx"
+
+    def rejected(source: str, late: int, port: int) -> int:
+        """How many of 80 requests in progress get 429. late: how many of them to wait for."""
+        with contextlib.ExitStack() as stack:
+            where = ("::1" if ":" in source else "127.0.0.1", port)
+            held = [stack.enter_context(socket.create_connection(where, 10, (source, 0))) for _ in range(80)]
+            for connection in held:
+                connection.sendall(half)
+            poll(lambda: len(select.select(held, [], [], 0)[0]) >= late)
+            for connection in held:
+                with contextlib.suppress(OSError):
+                    connection.sendall(b"x")
+            return [answer(connection)[0] for connection in held].count(429)
+
+    def test() -> None:
+        own_network()
+        with front(INGEST_ALLOW="all") as (web, _):
+            most = {PUBLIC: 16, THIRD: 16, "10.1.2.3": 0, ONE: 0}
+            assert {source: rejected(source, late, web.port) for source, late in most.items()} == most
 
     in_thread(test)
 
