@@ -7,11 +7,13 @@ A backend implements `Store` in a folder of its own and has one line in `sluice.
 from __future__ import annotations
 
 import contextlib
+import random
+import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, TypeVar, cast
 
 from sluice.base.override import override
 from sluice.settings import Keep
@@ -20,9 +22,30 @@ from sluice.store import bounds
 from sluice.store.bookkeeping import Bookkeeping, Db
 from sluice.store.fill import Divided, Part, fill, gaps
 from sluice.store.tables import LAYOUT
-from sluice.store.types import DeadLetter, Decode, Entry, NewerTables, Outcome, Replayed, Row, Unavailable
+from sluice.store.types import Conflict, DeadLetter, Decode, Entry, NewerTables, Outcome, Replayed, Row, Unavailable
 
 Insert = Callable[[Iterable[Entry]], Outcome]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+ATTEMPTS = 6  # of a command, over about two seconds in addition to the waits for locks
+
+
+def retried(method: F) -> F:
+    """Do a method that is one transaction again, if another transaction was in its way.
+
+    For commands; a worker does its other work meanwhile.
+    """
+
+    @wraps(method)
+    def attempt(*given: Any, **named: Any) -> Any:
+        for wait in range(1, ATTEMPTS):
+            with contextlib.suppress(Conflict):
+                return method(*given, **named)
+            time.sleep(wait * random.uniform(0.05, 0.2))  # noqa: S311  # two that meet must not meet again
+        return method(*given, **named)
+
+    return cast("F", attempt)
 
 
 class DryRun(Exception):
@@ -122,6 +145,7 @@ class Store(Bookkeeping[Db]):
             return attempt.writer(stream, batch, whole)
         return partial(self.insert, attempt.db, self.table(attempt.db, stream), batch, whole)
 
+    @retried
     def replay(self, letters: list[DeadLetter], decode: Decode, dry: bool = False) -> Replayed:
         """Decode dead letters again, and replace each by its result, in one transaction.
 

@@ -18,6 +18,10 @@ class Unavailable(Exception):
     """The store cannot be written now. Nothing of the batch was stored; all of it can be retried."""
 
 
+class Conflict(Unavailable):
+    """Another transaction was in the way, for now: a deadlock, a lock that did not come in time, and the like."""
+
+
 class NewerTables(Unavailable, NewerLayout):
     """See `NewerLayout`."""
 

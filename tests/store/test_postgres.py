@@ -35,7 +35,7 @@ from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from sluice.store.postgres import partitions
 from sluice.store.postgres import store as postgres
-from sluice.store.postgres.store import BEGIN, SERVER_ERRORS
+from sluice.store.postgres.session import PINS, SERVER_ERRORS, Session, is_server_error
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import DeadLetter, Entry, Unavailable
@@ -56,8 +56,9 @@ def server() -> Iterator[Postgres]:
 
 
 @pytest.fixture
-def pg(server: Postgres) -> Postgres:
-    """The server, with an empty database."""
+def pg(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> Postgres:
+    """The server, with an empty database. Workers wait for the end of what a thread does."""
+    monkeypatch.setattr("sluice.store.postgres.store.DROP_SECONDS", 30)
     server.ask("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     return server
 
@@ -134,7 +135,7 @@ def simple(value: Any) -> Any:
 class TestPostgres(StoreTests):
     @pytest.fixture
     def backend(self, pg: Postgres, monkeypatch: pytest.MonkeyPatch) -> PostgresStore:
-        monkeypatch.setattr("sluice.store.postgres.store.BEGIN", BEGIN.replace("'5s'", "'200ms'"))
+        monkeypatch.setattr("sluice.store.postgres.session.PINS", PINS.replace("'5s'", "'200ms'"))
         return PostgresStore(pg)
 
     def test_the_views_are_told_of_rows_from_dead_letters(self, backend: PostgresStore, store: Store) -> None:
@@ -155,7 +156,7 @@ class TestPostgres(StoreTests):
 
 def test_a_value_that_the_driver_refuses_is_no_error_of_the_server():
     errors = psycopg.DataError("a value"), psycopg.OperationalError("the connection is lost")
-    assert [postgres.is_server_error(error) for error in errors] == [False, True]
+    assert [is_server_error(error) for error in errors] == [False, True]
 
 
 def test_a_store_makes_its_tables_unless_it_is_told_not_to(pg: Postgres):
@@ -167,9 +168,9 @@ def test_a_store_makes_its_tables_unless_it_is_told_not_to(pg: Postgres):
 
 def test_the_name_of_a_partition_fits_whatever_the_name_of_its_table():
     for table in "votes", "x" * 63, "\u00e9" * 31:
-        name = partitions.named(table, "20260101")
-        assert name.endswith("_20260101") and len(name.encode()) <= 63
-    assert partitions.named("x" * 63, "20260101") == "x" * 54 + "_20260101"
+        assert len(partitions.named(table, "20260101").encode()) <= 63
+    names = {partitions.named("x" * 62 + end, suffix) for end in "ab" for suffix in ("other", "20260101")}
+    assert len(names) == 4 and not any(map(str.isidentifier, names))
 
 
 # --- what is stored --------------------------------------------------------------------------------------------------
@@ -274,7 +275,7 @@ def test_a_role_that_cannot_create_tables_can_use_existing_ones(pg: Postgres):
     )
     try:
         store = open_store(pg.url.replace("//sluice@", "//writer@"), STREAMS)
-        assert store.persist(claim(), gps(3)).records == 3
+        assert store.persist(claim(count=3), gps(3)).records == 3
         store.close()
     finally:
         pg.ask("DROP OWNED BY writer; DROP ROLE writer")
@@ -284,21 +285,21 @@ def test_a_column_of_another_type_stops_only_its_stream_with_an_error_that_names
     pg.ask("CREATE TABLE gps (received_at timestamptz, lat real)")
     store = connect(pg)
     with pytest.raises(Unavailable, match="column lat of table gps has the type real, expected double precision"):
-        store.persist(claim(), gps(3))
+        store.persist(claim(count=3), gps(3))
     assert store.persist(claim("votes"), decoded("votes", b'{"poll":"a","choice":"b"}')).records == 1
     assert pg.ask("SELECT count(*) FROM dead_letters") == [(0,)]
 
 
 def test_a_column_whose_type_changes_at_run_time_buries_nothing(pg: Postgres):
     store = connect(pg)
-    store.persist(claim(), gps(3))
+    store.persist(claim(count=3), gps(3))
     pg.ask("ALTER TABLE gps ALTER lat TYPE real")
     # the first error is about the row; the second one comes from the check of the new connection
     for said in "incorrect binary data format", "column lat of table gps has the type real":
         with pytest.raises(Unavailable, match=said):
-            store.persist(claim(name="2"), gps(3))
+            store.persist(claim(count=3, name="2"), gps(3))
     pg.ask("ALTER TABLE gps ALTER lat TYPE double precision")
-    assert store.persist(claim(name="2"), gps(3)) == (3, 0, False)
+    assert store.persist(claim(count=3, name="2"), gps(3)) == (3, 0, False)
 
 
 # --- partitions ---
@@ -323,16 +324,17 @@ def test_a_table_whose_rows_have_an_age_is_partitioned_and_old_partitions_are_dr
     assert len(parts(pg)) == 5 and not parts(pg, "votes")  # of a minute each: now, three ahead, and other times
     store.persist(claim(count=4), arriving(0, 0, 0, 7 * 86_400))
     assert sorted(parts(pg).values()) == [0, 0, 0, 1, 3]
-    assert parts(pg)["gps_other"] == 1
-    later = int((time.time() + 120) * 1e6)
-    while store.expire("gps", later):
+    assert parts(pg)['"gps$other"'] == 1
+    while store.expire("gps", int((time.time() - 600) * 1e6)):
         pass
+    assert store.ledger("gps").deleted == 1
+    assert store.expire("gps", int((time.time() + 120) * 1e6))  # the partition of the present
     assert store.ledger("gps").deleted == 4
     assert set(parts(pg).values()) == {0}
     # with another age the next partitions begin where the last one ends, and existing tables stay as they are
     store.close()
     longer = open_store(pg.url, STREAMS, keep=settings.Keep(86_400, {}))
-    assert longer.persist(claim(count=2, name="run:11:1")._replace(first=11), arriving(0, 0)).records == 2
+    assert longer.persist(claim(count=2, name="other:1:1"), arriving(0, 0)).records == 2
     assert pg.ask("SELECT relkind FROM pg_class WHERE oid = 'votes'::regclass") == [("r",)]
     longer.close()
 
@@ -357,33 +359,24 @@ def test_a_partition_is_at_most_an_eighth_of_the_age(pg: Postgres, age: int, per
     with contextlib.closing(open_store(pg.url, STREAMS, keep=settings.Keep(age, {}))) as store:
         for _ in range(2):
             with psycopg.connect(pg.url) as db:
-                ends = sorted(end for _, end in partitions.partitions(db, "gps") if end)
+                ends = [one.end for one in partitions.partitions(db, "gps")]
             assert {(end - start).total_seconds() for start, end in zip(ends, ends[1:])} == {period}
-            for name in set(parts(pg)) - {"gps_other"}:
+            for name in set(parts(pg)) - {'"gps$other"'}:
                 pg.ask(f"DROP TABLE {name}")
             store.expire("gps", 0)  # it makes them again
-
-
-def test_a_partition_is_overdue_once_its_end_is_as_old_as_rows_may_get(pg: Postgres):
-    open_store(pg.url, STREAMS, keep=settings.Keep(600, {})).close()
-    with psycopg.connect(pg.url) as db:
-        ends = sorted(end for _, end in partitions.partitions(db, "gps") if end)
-        found = [len(partitions.overdue(db, "gps", end)) for end in ends]
-    assert found == [1, 2, 3, 4]
 
 
 def test_a_partition_that_would_have_rows_of_the_default_one_is_left_out(pg: Postgres):
     keep = settings.Keep(600, {})
     open_store(pg.url, STREAMS, keep=keep).close()
-    for name in set(parts(pg)) - {"gps_other"}:
+    for name in set(parts(pg)) - {'"gps$other"'}:
         pg.ask(f"DROP TABLE {name}")
     pg.ask("INSERT INTO gps (received_at, time, batch, seq) VALUES (now(), now(), 0, 0)")
     store = open_store(pg.url, STREAMS, keep=keep)
+    store.expire("gps", 0)
     assert 2 < len(parts(pg)) < 5
     assert store.persist(claim(), arriving(0)).records == 1
-    while store.expire("gps", int((time.time() + 1) * 1e6)):
-        pass
-    assert set(parts(pg).values()) == {0}
+    harness.poll(lambda: store.expire("gps", int((time.time() + 1) * 1e6)) or set(parts(pg).values()) == {0})
     store.close()
 
 
@@ -473,7 +466,7 @@ def test_a_number_that_does_not_fit_into_its_column_is_buried(pg: Postgres):
     store = connect(pg)
     pg.ask("ALTER TABLE metrics ALTER value TYPE numeric(6, 2)")
     bodies = b'{"name":"a","value":1}', b'{"name":"a","value":123456789}'
-    assert store.persist(claim("metrics"), decoded("metrics", *bodies)) == (1, 1, False)
+    assert store.persist(claim("metrics", len(bodies)), decoded("metrics", *bodies)) == (1, 1, False)
     assert store.reasons("true") == [("metrics", "rejected by the database: numeric field overflow", 1)]
 
 
@@ -496,7 +489,7 @@ def test_rejects_between_rows_are_buried_in_order_and_in_bounded_memory(pg: Post
     buried: list[int] = []
     bury = postgres.bury
 
-    def counted(db: psycopg.Connection, rejects: list[postgres.Row]) -> None:
+    def counted(db: Session, rejects: list[postgres.Row]) -> None:
         buried.append(len(rejects))
         bury(db, rejects)
 
@@ -622,7 +615,7 @@ def test_the_error_classes_of_the_server_are_documented():
 
 
 def test_the_wait_for_a_locked_table_is_limited(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sluice.store.postgres.store.BEGIN", BEGIN.replace("'5s'", "'50ms'"))
+    monkeypatch.setattr("sluice.store.postgres.session.PINS", PINS.replace("'5s'", "'50ms'"))
     store = connect(pg)
     with pg.connect() as db, db.transaction():
         db.execute("LOCK TABLE gps")
@@ -722,9 +715,9 @@ def test_an_operator_command_creates_no_tables(pg: Postgres):
     with pytest.raises(Unavailable, match="there are no tables yet"):
         open_store(pg.url, STREAMS, make=False)
     assert pg.ask("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(0,)]
-    connect(pg).persist(claim(), gps(3))
-    found = open_store(pg.url, STREAMS, make=False).ledger("gps", claims={"run:1:1": 1, "x:9:1": 1})
-    assert found[:3] == (1, 0, {"run:1:1": 1, "x:9:1": 0})
+    connect(pg).persist(claim(count=3), gps(3))
+    found = open_store(pg.url, STREAMS, make=False).ledger("gps", claims={"run:1:1": 3, "x:9:1": 1})
+    assert found[:3] == (3, 0, {"run:1:1": 3, "x:9:1": 0})
 
 
 # --- secrets ---------------------------------------------------------------------------------------------------------
@@ -793,7 +786,7 @@ def test_tls_and_a_password_work_with_a_connection_string_of_libpq():
             return open_store(f"{url}&sslmode=verify-full&sslrootcert={certificate}", STREAMS)
 
         store = harness.poll(tls)  # the server may not have reloaded yet
-        assert store.persist(claim(), gps(3)).records == 3
+        assert store.persist(claim(count=3), gps(3)).records == 3
         backends = "pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name = 'sluice'"
         assert pg.ask(f"SELECT ssl FROM {backends}") == [(True,)]
         with pytest.raises(Unavailable, match="no encryption"):

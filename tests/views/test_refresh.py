@@ -261,7 +261,7 @@ def test_a_slow_count_in_sqlite_gets_an_index(polls: Site, monkeypatch: pytest.M
 
     harness.poll(lambda: "by_poll" in ask_store("SELECT name FROM sqlite_master"), 60)
     query = "SELECT choice, count(*) FROM votes WHERE poll = 'cookies' AND choice IS NOT NULL GROUP BY 1"
-    assert "COVERING INDEX votes_by_poll_choice" in ask_store(f"EXPLAIN QUERY PLAN {query}")
+    assert "COVERING INDEX votes$by_poll_choice" in ask_store(f"EXPLAIN QUERY PLAN {query}")
 
 
 @pytest.mark.parametrize("keep", [Keep(None, {}), Keep(86_400, {})], ids=["plain", "partitioned"])

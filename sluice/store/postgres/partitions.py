@@ -1,19 +1,21 @@
 """PostgreSQL tables that are partitioned by the time of arrival: old rows go by dropping a table.
 
-A partition is named after its table and its first second (UTC): gps_20260131t120000. Partitions are made ahead; rows of
-other times are in the default partition (gps_other). Bounds are read from the catalogue, so a table may have other
-partitions too, and a change of the age needs no change of the existing ones.
+A partition is named after its table and its first second (UTC): gps$20260131t120000. Partitions are made ahead; rows of
+other times are in the default partition (gps$other). Bounds are read from the catalogue, so a table may have other
+partitions too, and a change of the age needs no change of the existing ones. Making or dropping one waits for
+readers of the table, such as a backup, and all others then wait behind: so only a chore does it, and gives up at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import zlib
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import NamedTuple
 
 import psycopg
 
-from sluice.store.postgres.tables import execute
+from sluice.store.postgres.tables import execute, one
 
 # Seconds of a partition: the longest that is at most an eighth of the age, or else the first
 PERIODS = (60, 300, 900, 3600, 6 * 3600, 86_400, 7 * 86_400, 30 * 86_400)
@@ -22,15 +24,26 @@ MAX_NAME = 63  # bytes
 
 BY_ARRIVAL = " PARTITION BY RANGE (received_at)"
 FOUND = r"""SELECT c.oid::regclass::text,
-  (regexp_match(pg_get_expr(c.relpartbound, c.oid), 'TO \(''([^'']+)''\)$'))[1]::timestamptz
-FROM pg_inherits JOIN pg_class AS c ON c.oid = inhrelid WHERE inhparent = to_regclass(%s)"""
+  coalesce((regexp_match(pg_get_expr(relpartbound, c.oid), 'FROM \(''([^'']+)''\)'))[1], '0001-01-01')::timestamptz,
+  coalesce((regexp_match(pg_get_expr(relpartbound, c.oid), 'TO \(''([^'']+)''\)'))[1], '9999-12-31')::timestamptz
+FROM pg_inherits JOIN pg_class AS c ON c.oid = inhrelid
+WHERE inhparent = to_regclass(%s) AND (pg_get_expr(relpartbound, c.oid) = 'DEFAULT') = %s ORDER BY 2"""
+
+
+class Partition(NamedTuple):
+    """A partition: its name as SQL, and its bounds; the upper one is not in it."""
+
+    name: str
+    start: datetime
+    end: datetime
 
 
 def rest(table: str) -> str:
     """SQL that makes the default partition of a new table, and its index for the views' follower."""
     return (
         f'CREATE TABLE "{named(table, "other")}" PARTITION OF "{table}" DEFAULT; '
-        f'CREATE INDEX ON "{table}" USING brin (batch) WITH (pages_per_range = 16, autosummarize = on)'
+        f'CREATE INDEX "{named(table, "batch")}" ON "{table}" '
+        "USING brin (batch) WITH (pages_per_range = 16, autosummarize = on)"
     )
 
 
@@ -41,32 +54,41 @@ def is_partitioned(db: psycopg.Connection, table: str) -> bool:
 
 
 def make_ahead(db: psycopg.Connection, table: str, age: int) -> None:
-    """Make the partitions of the present and the near future that are missing. age: seconds that rows are kept.
+    """Make the partitions of the present and the near future that are missing, by the server's clock.
 
-    If rows of such a time are in the default partition, they stay there, and so do the next ones of that time.
+    If rows of such a time are in the default partition, they stay there, and so do the next ones of that time. Others
+    that use the table may be in the way; the next call then makes what is missing. age: seconds that rows are kept.
     """
     period = max((period for period in PERIODS if period <= age / 8), default=PERIODS[0])
-    now = datetime.now(timezone.utc)
-    ends = [end for _, end in partitions(db, table) if end]
-    start = max([floor(now, period), *ends])
+    now: datetime = one(db.execute("SELECT clock_timestamp()"))[0]
+    known = partitions(db, table)
+    start = floor(now, period)
     while start <= now + timedelta(seconds=AHEAD * period):
-        end = floor(start, period) + timedelta(seconds=period)
-        name = named(table, f"{start:%Y%m%dt%H%M%S}")
-        with contextlib.suppress(psycopg.errors.CheckViolation), db.transaction():
-            # CREATE TABLE … PARTITION OF would wait for all transactions that store rows
-            execute(db, f'CREATE TABLE "{name}" (LIKE "{table}" INCLUDING ALL EXCLUDING INDEXES)')
-            execute(db, f"ALTER TABLE \"{table}\" ATTACH PARTITION \"{name}\" FOR VALUES FROM ('{start}') TO ('{end}')")
+        end = min([floor(start, period) + timedelta(seconds=period), *(x.start for x in known if x.start > start)])
+        if within := [x.end for x in known if x.start <= start < x.end]:
+            start = within[0]
+            continue
+        name = named(table, f"{start.astimezone(timezone.utc):%Y%m%dt%H%M%S}")
+        try:
+            with contextlib.suppress(psycopg.errors.CheckViolation), db.transaction():
+                # CREATE TABLE … PARTITION OF would wait for all transactions that store rows
+                execute(db, f'CREATE TABLE "{name}" (LIKE "{table}" INCLUDING ALL EXCLUDING INDEXES)')
+                bounds = f"FROM ('{start}') TO ('{end}')"
+                execute(db, f'ALTER TABLE "{table}" ATTACH PARTITION "{name}" FOR VALUES {bounds}')
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled):
+            return
         start = end
 
 
-def overdue(db: psycopg.Connection, table: str, before: datetime) -> list[str]:
-    """The partitions of which all rows arrived before a time, as SQL."""
-    return [name for name, end in partitions(db, table) if end and end <= before]
+def partitions(db: psycopg.Connection, table: str) -> list[Partition]:
+    """The partitions by time, without the default one."""
+    return [Partition(*row) for row in db.execute(FOUND, (f'"{table}"', False)).fetchall()]
 
 
-def partitions(db: psycopg.Connection, table: str) -> list[tuple[str, Any]]:
-    """The partitions as SQL, each with its upper bound; None for the default partition."""
-    return db.execute(FOUND, (f'"{table}"',)).fetchall()
+def default(db: psycopg.Connection, table: str) -> str:
+    """The default partition as SQL; "" if there is none."""
+    row = db.execute(FOUND, (f'"{table}"', True)).fetchone()
+    return row[0] if row else ""
 
 
 def floor(time: datetime, period: int) -> datetime:
@@ -75,4 +97,8 @@ def floor(time: datetime, period: int) -> datetime:
 
 
 def named(table: str, suffix: str) -> str:
-    return table.encode()[: MAX_NAME - 1 - len(suffix)].decode(errors="ignore") + "_" + suffix
+    """A name derived from that of a stream. No stream has one with a `$`; one that is cut gets a checksum."""
+    name = f"{table}${suffix}".encode()
+    if len(name) <= MAX_NAME:
+        return name.decode()
+    return f"{name[: MAX_NAME - 9].decode(errors='ignore')}${zlib.crc32(name):08x}"

@@ -6,16 +6,17 @@ With binary COPY neither side converts numbers and times to text: a row costs th
 from __future__ import annotations
 
 import contextlib
-import logging
-import re
-from collections.abc import Iterable, Iterator, Sequence
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from datetime import datetime, timedelta, timezone
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 
 from sluice.base.override import override
 from sluice.settings import Keep
@@ -23,20 +24,23 @@ from sluice.spool.claim import Claim
 from sluice.store import bounds
 from sluice.store.bookkeeping import FOLDED, HAS_LETTERS
 from sluice.store.postgres import partitions
+from sluice.store.postgres.session import CONFLICTS, Session, connect, given, is_server_error, message
 from sluice.store.postgres.table import BURIED, BURY, Table, letter
 from sluice.store.postgres.tables import LOCK, SPAN, ensure, execute, layout_of, make_tables, one, span
 from sluice.store.store import Elsewhere, Store, check_layout
-from sluice.store.types import Entry, Outcome, Row, RowsRejected, Unavailable
+from sluice.store.types import Conflict, Entry, Outcome, Row, RowsRejected, Unavailable
 from sluice.streams.record import Reject
 from sluice.streams.registry import Stream
 
-Connection = psycopg.Connection[Any]
 CHORES = LOCK + 1  # held while batches are folded, or rows are deleted by age
 TRY = "SELECT pg_try_advisory_xact_lock(%s)"
 WAIT = "SELECT pg_advisory_xact_lock(%s) IS NOT NULL"
 SWEEP_PAGES = 1_000  # pages of a table that are searched for old rows in one transaction
-BRIEFLY = "SET LOCAL lock_timeout = '1s'"  # others that use the table wait behind one that waits for a lock on it
-SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+# For a lock that readers of a table hold up: storing waits behind it. Also for the look at the rows of a default
+# partition when another one is attached
+BRIEFLY = "SET LOCAL lock_timeout = '200ms'"
+DROP_SECONDS = 0.2  # that a worker waits for a partition to be dropped; a thread goes on with it
+DROP_ATTEMPTS = 60  # with a second between two, before the rows of the partition are counted again
 EPOCH_OF = "split_part(claim, ':', 1)"
 START = datetime(1970, 1, 1, tzinfo=timezone.utc)
 # A transaction that may have a lower id than a batch that was stored at this time, and has not ended. It has locked
@@ -47,26 +51,11 @@ WHERE locktype = 'relation' AND relation = 'batches'::regclass AND mode = 'RowEx
   AND pid IS DISTINCT FROM pg_backend_pid()
   AND coalesce(a.xact_start, '-infinity') <= %s::timestamptz + interval '1 s'"""
 
-# Set for each transaction, so that it also works behind a connection pooler. lock_timeout limits the wait for another
-# worker with the same claim. A settled claim must be on disk. A deferred constraint must fail at its row, not at the
-# commit.
-BEGIN = """SET LOCAL lock_timeout = '5s'; SET CONSTRAINTS ALL IMMEDIATE;
-SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"""
-# Detects within half a minute that the server vanished without closing the connection.
-CONNECTION: dict[str, Any] = {
-    **{"connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3},
-    **{"tcp_user_timeout": 25_000, "fallback_application_name": "sluice", "client_encoding": "UTF8"},
-}
-
-# SQLSTATE classes of errors of the server, its roles or its tables. A value causes all other codes, also those that a
-# trigger raises. 22P03: a column does not have the type that was sent.
-SERVER_ERRORS = re.compile("08|0A|25|26|28|3D|3F|40|42|53|55|57|58|72|F0|XX|22P03")
-VALUE_ERRORS = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, msgspec.MsgspecError)
-
-logging.getLogger("psycopg").setLevel(logging.ERROR)  # its warnings repeat the text of Unavailable
+# struct.error: of psycopg without its C part
+VALUE_ERRORS = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, msgspec.MsgspecError, struct.error)
 
 
-class Postgres(Store[Connection]):
+class Postgres(Store[Session]):
     """A database of a PostgreSQL server."""
 
     EPOCH_OF = EPOCH_OF
@@ -78,31 +67,21 @@ class Postgres(Store[Connection]):
     def __init__(self, url: str, streams: dict[str, Stream], make: bool, keep: Keep, elsewhere: Elsewhere) -> None:
         """url: a connection string of libpq. make: create the tables if they are missing."""
         super().__init__({name: Table(stream) for name, stream in streams.items()}, keep, elsewhere)
+        self.dropping: Future[None] | None = None
         self.swept: dict[str, int] = {}  # table -> the page at which the search for old rows continues
         self.url = url
         self.make = make
-        try:
-            given = conninfo_to_dict(url)
-            # with an unquoted @ or / in a password, libpq takes parts of the password for the host or the database
-            clear = url.count("@") <= 1 and ("@" in url) <= ("user" in given)
-        except psycopg.Error:
-            clear = False
-        if not clear:  # libpq's own error could quote the password
-            raise Unavailable(
-                "PostgreSQL: not a valid connection string; in the password, write each @ : / % as %40 %3A %2F %25"
-            )
-        self.name = f"PostgreSQL {given.get('host', '')}/{given.get('dbname', '')}"
-        self.defaults = {name: value for name, value in CONNECTION.items() if name not in given}
+        parts = given(url)
+        self.name = f"PostgreSQL {parts.get('host', '')}/{parts.get('dbname', '')}"
         with self.transaction():
             pass
 
-    def open(self) -> Connection:
+    def open(self) -> Session:
         if self.db is None:
             self.checked.clear()
-            db: Connection = psycopg.connect(self.url, autocommit=True, prepare_threshold=None, **self.defaults)
+            db = connect(self.url)
             try:
-                with db.transaction():
-                    db.execute(BEGIN)
+                with db.begin():
                     if self.make:
                         make_tables(db, self.name, self.elsewhere.addresses())
                     elif not one(db.execute("SELECT to_regclass('batches')::text"))[0]:
@@ -111,8 +90,7 @@ class Postgres(Store[Connection]):
                         check_layout(self.name, layout_of(db), make=False)
                 if self.make:
                     for name in self.tables:
-                        with contextlib.suppress(psycopg.Error, Unavailable), db.transaction():
-                            db.execute(BEGIN)
+                        with contextlib.suppress(psycopg.Error, Unavailable), db.begin():
                             self.table(db, name)  # a table that cannot be created stops its stream only
             except BaseException:
                 db.close()
@@ -122,22 +100,26 @@ class Postgres(Store[Connection]):
 
     @override
     @contextlib.contextmanager
-    def transaction(self, read: bool = False) -> Iterator[Connection]:
+    def transaction(self, read: bool = False) -> Iterator[Session]:
         # Unavailable: an error of the server, not of a value
         try:
             db = self.open()
-            with db.transaction():
-                if read:
-                    db.execute(SNAPSHOT)
-                db.execute(BEGIN)
+            with db.begin(read):
                 yield db
-        except (psycopg.Error, Unavailable) as error:
-            self.close()
+        except psycopg.Error as error:
             # neither the details of the server's error nor a traceback: they quote rows
-            raise error if isinstance(error, Unavailable) else Unavailable(f"{self.name}: {message(error)}") from None
+            said = f"{self.name}: {message(error)}"
+            if error.sqlstate in CONFLICTS:
+                self.checked.clear()  # a table may have been created in this transaction
+                raise Conflict(said) from None
+            self.close()
+            raise Unavailable(said) from None
+        except Unavailable:
+            self.close()
+            raise
 
     @override
-    def run(self, db: Connection, sql: str, values: Sequence[object] = ()) -> list[Row]:
+    def run(self, db: Session, sql: str, values: Sequence[object] = ()) -> list[Row]:
         cursor = db.execute(placeholders(sql), values)
         return cursor.fetchall() if cursor.description else []
 
@@ -146,22 +128,20 @@ class Postgres(Store[Connection]):
         return START + timedelta(microseconds=microseconds)
 
     @override
-    def exists(self, db: Connection, table: str) -> bool:
+    def exists(self, db: Session, table: str) -> bool:
         return one(db.execute("SELECT to_regclass(%s)::text", (f'"{table}"',)))[0] is not None
 
     @override
-    def create(self, db: Connection, table: Table) -> None:
+    def create(self, db: Session, table: Table) -> None:
         # a new table is partitioned if its rows are deleted by age
         age = self.keep.of(table.name)
         if age is None:
             ensure(db, table.name, table.columns)
-        else:
-            ensure(db, table.name, table.columns, partitions.rest(table.name), partitions.BY_ARRIVAL)
-            if partitions.is_partitioned(db, table.name):
-                partitions.make_ahead(db, table.name, age)
+        elif ensure(db, table.name, table.columns, partitions.rest(table.name), partitions.BY_ARRIVAL):
+            partitions.make_ahead(db, table.name, age)
 
     @override
-    def add_batch(self, db: Connection, claim: Claim) -> int | None:
+    def add_batch(self, db: Session, claim: Claim) -> int | None:
         # waits for the end of another transaction that stores a body of this claim
         row = db.execute(
             "WITH free AS (INSERT INTO batches_ranges (stream, epoch, first, last) "
@@ -177,18 +157,18 @@ class Postgres(Store[Connection]):
         return row[0] if row else None
 
     @override
-    def stored(self, db: Connection, claim: Claim) -> list[tuple[int, int]]:
+    def stored(self, db: Session, claim: Claim) -> list[tuple[int, int]]:
         of = claim.stream, claim.epoch
         given = span("?::text", "?::text", "?::bigint", "?::bigint")
         overlap = f"SELECT first, last FROM batches_ranges WHERE {SPAN} && {given} ORDER BY 1"
         return [(first, last) for first, last in self.run(db, overlap, (*of, claim.first, *of, claim.end))]
 
     @override
-    def add_change(self, db: Connection, stream: str, batch: int) -> None:
+    def add_change(self, db: Session, stream: str, batch: int) -> None:
         self.run(db, "INSERT INTO view_changes (stream, batch) VALUES (?, ?)", (stream, batch))
 
     @override
-    def insert(self, db: Connection, table: Table, batch: int, whole: bool, entries: Iterable[Entry]) -> Outcome:
+    def insert(self, db: Session, table: Table, batch: int, whole: bool, entries: Iterable[Entry]) -> Outcome:
         records = letters = 0
         remaining = iter(entries)
         try:
@@ -206,7 +186,7 @@ class Postgres(Store[Connection]):
             raise RowsRejected(message(error)) from None
 
     def copy(
-        self, db: Connection, table: Table, batch: int, whole: bool, entries: Iterator[Entry], rejects: list[Row]
+        self, db: Session, table: Table, batch: int, whole: bool, entries: Iterator[Entry], rejects: list[Row]
     ) -> tuple[int, bool]:
         """Stream rows into the table until the entries end, or until `rejects` has LETTER_BYTES and must be buried.
 
@@ -232,11 +212,11 @@ class Postgres(Store[Connection]):
         return records, False
 
     @override
-    def savepoint(self, db: Connection) -> contextlib.AbstractContextManager[object]:
+    def savepoint(self, db: Session) -> contextlib.AbstractContextManager[object]:
         return db.transaction()
 
     @override
-    def bury(self, db: Connection, stream: str, batch: int, whole: bool, rejects: Iterable[Entry]) -> None:
+    def bury(self, db: Session, stream: str, batch: int, whole: bool, rejects: Iterable[Entry]) -> None:
         bury(db, [letter(stream, batch, whole, seq, received, thing) for seq, received, _, thing in rejects])
 
     @override
@@ -293,24 +273,23 @@ class Postgres(Store[Connection]):
 
     @override
     def expire_rows(self, stream: str, before: int) -> bool:
-        # Drops a partition, after it has counted the rows. If there is none to drop, it searches the next pages of the
-        # table, or of its default partition
+        # Drops a partition. If there is none to drop, it searches the next pages of the table, or of its default
+        # partition
+        at = self.time(before)
         with self.transaction() as db:
             if not one(db.execute(TRY if self.make else WAIT, (CHORES,)))[0]:
                 return False
-            db.execute(BRIEFLY)
-            at = self.time(before)
-            table = f'"{stream}"'
+            table, overdue = f'"{stream}"', list[str]()
             if partitions.is_partitioned(db, stream):
+                db.execute(BRIEFLY)
                 partitions.make_ahead(db, stream, self.keep.of(stream) or 0)
-                if overdue := partitions.overdue(db, stream, at):
-                    first = overdue[0]
-                    execute(db, f"LOCK TABLE {first} IN EXCLUSIVE MODE")  # a late row would not be counted
-                    ((rows,),) = self.run(db, f"SELECT count(*) FROM {first}")
-                    execute(db, f"DROP TABLE {first}")
-                    self.count_deleted(db, stream, rows)
-                    return True
-                table = next((name for name, end in partitions.partitions(db, stream) if not end), "")
+                table = partitions.default(db, stream)
+                overdue = [partition.name for partition in partitions.partitions(db, stream) if partition.end <= at]
+        if overdue:
+            return self.drop(stream, overdue[0])
+        with self.transaction() as db:
+            if not table or not one(db.execute(TRY if self.make else WAIT, (CHORES,)))[0]:
+                return False
             size = "SELECT pg_relation_size(to_regclass(%s)) / current_setting('block_size')::int"
             pages = one(db.execute(size, (table,)))[0]
             start = self.swept.pop(table, 0)
@@ -327,6 +306,56 @@ class Postgres(Store[Connection]):
             self.swept[table] = start + SWEEP_PAGES
         return table in self.swept
 
+    def drop(self, stream: str, partition: str) -> bool:
+        """Drop a partition after its rows are counted, which may take minutes: a worker stores meanwhile, and a thread
+        does it. Whether there may be more to do now.
+        """
+        if not self.make:
+            self.count_and_drop(stream, partition)
+            return True
+        if self.dropping is None:
+            other = Postgres(self.url, {}, False, self.keep, Elsewhere())
+            self.dropping = background(partial(other.count_and_drop, stream, partition))
+        try:
+            self.dropping.result(DROP_SECONDS)
+        except TimeoutError:
+            return False
+        finally:
+            if self.dropping.done():
+                self.dropping = None
+        return True
+
+    def count_and_drop(self, stream: str, partition: str) -> None:
+        with contextlib.closing(self), self.transaction() as db:
+            db.execute(BRIEFLY)
+            execute(db, f"LOCK TABLE {partition} IN EXCLUSIVE MODE")  # a late row would not be counted
+            ((rows,),) = self.run(db, f"SELECT count(*) FROM {partition}")
+            self.count_deleted(db, stream, rows)
+            for left in reversed(range(DROP_ATTEMPTS)):
+                try:
+                    with db.transaction():
+                        execute(db, f"DROP TABLE {partition}")
+                    break
+                except psycopg.errors.LockNotAvailable:
+                    if not left:
+                        raise
+                    time.sleep(1)  # whoever waits behind this one goes first
+
+
+def background(work: Callable[[], None]) -> Future[None]:
+    """Do something in a thread that ends with the process."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+            future.set_result(None)
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="background", daemon=True).start()
+    return future
+
 
 @lru_cache(maxsize=256)
 def placeholders(sql: str) -> Any:
@@ -334,7 +363,7 @@ def placeholders(sql: str) -> Any:
     return sql.replace("?", "%s")
 
 
-def bury(db: Connection, rejects: list[Row]) -> None:
+def bury(db: Session, rejects: list[Row]) -> None:
     if rejects:
         with db.cursor() as cursor, cursor.copy(BURY) as copy:
             copy.set_types(BURIED)
@@ -342,7 +371,7 @@ def bury(db: Connection, rejects: list[Row]) -> None:
                 copy.write_row(reject)
 
 
-def merge(db: Connection, stream: str, epoch: str, first: int, end: int) -> None:
+def merge(db: Session, stream: str, epoch: str, first: int, end: int) -> None:
     """Replace the stored ranges that have or touch a sequence number from `first` to `end` - 1: those that meet become
     one. A transaction that stores such a body waits for the end of this one.
     """
@@ -359,15 +388,3 @@ def merge(db: Connection, stream: str, epoch: str, first: int, end: int) -> None
             "INSERT INTO batches_ranges (stream, epoch, first, last) VALUES (%s, %s, %s, %s)",
             [(stream, epoch, low, high) for low, high in ranges],
         )
-
-
-def is_server_error(error: psycopg.Error) -> bool:
-    """Whether the server caused an error, not a value."""
-    if error.sqlstate is None:  # an error of the driver, or a lost connection
-        return not isinstance(error, psycopg.DataError)
-    return bool(SERVER_ERRORS.match(error.sqlstate))
-
-
-def message(error: psycopg.Error) -> str:
-    """The primary message of an error, on one line. It quotes neither rows nor the statement."""
-    return " ".join((error.diag.message_primary or str(error)).split())

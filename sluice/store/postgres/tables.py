@@ -71,13 +71,19 @@ def layout_of(db: psycopg.Connection[Any]) -> int:
     return int(one(db.execute("SELECT coalesce(max(version), 0) FROM batches_layout"))[0]) if batches else LAYOUT
 
 
-def ensure(db: psycopg.Connection[Any], name: str, columns: dict[str, str], index: str = "", more: str = "") -> None:
-    """Create a table, or add the columns that it lacks. Raises: Unavailable if a column has another type.
+def ensure(db: psycopg.Connection[Any], name: str, columns: dict[str, str], index: str = "", more: str = "") -> bool:
+    """Create a table, or add the columns that it lacks; whether it was created.
 
     more: the end of the statement that creates the table. index: statements behind it.
+    Raises: Unavailable if a column has another type, or the name belongs to something else than a table.
     A table that is complete needs no statement that changes it, so a role without CREATE can use it.
     """
     db.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
+    kind = db.execute(
+        "SELECT relkind IN ('r', 'p') AND NOT relispartition FROM pg_class WHERE oid = to_regclass(%s)", (f'"{name}"',)
+    ).fetchone()
+    if kind == (False,):
+        raise Unavailable(f"PostgreSQL: {name} is no table, or a partition of another one")
     found = db.execute(
         "SELECT attname::text, atttypid::regtype::text FROM pg_attribute "
         "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
@@ -89,7 +95,7 @@ def ensure(db: psycopg.Connection[Any], name: str, columns: dict[str, str], inde
         execute(db, f'CREATE TABLE "{name}" ({listed}){more}')
         if index:
             execute(db, index)
-        return
+        return True
     for column, kind in columns.items():
         plain = kind.partition(" NOT NULL")[0].partition(" PRIMARY")[0]
         if column not in present:
@@ -98,6 +104,7 @@ def ensure(db: psycopg.Connection[Any], name: str, columns: dict[str, str], inde
             raise Unavailable(
                 f"PostgreSQL: column {column} of table {name} has the type {present[column]}, expected {plain}"
             )
+    return False
 
 
 def execute(db: psycopg.Connection[Any], statement: str) -> None:

@@ -15,8 +15,7 @@ import psycopg
 from sluice.base.override import override
 from sluice.base.times import second
 from sluice.store.postgres import partitions
-from sluice.store.postgres.store import CONNECTION, message
-from sluice.store.postgres.tables import execute
+from sluice.store.postgres.session import Session, connect, message
 from sluice.store.types import Unavailable
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
@@ -82,10 +81,10 @@ class PostgresRows(RowSource):
             if self.db is None:
                 self.last, self.settled, self.claim, self.pending, self.due = (), (0, 0), "", None, 0.0
                 self.queries.clear()
-                db = psycopg.connect(self.url, autocommit=True, prepare_threshold=None, **CONNECTION)
-                if not db.execute(
-                    "SELECT to_regclass('batches_folded') IS NOT NULL AND to_regclass('view_changes') IS NOT NULL"
-                ).fetchone()[0]:  # type: ignore[index]
+                db = connect(self.url)
+                with db.begin():
+                    made = db.execute("SELECT to_regclass('batches_folded'), to_regclass('view_changes')").fetchone()
+                if not made or None in made:
                     db.close()
                     raise Unavailable("PostgreSQL: there are no tables yet")
                 self.db = db
@@ -93,6 +92,11 @@ class PostgresRows(RowSource):
         except psycopg.Error as error:
             self.close()
             raise Unavailable(f"PostgreSQL: {message(error)}") from None
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Session]:
+        with self.open() as db, db.begin():
+            yield db
 
     @override
     def start(self) -> str:
@@ -104,9 +108,9 @@ class PostgresRows(RowSource):
             batches, changes = self.settled
             # by libpq itself: the follower asks 40 times a second, and a cursor takes five times the CPU
             result = db.pgconn.exec_(
-                b"SELECT (SELECT coalesce(max(id), 0) FROM batches), (SELECT coalesce(max(id), 0) FROM view_changes), "
-                b"(SELECT count(*) FROM batches WHERE id > %d), (SELECT count(*) FROM view_changes WHERE id > %d)"
-                % (batches, changes)
+                b"%b; SELECT (SELECT coalesce(max(id), 0) FROM batches), "
+                b"(SELECT coalesce(max(id), 0) FROM view_changes), (SELECT count(*) FROM batches WHERE id > %d), "
+                b"(SELECT count(*) FROM view_changes WHERE id > %d)" % (db.pins().encode(), batches, changes)
             )
             if result.status != psycopg.pq.ExecStatus.TUPLES_OK:
                 raise psycopg.OperationalError(result.error_message.decode(errors="replace").strip())
@@ -115,10 +119,12 @@ class PostgresRows(RowSource):
             now = time.monotonic()
             if now >= self.due and (news[2] or news[3] or news[0] < batches or news[1] < changes):
                 self.due = now + SETTLE_SECONDS
-                changed |= self.settle(db, (news[0], news[1]))
+                with db.begin():
+                    changed |= self.settle(db, (news[0], news[1]))
             if changed and now >= self.summarize and self.indexes:
                 self.summarize = now + SUMMARIZE_SECONDS
-                db.execute("SELECT brin_summarize_new_values(i) FROM unnest(%s::oid[]::regclass[]) i", (self.indexes,))
+                with db.begin():
+                    db.execute("SELECT brin_summarize_new_values(i) FROM unnest(%s::oid[]) i", [self.indexes])
         return changed
 
     def settle(self, db: Any, highest: tuple[int, int]) -> bool:
@@ -143,16 +149,10 @@ class PostgresRows(RowSource):
     @override
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
-        with self.open() as db:
-            db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            try:
-                # Rows that are not read to the end would leave their cursor to the garbage collector. It may run within
-                # another query of this connection; closing the cursor then waits for that query for ever
-                with contextlib.ExitStack() as self.reading:
-                    yield
-            finally:
-                with contextlib.suppress(Exception):  # the connection may be gone
-                    db.execute("ROLLBACK")
+        # Rows that are not read to the end would leave their cursor to the garbage collector. It may run within another
+        # query of this connection; closing the cursor then waits for that query for ever
+        with self.open() as db, db.begin(read=True), contextlib.ExitStack() as self.reading:
+            yield
 
     def query(self, db: Any, stream: str) -> str:
         """The query for rows of a stream; "" while the table is not there or lacks a column."""
@@ -266,24 +266,31 @@ class PostgresRows(RowSource):
         if kinds[key] == {str}:  # the index has it
             where = f'"{key}" = %(value)s AND {HASHED.format(key)} = hashtextextended(%(value)s, 0)'
         query = f'SELECT "{by}"::text, count(*) FROM "{stream}" WHERE {where} AND "{by}" IS NOT NULL GROUP BY 1'
-        with self.open() as db:
+        with self.transaction() as db:
             return dict(db.execute(query, {"value": value}).fetchall())
 
     @override
     def make_countable(self, stream: str, key: str, by: str) -> None:
         if field_types(self.streams[stream].record)[key] != {str}:
             return
-        name = partitions.named(stream, f"by_{key}")
+        name, former = partitions.named(stream, f"by_{key}"), f"{stream}_by_{key}"
         with self.open() as db:
-            beside = "" if partitions.is_partitioned(db, stream) else "CONCURRENTLY"
-            query = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)"
-            valid = db.execute(query, (f'"{name}"',)).fetchone()
-            if valid == (True,):
+            with db.begin():
+                beside = "" if partitions.is_partitioned(db, stream) else "CONCURRENTLY"
+                found = dict(
+                    db.execute(
+                        "SELECT relname, indisvalid FROM pg_index JOIN pg_class ON oid = indexrelid "
+                        "WHERE indrelid = to_regclass(%s) AND relname IN (%s, %s)",
+                        (f'"{stream}"', name, former),
+                    ).fetchall()
+                )
+            if any(found.values()):
                 return
             log.info(INDEXING, stream, key)
-            if valid:  # its creation was interrupted
-                execute(db, f'DROP INDEX {beside} "{name}"')
-            execute(db, f'CREATE INDEX {beside} IF NOT EXISTS "{name}" ON "{stream}" ({HASHED.format(key)})')
+            for interrupted in found:
+                db.alone(f'DROP INDEX {beside} {db.schema}."{interrupted}"')
+            table = f'{db.schema}."{stream}"'
+            db.alone(f'CREATE INDEX {beside} IF NOT EXISTS "{name}" ON {table} ({HASHED.format(key)})')
 
     def prepare(self, streams: Iterable[str]) -> None:
         """A block range index on `batch` for each stream, which costs an insert next to nothing.
@@ -296,17 +303,19 @@ class PostgresRows(RowSource):
     def index(self, streams: list[str]) -> None:
         """Create the indexes that are missing. One that was interrupted is invalid, and created again."""
         try:
-            with psycopg.connect(self.url, autocommit=True, prepare_threshold=None, **CONNECTION) as db:
+            with contextlib.closing(connect(self.url)) as db:
                 for stream in streams:
-                    if partitions.is_partitioned(db, stream):
-                        continue  # it has an index, which autovacuum keeps up to date
-                    present = indexes(db, stream)
+                    with db.begin():
+                        if partitions.is_partitioned(db, stream):
+                            continue  # it has an index, which autovacuum keeps up to date
+                        present = indexes(db, stream)
                     if not any(valid for _, _, valid in present):
                         for _, name, _ in present:
-                            execute(db, f"DROP INDEX CONCURRENTLY {name}")
-                        sql = f'CREATE INDEX CONCURRENTLY ON "{stream}" USING brin (batch) WITH (pages_per_range = 16)'
-                        execute(db, sql)
-                    self.indexes += [number for number, _, valid in indexes(db, stream) if valid]
+                            db.alone(f"DROP INDEX CONCURRENTLY {name}")
+                        table, using = f'{db.schema}."{stream}"', "brin (batch) WITH (pages_per_range = 16)"
+                        db.alone(f"CREATE INDEX CONCURRENTLY ON {table} USING {using}")
+                    with db.begin():
+                        self.indexes += [number for number, _, valid in indexes(db, stream) if valid]
         except Exception as error:
             reason = message(error) if isinstance(error, psycopg.Error) else repr(error)
             log.warning("no index on batch, so reading new rows of a large table is slow: %s", reason)
@@ -324,9 +333,10 @@ def has(db: Any, batch: int, claim: str, folded: bool) -> bool:
 def indexes(db: Any, stream: str) -> list[tuple[int, str, bool]]:
     """The block range indexes on `batch`: object id, name, whether they are valid."""
     rows: list[tuple[int, str, bool]] = db.execute(
-        "SELECT indexrelid::bigint, indexrelid::regclass::text, indisvalid FROM pg_index "
+        "SELECT indexrelid::bigint, format('%%I.%%I', nspname, c.relname), indisvalid FROM pg_index "
         "JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0] "
         "JOIN pg_class c ON c.oid = indexrelid JOIN pg_am a ON a.oid = relam "
+        "JOIN pg_namespace n ON n.oid = relnamespace "
         "WHERE indrelid = to_regclass(%s) AND attname = 'batch' AND amname = 'brin'",
         (f'"{stream}"',),
     ).fetchall()

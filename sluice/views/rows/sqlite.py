@@ -166,8 +166,10 @@ class SqliteRows(RowSource):
         try:
             with contextlib.closing(apsw.Connection(self.path, apsw.SQLITE_OPEN_READWRITE)) as db:
                 db.set_busy_timeout(60_000)
-                name = f"{stream}_by_{key}_{by}"
-                if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone():
+                name = f"{stream}$by_{key}_{by}"  # no stream has a $ in its name
+                former = name.replace("$", "_")
+                known = "SELECT 1 FROM sqlite_master WHERE type = 'index' AND tbl_name = ? AND name IN (?, ?)"
+                if not db.execute(known, (stream, name, former)).fetchone():
                     log.info(INDEXING, stream, key)
                     db.execute(f'CREATE INDEX IF NOT EXISTS "{name}" ON "{stream}" ("{key}", "{by}")')
         except apsw.Error as error:
