@@ -26,10 +26,12 @@ PATIENCE_SECONDS = 10.0  # that a request waits for the first count of a tally; 
 POLL_SECONDS = 0.02  # between two looks for it
 TRIES = 3  # reads of a view whose generation changes
 OK = "200 OK"
-HEADERS = [("Content-Type", JSON)]
+# who may read differs by address, and a browser must not take a stored text for another type
+PRIVATE = ("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff")
+HEADERS = [("Content-Type", JSON), *PRIVATE]
 
 NOT_FOUND = replies.problem("404 Not Found", "There is no view at this path.")
-NO_KEY = replies.problem("404 Not Found", "Nothing is stored under this key.")
+NO_KEY = replies.problem("404 Not Found", "Nothing is stored under this key.", *PRIVATE)
 NOT_COUNTED = "The count is not ready."
 
 
@@ -106,7 +108,7 @@ class ViewAnswer:
             endpoint.ok.n += 1
             self.start_response(OK, HEADERS)
             return iter((body,))
-        return iter(respond(reply(OK, body), endpoint.path, self.start_response, self.method))
+        return iter(respond(reply(OK, body, JSON, *PRIVATE), endpoint.path, self.start_response, self.method))
 
     @property
     def waits(self) -> bool:

@@ -123,6 +123,12 @@ def test_the_answer_is_the_value_of_the_view(any_server: Reader) -> None:
     assert tally == {"poll": "cookies", "total": 3, "choices": {"oreo": 2, "fig": 1}}
 
 
+def test_what_is_read_is_neither_cached_nor_taken_for_another_type(any_server: Reader) -> None:
+    for target, status in ("device=bike", 200), ("device=bike&device=none", 200), ("device=none", 404):
+        given, headers, _ = get(any_server.where, f"/gps/latest?{target}")
+        assert (given, headers["cache-control"], headers["x-content-type-options"]) == (status, "no-store", "nosniff")
+
+
 def test_a_number_is_a_key_by_its_text(any_server: Reader) -> None:
     assert any_server.json("/notices/object?object=5")["object"] == 5
     assert get(any_server.where, "/notices/object?object=05")[0] == 404

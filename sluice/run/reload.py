@@ -31,7 +31,9 @@ def run(s: settings.Settings, notice: int | None) -> int:
         gateway = master(home, "gateway")
         # its settings may differ from those of this process; they are valid, because it started with them
         environ = Path(f"/proc/{gateway}/environ").read_bytes().split(b"\0")
-        up.check_modules(settings.load(dict(os.fsdecode(entry).partition("=")[::2] for entry in environ)))
+        given = settings.load(dict(os.fsdecode(entry).partition("=")[::2] for entry in environ))
+        up.check_modules(given)
+        up.check_access(given)
         upgrade(home, "gateway", gateway)
         for name in sorted(tag.stem for tag in launch.tags(home)):
             if name == "reader" and masters(home, name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 
 from access import KEY, OTHER, curl, keys, passwords, private, tls
 from proving.harness import ROOT, Server, answer, connect, environment, free_port, get, installation, poll, post
+from sluice import settings
 from sluice.run import configure
 from stand_in import front, problem
 
@@ -157,6 +159,16 @@ def test_a_client_that_trusts_the_certificate_connects_with_tls_1_2_and_1_3(cert
         status, headers, body = curl("-d", "x", url.replace("https", "http"))
         assert (status, headers["content-type"]) == (400, ["application/problem+json"])
         assert len(gateway.requests) == 2
+
+
+def test_with_tls_a_connection_has_as_many_requests_as_nginx_allows_by_itself(certificate: tuple[Path, Path]) -> None:
+    """HTTP/2 counts streams, also those that the client resets at once."""
+    given = settings.load({name: str(value) for name, value in tls(certificate).items()})
+    lines = configure.nginx_configuration(given)["sluice.conf"]
+    assert re.findall(r"^    keepalive_requests (\d+);  # of", lines, re.M) == ["1000"]
+    assert "Strict-Transport-Security" not in re.sub(r"#.*", "", lines)
+    lines = configure.nginx_configuration(dataclasses.replace(given, port=443))["sluice.conf"]
+    assert len(re.findall(r"^ +add_header Strict-Transport-Security ", lines, re.M)) == 3
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ REFUSED = {
     "a_line_over_the_limit": (b"POST /" + b"a" * 8000 + b" HTTP/1.1\r\n" + HOST + b"\r\n", 414, LONG),
     "a_field_over_the_limit": (b"POST / HTTP/1.1\r\n" + HOST + b"X: " + b"a" * 8000 + b"\r\n\r\n", 431, FIELDS),
     "too_many_fields": (b"POST / HTTP/1.1\r\n" + HOST + (b"X: " + b"a" * 7000 + b"\r\n") * 5 + b"\r\n", 431, FIELDS),
+    "more_than_1000_fields": (b"POST / HTTP/1.1\r\n" + HOST + b"X:1\r\n" * 1000 + b"\r\n", 431, FIELDS),
     "a_coding_besides_chunked": (
         b"POST / HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: gzip, chunked\r\n\r\n",
         501,

@@ -21,6 +21,7 @@ from proving import harness
 from proving.balancer import haproxy, state
 from proving.harness import ROOT, Server, environment, free_port, get, installation, poll, post
 from sluice.run import launch
+from stand_in import front
 
 
 def sluice(home: Path, *words: str) -> str:
@@ -93,6 +94,21 @@ def test_a_cell_is_taken_out_killed_and_put_back_under_load_and_no_request_fails
     row = (str(times), str(len(wanted)), str(len(load.failed)), str(len(load.again)))
     record_property("row", ("deploy/haproxy.cfg", head, row))
     assert load.failed == load.again == []
+
+
+def test_the_balancer_passes_on_writes_and_health_checks_but_no_reads() -> None:
+    """A cell would take every reader for the balancer, which may be on its machine."""
+    reads = ["/status", "/status/", "//status/", "/%73tatus/status.json", "/status/metrics", "/gps/latest?device=a",
+             "/votes/../gps/latest?device=a", "/GPS/latest"]  # fmt: skip
+    with front() as (web, gateway), haproxy(web.home, [f"127.0.0.1:{web.port}"]) as balancer:
+        gateway.reads.clear()
+        for method in b"GET", b"HEAD":
+            for target in reads:
+                data = b"%b %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % (method, target.encode())
+                assert harness.request(balancer.port, data)[0] == 403
+        assert gateway.reads == []
+        assert post(balancer.port, "/votes", b"x")[0] == 200
+        assert [get(balancer.port, path)[0] for path in ("/gpslogger?lat=1", "/healthz", "/ping")] == [200] * 3
 
 
 def test_a_request_is_tried_elsewhere_only_if_its_connection_was_refused(tmp: Path) -> None:

@@ -311,6 +311,28 @@ def test_a_gateway_that_cannot_start_does_not_replace_the_running_one(tmp: Path)
         assert post(up.port, "/votes", b"{}")[0] == 200
 
 
+def test_a_reload_checks_the_files_of_secrets_again(tmp: Path) -> None:
+    keys = tmp / "keys"
+    keys.touch(0o600)
+    keys.write_text(f"{'k' * 32} me;\n")
+    with installation(tmp, {"INGEST_API_KEYS": keys}, ready=False) as up:
+        key = {"X-API-Key": "k" * 32}
+        poll(lambda: post(up.port, "/votes", b"{}", key)[0] == 200, 60)
+        before = set(up.pids("gateway")), set(up.pids("nginx"))
+        for text, mode, why in (
+            ("default me;\n", 0o600, f"INGEST_API_KEYS: line 1 of {keys} is not `KEY NAME;`"),
+            (f"{'k' * 32} me;\n", 0o644, "is accessible to every user of this machine: chmod 600 it."),
+        ):
+            keys.write_text(text)
+            keys.chmod(mode)
+            command = [str(ROOT / "bin/sluice"), "reload", "--nginx", "--notice=0"]
+            done = subprocess.run(command, env=environment(tmp), capture_output=True, text=True, timeout=120)
+            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+            assert why in done.stderr
+        assert (set(up.pids("gateway")), set(up.pids("nginx"))) == before
+        assert post(up.port, "/votes", b"{}", key)[0] == 200
+
+
 def test_a_reload_without_a_running_bin_up_is_one_line_and_status_1(tmp: Path) -> None:
     done = subprocess.run([ROOT / "bin/sluice", "reload"], env=environment(tmp), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, f"sluice: no gateway runs in {tmp}; is bin/up running?\n")
