@@ -1,4 +1,8 @@
-"""The gateway's side of the list: append, commit. One round trip to Redis commits the bodies of many requests."""
+"""The gateway's side of the list: append, commit. One round trip to Redis commits the bodies of many requests.
+
+A client waits for one reply at most. While a Redis that does not answer is away, a thread waits for it, not a client:
+all are refused at once, posts and health checks alike.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError, ResponseError
+from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError, ResponseError, TimeoutError
 
 from sluice.base.connect import connection, required
 from sluice.base.counters import REPORT_SECONDS, SECONDS, SIZES, Counts
@@ -21,7 +25,8 @@ from sluice.spool.errors import NewerLayout, Refusal
 
 log = logging.getLogger("sluice.spool")
 CONFIRM_MS = 400  # to wait for replicas: a balancer must notice before a client gives up a second time
-PAUSE_SECONDS = 0.3  # without a try after a connection with replicas was lost: a vanished Redis would block each commit
+PAUSE_SECONDS = 0.1  # between two attempts to connect to a Redis that was lost, while all bodies are refused
+PROBE_SECONDS = 0.02  # for which the answer of a readiness check counts: those of one turn ask Redis once
 MARK_SECONDS = 0.1  # between two marks of one process and stream: the precision of received_at
 MAX_BACKLOG_BODIES = 10_000_000  # READY, per stream; of 54 bytes or more, the limit in bytes (512m) acts first
 # What precedes an item of `size` bytes in a command for Redis: the end of the line before, and the length
@@ -69,7 +74,9 @@ class Inlet:
         # or nothing was sent yet on this connection
         self.behind = CONFIRM_MS if replicas else 0
         self.required = replicas  # of the last WAIT
-        self.resume = 0.0  # monotonic: end of PAUSE_SECONDS
+        self.away = False  # Redis did not answer in time, and a thread connects again: see `reconnect`
+        self.reason: str | None = None  # what the last readiness check found: why /readyz says 503
+        self.probe_due = AT_ONCE  # monotonic: end of PROBE_SECONDS
         self.open = Group()
         self.backlogs: dict[str, Backlog] = {}
         self.entry = threading.Lock()  # held for a moment, so that no item is added to a group that is being sent
@@ -113,19 +120,32 @@ class Inlet:
         self.redis.disconnect()
         self.cause = str(cause) or type(cause).__name__
         if self.replicas:
-            self.behind, self.resume = CONFIRM_MS, time.monotonic() + PAUSE_SECONDS
+            self.behind = CONFIRM_MS
+        self.probe_due = AT_ONCE
         for backlog in self.backlogs.values():
             backlog.mark_due = AT_ONCE
+        if self.replicas or isinstance(cause, TimeoutError):
+            self.away = True
+            threading.Thread(target=self.reconnect, name="reconnect", daemon=True).start()
+
+    def reconnect(self) -> None:
+        """Connect again, in a thread. Meanwhile nothing else uses the connection, and everything is refused at once."""
+        while self.away:
+            try:
+                self.redis.connect()  # this includes a question, which a Redis that hangs does not answer
+                self.away = False
+            except Exception as error:
+                log.debug("cannot connect: %s", error)
+                time.sleep(PAUSE_SECONDS)
 
     def push(self, group: Group) -> None:
         """One round trip: collect the commands, send all of them, read the replies in the same order."""
         now = time.monotonic()
-        if self.behind:  # probe first: otherwise each retry adds another copy
-            if now < self.resume:
-                self.refuse_all(group)
-                return
-            if not self.caught_up(group):
-                return
+        if self.away:
+            self.refuse_all(group)
+            return
+        if self.behind and not self.caught_up(group):  # probe first: otherwise each retry adds another copy
+            return
         out: list[bytes] = []  # the commands
         readers: list[Reader] = []  # of their replies, in the same order
         for stream, items in group.items.items():
@@ -227,7 +247,7 @@ class Inlet:
         """Report the counts to Redis, if no commit has done so within REPORT_SECONDS. last: in any case."""
         with self.turn:
             now = time.monotonic()
-            if (now < self.counts.due and not last) or not (delta := self.counts.delta()):
+            if self.away or (now < self.counts.due and not last) or not (delta := self.counts.delta()):
                 return
             try:
                 self.redis.send_command(*count_command(delta))
@@ -292,20 +312,23 @@ class Inlet:
     def ready(self) -> str | None:
         """None if Redis accepts writes and enough replicas confirm them, else the reason why not."""
         with self.turn:
+            if self.away:
+                return self.down
+            if time.monotonic() < self.probe_due:
+                return self.reason
             try:
-                reason = self.probe()
+                self.reason = self.probe()
             except ResponseError as error:
-                reason = errors.REDIS_READ_ONLY % error
+                self.reason = errors.REDIS_READ_ONLY % error
             except (RedisError, OSError) as error:
                 self.disconnect(error)
-                reason = errors.REDIS_DOWN
-            self.log_change("/readyz", reason, self.cause if reason == errors.REDIS_DOWN else "")
-            return reason
+                self.reason = self.down
+            self.log_change("/readyz", self.reason, self.cause if self.reason == self.down else "")
+            self.probe_due = time.monotonic() + PROBE_SECONDS
+            return self.reason
 
     def probe(self) -> str | None:
         """Write to Redis. Returns: None, or the reason why bodies would be refused. Raises: RedisError, OSError."""
-        if time.monotonic() < self.resume:
-            return errors.REDIS_DOWN
         if not self.behind or self.caught_up(Group()):  # do not make each check wait
             self.redis.send_command("SET", PROBED, "1", "EX", "60")
             self.redis.read_response()

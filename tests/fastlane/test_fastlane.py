@@ -26,7 +26,19 @@ import redis as redis_client
 from gunicorn.config import Config
 
 import wire
-from proving.harness import ROOT, Server, connect, free_port, gateway, poll, post, redis_server, short_tmp
+from proving.harness import (
+    ROOT,
+    Server,
+    answer,
+    connect,
+    free_port,
+    gateway,
+    poll,
+    post,
+    redis_server,
+    short_tmp,
+    stopped,
+)
 from runtimes import RUNTIMES
 from sluice.fastlane import answers
 from sluice.fastlane.connection import IDLE
@@ -1256,6 +1268,21 @@ def test_a_refusal_of_one_stream_does_not_affect_another_in_the_same_commit(redi
             assert [client.answer()[0] for _ in range(5)] == [503, 200, 503, 204, 200]
         assert redis.pushes() - before == 2
     assert redis.items("gps") == [b"x"] and len(redis.items("metrics")) == 2
+
+
+def test_a_redis_that_hangs_delays_each_request_by_one_timeout_at_most() -> None:
+    """Health checks and both lanes. Each client here waits 10 s, and Redis gets 3 s for a reply."""
+    with short_tmp() as tmp, redis_server(tmp) as server, site("ingest:app", redis=server) as running:
+        where = running.server.socket
+        odd = b"POST /vo%74es HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx"  # for the slow lane
+        check = b"GET /readyz HTTP/1.1\r\nHost: a\r\n\r\n"
+        with stopped(server.pid), contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(connect(where)) for _ in range(30)]
+            for client, data in zip(clients, [check, plain(), odd] * 10):
+                client.sendall(data)
+            for client in clients:
+                assert answer(client)[0] == 503
+        poll(lambda: post(where, "/votes", b"x")[0] == 200)
 
 
 def test_a_killed_redis_means_503_until_it_is_back_and_loses_no_acknowledged_body() -> None:

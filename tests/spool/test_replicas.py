@@ -150,17 +150,22 @@ def test_the_first_check_of_a_connection_says_that_replicas_confirm(
     assert Inlet(str(pair.master.socket), 10**9, replicas=1).ready() is None
 
 
-def test_after_a_lost_connection_bodies_are_refused_without_a_try_for_a_moment(
+def test_after_a_lost_connection_a_thread_connects_and_bodies_are_refused_at_once(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inlet = Inlet(str(pair.master.socket), 10**9, replicas=1)
     assert push(inlet, b"a")
     monkeypatch.setattr(gateway_side, "PAUSE_SECONDS", 3600)
+    path, away = pair.master.socket, pair.master.socket.with_suffix(".away")
+    path.rename(away)
     pair.at_master.client_kill_filter(_type="normal", skipme=True)
-    assert not push(inlet, b"b")
-    assert not push(inlet, b"c")
-    assert inlet.ready() == "Redis does not answer."
-    inlet.resume = 0.0
+    for body in b"b", b"c":
+        assert not push(inlet, body)
+        assert inlet.ready() == "Redis does not answer."
+    assert inlet.away
+    away.rename(path)
+    inlet.redis.connect()
+    inlet.away = False  # what the thread would do now
     assert push(inlet, b"d")
     assert pair.at_replica.lrange(VOTES.ready, 0, -1) == [b"a", b"d"]
 

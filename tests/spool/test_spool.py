@@ -17,7 +17,7 @@ import pytest
 import redis as client
 from redis.connection import AbstractConnection
 
-from proving.harness import Server, environment, free_port, poll, redis_server, running, short_tmp
+from proving.harness import Server, environment, free_port, poll, redis_server, running, short_tmp, stopped
 from sluice.account import Publisher
 from sluice.formats.streams import STREAMS
 from sluice.spool import contract
@@ -1043,9 +1043,46 @@ def test_a_push_whose_reply_is_late_is_not_sent_again(own: Server, monkeypatch: 
     waking.join()
     assert refused == Refusal("Redis does not answer.", 1)
     # the push was executed after the timeout: a body that gets this 503 may be on the list
+    poll(lambda: not inlet.away)
     assert push(inlet, b"c") is None
     assert push(inlet, b"d") is None
     assert raw(own).lrange(KEYS.ready, 0, -1) == [b"a", b"b", b"c", b"d"]
+
+
+def test_while_a_reply_is_missing_everything_is_refused_and_nothing_is_sent(
+    own: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_side, "TIMEOUT_SECONDS", 0.2)
+    inlet, away = Inlet(str(own.socket), 10**9), Refusal("Redis does not answer.", 1)
+    push(inlet, b"a")
+    with stopped(own.pid):
+        assert push(inlet, b"b") == away
+        for body in numbers(20):
+            assert push(inlet, body) == away
+            assert inlet.ready() == away.reason
+            inlet.report(last=True)
+    poll(lambda: not inlet.away)
+    assert inlet.ready() is None
+    assert push(inlet, b"c") is None
+    assert raw(own).lrange(KEYS.ready, 0, -1) == [b"a", b"b", b"c"]
+
+
+def test_a_redis_that_is_killed_while_it_hangs_is_found_again(
+    own: Server, tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_side, "TIMEOUT_SECONDS", 0.2)
+    inlet = Inlet(str(own.socket), 10**9)
+    with stopped(own.pid):
+        assert inlet.ready() == "Redis does not answer."
+        own.process.kill()
+        own.process.wait()
+    with redis_server(tmp):
+        poll(lambda: push(inlet, b"a") is None)
+
+
+def test_the_readiness_checks_of_one_turn_ask_redis_once(server: Server, inlet: Inlet) -> None:
+    assert [inlet.ready() for _ in range(20)] == [None] * 20
+    assert calls(server, "set") < 20
 
 
 def test_the_refusal_quotes_the_reason_of_a_redis_that_rejects_writes(own: Server) -> None:

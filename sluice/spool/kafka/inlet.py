@@ -132,7 +132,6 @@ class Inlet(inlet.Inlet):
         self.lost: dict[int, float] = {}  # broker -> when a connection to it was lost (monotonic)
         self.heard: dict[int, float] = {}  # broker -> when the last commit began that it acknowledged (monotonic)
         self.answered = 0.0  # when Kafka last answered `look_at_topics` (monotonic)
-        self.reason: str | None = None  # what it found: why /readyz says 503
 
     def connect(self) -> Admin:
         """The connection to Kafka, opened if it is closed. Raises: KafkaUnavailable."""
