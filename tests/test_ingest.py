@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import os
+import random
 import re
 import socket
 import threading
@@ -28,8 +29,11 @@ from proving.harness import Server, answer, connect, gateway, get, poll, post, r
 from proving.harness import request as send
 from runtimes import GUNICORN, SERVERS, is_problem, simple_server
 from sluice.formats.registry import ROUTES
+from sluice.formats.streams import STREAMS
 from sluice.http.replies import NO_LENGTH, Rejected
 from sluice.http.request import read
+from sluice.streams.message import parse
+from sluice.streams.record import Gps, Limits, Log
 
 MAX_BODY = 100_000
 MAX_MEMORY = 8 << 20  # half of it for the backlog of a stream
@@ -362,6 +366,38 @@ def test_an_unknown_path_gets_404_with_any_method(site: Site, path: str) -> None
 def test_percent_escapes_in_the_path_are_decoded(site: Site) -> None:
     assert post(site.where, "/v%6ftes", b"x")[0] == 200
     assert site.items() == [b"x"]
+
+
+def test_the_kept_path_is_the_one_that_chose_the_route_however_it_is_written(site: Site) -> None:
+    rng = random.Random(41)  # noqa: S311
+    query = "precision=s&u=a%20b"
+    accepted = 0
+    for path, route in [each for each in ROUTES.items() if each[1].keep_head] * 4:
+        coded = "".join(
+            rng.choice((f"%{ord(letter):02x}", f"%{ord(letter):02X}", letter, letter)) for letter in path[1:]
+        )
+        target = rng.choice(("", "http://elsewhere:1")) + "/" + coded
+        data = f"POST {target}?{query} HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx".encode()
+        if send(site.where, data)[0] < 300:
+            accepted += 1
+            message = parse(site.items(route.stream)[-1])
+            assert message and (message.path, message.query, message.body) == (path, query.encode(), b"x"), target
+    assert accepted >= 10
+
+
+@pytest.mark.parametrize("form", ["POST /logs HTTP/1.1", "P%4fST / HTTP/1.1", "POST /owntracks?u=eve HTTP/1.0"])
+def test_a_body_that_looks_like_a_whole_message_is_kept_unchanged(site: Site, form: str) -> None:
+    body = form.encode() + b"\r\nX-Limit-U: eve\r\n\r\n" + b'{"_type":"location","lat":1,"lon":2,"tid":"me"}'
+    assert post(site.where, "/logs", body)[0] == post(site.where, "/gps", body)[0] == 200
+    for path, stream in ("/logs", "logs"), ("/gps", "gps"):
+        (item,) = site.items(stream)
+        message = parse(item)
+        assert (message.body if message else item) == body
+        assert message is None or (message.path, message.field("X-Limit-U")) == (path, "")
+    lines = [log.message for log in STREAMS["logs"].decode(site.items("logs")[0], Limits()) if isinstance(log, Log)]
+    assert lines[:2] == [form, "X-Limit-U: eve"]
+    found = STREAMS["gps"].decode(site.items("gps")[0], Limits())
+    assert not any(isinstance(each, Gps) and "eve" in each.device for each in found)
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS", "PATCH"])

@@ -1,14 +1,22 @@
-"""Makes the list item of a WSGI request, for the gateway: its body, or the whole HTTP message."""
+"""Makes the list item of a WSGI request, for the gateway: its body, or the whole HTTP message.
+
+The decoder must see the path that chose the route, so the head has PATH_INFO: no other form of the target is looked at.
+No body can pass for a whole message: one that looks like it is kept as a whole message, too.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from sluice.http.replies import CUT_OFF, EMPTY, NO_LENGTH, Rejected, too_large
 
+START = re.compile(rb"POST (/[^ \r\n]*) HTTP/1\.[01]\r\n")  # of a whole HTTP message, its path and query
+
 
 def read(environ: dict[str, Any], keep_head: bool, max_body: int) -> bytes:
-    """The item for the list: the body, or the query string if the body is empty; with keep_head the whole message.
+    """The item for the list: the body, or the query string if the body is empty; the whole message with keep_head, or
+    if the body looks like one.
 
     max_body: bytes. Raises: Rejected.
     """
@@ -35,19 +43,18 @@ def read(environ: dict[str, Any], keep_head: bool, max_body: int) -> bytes:
             raise Rejected(EMPTY)
         if not keep_head:
             return query.encode("latin-1")
-    return head(environ) + body if keep_head else body
+    return head(environ) + body if keep_head or (body.startswith(b"POST /") and START.match(body)) else body
 
 
 def head(environ: dict[str, Any]) -> bytes:
-    """The head: as received if the server has it (`fastlane.head`), else rebuilt with the same target and fields."""
+    """The head: as received if the server has it (`fastlane.head`), else rebuilt with the same fields, from the decoded
+    path and the query.
+    """
     received: bytes | None = environ.get("fastlane.head")
     if received is not None:
         return received
-    target = environ.get("RAW_URI")
-    if target is None:
-        query = environ.get("QUERY_STRING")
-        target = environ["PATH_INFO"] + ("?" + query if query else "")
-    lines = [f"POST {target} HTTP/1.1"]
+    query = environ.get("QUERY_STRING")
+    lines = [f"POST {environ['PATH_INFO']}{'?' + query if query else ''} HTTP/1.1"]
     for name in "CONTENT_TYPE", "CONTENT_LENGTH":
         if environ.get(name):
             lines.append(f"{name.replace('_', '-').title()}: {environ[name]}")

@@ -16,10 +16,11 @@ from typing import Any, cast
 import msgspec
 
 from sluice.base.override import override
+from sluice.http.request import START
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Remainder
 from sluice.streams.format import Format
-from sluice.streams.message import START, Message, parse
+from sluice.streams.message import Message, parse
 from sluice.streams.record import INT64, Invalid, Limits, Record, Reject
 
 Result = Record | Reject

@@ -1,4 +1,7 @@
-"""A kept HTTP message: the list item that the gateway makes for a route with `keep_head`, and the decoders parse."""
+"""A kept HTTP message: the list item that the gateway makes for a route with `keep_head`, and the decoders parse.
+
+The gateway keeps the head of a body that begins like one, too, so `parse` never takes a body for a kept message.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ import re
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
+from sluice.http.request import START
 from sluice.streams.record import Invalid
 
-START = re.compile(rb"POST (/[^ \r\n]*) HTTP/1\.[01]\r\n")
 # these describe the original body, not a part of it
 ENTITY = re.compile(rb"(?:content-encoding|content-length|transfer-encoding):[^\n]*\n", re.IGNORECASE)
 
