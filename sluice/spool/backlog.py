@@ -20,20 +20,20 @@ class Backlog:
         """max_bodies, max_bytes: READY bodies, and their bytes, beyond which new bodies are refused."""
         keys = Keys.of(stream)
         self.max_bodies, self.max_bytes = max_bodies, max_bytes
-        self.limit = max_bodies  # bodies: the lower of both limits, at the present average size of a body
         key = keys.ready.encode()
         self.bytes = Counter()  # of the accepted bodies
         self.push = b"$5\r\nRPUSH\r\n$%d\r\n%b" % (len(key), key)
         self.mark = ("EVAL", MARK, 5, keys.ready, keys.taken, keys.marks, keys.epochs, keys.history)
         self.mark_due = AT_ONCE
         self.length = 0  # at the last reply
+        self.size = 0  # bytes at the last mark, and those that this process has pushed since
         self.refused_bodies = 0  # since the last accepted one; their clients will retry
         self.rate = 0.0  # bodies per second that the workers can take, estimated
         self.observed = 0.0  # seconds of backlog that the estimate is based on, up to RATE_WINDOW_SECONDS
         self.sample: tuple[float, int, int] | None = None  # the last mark: Redis's time (seconds), taken, ready
 
     def update(self, taken: int, ready: int, microseconds: bytes, size: int) -> None:
-        """Update length, limit and rate from a mark's reply. size: bytes of the READY bodies."""
+        """Update length, size and rate from a mark's reply. size: bytes of the READY bodies."""
         now = int(microseconds) / 1e6
         if self.sample and now > self.sample[0]:
             elapsed, moved = now - self.sample[0], max(0, taken - self.sample[1])
@@ -44,8 +44,20 @@ class Backlog:
             if backlogged or moved > self.rate * elapsed:
                 self.rate += (moved / elapsed - self.rate) * elapsed / max(self.observed, elapsed)
         self.sample = now, taken, ready
-        self.length = ready
-        self.limit = min(self.max_bodies, self.max_bytes * ready // size) if size else self.max_bodies
+        self.length, self.size = ready, size
+
+    def pushed(self, size: int) -> None:
+        """Count bytes that are now on the list."""
+        self.bytes.n += size
+        self.size += size
+        self.refused_bodies = 0
+
+    def excess(self) -> int:
+        """How many bodies must leave the list until it is below both limits, at their average size; 0: it is below."""
+        bodies = self.length - self.max_bodies + 1
+        if self.size:
+            bodies = max(bodies, math.ceil((self.size - self.max_bytes + 1) * self.length / self.size))
+        return max(0, bodies)
 
     def refusal(self, excess: int, reason: str) -> Refusal:
         """The refusal while `excess` bodies must leave the list first. If the workers take nothing, retry_after is the

@@ -150,7 +150,8 @@ class Inlet:
         readers: list[Reader] = []  # of their replies, in the same order
         for stream, items in group.items.items():
             backlog = self.backlogs.get(stream) or self.open_backlog(stream)
-            if backlog.length >= backlog.limit and self.is_full(backlog, now):
+            over = backlog.length >= backlog.max_bodies or backlog.size >= backlog.max_bytes
+            if over and self.is_full(backlog, now):
                 self.refuse_excess(group, stream, backlog)
             else:
                 readers.append(self.push_command(out, group, stream, items, backlog, now))
@@ -202,8 +203,7 @@ class Inlet:
                 reason = errors.REDIS_FULL if isinstance(error, OutOfMemoryError) else errors.REDIS_READ_ONLY % error
                 self.refuse(group, stream, backlog.refusal(backlog.length // 20 + 1, reason))
                 return 0
-            backlog.refused_bodies = 0
-            backlog.bytes.n += sum(map(len, items))
+            backlog.pushed(sum(map(len, items)))
             if stream in self.refusing:
                 self.log_change(stream, None)
             return len(items)
@@ -260,7 +260,7 @@ class Inlet:
         if now >= backlog.mark_due:
             self.redis.send_command(*backlog.mark)
             self.read_mark(backlog, now)
-        return backlog.length >= backlog.limit
+        return backlog.excess() > 0
 
     def read_mark(self, backlog: Backlog, now: float) -> ResponseError | None:
         """Read a mark's reply; returns the error if Redis refused the mark.
@@ -286,8 +286,7 @@ class Inlet:
 
     def refuse_excess(self, group: Group, stream: str, backlog: Backlog) -> None:
         backlog.refused_bodies += len(group.items[stream])
-        excess = backlog.length - backlog.limit + backlog.refused_bodies
-        self.refuse(group, stream, backlog.refusal(excess, errors.BACKLOG_FULL))
+        self.refuse(group, stream, backlog.refusal(backlog.excess() - 1 + backlog.refused_bodies, errors.BACKLOG_FULL))
 
     def refuse_all(self, group: Group) -> None:
         """Refuse a group without a reply: its bodies may or may not be on the list."""

@@ -681,6 +681,18 @@ def test_a_backlog_over_its_limit_in_bytes_is_refused_and_other_streams_are_not(
     outlet.settle(taken)
 
 
+def test_small_bodies_after_a_large_one_are_counted_by_their_own_size(server: Server) -> None:
+    inlet = Inlet(str(server.socket), 10**9, max_bytes=8 << 20)
+    assert push(inlet, bytes(1 << 20)) is None
+    inlet.backlogs["s"].mark_due = 0.0
+    assert push(inlet, b"small") is None  # it reads the size of the list, one large body
+    inlet.backlogs["s"].mark_due = 1e18
+    assert push(inlet, *numbers(600)) is None
+    assert push(inlet, *numbers(600)) is None
+    assert push(inlet, bytes(8 << 20)) is None
+    assert push(inlet, b"small")  # 9 MiB, without another look at the list
+
+
 def test_retry_after_is_the_excess_divided_by_the_drain_rate() -> None:
     backlog = Backlog("s")
     for second in range(60):

@@ -241,7 +241,7 @@ class Inlet(inlet.Inlet):
             except KafkaUnavailable as away:
                 self.refuse(group, stream, Refusal(KAFKA_REFUSES % away.reason, 1))
                 continue
-            if backlog.length >= backlog.limit:
+            if backlog.excess():
                 self.refuse_excess(group, stream, backlog)
             else:
                 partition = chosen[stream] if stream in chosen else backlog.choose(suspects, brokers)
@@ -296,10 +296,9 @@ class Inlet(inlet.Inlet):
                 continue
             for broker in backlog.topic.replicas[partition]:
                 self.heard[broker] = sender.began
-            backlog.refused_bodies = 0
+            backlog.pushed(sum(map(len, items)))
             backlog.length += len(items)
             backlog.accepted += len(items)
-            backlog.bytes.n += sum(map(len, items))
             accepted += len(items)
             self.log_change(stream, None)
             self.log_change(subject, None)
