@@ -97,6 +97,7 @@ class FastLane(SlowLane):
 
     def prepare(self) -> None:
         """Set up all state but the sockets."""
+        self.make_room()
         settings = [self.cfg.settings[name] for name in HOOKS if name in self.cfg.settings]
         supported = (
             self.cfg.keepalive
@@ -153,7 +154,10 @@ class FastLane(SlowLane):
                 self.restart_at = sys.maxsize
                 os.kill(self.ppid, signal.SIGHUP)  # it starts another process, and only then ends this one
             self.wait(1.0)
-            self.tick()
+            try:
+                self.tick()
+            except Exception:
+                self.log.exception("Error in the application's tick")
         for fd in self.listeners:
             self.accept(fd)  # closing the socket would reset the connections in its backlog
             self.stop_accepting(fd)
@@ -355,8 +359,8 @@ class FastLane(SlowLane):
         self.declined.append(conn)
 
     def admit(self, conn: Connection) -> None:
-        """Receive an incomplete body, or let it wait: too many long ones at once would not fit into memory."""
-        if self.admitted and self.admitted + conn.missing > MAX_ADMITTED_BYTES:
+        """Receive an incomplete body, or let it wait behind others: too many at once would not fit into memory."""
+        if self.waiting or (self.admitted and self.admitted + conn.missing > MAX_ADMITTED_BYTES):
             conn.state = WAITING
             self.waiting.append(conn)
             self.watch(conn)
@@ -369,13 +373,16 @@ class FastLane(SlowLane):
         """A body is complete, or never will be: admit the bodies that waited for it."""
         self.admitted -= conn.admitted
         conn.admitted = 0
-        while self.waiting and (not self.admitted or self.admitted + self.waiting[0].missing <= MAX_ADMITTED_BYTES):
-            first = self.waiting.popleft()
+        while self.waiting:
+            first = self.waiting[0]
             if first.state == WAITING:
+                if self.admitted and self.admitted + first.missing > MAX_ADMITTED_BYTES:
+                    break
                 first.state = RECEIVING
                 first.admitted = first.missing
                 self.admitted += first.admitted
                 self.watch(first)
+            self.waiting.popleft()
 
     def start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], Any]:
         """PEP 3333's start_response, one for all requests: answers are made one after the other."""

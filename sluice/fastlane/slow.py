@@ -7,17 +7,23 @@ from typing import Any
 
 import gevent
 from gevent import socket as gsocket
+from gevent.lock import Semaphore
 from gunicorn.http.errors import ParseException
 from gunicorn.workers.ggevent import GeventWorker
 
 from sluice.fastlane.connection import READ_BYTES, Connection
 from sluice.fastlane.interface import MAX_BODY_BYTES
 
+MAX_BODIES = 4  # of up to MAX_BODY_BYTES that are read at a time; a longer one is read alone
 LINGER_SECONDS = 2.0  # in which a client that is still sending can read its rejection
 
 
 class SlowLane(GeventWorker):
     """gunicorn's gevent worker, changed to serve one request of a connection instead of all."""
+
+    def make_room(self) -> None:
+        """For bodies that are read at the same time."""
+        self.queue, self.room = Semaphore(1), Semaphore(MAX_BODIES)
 
     def serve(self, conn: Connection) -> bytes | None:
         """Serve one request; its first bytes are in `pieces`. None: the connection is closed.
@@ -42,8 +48,20 @@ class SlowLane(GeventWorker):
         return client.left + client.data
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
-        """Serve a parsed request, then stop gunicorn's keep-alive loop."""
-        super().handle_request(listener_name, req, sock, addr)
+        """Serve a parsed request, then stop gunicorn's keep-alive loop. A body that is not here yet waits for room."""
+        size = next((int(value) for name, value in req.headers if name == "CONTENT-LENGTH"), None)
+        if size is None:
+            size = MAX_BODY_BYTES if any(name == "TRANSFER-ENCODING" for name, _ in req.headers) else 0
+        share = 0 if size <= READ_BYTES else 1 if size <= MAX_BODY_BYTES else MAX_BODIES
+        if share:
+            with self.queue:  # in the order of arrival
+                for _ in range(share):
+                    self.room.acquire()
+        try:
+            super().handle_request(listener_name, req, sock, addr)
+        finally:
+            for _ in range(share):
+                self.room.release()
         unread = 0
         with gevent.Timeout(LINGER_SECONDS, False):
             while unread < MAX_BODY_BYTES:

@@ -73,12 +73,13 @@ class Site:
 
 @contextlib.contextmanager
 def site(
-    app: str = "apps:echo", *args: object, runtime: str = "cpython", redis: Server | None = None
+    app: str = "apps:echo", *args: object, runtime: str = "cpython", redis: Server | None = None, **env: object
 ) -> Iterator[Site]:
     with short_tmp() as tmp:
         port = free_port()
         binds = ("-b", f"unix:{tmp}/run/gateway-0.sock", "-b", f"127.0.0.1:{port}")
-        with gateway(tmp, redis, runtime, args=(*binds, "--pythonpath", ROOT / "tests", *args, app)) as server:
+        arguments = (*binds, "--pythonpath", ROOT / "tests", *args, app)
+        with gateway(tmp, redis, runtime, env=env, args=arguments) as server:
             yield Site(server, port)
 
 
@@ -323,22 +324,34 @@ def test_bodies_of_any_length_in_any_pieces_are_accepted_unchanged(ingest: Site,
     assert redis.items() == bodies
 
 
-def test_many_concurrent_large_bodies_take_bounded_memory() -> None:
-    with short_tmp() as tmp, redis_server(tmp) as private, site("ingest:app", redis=private) as running:
-        worker, count = running.worker(), 64
+@pytest.mark.parametrize(
+    ("size", "path", "count", "most"),
+    [
+        (1 << 20, "/votes", 64, 28 << 20),
+        (1 << 20, "/vo%74es", 64, 28 << 20),
+        (8 << 20, "/votes", 20, 48 << 20),
+    ],
+    ids=["fast lane", "slow lane", "longer than the fast lane takes"],
+)
+def test_many_concurrent_large_bodies_take_bounded_memory(size: int, path: str, count: int, most: int) -> None:
+    with (
+        short_tmp() as tmp, redis_server(tmp) as private,
+        site("ingest:app", redis=private, INGEST_MAX_BODY=8 << 20) as running,
+    ):  # fmt: skip
+        worker = running.worker()
         with Client(running["unix"]) as client:  # the process's own memory
             client.send(plain())
             assert client.answer()[0] == 200
         before = memory(worker)
         clients = [Client(running["unix"]) for _ in range(count)]
-        senders = [threading.Thread(target=client.send, args=(plain(bytes(1 << 20)),)) for client in clients]
+        senders = [threading.Thread(target=client.send, args=(plain(bytes(size), path),)) for client in clients]
         for sender in senders:
             sender.start()
         assert [client.answer()[0] for client in clients] == [200] * count
         for sender, client in zip(senders, clients):
             sender.join()
             client.close()
-        assert memory(worker, "VmHWM") - before < 28 << 20
+        assert memory(worker, "VmHWM") - before < most
         assert redis_client.Redis(unix_socket_path=str(private.socket)).llen("ingest:{votes}") == 1 + count
 
 
@@ -405,6 +418,24 @@ def test_a_long_body_delays_no_other_that_fits_beside_it(echo: Site, kind: str) 
         assert other.echo()["length"] == 1 << 20
         first.send(data[-1:])
         assert first.echo()["length"] == 1 << 20
+
+
+def test_a_large_body_that_waits_is_not_passed_by_smaller_ones(echo: Site) -> None:
+    large, medium = plain(bytes(1 << 20)), plain(bytes(100_000))
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(Client(echo["unix"])) for _ in range(7)]
+        for client in clients[:3]:  # 3 MiB, and most of a fourth
+            client.send_apart(large[:1000])
+        clients[3].send_apart(plain(bytes(900_000))[:1000])
+        clients[4].send_apart(large[:1000])  # waits
+        clients[5].send_apart(medium[:1000])  # would fit
+        clients[5].send(medium[1000:])
+        clients[6].send(plain())
+        assert clients[6].echo()["length"] == 1  # a body that came whole waits for nobody
+        assert unread(clients[5]) > 0
+        clients[0].send(large[1000:])
+        clients[4].send(large[1000:])
+        assert [clients[number].echo()["length"] for number in (0, 4, 5)] == [1 << 20, 1 << 20, 100_000]
 
 
 def test_the_end_of_a_body_admits_only_as_many_others_as_fit(echo: Site) -> None:
