@@ -86,8 +86,10 @@ def probe(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterab
 
 
 def tick() -> None:
-    """Once a second: report the counts; while CLOSING exists, let replies close connections."""
+    """Once a second: report the counts; look at the disk; while CLOSING exists, let replies close connections."""
     INLET.report()
+    if SETTINGS.has_own_redis:
+        INLET.check_disk(SETTINGS.home / "redis")
     is_closing = os.path.exists(CLOSING)
     for endpoint in ENDPOINTS:
         endpoint.reply = endpoint.replies[is_closing]

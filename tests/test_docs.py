@@ -18,6 +18,7 @@ import ingest
 import sluice
 from proving import documents, harness
 from sluice import settings, views
+from sluice.fastlane.answers import BROKEN
 from sluice.formats.registry import ROUTES
 from sluice.formats.streams import STREAMS
 from sluice.http import replies, routes
@@ -70,6 +71,7 @@ def test_the_table_of_paths_is_the_routing_table():
 
 def test_the_table_of_answers_has_exactly_the_errors_that_gateway_and_nginx_give():
     given = {reply.status[:3] for reply in vars(replies).values() if isinstance(reply, routes.Reply)} | {"413", "503"}
+    given.add(BROKEN[0][:3])
     nginx = (harness.ROOT / "nginx/sluice.conf").read_text()
     for codes in re.findall(r"error_page ([\d ]+)(?:=(\d+))?", nginx):
         given |= {codes[1]} if codes[1] else set(codes[0].split())
@@ -118,7 +120,8 @@ def test_the_fields_of_the_counts_are_those_that_the_processes_count():
 
 
 def test_the_details_of_a_503_are_those_that_the_gateway_gives():
-    known = [getattr(errors, name) for name in ("REDIS_DOWN", "REDIS_FULL", "REDIS_READ_ONLY", "BACKLOG_FULL")]
+    names = "REDIS_DOWN", "REDIS_FULL", "REDIS_READ_ONLY", "DISK_FULL", "BACKLOG_FULL"
+    known = [getattr(errors, name) for name in names]
     known += [errors.REPLICAS_BEHIND, kafka_inlet.KAFKA_REFUSES, kafka_inlet.Inlet.down]
     texts = {text.replace("%d", "N").replace("%s", "…") for text in known}
     assert table(SPOOL, "`detail` of a 503").keys() == texts

@@ -376,7 +376,7 @@ def test_the_kept_path_is_the_one_that_chose_the_route_however_it_is_written(sit
         coded = "".join(
             rng.choice((f"%{ord(letter):02x}", f"%{ord(letter):02X}", letter, letter)) for letter in path[1:]
         )
-        target = rng.choice(("", "http://elsewhere:1")) + "/" + coded
+        target = rng.choice(("", "http://elsewhere:1" if site.is_gunicorn else "")) + "/" + coded
         data = f"POST {target}?{query} HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx".encode()
         if send(site.where, data)[0] < 300:
             accepted += 1

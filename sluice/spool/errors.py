@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 REDIS_DOWN = "Redis does not answer."
 REDIS_FULL = "Redis is full."
 REDIS_READ_ONLY = "Redis refuses to write: %s"
+DISK_FULL = "The disk is almost full."
 BACKLOG_FULL = "The backlog is over its limit."
 REPLICAS_BEHIND = "Fewer than %d replicas of Redis keep up."
 

@@ -12,10 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError, ResponseError, TimeoutError
 
+from sluice.base import disk
 from sluice.base.connect import connection, required
 from sluice.base.counters import REPORT_SECONDS, SECONDS, SIZES, Counts
 from sluice.spool import errors
@@ -24,9 +26,10 @@ from sluice.spool.contract import AT_ONCE, NAME, PROBED, TIMEOUT_SECONDS, count_
 from sluice.spool.errors import NewerLayout, Refusal
 
 log = logging.getLogger("sluice.spool")
+DISK_SECONDS = 10  # Retry-After while the disk has no more than its reserve
 CONFIRM_MS = 400  # to wait for replicas: a balancer must notice before a client gives up a second time
 PAUSE_SECONDS = 0.1  # between two attempts to connect to a Redis that was lost, while all bodies are refused
-PROBE_SECONDS = 0.02  # for which the answer of a readiness check counts: those of one turn ask Redis once
+PROBE_SECONDS = 0.02  # or until a commit, the answer of a readiness check counts: those of one turn ask Redis once
 MARK_SECONDS = 0.1  # between two marks of one process and stream: the precision of received_at
 MAX_BACKLOG_BODIES = 10_000_000  # READY, per stream; of 54 bytes or more, the limit in bytes (512m) acts first
 # What precedes an item of `size` bytes in a command for Redis: the end of the line before, and the length
@@ -75,6 +78,7 @@ class Inlet:
         self.behind = CONFIRM_MS if replicas else 0
         self.required = replicas  # of the last WAIT
         self.away = False  # Redis did not answer in time, and a thread connects again: see `reconnect`
+        self.closed: Refusal | None = None  # why nothing is accepted, without asking Redis
         self.reason: str | None = None  # what the last readiness check found: why /readyz says 503
         self.probe_due = AT_ONCE  # monotonic: end of PROBE_SECONDS
         self.open = Group()
@@ -112,6 +116,7 @@ class Inlet:
                 raise
             finally:
                 group.done = True
+                self.probe_due = AT_ONCE
 
     def disconnect(self, cause: BaseException) -> None:
         """Close the connection, after this error. The next one may lead to a Redis that lost bodies, or has no
@@ -141,7 +146,7 @@ class Inlet:
     def push(self, group: Group) -> None:
         """One round trip: collect the commands, send all of them, read the replies in the same order."""
         now = time.monotonic()
-        if self.away:
+        if self.away or self.closed:
             self.refuse_all(group)
             return
         if self.behind and not self.caught_up(group):  # probe first: otherwise each retry adds another copy
@@ -255,6 +260,24 @@ class Inlet:
             except (RedisError, OSError) as error:
                 self.disconnect(error)
 
+    def check_disk(self, place: Path) -> None:
+        """Refuse everything while the disk of Redis has too little room beyond its reserve: what waits is written there
+        once more when it is claimed. Call this about once a second. place: Redis's directory.
+        """
+        spare = disk.spare(place)
+        with self.turn:
+            if spare < self.waiting() and not self.away:
+                try:
+                    for backlog in self.backlogs.values():
+                        self.is_full(backlog, time.monotonic())  # what waited may have been taken
+                except (RedisError, OSError) as error:
+                    self.disconnect(error)
+            self.closed = Refusal(errors.DISK_FULL, DISK_SECONDS) if spare < self.waiting() else None
+
+    def waiting(self) -> int:
+        """The bytes of all READY bodies that this process knows of."""
+        return sum(backlog.size for backlog in self.backlogs.values())
+
     def is_full(self, backlog: Backlog, now: float) -> bool:
         """Ask Redis whether a full backlog still is: a client that waited for Retry-After must be accepted."""
         if now >= backlog.mark_due:
@@ -291,7 +314,10 @@ class Inlet:
     def refuse_all(self, group: Group) -> None:
         """Refuse a group without a reply: its bodies may or may not be on the list."""
         for stream in group.items:
-            self.refuse(group, stream, Refusal(self.down, 1), cause=self.cause)
+            if self.closed:
+                self.refuse(group, stream, self.closed)
+            else:
+                self.refuse(group, stream, Refusal(self.down, 1), cause=self.cause)
 
     def log_change(self, subject: str, reason: str | None, cause: str = "") -> None:
         """Log one line when refusals start or their reason changes, and one when they end.
@@ -328,6 +354,8 @@ class Inlet:
 
     def probe(self) -> str | None:
         """Write to Redis. Returns: None, or the reason why bodies would be refused. Raises: RedisError, OSError."""
+        if self.closed:
+            return self.closed.reason
         if not self.behind or self.caught_up(Group()):  # do not make each check wait
             self.redis.send_command("SET", PROBED, "1", "EX", "60")
             self.redis.read_response()

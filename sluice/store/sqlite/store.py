@@ -14,6 +14,7 @@ from typing import Any
 import apsw
 import msgspec
 
+from sluice.base import disk
 from sluice.base.override import override
 from sluice.base.times import instant
 from sluice.settings import Keep
@@ -111,6 +112,8 @@ class Sqlite(Store[apsw.Connection]):
         # Unavailable: the database is locked, full, read-only or corrupt
         try:
             db = self.open()
+            if not read:
+                self.leave_reserve(db)
             db.execute("BEGIN" if read else "BEGIN IMMEDIATE")
             try:
                 yield db
@@ -123,6 +126,15 @@ class Sqlite(Store[apsw.Connection]):
             with contextlib.suppress(apsw.Error):
                 self.close()
             raise Unavailable(f"{self.path}: {error}") from error
+
+    def leave_reserve(self, db: apsw.Connection) -> None:
+        """Let the next transaction fail before half of the disk's reserve is used: Redis is mostly on the same disk.
+
+        A page is written to the WAL, perhaps twice, and to the file.
+        """
+        room = max(0, disk.spare(os.path.dirname(os.path.abspath(self.path)), 2))
+        pages, size = (self.run(db, f"PRAGMA {name}")[0][0] for name in ("page_count", "page_size"))
+        db.execute(f"PRAGMA max_page_count={max(1, pages + room // (3 * size))}")
 
     @override
     def run(self, db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> list[Row]:
