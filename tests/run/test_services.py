@@ -98,6 +98,14 @@ def test_pypy_has_the_nursery_of_bin_up_under_systemd_too(name: str, tmp: Path) 
     assert f"Environment={variable}={size}\n" in units[services.UNITS / f"sluice-{name}.service.d/zz-pypy.conf"]
 
 
+def test_every_program_but_the_redis_of_the_list_has_a_bound_of_memory(tmp: Path) -> None:
+    units = installed(tmp, {})
+    for unit in UNITS:
+        folders = [f"{unit}.d", re.sub("@.*", "@.service.d", unit), *["sluice-.service.d"] * unit.startswith("sluice-")]
+        texts = [path.read_text() for folder in folders for path in (units / folder).glob("*.conf")]
+        assert any("\nMemoryMax=50%\n" in text for text in texts) == (not unit.startswith("redis-server"))
+
+
 def test_the_units_follow_the_settings(tmp: Path) -> None:
     plain, every = (services.files(settings.load(services.given("", env)), Path("/srv/sluice")) for env in ({}, EVERY))
     more = {f"sluice-{name}.service.d/zz-pypy.conf" for name in ("gateway", "reader")}
