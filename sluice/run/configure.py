@@ -45,6 +45,13 @@ def replaced(text: str, *pairs: tuple[str, str]) -> str:
     return text
 
 
+def quoted(path: object) -> str:
+    """A path in a configuration. Raises: SettingError if nginx, Redis or supervisord would read it as another one."""
+    if re.search(r'["$%\\\n]', str(path)):
+        raise settings.SettingError(f'nginx and Redis cannot use the path {str(path)!r}: it has one of " $ % \\.')
+    return f'"{path}"'
+
+
 def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]]:
     """Access control in nginx/sluice.conf: the name of each group of lines, whether it is on, and its replacements."""
     origins = "|".join(re.escape(word) for word in s.cors if not word.startswith("/")) or "[^ ]+"
@@ -56,15 +63,15 @@ def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]
     most = STRANGERS if strangers else s.client_connections
     counted = "zone $sluice_stranger " if strangers else "zone $sluice_network "
     return [
-        ("api-keys", s.api_keys is not None, [("/etc/sluice/api-keys", f'"{s.api_keys}"')]),
-        ("passwords", s.passwords is not None, [("/etc/sluice/passwords", f'"{s.passwords}"')]),
+        ("api-keys", s.api_keys is not None, [("/etc/sluice/api-keys", quoted(s.api_keys))]),
+        ("passwords", s.passwords is not None, [("/etc/sluice/passwords", quoted(s.passwords))]),
         (
             "tls", s.tls_certificate is not None,
             [
                 (f"listen [::]:{s.port} ", f"listen [::]:{s.port} ssl http2 "),
                 (f"listen {s.port} ", f"listen {s.port} ssl http2 "),
-                ("/etc/sluice/certificate.pem", f'"{s.tls_certificate}"'),
-                ("/etc/sluice/key.pem", f'"{s.tls_key}"'),
+                ("/etc/sluice/certificate.pem", quoted(s.tls_certificate)),
+                ("/etc/sluice/key.pem", quoted(s.tls_key)),
                 ("keepalive_requests 1000000;  # of", "keepalive_requests 1000;  # of"),
             ],
         ),
@@ -138,26 +145,29 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
     masks = [f"{1 << number:b}" for number in (processors if len(processors) > 1 else processors * 2)]
     main = replaced(
         (ROOT / "nginx/nginx.conf").read_text(),
-        ("/run/sluice/nginx.pid", f'"{s.home}/run/nginx.pid"'),
+        ("/run/sluice/nginx.pid", quoted(s.home / "run/nginx.pid")),
         ("worker_processes auto", f"worker_processes {len(masks)}"),
         ("worker_cpu_affinity auto", f"worker_cpu_affinity {' '.join(masks)}"),
         ("worker_rlimit_nofile 20000", f"worker_rlimit_nofile {files}"),
         ("worker_connections 20000", f"worker_connections {files}"),
         *(
-            (f"/var/lib/sluice/{kind}", f'"{s.home}/tmp/{kind}"')  # noqa: S108  # not shared
+            (f"/var/lib/sluice/{kind}", quoted(s.home / "tmp" / kind))  # noqa: S108  # not shared
             for kind in ("body", "proxy", "fastcgi", "uwsgi", "scgi")
         ),
     )
     server = replaced(
         with_views((ROOT / "nginx/sluice.conf").read_text(), s),
-        *((f"unix:/run/sluice/{path.name} ", f'"unix:{path}" ') for path in s.gateway_sockets + s.reader_sockets),
-        ("unix:/run/sluice/metrics.sock;", f'"unix:{s.home}/run/metrics.sock";'),
+        *(
+            (f"unix:/run/sluice/{path.name} ", f"{quoted(f'unix:{path}')} ")
+            for path in s.gateway_sockets + s.reader_sockets
+        ),
+        ("unix:/run/sluice/metrics.sock;", f"{quoted(f'unix:{s.home}/run/metrics.sock')};"),
         (f"{allows(PRIVATE[:5])}\n    {allows(PRIVATE[5:])}  # INGEST_ALLOW", allows(s.allow)),
         ("(localhost|", f"({'|'.join(map(re.escape, ('localhost', *s.hosts)))}|"),
         ("listen 8080 ", f"listen {s.port} "),
         ("listen [::]:8080 ", f"{'' if has_ipv6() else '#'}listen [::]:{s.port} "),
-        ("/usr/share/sluice/status/", f'"{ROOT}/nginx/status/"'),
-        ("/run/sluice/status.json", f'"{s.home}/run/status.json"'),
+        ("/usr/share/sluice/status/", quoted(f"{ROOT}/nginx/status/")),
+        ("/run/sluice/status.json", quoted(s.home / "run/status.json")),
         ("allow 127.0.0.1; allow ::1;  # INGEST_STATUS_ALLOW", allows(s.status_allow)),
         ("client_max_body_size 1m", f"client_max_body_size {s.max_body}"),
     )
@@ -221,16 +231,16 @@ def write(s: settings.Settings, files: int = 0) -> None:
         (s.home / name).chmod(0o700)
     views_redis = replaced(
         (ROOT / "deploy/redis/views.conf").read_text(),
-        ("unixsocket /run/sluice/views.sock", f'unixsocket "{s.home}/{SOCKET}"'),
-        ("dir /run/sluice", f'dir "{s.home}/run"'),
+        ("unixsocket /run/sluice/views.sock", f"unixsocket {quoted(s.home / SOCKET)}"),
+        ("dir /run/sluice", f"dir {quoted(s.home / 'run')}"),
         ("maxmemory 268435456", f"maxmemory {s.views_memory}"),
     )
     texts = {"views.conf": views_redis, "supervisord.conf": supervisor_configuration(s)}
     if s.has_own_redis:
         texts["redis.conf"] = replaced(
             (ROOT / "deploy/redis/redis.conf").read_text(),
-            ("unixsocket /run/sluice/redis.sock", f'unixsocket "{s.spool}"'),
-            ("dir /var/lib/sluice", f'dir "{s.home}/redis"'),
+            ("unixsocket /run/sluice/redis.sock", f"unixsocket {quoted(s.spool)}"),
+            ("dir /var/lib/sluice", f"dir {quoted(s.home / 'redis')}"),
             ("appendfsync always", f"appendfsync {s.durability}"),
             ("maxmemory 1073741824", f"maxmemory {s.max_memory}"),
         )

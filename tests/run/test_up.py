@@ -307,6 +307,22 @@ def test_an_unusable_home_is_one_line_and_status_1(tmp: Path) -> None:
     assert f"{tmp}/file cannot be used" in words
 
 
+@pytest.mark.parametrize("name", ["a$b", "a%b", 'a"b', "a\\b"])
+def test_a_path_that_nginx_would_read_as_another_is_one_line_and_status_2(name: str, tmp: Path) -> None:
+    status, words = refused({"INGEST_PORT": free_port()}, tmp / name)
+    assert (status, words.count("\n")) == (2, 1)
+    assert words.startswith("sluice: nginx and Redis cannot use the path ")
+
+
+def test_a_home_with_other_characters_works(tmp: Path) -> None:
+    home = tmp / "a b;{ä'"
+    home.mkdir(0o700)
+    with installation(home) as up:
+        assert vote(up, "a") == 200
+        poll(lambda: choices(up) == ["a"])
+        assert get(up.port, "/status/status.json")[0] in (200, 404)
+
+
 def test_a_home_that_something_else_uses_is_refused_and_unchanged(tmp: Path) -> None:
     """As INGEST_HOME=/ or /var would be."""
     (tmp / "etc").mkdir(mode=0o755)
