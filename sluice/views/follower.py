@@ -40,7 +40,7 @@ IDLE_SECONDS = 0.025  # between two looks at a database without news
 # after a turn that waited for a processor the follower rests for twice that time: other programs need the processors
 REST_FACTOR, REST_SECONDS = 2.0, 0.25  # times the wait, at most so long
 BEAT_SECONDS = 0.5  # between two renewals of the lease, and looks for requests
-CHUNK_ROWS = 20_000  # about 20 MB
+CHUNK_ROWS = 20_000  # after which the position is stored
 WINDOW_CALLS = 64  # of scripts, sent before their replies are read
 SCAN_KEYS = 500  # of one step of the search for keys that no view needs
 BACKOFF_SECONDS = (0.1, 2.0)  # between two tries while Redis or the database is away: the first, and the longest
@@ -71,6 +71,7 @@ class Generation:
 class Follower:
     def __init__(self, socket: str, url: str, views: Mapping[str, View], streams: dict[str, Stream]) -> None:
         """socket: of the views' Redis. url: of the store."""
+        self.socket = socket
         self.client = ViewsClient(socket)
         self.source = open_row_source(url, streams)
         self.views = {path: view for path, view in views.items() if isinstance(view, Followed)}
@@ -95,6 +96,7 @@ class Follower:
 
     def run(self) -> None:
         backoff = BACKOFF_SECONDS[0]
+        threading.Thread(target=self.keep, name="lease", daemon=True).start()
         watchdog = daemon.Watchdog()
         waited = daemon.waited()
         while not self.stopping:
@@ -123,6 +125,20 @@ class Follower:
             self.client.ask(("EVAL", contract.RELEASE, 1, contract.HOLDER, self.token))
         self.client.close()
         self.source.close()
+
+    def keep(self) -> None:
+        """Renew the lease, whatever a turn is waiting for: it may have to read a whole table."""
+        client = ViewsClient(self.socket)
+        while not self.stopping:
+            if self.token:
+                with contextlib.suppress(Exception):
+                    client.ask(self.extend())
+            time.sleep(BEAT_SECONDS)
+        client.close()
+
+    def extend(self) -> Command:
+        lease = int(contract.LEASE_SECONDS * 1000)
+        return "EVAL", contract.EXTEND, 1, contract.HOLDER, self.token, lease
 
     def stop(self) -> None:
         """End `run`. Call it once."""
@@ -346,7 +362,7 @@ class Follower:
         milliseconds = int(time.time() * 1000)
         infos = [generation.info for generation in self.generations if generation.synced]
         held, asked = self.client.ask(
-            ("EVAL", contract.EXTEND, 1, contract.HOLDER, self.token, int(contract.LEASE_SECONDS * 1000)),
+            self.extend(),
             ("SMEMBERS", contract.REBUILD),
         )
         if not held:

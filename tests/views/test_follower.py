@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from sluice.views.client import LeaseLost, ViewsClient
 from sluice.views.kinds.latest import EACH, LATEST, ORDER_BYTES
 from sluice.views.link import Command
 from sluice.views.rows.registry import open_row_source
+from sluice.views.rows.source import PIECE_BYTES
 from store_tests import again
 from viewing import NOON, Site, site
 
@@ -677,3 +679,42 @@ def test_an_unexpected_error_ends_no_follower(sqlite: Site, monkeypatch: pytest.
     own.stop()
     thread.join()
     assert not left
+
+
+def test_rows_are_read_by_their_bytes(here: Site) -> None:
+    text = secrets.token_hex(100_000)
+    for n in range(0, 40, 10):
+        here.put("gps", [position(f"{n + m}{text}", n) for m in range(10)])
+    found = 0
+    with contextlib.closing(open_row_source(here.url, here.streams)) as own:
+        own.news()
+        at, more = own.start(), True
+        with own.snapshot():
+            while more:
+                changes = own.changes("gps", at, follower.CHUNK_ROWS)
+                for piece in changes.pieces:
+                    found += len(piece)
+                    assert sum(len(row[2]) for row in piece) < PIECE_BYTES + 32 * len(text)
+                at, more = changes.position, changes.more
+    assert found == 40
+
+
+def test_the_lease_is_renewed_while_a_turn_waits(postgres: Site) -> None:
+    assert postgres.follower
+    postgres.kill(postgres.follower)
+    postgres.put("gps", [position("bike", 1)])
+    own = follower.Follower(postgres.socket, postgres.url, postgres.views, postgres.streams)
+    client, thread = postgres.client(), threading.Thread(target=own.run)
+    with postgres.store.transaction() as db, client.monitor() as monitor:
+        db.execute("LOCK TABLE gps IN ACCESS EXCLUSIVE MODE")
+        thread.start()
+        harness.poll(lambda: own.token)
+        token, renewed = own.token, 0
+        for command in monitor.listen():
+            renewed += token in command["command"] and "PEXPIRE" in command["command"].upper()
+            if renewed * follower.BEAT_SECONDS > 2 * contract.LEASE_SECONDS:
+                break
+    postgres.caught_up()
+    assert own.token == token
+    own.stop()
+    thread.join()

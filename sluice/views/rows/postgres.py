@@ -20,13 +20,14 @@ from sluice.store.types import Unavailable
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types
-from sluice.views.rows.source import INDEXING, Changes, Converter, Diverged, Row, RowSource, raw
+from sluice.views.rows.source import INDEXING, PIECE_BYTES, ROW_BYTES, Changes, Converter, Diverged, Row, RowSource, raw
 
 log = logging.getLogger("sluice.rows")
 
 SETTLE_SECONDS = 0.2  # between two checks of the transactions
 SUMMARIZE_SECONDS = 10.0  # between two updates of the block range index
 BATCHES = 5_000  # looked up at once
+FETCH_ROWS = 32 if psycopg.pq.version() >= 170_000 else 1  # that libpq makes of what it receives, at a time
 # PostgreSQL refuses a row whose part of an index has more than 2.7 kB, so a text is indexed by its hash
 HASHED = 'hashtextextended("{}", 0)'
 
@@ -224,7 +225,7 @@ class PostgresRows(RowSource):
             if not more or replayed:
                 ids = [row[0] for row in replayed]
                 change, changes_above = behind(change, changes_above, ids, self.settled[1], more)
-            pieces = self.rows(db, self.query(db, stream), batches, size, sorted({row[1] for row in replayed}))
+            pieces = self.rows(db, stream, batches, sorted({row[1] for row in replayed}))
             self.reading.callback(pieces.close)
         return Changes(pieces, json.dumps([settled, above, change, changes_above, last, claim]), more)
 
@@ -233,16 +234,15 @@ class PostgresRows(RowSource):
         count = 0
         query = self.query(db, stream)
         if query:
-            with self.open(), db.cursor("rows", binary=True) as cursor:
-                cursor.execute(cast("Any", query + "batch > %s AND batch <= %s"), (above, until))
-                while rows := cursor.fetchmany(10_000):
-                    count += len(rows)
-                    yield rows
+            for rows in self.pieces(db, stream, query + "batch > %s AND batch <= %s", (above, until)):
+                count += len(rows)
+                yield rows
         size = until - above
         self.steps[stream] = size * 4 if count < limit // 4 else max(1, size * limit // max(count, limit))
 
-    def rows(self, db: Any, query: str, batches: list[int], size: int, replayed: list[int]) -> Generator[list[Row]]:
-        """The rows of `batches`, then all rows of the batches in `replayed`. size: rows in `batches`."""
+    def rows(self, db: Any, stream: str, batches: list[int], replayed: list[int]) -> Generator[list[Row]]:
+        """The rows of `batches`, then all rows of the batches in `replayed`."""
+        query = self.query(db, stream)
         if not query:
             return
         asked: list[tuple[str, tuple[Any, ...]]] = []
@@ -250,12 +250,27 @@ class PostgresRows(RowSource):
             # the block range index answers the range in one scan; for the list alone it would scan once per element
             asked.append(("batch BETWEEN %s AND %s AND batch + 0 = ANY(%s)", (batches[0], batches[-1], batches)))
         asked += [("batch = %s", (batch,)) for batch in replayed]
-        with self.open():
-            for where, values in asked:
-                with db.cursor("rows" if size > 10_000 else "", binary=True) as cursor:
-                    cursor.execute(cast("Any", query + where), values)
-                    while rows := cursor.fetchmany(10_000):
-                        yield rows
+        for where, values in asked:
+            yield from self.pieces(db, stream, query + where, values)
+
+    def pieces(self, db: Any, stream: str, query: str, values: tuple[Any, ...]) -> Generator[list[Row]]:
+        """The rows of a query, as they come from the server: neither side holds more than a piece of them."""
+        kinds = field_types(self.streams[stream].record).values()
+        texts = [at for at, kind in enumerate(kinds, 2) if not kind <= {float, int, bool}]
+        piece, size = [], 0
+        with (
+            self.open(),
+            db.cursor(binary=True) as cursor,
+            contextlib.closing(cursor.stream(cast("Any", query), values, size=FETCH_ROWS)) as rows,
+        ):
+            for row in rows:
+                piece.append(row)
+                size += ROW_BYTES + sum([len(row[at]) for at in texts if row[at].__class__ is str])
+                if size >= PIECE_BYTES:
+                    yield piece
+                    piece, size = [], 0
+        if piece:
+            yield piece
 
     @override
     def count(self, stream: str, key: str, by: str, value: str) -> dict[str, int]:

@@ -1,5 +1,7 @@
 """What a view reads from a database: the rows committed since a position, and counts. It never writes rows.
 
+What it holds at a time has a bound in bytes: a record may have a megabyte, and a stranger may send many of them.
+
 A position is a text that only its source understands. Rows that were committed up to it are never read again, rows
 committed later are always read, whatever the order in which transactions commit. It also names the last row or batch
 that was read: a database that does not have it is another database, or one restored from a backup (Diverged).
@@ -20,6 +22,9 @@ from sluice.streams.schema import field_types
 
 Row = tuple[Any, ...]  # time (see RowSource.nanoseconds), sequence number, and the fields of the record
 Converter = Callable[[Any], Any]
+PIECE_BYTES = 4 << 20  # of the texts in the rows that are held at a time
+ROW_BYTES = 100  # that a row counts in addition to its texts
+CACHED_BYTES = 512  # a longer JSON text is not cached
 INDEXING = "%s: its tallies are slow; creating an index on %s"
 canonical = msgspec.json.Encoder(order="deterministic").encode
 
@@ -29,7 +34,10 @@ class Diverged(Exception):
 
 
 class Changes(NamedTuple):
-    """Rows since a position, the position after them, and whether this snapshot has more."""
+    """Rows since a position, the position after them, and whether this snapshot has more.
+
+    pieces: each has about PIECE_BYTES, or one row.
+    """
 
     pieces: Iterable[list[Row]]
     position: str
@@ -63,7 +71,7 @@ class RowSource(ABC):
 
     @abstractmethod
     def changes(self, stream: str, position: str, limit: int) -> Changes:
-        """Rows that were committed since a position: about `limit`, or of one batch. Call it within a snapshot.
+        """Rows that were committed since a position: at most about `limit`, or of one batch. Call it in a snapshot.
 
         Raises: Diverged.
         """
@@ -102,7 +110,13 @@ class RowSource(ABC):
             db.close()
 
 
-@lru_cache(maxsize=4096)
 def raw(text: str) -> msgspec.Raw:
     """JSON with sorted names, so that equal values are equal bytes."""
+    return cached(text) if len(text) <= CACHED_BYTES else decoded(text)
+
+
+def decoded(text: str) -> msgspec.Raw:
     return msgspec.Raw(canonical(msgspec.json.decode(text)))
+
+
+cached = lru_cache(maxsize=4096)(decoded)

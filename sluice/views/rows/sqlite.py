@@ -18,7 +18,7 @@ from sluice.base.override import override
 from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types
-from sluice.views.rows.source import INDEXING, Changes, Converter, Diverged, Row, RowSource, raw
+from sluice.views.rows.source import INDEXING, PIECE_BYTES, ROW_BYTES, Changes, Converter, Diverged, Row, RowSource, raw
 
 log = logging.getLogger("sluice.rows")
 
@@ -118,9 +118,12 @@ class SqliteRows(RowSource):
         # a column that the worker has not added yet: its quoted name alone would be taken for a text
         names = field_types(self.streams[stream].record)
         columns = ", ".join(f'"{name}"' if name in present else "NULL" for name in names)
+        sizes = " + ".join(
+            [str(ROW_BYTES), *(f'ifnull(octet_length("{name}"), 0)' for name in names if name in present)]
+        )
         every = ", ".join(f'CAST("{name}" AS BLOB)' for name in ("time", "batch", "seq", *names) if name in present)
         return (
-            f'SELECT time, seq, {columns}, rowid FROM "{stream}" WHERE rowid > ? ORDER BY rowid LIMIT ?',
+            f'SELECT time, seq, {columns}, {sizes}, rowid FROM "{stream}" WHERE rowid > ? ORDER BY rowid LIMIT ?',
             f'SELECT {every} FROM "{stream}" WHERE rowid = ?',
         )
 
@@ -140,7 +143,12 @@ class SqliteRows(RowSource):
                 raise Diverged(f"{position!r:.40} is no position in SQLite") from None
             if position and stitch(rowid, db.execute(one, (rowid,)).fetchone()) != position:
                 raise Diverged(f"row {rowid} of {stream} is missing or has changed")
-            found = list(readable(db.execute(query, (rowid, limit))))
+            found, size = [], 0
+            for row in readable(db.execute(query, (rowid, limit))):
+                found.append(row)
+                size += row[-2] if row else ROW_BYTES
+                if size >= PIECE_BYTES:
+                    break
             rows = [row for row in found if row is not None]
             if odd := len(found) - len(rows):
                 log.warning("%s: %d rows with a text that is not UTF-8 are left out of the views", stream, odd)
@@ -148,7 +156,7 @@ class SqliteRows(RowSource):
                 last = f'SELECT rowid FROM "{stream}" WHERE rowid > ? ORDER BY rowid LIMIT 1 OFFSET ?'
                 rowid = found[-1][-1] if found[-1] else db.execute(last, (rowid, len(found) - 1)).get
                 position = stitch(rowid, db.execute(one, (rowid,)).fetchone())
-        return Changes((rows,), position, len(found) == limit)
+        return Changes((rows,), position, len(found) == limit or size >= PIECE_BYTES)
 
     @override
     def count(self, stream: str, key: str, by: str, value: str) -> dict[str, int]:
