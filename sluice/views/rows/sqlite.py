@@ -27,8 +27,12 @@ DIGIT_NANOSECONDS: list[int] = [10**power for power in range(9, -1, -1)]  # of t
 
 
 class SqliteRows(RowSource):
-    """A position is the last rowid with a checksum of that row, which detects VACUUM, deleted rows and a replaced file.
-    SQLite has one writer at a time, so rows are committed in the order of their rowids.
+    """Rows are committed in the order of their rowids: SQLite has one writer at a time. The position is the last rowid.
+
+    A checksum of that row detects VACUUM, and another or an older database. Retention may have deleted the row: then
+    the database must have the batch that was its last one, and no row before the position may be of a later batch.
+
+    Position: rowid, checksum, batch of that row, last batch of the database, its claim.
     """
 
     def __init__(self, url: str, streams: dict[str, Stream]) -> None:
@@ -111,7 +115,7 @@ class SqliteRows(RowSource):
                     db.execute("ROLLBACK")
 
     def query(self, db: Any, stream: str) -> tuple[str, str]:
-        """The queries for the rows of a stream after a rowid, and for the bytes of one row; "" without a table."""
+        """The queries for the rows of a stream after a rowid, for batch and bytes of one row; "" without a table."""
         present = {row[1] for row in db.execute(f'PRAGMA table_info("{stream}")')}
         if not {"time", "batch", "seq"} <= present:
             return "", ""
@@ -121,10 +125,10 @@ class SqliteRows(RowSource):
         sizes = " + ".join(
             [str(ROW_BYTES), *(f'ifnull(octet_length("{name}"), 0)' for name in names if name in present)]
         )
-        every = ", ".join(f'CAST("{name}" AS BLOB)' for name in ("time", "batch", "seq", *names) if name in present)
+        every = ", ".join(f'CAST("{name}" AS BLOB)' if name in present else "NULL" for name in ("time", "seq", *names))
         return (
             f'SELECT time, seq, {columns}, {sizes}, rowid FROM "{stream}" WHERE rowid > ? ORDER BY rowid LIMIT ?',
-            f'SELECT {every} FROM "{stream}" WHERE rowid = ?',
+            f'SELECT batch, {every} FROM "{stream}" WHERE rowid = ?',
         )
 
     @override
@@ -137,12 +141,16 @@ class SqliteRows(RowSource):
                 if position:
                     raise Diverged(f"there is no table {stream}")
                 return Changes((), "", False)
-            try:
-                rowid = int(position.partition(" ")[0] or 0)
-            except ValueError:
-                raise Diverged(f"{position!r:.40} is no position in SQLite") from None
-            if position and stitch(rowid, db.execute(one, (rowid,)).fetchone()) != position:
-                raise Diverged(f"row {rowid} of {stream} is missing or has changed")
+            rowid = 0
+            if position:
+                try:
+                    at, crc, batch, last, claim = position.split(" ")
+                    rowid, row = int(at), db.execute(one, (int(at),)).fetchone()
+                    follows = checksum(row) == crc if row else expired(db, stream, rowid, int(batch), int(last), claim)
+                except ValueError:
+                    raise Diverged(f"{position!r:.40} is no position in SQLite") from None
+                if not follows:
+                    raise Diverged(f"row {rowid} of {stream} is missing or has changed")
             found, size = [], 0
             for row in readable(db.execute(query, (rowid, limit))):
                 found.append(row)
@@ -153,9 +161,12 @@ class SqliteRows(RowSource):
             if odd := len(found) - len(rows):
                 log.warning("%s: %d rows with a text that is not UTF-8 are left out of the views", stream, odd)
             if found:
-                last = f'SELECT rowid FROM "{stream}" WHERE rowid > ? ORDER BY rowid LIMIT 1 OFFSET ?'
-                rowid = found[-1][-1] if found[-1] else db.execute(last, (rowid, len(found) - 1)).get
-                position = stitch(rowid, db.execute(one, (rowid,)).fetchone())
+                there = f'SELECT rowid FROM "{stream}" WHERE rowid > ? ORDER BY rowid LIMIT 1 OFFSET ?'
+                rowid = found[-1][-1] if found[-1] else db.execute(there, (rowid, len(found) - 1)).get
+                row = db.execute(one, (rowid,)).fetchone()
+                newest = db.execute("SELECT id, claim FROM batches ORDER BY id DESC LIMIT 1").fetchone() or (0, "")
+                own = row[0] if row[0].__class__ is int else 0  # else it is of another program
+                position = " ".join(map(str, (rowid, checksum(row), own, *newest)))
         return Changes((rows,), position, len(found) == limit or size >= PIECE_BYTES)
 
     @override
@@ -194,9 +205,20 @@ def readable(cursor: Any) -> Iterator[Row | None]:
             yield None
 
 
-def stitch(rowid: int, row: Row | None) -> str:
-    """The position after a row with these bytes."""
-    return f"{rowid} {crc32(repr(row).encode()):08x}" if row else ""
+def checksum(row: Row) -> str:
+    return f"{crc32(repr(row).encode()):08x}"
+
+
+def expired(db: Any, stream: str, rowid: int, batch: int, last: int, claim: str) -> bool:
+    """Whether a row is missing only because of its age: see `SqliteRows`."""
+    epoch, _, first = claim.partition(":")
+    stored = db.execute(
+        "SELECT 1 FROM batches WHERE id = ?1 AND claim = ?2 UNION ALL SELECT 1 FROM batches_ranges WHERE epoch = ?3 "
+        "AND ?4 BETWEEN first AND last AND ?1 <= (SELECT coalesce(max(last_batch), 0) FROM batches_folded)",
+        (last, claim, epoch, int(first.partition(":")[0])),
+    ).fetchone()
+    later = f'SELECT batch > ? FROM "{stream}" WHERE rowid < ? ORDER BY rowid DESC LIMIT 1'
+    return bool(stored) and not db.execute(later, (batch, rowid)).get
 
 
 def bool_of(value: Any) -> Any:
