@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
 import threading
 import time
@@ -24,7 +23,7 @@ from redis.exceptions import ConnectionError, RedisError
 from sluice.base import daemon
 from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
-from sluice.views import contract
+from sluice.views import contract, lease
 from sluice.views.client import Full, LeaseLost, ViewsClient
 from sluice.views.kinds.counted import Counted
 from sluice.views.kinds.followed import Followed
@@ -39,7 +38,6 @@ log = logging.getLogger("sluice.follower")
 IDLE_SECONDS = 0.025  # between two looks at a database without news
 # after a turn that waited for a processor the follower rests for twice that time: other programs need the processors
 REST_FACTOR, REST_SECONDS = 2.0, 0.25  # times the wait, at most so long
-BEAT_SECONDS = 0.5  # between two renewals of the lease, and looks for requests
 CHUNK_ROWS = 20_000  # after which the position is stored
 WINDOW_CALLS = 64  # of scripts, sent before their replies are read
 SCAN_KEYS = 500  # of one step of the search for keys that no view needs
@@ -96,7 +94,8 @@ class Follower:
 
     def run(self) -> None:
         backoff = BACKOFF_SECONDS[0]
-        threading.Thread(target=self.keep, name="lease", daemon=True).start()
+        token = lambda: None if self.stopping else self.token  # noqa: E731
+        threading.Thread(target=lease.keep, args=(self.socket, token), name="lease", daemon=True).start()
         watchdog = daemon.Watchdog()
         waited = daemon.waited()
         while not self.stopping:
@@ -126,20 +125,6 @@ class Follower:
         self.client.close()
         self.source.close()
 
-    def keep(self) -> None:
-        """Renew the lease, whatever a turn is waiting for: it may have to read a whole table."""
-        client = ViewsClient(self.socket)
-        while not self.stopping:
-            if self.token:
-                with contextlib.suppress(Exception):
-                    client.ask(self.extend())
-            time.sleep(BEAT_SECONDS)
-        client.close()
-
-    def extend(self) -> Command:
-        lease = int(contract.LEASE_SECONDS * 1000)
-        return "EVAL", contract.EXTEND, 1, contract.HOLDER, self.token, lease
-
     def stop(self) -> None:
         """End `run`. Call it once."""
         self.stopping = True
@@ -156,17 +141,9 @@ class Follower:
         if not self.prepared:
             self.source.prepare({view.stream for view in self.views.values()})
             self.prepared = True
-        (client,) = self.client.ask(("CLIENT", "ID"))
-        token = f"{client}:{os.getpid()}:{secrets.token_hex(8)}"
-        lease = int(contract.LEASE_SECONDS * 1000)
-        if not self.client.ask(("EVAL", contract.TAKE, 1, contract.HOLDER, token, lease))[0]:
-            holder = self.client.ask(("GET", contract.HOLDER))[0] or b""
-            # the lease of a killed follower: its connection is gone, so there is no need to wait
-            if holder and not self.client.ask(("CLIENT", "LIST", "ID", holder.partition(b":")[0]))[0]:
-                self.client.ask(("EVAL", contract.RELEASE, 1, contract.HOLDER, holder))
-                return True
+        self.token, self.beat = lease.take(self.client), 0.0
+        if not self.token:
             return False
-        self.token, self.beat = token, 0.0
         try:
             self.load()
         except BaseException:
@@ -358,11 +335,11 @@ class Follower:
 
     def heartbeat(self) -> None:
         """Renew the lease, say that the views are in step, and see what is asked for."""
-        self.beat = time.monotonic() + BEAT_SECONDS
+        self.beat = time.monotonic() + lease.BEAT_SECONDS
         milliseconds = int(time.time() * 1000)
         infos = [generation.info for generation in self.generations if generation.synced]
         held, asked = self.client.ask(
-            self.extend(),
+            lease.extend(self.token),
             ("SMEMBERS", contract.REBUILD),
         )
         if not held:

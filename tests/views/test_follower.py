@@ -24,7 +24,7 @@ from sluice.base import daemon
 from sluice.store.registry import open_store
 from sluice.store.types import DeadLetter, Entry, Unavailable
 from sluice.streams.record import Gps, Metric, Reject
-from sluice.views import contract, feed, follower
+from sluice.views import contract, feed, follower, lease
 from sluice.views.client import LeaseLost, ViewsClient
 from sluice.views.kinds.latest import EACH, LATEST, ORDER_BYTES
 from sluice.views.link import Command
@@ -711,7 +711,7 @@ def test_the_lease_is_renewed_while_a_turn_waits(postgres: Site) -> None:
         token, renewed = own.token, 0
         for command in monitor.listen():
             renewed += token in command["command"] and "PEXPIRE" in command["command"].upper()
-            if renewed * follower.BEAT_SECONDS > 2 * contract.LEASE_SECONDS:
+            if renewed * lease.BEAT_SECONDS > 2 * contract.LEASE_SECONDS:
                 break
     postgres.caught_up()
     assert own.token == token

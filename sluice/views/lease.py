@@ -1,0 +1,44 @@
+"""The lease of the views' Redis: one follower at a time writes. It is renewed whatever its holder waits for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable
+
+from sluice.views import contract
+from sluice.views.client import ViewsClient
+from sluice.views.link import Command
+
+BEAT_SECONDS = 0.5  # between two renewals
+LEASE = int(contract.LEASE_SECONDS * 1000)
+
+
+def take(client: ViewsClient) -> str:
+    """Take the lease. Returns: the token, or "" if another follower has it."""
+    (connection,) = client.ask(("CLIENT", "ID"))
+    token = f"{connection}:{os.getpid()}:{secrets.token_hex(8)}"
+    if client.ask(("EVAL", contract.TAKE, 1, contract.HOLDER, token, LEASE))[0]:
+        return token
+    holder = client.ask(("GET", contract.HOLDER))[0] or b""
+    # the lease of a killed follower: its connection is gone, so there is no need to wait
+    if holder and not client.ask(("CLIENT", "LIST", "ID", holder.partition(b":")[0]))[0]:
+        client.ask(("EVAL", contract.RELEASE, 1, contract.HOLDER, holder))
+    return ""
+
+
+def extend(token: str) -> Command:
+    """The command that renews the lease; its reply is nothing if another follower has it."""
+    return "EVAL", contract.EXTEND, 1, contract.HOLDER, token, LEASE
+
+
+def keep(socket: str, token: Callable[[], str | None]) -> None:
+    """Renew the lease until `token` returns None: a turn of its holder may have to read a whole table."""
+    client = ViewsClient(socket)
+    while (held := token()) is not None:
+        with contextlib.suppress(Exception):  # its holder sees what is wrong
+            client.ask(extend(held))
+        time.sleep(BEAT_SECONDS)
+    client.close()
