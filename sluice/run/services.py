@@ -198,6 +198,9 @@ def main(words: list[str]) -> None:
             up.check_home(s.home)
             configure.write(s, configure.MAX_FILES)  # LimitNOFILE= of nginx in deploy/systemd/
             return
+        if words == ["check"]:  # before nginx reloads
+            up.check_access(settings.load(given(DEFAULTS.read_text(), {})))
+            return
         values = given(DEFAULTS.read_text() if DEFAULTS.exists() else "", os.environ)
         s = settings.load(values)
         check(s)

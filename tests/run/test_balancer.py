@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from test_reload import Load
 from proving import harness
 from proving.balancer import haproxy, state
 from proving.harness import ROOT, Server, environment, free_port, get, installation, poll, post
+from sluice import parsers
 from sluice.run import launch
 from stand_in import front
 
@@ -109,6 +111,11 @@ def test_the_balancer_passes_on_writes_and_health_checks_but_no_reads() -> None:
         assert gateway.reads == []
         assert post(balancer.port, "/votes", b"x")[0] == 200
         assert [get(balancer.port, path)[0] for path in ("/gpslogger?lat=1", "/healthz", "/ping")] == [200] * 3
+
+
+def test_the_balancer_admits_the_networks_that_a_cell_admits() -> None:
+    (networks,) = re.findall(r" unless \{ src (.+) \}$", (ROOT / "deploy/haproxy.cfg").read_text(), re.M)
+    assert tuple(networks.split()) == parsers.PRIVATE
 
 
 def test_a_request_is_tried_elsewhere_only_if_its_connection_was_refused(tmp: Path) -> None:

@@ -316,7 +316,7 @@ def test_clients_get_notice_before_nginx_reloads(tmp: Path) -> None:
     unit = (ROOT / "deploy/systemd/nginx.service.d/sluice.conf").read_text()
     with redis_server(tmp, appendonly="no") as redis, gateway(tmp, redis), nginx(tmp) as front:
         places = {"/var/lib/sluice": tmp, "/run/sluice": tmp / "run", "$MAINPID": front.pid}
-        lines = re.findall(r"^ExecReload=(.+)$", unit, re.M)
+        lines = re.findall(r"^ExecReload=([^+\n].+)$", unit, re.M)
         assert lines[2] == f"/bin/sleep {reload.NOTICE_SECONDS}"
         lines[2] = "true"
         for line in lines:
@@ -326,6 +326,20 @@ def test_clients_get_notice_before_nginx_reloads(tmp: Path) -> None:
                 line = line.replace(place, str(here))
             subprocess.run(line.split(), check=True, timeout=60)
         poll(lambda: connection() == "keep-alive")
+
+
+def test_nginx_does_not_reload_if_every_user_can_read_a_file_of_secrets(tmp: Path) -> None:
+    unit = (ROOT / "deploy/systemd/nginx.service.d/sluice.conf").read_text()
+    (line,) = re.findall(r"^ExecReload=\+(.+)$", unit, re.M)
+    assert line == "/usr/bin/env -C /opt/sluice .venv/bin/python -m sluice.run.services check"
+    (tmp / "keys").write_text(f"{'k' * 32} me;\n")
+    (tmp / "defaults").write_text(f"INGEST_API_KEYS={tmp}/keys\n")
+    script = f"from pathlib import Path; from sluice.run import services; services.DEFAULTS = Path('{tmp}/defaults')\n"
+    command = [sys.executable, "-c", f"{script}services.main(['check'])"]
+    for mode, status in (0o644, 2), (0o600, 0):
+        (tmp / "keys").chmod(mode)
+        done = subprocess.run(command, cwd=ROOT, env=environment(tmp), capture_output=True, text=True, timeout=30)
+        assert (done.returncode, "accessible to every user" in done.stderr) == (status, status == 2)
 
 
 def test_log_lines_go_to_the_journal_with_their_priority(tmp: Path, manager: Manager) -> None:
