@@ -34,7 +34,8 @@ from sluice.spool.claim import Claim
 from sluice.spool.contract import AT_ONCE, LEASE_SECONDS, UNHURRIED_SECONDS
 from sluice.spool.errors import SPOOL_ERRORS, Lost, NewerLayout, in_one_line
 from sluice.spool.outlet import ALONE, MAX_BODIES, MAX_BYTES, Outlet
-from sluice.store.entries import SAMPLE, TURN_SECONDS, Entries, trace
+from sluice.store.bounds import TURN_SECONDS
+from sluice.store.entries import SAMPLE, Entries, trace
 from sluice.store.registry import open_store
 from sluice.store.store import Elsewhere, Store
 from sluice.store.types import NewerTables, Outcome, Unavailable

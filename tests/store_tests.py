@@ -294,6 +294,19 @@ class StoreTests:
         traced = "SELECT count(*) FROM votes JOIN batches ON batch = id WHERE seq BETWEEN first AND first + bodies - 1"
         assert backend.ask(traced) == [(9,)]
 
+    def test_a_replay_of_letters_that_take_long_ends_between_two_of_them(
+        self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sluice.store.bounds.TURN_SECONDS", 0.0)
+        store.persist(claim("votes", 3), decoded(STREAMS["votes"], [b"a", b"b", b"c"]))
+        letters, seen = store.letters(), 0
+        while letters:
+            done = store.replay(letters, lambda letter: [Vote(poll="p", choice=letter.body.decode())])
+            assert (done.stored, done.seen) == (1, 1)
+            letters, seen = letters[done.seen :], seen + done.seen
+            assert len(self.choices(backend)) == seen
+        assert self.choices(backend) == ["a", "b", "c"]
+
     @pytest.mark.parametrize("above", [False, True], ids=["alone", "before a stored claim"])
     def test_a_claim_whose_entries_end_early_is_stored_in_part_and_its_rest_later(
         self, above: bool, backend: Backend, store: Store
@@ -718,9 +731,9 @@ class StoreTests:
                 return [Vote(poll="p", choice="mended"), Vote(poll="p", choice="and one")]
             return [Reject(letter.body, "not today", True)]
 
-        assert store.replay(old, mended, True) == (1, 2, 1, {"not today": 1})
+        assert store.replay(old, mended, True)[:4] == (1, 2, 1, {"not today": 1})
         assert store.letters() == old
-        assert store.replay(old, mended, False) == (1, 2, 1, {"not today": 1})
+        assert store.replay(old, mended, False)[:4] == (1, 2, 1, {"not today": 1})
         new = store.letters()
         assert [(x.seq, x.reason, x.received, x.whole, x.batch) for x in new] == [
             (3, "not today", NOON + 2_000_000, True, old[0].batch)
@@ -731,7 +744,7 @@ class StoreTests:
         assert backend.ask("SELECT records FROM batches") == [(3,)]
         assert store.ledger("votes", upto(3))[:2] == (3, 1)
         # the letters are gone
-        assert store.replay(old, mended, False) == (0, 0, 0, {})
+        assert store.replay(old, mended, False)[:4] == (0, 0, 0, {})
         assert store.letters() == new
 
     def test_a_letter_that_is_gone_does_not_hold_up_the_others(self, backend: Backend, store: Store) -> None:

@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     streams = load_streams(s)
     dry = arguments.dry_run
-    total = Replayed(0, 0, 0, Counter())
+    total = Replayed(0, 0, 0, Counter(), 0)
     undecodable: Counter[str] = Counter()
     store = open_store(s.store, streams, make=False, elsewhere=open_elsewhere(s.rows, streams))
     letters = Letters(store, arguments.where, arguments.stream)
@@ -54,9 +54,11 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     try:
         decode = partial(decoded, streams, registry.limits(s))
         for some in letters.oldest_first(streams, CHUNK_LETTERS):
-            done = store.replay(some, decode, dry)
-            total = Replayed(*map(operator.add, total, done))
-            progress.at(total.stored + total.dead)
+            while some:
+                done = store.replay(some, decode, dry)
+                some = some[done.seen :]
+                total = Replayed(*map(operator.add, total, done))
+                progress.at(total.stored + total.dead)
         store.close()
     except KeyboardInterrupt:
         screen.complain("interrupted; the remaining letters are unchanged")

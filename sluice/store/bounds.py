@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+TURN_SECONDS = 1.0  # after which no further body is decoded in the same transaction
 KEEP_BATCHES = 5_000  # rows of `batches` that are kept
 FOLD_BATCHES = 1_000  # rows of `batches` that are folded in one transaction, which takes a few milliseconds
 EXPIRE_ROWS, EXPIRE_LETTERS = 5_000, 200  # deleted by age in one transaction

@@ -11,6 +11,7 @@ from typing import Any
 from sluice.base.counters import Histogram
 from sluice.base.override import override
 from sluice.spool.claim import Claim
+from sluice.store import bounds
 from sluice.store.fill import Divided, Part
 from sluice.store.store import Store
 from sluice.store.types import Entry, Outcome
@@ -19,7 +20,6 @@ from sluice.streams.registry import Stream
 
 log = logging.getLogger("sluice.worker")
 SAMPLE = 16  # the decoding of one in so many items is timed
-TURN_SECONDS = 1.0  # after which no further body is decoded in the same transaction
 
 
 class PartialDecode(Exception):
@@ -40,7 +40,7 @@ class Entries(Divided):
         stream: Stream,
         limits: Limits,
         decoded: Histogram,
-        seconds: float = TURN_SECONDS,
+        seconds: float = bounds.TURN_SECONDS,
     ) -> None:
         """items: the first ones of the claim. limits: of one body. decoded: gets the seconds of decoding an item.
 

@@ -147,12 +147,13 @@ class Store(Bookkeeping[Db]):
 
     @retried
     def replay(self, letters: list[DeadLetter], decode: Decode, dry: bool = False) -> Replayed:
-        """Decode dead letters again, and replace each by its result, in one transaction.
+        """Decode dead letters again, and replace each by its result, in one transaction, for about a second.
 
         A letter that another replay has taken is skipped. A letter that is buried again has a new, higher id.
         dry: change nothing; only report the result.
         """
-        stored = records = dead = 0
+        stored = records = dead = seen = 0
+        due = time.monotonic() + bounds.TURN_SECONDS
         reasons: Counter[str] = Counter()
         batches = {letter.batch for letter in letters}
         again = "SELECT reason, count(*) FROM dead_letters WHERE id > ? AND batch = ? GROUP BY 1"
@@ -161,6 +162,9 @@ class Store(Bookkeeping[Db]):
             db: Db = attempt.db
             last = self.run(db, "SELECT coalesce(max(id), 0) FROM dead_letters")[0][0]
             for letter in letters:
+                if seen and time.monotonic() >= due:
+                    break
+                seen += 1
                 if not self.run(db, "DELETE FROM dead_letters WHERE id = ? RETURNING 1", (letter.id,)):
                     continue
                 entries = [(letter.seq, letter.received, letter.body, result) for result in decode(letter)]
@@ -175,7 +179,7 @@ class Store(Bookkeeping[Db]):
             self.fold_again(db, batches)
             if dry:
                 raise DryRun
-        return Replayed(stored, records, dead, reasons)
+        return Replayed(stored, records, dead, reasons, seen)
 
     def letters(
         self, where: str = "true", above: int = 0, below: int = 1 << 62, limit: int = 200, newest: bool = False

@@ -67,12 +67,14 @@ class Replayed(NamedTuple):
     stored, dead: letters that are stored now, and letters that stay dead.
     records: stored from them.
     reasons: of the letters that were buried again, with their number.
+    seen: how many of the given letters were replayed, or had been taken; fewer than all if they took too long.
     """
 
     stored: int
     records: int
     dead: int
     reasons: Counter[str]
+    seen: int
 
 
 class Ledger(NamedTuple):
