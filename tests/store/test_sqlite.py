@@ -16,6 +16,7 @@ from proving.harness import ROOT, short_tmp
 from sluice.formats.streams import STREAMS
 from sluice.store.fill import chunks
 from sluice.store.registry import open_store
+from sluice.store.sqlite.file import start_log
 from sluice.store.store import Store
 from sluice.store.types import Outcome, Unavailable
 from sluice.streams.record import Gps, Log, Metric, Vote
@@ -209,3 +210,94 @@ class TestSqlite(StoreTests):
         with pytest.raises(Unavailable, match="no database yet"):
             open_store(backend.url, STREAMS, make=False)
         assert not backend.path.exists()
+
+    @pytest.mark.parametrize("suffix", ["", "-wal"])
+    def test_nothing_is_stored_in_a_file_that_was_removed_until_it_is_put_back(
+        self, suffix: str, backend: SqliteStore, store: Store
+    ) -> None:
+        store.persist(*votes("a"))
+        here, kept = Path(f"{backend.path}{suffix}"), backend.path.parent / "kept"
+        here.rename(kept)
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="removed or replaced while it was in use"):
+                store.persist(*votes("b", first=2))
+        assert not here.exists()
+        kept.rename(here)
+        assert store.persist(*votes("b", first=2)) == Outcome(0, 0, again=True)  # its commit is in that file
+        assert self.choices(backend) == ["a", "b"]
+
+    def test_nothing_is_stored_while_another_file_has_the_place_of_the_database(
+        self, backend: SqliteStore, store: Store
+    ) -> None:
+        store.persist(*votes("a"))
+        other = backend.path.parent / "other.db"
+        open_store(f"sqlite:///{other}", STREAMS).close()
+        other.rename(backend.path)
+        with pytest.raises(Unavailable, match="removed or replaced"):
+            store.persist(*votes("b", first=2))
+        store.close()  # as a restart does
+        assert store.persist(*votes("b", first=2)) == Outcome(1, 0)
+        assert self.choices(backend) == ["b"]
+
+    def test_an_operator_command_finds_the_file_that_is_there_now(self, backend: SqliteStore, store: Store) -> None:
+        reader = open_store(backend.url, STREAMS, make=False)
+        store.persist(*votes("a"))
+        assert reader.ledger("votes").bodies == 1
+        store.close()
+        backend.path.rename(backend.path.parent / "former.db")
+        open_store(backend.url, STREAMS).close()
+        with pytest.raises(Unavailable):
+            reader.ledger("votes")
+        assert reader.ledger("votes").bodies == 0
+        reader.close()
+
+    def test_the_log_is_cut_after_a_long_reader(
+        self, backend: SqliteStore, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sluice.store.sqlite.file.LOG_BYTES", 1 << 20)
+        reader = open_store(backend.url, STREAMS, make=False)
+        with reader.transaction(read=True) as db:
+            reader.run(db, "SELECT count(*) FROM batches")
+            for first in range(1, 40):
+                store.persist(*votes("x" * 100_000, first=first))
+            store.fold()  # it does not wait for the reader
+            assert self.log_size(backend) > 2 << 20
+        store.fold()
+        assert self.log_size(backend) == 0
+        reader.close()
+        assert len(self.choices(backend)) == 39
+
+    def test_the_log_is_cut_after_a_rollback(
+        self, backend: SqliteStore, store: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sluice.store.sqlite.file.LOG_BYTES", 1 << 20)
+        other = open_store(backend.url, STREAMS)
+        store.db.execute("PRAGMA cache_size=10")  # what does not fit is written to the log before the commit
+
+        def entries() -> Iterator[Any]:
+            yield from votes(*["x" * 100_000] * 40)[1]
+            raise RuntimeError
+
+        with pytest.raises(RuntimeError):
+            store.persist(claim("votes", 40), entries())
+        assert self.log_size(backend) > 2 << 20
+        other.fold()
+        assert self.log_size(backend) == 0
+        other.close()
+
+    def log_size(self, backend: SqliteStore) -> int:
+        return Path(f"{backend.path}-wal").stat().st_size
+
+    def test_a_network_file_system_and_one_without_shared_memory_are_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        mounts = tmp_path / "mountinfo"
+        monkeypatch.setattr("sluice.store.sqlite.file.MOUNTS", mounts)
+        there = tmp_path / "on a server"
+        line = "36 35 98:0 / {} rw,noatime master:1 - {} server:/x rw\n"
+        mounts.write_text(line.format("/", "ext4") + line.format(str(there).replace(" ", "\\040"), "nfs4"))
+        with pytest.raises(Unavailable, match=r"on a network file system \(nfs4\)"):
+            open_store(f"sqlite:///{there}/below/ingest.db", STREAMS)
+        open_store(f"sqlite:///{tmp_path}/ingest.db", STREAMS).close()
+        with pytest.raises(Unavailable, match="only journal_mode=memory"):
+            start_log(apsw.Connection(":memory:"), ":memory:")

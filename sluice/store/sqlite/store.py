@@ -21,6 +21,7 @@ from sluice.settings import Keep
 from sluice.spool.claim import Claim
 from sluice.store import bounds
 from sluice.store.bookkeeping import FOLDED, HAS_LETTERS
+from sluice.store.sqlite.file import Identity, check_place, cut_log, empty_log, identity, start_log
 from sluice.store.sqlite.table import BURY, Table
 from sluice.store.store import Elsewhere, Store, check_layout
 from sluice.store.tables import INDEXES, LAYOUT, RENAMED, TABLES
@@ -59,6 +60,7 @@ class Sqlite(Store[apsw.Connection]):
         super().__init__({name: Table(stream) for name, stream in streams.items()}, keep, elsewhere)
         self.path = url.removeprefix("sqlite:///")
         self.make = make
+        self.file: Identity = ()
         with self.transaction(read=True):
             pass
 
@@ -67,7 +69,9 @@ class Sqlite(Store[apsw.Connection]):
             self.checked.clear()
             flags = apsw.SQLITE_OPEN_READWRITE
             if self.make:
-                os.makedirs(os.path.dirname(os.path.abspath(self.path)), mode=0o700, exist_ok=True)
+                folder = os.path.dirname(os.path.abspath(self.path))
+                os.makedirs(folder, mode=0o700, exist_ok=True)
+                check_place(folder)
                 flags |= apsw.SQLITE_OPEN_CREATE
             elif not os.path.exists(self.path):
                 raise Unavailable(f"{self.path}: there is no database yet")
@@ -76,7 +80,7 @@ class Sqlite(Store[apsw.Connection]):
                 db.set_busy_handler(busy_handler())
                 db.execute("PRAGMA synchronous=FULL")
                 if self.make:
-                    db.execute("PRAGMA journal_mode=WAL")
+                    start_log(db, self.path)
                     db.execute("BEGIN IMMEDIATE")  # another worker may make the tables at the same time
                     self.make_tables(db)
                     db.execute("COMMIT")
@@ -88,8 +92,14 @@ class Sqlite(Store[apsw.Connection]):
             except BaseException:
                 db.close()
                 raise
-            self.db = db
+            self.db, self.file = db, identity(self.path)
+            self.cut_log()
         return self.db
+
+    def cut_log(self) -> None:
+        if self.make and self.db:
+            cut_log(self.db, self.path)
+            self.db.set_busy_handler(busy_handler())
 
     def make_tables(self, db: apsw.Connection) -> None:
         layout = layout_of(db)
@@ -122,6 +132,15 @@ class Sqlite(Store[apsw.Connection]):
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
+            if identity(self.path) != self.file:
+                if self.make:  # the former file stays open, as it may be put back; its log must not be another one's
+                    empty_log(db)
+                else:
+                    self.close()
+                raise Unavailable(
+                    f"{self.path} was removed or replaced while it was in use, so nothing is stored: put it back, or "
+                    "restart the workers, which then use what is there"
+                )
         except (apsw.Error, OSError) as error:
             with contextlib.suppress(apsw.Error):
                 self.close()
@@ -233,6 +252,7 @@ class Sqlite(Store[apsw.Connection]):
             f"SELECT id, {FOLDED} FROM batches WHERE id > {FOLDED} AND id <= (SELECT max(id) FROM batches) - ? "
             "ORDER BY id LIMIT 1 OFFSET ?"
         )
+        self.cut_log()
         with self.transaction(read=True) as db:
             rows = self.run(db, some, (bounds.KEEP_BATCHES, bounds.FOLD_BATCHES - 1))
         if not rows:

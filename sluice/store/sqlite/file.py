@@ -1,0 +1,74 @@
+"""The file of a SQLite database: where it may be, which one it is, and the size of its write-ahead log.
+
+A path is not an identity: what is committed to a file that was removed, or that another one has replaced, is gone once
+the last process closes it. So whoever has written compares the files before anybody relies on the commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import apsw
+
+from sluice.store.types import Unavailable
+
+MOUNTS = Path("/proc/self/mountinfo")
+# of file systems that several machines may have: the write-ahead log needs memory that its processes share (wal.html)
+NETWORK = frozenset(("nfs", "nfs4", "cifs", "smb3", "afs", "ceph", "lustre", "fuse.sshfs", "fuse.glusterfs"))
+LOG_BYTES = 16 << 20  # a longer log is cut
+
+Identity = tuple["tuple[int, int] | None", ...]  # device and inode of the database and of its log
+
+
+def identity(path: str) -> Identity:
+    return tuple(map(inode, (path, f"{path}-wal")))
+
+
+def inode(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def check_place(path: str) -> None:
+    """Raises: Unavailable if a directory is on a network file system."""
+    place, kind = Path(path).resolve(), ""
+    for line in MOUNTS.read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        mounted = before.split()[4].encode().decode("unicode_escape")  # a space is \040
+        if place.is_relative_to(mounted):
+            kind = after.split()[0]  # of a later line: a mount over others
+    if kind in NETWORK:
+        raise Unavailable(f"{path} is on a network file system ({kind}), where SQLite can damage a database")
+
+
+def start_log(db: apsw.Connection, path: str) -> None:
+    """Turn the write-ahead log on. Raises: Unavailable if the file system cannot have one."""
+    mode = db.execute("PRAGMA journal_mode=WAL").get
+    if mode != "wal":
+        raise Unavailable(f"{path}: SQLite cannot have a write-ahead log here, only journal_mode={mode}")
+
+
+def cut_log(db: apsw.Connection, path: str) -> None:
+    """Cut a long log to nothing, if no reader and no other writer uses it just now.
+
+    SQLite itself writes over the log from its start, but the file stays as long as it has ever been: after a reader
+    that reads for hours, or a large transaction that is rolled back.
+    """
+    try:
+        size = os.stat(f"{path}-wal").st_size
+    except FileNotFoundError:
+        return
+    if size > LOG_BYTES:
+        db.set_busy_timeout(0)  # also removes the handler
+        empty_log(db)
+
+
+def empty_log(db: apsw.Connection) -> None:
+    """Bring all of the log into the database file, and cut it to nothing, unless others use it."""
+    with contextlib.suppress(apsw.Error):
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
