@@ -24,6 +24,8 @@ from proving import harness
 from proving.harness import Server, ask, free_port, installation, running, short_tmp
 from sluice.formats.prometheus import messages
 from sluice.formats.protobuf import uncompress, wrapped
+from sluice.streams.body import Budget
+from sluice.streams.record import Limits
 
 poll = partial(harness.poll, seconds=60, interval=0.05)
 Sample = tuple[str, str, int]  # name, tags, milliseconds
@@ -234,7 +236,7 @@ def test_prometheus_repeats_a_request_after_5xx_and_drops_it_after_4xx(
         theirs = scraped(port)
         dropped: set[Sample] = set()
         for body in between.answered if not retried else ():
-            for series in messages.Request1.FromString(uncompress(body, 1 << 20)).timeseries:
+            for series in messages.Request1.FromString(uncompress(body, Budget(Limits()))).timeseries:
                 tags = {label.name: label.value for label in series.labels}
                 name = tags.pop("__name__")
                 dropped |= {(name, json.dumps(tags, sort_keys=True), each.timestamp) for each in series.samples}

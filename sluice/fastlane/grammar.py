@@ -18,7 +18,7 @@ TOKEN = rb"[!#$%&'*+.^`|~0-9A-Za-z-]+"  # RFC 9110, 5.6.2, without "_", which gu
 # The path needs no decoding and cannot be read as an authority; the query is printable ASCII without a fragment.
 LINE = re.compile(rb"(POST|GET) ((?:/[A-Za-z0-9._~-]+)*/?)(?:\?([!\"$-~]*))? HTTP/1\.1")
 FIELDS = re.compile(rb"((?:" + TOKEN + rb":[\t -~\x80-\xff]*\r\n)+)\r\n")
-FIELD = re.compile(rb"(" + TOKEN + rb"):[ \t]*([\t -~\x80-\xff]*?)[ \t]*\r\n")
+FIELD = re.compile(rb"(" + TOKEN + rb"):([\t -~\x80-\xff]*)\r\n")
 LENGTH = re.compile(r"0|[1-9][0-9]{0,9}")
 DECLINED = frozenset((b"TRANSFER-ENCODING", b"EXPECT", b"UPGRADE", b"HTTP2-SETTINGS", b"TRAILER", b"TE"))
 
@@ -103,7 +103,7 @@ class Grammar:
             if name in seen or name in DECLINED:
                 return None
             seen.add(name)
-            value = raw.decode("latin-1")
+            value = raw.strip(b" \t").decode("latin-1")
             if name == b"CONTENT-TYPE":
                 environ["CONTENT_TYPE"] = value
                 continue

@@ -44,4 +44,6 @@ def decode(part: bytes, message: Message, budget: Budget) -> tuple[Gps]:
     if kind != "update_location":
         raise Invalid(f"not a position: type {kind!r:.40}")
     about = read(part).data
-    return (position(message.parameter("device"), *about.gps, None, *astuple(about)[1:]),)
+    device = message.parameter("device")
+    budget.charge(len(device))
+    return (position(device, *about.gps, None, *astuple(about)[1:]),)

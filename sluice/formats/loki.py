@@ -29,9 +29,7 @@ ENTRIES = 2
 SERVICES = "service_name", "service"
 LEVELS = "level", "detected_level", "severity"
 
-LABEL = r'[^\s,={}"]+\s*=\s*"(?:[^"\\]|\\.)*"'
-ALL_LABELS = re.compile(rf"\s*\{{\s*(?:{LABEL}(?:\s*,\s*{LABEL})*\s*,?\s*)?\}}\s*", re.DOTALL)
-ONE_LABEL = re.compile(r'([^\s,={}"]+)\s*=\s*"((?:[^"\\]|\\.)*)"', re.DOTALL)
+LABEL = re.compile(r'\s*+([^\s,={}"]++)\s*+=\s*+"((?:[^"\\]++|\\.)*+)"\s*+(,?)', re.DOTALL)
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 LETTERS = dict(zip("abfnrtv", "\a\b\f\n\r\t\v"))
 
@@ -46,7 +44,7 @@ class Push(msgspec.Struct):
 
 class LogStream(msgspec.Struct):
     values: msgspec.Raw
-    stream: Labels = {}
+    stream: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class Entry(msgspec.Struct, array_like=True):
@@ -57,6 +55,7 @@ class Entry(msgspec.Struct, array_like=True):
 
 read = msgspec.json.Decoder(Push).decode
 read_stream = msgspec.json.Decoder(LogStream).decode
+read_labels = msgspec.json.Decoder(Labels).decode
 read_entry = msgspec.json.Decoder(Entry).decode
 
 
@@ -66,7 +65,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Log | Reje
     Raises, before it yields: Invalid, msgspec's errors.
     """
     if message.field("Content-Type").startswith(PROTOBUF):
-        results = from_protobuf(uncompress(body, budget.limits.inflated), budget)
+        results = from_protobuf(uncompress(body, budget), budget)
         join = joined_protobuf
     else:
         results, join = from_json(body, budget), joined_json
@@ -81,7 +80,6 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Log | Reje
         else:
             reason = reason or result.reason
             invalid.append(result.part)
-            budget.left -= INVALID_COST
     if invalid:
         yield Reject(join(invalid), reason)
     if rest:
@@ -97,7 +95,7 @@ def joined_protobuf(streams: list[bytes]) -> bytes:
 
 
 def from_json(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
-    """The lines of a request in JSON. The part of a reject is a stream. Raises: as `decode`."""
+    """The lines of a request in JSON. The part of a reject is a stream, with its labels once. Raises: as `decode`."""
     streams = bodies.array(read(body).streams, "streams")
     for element in bodies.elements(streams, budget):
         if isinstance(element, Remainder):
@@ -106,25 +104,35 @@ def from_json(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
         try:
             stream = read_stream(element)
             values = bodies.array(stream.values, "values")
-            head = b'{"stream":' + msgspec.json.encode(stream.stream) + b',"values":['
-            check_texts(*stream.stream, *stream.stream.values())
+            check_labels(stream.stream, budget)
+            labels = read_labels(stream.stream)
+            check_texts(*labels, *labels.values())
         except Exception as error:
+            budget.left -= INVALID_COST
             yield Reject(element, bodies.reason(error))
             continue
+        head = b'{"stream":%b,"values":[' % bytes(stream.stream)
+        invalid: list[bytes] = []
+        reason = ""
         budget.left -= values == b"[]"
         for value in bodies.elements(values, budget):
             if isinstance(value, Remainder):
                 yield Reject(head + value + b"}", Remainder.reason)
                 break
+            budget.charge(len(stream.stream))
             try:
                 if len(value) > budget.limits.record:
                     raise Invalid(f"line larger than {budget.limits.record} bytes")
                 entry = read_entry(value)
                 if not TIME.fullmatch(entry.time):
                     raise Invalid(f"not a timestamp: {entry.time!r:.40}")
-                yield record(stream.stream, int(entry.time), entry.line, entry.metadata)
+                yield record(labels, int(entry.time), entry.line, entry.metadata)
             except Exception as error:
-                yield Reject(head + value + b"]}", bodies.reason(error))
+                budget.left -= INVALID_COST
+                reason = reason or bodies.reason(error)
+                invalid.append(value)
+        if invalid:
+            yield Reject(head + b",".join(invalid) + b"]}", reason)
 
 
 def from_protobuf(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
@@ -137,16 +145,21 @@ def from_protobuf(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
         if budget.left <= 0:
             yield Reject(body[field.start :], Remainder.reason)
             return
-        stream, labels, head, lines = body[field.content : field.end], "", b"", 0
+        stream, labels, head, lines = body[field.content : field.end], b"", b"", 0
         try:
             for part in fields(stream):
                 lines += part.number == ENTRIES
                 if part.number == LABELS:
-                    labels, head = stream[part.content : part.end].decode(), stream[part.start : part.end]
-            pairs = labels_of(labels)
+                    labels, head = stream[part.content : part.end], stream[part.start : part.end]
+            check_labels(labels, budget)
+            pairs = labels_of(labels.decode())
+            size = bodies.written(pairs)
         except Exception as error:
+            budget.left -= INVALID_COST
             yield Reject(body[field.start : field.end], bodies.reason(error))
             continue
+        invalid: list[bytes] = []
+        reason = ""
         budget.left -= not lines
         for part in fields(stream):
             if part.number != ENTRIES:
@@ -154,6 +167,7 @@ def from_protobuf(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
             if budget.left <= 0:
                 yield Reject(wrapped(STREAMS, head + stream[part.start :]), Remainder.reason)
                 break
+            budget.charge(size)
             try:
                 if part.end - part.content > budget.limits.record:
                     raise Invalid(f"line larger than {budget.limits.record} bytes")
@@ -162,14 +176,33 @@ def from_protobuf(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
                 more = {pair.name: pair.value for pair in entry.structured_metadata}
                 yield record(pairs, time, entry.line, more)
             except (Invalid, DecodeError) as error:
-                reason = f"not protobuf: {error}" if isinstance(error, DecodeError) else str(error)
-                yield Reject(wrapped(STREAMS, head + stream[part.start : part.end]), reason)
+                budget.left -= INVALID_COST
+                reason = reason or (f"not protobuf: {error}" if isinstance(error, DecodeError) else str(error))
+                invalid.append(stream[part.start : part.end])
+        if invalid:
+            yield Reject(wrapped(STREAMS, head + b"".join(invalid)), reason)
+
+
+def check_labels(labels: msgspec.Raw | bytes, budget: Budget) -> None:
+    """Raises: Invalid if the labels of a stream are too large: each of its lines gets all of them."""
+    if len(labels) > budget.limits.record // 4:
+        raise Invalid(f"labels larger than {budget.limits.record // 4} bytes")
 
 
 def labels_of(text: str) -> Labels:
-    if not ALL_LABELS.fullmatch(text):
+    """The labels of a stream in Prometheus's notation. Raises: Invalid."""
+    braced = text.strip()
+    inner, at, comma = braced[1:-1].strip(), 0, ","
+    labels = {}
+    while at < len(inner):
+        match = LABEL.match(inner, at) if comma else None
+        if not match:
+            break
+        name, value, comma = match.groups()
+        labels[name] = ESCAPE.sub(unescape, value)
+        at = match.end()
+    if at < len(inner) or not (braced.startswith("{") and braced.endswith("}") and len(braced) > 1):
         raise Invalid(f"not labels: {text!r:.60}")
-    labels = {name: ESCAPE.sub(unescape, value) for name, value in ONE_LABEL.findall(text)}
     check_texts(*labels, *labels.values())
     return labels
 

@@ -2,7 +2,7 @@
 
 A request has resources, a resource has scopes, and a scope has metrics or log records. The messages are decoded by
 OpenTelemetry's generated classes, one at a time: a request of 8 MiB that were decoded as a whole could take 300 MB. So
-only one log record or data point is in memory, and an invalid one is buried alone.
+only one log record or data point is in memory, and an invalid one does not make the others invalid.
 """
 
 from __future__ import annotations
@@ -18,14 +18,11 @@ from google.protobuf.message import DecodeError
 from sluice.formats import protobuf
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Remainder
-from sluice.streams.decoder import CHUNK_BYTES, Result
+from sluice.streams.decoder import CHUNK_BYTES, INVALID_COST, Result
 from sluice.streams.message import Message
-from sluice.streams.record import INT64, Invalid, Reject, finite
+from sluice.streams.record import INT64, Invalid, Record, Reject, finite
 
 Tags = dict[str, Any]
-# So many bytes that a data point or log record inherits count as one record more: otherwise a body of 8 MiB with large
-# attributes of its resource and many small points becomes 10 GB of rows
-INHERITED = 1024
 
 
 class Node:
@@ -55,6 +52,25 @@ class Node:
         )
 
 
+class Child(NamedTuple):
+    """A child of a message: its name in JSON, and its bytes. rest: these are all children from there on, undecoded."""
+
+    name: str
+    data: bytes
+    rest: bool = False
+
+
+class Refused:
+    """The children of a message that are not stored: the invalid ones, with the first reason; and the rest."""
+
+    __slots__ = ("invalid", "reason", "rest")
+
+    def __init__(self) -> None:
+        self.invalid: list[Child] = []
+        self.rest: list[Child] = []
+        self.reason = ""
+
+
 class Protobuf:
     """The encoding application/x-protobuf."""
 
@@ -69,18 +85,21 @@ class Protobuf:
                 at = field.end
         return b"".join([*own, data[at:]]), bool(own)
 
-    def children(self, node: Node, data: bytes, own: bytes, budget: Budget) -> Iterator[tuple[str, bytes]]:
-        """The name and the bytes of each child; with the name "", the message with all children from there on."""
+    def children(self, node: Node, data: bytes, budget: Budget) -> Iterator[Child]:
+        """The children of a message; once the budget is used up, those from there on in one piece."""
         for field in protobuf.fields(data):
             if name := node.numbers.get(field.number):
                 if budget.left <= 0:
-                    yield "", own + data[field.start :]
+                    yield Child(name, data[field.start :], True)
                     return
-                yield name, data[field.content : field.end]
+                yield Child(name, data[field.content : field.end])
 
-    def join(self, node: Node, own: bytes, name: str, child: bytes) -> bytes:
-        """A message with one child."""
-        return own + protobuf.wrapped(node.kind.DESCRIPTOR.fields_by_camelcase_name[name].number, child)
+    def join(self, node: Node, own: bytes, children: list[Child]) -> bytes:
+        """A message with these children."""
+        known = node.kind.DESCRIPTOR.fields_by_camelcase_name
+        return own + b"".join(
+            child.data if child.rest else protobuf.wrapped(known[child.name].number, child.data) for child in children
+        )
 
     def parse(self, node: Node, data: bytes) -> Any:
         try:
@@ -106,39 +125,40 @@ class Json:
                 setattr(wire, name, msgspec.UNSET)
         return msgspec.json.encode(wire), has_children
 
-    def children(self, node: Node, data: bytes, own: bytes, budget: Budget) -> Iterator[tuple[str, bytes]]:
+    def children(self, node: Node, data: bytes, budget: Budget) -> Iterator[Child]:
         wire = msgspec.json.decode(data, type=node.wire)
         for name in node.children:
             raw = getattr(wire, name)
             if raw is msgspec.UNSET or (child := bytes(raw)) == b"null":
                 continue
             if name not in node.repeated:
-                yield name, child
+                yield Child(name, child, budget.left <= 0)
                 continue
             if len(child) <= CHUNK_BYTES:
                 parts = msgspec.json.decode(child, type=list[msgspec.Raw])
                 for at, part in enumerate(parts):
                     if budget.left <= 0:
-                        yield "", self.add(own, name, b"[" + b",".join(map(bytes, parts[at:])) + b"]")
-                        return
-                    yield name, bytes(part)
+                        yield Child(name, b",".join(map(bytes, parts[at:])), True)
+                        break
+                    yield Child(name, bytes(part))
                 continue
             # finding the end of an element costs its brackets: the body is charged for those of the innermost messages
             search = Budget(budget.limits) if node.children[name].children else budget
+            search.left = min(search.left, budget.left)
             for element in bodies.elements(child, search):
                 if isinstance(element, Remainder):
-                    yield "", self.add(own, name, b"[" + element)
-                    return
-                yield name, element
+                    yield Child(name, element[:-1], True)  # without the bracket at its end
+                    break
+                yield Child(name, element)
                 search.left = min(search.left, budget.left)
 
-    def join(self, node: Node, own: bytes, name: str, child: bytes) -> bytes:
-        return self.add(own, name, b"[" + child + b"]" if name in node.repeated else child)
-
-    @staticmethod
-    def add(own: bytes, name: str, value: bytes) -> bytes:
-        """An object with one more member."""
-        return b'%b%b"%b":%b}' % (own[:-1], b"" if own == b"{}" else b",", name.encode(), value)
+    def join(self, node: Node, own: bytes, children: list[Child]) -> bytes:
+        members = [own[1:-1]] if own != b"{}" else []
+        for name in node.children:
+            if found := [child.data for child in children if child.name == name]:
+                value = b",".join(found)
+                members.append(b'"%b":%b' % (name.encode(), b"[%b]" % value if name in node.repeated else value))
+        return b"{%b}" % b",".join(members)
 
     def parse(self, node: Node, data: bytes) -> Any:
         try:
@@ -150,9 +170,10 @@ class Json:
 class Context(NamedTuple):
     """What a message inherits: the attributes of its resource and scope, and of these the names that the scope has.
 
-    name: of the metric. service: of a log record. size: of all this, in bytes.
+    name: of the metric. service: of a log record. size: of all this in a row, in bytes.
     """
 
+    budget: Budget
     tags: Tags = {}
     scope: Tags = {}
     name: str = ""
@@ -185,25 +206,28 @@ def decode(root: Node, body: bytes, message: Message, budget: Budget) -> Iterato
             if not declared or b"\n" not in body.strip():  # a line of its own might be taken for protobuf
                 raise
             requests = bodies.lines(body, budget)
-    else:
-        budget.separator = b""  # concatenated messages are one message
     has_record = False
     for request in requests:
         if isinstance(request, Remainder):
             yield Reject(request, Remainder.reason)
             return
-        for result in walk(encoding, root, request, Context(), bytes, budget):
+        refused = Refused()
+        for record in walk(encoding, root, Child("", request), Context(budget), budget, refused):
             has_record = True
-            yield result
+            yield record
+        for parts, reason in (refused.invalid, refused.reason), (refused.rest, Remainder.reason):
+            for part in parts:
+                has_record = True
+                yield Reject(part.data, reason)
     if not has_record:
         raise Empty
 
 
 def walk(
-    encoding: Protobuf | Json, node: Node, data: bytes, context: Any, wrap: Callable[[bytes], bytes], budget: Budget
-) -> Iterator[Result]:
-    """The records and rejects of a message. wrap: makes a request of a message of this node."""
-    own, records = b"", ()
+    encoding: Protobuf | Json, node: Node, message: Child, context: Any, budget: Budget, above: Refused
+) -> Iterator[Record]:
+    """The records of a message. What it has besides its children is refused once, however many of them are invalid."""
+    own, records, data = b"", (), message.data
     try:
         if node.children:
             own, has_children = encoding.split(node, data, budget)
@@ -212,27 +236,34 @@ def walk(
         if len(own if node.children else data) > budget.limits.record // 4:
             raise Invalid(f"{node.kind.DESCRIPTOR.name} larger than {budget.limits.record // 4} bytes")
         if node.children:
-            context = node.read(encoding.parse(node, own), context)._replace(size=context.size + len(own))
+            context = node.read(encoding.parse(node, own), context)
+            if not all(below.children for below in node.children.values()):
+                context = context._replace(size=bodies.written((context.tags, context.name, context.service)))
         else:
-            budget.left -= 1 + context.size // INHERITED
+            budget.left -= 1
             records = node.read(encoding.parse(node, data), context)
+            budget.repeat(len(records), context.size)
     except Exception as error:
-        yield Reject(wrap(data), bodies.reason(error))
+        budget.left -= INVALID_COST
+        above.reason = above.reason or bodies.reason(error)
+        above.invalid.append(message)
         return
     yield from records
     if not node.children:
         return
-    for name, child in encoding.children(node, data, own, budget):
-        if not name:
-            yield Reject(wrap(child), Remainder.reason)
-            return
-        below = node.children[name]
-        budget.left -= bool(below.children)  # the innermost messages are charged for their records
-
-        def joined(part: bytes, name: str = name) -> bytes:
-            return wrap(encoding.join(node, own, name, part))
-
-        yield from walk(encoding, below, child, context, joined, budget)
+    refused = Refused()
+    for child in encoding.children(node, data, budget):
+        if child.rest:
+            refused.rest.append(child)
+        else:
+            below = node.children[child.name]
+            budget.left -= bool(below.children)  # the innermost messages are charged for their records
+            yield from walk(encoding, below, child, context, budget, refused)
+    above.reason = above.reason or refused.reason
+    if refused.invalid:
+        above.invalid.append(Child(message.name, encoding.join(node, own, refused.invalid)))
+    if refused.rest:
+        above.rest.append(Child(message.name, encoding.join(node, own, refused.rest)))
 
 
 def arguments(descriptor: Any, value: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from opentelemetry.proto.metrics.v1 import metrics_pb2 as messages
 from sluice.formats import otlp
 from sluice.formats.otlp import Context, Node, Tags, attributes, clean, scope, text, when
 from sluice.formats.prometheus import bound, minus
+from sluice.streams import body as bodies
 from sluice.streams.metrics import typed
 from sluice.streams.record import Invalid, Metric, finite
 
@@ -22,6 +23,7 @@ TEMPORALITIES: dict[int, str] = {
     messages.AGGREGATION_TEMPORALITY_CUMULATIVE: "cumulative",
 }
 SCALE = 64  # SDKs use -10 to 20; beyond 64 a bound is less than a float can tell
+BUCKET = 64  # bytes of a bucket of an exponential histogram as JSON
 PARTS = 10_000  # buckets, quantiles or exemplars of one data point; SDKs send up to 160 buckets
 
 
@@ -41,6 +43,18 @@ class PointRows(list[Metric]):
             field = "state" if field == "value" else field + "_state"
         return Metric(time=time, name=self.context.name, tags=tags, field=field, value=stored, type=kind)
 
+    def bounded(self, parts: Any) -> Any:
+        """Parts of the data point, each of which becomes a row.
+
+        Raises: Invalid if there are too many: each takes 30 times its bytes in memory, and has all attributes.
+        """
+        if len(parts) > PARTS:
+            raise Invalid(f"data point with more than {PARTS} parts")
+        if parts:
+            own = bodies.written(self.context.tags) - self.context.size
+            self.context.budget.repeat(len(parts), max(own, BUCKET))
+        return parts
+
     def finish(self, point: Any) -> PointRows:
         """Add what all kinds of data points have. Raises: Invalid if the data point has no value."""
         if point.flags & NO_RECORDED_VALUE:
@@ -51,7 +65,7 @@ class PointRows(list[Metric]):
             self.add("flags", point.flags)
         if point.start_time_unix_nano:
             self.add("start", point.start_time_unix_nano)
-        for exemplar in bounded(getattr(point, "exemplars", ())):
+        for exemplar in self.bounded(getattr(point, "exemplars", ())):
             labels = attributes(exemplar.filtered_attributes, text)
             for name in "trace_id", "span_id":
                 if given := getattr(exemplar, name):
@@ -69,13 +83,6 @@ class PointRows(list[Metric]):
                 self.add(name, getattr(point, name))
 
 
-def bounded(parts: Any) -> Any:
-    """The parts of a data point. Raises: Invalid if there are too many: each takes 30 times its bytes in memory."""
-    if len(parts) > PARTS:
-        raise Invalid(f"data point with more than {PARTS} parts")
-    return parts
-
-
 def number(point: Any, context: Context) -> PointRows:
     """Of a gauge or sum."""
     rows = PointRows(point, context)
@@ -88,7 +95,7 @@ def histogram(point: Any, context: Context) -> PointRows:
     """The rows of a point of a histogram. A bucket counts all values up to its bound, as Prometheus's do."""
     rows = PointRows(point, context)
     rows.summarize(point)
-    counts, bounds = bounded(point.bucket_counts), point.explicit_bounds
+    counts, bounds = rows.bounded(point.bucket_counts), point.explicit_bounds
     if counts and len(counts) != len(bounds) + 1:
         raise Invalid(f"histogram with {len(counts)} buckets and {len(bounds)} bounds")
     for upper, count in zip([*bounds, float("inf")], accumulate(counts)):
@@ -106,7 +113,10 @@ def exponential(point: Any, context: Context) -> PointRows:
     scale = point.scale
     if not -SCALE <= scale <= SCALE:
         raise Invalid(f"exponential histogram with a scale of {scale}")
-    negative, positive = (filled(buckets) for buckets in (point.negative, point.positive))
+    negative, positive = (
+        [(n, count) for n, count in enumerate(rows.bounded(side.bucket_counts), side.offset) if count]
+        for side in (point.negative, point.positive)
+    )
     buckets = [[minus(bound(scale, n + 1)), minus(bound(scale, n)), count] for n, count in reversed(negative)]
     if point.zero_count:
         buckets.append([-point.zero_threshold, point.zero_threshold, point.zero_count])
@@ -117,11 +127,6 @@ def exponential(point: Any, context: Context) -> PointRows:
     return rows.finish(point)
 
 
-def filled(buckets: Any) -> list[tuple[int, int]]:
-    """The index and the count of each bucket that is not empty. Raises: Invalid if there are too many."""
-    return [(n, count) for n, count in enumerate(bounded(buckets.bucket_counts), buckets.offset) if count]
-
-
 def as_json(about: dict[str, Any]) -> str:
     return msgspec.json.encode(about).decode()
 
@@ -130,7 +135,7 @@ def summary(point: Any, context: Context) -> PointRows:
     rows = PointRows(point, context)
     rows.add("count", point.count)
     rows.add("sum", point.sum)
-    for quantile in bounded(point.quantile_values):
+    for quantile in rows.bounded(point.quantile_values):
         rows.add("quantile", quantile.value, quantile=str(finite(quantile.quantile)))
     return rows.finish(point)
 

@@ -61,7 +61,12 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Res
     features = bodies.array(request.locations, "locations")
     owner = b"" if request.device_id is None else b'"device_id":' + msgspec.json.encode(request.device_id) + b","
     head = b"{" + owner + b'"locations":['
-    return each(bodies.elements(features, budget), lambda part: (feature(part, request.device_id),), head, b"]}")
+
+    def positions(part: bytes) -> tuple[Gps]:
+        budget.charge(len(owner))
+        return (feature(part, request.device_id),)
+
+    return each(bodies.elements(features, budget), positions, head, b"]}")
 
 
 def feature(element: bytes, device: str | int | None) -> Gps:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 from msgspec.structs import astuple
 
 from sluice.streams.body import Budget
-from sluice.streams.message import Message
+from sluice.streams.message import Message, field, parameter
 from sluice.streams.position import KMH, Number, position
 from sluice.streams.record import Gps, Invalid
 from sluice.streams.times import Time
@@ -42,14 +44,15 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
     location = read(part)
     if location.kind != "location":
         raise Invalid(f"not a position: _type {location.kind!r:.40}")
-    device = sender(message) or (location.topic or "").removeprefix("owntracks/") or location.tid
+    named = sender(message.fields, message.query) if message else ""
+    budget.charge(len(named))
+    device = named or (location.topic or "").removeprefix("owntracks/") or location.tid
     return (position(device, *astuple(location)[3:], speed_unit=KMH),)
 
 
-def sender(message: Message | None) -> str:
-    """`user/device`, or only the one that was sent; "" if neither was."""
-    if not message:
-        return ""
-    user = message.field("X-Limit-U") or message.parameter("u")
-    device = message.field("X-Limit-D") or message.parameter("d")
+@lru_cache(maxsize=1)  # a body may have many payloads
+def sender(lines: bytes, query: bytes) -> str:
+    """`user/device`, or only the one that was sent; "" if neither was. lines, query: of the message."""
+    user = field(lines, "X-Limit-U") or parameter(query, "u")
+    device = field(lines, "X-Limit-D") or parameter(query, "d")
     return "/".join(x for x in (user, device) if x)

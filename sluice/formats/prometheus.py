@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import msgspec
@@ -31,6 +31,7 @@ SYMBOLS = 4
 STALE = struct.pack("<Q", 0x7FF0000000000002)  # the NaN that ends a series (Prometheus, model/value)
 EXPONENTIAL, CUSTOM = range(-4, 9), -53  # schemas of native histograms
 MAX_BUCKETS = 10_000  # of one histogram; Prometheus makes 160 unless told otherwise
+BUCKET = 64  # bytes of a bucket as JSON
 MILLISECOND = 1_000_000
 
 
@@ -41,7 +42,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
     """
     encoding = message.field("Content-Encoding").lower()  # as nginx compares it
     if encoding == "snappy":
-        body = uncompress(body, budget.limits.inflated)
+        body = uncompress(body, budget)
     elif encoding:  # the head of a buried part has none
         raise Invalid(f"Content-Encoding {encoding!r:.40}: only snappy is supported")
     version = version_of(message.field("Content-Type"))
@@ -62,7 +63,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
             yield Reject(head + body[field.start :], Remainder.reason)
             break
         try:
-            rows = request.rows(field, body, budget.limits.record)
+            rows = request.rows(field, body, budget)
         except (Invalid, DecodeError) as error:
             reason = reason or (f"not protobuf: {error}" if isinstance(error, DecodeError) else bodies.reason(error))
             invalid.append(body[field.start : field.end])
@@ -88,13 +89,12 @@ class Request:
     def __init__(self, version: int, symbols: list[str]) -> None:
         self.version = version
         self.symbols = symbols
+        self.sizes = [bodies.written(symbol) for symbol in symbols]
         self.described: set[tuple[Any, ...]] = set()  # metadata that has a row; version 2 repeats it with each series
 
-    def rows(self, field: Field, body: bytes, limit: int) -> list[Metric]:
-        """The rows of one field: a series or, in version 1, the metadata of a metric.
-
-        limit: bytes. Raises: Invalid, DecodeError.
-        """
+    def rows(self, field: Field, body: bytes, budget: Budget) -> list[Metric]:
+        """The rows of one field: a series or, in version 1, the metadata of a metric. Raises: Invalid, DecodeError."""
+        limit = budget.limits.record
         if field.end - field.content > limit:
             raise Invalid(f"series larger than {limit} bytes")
         raw = body[field.content : field.end]
@@ -103,6 +103,7 @@ class Request:
             name, _ = labelled([("__name__", about.metric_family_name)])
             return [metadata(name, about.type, about.help, about.unit)]
         series = (messages.Series1 if self.version == 1 else messages.Series2).FromString(raw)
+        self.charge(series, budget)
         name, tags = labelled(self.labels(series))
         created = series.created_timestamp if self.version == 2 else 0
         rows = list(samples(name, tags, series.samples, created))
@@ -119,7 +120,20 @@ class Request:
                 rows.append(metadata(name, about.type, self.symbol(about.help_ref), self.symbol(about.unit_ref)))
         if not rows:
             raise Invalid("series without a sample")
+        if self.version == 2 or len(rows) > 1:
+            budget.repeat(len(rows), bodies.written((name, tags)))
         return rows
+
+    def charge(self, series: Any, budget: Budget) -> None:
+        """Pay for the texts that a series makes of references to symbols and of buckets. Raises: Invalid."""
+        if self.version == 2:
+            about, known = series.metadata, len(self.sizes)
+            parts = [series.labels_refs, *(part.labels_refs for part in series.exemplars)]
+            references = chain((about.help_ref, about.unit_ref), *parts)
+            budget.repeat(1, sum(self.sizes[number] for number in references if number < known))
+        for part in series.histograms:
+            counts = part.negative_deltas, part.negative_counts, part.positive_deltas, part.positive_counts
+            budget.repeat(sum(map(len, counts)), BUCKET)
 
     def labels(self, part: Any) -> list[tuple[str, str]]:
         if self.version == 1:

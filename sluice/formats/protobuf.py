@@ -13,6 +13,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message_factory import GetMessageClass
 
+from sluice.streams.body import GROWTH, Budget
 from sluice.streams.record import Invalid
 
 # protoc -I. -o sluice/formats/messages.binpb sluice/formats/loki.proto sluice/formats/prometheus.proto
@@ -94,15 +95,17 @@ def wrapped(number: int, content: bytes) -> bytes:
     return bytes(written) + content
 
 
-def uncompress(data: bytes, limit: int) -> bytes:
+def uncompress(data: bytes, budget: Budget) -> bytes:
     """The content of a snappy block (google/snappy, format_description.txt).
 
-    limit: bytes of content. A block begins with its size, and only as much is allocated.
-    Raises: Invalid if the block is damaged or has more content.
+    A block begins with its size, and only as much is allocated.
+    Raises: Invalid if the block is damaged, or has more content than a body may.
     """
     try:
-        if cramjam.snappy.decompress_raw_len(data) > limit:
-            raise Invalid(f"snappy: inflates to more than {limit} bytes")
+        size = cramjam.snappy.decompress_raw_len(data)
+        if size > budget.limits.inflated:
+            raise Invalid(f"snappy: inflates to more than {budget.limits.inflated} bytes")
+        budget.charge(-GROWTH * size)
         return bytes(cramjam.snappy.decompress_raw(data))
     except cramjam.DecompressionError as error:
         raise Invalid(str(error)) from None  # begins with "snappy"

@@ -56,6 +56,8 @@ def point(part: bytes, message: Message | None, budget: Budget) -> list[Metric]:
             metrics.append(Metric(time=time, name=point.name, tags=tags, field=key, value=stored, type=kind))
     if not metrics:
         raise Invalid("no field")
+    if len(metrics) > 1:
+        budget.repeat(len(metrics), bodies.written((point.name, tags)))
     if NUL in part:
         for metric in metrics:
             check_text(metric)

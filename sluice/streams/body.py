@@ -15,6 +15,7 @@ GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
 BOM = b"\xef\xbb\xbf"
 CHUNK = 1 << 16
+GROWTH = 8  # bytes that a body may become beside `Limits.room`, for each of its own
 
 STRING = rb'"(?:[^"\\]++|\\.)*+"'
 TEXT = re.compile(STRING, re.DOTALL)
@@ -38,19 +39,37 @@ class Remainder(bytes):
 
 
 class Budget:
-    """The number of records that a body may still hold.
+    """What a body may still become. All decoders charge it by the same rule:
 
-    Without this limit, 8 KB of gzip keep a worker busy for ten seconds.
+    A record costs one of `left`, an invalid one 50. Without this limit, 8 KB of gzip keep a worker busy for ten
+    seconds. Bytes of the body that are written more than once (a dead letter, with the head and whatever stands before
+    it; what several rows inherit) cost as many of `room`. Without this limit, 600 bytes of gzip become gigabytes. When
+    either is used up, `left` is not positive: the rest of the body is one reject, a Remainder.
 
-    separator: what the decoder expects between invalid records that are buried together.
+    size: bytes of the body, inflated.
     """
 
-    __slots__ = ("limits", "left", "separator")
+    __slots__ = ("limits", "left", "room")
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, size: int = 0) -> None:
         self.limits = limits
         self.left = limits.records
-        self.separator = b"\n"
+        self.room = limits.room + GROWTH * size
+
+    def charge(self, size: int) -> None:
+        """Pay for bytes of the body that are written once more."""
+        self.room -= size
+        if self.room < 0:
+            self.left = min(self.left, 0)
+
+    def repeat(self, times: int, size: int) -> None:
+        """Pay for bytes that each row of one line, point or series has, before the rows are made.
+
+        Raises: Invalid if they are more than this may be: a part of a body is stored complete or not at all.
+        """
+        if times * size > self.limits.repeated:
+            raise Invalid(f"becomes more than {self.limits.repeated} bytes of rows")
+        self.charge(times * size)
 
 
 def inflate(data: bytes, limit: int) -> bytes:
@@ -89,6 +108,11 @@ def check_json(text: bytes) -> None:
         raise Invalid(reason(error)) from None
 
 
+def written(value: object) -> int:
+    """The bytes that texts take in a row: as JSON, where a control character takes six."""
+    return len(msgspec.json.encode(value))
+
+
 def reason(error: Exception) -> str:
     """The reason that a dead letter gets for an exception of a decoder; the kind of error comes first."""
     text = str(error)
@@ -99,7 +123,7 @@ def reason(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8: {error.reason}"
     if isinstance(error, msgspec.ValidationError):
-        if match := re.fullmatch(r"Object missing required field `(.*?)`(?: - at `\$\.?(.*)`)?", text):
+        if match := re.fullmatch(r"Object missing required field `([^`]*+)`(?: - at `\$\.?(.*)`)?", text):
             return f"missing: {match[2] + '.' if match[2] else ''}{match[1]}"
         return f"wrong type or range: {text}"
     if isinstance(error, msgspec.DecodeError):
@@ -158,6 +182,12 @@ def lines(body: bytes, budget: Budget) -> Iterator[bytes]:
             yield line
         else:
             budget.left -= 1
+
+
+def is_form(body: bytes, name: bytes) -> bool:
+    """Whether a body is one line without a space, as forms encode it, that has a field of this name."""
+    line = body.strip()
+    return b" " not in line and b"\n" not in line and (line.startswith(name + b"=") or b"&%b=" % name in line)
 
 
 def form(body: bytes, limits: Limits) -> dict[str, str]:

@@ -6,7 +6,6 @@ stored.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from math import isfinite
@@ -27,7 +26,6 @@ Result = Record | Reject
 load: Callable[[str], Callable[..., Iterable[Result]]] = cache(resolve_name)  # the function that a `Format` names
 
 NUL = b"\\u0000"  # the only spelling in JSON; PostgreSQL's text cannot hold a NUL, SQLite's tools end the text there
-REAL_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 CHUNK_BYTES = 1 << 20  # that are decoded to a list at once; the list takes about 10 bytes of memory per byte
 REASON_CHARACTERS = 200
 SEPARATE_REJECTS = 100  # of one body; further invalid records are buried together
@@ -74,14 +72,17 @@ class Decoder:
             raise Invalid("zstd: only gzip is supported")
         if message and not body.strip():
             body = message.query
-        budget = Budget(limits)
+        budget = Budget(limits, len(body))
+        head = b""
         for result in merge_rejects(self.contents(body, message, budget), budget):
             if isinstance(result, Reject):
                 part = result.part
+                head = head or (message.head() if message else b"")
+                budget.charge(len(head) + len(part))
                 # so that a replay does not mistake a line that begins like a gzip file or a kept message for one
                 if part.startswith((bodies.GZIP, bodies.ZSTD)) or START.match(part):
                     part = b"\n" + part
-                result = Reject(message.head() + part if message else part, result.reason)
+                result = Reject(head + part, result.reason)
             yield result
 
     def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
@@ -304,7 +305,7 @@ def merge_rejects(results: Iterable[Result], budget: Budget) -> Iterator[Result]
         count += 1
         remainder = result.reason is Remainder.reason
         if parts and (remainder or size >= MERGED_BYTES):
-            yield Reject(budget.separator.join(parts), reason)
+            yield Reject(b"\n".join(parts), reason)
             size, parts, reason = 0, [], ""
         if count <= SEPARATE_REJECTS or remainder:
             yield result
@@ -314,7 +315,7 @@ def merge_rejects(results: Iterable[Result], budget: Budget) -> Iterator[Result]
         parts.append(result.part.replace(b"\n", b" ") if result.part.startswith((b"{", b"[")) else result.part)
         size += len(result.part)
     if parts:
-        yield Reject(budget.separator.join(parts), reason)
+        yield Reject(b"\n".join(parts), reason)
 
 
 def out_of_range(number: float) -> Invalid:
@@ -323,7 +324,8 @@ def out_of_range(number: float) -> Invalid:
 
 def check_text(record: Record) -> Record:
     """The record, if no text in it contains a NUL. Raises: Invalid."""
-    if REAL_NUL.search(msgspec.json.encode(record)):
+    text = msgspec.json.encode(record)
+    if NUL in text and NUL in text.replace(b"\\\\", b""):  # an escaped backslash before u0000 makes no NUL
         raise Invalid("text with a NUL")
     return record
 

@@ -41,8 +41,6 @@ LEVELS = {
 # Only what begins so must be JSON, because a plain line may begin with anything, often with `[`. A truncated object is
 # more often a mistake of its sender than a message: it is buried, and can be repaired
 OBJECTS = re.compile(rb"\{|\[\s*\{")
-# a line of a log has spaces; a form encodes them as +
-FORM = re.compile(rb"(?:[^ \n]*&)?message=[^ \n]*+")
 
 
 class Timed(msgspec.Struct):
@@ -108,7 +106,7 @@ class LogsDecoder(JsonDecoder):
     def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         if b"\n" in body:
             yield from self.rows(body, message, budget)
-        elif FORM.fullmatch(body):
+        elif bodies.is_form(body, b"message"):  # a line of a log has spaces
             yield self.form(bodies.form(body, budget.limits))
         elif len(body) > budget.limits.record:
             raise Invalid(f"line longer than {budget.limits.record} bytes")

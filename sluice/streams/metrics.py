@@ -20,8 +20,6 @@ from sluice.streams.times import Time, first
 Value = float | int | str | bool
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 
-# line protocol has a space before the fields of a line; a form encodes spaces as +
-FORM = re.compile(rb"\s*(?:[^ \n]*&)?name=[^ \n]*+\s*")
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,19})")
 FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
@@ -76,7 +74,7 @@ class MetricsDecoder(JsonDecoder):
 
     @override
     def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
-        if FORM.fullmatch(body):
+        if bodies.is_form(body, b"name"):  # line protocol has a space before the fields of a line
             yield self.form(bodies.form(body, budget.limits))
             return
         for decoder in self.texts:

@@ -20,7 +20,9 @@ RANGES = {
     "battery": (0, 100),
 }
 
-NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
+NUMBER = re.compile(
+    r"[+-]?(?:(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:e[+-]?[0-9]++)?|nan|inf(?:inity)?)", re.ASCII | re.IGNORECASE
+)
 KNOT = 1852 / 3600  # metres per second
 KMH = 1 / 3.6
 

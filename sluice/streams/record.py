@@ -88,12 +88,17 @@ class Limits(NamedTuple):
     record: bytes of one record whose type does not bound its memory; a line of line protocol may have a quarter. A
         worker decodes one record at a time, and needs about 25 times its size in memory.
     fields: fields of one form; the forms of the supported clients have far fewer.
+    room: bytes that its rows and dead letters may have more than once, beside eight times its own. A histogram of OTLP
+        with 300 bytes and 1 kB of attributes is 20 kB of rows, and an application sends some hundreds at once.
+    repeated: the same for one line, point or series, which is stored complete or not at all.
     """
 
     inflated: int = 8 << 20
     records: int = 262_144
     record: int = 1 << 20
     fields: int = 1_000
+    room: int = 16 << 20
+    repeated: int = 4 << 20
 
 
 class Invalid(ValueError):

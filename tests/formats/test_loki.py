@@ -12,7 +12,7 @@ import pytest
 from items import LIMITS, decode, kept, reject_reason
 from sluice.formats.loki import messages
 from sluice.formats.protobuf import fields, uncompress, wrapped
-from sluice.streams.body import Remainder
+from sluice.streams.body import Budget, Remainder
 from sluice.streams.record import Invalid, Log, Reject
 
 NOON = 1_767_268_800_000_000_000  # 2026-01-01T12:00:00Z
@@ -111,9 +111,7 @@ def test_invalid_lines_are_buried_together_as_a_request_that_can_be_replayed() -
     row, after, reject = decode("logs", sent)
     assert (row, after, reject.reason, reject.whole) == (ROW, ROW, "not a timestamp: '1.5'", False)
     buried = json.loads(reject.part.split(b"\r\n\r\n")[1])
-    assert buried["streams"] == [{"stream": LABELS, "values": [value]} for value in bad] + [
-        {"stream": {"a": "\0"}, "values": [good]}
-    ]
+    assert buried["streams"] == [{"stream": LABELS, "values": bad}, {"stream": {"a": "\0"}, "values": [good]}]
     assert decode("logs", reject.part) == [Reject(reject.part, reject.reason, True)]
 
 
@@ -129,7 +127,7 @@ def test_a_line_may_have_as_many_bytes_as_a_record() -> None:
     value = json.dumps([str(NOON), "full"])
     one = entry("full")
     for sent, size in (
-        (pushed({"stream": LABELS, "values": [[str(NOON), "full"]]}), len(value)),
+        (pushed({"values": [[str(NOON), "full"]]}), len(value)),
         (protobuf(messages.Stream(labels="{}", entries=[one])), one.ByteSize()),
     ):
         (row,) = decode("logs", sent, LIMITS._replace(record=size))
@@ -144,10 +142,9 @@ def test_invalid_lines_in_protobuf_are_buried_together() -> None:
     broken = messages.Stream(labels="{", entries=[entry("b")])
     row, reject = decode("logs", protobuf(messages.Stream(labels=text, entries=lines), broken))
     assert (row.message, reject.reason) == ("full", "text with a NUL")
-    part = messages.Push.FromString(uncompress(reject.part.split(b"\r\n\r\n", 1)[1], 1 << 21))
+    part = messages.Push.FromString(uncompress(reject.part.split(b"\r\n\r\n", 1)[1], Budget(LIMITS)))
     assert decode("logs", protobuf(broken, messages.Stream(labels=text, entries=lines[1:2])))[0] == row
-    alone = [messages.Stream(labels=text, entries=[lines[n]]) for n in (0, 2, 3)]
-    assert list(part.streams) == [*alone, broken]
+    assert list(part.streams) == [messages.Stream(labels=text, entries=[lines[n] for n in (0, 2, 3)]), broken]
     assert decode("logs", reject.part) == [Reject(reject.part, reject.reason, True)]
 
 

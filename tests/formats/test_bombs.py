@@ -1,0 +1,404 @@
+"""Whatever a body contains, it becomes a small multiple of its inflated size: on disk, in memory and in time.
+
+The limits are an eighth of the default ones, so that the bodies are small.
+"""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cramjam
+import msgspec
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
+
+from items import kept
+from otlp import attribute, in_json
+from sluice.formats.loki import messages as loki
+from sluice.formats.prometheus import messages as prometheus
+from sluice.formats.protobuf import wrapped
+from sluice.formats.registry import FORMATS, ROUTES
+from sluice.formats.streams import STREAMS
+from sluice.streams.record import Limits, Reject
+
+BODY = 1 << 20
+LIMITS = Limits(BODY, 32_768, BODY // 8, room=2 * BODY, repeated=BODY // 2)
+QUARTER = LIMITS.record // 4 - 400  # of what a resource, a line or the labels of a stream may have
+WRITTEN = 24  # times the body
+PEAK = 64  # times the body; mostly a list of the smallest elements in JSON, of at most a mebibyte at once
+
+PROTOBUF = "Content-Type: application/x-protobuf"
+VERSION_2 = PROTOBUF + ";proto=io.prometheus.write.v2.Request"
+SNAPPY = "Content-Encoding: snappy"
+
+Body = Callable[[int], tuple[str, bytes, tuple[str, ...], str]]  # by its size: path, body, fields of the head, stream
+BOMBS: dict[str, Body] = {}
+
+
+def bomb(path: str, *fields: str) -> Callable[[Callable[[int], bytes]], Callable[[int], bytes]]:
+    """Adds a function that makes a body of about a size. Its name begins with that of its format."""
+
+    def add(make: Callable[[int], bytes]) -> Callable[[int], bytes]:
+        stream = ROUTES[path.partition("?")[0]].stream
+        BOMBS[make.__name__] = lambda size: (path, make(size), fields, stream)
+        return make
+
+    return add
+
+
+def filled(head: bytes, part: bytes, end: bytes, size: int, separator: bytes = b",") -> bytes:
+    """A body of this size: as many parts as fit."""
+    room = size - len(head) - len(end)
+    return head + separator.join([part] * (room // (len(part) + len(separator)))) + end
+
+
+def text(size: int) -> bytes:
+    return b"x" * min(size // 2, QUARTER)
+
+
+# --- plain objects
+
+
+@bomb("/votes")
+def votes_empty_objects(size: int) -> bytes:
+    return filled(b'{"poll":"a","choice":"b"}\n', b"{}", b"", size, b"\n")
+
+
+@bomb("/gps")
+def gps_elements_without_a_device(size: int) -> bytes:
+    return filled(b'[{"device":"a","lat":1,"lon":1},', b"{}", b"]", size)
+
+
+@bomb("/metrics")
+def metrics_that_are_only_names(size: int) -> bytes:
+    return filled(b'[{"name":"a","value":1},', b'{"name":1}', b"]", size)
+
+
+@bomb("/logs")
+def logs_of_one_letter(size: int) -> bytes:
+    return filled(b"", b"x", b"", size, b"\n")
+
+
+# --- formats of metrics
+
+
+@bomb("/write")
+def influx_tags_of_many_fields(size: int) -> bytes:
+    half = text(size)[: QUARTER // 2]
+    line = b"m,t=" + half + b" " + b",".join([b"f=1"] * (len(half) // 4))
+    return filled(line + b"\n", line, b"", size, b"\n")
+
+
+@bomb("/write")
+def influx_escaped_tags_of_many_fields(size: int) -> bytes:
+    half = text(size)[: QUARTER // 2]
+    line = b"m,t=\\ " + half + b" " + b",".join([b'f="\\\\"'] * (len(half) // 8))
+    return filled(line + b"\n", line, b"", size, b"\n")
+
+
+@bomb("/metrics")
+def telegraf_tags_of_many_fields(size: int) -> bytes:
+    fields = b",".join(b'"%x":1' % n for n in range(min(size // 2, QUARTER) // 8))
+    point = b'{"name":"m","tags":{"t":"%b"},"fields":{%b}}' % (text(size), fields)
+    return filled(b'{"metrics":[', point, b"]}", size)
+
+
+@bomb("/api/v1/write", PROTOBUF, SNAPPY)
+def prometheus_labels_of_many_samples(size: int) -> bytes:
+    name = wrapped(1, wrapped(1, b"__name__") + wrapped(2, b"m"))
+    label = wrapped(1, wrapped(1, b"t") + wrapped(2, text(size)))
+    series = wrapped(1, name + label + wrapped(2, b"") * (QUARTER // 2))
+    return bytes(cramjam.snappy.compress_raw(filled(series, series, b"", size, b"")))
+
+
+@bomb("/api/v1/write", PROTOBUF, SNAPPY)
+def prometheus_series_without_a_name(size: int) -> bytes:
+    return bytes(cramjam.snappy.compress_raw(filled(b"", wrapped(1, b""), b"", size, b"")))
+
+
+@bomb("/api/v1/write", PROTOBUF, SNAPPY)
+def prometheus_histograms(size: int) -> bytes:
+    part = prometheus.Histogram(schema=8, positive_spans=[{"length": 10_000}], positive_deltas=[1] + [0] * 9_999)
+    labels = [{"name": "__name__", "value": "m"}]
+    series = wrapped(1, prometheus.Series1(labels=labels, histograms=[part] * 4).SerializeToString())
+    return bytes(cramjam.snappy.compress_raw(filled(series, series, b"", size, b"")))
+
+
+def version_2(size: int, series: Any) -> bytes:
+    symbols = b"".join(wrapped(4, symbol) for symbol in (b"", b"__name__", b"m", b"t", b"x" * (size // 2)))
+    return bytes(cramjam.snappy.compress_raw(filled(symbols, wrapped(5, series.SerializeToString()), b"", size, b"")))
+
+
+@bomb("/api/v1/write", VERSION_2, SNAPPY)
+def prometheus_2_exemplars(size: int) -> bytes:
+    samples = [{"timestamp": 1}]
+    return version_2(size, prometheus.Series2(labels_refs=[1, 2], samples=samples, exemplars=[{"labels_refs": [3, 4]}]))
+
+
+@bomb("/api/v1/write", VERSION_2, SNAPPY)
+def prometheus_2_many_exemplars_of_one_series(size: int) -> bytes:
+    exemplars = [{"labels_refs": [3, 4]}] * (QUARTER // 8)
+    return version_2(size, prometheus.Series2(labels_refs=[1, 2], samples=[{"timestamp": 1}], exemplars=exemplars))
+
+
+@bomb("/api/v1/write", VERSION_2, SNAPPY)
+def prometheus_2_labels(size: int) -> bytes:
+    return version_2(size, prometheus.Series2(labels_refs=[1, 2, 3, 4], samples=[{"timestamp": 1}] * 9))
+
+
+@bomb("/api/v1/write", VERSION_2, SNAPPY)
+def prometheus_2_small_labels_and_their_samples(size: int) -> bytes:
+    symbols = b"".join(wrapped(4, symbol) for symbol in (b"", b"__name__", b"m", b"t", b"x" * 300))
+    series = prometheus.Series2(labels_refs=[1, 2, 3, 4], samples=[{"timestamp": 1}] * 900).SerializeToString()
+    return bytes(cramjam.snappy.compress_raw(filled(symbols, wrapped(5, series), b"", size, b"")))
+
+
+@bomb("/api/v1/write", VERSION_2, SNAPPY)
+def prometheus_2_descriptions(size: int) -> bytes:
+    symbols = [wrapped(4, symbol) for symbol in (b"", b"__name__", b"x" * 900)]
+    names = [wrapped(4, b"%x" % n) for n in range(size // 25)]
+    series = (
+        prometheus.Series2(labels_refs=[1, 3 + n], samples=[{"timestamp": 1}], metadata={"help_ref": 2})
+        for n in range(size // 25)
+    )
+    body = b"".join(symbols + names) + b"".join(wrapped(5, one.SerializeToString()) for one in series)
+    return bytes(cramjam.snappy.compress_raw(body))
+
+
+def metrics(resource: bytes, metric: dict[str, Any], count: int) -> Any:
+    request = ExportMetricsServiceRequest()
+    below = request.resource_metrics.add(resource={"attributes": [attribute("t", string_value=resource.decode())]})
+    below.scope_metrics.add(scope={"name": "y" * (len(resource) // 2)}, metrics=[metric] * count)
+    return request
+
+
+def gauge(*points: dict[str, Any]) -> dict[str, Any]:
+    return {"name": "m", "gauge": {"data_points": points}}
+
+
+@bomb("/v1/metrics", PROTOBUF)
+def otlp_metrics_that_are_empty(size: int) -> bytes:
+    return bytes(metrics(text(size), {}, size // 4).SerializeToString())
+
+
+@bomb("/v1/metrics", PROTOBUF)
+def otlp_metrics_that_are_invalid_after_a_valid_one(size: int) -> bytes:
+    request = metrics(text(size), gauge({"as_int": 1}), 1)
+    request.resource_metrics[0].scope_metrics[0].metrics.extend([Metric()] * (size // 4))
+    return bytes(request.SerializeToString())
+
+
+@bomb("/v1/metrics", "Content-Type: application/json")
+def otlp_metrics_in_json_that_are_invalid(size: int) -> bytes:
+    return in_json(metrics(text(size), gauge({"as_int": 1}, *[{}] * (size // 8)), 1))
+
+
+@bomb("/v1/metrics", PROTOBUF)
+def otlp_metrics_of_a_large_resource(size: int) -> bytes:
+    return bytes(metrics(text(size), gauge(*[{"as_int": 1}] * 9), size // 200).SerializeToString())
+
+
+@bomb("/v1/metrics", PROTOBUF)
+def otlp_metrics_of_a_small_resource(size: int) -> bytes:
+    return bytes(metrics(b"x" * 300, gauge(*[{"as_int": 1}] * 9), size // 200).SerializeToString())
+
+
+@bomb("/v1/metrics", PROTOBUF)
+def otlp_metrics_with_a_long_name(size: int) -> bytes:
+    points = [{"as_int": 1}] * (QUARTER // 12)
+    metric = {"name": text(size).decode(), "gauge": {"data_points": points}}
+    return bytes(metrics(b"", metric, size // 2 // QUARTER or 1).SerializeToString())
+
+
+@bomb("/v1/metrics", PROTOBUF)
+def otlp_metrics_histograms_with_large_attributes(size: int) -> bytes:
+    few = min(size // 64, QUARTER // 32)
+    point = {"count": 1, "bucket_counts": [1] * few, "explicit_bounds": range(few - 1)}
+    point |= {"attributes": [attribute("t", string_value="x" * (few * 8))]}
+    metric = {"name": "m", "histogram": {"data_points": [point]}}
+    return bytes(metrics(b"", metric, max(1, size // (few * 32))).SerializeToString())
+
+
+@bomb("/v1/metrics", PROTOBUF)
+def otlp_metrics_histograms_with_many_attributes(size: int) -> bytes:
+    few = min(size // 64, QUARTER // 32)
+    point = {"count": 1, "bucket_counts": [1] * few, "explicit_bounds": range(few - 1)}
+    point |= {"attributes": [attribute(f"{n:x}", string_value="") for n in range(few)]}
+    metric = {"name": "m", "histogram": {"data_points": [point]}}
+    return bytes(metrics(b"", metric, max(1, size // (few * 26))).SerializeToString())
+
+
+@bomb("/v1/metrics", PROTOBUF)
+def otlp_metrics_exponential_histograms(size: int) -> bytes:
+    point = {"count": 1, "scale": 20, "positive": {"bucket_counts": [1] * min(10_000, size // 4)}}
+    metric = {"name": "m", "exponential_histogram": {"data_points": [point]}}
+    return bytes(metrics(b"", metric, max(1, size // min(10_040, size // 4))).SerializeToString())
+
+
+def logs(resource: bytes, service: bytes, count: int, record: dict[str, Any]) -> bytes:
+    request = ExportLogsServiceRequest()
+    pairs = {"t": resource, "service.name": service}
+    given = [attribute(name, string_value=value.decode()) for name, value in pairs.items()]
+    below = request.resource_logs.add(resource={"attributes": given})
+    below.scope_logs.add(log_records=[record] * count)
+    return bytes(request.SerializeToString())
+
+
+@bomb("/v1/logs", PROTOBUF)
+def otlp_logs_of_a_large_resource(size: int) -> bytes:
+    return logs(text(size), b"", size // 4, {})
+
+
+@bomb("/v1/logs", PROTOBUF)
+def otlp_logs_of_a_long_service(size: int) -> bytes:
+    return logs(b"", text(size), size // 4, {})
+
+
+@bomb("/v1/logs", PROTOBUF)
+def otlp_logs_that_are_invalid(size: int) -> bytes:
+    return logs(text(size), b"", size // 8, {"event_name": "\0"})
+
+
+# --- Loki
+
+
+@bomb("/loki/api/v1/push", "Content-Type: application/json")
+def loki_lines_of_large_labels(size: int) -> bytes:
+    return filled(b'{"streams":[{"stream":{"t":"%b"},"values":[' % text(size), b'["1",""]', b"]}]}", size)
+
+
+@bomb("/loki/api/v1/push", "Content-Type: application/json")
+def loki_lines_that_are_invalid(size: int) -> bytes:
+    return filled(b'{"streams":[{"stream":{"t":"%b"},"values":[["1",""],' % text(size), b"[]", b"]}]}", size)
+
+
+@bomb("/loki/api/v1/push", "Content-Type: application/json")
+def loki_many_labels(size: int) -> bytes:
+    labels = b",".join(b'"%x":""' % n for n in range(size // 10))
+    return b'{"streams":[{"stream":{%b},"values":[["1",""]]}]}' % labels
+
+
+@bomb("/loki/api/v1/push", PROTOBUF)
+def loki_entries_of_large_labels(size: int) -> bytes:
+    stream = wrapped(1, b'{t="%b"}' % text(size)) + wrapped(2, b"") * ((size - len(text(size))) // 2)
+    return bytes(cramjam.snappy.compress_raw(wrapped(1, stream)))
+
+
+@bomb("/loki/api/v1/push", PROTOBUF)
+def loki_entries_of_labels_that_take_more_as_json(size: int) -> bytes:
+    stream = wrapped(1, b'{t="%b"}' % (b"\1" * 300)) + wrapped(2, b"") * ((size - 300) // 2)
+    return bytes(cramjam.snappy.compress_raw(wrapped(1, stream)))
+
+
+@bomb("/loki/api/v1/push", PROTOBUF)
+def loki_entries_that_are_invalid(size: int) -> bytes:
+    entry = wrapped(2, loki.Entry(line="\0").SerializeToString())
+    stream = wrapped(1, b'{t="%b"}' % text(size)) + wrapped(2, b"") + entry * ((size - len(text(size))) // len(entry))
+    return bytes(cramjam.snappy.compress_raw(wrapped(1, stream)))
+
+
+# --- formats of gps
+
+FEATURE = b'{"geometry":{"type":"Point","coordinates":[1,1]},"properties":{}}'
+
+
+@bomb("/overland")
+def overland_features_of_a_long_device(size: int) -> bytes:
+    return filled(b'{"device_id":"%b","locations":[' % (b"x" * (size // 2)), FEATURE, b"]}", size)
+
+
+@bomb("/overland")
+def overland_features_that_are_invalid(size: int) -> bytes:
+    return filled(b'{"device_id":"%b","locations":[%b,' % (b"x" * (size // 2), FEATURE), b"{}", b"]}", size)
+
+
+@bomb("/owntracks", "X-Limit-U: " + "x" * 7_900, "X-Limit-D: " + "x" * 7_900)
+def owntracks_payloads_of_a_long_user(size: int) -> bytes:
+    return filled(b"[", b'{"_type":"location","lat":1,"lon":1}', b"]", size)
+
+
+@bomb("/owntracks", *(f"X-{n}: " + "x" * 7_900 for n in range(3)))
+def owntracks_payloads_that_are_invalid(size: int) -> bytes:
+    return filled(b'[{"_type":"location","tid":"a","lat":1,"lon":1},', b"{}", b"]", size)
+
+
+@bomb("/homeassistant?device=" + "x" * 7_900)
+def homeassistant_messages_of_a_long_device(size: int) -> bytes:
+    return filled(b"[", b'{"type":"update_location","data":{"gps":[1,1]}}', b"]", size)
+
+
+@bomb("/traccar")
+def traccar_forms(size: int) -> bytes:
+    return filled(b"id=a&lat=1&lon=1\n", b"id=a", b"", size, b"\n")
+
+
+@bomb("/gpslogger")
+def gpslogger_forms(size: int) -> bytes:
+    return filled(b"longitude=1&lat=1&device=a\n", b"longitude=", b"", size, b"\n")
+
+
+def item(name: str, size: int) -> tuple[str, bytes, int]:
+    """The stream, the item, and the inflated size of its body."""
+    path, body, fields, stream = BOMBS[name](size)
+    inflated = cramjam.snappy.decompress_raw_len(body) if path in ("/api/v1/write", "/loki/api/v1/push") and not (
+        body.startswith(b"{")
+    ) else len(body)  # fmt: skip
+    return stream, kept(body, path, *fields), inflated
+
+
+def test_each_stream_and_each_format_has_a_body_here() -> None:
+    modules = {(known.decoder or known.form).partition(":")[0].rpartition(".")[2] for known in FORMATS}
+    for name in {*STREAMS, *modules}:
+        assert any(bomb.startswith(name) for bomb in BOMBS), name
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_body_becomes_a_small_multiple_of_itself(name: str) -> None:
+    stream, sent, size = item(name, BODY)
+    assert BODY // 2 < size <= BODY * 1.4
+    limits = LIMITS._replace(inflated=2 * BODY)
+    written = letters = 0
+    list(STREAMS[stream].decode(item(name, 2_000)[1], limits))  # imports what it needs
+    tracemalloc.start()
+    try:
+        for result in STREAMS[stream].decode(sent, limits):
+            letters += isinstance(result, Reject)
+            written += len(result.part) if isinstance(result, Reject) else len(msgspec.json.encode(result))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert written <= WRITTEN * size
+    assert peak <= PEAK * size
+    assert letters <= 300
+
+
+def calls(decode: Iterator[Any]) -> int:
+    """How many functions of Python and C are called while all results are made."""
+    counts: Counter[str] = Counter()
+
+    def count(_frame: Any, event: str, _argument: Any) -> None:
+        counts[event] += 1
+
+    sys.setprofile(count)
+    try:
+        for _ in decode:
+            pass
+    finally:
+        sys.setprofile(None)
+    return counts["call"] + counts["c_call"]
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_twice_the_body_takes_at_most_twice_the_calls(name: str) -> None:
+    limits = LIMITS._replace(records=1 << 30)
+    found = []
+    for size in 1_000, 16_000, 32_000:
+        stream, sent, _ = item(name, size)
+        found.append(calls(iter(STREAMS[stream].decode(sent, limits))))
+    assert found[2] <= 2.5 * found[1] + 100
