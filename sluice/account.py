@@ -54,8 +54,8 @@ def balance(snapshot: Snapshot | None, ledger: Ledger | None) -> Figures:
 def account(store: Store[Any], stream: str, snapshot: Snapshot | None, cell: str) -> Ledger:
     """The database's counts of a stream, for the bodies that were accepted at the time of the snapshot."""
     if snapshot and snapshot.partitions:
-        bodies, ahead = store.stored_in(stream, snapshot.partitions)
-        return store.ledger(stream)._replace(bodies=bodies, earlier=0, ahead=ahead)
+        bodies, ahead, lost = store.stored_in(stream, snapshot.partitions)
+        return store.ledger(stream)._replace(bodies=bodies, earlier=lost, ahead=ahead)
     return store.ledger(stream, snapshot.history if snapshot else (), cell, snapshot.claims if snapshot else None)
 
 

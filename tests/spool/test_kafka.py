@@ -202,6 +202,69 @@ def test_a_topic_that_was_made_again_is_a_new_spool(tmp: Path, url: str, broker:
     assert ledger(tmp, url)["missing"] == 0
 
 
+@pytest.mark.parametrize("running", [False, True], ids=["no worker runs", "a worker runs"])
+def test_bodies_with_the_offsets_of_lost_ones_are_stored(
+    running: bool, tmp: Path, url: str, broker: kafka.Brokers
+) -> None:
+    (only,), url = broker, url.replace("partitions=2", "partitions=1")
+    with gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
+        for n in range(10):
+            accepted(gate.socket, VOTE % b"old-%d" % n)
+        drain(tmp, url)
+        with worker(tmp, url) if running else contextlib.nullcontext():
+            only.kill()
+            assert only.cut(f"{tmp.name}.votes", 0, 5) >= 5
+            only.start()
+            broker.wait()
+            for n in range(8):
+                accepted(gate.socket, VOTE % b"new-%d" % n)
+            every = {f"old-{n}" for n in range(10)} | {f"new-{n}" for n in range(8)}
+            if running:
+                poll(lambda: every == set(stored(tmp)), 30, "all is stored")
+        drain(tmp, url)
+    assert set(stored(tmp)) == every
+    count = len(stored(tmp))  # one more for each that was posted again after a 503
+    found = {"accepted": count, "ready": 0, "claimed": 0, "stored": count, "dead": 0, "missing": 0}
+    assert ledger(tmp, url) == found
+
+
+def taken(outlet: Outlet) -> list[bytes]:
+    """The next items, settled."""
+    outlet.has_work([])
+    claim = poll(lambda: outlet.has_work(["votes"]) and outlet.claim("votes"), 30)
+    assert claim
+    items = list(outlet.items(claim))
+    outlet.settle(claim)
+    return items
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["log cut", "topic made again"])
+def test_records_with_the_offsets_of_settled_ones_are_neither_skipped_nor_deleted(
+    replaced: bool, tmp: Path, url: str, broker: kafka.Brokers
+) -> None:
+    (only,), url = broker, url.replace("partitions=2", "partitions=1")
+    topic, figures = f"{tmp.name}.votes", str(tmp / "run/views.sock")
+    with harness.views_redis(tmp), gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
+        outlet = Outlet(url, figures)
+        accepted(gate.socket, b"old")
+        assert set(taken(outlet)) == {b"old"}
+        if replaced:
+            for future in broker.admin.delete_topics([topic]).values():
+                future.result()
+        else:
+            only.kill()
+            assert only.cut(topic, 0, 0)
+            only.start()
+            broker.wait()
+        accepted(gate.socket, b"new")
+        outlet.sources["votes"].commit()  # as if it was late: the group's offset is that of a lost record
+        outlet.trim()
+        outlet.close()
+        outlet = Outlet(url, figures)
+        assert set(taken(outlet)) == {b"new"}
+        outlet.close()
+
+
 def test_a_full_backlog_is_refused_until_workers_have_stored_it(tmp: Path, url: str) -> None:
     with harness.views_redis(tmp):
         inlet, outlet = Inlet(url, str(tmp / "run/views.sock"), 5_000), Outlet(url, str(tmp / "run/views.sock"))

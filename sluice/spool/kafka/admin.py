@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
 from sluice.spool.contract import TIMEOUT_SECONDS
@@ -110,6 +110,17 @@ class Topic(NamedTuple):
     writable: list[int]
     addresses: dict[int, tuple[str, int]]
 
+    def epoch(self, partition: int, leader_epoch: int | None) -> str:
+        """The name of an epoch of this topic."""
+        return f"{self.id}.{partition}.{leader_epoch}"
+
+
+class Place(NamedTuple):
+    """A record of a partition: another one with this offset has another epoch."""
+
+    offset: int
+    epoch: str
+
 
 class Positions(NamedTuple):
     """Offsets in one partition. first: of the first record that is not settled; end: of the next record."""
@@ -193,16 +204,31 @@ class Admin:
                 if error.args[0].code() == KafkaError._UNKNOWN_PARTITION:  # it never asks again (librdkafka 2.16)
                     self.groups.pop(topic.name).close()
                 raise
-        # without a settled offset, or after the loss of records, a worker starts at the first record
+        # without a settled offset of this topic, or after the loss of records, a worker starts at the first record
+        ours = [(at.metadata or "").startswith(topic.id) for at in settled]
         return [
-            Positions(at.offset if first <= at.offset <= end else first, end) for at, (first, end) in zip(settled, ends)
+            Positions(at.offset if known and first <= at.offset <= end else first, end)
+            for at, known, (first, end) in zip(settled, ours, ends)
         ]
 
-    def delete_before(self, offsets: dict[tuple[str, int], int]) -> None:
-        """Delete records: (topic, partition) -> the first offset that stays."""
-        asked = [TopicPartition(*partition, offset) for partition, offset in offsets.items()]
+    def delete_settled(self, settled: dict[tuple[str, int], Place]) -> None:
+        """Delete records: (topic, partition) -> the last one to go. Records of a partition whose leader or topic is
+        another one by now stay: they may not be those that were settled.
+        """
+        if not settled:
+            return
+        latest = {TopicPartition(*partition): OffsetSpec.latest() for partition in settled}  # type: ignore[no-untyped-call]
         with asking():
-            for future in self.client.delete_records(asked, request_timeout=TIMEOUT_SECONDS).values():
+            asked = self.client.list_offsets(latest, request_timeout=TIMEOUT_SECONDS)
+            known = {at: found.result() for at, found in asked.items() if not found.exception(RESULT_SECONDS)}
+        topics = {name: self.describe(name) for name in {name for name, _ in settled}}
+        same = []
+        for at, found in known.items():
+            last, topic = settled[at.topic, at.partition], topics[at.topic]
+            if topic and topic.epoch(at.partition, found.leader_epoch) == last.epoch:
+                same.append(TopicPartition(at.topic, at.partition, last.offset + 1))
+        with asking():
+            for future in self.client.delete_records(same, request_timeout=TIMEOUT_SECONDS).values() if same else ():
                 future.result(RESULT_SECONDS)
 
     def streams(self, timeout: float = TIMEOUT_SECONDS) -> set[str]:

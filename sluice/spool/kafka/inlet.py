@@ -148,16 +148,16 @@ class Inlet(inlet.Inlet):
         return self.admin
 
     def keep(self, look: Callable[[Admin], None], admin: Admin, pause: float) -> None:
-        """Look again and again. The first reason why that fails is logged, until it succeeds again."""
+        """Look again and again, whatever fails. The first reason is logged, until a look succeeds again."""
         failed = False
         while True:
             time.sleep(pause)
             try:
                 look(admin)
                 failed = False
-            except KafkaUnavailable as error:
+            except Exception as error:
                 if not failed:
-                    log.warning("%s", error)
+                    log.warning("%s", error, exc_info=not isinstance(error, KafkaUnavailable))
                 failed = True
 
     def look_at_backlogs(self, admin: Admin) -> None:
@@ -170,7 +170,8 @@ class Inlet(inlet.Inlet):
             admin.streams(LOOK_SECONDS)
         for backlog in list(self.backlogs.values()):
             topic = admin.describe(backlog.topic.name, LOOK_SECONDS)
-            if topic and topic.id == backlog.topic.id:
+            # another one of this name may have fewer partitions; then a commit fails, and opens it anew
+            if topic and len(topic.replicas) >= len(backlog.topic.replicas):
                 backlog.topic = topic
                 if not topic.writable:
                     reason = self.down

@@ -2,6 +2,11 @@
 
 A committed offset is only a hint where to go on. What is stored, the database decides: a worker that was frozen, or
 whose partition was given to another one, may store a claim late, and the database takes what it does not have yet.
+
+The rule: an offset says nothing without its epoch. A leader that lost the end of its log, or a topic that was made
+again, gives the same offsets to other bodies. So nothing is skipped before the record in front of it was read and has
+the epoch that it had when it was settled, and nothing is deleted from a log that has another epoch by now. Whoever
+cannot tell reads from the first record: the database refuses what it has.
 """
 
 from __future__ import annotations
@@ -12,14 +17,14 @@ from collections import deque
 from collections.abc import Callable
 from functools import cached_property, partial
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from sluice.base.override import override
 from sluice.spool import outlet
 from sluice.spool.claim import Claim
-from sluice.spool.contract import LEASE_SECONDS
+from sluice.spool.contract import LEASE_SECONDS, TIMEOUT_SECONDS
 from sluice.spool.errors import KafkaUnavailable
-from sluice.spool.kafka.admin import Admin, asking, log
+from sluice.spool.kafka.admin import Admin, Place, asking, log
 from sluice.spool.outlet import MAX_BODIES, MAX_BYTES
 
 TRIM_SECONDS = 10.0  # between two deletions of what is stored
@@ -50,7 +55,9 @@ class Source:
         self.unchecked: list[Message] = []
         self.fetched: dict[int, deque[Message]] = {}
         self.error: KafkaError | None = None
-        self.uncommitted: dict[int, int] = {}  # partition -> the offset after the last settled record
+        self.before: dict[int, Place] = {}  # partition -> the last record that was taken, or settled by another worker
+        self.doubted: set[int] = set()  # partitions that are read from that record on, to see whether it is still there
+        self.uncommitted: dict[int, Place] = {}  # partition -> the last settled record
         self.commit_at = 0.0  # monotonic
         with asking():
             config = {"group.id": self.topic.name, "error_cb": self.note, "on_commit": self.committed, **CONSUMER}
@@ -64,27 +71,46 @@ class Source:
         if error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION) or error.fatal():
             self.error = error
 
-    def assign(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+    def assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Start at the last settled record of each partition, or at the first record if the group does not know it."""
         self.assigned = (self.assigned or set()) | {each.partition for each in partitions}
+        with contextlib.suppress(KafkaException):
+            for at in consumer.committed(partitions, TIMEOUT_SECONDS):
+                if at.offset > 0 and at.metadata:
+                    self.before[at.partition] = Place(at.offset - 1, at.metadata)
+                    self.doubted.add(at.partition)
+        for each in partitions:
+            each.offset = self.before[each.partition].offset if each.partition in self.before else OFFSET_BEGINNING
+        consumer.incremental_assign(partitions)
 
     def revoke(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         lost = {each.partition for each in partitions}
         self.assigned = (self.assigned or set()) - lost
-        self.ended -= lost
-        self.unchecked = [message for message in self.unchecked if message.partition() not in lost]
         for partition in lost:
-            self.fetched.pop(partition, None)
+            self.drop(partition)
+            self.before.pop(partition, None)
+            self.doubted.discard(partition)
             self.uncommitted.pop(partition, None)
+
+    def drop(self, partition: int) -> None:
+        """Forget what was fetched of a partition."""
+        self.ended.discard(partition)
+        self.unchecked = [message for message in self.unchecked if message.partition() != partition]
+        self.fetched.pop(partition, None)
 
     def committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         for at in partitions:
-            if not error and not at.error and self.uncommitted.get(at.partition) == at.offset:
+            last = self.uncommitted.get(at.partition)
+            if last and not error and not at.error and (at.offset, at.metadata) == (last.offset + 1, last.epoch):
                 del self.uncommitted[at.partition]
 
     def commit(self) -> None:
         """Commit what is not committed yet. Only `committed` says whether that succeeds."""
         self.commit_at = time.monotonic() + COMMIT_SECONDS
-        offsets = [TopicPartition(self.topic.name, *at) for at in self.uncommitted.items()]
+        offsets = [
+            TopicPartition(self.topic.name, number, last.offset + 1, last.epoch)
+            for number, last in self.uncommitted.items()
+        ]
         with contextlib.suppress(KafkaException):
             self.consumer.commit(offsets=offsets)
 
@@ -127,10 +153,14 @@ class Source:
         self.unchecked = []
 
     def take(self, max_bodies: int, max_bytes: int) -> tuple[Claim, list[bytes]] | None:
-        """The next claim and its items: consecutive records of one partition and one leader epoch."""
-        if not self.fetched:
+        """The next claim and its items: consecutive records of one partition and one leader epoch.
+
+        Raises: KafkaException; then this source has lost its place.
+        """
+        number = next((number for number in [*self.fetched] if self.continues(number)), None)
+        if number is None:
             return None
-        number, messages = next(iter(self.fetched.items()))
+        messages = self.fetched[number]
         first, epoch = messages[0].offset(), messages[0].leader_epoch()
         assert first is not None
         items: list[bytes] = []
@@ -149,18 +179,58 @@ class Source:
         del self.fetched[number]
         if messages:
             self.fetched[number] = messages  # the other partitions are next
-        id = f"{self.topic.id}.{number}.{epoch}:{first + 1}:{time.time() * 1e6:.0f}"
-        return Claim(self.stream, id, first + 1, len(items), size, marks), items
+        name = self.topic.epoch(number, epoch)
+        self.before[number] = Place(first + len(items) - 1, name)
+        return Claim(
+            self.stream, f"{name}:{first + 1}:{time.time() * 1e6:.0f}", first + 1, len(items), size, marks
+        ), items
 
-    def settle(self, claim: Claim) -> tuple[str, int] | None:
-        """Commit the offset after a claim; the partition, unless another topic has its name by now."""
+    def continues(self, number: int) -> bool:
+        """Whether the fetched records of a partition continue what was read before, in the log as it is now. If not,
+        or if another leader may have cut the log, the partition is read again: from the record before them, to see
+        whether that is still there, and if not, from the first record.
+        """
+        messages = self.fetched[number]
+        offset, epoch = messages[0].offset() or 0, self.topic.epoch(number, messages[0].leader_epoch())
+        before = self.before.get(number)
+        if before is None or offset < before.offset:  # the first record, or the client has gone back to it
+            self.doubted.discard(number)
+            return True
+        if number not in self.doubted:
+            if epoch == before.epoch:
+                return True
+            self.doubted.add(number)
+            self.seek(number, before.offset)
+            return False
+        self.doubted.discard(number)
+        del self.before[number]
+        if offset > before.offset:  # that record was deleted, so this one is the first
+            return True
+        if epoch != before.epoch:
+            log.warning(
+                "%s: partition %d has other records than those that are stored: read from the first one",
+                self.stream, number,
+            )  # fmt: skip
+            self.seek(number, OFFSET_BEGINNING)
+            return False
+        messages.popleft()
+        if not messages:
+            del self.fetched[number]
+        return bool(messages)
+
+    def seek(self, number: int, offset: int) -> None:
+        self.drop(number)
+        self.consumer.seek(TopicPartition(self.topic.name, number, offset))
+
+    def settle(self, claim: Claim) -> int | None:
+        """Commit the offset after a claim; its partition, unless another topic has its name by now."""
         topic_id, number, _ = claim.epoch.split(".")
         if topic_id != self.topic.id:
             return None
         if int(number) in (self.assigned or ()):  # else it is another worker's by now
-            self.uncommitted[int(number)] = claim.end - 1
+            self.uncommitted[int(number)] = Place(claim.end - 2, claim.epoch)
             self.commit()
-        return self.topic.name, int(number)
+        return int(number)
 
 
 class Replaced(Exception):
@@ -177,7 +247,7 @@ class Outlet(outlet.Outlet):
         self.url = url
         self.sources: dict[str, Source] = {}
         self.held: dict[str, list[bytes]] = {}  # claim id -> items
-        self.settled: dict[tuple[str, int], int] = {}  # partition -> offset up to which records may be deleted
+        self.settled: dict[tuple[str, int], Place] = {}  # topic and partition -> the last record that may be deleted
         self.trim_at = time.monotonic() + TRIM_SECONDS
 
     @cached_property
@@ -201,7 +271,7 @@ class Outlet(outlet.Outlet):
 
     @override
     def has_more(self, stream: str) -> bool:
-        return bool(self.sources[stream].fetched)
+        return stream in self.sources and bool(self.sources[stream].fetched)
 
     @override
     def request_claim(
@@ -210,7 +280,12 @@ class Outlet(outlet.Outlet):
         return partial(self.take, stream, max_bodies, max_bytes)  # nothing is sent: the records are here
 
     def take(self, stream: str, max_bodies: int, max_bytes: int) -> Claim | None:
-        if stream not in self.sources or not (taken := self.sources[stream].take(max_bodies, max_bytes)):
+        try:
+            taken = self.sources[stream].take(max_bodies, max_bytes) if stream in self.sources else None
+        except KafkaException:
+            self.sources.pop(stream).consumer.close()  # a new one begins where the group is
+            taken = None
+        if taken is None:
             return None
         claim, self.held[claim.id] = taken
         return claim
@@ -231,16 +306,20 @@ class Outlet(outlet.Outlet):
             self.held[rest.id] = items[rest.first - claim.first :]
             claim = claim.part(claim.first, rest.first)
         source = self.sources.get(claim.stream)
-        if source and (partition := source.settle(claim)):
-            self.settled[partition] = claim.end - 1
+        if source and (partition := source.settle(claim)) is not None:
+            self.settled[source.topic.name, partition] = Place(claim.end - 2, claim.epoch)
         if time.monotonic() >= self.trim_at:
-            self.trim_at = time.monotonic() + TRIM_SECONDS
-            settled, self.settled = self.settled, {}
-            try:
-                self.admin.delete_before(settled)
-            except KafkaUnavailable as error:
-                log.info("what is stored stays in Kafka: %s", error.reason)
+            self.trim()
         return rest
+
+    def trim(self) -> None:
+        """Delete what is settled, but not from a log that another leader may have cut."""
+        self.trim_at = time.monotonic() + TRIM_SECONDS
+        settled, self.settled = self.settled, {}
+        try:
+            self.admin.delete_settled(settled)
+        except KafkaUnavailable as error:
+            log.info("what is stored stays in Kafka: %s", error.reason)
 
     @override
     def is_empty(self) -> bool:
