@@ -104,6 +104,10 @@ class ViewAnswer:
             body = values[0] or b""
             if len(values) > 1:
                 body = b"[%b]" % b",".join([value or b"null" for value in values])
+            if not view.state:
+                READS.want(view.path, [key for key, value in zip(self.keys, values) if value])
+        elif not view.state:
+            READS.want(view.path, self.keys)
         if self.head:  # in the fast lane, which adds the length
             endpoint.ok.n += 1
             self.start_response(OK, HEADERS)
@@ -132,7 +136,8 @@ class ViewAnswer:
                 values = [view.value(trip, name, self.limit) for name in names]
                 if not self.waits or None not in values:
                     return values
-                READS.ask(view.path, [key for key, value in zip(self.keys, values) if value is None])
+                missing = [key for key, value in zip(self.keys, values) if value is None]
+                READS.ask(view.path, missing, [name for name, value in zip(names, values) if value is not None])
                 if self.head:
                     raise Later(self.head)
                 gevent: Any = sys.modules.get("gevent")  # where it is, only this greenlet waits

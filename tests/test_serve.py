@@ -393,3 +393,13 @@ def test_a_first_count_delays_only_those_who_ask_for_it() -> None:
             assert [json.loads(body)["total"] for _, _, body in (answers[0], harness.answer(second))] == [1, 1]
             assert json.loads(answers[1][2])["device"] == "bike"
             poll(lambda: reads(site.client(), "/gps/latest 200", 2))
+
+
+def test_keys_without_rows_that_readers_invent_take_no_memory(lane: Reader) -> None:
+    client, wanted = lane.site.client(), contract.wanted("/votes/tally")
+    for n in range(3):
+        target = "/votes/tally?poll=cookies&" + "&".join(f"poll=invented-{n}-{m}" for m in range(50))
+        assert lane.json(target)[1:] == [None] * 50
+    poll(lambda: client.zscore(wanted, "cookies"))
+    assert [key for key in client.zrange(wanted, 0, -1) if b"invented" in key] == []
+    assert poll(lambda: not list(client.scan_iter("*invented*")))

@@ -21,9 +21,10 @@ from sluice import settings
 KEY_BYTES = 512  # a record whose key is longer is in no view
 LEASE_SECONDS = 3.0  # after which another follower may take over from one that is stopped
 ASKED_KEYS = 1_000  # of a tally that clients wait for; a client waits ten seconds, so a longer queue helps nobody
+WANTED_KEYS = 10_000  # of a tally that are refreshed: clients can name any number of keys
 FULL = b"full"  # the state of a view whose data did not fit into maxmemory
 
-LAYOUT = 2  # of the values; with another one all views are built again
+LAYOUT = 3  # of the values; with another one all views are built again
 SOCKET = settings.VIEWS_SOCKET
 
 HOLDER = "lease"  # string: the follower's token
@@ -82,8 +83,9 @@ def asked(path: str) -> str:
 def wanted(path: str) -> str:
     """Sorted set: key -> when a client last asked for its tally, in milliseconds since 1970.
 
-    The reader adds the key when it is asked for, at most once a second for each key. The refresher removes it when
-    nobody has asked for a lifetime, which is twice the period.
+    The reader adds a key that has a value when it is asked for, at most once a second for each key. The refresher
+    removes it when nobody has asked for a lifetime, which is twice the period, and those asked for longest ago when
+    there are more than WANTED_KEYS, or their values take more memory than tallies may.
     """
     return f"w:{path}"
 

@@ -158,7 +158,7 @@ class Follower:
         for path in self.views:
             state, building = self.client.ask(("GET", contract.state(path)), ("GET", contract.building(path)))
             for name, live in (state, True), (building, False):
-                if name and name != contract.FULL:
+                if name and name.startswith(contract.fingerprint(self.views[path]).encode()):
                     info = contract.info(path, name.decode())
                     spec, position = self.client.ask(("HMGET", info, "spec", "position"))[0]
                     if position is not None and spec == self.specs[path].encode():

@@ -23,7 +23,6 @@ log = logging.getLogger("sluice.reads")
 TIMEOUT_SECONDS = 1.0  # to wait for Redis; all reads wait meanwhile
 PAUSE_SECONDS = 0.25  # after a failure in which reads are refused without another try
 ASK_SECONDS = 1.0  # between two requests for the same tally
-MAX_WANTED = 100_000  # tallies that clients asked for since the last report; more are forgotten, and refreshed later
 
 # The details of the 503 answers
 DOWN = "The views' Redis does not answer."
@@ -82,14 +81,20 @@ class GroupReads:
                 reads[name] = None
             if view.state:
                 trip.states[view.state] = None
-            else:
-                wanted = self.wanted.setdefault(view.path, set())
-                if len(wanted) < MAX_WANTED:
-                    wanted.update(keys)
         return trip, generation, names
 
-    def ask(self, path: str, keys: list[bytes]) -> None:
-        """Ask the refresher for tallies without a value, at most once in ASK_SECONDS for each."""
+    def want(self, path: str, keys: list[bytes]) -> None:
+        """Report that clients asked for these keys of a tally. Only keys that have a value: the others cost nothing."""
+        with self.entry:
+            wanted = self.wanted.setdefault(path, set())
+            if len(wanted) < contract.WANTED_KEYS:
+                wanted.update(keys)
+
+    def ask(self, path: str, keys: list[bytes], counted: list[bytes]) -> None:
+        """Ask the refresher for tallies without a value, at most once in ASK_SECONDS for each.
+
+        counted: names of the others of the request, which must not expire meanwhile.
+        """
         now = time.monotonic()
         with self.entry:
             if new := [key for key in keys if now >= self.asked.get((path, key), 0.0)]:
@@ -97,6 +102,7 @@ class GroupReads:
                 asked = contract.asked(path).encode()
                 self.open.asks.append(pack(b"RPUSH", asked, *new))
                 self.open.asks.append(pack(b"LTRIM", asked, b"-%d" % contract.ASKED_KEYS, b"-1"))
+                self.open.asks += [pack(b"PEXPIRE", name, b"%d" % (2000 * ASK_SECONDS), b"GT") for name in counted]
 
     def fetch(self, trip: Trip) -> None:
         """Send the trip, unless another thread has. On return `done` is set."""

@@ -38,6 +38,8 @@ PATIENCE_SECONDS = 10.0  # that Redis may take for one reply
 POLL_SECONDS = 0.02  # between two looks for the value that another process computes
 FAILING_KEYS = 1_000  # that are remembered, to log when one is counted again
 INDEX_SECONDS = 3600.0  # between two looks whether a tally has its index: it may have been dropped
+MEMORY_SHARE = 0.125  # of the views' Redis: the counts of all tallies; those asked for longest ago go first
+KEY_BYTES = 256  # about what a count takes in addition to its key and value
 PERIOD_SHARE = 0.1  # of a period: a tally gets an index if its counts take longer than that
 
 
@@ -179,14 +181,24 @@ class Refresher:
         """The keys of a tally that are older than a period and were asked for lately; the others are forgotten."""
         view, wanted, now = self.tallies[path], contract.wanted(path), time.time() * 1000
         self.client.zremrangebyscore(wanted, "-inf", now - 2000 * view.period)
-        found: Any = self.client.zrange(wanted, 0, -1)
-        keys = list(map(text, found))
+        self.client.zremrangebyrank(wanted, 0, -1 - contract.WANTED_KEYS)
+        found: Any = self.client.zrange(wanted, 0, -1, desc=True)
         pipeline = self.client.pipeline(transaction=False)
-        for key in keys:
-            pipeline.pttl(contract.kept(path, view, key))
-            pipeline.strlen(contract.kept(path, view, key))
+        for key in found:
+            pipeline.pttl(contract.kept(path, view, text(key)))
+            pipeline.strlen(contract.kept(path, view, text(key)))
         replies = iter(pipeline.execute())
-        return [key for key, left, size in zip(keys, replies, replies) if size and left <= view.period * 1000]
+        memory: Any = self.client.info("memory")
+        left = (memory["maxmemory"] or 1 << 62) * MEMORY_SHARE / len(self.tallies)
+        expiring = []
+        for key, expires, size in zip(found, replies, replies):
+            left -= size + len(key) + KEY_BYTES
+            if left < 0:
+                self.client.zrem(wanted, key)
+                self.client.unlink(contract.kept(path, view, text(key)))
+            elif size and expires <= view.period * 1000:
+                expiring.append(text(key))
+        return expiring
 
     def refresh(self, source: RowSource, path: str, key: str) -> None:
         """Compute a tally unless it is young, or another thread computes it."""

@@ -76,8 +76,8 @@ class Renderer:
                 row, key = tuple(values), values[at]
                 document = encode(make(key, text(row[0]) if text else row[0], *pick(row)[2:]))
             number = row[1]
-            if number.__class__ is not int:
-                raise ValueError("its sequence number is not an integer")
+            if number.__class__ is not int or number < 0:
+                raise ValueError("its sequence number is not a natural number")
             stamp = nanoseconds(row[0]), number, document
             yield key if key.__class__ is str else encode(key).decode(), stamp, row
 

@@ -589,6 +589,7 @@ ODD_ROWS = {
         "'yesterday', 'no time', 1.0, 1.0, 1, 102",
         "'9999-12-31T00:00:00.000Z', 'far', 1.0, 1.0, 1, 103",
         "'2026-01-01T12:00:00.000Z', 'number', 1.0, 1.0, 1, 'x'",
+        "'2026-01-01T12:00:00.000Z', 'negative', 1.0, 1.0, 1, -1",
         "'2026-01-01T12:00:00.000Z', CAST(x'ff41' AS TEXT), 1.0, 1.0, 1, 104",
         "x'00ff', 'no text', 1.0, 1.0, 1, 105",
         "'2026-01-01T12:00:01.000Z', x'00ff', CAST(x'ff' AS TEXT), x'ff', 1, 106",
@@ -759,4 +760,25 @@ def test_a_database_that_lacks_the_last_row_for_another_reason_is_read_anew(sqli
         sqlite.put("gps", [position("boat", n)])
     sqlite.start_follower()
     harness.poll(lambda: sqlite.actual("/gps/latest").keys() == {"bike", "car", "boat"})
+    sqlite.caught_up()
+
+
+def test_times_before_1970_have_their_order(here: Site) -> None:
+    for second in -5, -3, -4, 2, 1:
+        here.put("gps", [position("bike", second - NOON), position(f"at {second}", second - NOON)])
+        here.caught_up()
+    assert '"time":"1970-01-01T00:00:02.000' in here.actual("/gps/latest")["bike"]
+
+
+def test_values_of_an_earlier_layout_are_built_again(sqlite: Site) -> None:
+    sqlite.put("gps", [position("bike", 1)])
+    sqlite.caught_up()
+    sqlite.kill(sqlite.follower)
+    client, name = sqlite.client(), contract.state("/gps/latest")
+    generation = client.get(name).decode()
+    other = "00000000" + generation[8:]
+    client.rename(contract.info("/gps/latest", generation), contract.info("/gps/latest", other))
+    client.set(name, other)
+    sqlite.start_follower()
+    harness.poll(lambda: (client.get(name) or b"").startswith(generation[:8].encode()))
     sqlite.caught_up()

@@ -359,3 +359,22 @@ def test_an_error_of_one_key_ends_no_thread_and_delays_no_other_key(
         assert json.loads(harness.poll(lambda: ask(polls, "cookies"), 3))["total"] == 3
     refresher.stop()
     assert "a defect that poison-0 shows" in caplog.text
+
+
+def test_the_counts_that_are_kept_have_a_bound(polls: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert polls.follower
+    polls.kill(polls.follower)
+    client, view = polls.client(), polls.views["/votes/tally"]
+    refresher = Refresher(polls.socket, polls.url, polls.views, polls.streams)
+    now = int(client.time()[0] * 1000)
+    for n in range(20):
+        client.zadd(contract.wanted("/votes/tally"), {f"p{n}": now + n})
+        client.set(contract.kept("/votes/tally", view, f"p{n}"), "x" * 10_000)
+    monkeypatch.setattr(contract, "WANTED_KEYS", 15)
+    refresher.expiring("/votes/tally")
+    assert client.zrange(contract.wanted("/votes/tally"), 0, -1) == [b"p%d" % n for n in range(5, 20)]
+    client.config_set("maxmemory", 64 << 20)
+    monkeypatch.setattr(refresh, "MEMORY_SHARE", 105_000 / (64 << 20))
+    refresher.expiring("/votes/tally")
+    assert client.zrange(contract.wanted("/votes/tally"), 0, -1) == [b"p%d" % n for n in range(10, 20)]
+    assert not client.exists(contract.kept("/votes/tally", view, "p9"))

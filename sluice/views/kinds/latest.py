@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sluice.views.link import Command, Place, Read
     from sluice.views.render import Rendered, Renderer, Stamp
 
-ORDER_BYTES = 40  # time (20 digits, ns) and sequence number (20 digits)
+ORDER_BYTES = 40  # time (20 digits, ns since 1970 + 2^63) and sequence number (20 digits)
 
 # Lua compares strings by the locale; the order of two values with equal time and sequence number is that of bytes.
 BELOW = """
@@ -198,4 +198,5 @@ class NewestOfEach(Reducer):
 
 def ordered(stamp: Stamp) -> bytes:
     """ORDER_BYTES and the JSON."""
-    return b"%020d%020d%b" % stamp
+    time, number, document = stamp
+    return b"%020d%020d%b" % (time + (1 << 63), number, document)
