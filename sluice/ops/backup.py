@@ -2,7 +2,8 @@
 
 The copy is the database of one moment. FILE appears, or replaces an older copy, once the copy is whole and on disk; a
 backup that is killed leaves only a FILE.….part, which can be deleted. Of SQLite, FILE is a database; of PostgreSQL, an
-archive of pg_dump. Bodies that wait in Redis are not in it: they are stored later, also after a restore.
+archive of pg_dump of Sluice's tables. Bodies that wait in Redis are not in it: they are stored later, also after a
+restore.
 """
 
 from __future__ import annotations

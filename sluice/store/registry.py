@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from sluice.settings import FOREVER, Keep
 from sluice.store.store import Elsewhere, Store
 from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
 
-STORES = {
-    "sqlite": "sluice.store.sqlite.store:Sqlite",
-    "postgres": "sluice.store.postgres.store:Postgres",
-    "postgresql": "sluice.store.postgres.store:Postgres",
-}
+
+class Database(NamedTuple):
+    """A backend. folder: its modules. store: its class in the module `store`. magic: the beginning of a copy."""
+
+    name: str
+    schemes: tuple[str, ...]
+    folder: str
+    store: str
+    magic: bytes
+
+    def module(self, name: str) -> ModuleType:
+        """Raises: Unavailable, if its driver is not installed."""
+        try:
+            return import_module(f"{self.folder}.{name}")
+        except ImportError as error:
+            raise Unavailable(error) from error
+
+
+DATABASES = (
+    Database("SQLite", ("sqlite",), "sluice.store.sqlite", "Sqlite", b"SQLite format 3\0"),
+    Database("PostgreSQL", ("postgresql", "postgres"), "sluice.store.postgres", "Postgres", b"PGDMP"),
+)
+
+
+def database_of(url: str) -> Database:
+    return next(each for each in DATABASES if url.partition("://")[0] in each.schemes)
 
 
 def open_store(
@@ -25,10 +47,7 @@ def open_store(
     keep: INGEST_KEEP. elsewhere: of INGEST_ROWS; none: all rows are in tables.
     Raises: Unavailable if the database cannot be reached, or its driver is not installed.
     """
-    module, _, name = STORES[url.partition("://")[0]].partition(":")
-    try:
-        backend = getattr(import_module(module), name)
-    except ImportError as error:
-        raise Unavailable(error) from error
+    database = database_of(url)
+    backend = getattr(database.module("store"), database.store)
     store: Store[Any] = backend(url, streams, make, keep, elsewhere or Elsewhere())
     return store

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from proving.harness import ROOT, Server, environment, poll, redis_server, running
 from proving.postgres import Postgres, postgres_server
 from sluice.store import copies
+from sluice.store.postgres.copies import run
 from sluice.streams.record import Gps
 from verbs import drain, push, sluice, status, vote
 from viewing import NOON, site
@@ -164,7 +166,7 @@ def test_a_killed_restore_leaves_the_old_database(home: Home) -> None:
 
     def begun() -> bool:
         if home.postgres:
-            query = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'pg_restore' AND query LIKE 'COPY%'"
+            query = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'sluice' AND query LIKE 'COPY%votes%'"
             return bool(home.ask(query))
         return (home.tmp / "ingest.db-wal").stat().st_size > 2_000_000
 
@@ -234,6 +236,86 @@ def test_a_backup_that_cannot_be_made_is_one_line_and_leaves_no_file(home: Home)
     assert list(home.tmp.glob("copy*")) == []
 
 
+@pytest.fixture
+def twin(server: Postgres, tmp: Path) -> Iterator[Home]:
+    """An installation with PostgreSQL, in whose database other programs have objects too."""
+    with redis_server(tmp, appendfsync="no") as redis:
+        home = Home(tmp, redis, server)
+        home.put(1)
+        home.ask(
+            "CREATE TABLE theirs (x int); CREATE VIEW shown AS SELECT choice FROM votes; INSERT INTO theirs VALUES (1)"
+        )
+        home.ask("CREATE INDEX mine ON votes (choice)")
+        yield home
+        server.ask("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+
+
+def test_a_restore_takes_all_that_is_ours_back_and_nothing_of_others(twin: Home) -> None:
+    assert twin.sluice("backup", twin.file)[0] == 0
+    twin.ask("UPDATE theirs SET x = 2")
+    twin.put(2)
+    push(twin.redis, b'{"device":"a","lat":1,"lon":2}', stream="gps")  # the first one of its stream
+    drain(twin.tmp, **twin.env)
+    (given,) = twin.ask("SELECT max(id) FROM batches")
+    twin.ask(
+        "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not again'; END $$;"
+        "CREATE TRIGGER no BEFORE INSERT ON votes FOR EACH ROW EXECUTE FUNCTION no()"
+    )
+    code, out, said = twin.sluice("restore", "--replace", twin.file)
+    assert (code, said) == (0, "")
+    assert twin.choices() == ["1"] and twin.ask("SELECT count(*) FROM gps") == [(0,)]
+    assert twin.ask("SELECT x FROM theirs") == [(2,)] and twin.ask("SELECT choice FROM shown") == [("1",)]
+    assert twin.ask("SELECT tgenabled FROM pg_trigger WHERE tgname = 'no'") == [("O",)]
+    twin.ask("DROP TRIGGER no ON votes")
+    twin.put(3)
+    assert twin.choices() == ["1", "3"]
+    assert twin.ask("SELECT max(id) FROM batches") > [given]  # no id is given again
+
+
+def test_tables_that_are_gone_are_created_as_they_were(twin: Home) -> None:
+    twin.env["INGEST_KEEP"] = "gps=10d"
+    push(twin.redis, b'{"device":"a","lat":1,"lon":2}', stream="gps")
+    drain(twin.tmp, **twin.env)
+    parts = "SELECT inhrelid::regclass::text, pg_get_expr(relpartbound, inhrelid) FROM pg_inherits JOIN pg_class ON "
+    parts += "oid = inhrelid ORDER BY 1"
+    indexes = "SELECT indexname FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1"
+    before = twin.ask(parts), twin.ask(indexes), twin.ask("SELECT tableoid::regclass::text FROM gps")
+    assert twin.sluice("backup", twin.file)[0] == 0
+    twin.ask("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    code, out, said = twin.sluice("restore", twin.file)
+    assert (code, said) == (0, "")
+    assert (twin.ask(parts), twin.ask(indexes), twin.ask("SELECT tableoid::regclass::text FROM gps")) == before
+    assert twin.choices() == ["1"] and twin.ask("SELECT to_regclass('theirs')::text") == [(None,)]
+    twin.put(2)
+    assert twin.choices() == ["1", "2"]
+
+
+def test_a_restore_that_is_in_a_deadlock_is_tried_again(twin: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert twin.postgres
+    assert twin.sluice("backup", twin.file)[0] == 0
+    twin.put(2)
+    twin.postgres.configure(deadlock_timeout="50ms")
+    held, met = threading.Event(), list[str]()
+
+    def meet() -> None:
+        with twin.postgres.connect() as db:  # type: ignore[union-attr]
+            db.execute("SET deadlock_timeout = '1min'")  # the other one is ended
+            with db.transaction():
+                db.execute("LOCK TABLE votes")
+                held.set()
+                poll(lambda: twin.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), 30)
+                db.execute("LOCK TABLE batches_ranges")
+                met.append("both")
+
+    thread = threading.Thread(target=meet)
+    thread.start()
+    assert held.wait(30)
+    code, out, said = twin.sluice("restore", "--replace", twin.file)
+    thread.join()
+    assert (code, said, met) == (0, "", ["both"])
+    assert twin.choices() == ["1"]
+
+
 def test_paths_are_relative_to_the_operators_directory(tmp: Path) -> None:
     with redis_server(tmp, appendfsync="no") as redis:
         home = Home(tmp, redis, None)
@@ -248,7 +330,7 @@ def test_the_password_is_in_no_command_line(monkeypatch: pytest.MonkeyPatch, tmp
     (tmp / "pg_dump").write_text(f'#!/bin/sh\necho "$@" "$PGPASSWORD" > {tmp}/given\n')
     (tmp / "pg_dump").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp}:{os.environ['PATH']}")
-    copies.run("postgresql://me:s3cr3t@host/db", "pg_dump")
+    run("postgresql://me:s3cr3t@host/db", "pg_dump")
     given = (tmp / "given").read_text()
     assert given == "--dbname=user=me dbname=db host=host s3cr3t\n"
 
