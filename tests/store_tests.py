@@ -24,7 +24,7 @@ from proving.harness import ROOT, poll
 from sluice import settings
 from sluice.base.counters import Histogram
 from sluice.elsewhere.destination import Unwritable
-from sluice.elsewhere.outbox import CARRIED, CARRY, NOTE, NOTES, Outbox
+from sluice.elsewhere.outbox import CARRIED, NOTES, Outbox, note, tell
 from sluice.elsewhere.registry import open_elsewhere
 from sluice.formats.streams import STREAMS
 from sluice.spool.claim import Claim, Window
@@ -533,7 +533,7 @@ class StoreTests:
             assert store.ledger("votes", upto(5), "c1")[:2] == (5, 1)
             assert store.ledger("votes", upto(5), "c1").deleted == 7
             with store.transaction() as db:
-                assert store.run(db, NOTES) == [("gps", "w-000000000001", "clickhouse://h:8123/d")]
+                assert store.run(db, NOTES) == [("gps", "w-000000000001", "clickhouse://h:8123/d", "")]
             assert store.persist(*votes("b", first=2)) == Outcome(0, 0, again=True)
             store.close()
         assert store.persist(*votes("e", first=6)) == Outcome(1, 0)
@@ -870,10 +870,9 @@ class StoreTests:
 
     def test_a_note_may_carry_rows(self, store: Store) -> None:
         with store.transaction() as db:
-            store.run(db, NOTE, ("votes", "a", "here"))
-            store.run(db, NOTE, ("votes", "b", "here"))
-            store.run(db, CARRY, ("b", b"rows"))
-            assert store.run(db, NOTES) == [("votes", "a", "here"), ("votes", "b", "here")]
+            note(store, db, "votes", "a", "here", 1, None)
+            note(store, db, "votes", "b", "here", 1, b"rows")
+            assert store.run(db, NOTES) == [("votes", "a", "here", ""), ("votes", "b", "here", "")]
             assert [store.run(db, CARRIED, (name,)) for name in ("a", "b")] == [[], [(b"rows",)]]
 
     def test_an_object_that_cannot_be_published_holds_up_only_those_of_its_stream(self, store: Store) -> None:
@@ -897,18 +896,18 @@ class StoreTests:
         names = {"1": "gps", "2": "votes", "3": "votes", "4": "logs", "of another worker": "logs"}
         with store.transaction() as db:
             for name, stream in names.items():
-                store.run(db, NOTE, (stream, name, "far"))
+                note(store, db, stream, name, "far", 1, None)
         far: Any = Far()
         store.elsewhere = Outbox({"votes": far, "logs": far})
         with pytest.raises(Unavailable, match="away"):
             store.elsewhere.publish(store)
         assert tried == ["2", "4"]
         with store.transaction() as db:
-            assert [name for _, name, _ in store.run(db, NOTES)] == ["1", "2", "3", "of another worker"]
+            assert [name for _, name, *_ in store.run(db, NOTES)] == ["1", "2", "3", "of another worker"]
         with pytest.raises(Unavailable, match="away"):  # or the objects of its stream would not be in their order
             store.persist(*votes("a"))
         store.elsewhere = Outbox({"logs": far})
-        with pytest.raises(Unavailable, match="rows of votes wait for far, which INGEST_ROWS does not name now"):
+        with pytest.raises(Unavailable, match="rows of votes wait for far: INGEST_ROWS does not name it now"):
             store.elsewhere.publish(store)
 
     def test_a_destination_without_an_address_holds_up_no_other(self, store: Store, tmp_path: Path) -> None:
@@ -917,12 +916,12 @@ class StoreTests:
         rows = settings.Rows(None, {"gps": f"parquet://{tmp_path}/file", "votes": f"parquet://{tmp_path}/rows"})
         destinations = open_elsewhere(rows, STREAMS)
         with store.transaction() as db:
-            store.run(db, NOTE, ("gps", "2026-01-01T12/a", "parquet:///elsewhere"))
-            store.run(db, NOTE, ("votes", "2026-01-01T12/b", destinations.destinations["votes"].address()))
+            note(store, db, "gps", "2026-01-01T12/a", "parquet:///elsewhere", 1, None)
+            note(store, db, "votes", "2026-01-01T12/b", destinations.destinations["votes"].address(), 1, None)
         with pytest.raises(Unavailable, match="file"):
             destinations.publish(store)
         with store.transaction() as db:
-            assert [stream for stream, _, _ in store.run(db, NOTES)] == ["gps"]
+            assert [stream for stream, *_ in store.run(db, NOTES)] == ["gps"]
 
     def test_what_waits_is_published_by_its_own_destination_only(self, store: Store) -> None:
         """As after a change of INGEST_ROWS, or with another cell that has a destination of its own."""
@@ -948,15 +947,47 @@ class StoreTests:
         old: Any = Place("old")
         new: Any = Place("new")
         with store.transaction() as db:
-            store.run(db, NOTE, ("votes", "a", "old"))
-            store.run(db, CARRY, ("a", b"rows"))
-        with pytest.raises(Unavailable, match="rows of votes wait for old, which INGEST_ROWS does not name now"):
+            note(store, db, "votes", "a", "old", 1, b"rows")
+        with pytest.raises(Unavailable, match="rows of votes wait for old: INGEST_ROWS does not name it now"):
             Outbox({"votes": new}).publish(store)
         assert sent == []
         assert not Outbox({"votes": old}).publish(store)
         assert sent == [("old", "a")]
         with store.transaction() as db:
             assert store.run(db, NOTES) == [] == store.run(db, CARRIED, ("a",))
+
+    def test_a_row_elsewhere_that_is_refused_after_its_batch_was_folded_is_dead_and_replayed(
+        self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 1)
+        monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 2)
+        for number in range(1, 6):
+            store.persist(*votes(number, first=number))
+        ((first,),) = backend.ask("SELECT min(id) FROM batches")
+        while store.fold():
+            pass
+        assert backend.ask(f"SELECT 1 FROM batches WHERE id = {first}") == []
+        with store.transaction() as db:
+            assert store.bury_rows(db, "votes", [(first, 1, NOON, vote("again"))], "rejected\n by it") == 1
+        assert store.ledger("votes", upto(5))[:2] == (5, 1)
+        (letter,) = store.letters()
+        assert (letter.reason, letter.whole, letter.seq) == ("rejected by it", False, 1)
+        assert store.replay([letter], today).stored == 1
+        assert store.ledger("votes", upto(5))[:2] == (5, 0)
+        assert backend.ask(f"SELECT 1 FROM batches WHERE id = {first}") == []
+
+    def test_what_waits_is_counted_once_it_has_a_reason_or_is_late(self, backend: Backend, store: Store) -> None:
+        with store.transaction() as db:
+            for name, bodies in ("1", 3), ("2", 4), ("3", 5):
+                note(store, db, "votes", name, "parquet:///rows#abc", bodies, None)
+        assert store.unpublished() == []
+        tell(store, "1", "no space left")
+        (one,) = store.unpublished()
+        assert one[:3] == ("votes", "parquet:///rows", 3) and one.reason == "no space left" and 0 <= one.seconds < 60
+        with store.transaction() as db:
+            store.run(db, "UPDATE batches_objects SET since = ? WHERE name = '2'", (store.time(NOON),))
+        (one,) = store.unpublished()
+        assert one.bodies == 7 and one.seconds > 3600
 
     def test_a_part_of_a_body_is_never_buried_as_a_whole_one(self, store: Store) -> None:
         with store.transaction() as db:

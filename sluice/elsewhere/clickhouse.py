@@ -22,8 +22,8 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 from msgspec.structs import fields
 
 from sluice.base.override import override
-from sluice.elsewhere.columns import NANOSECONDS, TAGS, Columns, Table, read
-from sluice.elsewhere.destination import Carried, Unwritable, writer_of
+from sluice.elsewhere.columns import NANOSECONDS, TAGS, Tables, packed, read
+from sluice.elsewhere.destination import Rejected, Unwritable, writer_of
 from sluice.streams.record import Log, Metric, Record
 from sluice.streams.registry import Stream
 
@@ -33,22 +33,22 @@ LEFT_SECONDS = 3600  # after which a worker has ended that has not dropped its t
 # Texts that few rows differ in; a table of one's own may have other types
 LOW: dict[type[Record], set[str]] = {Metric: {"name", "field", "type"}, Log: {"level", "service"}}
 TYPES = {pa.float64(): "Float64", pa.int64(): "Int64", pa.bool_(): "Bool", pa.string(): "String"}
+# Codes of errors that a value causes, or a column of another type, or a materialized view (ErrorCodes.cpp)
+VALUE_ERRORS = {
+    *(6, 27, 32, 33, 38, 41, 43, 44, 53, 69, 70, 72, 117, 131, 321),  # cannot be parsed, converted or compared
+    *(190, 349, 395, 407, 469, 691),  # sizes, null, throwIf, decimals, constraints, enums
+}
 SETTINGS = {"async_insert": 0, "insert_deduplicate": 1, "max_insert_threads": 1, "input_format_parallel_parsing": 0}
 
 
-class ClickHouse(Carried):
+class ClickHouse(Tables):
     """See `Destination`."""
 
     def __init__(self, url: str, stream: Stream) -> None:
         super().__init__(url, stream)
         self.server = urlsplit(url)
-        self.columns = Columns(stream)
         self.client: Client | None = None
         self.sure = False  # all objects of this writer before the one that was made last are stored
-
-    @override
-    def open(self, received: int) -> Table:
-        return Table(self.next_name(), self.columns)
 
     @override
     def send(self, name: str, carried: bytes) -> None:
@@ -57,12 +57,19 @@ class ClickHouse(Carried):
         if own:
             self.sure = False
         with self.storing() as client:
-            rows = read(carried)
-            days = pc.cast(rows["received_at"], pa.date32())
-            rows = rows.append_column("object", pa.repeat(pa.scalar(name), rows.num_rows))
+            given = read(carried)
+            days = pc.cast(given["received_at"], pa.date32())
+            rows = given.append_column("object", pa.repeat(pa.scalar(name), given.num_rows))
             for day in sorted(pc.unique(days).to_pylist()):
                 if first or not self.has(client, name, day):
-                    self.insert(client, f"{name}-{day}", rows.filter(pc.equal(days, pa.scalar(day))))
+                    try:
+                        self.insert(client, f"{name}-{day}", rows.filter(pc.equal(days, pa.scalar(day))))
+                    except ClickHouseError as error:
+                        if getattr(error, "code", 0) not in VALUE_ERRORS:
+                            raise
+                        if not self.has(client, name, day):  # else a materialized view of the table has failed
+                            rest = given.filter(pc.greater_equal(days, pa.scalar(day)))
+                            raise Rejected(in_one_line(error), packed(rest.schema, [rest])) from error
         if own:
             self.sure = True
 
@@ -144,7 +151,7 @@ class ClickHouse(Carried):
             client, self.client = self.client, None
             if client is not None:
                 client.close()
-            raise Unwritable(f"ClickHouse: {' '.join(str(error).split())[:300]}") from error
+            raise Unwritable(f"ClickHouse: {in_one_line(error)}") from error
 
     def connect(self) -> Client:
         client = clickhouse_connect.get_client(
@@ -193,6 +200,17 @@ class ClickHouse(Carried):
                 kind = f"LowCardinality({kind})" if field.name in low else kind
             found[field.name] = kind
         return {**found, "object": "String"}
+
+
+def in_one_line(error: Exception) -> str:
+    """Why: the error of the network, or the kind of the server's error and its text."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    text = str(error).rpartition("DB::Exception: ")[2]
+    return " ".join(f"{getattr(error, 'name', None) or type(error).__name__}: {text}".split())[:300]
 
 
 def quoted(name: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from operator import attrgetter
 from typing import Any
@@ -11,7 +11,9 @@ import msgspec
 import pyarrow as pa
 
 from sluice.base.override import override
-from sluice.elsewhere.destination import InMemory, Rejected, Rows
+from sluice.base.times import second
+from sluice.elsewhere.destination import Carried, InMemory, Rejected, Rows, alone
+from sluice.store.types import FarRow
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types
@@ -25,6 +27,7 @@ VALUE_ERRORS = (
     *(pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError),
     *(TypeError, ValueError, OverflowError, AttributeError, LookupError, msgspec.MsgspecError),
 )
+PART_ROWS = 1_000  # that are objects of Python at once
 COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
@@ -74,13 +77,22 @@ class Columns:
             elif name in self.encoded:
                 columns.append([None if (value := getattr(one, name)) is None else json(value) for one in records])
             else:
-                columns.append([*map(attrgetter(name), records)])
+                values = [*map(attrgetter(name), records)]
+                columns.append(whole(values) if self.types[name] == pa.int64() else values)
         columns += [pa.repeat(pa.scalar(batch, pa.int64()), len(records)), rows.seqs]
         arrays = [
             column if isinstance(column, pa.Array) else pa.array(column, field.type)
             for column, field in zip(columns, self.schema)
         ]
         return pa.table(arrays, schema=self.schema)
+
+
+def whole(values: list[Any]) -> pa.Array:
+    """Integers. Given their type, Arrow would make 1 of 1.5. Raises: TypeError."""
+    found = pa.array(values)
+    if not (pa.types.is_integer(found.type) or pa.types.is_boolean(found.type) or pa.types.is_null(found.type)):
+        raise TypeError(f"{found.type} in place of an integer")
+    return found.cast(pa.int64())
 
 
 def number(one: Metric) -> float | None:
@@ -115,11 +127,53 @@ class Table(InMemory[pa.Table]):
 
     @override
     def finish(self) -> None:
-        store = pa.BufferOutputStream()
-        with pa.ipc.new_stream(store, self.columns.schema, options=COMPRESSED) as stream:
-            for table in self.groups:
-                stream.write_table(table)
-        self.carried = store.getvalue().to_pybytes()
+        self.carried = packed(self.columns.schema, self.groups)
+
+
+class Tables(Carried):
+    """A destination that is sent whole tables."""
+
+    def __init__(self, url: str, stream: Stream) -> None:
+        super().__init__(url, stream)
+        self.columns = Columns(stream)
+
+    @override
+    def open(self, received: int) -> Table:
+        return Table(self.next_name(), self.columns)
+
+    @override
+    def halves(self, carried: bytes) -> list[tuple[int, bytes]]:
+        rows = read(carried)
+        middle = rows.num_rows // 2
+        parts = (rows[:middle], rows[middle:]) if middle else ()
+        return [(part.group_by(["batch", "seq"]).aggregate([]).num_rows, packed(rows.schema, [part])) for part in parts]
+
+    @override
+    def parts(self, carried: bytes) -> Iterator[FarRow]:
+        rows = read(carried)
+        per_second = 1_000_000_000 if rows.schema.field("time").type == NANOSECONDS else 1_000_000
+        for name in "received_at", "time":
+            rows = rows.set_column(rows.schema.get_field_index(name), name, rows[name].cast(pa.int64()))
+        for some in rows.to_batches(PART_ROWS):
+            for row in some.to_pylist():
+                at = row["time"]
+                row["time"] = f"{second(at // per_second)}.{at % per_second * (1_000_000_000 // per_second):09d}Z"
+                for name in self.columns.encoded:
+                    row[name] = None if row[name] is None else msgspec.Raw(row[name].encode())
+                if self.columns.metric:
+                    row["tags"] = dict(row["tags"])
+                    value = row["value"] if row["text"] is None else row["text"]
+                    row["value"] = int(value) if row["type"] == "integer" else value
+                yield row["batch"], row["seq"], row["received_at"], alone(self.stream.record, row)
+
+
+def packed(schema: pa.Schema, tables: list[pa.Table]) -> bytes:
+    """Tables as what a note carries."""
+    store = pa.BufferOutputStream()
+    with pa.ipc.new_stream(store, schema, options=COMPRESSED) as stream:
+        for table in tables:
+            stream.write_table(table)
+    return bytes(store.getvalue().to_pybytes())
 
 
 def read(carried: bytes) -> pa.Table:

@@ -9,6 +9,7 @@ comes again. The client takes credentials and the endpoint from the environment:
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,8 +22,8 @@ from deltalake import CommitProperties, DeltaTable, Transaction, WriterPropertie
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from sluice.base.override import override
-from sluice.elsewhere.columns import HOUR, MICROSECONDS, NANOSECONDS, Columns, Table, hour_end, read
-from sluice.elsewhere.destination import Carried, Unwritable, writer_of
+from sluice.elsewhere.columns import HOUR, MICROSECONDS, NANOSECONDS, Tables, hour_end, read
+from sluice.elsewhere.destination import Rejected, Unwritable, writer_of
 from sluice.streams.registry import Stream
 
 SMALL_BYTES = 16 << 20  # a smaller object is merged
@@ -32,31 +33,32 @@ SETTLED_SECONDS = 60  # after the end of an hour, from which its objects are mer
 READERS_HOURS = 24  # for which objects stay that were merged or deleted, for readers of an earlier version
 SWEEP_SECONDS = 3600.0  # between two deletions of such objects
 WRITER = WriterProperties(compression="ZSTD")
+NOISE = re.compile(r"\x1b\[[\d;]*m| in [\d.]+[mµ]?s")  # in errors: colours, and a duration, which differs each time
+VIOLATED = "failed validation check"  # in the text of an error, which has no code
 # A commit waits at most so long for a store that does not answer; a claim is taken by another worker after a while
 OPTIONS = {"timeout": "10s", "connect_timeout": "3s", "max_retries": "2", "retry_timeout": "10s"}
 KIND = 'Timestamp(Microsecond, Some("UTC"))'  # of `received_at`, for DataFusion, which compares no others with it
 
 
-class Delta(Carried):
+class Delta(Tables):
     """See `Destination`."""
 
     def __init__(self, url: str, stream: Stream) -> None:
         super().__init__(url, stream)
-        self.columns = Columns(stream)
         self.table_url = f"{url.rstrip('/')}/{stream.name}"
         self.known: DeltaTable | None = None
         self.swept = time.monotonic()
 
     @override
-    def open(self, received: int) -> Table:
-        return Table(self.next_name(), self.columns)
-
-    @override
     def send(self, name: str, carried: bytes) -> None:
         writer, number = writer_of(name)
+        given = read(carried)
+        if not given.num_rows:  # an object that an earlier version has noted
+            return
         with self.storing():
-            rows = stored(read(carried))
+            rows = stored(given)
             table = self.table(rows.schema)
+            rows = fitted(rows, pa.schema(table.schema().to_arrow()))
             if (table.transaction_version(writer) or 0) < number:
                 commit = CommitProperties(app_transactions=[Transaction(writer, number)])
                 write_deltalake(
@@ -124,7 +126,10 @@ class Delta(Carried):
             yield
         except (DeltaError, OSError, pa.ArrowException) as error:
             self.known = None
-            raise Unwritable(f"{self.table_url}: {' '.join(str(error).split())[:300]}") from error
+            if VIOLATED in str(error):
+                raise Rejected(f"{self.table_url}: a constraint of the table is violated") from error
+            text = NOISE.sub("", str(error))
+            raise Unwritable(f"{self.table_url}: {' '.join(text.split())[:300]}") from error
 
 
 def stored(rows: pa.Table) -> pa.Table:
@@ -139,6 +144,18 @@ def stored(rows: pa.Table) -> pa.Table:
         rows = rows.add_column(at + 1, "nanoseconds", digits(times).cast(pa.int16()))
     first: Any = rows["received_at"][0].as_py()
     return rows.append_column("hour", pa.repeat(pa.scalar(first.strftime(HOUR)), rows.num_rows))
+
+
+def fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Rows with the types of the columns that the table has; the library would make 1 of 1.5. Raises: Rejected."""
+    for at, name in enumerate(rows.column_names):
+        kind = schema.field(name).type if name in schema.names else rows[name].type
+        if kind != rows[name].type:
+            try:
+                rows = rows.set_column(at, name, rows[name].cast(kind))
+            except pa.ArrowException:
+                raise Rejected(f"column {name} has the type {kind}, and the field {rows[name].type}") from None
+    return rows
 
 
 def digits(times: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from sluice.base.override import override
-from sluice.streams.record import Record
+from sluice.store.types import FarRow
+from sluice.streams.record import Metric, Record
 from sluice.streams.registry import Stream
 
 Group = TypeVar("Group")
@@ -32,7 +35,14 @@ class Unwritable(Exception):
 
 
 class Rejected(Exception):
-    """A destination has no place for a value of a record."""
+    """A destination has no place for a value of a record, and never will have one unless somebody changes it.
+
+    rest: what a note would carry of the rows that are not sent, if the others are.
+    """
+
+    def __init__(self, reason: str, rest: bytes | None = None) -> None:
+        super().__init__(reason)
+        self.rest = rest
 
 
 class Object(ABC):
@@ -127,7 +137,7 @@ class Destination(ABC):
     def publish(self, name: str, carried: bytes | None) -> bool:
         """Make an object visible, for good; False if there is none of this name. Raises: Unwritable.
 
-        It may be visible already.
+        It may be visible already. Raises: Rejected, if it is `Carried`.
         """
 
     @abstractmethod
@@ -175,7 +185,18 @@ class Carried(Destination):
 
     @abstractmethod
     def send(self, name: str, carried: bytes) -> None:
-        """Send what a note carries, unless the destination has it. Raises: Unwritable."""
+        """Send what a note carries, unless the destination has it.
+
+        Raises: Unwritable; Rejected, if it has `halves` and `parts`.
+        """
+
+    def halves(self, carried: bytes) -> list[tuple[int, bytes]]:
+        """What two notes carry in the place of one, each with the number of its bodies; empty for a single row."""
+        raise NotImplementedError
+
+    def parts(self, carried: bytes) -> Iterator[FarRow]:
+        """The rows that a note carries."""
+        raise NotImplementedError
 
     @override
     def tidy(self, noted: Callable[[], set[str]]) -> bool:
@@ -186,3 +207,16 @@ class Carried(Destination):
 def writer_of(name: str) -> tuple[str, int]:
     writer, _, number = name.rpartition("-")
     return writer, int(number)
+
+
+def alone(record: type[Record], values: dict[str, Any]) -> bytes:
+    """A body that has one row alone, which its stream decodes to the same record. values: by the names of its fields.
+
+    time: ISO 8601.
+    """
+    if record is Metric and values["type"] == "boolean":
+        values["value"] = bool(values["value"])
+    elif record is Metric and values["type"] == "unsigned":
+        values["value"] = int(values["value"])
+    names = {field.name: field.encode_name for field in msgspec.structs.fields(record)}
+    return msgspec.json.encode({names[name]: value for name, value in values.items() if name in names})

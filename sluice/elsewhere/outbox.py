@@ -9,6 +9,9 @@ publishing sends them with the name.
 
 What waits names its destination. Only a destination with that address publishes it, and nobody else takes it away: if
 INGEST_ROWS has changed, it waits until the address is back, and the worker says so.
+
+What waits can end. An object that its destination will never take is halved until the rows that it refuses are alone;
+they become dead letters, which `replay` sends again. Whatever else happens to an object holds up its stream alone.
 """
 
 from __future__ import annotations
@@ -16,23 +19,33 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from sluice.base.override import override
-from sluice.elsewhere.destination import Destination, Object, Rejected, Rows, Unwritable
+from sluice.elsewhere.destination import Carried, Destination, Object, Rejected, Rows, Unwritable
 from sluice.store import bounds
+from sluice.store.entries import trace
 from sluice.store.store import Attempt, Elsewhere, Insert, Store
-from sluice.store.types import Entry, Outcome, RowsRejected, Unavailable
+from sluice.store.types import Entry, Outcome, RowsRejected, Unavailable, shown
 from sluice.streams.record import Reject
 
-NOTES = "SELECT stream, name, address FROM batches_objects ORDER BY name"
-NOTE = "INSERT INTO batches_objects (stream, name, address) VALUES (?, ?, ?)"
+NOTES = "SELECT stream, name, address, reason FROM batches_objects ORDER BY name"
 CARRY = "INSERT INTO batches_carried (name, rows) VALUES (?, ?)"
 CARRIED = "SELECT rows FROM batches_carried WHERE name = ?"
+# Objects of a stream that are refused one after another before the next ones become dead letters as a whole: enough to
+# find a few rows among 262,144; if a column has another type, all rows are refused
+REFUSALS = 64
 
 log = logging.getLogger("sluice.outbox")
+
+
+class Away(Unavailable):
+    """A destination cannot be written now."""
+
+    what = "the destination of its rows"
 
 
 class Outbox(Elsewhere):
@@ -44,6 +57,7 @@ class Outbox(Elsewhere):
         self.published: list[str] = []  # names of objects whose notes may be deleted
         self.late: dict[str, str] = {}  # streams with an object that could not be published, and why
         self.seen: dict[str, float] = {}  # name of another worker's object -> when its note was first read, monotonic
+        self.refused: Counter[str] = Counter()  # objects of each stream since the last one that was published
 
     @override
     def addresses(self) -> Mapping[str, str]:
@@ -61,7 +75,7 @@ class Outbox(Elsewhere):
         if streams & self.late.keys():
             self.publish_noted(store)
             for stream in streams & self.late.keys():
-                raise Unavailable(self.late[stream])
+                raise Away(self.late[stream])
         attempt = Storing(store, self.destinations)
         noted = False
         try:
@@ -74,12 +88,17 @@ class Outbox(Elsewhere):
             self.published = self.published[len(done) :]
             while attempt.objects:
                 stream, made = attempt.objects.popitem()
+                destination = self.destinations[stream]
                 try:
-                    destination = self.destinations[stream]
                     if destination.publish(made.name, made.carried) and destination.lasting:
                         self.published = [*self.published, made.name]
-                except Unwritable as error:
-                    self.late[stream] = str(error)
+                except Exception as error:
+                    self.late[stream] = reason(stream, error)
+                    if isinstance(error, Rejected):
+                        self.publish_noted(store)
+                    elif destination.lasting:
+                        with contextlib.suppress(Unavailable):  # the claim is stored
+                            tell(store, made.name, self.late[stream])
                 finally:
                     made.close(delete=False)
         finally:
@@ -91,7 +110,7 @@ class Outbox(Elsewhere):
     def publish(self, store: Store[Any]) -> bool:
         """Publish objects that a worker has left with a note; False. Raises: Unavailable."""
         if why := self.publish_noted(store):
-            raise Unavailable(why)
+            raise Away(why)
         return False
 
     def publish_noted(self, store: Store[Any]) -> str:
@@ -102,44 +121,84 @@ class Outbox(Elsewhere):
         with store.transaction(read=True) as db:
             notes = store.run(db, NOTES)
         now = time.monotonic()
-        self.seen = {name: self.seen.get(name, now) for _, name, _ in notes}
-        why = ""
+        self.seen = {name: self.seen.get(name, now) for _, name, *_ in notes}
+        line = ""
         late: dict[str, str] = {}
         done: list[str] = []
-        for stream, name, address in notes:
+        for stream, name, address, known in notes:
             destination = self.destinations.get(stream)
+            why = late.get(stream, "")
             try:
-                ours = destination is not None and destination.address() == address
-            except Unwritable as error:  # of this stream: the others go on
-                why = late[stream] = str(error)
-                continue
-            if destination is None or not ours:
-                why = f"rows of {stream} wait for {address or 'their destination'}, which INGEST_ROWS does not name now"
-                continue
-            if name in self.published:
-                done.append(name)
-            elif stream not in late and (destination.own(name) or self.seen[name] + destination.GRACE_SECONDS <= now):
-                with store.transaction(read=True) as db:
-                    rows = store.run(db, CARRIED, (name,))
-                try:
-                    if not destination.publish(name, rows[0][0] if rows else None):
-                        log.error("%s: %s is gone, or was published and merged before a restore", stream, name)
+                if destination is None or destination.address() != address:
+                    why = "INGEST_ROWS does not name it now"
+                elif name in self.published:
                     done.append(name)
-                except Unwritable as error:
-                    why = late[stream] = str(error)
+                elif not why and (destination.own(name) or self.seen[name] + destination.GRACE_SECONDS <= now):
+                    self.publish_one(store, destination, stream, name)
+            except Unavailable:
+                raise
+            except Exception as error:  # of this stream: the others go on
+                why = late[stream] = reason(stream, error, known)
+            if why:
+                line = waits(stream, address, why)
+                if why != known:
+                    tell(store, name, why)
         self.late = late
         if done:
             with store.transaction() as db:
                 forget(store, db, done)
         self.published = [name for name in self.published if name not in done]
-        return why
+        return line
+
+    def publish_one(self, store: Store[Any], destination: Destination, stream: str, name: str) -> None:
+        """Publish an object with a note, or what remains of it, and forget it. Raises: Unwritable, Unavailable."""
+        names = [name]
+        while names:
+            name = names.pop(0)
+            with store.transaction(read=True) as db:
+                rows = store.run(db, CARRIED, (name,))
+            carried = rows[0][0] if rows else None
+            try:
+                if not destination.publish(name, carried):
+                    log.error("%s: %s is gone, or was published and merged before a restore", stream, name)
+            except Rejected as error:
+                if not isinstance(destination, Carried) or carried is None:
+                    raise
+                self.refused[stream] += 1
+                names = self.refuse(store, destination, [name, *names], error.rest or carried, str(error))
+                continue
+            del self.refused[stream]
+            with store.transaction() as db:
+                forget(store, db, [name])
+
+    def refuse(self, store: Store[Any], destination: Carried, names: list[str], carried: bytes, why: str) -> list[str]:
+        """Note the halves of the first of these objects in its place, or bury its rows; the objects to be published.
+
+        The others get new names, because those of a writer are published in the order of their numbers.
+        """
+        stream = destination.stream.name
+        halves = destination.halves(carried) if self.refused[stream] <= REFUSALS else []
+        new = [destination.next_name() for _ in (*halves, *names[1:])]
+        with store.transaction() as db:
+            if not store.run(db, "DELETE FROM batches_objects WHERE name = ? RETURNING 1", names[:1]):
+                return []  # another worker has done it
+            forget(store, db, names[:1])
+            for half, (bodies, rows) in zip(new, halves):
+                note(store, db, stream, half, destination.address(), bodies, rows)
+            for old, name in zip(names[1:], new[len(halves) :]):
+                for table in "batches_objects", "batches_carried":
+                    store.run(db, f"UPDATE {table} SET name = ? WHERE name = ?", (name, old))
+            if not halves:
+                count = store.bury_rows(db, stream, destination.parts(carried), f"rejected by the destination: {why}")
+                log.warning("%s: %d records buried, which the destination rejects", stream, count)
+        return new
 
     def tidy(self, stream: str, store: Store[Any]) -> bool:
         """`Destination.tidy` of a stream. Raises: Unavailable."""
 
         def noted() -> set[str]:
             with store.transaction(read=True) as db:
-                return {name for of, name, _ in store.run(db, NOTES) if of == stream}
+                return {name for of, name, *_ in store.run(db, NOTES) if of == stream}
 
         with destination_errors():
             return self.destinations[stream].tidy(noted)
@@ -157,6 +216,7 @@ class Storing(Attempt):
         self.store = store
         self.destinations = destinations
         self.objects: dict[str, Object] = {}
+        self.bodies: Counter[str] = Counter()  # stream -> bodies with rows in its object
 
     @override
     def writer(self, stream: str, batch: int, whole: bool) -> Insert:
@@ -165,7 +225,7 @@ class Storing(Attempt):
     def write(self, stream: str, batch: int, whole: bool, entries: Iterable[Entry]) -> Outcome:
         """`Store.insert` into the object of the stream."""
         records = letters = 0
-        kept = self.objects[stream].row_groups if stream in self.objects else 0
+        kept, bodies = self.objects[stream].row_groups if stream in self.objects else 0, self.bodies[stream]
         rows, rejects = Rows(), list[Entry]()
 
         def flush() -> None:
@@ -175,6 +235,7 @@ class Storing(Attempt):
                     if stream not in self.objects:
                         self.objects[stream] = self.destinations[stream].open(rows.received[0])
                     self.objects[stream].add(batch, rows)
+                self.bodies[stream] += len({*rows.seqs})
             self.store.bury(self.db, stream, batch, whole, rejects)
             records, letters = records + len(rows.seqs), letters + len(rejects)
             rows = Rows()
@@ -197,6 +258,7 @@ class Storing(Attempt):
         except Rejected as error:
             if stream in self.objects:
                 self.objects[stream].undo(kept)
+                self.bodies[stream] = bodies
             raise RowsRejected(str(error), "the destination") from None
         return Outcome(records, letters)
 
@@ -212,9 +274,7 @@ class Storing(Attempt):
                 made.finish()
                 address = destination.address()
             if destination.lasting:
-                self.store.run(self.db, NOTE, (stream, made.name, address))
-                if made.carried is not None:
-                    self.store.run(self.db, CARRY, (made.name, made.carried))
+                note(self.store, self.db, stream, made.name, address, self.bodies[stream], made.carried)
 
 
 @contextlib.contextmanager
@@ -222,7 +282,35 @@ def destination_errors() -> Iterator[None]:
     try:
         yield
     except Unwritable as error:
-        raise Unavailable(str(error)) from error
+        raise Away(str(error)) from error
+
+
+def reason(stream: str, error: Exception, known: str = "") -> str:
+    """Why an object is not published. known: the same of the last attempt."""
+    if isinstance(error, (Unwritable, Rejected)):
+        return str(error)
+    why = f"unexpected error: {type(error).__name__}"
+    if why != known:
+        log.error("%s: unexpected error; will retry\n%s", stream, trace(error))
+    return why
+
+
+def waits(stream: str, address: str, why: str) -> str:
+    return f"rows of {stream} wait for {shown(address)}: {why}"
+
+
+def note(
+    store: Store[Any], db: object, stream: str, name: str, address: str, bodies: int, carried: bytes | None
+) -> None:
+    store.note(db, stream, name, address, bodies)
+    if carried is not None:
+        store.run(db, CARRY, (name, carried))
+
+
+def tell(store: Store[Any], name: str, why: str) -> None:
+    """Write beside a note why its object waits."""
+    with store.transaction() as db:
+        store.run(db, "UPDATE batches_objects SET reason = ? WHERE name = ?", (why, name))
 
 
 def forget(store: Store[Any], db: object, names: Iterable[str]) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -20,11 +21,13 @@ import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from sluice.base.override import override
-from sluice.base.times import instant, second
-from sluice.elsewhere.destination import Carried, InMemory, Rejected, Rows, Unwritable, writer_of
+from sluice.base.times import instant, microseconds, second
+from sluice.elsewhere.destination import Carried, InMemory, Rejected, Rows, Unwritable, alone, writer_of
 from sluice.spool.contract import TIMEOUT_SECONDS
 from sluice.spool.errors import KafkaUnavailable
-from sluice.spool.kafka.admin import MAX_RECORD_BYTES, Admin, asking
+from sluice.spool.kafka.admin import MAX_RECORD_BYTES, Admin, asking, code
+from sluice.store.bounds import GROUP_RECORDS
+from sluice.store.types import FarRow
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
 
@@ -42,6 +45,11 @@ PRODUCER = {
 MOVING = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR,
 }  # fmt: skip
+# A topic never takes such a record, unless its configuration is changed
+REFUSED = {
+    *(KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE),
+    *(KafkaError.INVALID_RECORD, KafkaError.INVALID_TIMESTAMP),
+}
 START_SECONDS, COMMIT_SECONDS = 10.0, 30.0  # to take over a transactional id, and to commit the rows of a claim
 Pair = tuple[bytes | None, bytes]  # key and value
 encode = msgspec.json.Encoder().encode
@@ -100,7 +108,7 @@ class Transaction(InMemory[list[Pair]]):
 
     @override
     def finish(self) -> None:
-        self.carried = bytes(cramjam.zstd.compress(packer.encode(self.groups), 1))
+        self.carried = packed(self.groups)
 
     @override
     def close(self, delete: bool) -> None:
@@ -137,18 +145,33 @@ class Topics(Carried):
         with writing():
             if opened is not None and opened.name == name and opened.writer is not None:
                 writer, opened.writer = opened.writer, None
-                opened.marked.result()
-                writer.producer.commit_transaction(COMMIT_SECONDS)
+                commit(writer, opened.marked)
             else:
                 writer = self.connect(owner)
                 if writer.last < number:
                     marked = self.begin(writer, name)
-                    for pairs in unpacker.decode(cramjam.zstd.decompress(carried)):
-                        enqueue(writer.producer, self.name, pairs)
-                    marked.result()
-                    writer.producer.commit_transaction(COMMIT_SECONDS)
+                    pairs = unpacked(carried)
+                    for at in range(0, len(pairs), GROUP_RECORDS):
+                        enqueue(writer.producer, self.name, pairs[at : at + GROUP_RECORDS])
+                    commit(writer, marked)
             if owner == self.writer:
                 self.idle = writer
+
+    @override
+    def halves(self, carried: bytes) -> list[tuple[int, bytes]]:
+        pairs = unpacked(carried)
+        middle = len(pairs) // 2
+        parts = (pairs[:middle], pairs[middle:]) if middle else ()
+        return [(len({part[:2] for part in self.rows(pairs)}), packed([pairs])) for pairs in parts]
+
+    @override
+    def parts(self, carried: bytes) -> Iterator[FarRow]:
+        return self.rows(unpacked(carried))
+
+    def rows(self, pairs: list[Pair]) -> Iterator[FarRow]:
+        for _, value in pairs:
+            row = msgspec.json.decode(value)
+            yield row["batch"], row["seq"], microseconds(row["received_at"]), alone(self.stream.record, row)
 
     def begin(self, writer: Writer, name: str) -> Future[None]:
         """Begin the transaction of an object, and send its number while the caller produces its records.
@@ -208,6 +231,26 @@ class Topics(Carried):
         return 0
 
 
+def packed(groups: list[list[Pair]]) -> bytes:
+    """Groups of records as what a note carries."""
+    return bytes(cramjam.zstd.compress(packer.encode(groups), 1))
+
+
+def unpacked(carried: bytes) -> list[Pair]:
+    return [*chain.from_iterable(unpacker.decode(cramjam.zstd.decompress(carried)))]
+
+
+def commit(writer: Writer, marked: Future[None]) -> None:
+    """Commit the transaction of an object. Raises: KafkaException."""
+    try:
+        marked.result()
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError._STATE:
+            writer.producer.begin_transaction()  # raises the error that has ended the transaction
+        raise
+    writer.producer.commit_transaction(COMMIT_SECONDS)
+
+
 def enqueue(producer: Producer, topic: str, pairs: list[Pair]) -> None:
     """Produce records, when the queue has room for all of them: one that is refused would come behind later ones."""
     deadline = time.monotonic() + COMMIT_SECONDS
@@ -226,4 +269,6 @@ def writing() -> Iterator[None]:
         with asking():
             yield
     except (KafkaUnavailable, BufferError) as error:
+        if isinstance(error, KafkaUnavailable) and (number := code(error)) in REFUSED:
+            raise Rejected(KafkaError(number).str()) from error  # the text of this one has numbers of its own
         raise Unwritable(f"Kafka: {error}") from error

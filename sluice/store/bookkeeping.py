@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from sluice.spool.claim import Claim, Window
 from sluice.store import bounds
-from sluice.store.types import CellFigures, Epoch, Ledger, Row
+from sluice.store.types import CellFigures, Epoch, Ledger, Row, Unpublished, shown
 
 Db = TypeVar("Db")
 
@@ -29,17 +29,24 @@ ON CONFLICT (stream, epoch) DO UPDATE SET cell = excluded.cell, purged = exclude
   last = CASE WHEN e.last > excluded.last THEN e.last ELSE excluded.last END"""
 
 
+# A worker deletes the note of what it has published with its next claim, or within ten seconds, and publishes what
+# another one has left after thirty
+LATE_SECONDS = 45
+
+
 class Bookkeeping(ABC, Generic[Db]):
     """One connection to a database; not thread-safe. Db: the connection of its driver.
 
-    EPOCH_OF: SQL, the epoch in `claim`. NOW: SQL, the time. AGE: SQL, seconds since `seen`. SKIP_LOCKED: the end of a
-    SELECT whose rows are to be deleted, so that it leaves those that another transaction has locked.
+    EPOCH_OF: SQL, the epoch in `claim`. NOW: SQL, the time. AGE: SQL, seconds since {}. SKIP_LOCKED: the end of a
+    SELECT whose rows are to be deleted, so that it leaves those that another transaction has locked. WITH_ID: in an
+    INSERT that gives an id.
     """
 
     EPOCH_OF: str
     NOW: str
     AGE: str
     SKIP_LOCKED: str
+    WITH_ID: str
 
     @abstractmethod
     def transaction(self, read: bool = False) -> AbstractContextManager[Db]:
@@ -165,8 +172,28 @@ class Bookkeeping(ABC, Generic[Db]):
     def cells(self) -> list[CellFigures]:
         """The figures of all cells, by name."""
         with self.transaction(read=True) as db:
-            rows = self.run(db, f"SELECT cell, {self.AGE}, CAST(figures AS text) FROM batches_cells ORDER BY 1")
+            rows = self.run(
+                db, f"SELECT cell, {self.AGE.format('seen')}, CAST(figures AS text) FROM batches_cells ORDER BY 1"
+            )
         return [CellFigures(cell, seconds, json.loads(figures)) for cell, seconds, figures in rows]
+
+    def note(self, db: Db, stream: str, name: str, address: str, bodies: int) -> None:
+        """Note an object that is to be published. bodies: that have rows in it."""
+        put = (
+            "INSERT INTO batches_objects (stream, name, address, bodies, since, reason) "
+            f"VALUES (?, ?, ?, ?, {self.NOW}, '')"
+        )
+        self.run(db, put, (stream, name, address, bodies))
+
+    def unpublished(self) -> list[Unpublished]:
+        """What waits for its destination, by stream and address: with a reason, or longer than LATE_SECONDS."""
+        asked = (
+            "SELECT stream, address, sum(bodies), max(age), max(reason) "
+            f"FROM (SELECT {self.AGE.format('since')} AS age, * FROM batches_objects) AS noted "
+            f"WHERE reason <> '' OR age > {LATE_SECONDS} GROUP BY 1, 2 ORDER BY 1, 2"
+        )
+        with self.transaction(read=True) as db:
+            return [Unpublished(row[0], shown(row[1]), int(row[2]), *row[3:]) for row in self.run(db, asked)]
 
     def forget(self, cell: str) -> bool:
         """Delete the figures of a cell; False if there are none."""
@@ -177,6 +204,22 @@ class Bookkeeping(ABC, Generic[Db]):
         """Delete those of these rows of `batches` that were kept for their dead letters, and have none any more."""
         for batch in batches:
             self.run(db, f"DELETE FROM batches WHERE id = ? AND id <= {FOLDED} AND NOT {HAS_LETTERS}", (batch,))
+
+    def unfold(self, db: Db, stream: str, batch: int, seq: int) -> None:
+        """Put back a row of `batches` that was folded, because a body of it is dead now."""
+        epoch = self.run(
+            db,
+            "SELECT f.epoch FROM batches_folded AS f JOIN batches_ranges AS r "
+            "ON r.stream = f.stream AND r.epoch = f.epoch AND ? BETWEEN r.first AND r.last "
+            "WHERE f.stream = ? AND ? BETWEEN f.first_batch AND f.last_batch",
+            (seq, stream, batch),
+        )  # two may fit (docs/protocol/database.md)
+        self.run(
+            db,
+            "INSERT INTO batches (id, claim, stream, first, bodies, records, persisted_at) "
+            f"{self.WITH_ID} VALUES (?, ?, ?, ?, 1, 0, {self.NOW})",
+            (batch, f"{epoch[0][0] if epoch else ''}:{seq}:{batch}", stream, seq),
+        )
 
     def count_deleted(self, db: Db, stream: str, rows: int) -> None:
         """Count rows that were deleted by age. They do not name their epoch."""

@@ -13,6 +13,8 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial, wraps
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, TypeVar, cast
 
 from sluice.base.override import override
@@ -22,7 +24,19 @@ from sluice.store import bounds
 from sluice.store.bookkeeping import Bookkeeping, Db
 from sluice.store.fill import Divided, Part, fill, gaps
 from sluice.store.tables import LAYOUT
-from sluice.store.types import Conflict, DeadLetter, Decode, Entry, NewerTables, Outcome, Replayed, Row, Unavailable
+from sluice.store.types import (
+    Conflict,
+    DeadLetter,
+    Decode,
+    Entry,
+    FarRow,
+    NewerTables,
+    Outcome,
+    Replayed,
+    Row,
+    Unavailable,
+)
+from sluice.streams.record import Reject
 
 Insert = Callable[[Iterable[Entry]], Outcome]
 
@@ -156,7 +170,6 @@ class Store(Bookkeeping[Db]):
         due = time.monotonic() + bounds.TURN_SECONDS
         reasons: Counter[str] = Counter()
         batches = {letter.batch for letter in letters}
-        again = "SELECT reason, count(*) FROM dead_letters WHERE id > ? AND batch = ? GROUP BY 1"
         streams = {letter.stream for letter in letters}
         with contextlib.suppress(DryRun), self.elsewhere.attempt(self, streams) as attempt:
             db: Db = attempt.db
@@ -174,12 +187,21 @@ class Store(Bookkeeping[Db]):
                     self.add_change(db, letter.stream, letter.batch)
                 records += outcome.records
                 stored, dead = stored + (not outcome.letters), dead + bool(outcome.letters)
-            for batch in batches:
-                reasons.update(dict(self.run(db, again, (last, batch))))
+            reasons = self.buried(db, batches, last)
             self.fold_again(db, batches)
             if dry:
                 raise DryRun
+        if not dry and not streams.isdisjoint(self.elsewhere.streams):  # a destination may have refused rows since
+            with self.transaction(read=True) as db:
+                before, reasons = reasons, self.buried(db, batches, last)
+            refused = reasons.total() - before.total()
+            stored, records, dead = max(0, stored - refused), records - refused, dead + min(stored, refused)
         return Replayed(stored, records, dead, reasons, seen)
+
+    def buried(self, db: Db, batches: Iterable[int], above: int) -> Counter[str]:
+        """The reasons of the letters of some batches, with their number. above: the id below the first of them."""
+        counted = "SELECT reason, count(*) FROM dead_letters WHERE id > ? AND batch = ? GROUP BY 1"
+        return sum((Counter(dict(self.run(db, counted, (above, batch)))) for batch in batches), Counter[str]())
 
     def letters(
         self, where: str = "true", above: int = 0, below: int = 1 << 62, limit: int = 200, newest: bool = False
@@ -224,6 +246,19 @@ class Store(Bookkeeping[Db]):
         if table in self.elsewhere.streams:
             return self.elsewhere.expire(table, before, dry=True)
         return super().overdue(table, before)
+
+    def bury_rows(self, db: Db, stream: str, rows: Iterable[FarRow], reason: str) -> int:
+        """Bury rows that were stored elsewhere, and are not there; their number. reason: of one line or more."""
+        reason = " ".join(reason.split())[:200]
+        total = 0
+        for batch, some in groupby(rows, key=itemgetter(0)):
+            entries = [(seq, received, body, Reject(body, reason)) for _, seq, received, body in some]
+            self.bury(db, stream, batch, False, entries)
+            total += len(entries)
+            taken = "UPDATE batches SET records = records - ? WHERE id = ? RETURNING 1"
+            if not self.run(db, taken, (len(entries), batch)):
+                self.unfold(db, stream, batch, entries[0][0])
+        return total
 
     def add_records(self, db: Db, batch: int, records: int) -> None:
         self.run(db, "UPDATE batches SET records = records + ? WHERE id = ?", (records, batch))

@@ -21,7 +21,9 @@ TABLES = {
     },
     "batches_cells": {"cell": "name", "seen": "time", "figures": "json"},
     "batches_expired": {"stream": "text", "epoch": "text", "deleted": "integer", "expired": "integer"},
-    "batches_objects": {"stream": "text", "name": "name", "address": "text"},
+    "batches_objects": {
+        "stream": "text", "name": "name", "address": "text", "bodies": "integer", "since": "time", "reason": "text",
+    },
     "batches_carried": {"name": "name", "rows": "bytes"},
     "dead_letters": {
         "id": "eternal", "received_at": "time", "stream": "text", "body": "bytes", "reason": "text",
@@ -36,12 +38,17 @@ INDEXES = {
     "dead_letters": "CREATE INDEX IF NOT EXISTS dead_letters_by_body ON dead_letters (stream, batch, seq)",
 }
 
-# From layout 2: names. The address of what waits in the outbox is added, and filled from INGEST_ROWS.
+# From layout 2: names. What waits in the outbox gets an address, filled from INGEST_ROWS, and what is shown of it.
 RENAMED = (
     "ALTER TABLE batches_spools RENAME TO batches_epochs",
     *(
         f"ALTER TABLE {table} RENAME COLUMN spool TO epoch"
         for table in ("batches_epochs", "batches_ranges", "batches_folded", "batches_expired")
     ),
-    "ALTER TABLE batches_objects ADD COLUMN address text NOT NULL DEFAULT ''",
-)
+    *(
+        f"ALTER TABLE batches_objects ADD COLUMN {column} NOT NULL DEFAULT {value}"
+        for column, value in {
+            "address text": "''", "bodies bigint": "0", "since timestamptz": "'2026-01-01'", "reason text": "''",
+        }.items()
+    ),
+)  # fmt: skip

@@ -12,10 +12,17 @@ from sluice.streams.record import Record, Reject
 # (sequence number, received: microseconds since 1970, the item, a record or reject of it)
 Entry = tuple[int, int, bytes, "Record | Reject"]
 Row = tuple[Any, ...]
+# a row that is elsewhere: (batch, sequence number, received: microseconds since 1970, a body that has it alone)
+FarRow = tuple[int, int, int, bytes]
 
 
 class Unavailable(Exception):
-    """The store cannot be written now. Nothing of the batch was stored; all of it can be retried."""
+    """The store cannot be written now. Nothing of the batch was stored; all of it can be retried.
+
+    what: of it is unavailable.
+    """
+
+    what = "the database"
 
 
 class Conflict(Unavailable):
@@ -110,6 +117,24 @@ class Epoch(NamedTuple):
     first: int
     last: int
     purged: int
+
+
+class Unpublished(NamedTuple):
+    """Rows that are stored, and are not in their destination. bodies: that have such rows. seconds: since then.
+
+    address: of the destination. reason: "" if no worker has tried.
+    """
+
+    stream: str
+    address: str
+    bodies: int
+    seconds: float
+    reason: str
+
+
+def shown(address: str) -> str:
+    """The address of a destination as people know it."""
+    return address.partition("#")[0]
 
 
 class CellFigures(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import random
 import subprocess
 import sys
 import uuid
@@ -22,6 +23,7 @@ from proving.harness import ROOT
 from proving.postgres import postgres_server
 from sluice import parsers, settings
 from sluice.elsewhere import destination
+from sluice.elsewhere.outbox import note
 from sluice.elsewhere.registry import check_rows, open_destination, open_elsewhere
 from sluice.formats.streams import STREAMS
 from sluice.store.registry import open_store
@@ -373,6 +375,128 @@ def test_dead_letters_are_replayed_into_the_destination(store: Store, place: Pla
     assert store.replay([mended], today).stored == 1
     assert place.read("votes", "choice", "seq") == [("b", 1), ("a", 2)]
     assert store.letters() == [] and store.replay([mended], today).stored == 0
+
+
+# --- What a destination refuses for good ------------------------------------------------------------------------------
+
+POISON = random.Random(1).randbytes(50_000).hex()
+
+
+def refuse(place: Place, poison: bool) -> None:
+    """Let the destination refuse votes for POISON; or no longer."""
+    if place.kind == "clickhouse":
+        table = f"`{place.rows.rpartition('/')[2]}`.votes"
+        what = "ADD CONSTRAINT short CHECK length(choice) < 1000" if poison else "DROP CONSTRAINT short"
+        asked(place.engine, f"ALTER TABLE {table} {what}")
+    elif place.kind == "s3":
+        from deltalake import DeltaTable
+
+        alter = DeltaTable(f"{place.rows}/votes", storage_options=place.engine.env).alter
+        if poison:
+            alter.add_constraint({"short": f"choice <> '{POISON}'"})
+        else:
+            alter.drop_constraint("short")
+    else:
+        from confluent_kafka.admin import (
+            AdminClient,
+            AlterConfigOpType,
+            ConfigEntry,
+            ConfigResource,
+            ResourceType,
+        )  # fmt: skip
+
+        size = ConfigEntry("max.message.bytes", "40000" if poison else "1000000")
+        size.incremental_operation = AlterConfigOpType.SET
+        topic = ConfigResource(ResourceType.TOPIC, f"{place.rows.rpartition('/')[2]}.votes", incremental_configs=[size])
+        client = AdminClient({"bootstrap.servers": place.rows.split("/")[2]})
+        for done in client.incremental_alter_configs([topic]).values():
+            done.result()
+
+
+@each
+def test_a_row_that_is_refused_becomes_a_dead_letter_and_the_others_are_there(store: Store, place: Place) -> None:
+    store.persist(*votes("first"))
+    refuse(place, True)
+    choices = [f"{n}" if n != 7 else POISON for n in range(2, 40)]
+    assert store.persist(*votes(*choices, first=2)) == Outcome(38, 0)
+    assert not outbox(store).late
+    assert place.choices() == ["first", *(choice for choice in choices if choice != POISON)]
+    (letter,) = store.letters()
+    assert (letter.seq, letter.whole, letter.received) == (7, False, NOON + 5_000_000)
+    assert letter.reason.startswith("rejected by the destination: ")
+    assert store.ledger("votes")[:2] == (39, 1)
+    assert store.replay([letter], today)[:4] == (0, 0, 1, {letter.reason: 1})
+    store.persist(*votes("next", first=40))
+    refuse(place, False)
+    assert store.replay(store.letters(), today)[:3] == (1, 1, 0)
+    assert place.read("votes", "choice", "seq")[6:8] == [(POISON, 7), ("8", 8)] and len(place.choices()) == 40
+    outbox(store).publish(store)
+    assert noted(store) == []
+
+
+def records(name: str, body: bytes) -> list[Any]:
+    return [*STREAMS[name].decode(body, store_tests.MOST)]
+
+
+@each
+def test_every_row_that_is_refused_comes_back_as_it_was(store: Store, place: Place) -> None:
+    lines = b'm,a=b on=t,n=3i,u=18446744073709551615u,b=9007199254740993i,f=3,s="x" 1700000000123456789\nm new=-1'
+    bodies = {
+        "metrics": lines, "gps": b'{"device":"d","lat":1.5,"lon":2,"time":1}',
+        "logs": b'{"message":"full","level":"ERROR","disks":[{"bytes":123456789012345678901234567890}],"at":null}',
+        "votes": "poll=p&choice=\u00e4".encode(),
+    }  # fmt: skip
+    for name, body in bodies.items():
+        far: Any = outbox(store).destinations[name]
+        made = far.open(NOON)
+        rows = destination.Rows()
+        rows.records = records(name, body)
+        rows.seqs, rows.received = [7] * len(rows.records), [NOON] * len(rows.records)
+        made.add(3, rows)
+        made.finish()
+        made.close(delete=True)
+        found = [*far.parts(made.carried)]
+        assert [part[:3] for part in found] == [(3, 7, NOON)] * len(rows.records)
+        again = [record for *_, body in found for record in records(name, body)]
+        for record in rows.records:
+            record.time = NOON * 1000 if record.time is None else record.time
+        assert again == rows.records, name
+        halves = far.halves(made.carried)
+        assert [part for _, half in halves for part in far.parts(half)] == (found if len(found) > 1 else [])
+
+
+@only("s3")
+def test_rows_of_a_field_with_another_type_become_dead_letters_and_the_stream_goes_on(place: Place) -> None:
+    class Named(Count, kw_only=True):
+        number: str  # type: ignore[assignment]
+
+    with contextlib.closing(place.connect({"counts": stream("counts", Count)})) as store:
+        store.persist(claim("counts", 1), [(1, NOON, b"", Count(name="n", number=1))])
+    with contextlib.closing(place.connect({"counts": stream("counts", Named)})) as store:
+        entries = [(n, NOON, b"", Named(name="n", number=f"n{n}")) for n in range(2, 202)]
+        assert store.persist(claim("counts", 200, first=2), entries) == Outcome(200, 0)
+        assert not outbox(store).late and len(store.letters(limit=1000)) == 200
+        assert store.ledger("counts")[:2] == (201, 200)
+        assert store.persist(claim("counts", 1, first=202), [(202, NOON, b"", Named(name="n", number="x"))]).records
+        assert not outbox(store).late and noted(store) == []
+
+
+@each
+def test_an_object_without_rows_or_of_another_kind_holds_up_its_stream_at_most(store: Store, place: Place) -> None:
+    """Those that an earlier version has noted."""
+    far: Any = outbox(store).destinations["votes"]
+    made = far.open(NOON)
+    made.finish()
+    made.close(delete=True)
+    with store.transaction() as db:
+        note(store, db, "votes", "00-1", far.address(), 0, made.carried)
+        note(store, db, "gps", "2026-01-01T12/a", far.address(), 1, b"no table")
+    with pytest.raises(Unavailable, match="rows of gps wait for .*: unexpected error: ValueError"):
+        outbox(store).publish(store)
+    store.persist(*votes("a"))
+    assert place.choices() == ["a"]
+    with pytest.raises(Unavailable, match="unexpected error: ValueError"):
+        store.persist(claim("gps", 1), decoded(STREAMS["gps"], [b'{"device":"d","lat":1,"lon":2}']))
 
 
 # --- Merging, deletion by age ----------------------------------------------------------------------------------------

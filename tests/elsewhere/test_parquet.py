@@ -222,6 +222,15 @@ def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stor
     assert found(tmp, "number, seq", "counts") == [(n, n) for n in range(1, 10) if n != 5]
 
 
+@pytest.mark.parametrize("odd", [1.5, 2.0, "7"])
+def test_a_number_that_is_no_integer_is_buried_where_a_field_is_one(url: str, tmp: Path, odd: Any) -> None:
+    entries = [(n, NOON, b"%d" % n, Count(name="n", number=odd if n == 2 else n)) for n in (1, 2, 3)]
+    with contextlib.closing(connected(url, tmp, COUNTS)) as store:
+        assert store.persist(claim("counts", 3), entries) == Outcome(2, 1)
+        assert [(letter.seq, letter.body) for letter in store.letters()] == [(2, b"2")]
+    assert found(tmp, "number", "counts") == [(1,), (3,)]
+
+
 def test_a_claim_of_rejects_alone_makes_no_object(store: Store, tmp: Path) -> None:
     assert store.persist(claim("votes", 1), decoded(STREAMS["votes"], [b"{"])) == Outcome(0, 1)
     assert not files(tmp) and not staged(tmp) and told(store, "SELECT * FROM batches_objects") == []
@@ -397,7 +406,7 @@ def test_a_directory_that_cannot_be_written_postpones_the_claim(store: Store, tm
 def test_an_object_of_a_stream_that_has_no_destination_any_more_is_reported(url: str, tmp: Path) -> None:
     killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_tests.votes('a'))")
     nowhere = open_elsewhere(settings.IN_TABLES, STREAMS)
-    waits = "rows of votes wait for parquet:.*, which INGEST_ROWS does not name now"
+    waits = "rows of votes wait for parquet:.*: INGEST_ROWS does not name it now"
     with (
         contextlib.closing(open_store(url, STREAMS, elsewhere=nowhere)) as store,
         pytest.raises(Unavailable, match=waits),

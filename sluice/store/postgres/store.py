@@ -60,8 +60,9 @@ class Postgres(Store[Session]):
 
     EPOCH_OF = EPOCH_OF
     NOW = "clock_timestamp()"
-    AGE = "greatest(0, extract(epoch FROM clock_timestamp() - seen))::float8"
+    AGE = "greatest(0, extract(epoch FROM clock_timestamp() - {}))::float8"
     SKIP_LOCKED = "FOR UPDATE SKIP LOCKED"
+    WITH_ID = "OVERRIDING SYSTEM VALUE"
     RECEIVED = "(extract(epoch FROM received_at) * 1000000)::bigint"
 
     def __init__(self, url: str, streams: dict[str, Stream], make: bool, keep: Keep, elsewhere: Elsewhere) -> None:

@@ -51,8 +51,8 @@ class Sqlite(Store[apsw.Connection]):
 
     EPOCH_OF = "substr(claim, 1, instr(claim, ':') - 1)"
     NOW = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
-    AGE = "max(0.0, (julianday('now') - julianday(seen)) * 86400)"
-    SKIP_LOCKED = ""
+    AGE = "max(0.0, (julianday('now') - julianday({})) * 86400)"
+    SKIP_LOCKED = WITH_ID = ""
     RECEIVED = "CAST(round(unixepoch(received_at, 'subsec') * 1000) AS INTEGER) * 1000"
 
     def __init__(self, url: str, streams: dict[str, Stream], make: bool, keep: Keep, elsewhere: Elsewhere) -> None:
