@@ -111,6 +111,9 @@ local function give(id, n, size, deliveries)
   local before = redis.call('ZREVRANGEBYSCORE', KEYS[4], low, '-inf', 'LIMIT', 0, 1)
   return {id, n, size, before, redis.call('ZRANGEBYSCORE', KEYS[4], '(' .. low, last), deliveries}
 end
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. ms + lease, '+inf')) do
+  redis.call('ZADD', KEYS[3], ms + lease, id) -- the clock was ahead when this lease began
+end
 local expired = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', ms, 'LIMIT', 0, 1)[1]
 if expired then
   redis.call('ZADD', KEYS[3], ms + lease, expired)

@@ -155,8 +155,10 @@ redis.call('DEL', KEYS[1])
 return 1
 """
 
-# The lease of a new follower, also in a full Redis, which only a follower can empty. ARGV: token, milliseconds.
+# The lease of a new follower, also in a full Redis, which only a follower can empty. The present one may seem to live
+# longer than a lease: Redis's clock has stepped back. ARGV: token, milliseconds.
 TAKE = """#!lua flags=allow-oom
+if redis.call('PTTL', KEYS[1]) > tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 return redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
 """
 

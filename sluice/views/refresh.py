@@ -87,6 +87,8 @@ def refresh_ahead(
             if client.eval(contract.KEEP, 2, lock, key, token, fresh, int(lifetime * 1000)):
                 return fresh
             return client.get(key) or fresh  # type: ignore[return-value]  # this process was stopped for too long
+        if client.pttl(lock) > 1000 * max(hold, FAILED_SECONDS):
+            client.pexpire(lock, int(hold * 1000))  # the clock of Redis was ahead when the lock was taken
         if value is not None:
             return value
         if time.monotonic() >= deadline:
@@ -95,12 +97,22 @@ def refresh_ahead(
 
 
 def kept(client: redis.Redis, key: str, period: float) -> tuple[bytes | None, bool]:
-    """The value of a key, and whether it needs no refresh yet."""
+    """The value of a key, and whether it needs no refresh yet.
+
+    A value that seems to live for longer than it was given has seen the clock of Redis step back: it needs one.
+    """
     pipeline = client.pipeline(transaction=False)
     pipeline.get(key)
     pipeline.pttl(key)
     value, left = pipeline.execute()
-    return value, value is not None and (left > period * 1000 or not value)
+    if value is None:
+        return None, False
+    return value, young(left, period) if value else left <= UNKNOWN_SECONDS * 1000
+
+
+def young(left: int, period: float) -> bool:
+    """Whether a value that lives for so many milliseconds yet is younger than a period."""
+    return period < left / 1000 <= 2 * period
 
 
 @contextlib.contextmanager
@@ -196,7 +208,7 @@ class Refresher:
             if left < 0:
                 self.client.zrem(wanted, key)
                 self.client.unlink(contract.kept(path, view, text(key)))
-            elif size and expires <= view.period * 1000:
+            elif size and not young(expires, view.period):
                 expiring.append(text(key))
         return expiring
 

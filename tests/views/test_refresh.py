@@ -58,6 +58,16 @@ def age(client: redis.Redis, key: str, period: float) -> None:
     assert client.pexpire(key, int(period * 1000) - 1)
 
 
+@pytest.mark.parametrize("found", [b"old", b""])
+def test_a_clock_of_redis_that_steps_back_keeps_no_value_and_no_lock(found: bytes, client: redis.Redis) -> None:
+    """Lifetimes in Redis end at a time of its wall clock, so they grow by as much as it steps back."""
+    hour, count = 3600_000, Counted()
+    client.set("k", found, px=hour)
+    client.set(contract.lock("k"), "of a process that was killed", px=hour)
+    harness.poll(lambda: refresh_ahead(client, "k", 1.0, count) == b"1")
+    assert client.pttl("k") <= 2000
+
+
 def test_a_cold_start_with_many_callers_computes_once(client: redis.Redis) -> None:
     compute, found = Counted(), []
     compute.gate.clear()
