@@ -46,6 +46,25 @@ def redis_slow(scene: Scene) -> str:
     return f"{time.monotonic() - begun:.1f} s"
 
 
+@fault("hung-redis", "SIGSTOP to Redis for 4 to 12 s, while /readyz is asked five times a second")
+def hung_redis(scene: Scene) -> str:
+    site, seconds, longest = scene.site, scene.random.uniform(4, 12), 0.0
+    gateways = site.pids("gateway")
+    with stopped(*site.parents("redis")):
+        end = time.monotonic() + seconds
+        while (begun := time.monotonic()) < end:
+            if (status := site.ask("GET", "/readyz")) != 503:
+                raise Trouble(f"/readyz answered {status} while Redis was stopped")
+            longest = max(longest, time.monotonic() - begun)
+            time.sleep(0.2)
+    wait(site.ready, 10, "/readyz answers 200 again")
+    if longest > 4:  # more than one reply was waited for, or the gateway was busy with others that were
+        raise Trouble(f"/readyz took {longest:.1f} s while Redis was stopped")
+    if lost := [pid for pid in gateways if pid not in site.pids("gateway")]:
+        raise Trouble(f"{len(lost)} gateway processes ended while Redis was stopped")
+    return f"{seconds:.1f} s, /readyz took {longest:.1f} s at most"
+
+
 @fault("script-flush", "SCRIPT FLUSH: Redis forgets the scripts")
 def script_flush(scene: Scene) -> str:
     scene.site.redis.script_flush()
