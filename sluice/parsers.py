@@ -88,13 +88,13 @@ def limit(high: int) -> Callable[[str], int]:
     return parse
 
 
-def size(low: int) -> Callable[[str], int]:
+def size(low: int, high: int = 1 << 50) -> Callable[[str], int]:
     """A parser of sizes in bytes; the suffix k, m or g stands for KiB, MiB or GiB."""
 
     def parse(text: str) -> int:
         match = re.fullmatch(r"([0-9]{1,12})([kmg]?)(?:i?b)?", text.lower())
-        if not match or int(match[1]) * UNITS[match[2]] < low:
-            raise ValueError(f"a size of at least {low} bytes, such as {max(low, 1 << 20)}, 512k, 1m or 2g")
+        if not match or not low <= int(match[1]) * UNITS[match[2]] <= high:
+            raise ValueError(f"a size from {low} to {high} bytes, such as {max(low, 1 << 20)} or 64m")
         return int(match[1]) * UNITS[match[2]]
 
     return parse

@@ -89,9 +89,9 @@ class Settings:
         "may fail over to a replica ([replicas](spool.md#replicas))",
     )
     max_body: int = setting(
-        size(1), "1m",
-        "Bytes in one body; a larger one gets 413. A compressed body may inflate to 8 times as many. Raise it when "
-        "clients send larger batches",
+        size(1, 500 << 20), "1m",  # an item of a list may have 512 MiB, with its head
+        "Bytes in one body, up to 500m; a larger one gets 413. A compressed body may inflate to 8 times as many. Raise "
+        "it when clients send larger batches",
     )
     max_memory: int = setting(
         size(8 << 20), "1g",
@@ -287,6 +287,11 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
             raise SettingError(f"{name} is too long: the path of the socket {socket} may have {SOCKET_PATH} bytes.")
     if loaded.has_kafka and loaded.runtime == "pypy":
         raise SettingError("INGEST_SPOOL=kafka://… needs INGEST_RUNTIME=cpython: its client does not run on PyPy.")
+    half, why = (60 << 20, "Kafka's records") if loaded.has_kafka else (loaded.max_memory // 2, "INGEST_MAX_MEMORY")
+    if loaded.max_body > half:
+        raise SettingError(
+            f"INGEST_MAX_BODY is too large for {why}: at most {half} bytes, or no such body is accepted."
+        )
     if loaded.has_kafka and loaded.replicas:
         raise SettingError("INGEST_REPLICAS is for Redis: in INGEST_SPOOL=kafka://…?replicas=N, N counts all replicas.")
     return loaded

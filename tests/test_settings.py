@@ -69,7 +69,16 @@ def test_an_empty_setting_is_the_default() -> None:
     ],
 )
 def test_sizes_may_have_a_unit(text: str, size: int) -> None:
-    assert settings.load({"INGEST_MAX_BODY": text}).max_body == size
+    assert parsers.size(1)(text) == size
+
+
+@pytest.mark.parametrize(
+    "more", [{"INGEST_MAX_MEMORY": "100m"}, {"INGEST_SPOOL": "kafka://h:1", "INGEST_MAX_MEMORY": "1g"}]
+)
+def test_a_body_that_the_list_could_never_take_is_no_permitted_size(more: dict[str, str]) -> None:
+    settings.load({"INGEST_MAX_BODY": "50m"} | more)
+    with pytest.raises(settings.SettingError, match="INGEST_MAX_BODY is too large"):
+        settings.load({"INGEST_MAX_BODY": "70m"} | more)
 
 
 WRONG = [
@@ -85,6 +94,7 @@ WRONG = [
     ("INGEST_WORKERS", "auto:4-2"),
     ("INGEST_DURABILITY", "yes"),
     ("INGEST_MAX_BODY", "0"),
+    ("INGEST_MAX_BODY", "512m"),
     ("INGEST_MAX_BODY", "1t"),
     ("INGEST_MAX_BODY", "1.5m"),
     ("INGEST_MAX_MEMORY", "1m"),
