@@ -334,7 +334,15 @@ def exchange(where: int | Path, data: bytes, size: int) -> bytes:
     """Send bytes, then read `size` bytes."""
     with connect(where) as connection:
         connection.sendall(data)
-        return connection.recv(size, socket.MSG_WAITALL)
+        return receive(connection, size)
+
+
+def receive(connection: socket.socket, size: int) -> bytes:
+    """Read `size` bytes, or all if the connection ends first. MSG_WAITALL does not wait on a socket with a timeout."""
+    data = b""
+    while len(data) < size and (part := connection.recv(size - len(data))):
+        data += part
+    return data
 
 
 Answer = tuple[int, dict[str, str], bytes]
@@ -374,7 +382,7 @@ def answer(connection: socket.socket, head: bool = False) -> Answer:
         return status, headers, b""
     if "content-length" in headers:
         size = int(headers["content-length"])
-        body = connection.recv(size, socket.MSG_WAITALL) if size else b""
+        body = receive(connection, size)
         if len(body) < size:
             raise EOFError(f"ended after {lines + body!r}")
         return status, headers, body

@@ -125,6 +125,8 @@ class Grammar:
         length = environ.get("CONTENT_LENGTH")
         if length is not None and not LENGTH.fullmatch(length):
             return None
+        if b"HOST" not in seen:
+            return None
         name, port = served(server, host, scheme)
         environ |= {"SERVER_NAME": name, "SERVER_PORT": port, "REMOTE_ADDR": "", "wsgi.url_scheme": scheme}
         environ["wsgi.input"] = BytesIO()  # of requests without a body, if they share the environ

@@ -8,7 +8,7 @@ from typing import Any
 import gevent
 from gevent import socket as gsocket
 from gevent.lock import Semaphore
-from gunicorn.http.errors import ParseException
+from gunicorn.http.errors import InvalidHeader, ParseException
 from gunicorn.workers.ggevent import GeventWorker
 
 from sluice.fastlane.connection import READ_BYTES, Connection
@@ -49,6 +49,8 @@ class SlowLane(GeventWorker):
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> None:
         """Serve a parsed request, then stop gunicorn's keep-alive loop. A body that is not here yet waits for room."""
+        if req.version == (1, 1) and not any(name == "HOST" for name, _ in req.headers):
+            raise InvalidHeader("HOST")  # RFC 9112, 3.2
         size = next((int(value) for name, value in req.headers if name == "CONTENT-LENGTH"), None)
         if size is None:
             size = MAX_BODY_BYTES if any(name == "TRANSFER-ENCODING" for name, _ in req.headers) else 0

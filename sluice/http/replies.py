@@ -23,6 +23,7 @@ NOT_FOUND = problem("404 Not Found", "There is no stream at this path.")
 POST_ONLY = problem("405 Method Not Allowed", "This path accepts only POST.", ("Allow", "POST"))
 GET_ONLY = problem("405 Method Not Allowed", "This path accepts only GET and HEAD.", ("Allow", "GET, HEAD"))
 NO_LENGTH = problem("400 Bad Request", "The length of the body is malformed or ambiguous; the request had no effect.")
+CODED = problem("501 Not Implemented", "The only supported transfer coding is chunked; the request had no effect.")
 CUT_OFF = problem("400 Bad Request", "The body is shorter than its Content-Length; the request had no effect.")
 EMPTY = problem("400 Bad Request", "The request has neither a body nor a query string; the request had no effect.")
 

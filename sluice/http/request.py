@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sluice.http.replies import CUT_OFF, EMPTY, NO_LENGTH, Rejected, too_large
+from sluice.http.replies import CODED, CUT_OFF, EMPTY, NO_LENGTH, Rejected, too_large
 
 START = re.compile(rb"POST (/[^ \r\n]*) HTTP/1\.[01]\r\n")  # of a whole HTTP message, its path and query
 
@@ -24,6 +24,8 @@ def read(environ: dict[str, Any], keep_head: bool, max_body: int) -> bytes:
     if "HTTP_TRANSFER_ENCODING" in environ or not length.isdecimal():
         if not environ.get("wsgi.input_terminated") or "CONTENT_LENGTH" in environ:
             raise Rejected(NO_LENGTH)
+        if environ["HTTP_TRANSFER_ENCODING"].strip().lower() != "chunked":
+            raise Rejected(CODED)
         body: bytes = environ["wsgi.input"].read(max_body + 1)
         if len(body) > max_body:
             raise Rejected(too_large(max_body))

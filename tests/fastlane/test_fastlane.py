@@ -634,6 +634,17 @@ def test_a_rejected_client_that_still_sends_gets_its_413(ingest: Site, redis: Re
     assert redis.items() == []
 
 
+def test_a_request_without_a_host_gets_400_and_one_with_two_codings_501(ingest: Site, redis: Redis, kind: str) -> None:
+    for data in plain(), plain(path="/vo%74es"), b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n":
+        with Client(ingest[kind]) as client:
+            client.send(data.replace(b"Host", b"Most"))
+            assert client.answer()[0] == 400
+    with Client(ingest[kind]) as client:
+        client.send(b"POST /votes HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n")
+        assert client.answer()[0] == 501
+    assert redis.items() == []
+
+
 def test_max_body_of_the_application_applies_before_the_body_is_read(redis: Redis) -> None:
     with short_tmp() as tmp, gateway(tmp, redis.server, env={"INGEST_MAX_BODY": "1k"}) as server:
         with Client(server.socket) as client:
