@@ -583,6 +583,14 @@ class StoreTests:
         ]
         assert store.ledger("votes", upto(1))[:2] == (1, 1)
 
+    def test_a_reject_that_the_database_rejects_is_buried_as_it_was_sent(self, backend: Backend, store: Store) -> None:
+        backend.refuse("dead_letters", "reason", "poison")
+        entries = [(1, NOON, b"whole", Reject(b"part", "poison"))]
+        assert store.persist(claim("votes", 1), entries) == Outcome(0, 1)
+        (letter,) = store.letters()
+        assert (letter.body, letter.whole) == (b"part", False)
+        assert letter.reason.startswith("rejected by the database: ")
+
     def test_a_value_that_no_column_can_hold_is_buried(self, backend: Backend) -> None:
         class Order(Record, kw_only=True):
             count: int

@@ -77,16 +77,20 @@ def bisect(insert: Callable[[Iterable[Entry]], Outcome], entries: list[Entry], c
     except RowsRejected as error:
         if len(entries) == 1:
             seq, received, body, record = entries[0]
-            whole = counts[seq] == 1
+            if isinstance(record, Reject):  # what was sent, not our words for it
+                part, whole = record.part, record.whole
+            else:
+                whole = counts[seq] == 1
+                part = body if whole else encode(record)
             reason = " ".join(f"rejected by {error.by}: {error}".split())[:200]
-            return insert([(seq, received, body, Reject(body if whole else encode(record), reason, whole))])
+            return insert([(seq, received, body, Reject(part, reason, whole))])
     middle = len(entries) // 2
     first = bisect(insert, entries[:middle], counts)
     second = bisect(insert, entries[middle:], counts)
     return Outcome(first.records + second.records, first.letters + second.letters)
 
 
-def encode(record: Record | Reject) -> bytes:
+def encode(record: Record) -> bytes:
     """A body that holds this record alone."""
     try:
         return msgspec.json.encode(record)
