@@ -50,16 +50,23 @@ def nanoseconds(value: int | float | str) -> int:
 
 
 def iso(text: str) -> int:
-    """`nanoseconds` of an ISO 8601 string: a date, or a date and a time with up to 9 decimal places."""
+    """`nanoseconds` of an ISO 8601 string: a date, or a date and a time with up to 9 decimal places.
+
+    A leap second is the first second of the next day, as for POSIX.
+    """
     try:
         if not (match := ISO.fullmatch(text)):
             raise ValueError
         date, clock, fraction, offset, bare = match.groups()
-        moment = datetime.fromisoformat(f"{date}T{clock or '00:00'}{(offset or bare and '+' + bare or 'Z').upper()}")
+        leap = bool(clock) and len(clock) > 5 and clock.endswith("60")
+        clock = clock[:-2] + "59" if leap else clock or "00:00"
+        moment = datetime.fromisoformat(f"{date}T{clock}{(offset or bare and '+' + bare or 'Z').upper()}")
         since = moment - EPOCH
     except (ValueError, OverflowError):
         raise Invalid(f"time not understood: {text!r:.40}") from None
-    seconds = since.days * 86400 + since.seconds
+    seconds = since.days * 86400 + since.seconds + leap
+    if leap and seconds % 86400:
+        raise Invalid(f"time not understood: {text!r:.40}")
     if not 0 < seconds < END:
         raise Invalid(f"time out of range: {text!r:.40}")
     return seconds * SECOND + int(f"{fraction or '0':0<9.9}")
