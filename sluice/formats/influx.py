@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget, Remainder
+from sluice.streams.body import Budget, Empty, Remainder
 from sluice.streams.message import Message, parameter
 from sluice.streams.record import INT64, UINT64, Invalid, Metric, Reject
 
@@ -59,8 +59,10 @@ Head = tuple[str, dict[str, str], int]  # name, tags, and the bytes that a row h
 def decode(body: bytes, message: Message | None, budget: Budget) -> Iterator[Metric | Reject]:
     """The fields of all points, until the budget is used up. An invalid field makes its line invalid.
 
-    The query string of the message has the unit of the timestamps. Raises: Invalid.
+    The query string of the message has the unit of the timestamps. Raises: Invalid; Empty.
     """
+    if not body:  # a test of the connection
+        raise Empty
     unit = unit_of(message.query) if message else 1
     body = body.removeprefix(bodies.BOM)
     heads: dict[str, Head] = {}

@@ -70,8 +70,6 @@ class Decoder:
             body = bodies.inflate(body, limits.inflated)
         elif body.startswith(bodies.ZSTD):
             raise Invalid("zstd: only gzip is supported")
-        if message and not body.strip():
-            body = message.query
         budget = Budget(limits, len(body))
         head = b""
         for result in merge_rejects(self.contents(body, message, budget), budget):
@@ -139,7 +137,7 @@ class JsonDecoder(Decoder):
             for path, decoder in self.bodies.items():
                 if message.path.endswith(path):  # a user's route may have a prefix, such as /plant/write
                     return load(decoder)(body, message, budget)
-        body = body.removeprefix(bodies.BOM).strip()
+        body = body.removeprefix(bodies.BOM).strip() or (message.query if message else b"")
         if not body:
             raise Invalid("empty")
         return (self.json if body.startswith((b"{", b"[")) else self.text)(body, message, budget)
@@ -263,7 +261,8 @@ class LineDecoder(Decoder):
 
     @override
     def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
-        for line in bodies.lines(body.removeprefix(bodies.BOM), budget):
+        body = body.removeprefix(bodies.BOM).strip() or (message.query if message else b"")
+        for line in bodies.lines(body, budget):
             if isinstance(line, Remainder):
                 yield Reject(line, Remainder.reason)
                 return
