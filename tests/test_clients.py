@@ -30,7 +30,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 
 @pytest.fixture(scope="module")
 def up() -> Iterator[Server]:
-    with short_tmp() as tmp, installation(tmp) as server:
+    with short_tmp() as tmp, installation(tmp, {"INGEST_CORS": "/votes"}) as server:
         yield server
         command = str(harness.ROOT / "bin/sluice"), "status"
         done = subprocess.run(command, env=harness.environment(tmp), capture_output=True, text=True, timeout=60)
