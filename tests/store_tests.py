@@ -28,6 +28,7 @@ from sluice.elsewhere.outbox import CARRIED, NOTES, Outbox, note, tell
 from sluice.elsewhere.registry import open_elsewhere
 from sluice.formats.streams import STREAMS
 from sluice.spool.claim import Claim, Window
+from sluice.store import bounds
 from sluice.store.entries import Entries
 from sluice.store.registry import open_store
 from sluice.store.store import Store
@@ -838,6 +839,22 @@ class StoreTests:
             with pytest.raises(ValueError):
                 store.reasons(where)
         assert [x.id for x in store.letters()] == ids
+
+    def test_reasons_that_differ_in_what_was_sent_are_one_and_their_number_is_bounded(
+        self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        given = (
+            [f"not a time: '{n}'" for n in range(5)] + [f"bad byte {n}" for n in range(3)] + ["alone: 'x'", "b", "c"]
+        )
+        entries = [(n + 1, NOON, b"x", Reject(b"x", reason, True)) for n, reason in enumerate(given)]
+        store.persist(claim("votes", len(entries)), entries)
+        found = [("votes", reason, n) for reason, n in [("not a time: …", 5), ("bad byte…", 3), ("alone: 'x'", 1)]]
+        assert store.reasons() == [*found, ("votes", "b", 1), ("votes", "c", 1)]
+        assert store.reasons("reason LIKE 'bad%'") == [found[1]]
+        monkeypatch.setattr(bounds, "REASONS", 3)
+        assert store.reasons() == [*found, ("votes", "others", 2)]
+        seen = store.replay(store.letters(), lambda letter: [Reject(b"x", letter.reason, True)]).reasons
+        assert seen["not a time: …"] == 5
 
     def test_large_dead_letters_are_returned_a_few_at_a_time(self, backend: Backend, store: Store) -> None:
         store.persist(claim("votes", 12), decoded(STREAMS["votes"], [b"x" * (1 << 20)] * 12))

@@ -106,7 +106,7 @@ def metrics(figures: Figures) -> Iterator[Metric]:
     for at, row in enumerate(figures["dead_letters"] or ()):
         labels = row["stream"], row["reason"][:REASON_CHARACTERS] if at < LABELLED_REASONS else "others"
         letters[labels] += row["letters"]
-    about = "Dead letters; after 20 reasons: others."
+    about = "Dead letters; reasons that differ in what was sent are one, and after 20 reasons: others."
     yield family(GAUGE, "sluice_dead_letters", about, "stream reason", letters.items())
     if figures["cells"]:
         for name, about, figure in CELL_GAUGES:

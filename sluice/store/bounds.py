@@ -8,4 +8,5 @@ FOLD_BATCHES = 1_000  # rows of `batches` that are folded in one transaction, wh
 EXPIRE_ROWS, EXPIRE_LETTERS = 5_000, 200  # deleted by age in one transaction
 CHUNK_ENTRIES, CHUNK_BYTES = 1_000, 4 << 20  # held in memory while a rejected record is searched for
 LETTER_BYTES = 4 << 20  # of dead letters held in memory at once
+REASONS = 100  # of dead letters that are told apart
 GROUP_RECORDS, GROUP_REJECTS = 32_768, 200  # held in memory on their way to a destination

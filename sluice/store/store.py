@@ -200,7 +200,7 @@ class Store(Bookkeeping[Db]):
 
     def buried(self, db: Db, batches: Iterable[int], above: int) -> Counter[str]:
         """The reasons of the letters of some batches, with their number. above: the id below the first of them."""
-        counted = "SELECT reason, count(*) FROM dead_letters WHERE id > ? AND batch = ? GROUP BY 1"
+        counted = f"SELECT {self.reason()}, count(*) FROM dead_letters WHERE id > ? AND batch = ? GROUP BY {self.KIND}"
         return sum((Counter(dict(self.run(db, counted, (above, batch)))) for batch in batches), Counter[str]())
 
     def letters(
@@ -225,9 +225,24 @@ class Store(Bookkeeping[Db]):
         return letters
 
     def reasons(self, where: str = "true") -> list[tuple[str, str, int]]:
-        """(stream, reason, number of dead letters) for which `where` holds, most frequent first. Raises: ValueError."""
-        counted = "SELECT stream, reason, count(*) FROM {} GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2"
-        return [(stream, reason, count) for stream, reason, count in self.ask(where, counted, ())]
+        """(stream, reason, number of dead letters) for which `where` holds, most frequent first. Raises: ValueError.
+
+        Reasons that differ only in what was sent are one, with an ellipsis. After REASONS of them, what is left of a
+        stream is "others".
+        """
+        grouped = f"SELECT stream, {self.reason()}, count(*) FROM {{}} GROUP BY stream, {self.KIND}"
+        found = self.ask(where, grouped + " ORDER BY 3 DESC, 1, 2 LIMIT ?", (bounds.REASONS,))
+        counts = [(stream, reason, count) for stream, reason, count in found]
+        if len(counts) < bounds.REASONS:
+            return counts
+        rest: Counter[str] = Counter(dict(self.ask(where, "SELECT stream, count(*) FROM {} GROUP BY 1", ())))
+        for stream, _, count in counts:
+            rest[stream] -= count
+        return counts + [(stream, "others", count) for stream, count in rest.most_common() if count > 0]
+
+    def reason(self) -> str:
+        """SQL: what the reasons of a KIND have in common."""
+        return f"CASE WHEN min(reason) = max(reason) THEN min(reason) ELSE {self.KIND} || '…' END"
 
     def expire(self, stream: str, before: int) -> bool:
         """Delete some rows of a stream that arrived before a time, and count them; whether there may be more.
@@ -279,6 +294,7 @@ class Store(Bookkeeping[Db]):
             db.close()
 
     RECEIVED: str  # SQL: `received_at` in microseconds since 1970
+    KIND: str  # SQL: a reason up to its first quote or number, which may be what a client has sent
 
     @abstractmethod
     def savepoint(self, db: Db) -> contextlib.AbstractContextManager[object]:

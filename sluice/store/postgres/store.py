@@ -64,6 +64,7 @@ class Postgres(Store[Session]):
     SKIP_LOCKED = "FOR UPDATE SKIP LOCKED"
     WITH_ID = "OVERRIDING SYSTEM VALUE"
     RECEIVED = "(extract(epoch FROM received_at) * 1000000)::bigint"
+    KIND = """regexp_replace(reason, '([''"]| [-0-9]).*', '')"""
 
     def __init__(self, url: str, streams: dict[str, Stream], make: bool, keep: Keep, elsewhere: Elsewhere) -> None:
         """url: a connection string of libpq. make: create the tables if they are missing."""

@@ -54,6 +54,9 @@ class Sqlite(Store[apsw.Connection]):
     AGE = "max(0.0, (julianday('now') - julianday({})) * 86400)"
     SKIP_LOCKED = WITH_ID = ""
     RECEIVED = "CAST(round(unixepoch(received_at, 'subsec') * 1000) AS INTEGER) * 1000"
+    KIND = "substr(reason, 1, min({}) - 1)".format(
+        ", ".join(f"instr(reason || {end}, {end})" for end in ("''''", "'\"'", *(f"' {n}'" for n in "-0123456789")))
+    )
 
     def __init__(self, url: str, streams: dict[str, Stream], make: bool, keep: Keep, elsewhere: Elsewhere) -> None:
         """url: sqlite:///PATH. make: create the file, its directory and its tables if they are missing."""
