@@ -75,6 +75,7 @@ class StreamState:
         self.claim: Claim | None = None
         self.prefetched: Callable[[], Claim | None] | None = None  # reads the reply to the request for the next claim
         self.max_bodies = FIRST_BODIES  # of the next claim
+        self.error = ""  # of the last attempt to persist a claim
         self.backoff = 0.0  # seconds between two attempts to persist the claim
         self.retry_at = AT_ONCE  # monotonic
         self.slow, self.began = False, 0.0  # whether the last step was slow; when it began
@@ -250,7 +251,7 @@ class Worker:
         self.buried += outcome.letters
         if outcome.letters:
             log.warning("%s: %d buried; `bin/sluice dead` lists them", state.stream.name, outcome.letters)
-        state.claim, state.backoff = self.outlet.settle(claim, end), 0.0
+        state.claim, state.backoff, state.error = self.outlet.settle(claim, end), 0.0, ""
         full = claim.count >= state.max_bodies or claim.size >= MAX_BYTES
         seconds = max(time.thread_time() - cpu, SAMPLE * (state.decoded.sum - decoding))
         state.size_next_claim(end - claim.first, seconds)
@@ -275,7 +276,8 @@ class Worker:
             raise
         except Unavailable as error:
             state.errors.n += 1
-            self.log_change(state.stream.name, f"the database is unavailable: {error}")
+            state.error = f"{error.what} is unavailable: {error}"
+            self.log_change(state.stream.name, state.error)
         except Lost as error:
             log.warning("%s", error)
             state.claim = None
@@ -283,6 +285,7 @@ class Worker:
         except SPOOL_ERRORS:
             raise
         except Exception as error:
+            state.error = f"unexpected error: {type(error).__name__}"
             log.error("%s: unexpected error; will retry\n%s", state.stream.name, trace(error))
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
@@ -327,7 +330,7 @@ class Worker:
             with contextlib.suppress(*SPOOL_ERRORS):  # the main loop logs it; if a lease ends, another worker claims
                 for claim in held:
                     self.outlet.renew(claim)
-                self.outlet.report(held)
+                self.outlet.report(held, {state.stream.name: state.error for state in self.states if state.error})
             time.sleep(LEASE_SECONDS / 4)
 
     def release(self) -> None:

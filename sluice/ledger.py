@@ -24,7 +24,7 @@ from sluice.settings import Settings
 from sluice.spool import open_inspector
 from sluice.spool.claim import Claim
 from sluice.spool.errors import SPOOL_ERRORS, in_one_line
-from sluice.spool.inspector import Inspector, Snapshot
+from sluice.spool.inspector import Inspector, Process, Snapshot
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Ledger, Unavailable
@@ -60,15 +60,47 @@ class Observer:
         self.due = 0.0
 
     def ledger(self) -> Figures:
-        """Only streams: by name, as from `balance`, and `decoder`: whether it has one; trouble: a line per problem."""
+        """Only streams: by name, as from `balance`, `decoder`: whether it has one, and as from `hindrances`;
+        trouble: a line per problem.
+        """
         trouble: list[str] = []
-        snapshots = self.ask_spool(self.snapshots, trouble) or {}
+        snapshots, processes = self.ask_spool(lambda: (self.snapshots(), self.spool.processes()), trouble) or ({}, [])
         names = sorted(self.names | snapshots.keys())
         ledgers = self.ask_store(lambda store: self.ledgers(store, names, snapshots), trouble) or {}
         rows = {
             name: balance(snapshots.get(name), ledgers.get(name)) | {"decoder": name in self.streams} for name in names
         }
-        return {"streams": rows, "trouble": trouble + discrepancies(rows)}
+        trouble += discrepancies(rows)
+        self.hindrances(rows, processes, trouble)
+        return {"streams": rows, "trouble": trouble}
+
+    def hindrances(self, rows: dict[str, Figures], processes: list[Process], trouble: list[str]) -> None:
+        """Add to the rows of streams what keeps their bodies from where they should be.
+
+        unpublished: bodies in the database whose rows are not in their destination, of all cells
+        unpublished_seconds: since when; unpublished_reason: the destination, and why
+        error: why a worker of this cell cannot store the stream
+        """
+        found = self.ask_store(lambda store: store.unpublished(), trouble) if self.store else None
+        for row in rows.values():
+            row["unpublished"] = None if found is None else 0
+            row["unpublished_seconds"] = row["unpublished_reason"] = row["error"] = None
+        for one in found or ():
+            where = f"{one.address}: {one.reason or 'no worker has sent them'}"
+            trouble.append(f"rows of {one.stream} wait for {where} ({one.bodies:,} bodies, {screen.ago(one.seconds)})")
+            if row := rows.get(one.stream, {}):
+                row["unpublished"] += one.bodies
+                row["unpublished_seconds"] = max(one.seconds, row["unpublished_seconds"] or 0)
+                row["unpublished_reason"] = "; ".join(filter(None, (row["unpublished_reason"], where)))
+        for stream, error in {pair for process in processes for pair in process.errors.items()}:
+            if row := rows.get(stream, {}):
+                row["error"] = error
+        if found is not None:  # else there is one cause for all of them
+            trouble += [
+                f"bodies of {name} cannot be stored: {row['error']}"
+                for name, row in rows.items()
+                if row["error"] and not row["unpublished"]
+            ]
 
     def cells(self, trouble: list[str]) -> list[Figures] | None:
         """The cells that store in this database, by name; None, with a line in `trouble`, if it is unavailable.
@@ -89,7 +121,7 @@ class Observer:
 
         time: seconds since 1970. trouble: one line per problem.
         streams: by name
-            the keys of `balance`; decoder: whether the stream has one
+            the keys of `balance` and of `hindrances`; decoder: whether the stream has one
             taken: bodies ever claimed; through: all bodies up to this sequence number are in the database
             backlog_bytes: memory of the READY and CLAIMED bodies, approximately
             open_claims; received_bytes, of all accepted bodies; store_errors
@@ -117,6 +149,7 @@ class Observer:
         rows = {name: self.stream(name, snapshots.get(name), ledgers.get(name), counted) for name in names}
         reading["streams"] = rows
         reading["trouble"] += discrepancies(rows)
+        self.hindrances(rows, processes or [], reading["trouble"])
         reading["dead_letters"] = self.counted.get("reasons")
         reading["ledger_seconds"] = time.monotonic() - self.counted["at"] if self.counted else None
         reading["answered"], reading["refused"] = [], []

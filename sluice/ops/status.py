@@ -23,8 +23,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--forget", metavar="CELL", help="no longer show a cell that is gone for good; its rows stay")
     parser.epilog = (
-        "exit status: 0; 1 if Redis or the database is unavailable, missing is not 0, or a cell publishes no figures; "
-        "2 if a setting is invalid or there is no such cell"
+        "exit status: 0; 1 if Redis or the database is unavailable, missing is not 0, a stream cannot be stored, rows "
+        "wait for their destination, or a cell publishes no figures; 2 if a setting is invalid or there is no such cell"
     )
 
 

@@ -44,6 +44,9 @@ GAUGES = (
     ("sluice_oldest_body_age_seconds", "Age of the oldest body that is not in the database; 0 if there is none.",
      "oldest_seconds"),
     ("sluice_dead_bodies", "Bodies of which at least a part is in dead_letters.", "dead"),
+    ("sluice_unpublished_bodies", "Bodies in the database whose rows wait for their destination.", "unpublished"),
+    ("sluice_unpublished_age_seconds", "For how long the first of them has waited; 0 if there is none.",
+     "unpublished_seconds"),
     ("sluice_missing_bodies", "Accepted bodies that are neither in Redis nor in the database.", "missing"),
 )  # fmt: skip
 VIEW_GAUGES = (
@@ -89,6 +92,8 @@ def metrics(figures: Figures) -> Iterator[Metric]:
     for row in streams.values():
         if row["ready"] is not None:  # then None means that no body waits
             row["oldest_seconds"] = row["oldest_seconds"] or 0
+        if row["unpublished"] is not None:
+            row["unpublished_seconds"] = row["unpublished_seconds"] or 0
     for kind, table in (COUNTER, COUNTERS), (GAUGE, GAUGES):
         for name, about, key in table:
             yield family(kind, name, about, "stream", [([stream], row[key]) for stream, row in streams.items()])

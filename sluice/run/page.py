@@ -38,7 +38,10 @@ RUNNING_OUT = {"disk": (5, 30, SLOTS), "memory": (6, 3, 12)}
 FORESEEN_HOURS = 10_000.0  # what becomes full later is not foreseen
 SHOWN_REASONS, SHOWN_LETTERS, EXCERPT_CHARACTERS = 20, 10, 160
 # per stream, copied from Observer.look()
-SHOWN = (*STATES, "purged", "expired", "deleted", "oldest_seconds", "backlog_bytes", "through", "decoder")
+SHOWN = (
+    *(*STATES, "purged", "expired", "deleted", "oldest_seconds", "backlog_bytes", "through", "decoder"),
+    *("unpublished", "unpublished_seconds", "unpublished_reason", "error"),
+)
 FILE = "status.json"
 
 Row = list[Any]

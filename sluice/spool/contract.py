@@ -45,6 +45,7 @@ class Keys(NamedTuple):
 
 
 COUNTS = "ingest:counts"  # of the whole installation
+ERRORS = "ingest:errors:"  # a prefix: the process id of a worker follows; why it cannot store streams, as JSON
 LAYOUT = 3  # of the keys; 2: `taken` was `claimed`, and `epochs` was `spools`. A change of their meaning raises it
 LAYOUT_KEY = "ingest:layout"
 CELL = "ingest:cell"  # the name of the cell whose list this is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -43,11 +44,15 @@ class Snapshot(NamedTuple):
 
 
 class Process(NamedTuple):
-    """A process that is connected to Redis. role: gateway or worker. claims: those that a worker holds."""
+    """A process that is connected to Redis. role: gateway or worker. claims: those that a worker holds.
+
+    errors: stream -> why the worker cannot store its bodies.
+    """
 
     role: str
     pid: int
     claims: list[tuple[str, int]]  # (stream, first sequence number)
+    errors: dict[str, str] = {}
 
 
 class Inspector:
@@ -146,8 +151,9 @@ class Inspector:
             if name == contract.NAME and len(rest) >= 2:
                 role, pid, *held = rest
                 claims = [(unquote(stream), int(at)) for stream, _, at in (claim.rpartition("@") for claim in held)]
-                processes.append(Process(role, int(pid), claims))
-        return sorted(processes)
+                errors: Any = self.redis.get(contract.ERRORS + pid) if role == "worker" else None
+                processes.append(Process(role, int(pid), claims, json.loads(errors or "{}")))
+        return sorted(processes, key=lambda process: process[:3])
 
     def counters(self) -> dict[str, int]:
         counts: Any = self.redis.hgetall(contract.COUNTS)

@@ -6,9 +6,11 @@ attempts are counted in Redis, which outlives the workers; see `attempt`.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -26,6 +28,8 @@ MAX_BODIES = 5_000  # stored in one transaction; SQLite takes 16 ms for it, so l
 MAX_BYTES = 4 << 20  # a worker holds one claim per stream and decodes it body by body: this keeps it below 100 MB
 ALONE = 3  # deliveries: from this one on, a claim is stored body by body
 ALONE_BODIES = 64  # read at once from such a claim
+ERRORS_SECONDS = 15  # for which Redis keeps the errors of a worker that ends
+NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Outlet:
@@ -43,6 +47,7 @@ class Outlet:
         self.reporting = connection(address, UNHURRIED_SECONDS)
         self.report_lock = threading.Lock()
         self.counts = Counts()
+        self.reported = False  # errors, the last time
 
     def claim(
         self, stream: str, max_bodies: int = MAX_BODIES, max_bytes: int = MAX_BYTES, lease: float = LEASE_SECONDS
@@ -142,11 +147,18 @@ class Outlet:
     def close(self) -> None:
         """Nothing: the connections end with the process."""
 
-    def report(self, held: Iterable[Claim] = ()) -> None:
-        """Report to Redis that this worker is alive, which claims it holds, and its counts. Raises: RedisError."""
+    def report(self, held: Iterable[Claim] = (), errors: Mapping[str, str] = NONE) -> None:
+        """Report to Redis that this worker is alive, which claims it holds, and its counts. Raises: RedisError.
+
+        errors: stream -> why its bodies cannot be stored.
+        """
         name = ":".join([NAME, "worker", str(os.getpid()), *(f"{quote(claim.stream)}@{claim.first}" for claim in held)])
         with self.report_lock:
             delta = self.counts.delta()
             counts = [contract.count_command(delta)] if delta else []
             exchange(self.reporting, [("CLIENT", "SETNAME", name), *counts])
             self.counts.confirm(delta)
+            if errors or self.reported:
+                key = f"{contract.ERRORS}{os.getpid()}"
+                exchange(self.reporting, [("SET", key, json.dumps(errors), "EX", ERRORS_SECONDS)])
+                self.reported = bool(errors)
