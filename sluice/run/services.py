@@ -67,7 +67,7 @@ def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, st
     wanted = {
         "sluice-gateway.service.d/zz-pypy.conf": s.runtime == "pypy",
         "sluice-reader.service.d/zz-pypy.conf": s.runtime == "pypy",
-        "sluice-worker@.service.d/network.conf": network,
+        "sluice-worker@.service.d/network.conf": network or remote_rows(s.rows),
         "nginx.service.d/sluice.conf": nginx,
     }
     places = {
@@ -85,6 +85,11 @@ def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, st
         units = DATABASE_USERS if s.has_own_redis else (*DATABASE_USERS, "sluice-gateway.service")
         texts |= {UNITS / f"{unit}.d/network.conf": text for unit in units}
     return texts
+
+
+def remote_rows(rows: settings.Rows) -> bool:
+    """Whether rows of any stream go elsewhere over the network."""
+    return any(url and not url.startswith("parquet:") for url in (rows.rest, *rows.streams.values()))
 
 
 def check(s: settings.Settings) -> None:

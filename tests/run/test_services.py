@@ -117,6 +117,16 @@ def test_the_units_follow_the_settings(tmp: Path) -> None:
     assert "/opt/sluice" not in "".join(every.values())
 
 
+@pytest.mark.parametrize(
+    "rows", ["clickhouse://h:8123/d", "gps=kafka://h:9092", "s3://b/p", "metrics=statsd://h:1", ""]
+)
+def test_a_worker_that_sends_rows_to_another_machine_has_the_network(rows: str) -> None:
+    env = {"INGEST_ROWS": rows or "gps=parquet:///var/lib/sluice/rows"}
+    units = services.files(settings.load(services.given("", env)), Path("/srv/sluice"))
+    granted = {path.relative_to(services.UNITS) for path in units if path.name == "network.conf"}
+    assert granted == ({Path("sluice-worker@.service.d/network.conf")} if rows else set())
+
+
 def test_every_program_of_bin_up_has_a_unit() -> None:
     programs = set(re.findall(r"^\[program:(\w+)\]", (ROOT / "deploy/supervisord.conf").read_text(), re.M))
     names = {re.sub(r"^sluice-|-server|@.*|\.service.*", "", path.name) for path in (ROOT / "deploy/systemd").iterdir()}
