@@ -59,14 +59,16 @@ def parse(address: str, timeout: float) -> tuple[Any, dict[str, Any]]:
     common["socket_connect_timeout"] = min(timeout, CONNECT_SECONDS)
     kind = TlsConnection if url.scheme.startswith("rediss") else TcpConnection
     if url.scheme.endswith("+sentinel"):
-        return kind, common | {"sentinels": sentinels(address, os.getpid())}
+        return kind, common | {"followed": address}
     host, _, port = hosts.rpartition(":")
     return kind, common | {"host": host.strip("[]"), "port": int(port)}
 
 
 @functools.cache
 def sentinels(address: str, process: int) -> Sentinels:
-    """Those of an address, once per process: a thread does not survive a fork."""
+    """Those of an address, once per process: a thread does not survive a fork, and gunicorn's --preload makes the
+    connection before it.
+    """
     return Sentinels(address)
 
 
@@ -164,21 +166,26 @@ def required(link: Any, replicas: int) -> int:
 class Following:
     """A connection to a Redis on another machine, which may become a replica while it lasts."""
 
-    def __init__(self, sentinels: Sentinels | None = None, **arguments: Any) -> None:
-        """sentinels: name the host and port to connect to; None: they are among the arguments."""
+    def __init__(self, followed: str = "", **arguments: Any) -> None:
+        """followed: address of the Sentinels that name host and port ; "": these are among the arguments."""
         super().__init__(**arguments)
-        self.sentinels = sentinels
+        self.followed = followed
         self.link: socket.socket | None = None
 
+    @property
+    def sentinels(self) -> Sentinels | None:
+        return sentinels(self.followed, os.getpid()) if self.followed else None
+
     def _connect(self) -> socket.socket:
-        if self.sentinels:
-            self.host, self.port = self.sentinels.master()
+        followed = self.sentinels
+        if followed:
+            self.host, self.port = followed.master()
         self.link = super()._connect()  # type: ignore[misc]
         assert self.link
         self.link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, VANISHED_MS)
-        if self.sentinels:
-            with self.sentinels.changed:
-                self.sentinels.links.add(self)
+        if followed:
+            with followed.changed:
+                followed.links.add(self)
         return self.link
 
     def leave_unless(self, master: tuple[str, int]) -> None:

@@ -117,6 +117,23 @@ def test_failovers_under_load_lose_and_double_nothing_acknowledged(
     assert "Traceback" not in gate.said()
 
 
+def test_a_gateway_that_is_loaded_before_it_forks_follows_a_failover(tmp: Path) -> None:
+    with (
+        replicated(tmp, 2, None) as cluster,
+        gateway(tmp, env={"INGEST_SPOOL": cluster.url}, args=("--preload",)) as gate,
+    ):
+        poll(lambda: post(gate.socket, "/votes", VOTE % b"a")[0] == 200)
+        fail_over(cluster, "switch", random.Random(1))
+        with cluster.master().client() as master:
+            poll(
+                lambda: (
+                    post(gate.socket, "/votes", VOTE % b"b")[0]
+                    and b'"b"' in b"".join(master.lrange(VOTES.ready, 0, -1))
+                ),
+                20,
+            )
+
+
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_each_replica_that_may_be_promoted_must_confirm(tmp: Path, tls: Path, runtime: str) -> None:
     with contextlib.ExitStack() as stack:
