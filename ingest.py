@@ -21,7 +21,7 @@ from sluice.spool.inlet import Group
 SETTINGS = settings.load_or_exit()
 MAX_BODY = SETTINGS.max_body
 CLOSING, DRAINING = SETTINGS.closing, SETTINGS.draining
-INLET = open_inlet(SETTINGS.spool, SETTINGS.figures, SETTINGS.replicas, SETTINGS.max_memory // 2)
+INLET = open_inlet(SETTINGS.spool, SETTINGS.figures, SETTINGS.replicas, SETTINGS.max_memory // 2, SETTINGS.gateways)
 append, commit, counts = INLET.append, INLET.commit, INLET.counts
 
 

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 KAFKA = "kafka://"
 
 
-def open_inlet(spool: str, figures: str, replicas: int, max_bytes: int) -> Inlet:
+def open_inlet(spool: str, figures: str, replicas: int, max_bytes: int, gateways: int) -> Inlet:
     if spool.startswith(KAFKA):
         from sluice.spool.kafka import inlet as kafka
 
-        return kafka.Inlet(spool, figures, max_bytes)
+        return kafka.Inlet(spool, figures, max_bytes, gateways)
     from sluice.spool import inlet
 
-    return inlet.Inlet(spool, replicas=replicas, max_bytes=max_bytes)
+    return inlet.Inlet(spool, replicas=replicas, max_bytes=max_bytes, gateways=gateways)
 
 
 def open_outlet(spool: str, figures: str, replicas: int) -> Outlet:

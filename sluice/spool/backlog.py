@@ -59,10 +59,10 @@ class Backlog:
             bodies = max(bodies, math.ceil((self.size - self.max_bytes + 1) * self.length / self.size))
         return max(0, bodies)
 
-    def refusal(self, excess: int, reason: str) -> Refusal:
+    def refusal(self, excess: int, reason: str, at_least: float = 1.0) -> Refusal:
         """The refusal while `excess` bodies must leave the list first. If the workers take nothing, retry_after is the
-        time for which this has been observed, and after RATE_WINDOW_SECONDS the maximum.
+        time for which this has been observed, and after RATE_WINDOW_SECONDS the maximum. at_least: seconds.
         """
         idle = self.observed if self.observed < RATE_WINDOW_SECONDS else MAX_RETRY_AFTER_SECONDS
         seconds = excess / self.rate if self.rate > 0 else idle
-        return Refusal(reason, min(max(math.ceil(seconds), 1), MAX_RETRY_AFTER_SECONDS))
+        return Refusal(reason, min(math.ceil(max(seconds, at_least)), MAX_RETRY_AFTER_SECONDS))

@@ -61,10 +61,15 @@ class Inlet:
     down = errors.REDIS_DOWN
 
     def __init__(
-        self, address: str, max_backlog: int = MAX_BACKLOG_BODIES, replicas: int = 0, max_bytes: int = UNLIMITED
+        self,
+        address: str,
+        max_backlog: int = MAX_BACKLOG_BODIES,
+        replicas: int = 0,
+        max_bytes: int = UNLIMITED,
+        gateways: int = 1,
     ) -> None:
         """max_backlog, max_bytes: READY bodies of a stream, and their bytes, beyond which new bodies are refused.
-        replicas: number of replicas of Redis that must confirm a commit, at least.
+        replicas: number of replicas of Redis that must confirm a commit, at least. gateways: processes like this one.
         """
         name = f"{NAME}:gateway:{os.getpid()}"
         self.redis = connection(address, TIMEOUT_SECONDS, client_name=name, redis_connect_func=prepare)
@@ -72,7 +77,8 @@ class Inlet:
         self.sizes = self.counts.histogram("commit_bodies", SIZES)
         self.seconds = self.counts.histogram("commit_seconds", SECONDS)
         self.limits = max_backlog, max_bytes
-        self.replicas = replicas
+        self.replicas, self.gateways = replicas, gateways
+        self.full_since = 0.0  # monotonic; 0: Redis took the last push
         # 0, or how many milliseconds to ask for replicas before a push: too few of them confirmed the last commit (1),
         # or nothing was sent yet on this connection
         self.behind = CONFIRM_MS if replicas else 0
@@ -205,9 +211,13 @@ class Inlet:
                     raise refused
             except ResponseError as error:
                 backlog.mark_due = AT_ONCE  # what refused the push may have been a replica
-                reason = errors.REDIS_FULL if isinstance(error, OutOfMemoryError) else errors.REDIS_READ_ONLY % error
-                self.refuse(group, stream, backlog.refusal(backlog.length // 20 + 1, reason))
+                full = isinstance(error, OutOfMemoryError)
+                self.full_since = (self.full_since or now) if full else 0.0
+                reason = errors.REDIS_FULL if full else errors.REDIS_READ_ONLY % error
+                since = now - self.full_since if full else 0.0  # it may be another stream that fills it
+                self.refuse(group, stream, backlog.refusal(backlog.length // 20 + 1, reason, max(1.0, since)))
                 return 0
+            self.full_since = 0.0
             backlog.pushed(sum(map(len, items)))
             if stream in self.refusing:
                 self.log_change(stream, None)
@@ -309,7 +319,9 @@ class Inlet:
 
     def refuse_excess(self, group: Group, stream: str, backlog: Backlog) -> None:
         backlog.refused_bodies += len(group.items[stream])
-        self.refuse(group, stream, backlog.refusal(backlog.excess() - 1 + backlog.refused_bodies, errors.BACKLOG_FULL))
+        # the clients that other processes have refused come back, too
+        excess = backlog.excess() - 1 + backlog.refused_bodies * self.gateways
+        self.refuse(group, stream, backlog.refusal(excess, errors.BACKLOG_FULL))
 
     def refuse_all(self, group: Group) -> None:
         """Refuse a group without a reply: its bodies may or may not be on the list."""

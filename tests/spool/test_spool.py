@@ -770,6 +770,33 @@ def test_retry_after_grows_with_each_refusal(server: Server) -> None:
     assert waits == [3, 5, 8, 10]
 
 
+def test_retry_after_counts_the_refusals_of_all_gateway_processes(server: Server) -> None:
+    first, second = (Inlet(str(server.socket), 10, gateways=2) for _ in range(2))
+    push(first, *numbers(10))
+    waits = []
+    for inlet in (first, second) * 2:
+        push(inlet, b"x") if "s" not in inlet.backlogs else None
+        inlet.backlogs["s"].rate = 10.0
+        waits.append((push(inlet, *numbers(25)) or Refusal("", 0)).retry_after)
+    assert waits == [5, 6, 10, 11]
+
+
+def test_a_small_stream_waits_longer_the_longer_redis_is_full_of_others(server: Server) -> None:
+    inlet = Inlet(str(server.socket), 10**9)
+    try:
+        raw(server).config_set("maxmemory", 1)
+        assert push(inlet, b"x") == Refusal("Redis is full.", 1)
+        inlet.full_since -= 20
+        late = push(inlet, b"x")
+        assert late and late.retry_after >= 20
+        raw(server).config_set("maxmemory", 0)
+        assert push(inlet, b"x") is None
+        raw(server).config_set("maxmemory", 1)
+        assert push(inlet, b"x") == Refusal("Redis is full.", 1)
+    finally:
+        raw(server).config_set("maxmemory", 0)
+
+
 def test_a_gateway_without_replicas_does_not_wait_for_any(server: Server, inlet: Inlet) -> None:
     push(inlet, b"a")
     assert "cmdstat_wait" not in raw(server).info("commandstats")
