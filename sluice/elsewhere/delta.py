@@ -9,6 +9,7 @@ comes again. The client takes credentials and the endpoint from the environment:
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
 from collections import Counter
@@ -34,6 +35,7 @@ READERS_HOURS = 24  # for which objects stay that were merged or deleted, for re
 SWEEP_SECONDS = 3600.0  # between two deletions of such objects
 WRITER = WriterProperties(compression="ZSTD")
 NOISE = re.compile(r"\x1b\[[\d;]*m| in [\d.]+[mµ]?s")  # in errors: colours, and a duration, which differs each time
+ENDPOINTS = "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"  # in the environment of its client
 VIOLATED = "failed validation check"  # in the text of an error, which has no code
 # A commit waits at most so long for a store that does not answer; a claim is taken by another worker after a while
 OPTIONS = {"timeout": "10s", "connect_timeout": "3s", "max_retries": "2", "retry_timeout": "10s"}
@@ -48,6 +50,12 @@ class Delta(Tables):
         self.table_url = f"{url.rstrip('/')}/{stream.name}"
         self.known: DeltaTable | None = None
         self.swept = time.monotonic()
+
+    @override
+    def address(self) -> str:
+        # another store may have a bucket of this name
+        endpoint = next(filter(None, (os.environ.get(name) for name in ENDPOINTS)), "")
+        return f"{super().address()}#{endpoint}" if endpoint else super().address()
 
     @override
     def send(self, name: str, carried: bytes) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import random
+import re
 import subprocess
 import sys
 import uuid
@@ -375,6 +376,48 @@ def test_dead_letters_are_replayed_into_the_destination(store: Store, place: Pla
     assert store.replay([mended], today).stored == 1
     assert place.read("votes", "choice", "seq") == [("b", 1), ("a", 2)]
     assert store.letters() == [] and store.replay([mended], today).stored == 0
+
+
+# --- Another destination -------------------------------------------------------------------------------------------
+
+
+@each
+@pytest.mark.parametrize("back", [True, False], ids=["there and back", "another cell"])
+def test_rows_that_wait_stay_for_their_destination(back: bool, place: Place, tmp: Path) -> None:
+    """INGEST_ROWS names another destination while one is away; or another cell, with the same database, has another."""
+    place.killed("kind.publish = die; store.persist(*store_tests.votes('a', 'b'))")
+    others = [f"parquet://{tmp}/one", f"parquet://{tmp}/two", f"{place.rows}x"]
+    if place.kind == "clickhouse":
+        asked(place.engine, f"CREATE DATABASE {place.rows.rpartition('/')[2]}x")
+    for number, rows in enumerate(others, 3):
+        with contextlib.closing(place._replace(rows=rows).connect()) as other:
+            waits = f"rows of votes wait for {re.escape(place.rows)}: INGEST_ROWS does not name it now"
+            with pytest.raises(Unavailable, match=waits):
+                outbox(other).publish(other)
+            other.persist(*votes(f"{number}", first=number))
+            outbox(other).tidy("votes", other)
+            with contextlib.suppress(Unavailable):
+                outbox(other).publish(other)
+            (one,) = other.unpublished()
+            assert (one.stream, one.address, one.bodies) == ("votes", place.rows, 2)
+        if not back:
+            break
+    assert place.choices() == []
+    with contextlib.closing(place.connect()) as store:
+        outbox(store).publish(store)
+        assert place.choices() == ["a", "b"] and noted(store) == [] == store.unpublished()
+
+
+@only("s3")
+def test_a_bucket_of_another_store_is_another_destination(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.killed("kind.publish = die; store.persist(*store_tests.votes('a'))")
+    with monkeypatch.context() as patched:
+        patched.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        with contextlib.closing(place.connect()) as other, pytest.raises(Unavailable, match="does not name it now"):
+            outbox(other).publish(other)
+    with contextlib.closing(place.connect()) as store:
+        outbox(store).publish(store)
+        assert place.choices() == ["a"]
 
 
 # --- What a destination refuses for good ------------------------------------------------------------------------------

@@ -331,6 +331,23 @@ def test_rows_are_there_once_after_a_kill(moment: str, url: str, tmp: Path) -> N
         assert told(store, "SELECT * FROM batches_objects") == []
 
 
+def test_a_file_that_waits_stays_while_another_directory_is_named(url: str, tmp: Path) -> None:
+    """Also that of a cell which shares the database, and has a directory of its own."""
+    killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_tests.votes('a', 'b'))")
+    other = settings.Rows(f"parquet://{tmp}/other", {})
+    with contextlib.closing(open_store(url, STREAMS, elsewhere=open_elsewhere(other, STREAMS))) as store:
+        store.persist(*votes("c", first=3))
+        with pytest.raises(Unavailable, match=f"wait for parquet://{tmp}/rows: INGEST_ROWS does not name it now"):
+            outbox(store).publish(store)
+        outbox(store).tidy("votes", store)
+        assert [one.bodies for one in store.unpublished()] == [2]
+    assert choices(tmp) == [] and len(staged(tmp)) == 1
+    with contextlib.closing(connected(url, tmp)) as store:
+        tidied(store)
+        assert choices(tmp) == ["a", "b"] and store.unpublished() == []
+        assert store.ledger("votes").bodies == 3
+
+
 def test_what_a_living_attempt_has_written_stays(store: Store, tmp: Path) -> None:
     one = outbox(store).destinations["votes"].open(NOON)
     rows = destination.Rows()
