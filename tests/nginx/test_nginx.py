@@ -325,13 +325,13 @@ def test_the_connection_of_a_client_that_stops_sending_is_closed() -> None:
         assert gateway.requests == []
 
 
-def test_an_unwritable_temporary_directory_is_a_500() -> None:
+def test_an_unwritable_temporary_directory_is_a_503_with_retry_after() -> None:
     with front() as (web, gateway):
         (web.home / "tmp/body").rmdir()
         (web.home / "tmp/body").write_text("not a directory")
         status, headers, body = post(web.port, "/votes", b"x" * 200_000)
-        assert (status, headers["content-type"]) == (500, "application/problem+json")
-        assert body == problem("Internal Server Error", 500, "The request failed and had no effect.")
+        assert (status, headers["content-type"], headers["retry-after"]) == (503, "application/problem+json", "1")
+        assert body == problem("Service Unavailable", 503, "The request had no effect. Send it again later.")
         assert gateway.requests == []
 
 
