@@ -281,6 +281,32 @@ def test_a_role_that_cannot_create_tables_can_use_existing_ones(pg: Postgres):
         pg.ask("DROP OWNED BY writer; DROP ROLE writer")
 
 
+GRANT = (
+    "DROP ROLE IF EXISTS writer; CREATE ROLE writer LOGIN; GRANT USAGE ON SCHEMA public TO writer;"
+    "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO writer"
+)
+
+
+def test_batches_are_folded_while_another_role_always_stores_some(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 1)
+    monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 2)
+    connect(pg).close()
+    pg.ask(GRANT)
+    store = open_store(pg.url.replace("//sluice@", "//writer@"), STREAMS)
+    with pg.connect() as one, pg.connect() as two:
+        one.execute("BEGIN; UPDATE batches SET bodies = 1")
+        for n in range(9):
+            store.persist(claim(name=f"{n}:1:1"), gps(1))
+        assert not store.fold()
+        two.execute("BEGIN; UPDATE batches SET bodies = 1 WHERE false")
+        assert not store.fold()
+        one.execute("COMMIT")
+        assert store.fold() and store.fold()
+    assert pg.ask("SELECT count(*) FROM batches") == [(5,)]
+    store.close()
+    pg.ask("DROP OWNED BY writer; DROP ROLE writer")
+
+
 def test_a_column_of_another_type_stops_only_its_stream_with_an_error_that_names_it(pg: Postgres):
     pg.ask("CREATE TABLE gps (received_at timestamptz, lat real)")
     store = connect(pg)

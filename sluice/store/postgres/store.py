@@ -26,7 +26,7 @@ from sluice.store.bookkeeping import FOLDED, HAS_LETTERS
 from sluice.store.postgres import partitions
 from sluice.store.postgres.session import CONFLICTS, Session, connect, given, is_server_error, message
 from sluice.store.postgres.table import BURIED, BURY, Table, letter
-from sluice.store.postgres.tables import LOCK, SPAN, ensure, execute, layout_of, make_tables, one, span
+from sluice.store.postgres.tables import LOCK, SPAN, ensure, execute, holders, layout_of, make_tables, one, span
 from sluice.store.store import Elsewhere, Store, check_layout
 from sluice.store.types import Conflict, Entry, Outcome, Row, RowsRejected, Unavailable
 from sluice.streams.record import Reject
@@ -43,14 +43,6 @@ DROP_SECONDS = 0.2  # that a worker waits for a partition to be dropped; a threa
 DROP_ATTEMPTS = 60  # with a second between two, before the rows of the partition are counted again
 EPOCH_OF = "split_part(claim, ':', 1)"
 START = datetime(1970, 1, 1, tzinfo=timezone.utc)
-# A transaction that may have a lower id than a batch that was stored at this time, and has not ended. It has locked
-# `batches` before it took its id. Other roles' times are not shown, so they count as early.
-EARLIER = """SELECT 1 FROM pg_locks LEFT JOIN pg_stat_activity AS a USING (pid)
-WHERE locktype = 'relation' AND relation = 'batches'::regclass AND mode = 'RowExclusiveLock'
-  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-  AND pid IS DISTINCT FROM pg_backend_pid()
-  AND coalesce(a.xact_start, '-infinity') <= %s::timestamptz + interval '1 s'"""
-
 # struct.error: of psycopg without its C part
 VALUE_ERRORS = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, msgspec.MsgspecError, struct.error)
 
@@ -70,6 +62,8 @@ class Postgres(Store[Session]):
         """url: a connection string of libpq. make: create the tables if they are missing."""
         super().__init__({name: Table(stream) for name, stream in streams.items()}, keep, elsewhere)
         self.dropping: Future[None] | None = None
+        self.final = 0  # the id of a batch: no transaction can add it or a lower one any more
+        self.awaited: tuple[int, set[str]] | None = None  # that id when these transactions have ended
         self.swept: dict[str, int] = {}  # table -> the page at which the search for old rows continues
         self.url = url
         self.make = make
@@ -81,6 +75,7 @@ class Postgres(Store[Session]):
     def open(self) -> Session:
         if self.db is None:
             self.checked.clear()
+            self.final, self.awaited = 0, None
             db = connect(self.url)
             try:
                 with db.begin():
@@ -244,13 +239,23 @@ class Postgres(Store[Session]):
                 return False
             rows = self.run(
                 db,
-                f"SELECT id, persisted_at, {FOLDED} FROM batches WHERE id > {FOLDED} "
+                f"SELECT id, (SELECT max(id) FROM batches), {FOLDED} FROM batches WHERE id > {FOLDED} "
                 "AND id <= (SELECT max(id) FROM batches) - ? ORDER BY id LIMIT 1 OFFSET ?",
                 (bounds.KEEP_BATCHES, bounds.FOLD_BATCHES - 1),
             )
-            if not rows or db.execute(EARLIER, rows[0][1:2]).fetchone():
+            if not rows:
                 return False
-            last, _, folded = rows[0]
+            last, highest, folded = rows[0]
+            if last > self.final:
+                # a transaction locks `batches` before it takes an id, so those of now may have lower ones
+                held = holders(db, "batches")
+                known, before = self.awaited or (highest, held)
+                if left := held & before:
+                    self.awaited = known, left
+                    return False
+                self.final, self.awaited = known, None
+                if last > known:
+                    return False
             for stream, epoch, lowest, highest, first, end in self.run(
                 db,
                 f"SELECT stream, {EPOCH_OF}, min(id), max(id), min(first), max(first + bodies) FROM batches "

@@ -116,3 +116,14 @@ def execute(db: psycopg.Connection[Any], statement: str) -> None:
 def one(cursor: psycopg.Cursor[Any]) -> Any:
     """The row of a query that always has one."""
     return cursor.fetchone()
+
+
+def holders(db: psycopg.Connection[Any], *tables: str) -> set[str]:
+    """The transactions, of any role, that have changed one of these tables and have not ended."""
+    found = db.execute(
+        "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' "
+        "AND relation = ANY(%s::regclass[]) "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+        (list(tables),),
+    )
+    return {row[0] for row in found}

@@ -16,6 +16,7 @@ from sluice.base.override import override
 from sluice.base.times import second
 from sluice.store.postgres import partitions
 from sluice.store.postgres.session import Session, connect, message
+from sluice.store.postgres.tables import holders
 from sluice.store.types import Unavailable
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
@@ -130,14 +131,7 @@ class PostgresRows(RowSource):
 
     def settle(self, db: Any, highest: tuple[int, int]) -> bool:
         """Settle the ids up to the highest ones at an earlier call, once all transactions of that time have ended."""
-        held = {
-            row[0]
-            for row in db.execute(
-                "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' "
-                "AND relation IN ('batches'::regclass, 'view_changes'::regclass) "
-                "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-            )
-        }
+        held = holders(db, "batches", "view_changes")
         known, before = self.pending or (highest, held)
         if left := held & before:
             self.pending = known, left
