@@ -134,6 +134,20 @@ def test_no_setting_of_a_role_changes_what_is_stored(pg: Postgres) -> None:
     use(pg)
 
 
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("when", ["before", "later"])
+def test_what_is_deleted_may_be_published_to_replicas(pg: Postgres, when: str) -> None:
+    if when == "later":
+        open_store(pg.url, STREAMS, keep=WEEK).close()
+        for table in "batches_ranges", "votes", '"gps$other"':
+            pg.ask(f"ALTER TABLE {table} REPLICA IDENTITY DEFAULT")  # as it was made earlier
+    pg.ask("CREATE PUBLICATION all_of_it FOR ALL TABLES")
+    try:
+        use(pg)
+    finally:
+        pg.ask("DROP PUBLICATION all_of_it")
+
+
 def test_a_claim_may_take_longer_than_the_servers_limit_for_a_statement(pg: Postgres) -> None:
     pg.ask("ALTER ROLE sluice SET statement_timeout = '20ms'")
     pg.ask("ALTER ROLE sluice SET idle_in_transaction_session_timeout = '20ms'")

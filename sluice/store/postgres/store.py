@@ -26,7 +26,18 @@ from sluice.store.bookkeeping import FOLDED, HAS_LETTERS
 from sluice.store.postgres import partitions
 from sluice.store.postgres.session import CONFLICTS, Session, connect, given, is_server_error, message
 from sluice.store.postgres.table import BURIED, BURY, Table, letter
-from sluice.store.postgres.tables import LOCK, SPAN, ensure, execute, holders, layout_of, make_tables, one, span
+from sluice.store.postgres.tables import (
+    LOCK,
+    SPAN,
+    ensure,
+    execute,
+    holders,
+    identify,
+    layout_of,
+    make_tables,
+    one,
+    span,
+)
 from sluice.store.store import Elsewhere, Store, check_layout
 from sluice.store.types import Conflict, Entry, Outcome, Row, RowsRejected, Unavailable
 from sluice.streams.record import Reject
@@ -89,6 +100,7 @@ class Postgres(Store[Session]):
                     for name in self.tables:
                         with contextlib.suppress(psycopg.Error, Unavailable), db.begin():
                             self.table(db, name)  # a table that cannot be created stops its stream only
+                    identify(db, self.tables)
             except BaseException:
                 db.close()
                 raise

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import psycopg
 
+from sluice.store.postgres.session import Session
 from sluice.store.postgres.table import STAMP
 from sluice.store.store import check_layout
 from sluice.store.tables import INDEXES, LAYOUT, RENAMED, TABLES
@@ -23,6 +25,13 @@ VERSION = {"version": KINDS["integer"]}
 CHANGES = {"id": KINDS["serial"], "stream": KINDS["text"], "batch": KINDS["integer"]}
 COMPRESSED = "ALTER TABLE batches_carried ALTER COLUMN rows SET STORAGE EXTERNAL"  # by the worker already
 LOCK = 0x736C75696365  # "sluice": the advisory lock that is held while tables are created
+
+
+WITHOUT_IDENTITY = """SELECT c.oid::regclass::text FROM pg_class AS c LEFT JOIN pg_inherits ON inhrelid = c.oid
+WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r' AND relreplident = 'd'
+  AND (relname = ANY(%(names)s) OR inhparent::regclass::text = ANY(%(names)s)
+    AND pg_get_expr(relpartbound, c.oid) = 'DEFAULT')
+  AND NOT EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary)"""
 
 
 def span(stream: str, epoch: str, first: str, end: str) -> str:
@@ -127,3 +136,15 @@ def holders(db: psycopg.Connection[Any], *tables: str) -> set[str]:
         (list(tables),),
     )
     return {row[0] for row in found}
+
+
+def identify(db: Session, names: Iterable[str]) -> None:
+    """Let rows without a key be deleted and changed where a publication is FOR ALL TABLES: a replica finds them whole.
+
+    names: of the streams' tables. A table whose owner is another role, or that is in use, stays as it is.
+    """
+    with db.begin():
+        found = db.execute(WITHOUT_IDENTITY, {"names": [*TABLES, *names]}).fetchall()
+    for (name,) in found:
+        with contextlib.suppress(psycopg.Error), db.begin():
+            execute(db, f"SET LOCAL lock_timeout = '200ms'; ALTER TABLE {name} REPLICA IDENTITY FULL")
