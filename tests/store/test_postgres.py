@@ -480,6 +480,25 @@ def test_a_value_that_the_database_rejects_is_buried_and_the_rest_is_stored(pg: 
     assert pg.ask("SELECT bodies, records FROM batches") == [(100, 98)]
 
 
+def test_without_the_c_part_of_psycopg_the_same_values_are_buried(pg: Postgres):
+    program = """
+import sys
+import psycopg
+sys.path[:0] = sys.argv[2:]
+from store.test_postgres import Gps, claim, connect, gps
+from sluice.formats.streams import STREAMS
+from sluice.store.registry import open_store
+assert psycopg.pq.__impl__ == "python"
+time, type, text = dict(time=2**90, device="a", lat=1), dict(device="a", lat="x"), dict(device="\\ud800", lat=1)
+bad = {f"b{n}": Gps(lon=2, **fields) for n, fields in ((1, time), (3, type), (4, text))}
+print(open_store(sys.argv[1], STREAMS).persist(claim(count=6), gps(6, **bad)))
+"""
+    command = [sys.executable, "-c", program, pg.url, str(harness.ROOT), str(harness.ROOT / "tests")]
+    env = os.environ | {"PSYCOPG_IMPL": "python"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "Outcome(records=3, letters=3, again=False)\n", done.stderr
+
+
 def test_a_rejected_record_that_is_no_json_is_buried_as_it_is_shown(pg: Postgres):
     good, bad = Gps(device="a", lat=1.0, lon=2.0), Gps(device="\ud800", lat=1.0, lon=2.0)
     with contextlib.closing(connect(pg)) as store:

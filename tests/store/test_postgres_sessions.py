@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import psycopg
 import pytest
 
+from proving import harness
 from proving.harness import ROOT, poll
-from proving.postgres import Postgres, postgres_server
+from proving.postgres import Postgres, postgres_server, unprivileged
 from sluice import settings
 from sluice.formats.streams import STREAMS
 from sluice.store import bounds
@@ -46,9 +49,9 @@ def gps(*ages: float) -> Iterable[Entry]:
     return [(n, int((time.time() - age) * 1e6), b"", position) for n, age in enumerate(ages, 1)]
 
 
-def use(pg: Postgres) -> None:
+def use(pg: Postgres, url: str = "") -> None:
     """Do what workers, the follower, the reader and an operator do."""
-    with contextlib.closing(open_store(pg.url, STREAMS, keep=WEEK)) as store:
+    with contextlib.closing(open_store(url or pg.url, STREAMS, keep=WEEK)) as store:
         assert store.persist(*votes("a", "")) == (1, 1, False)
         assert store.persist(claim("gps", 2), gps(0, 30 * 86_400)) == (2, 0, False)
         assert store.replay(store.letters(), lambda letter: [Vote(poll="p", choice="é")])[:3] == (1, 1, 0)
@@ -65,7 +68,7 @@ def use(pg: Postgres) -> None:
         for n in range(bounds.FOLD_BATCHES + 1):
             store.persist(*votes("a", first=20 + n))
         poll(store.fold)
-    with contextlib.closing(open_row_source(pg.url, STREAMS)) as rows:
+    with contextlib.closing(open_row_source(url or pg.url, STREAMS)) as rows:
         rows.index(["gps", "votes"])  # type: ignore[attr-defined]
         rows.make_countable("votes", "poll", "choice")
         assert rows.news()
@@ -132,6 +135,37 @@ def test_no_setting_of_a_role_changes_what_is_stored(pg: Postgres) -> None:
     for name, value in HOSTILE.items():
         pg.ask(f"ALTER ROLE sluice SET {name} = {value}")
     use(pg)
+
+
+@contextlib.contextmanager
+def pooler(pg: Postgres) -> Iterator[str]:
+    """pgbouncer in transaction mode, whose two connections other clients have used. The URL of the database."""
+    port = harness.free_port()
+    lines = {
+        "listen_addr": "", "listen_port": port, "unix_socket_dir": pg.home, "auth_type": "any", "default_pool_size": 2,
+        "pool_mode": "transaction", "server_reset_query": "", "logfile": "",
+    }  # fmt: skip
+    file = pg.home / "pgbouncer.ini"
+    settings = "".join(f"{name} = {value}\n" for name, value in lines.items())
+    url = f"host={pg.home} port={pg.port} dbname=sluice user=sluice"
+    file.write_text(f"[databases]\nsluice = {url}\n[pgbouncer]\n{settings}")
+    found = f"postgresql://sluice@/sluice?host={pg.home}&port={port}"
+    command = [*unprivileged(), "pgbouncer", file]
+    with harness.running(command, pg.home / "pgbouncer.out", harness.environment(pg.home)):
+        poll(lambda: not psycopg.connect(found).close())  # type: ignore[func-returns-value]
+        with psycopg.connect(found) as one, psycopg.connect(found) as two:
+            for db in one, two:
+                for name, value in HOSTILE.items():
+                    if name != "client_encoding":  # pgbouncer gives it to each client
+                        db.execute(f"SET {name} = {value}".encode())
+        yield found
+
+
+@pytest.mark.skipif(not shutil.which("pgbouncer"), reason="no pgbouncer: bin/provision test installs it")
+@pytest.mark.usefixtures("few")
+def test_a_pooler_in_transaction_mode_may_stand_in_between(pg: Postgres) -> None:
+    with pooler(pg) as url:
+        use(pg, url)
 
 
 @pytest.mark.usefixtures("few")
