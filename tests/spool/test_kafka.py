@@ -189,15 +189,19 @@ def test_without_an_acknowledgement_the_answer_is_503(tmp: Path, url: str, broke
 
 
 def test_a_topic_that_was_made_again_is_a_new_spool(tmp: Path, url: str, broker: kafka.Brokers) -> None:
-    admin = AdminClient({"bootstrap.servers": broker.servers})
+    (only,), admin = broker, AdminClient({"bootstrap.servers": broker.servers})
     with gateway(tmp, env={"INGEST_SPOOL": url}) as gate, worker(tmp, url):
+        accepted(gate.socket, VOTE % b"0")
+        only.kill()  # so that the partitions get another leader epoch, and the new topic has a lower one
+        only.start()
+        broker.wait()
         accepted(gate.socket, VOTE % b"a")
         poll(lambda: "a" in stored(tmp), 30)
         for future in admin.delete_topics([f"{tmp.name}.votes"]).values():
             future.result()
-        for n in range(3):
+        for n in range(1, 4):
             accepted(gate.socket, VOTE % b"%d" % n)
-        poll(lambda: {"a", "0", "1", "2"} <= set(stored(tmp)), 30, "the new topic is read")
+        poll(lambda: {"a", "0", "1", "2", "3"} <= set(stored(tmp)), 30, "the new topic is read")
     assert len({spool.split(".")[0] for spool in spools(tmp)}) == 2
     assert ledger(tmp, url)["missing"] == 0
 

@@ -28,6 +28,9 @@ from sluice.spool.kafka.admin import Admin, Place, asking, log
 from sluice.spool.outlet import MAX_BODIES, MAX_BYTES
 
 TRIM_SECONDS = 10.0  # between two deletions of what is stored
+# Between two looks while nothing comes: the client fetches nothing from a topic that was made again, and tells nobody,
+# if the leader epoch there is lower than that of the former one (librdkafka 2.16)
+CHECK_SECONDS = 5.0
 COMMIT_SECONDS = 1.0  # until an offset is committed again whose commit failed, for example when the coordinator died
 CONSUMER = {
     "enable.auto.commit": False,
@@ -58,7 +61,7 @@ class Source:
         self.before: dict[int, Place] = {}  # partition -> the last record that was taken, or settled by another worker
         self.doubted: set[int] = set()  # partitions that are read from that record on, to see whether it is still there
         self.uncommitted: dict[int, Place] = {}  # partition -> the last settled record
-        self.commit_at = 0.0  # monotonic
+        self.commit_at = self.check_at = 0.0  # monotonic
         with asking():
             config = {"group.id": self.topic.name, "error_cb": self.note, "on_commit": self.committed, **CONSUMER}
             self.consumer = Consumer(admin.address.properties | config)
@@ -134,7 +137,7 @@ class Source:
                     self.ended.add(partition)  # type: ignore[arg-type]
                 else:
                     self.error = error
-        if self.error or self.unchecked:
+        if self.error or self.unchecked or time.monotonic() >= self.check_at:
             self.check()
 
     def check(self) -> None:
@@ -142,7 +145,7 @@ class Source:
 
         Its id did not change between before they were fetched and now, so it is theirs.
         """
-        topic = self.admin.describe(self.topic.name)
+        topic, self.check_at = self.admin.describe(self.topic.name), time.monotonic() + CHECK_SECONDS
         if self.error and self.error.code() == KafkaError._AUTHENTICATION:
             raise KafkaUnavailable(self.error.str())
         self.error = None
