@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from subprocess import Popen
@@ -16,14 +17,16 @@ from typing import TYPE_CHECKING
 
 from proving import kafka
 from proving.cells import GENTLE, STARTING, WHOLE, Cell, Cells, renice
-from proving.harness import Died
+from proving.harness import Died, stopped
 from proving.kafka import Address, Broker, Brokers
 from proving.site import Trouble, wait
+from sluice.run import launch
 
 if TYPE_CHECKING:  # its client is an optional package
     from sluice.spool.kafka.admin import Positions
 
 PORTS = 9092, 9093  # of each broker: for clients, for the other controllers
+IN_FLIGHT = 0.3  # seconds until what a stopped gateway has sent is in the topic
 PARTITIONS = 2  # of a topic, for each broker
 AWARE = 1.0  # seconds until a broker that was cut off knows what it has missed; before, it says that all is in sync
 # The brokers of all machines share the cores of this one with everything else: a heartbeat that waits behind a batch
@@ -52,6 +55,7 @@ class KafkaCells(Cells):
 
         kafka.prepare()
         self.cluster = kafka.new_id()
+        self.past = Counter[str]()  # stream -> bodies that Kafka has lost after they were stored
         self.brokers = Brokers()
         for cell in self.cells:
             self.brokers.append(self.broker(cell))
@@ -113,6 +117,40 @@ class KafkaCells(Cells):
         except (AssertionError, Died) as error:
             raise Trouble(str(error)) from None
 
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """A block in which all that was acknowledged is stored, and no gateway runs."""
+        tags = [tag for cell in self.cells for tag in (cell.home / "run").resolve().glob("gateway*.tag")]
+        with stopped(*(pid for tag in tags for pid in launch.holders(tag))):
+            time.sleep(IN_FLIGHT)
+            wait(lambda: not self.waiting(), WHOLE, "all that was acknowledged is stored", interval=0.1)
+            yield
+
+    def replace_topic(self, stream: str) -> str:
+        """Delete the topic of a stream. Returns: the details. Raises: Trouble."""
+        with self.quiet():
+            ended = self.taken(stream)
+            for deleted in self.brokers.admin.delete_topics([self.admin.address.topic(stream)]).values():
+                deleted.result()
+            self.past[stream] = ended
+        return f"{stream}, {ended} bodies"
+
+    def cut_log(self, stream: str, records: int) -> str:
+        """Kill all brokers, and cut off the end of each partition of a stream. Returns: details. Raises: Trouble."""
+        with self.quiet():
+            positions, ended = self.positions(stream), self.taken(stream)
+            for broker in self.brokers:
+                broker.kill()
+            for broker in self.brokers:
+                for number, one in enumerate(positions):
+                    broker.cut(self.admin.address.topic(stream), number, max(one.end - records, 0))
+                broker.start()
+            self.settled()
+            wait(lambda: self.positions(stream), WHOLE, "the topic", interval=0.1)
+            gone = ended - self.taken(stream)
+            self.past[stream] += gone
+        return f"{stream}, {gone} bodies"
+
     def positions(self, stream: str) -> list[Positions]:
         """Where the workers are, and where the topic ends, by partition. Raises: KafkaUnavailable."""
         topic = self.admin.describe(self.admin.address.topic(stream))
@@ -124,4 +162,4 @@ class KafkaCells(Cells):
 
     def taken(self, stream: str) -> int:
         """Bodies that came since the beginning. Raises: KafkaUnavailable."""
-        return sum(one.end for one in self.positions(stream))
+        return sum(one.end for one in self.positions(stream)) + self.past[stream]

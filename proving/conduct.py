@@ -383,7 +383,9 @@ def chosen(words: str, private: bool, every: Mapping[str, Fault] = FAULTS) -> li
     if wrong := [name for name in named + without if name not in possible]:
         raise Trouble(f"unknown fault: {', '.join(wrong)}; --help lists them")
     if "all" in given or without:
-        named += [name for name in possible if not every[name].proof and name not in without + named]
+        named += [
+            name for name in possible if not (every[name].named or every[name].proof) and name not in without + named
+        ]
     return named
 
 

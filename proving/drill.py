@@ -17,19 +17,16 @@ import argparse
 from pathlib import Path
 
 from proving import conduct
-from proving.faults import FAULTS
+from proving.faults import FAULTS, Fault
 from proving.outages import OUTAGES
 from sluice.settings import SettingError, Settings
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command line."""
-    listed = [
-        f"\n  {name:<18} {fault.words}{' (private only)' * fault.private}{' (only if named)' * fault.proof}"
-        for name, fault in sorted(FAULTS.items(), key=lambda item: item[1].views)
-    ]
+    listed = [line(*item) for item in sorted(FAULTS.items(), key=lambda item: item[1].views)]
     listed.insert(sum(not fault.views for fault in FAULTS.values()), "\nfaults of the views, at the same time:")
-    listed += ["\n\nfaults with --cells:", *(f"\n  {name:<18} {fault.words}" for name, fault in OUTAGES.items())]
+    listed += ["\n\nfaults with --cells:", *(line(*item) for item in OUTAGES.items())]
     parser.epilog = f"faults (private only: not with --home):{''.join(listed)}"
     add = parser.add_argument
     add("--home", type=Path, help="INGEST_HOME of a running installation (default: start a private one)")
@@ -45,6 +42,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, help="seed of the random choices; the drill prints it")
     add("--report", type=Path, metavar="DIR", help="directory of the report (INGEST_HOME/drill)")
     add("--keep", action="store_true", help="keep the files of the private installation")
+
+
+def line(name: str, fault: Fault) -> str:
+    """A fault in the list of --help."""
+    when = " (private only)" * fault.private + " (only if named)" * (fault.named or fault.proof)
+    return f"\n  {name:<18} {fault.words}{when}"
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:

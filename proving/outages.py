@@ -10,11 +10,13 @@ from collections.abc import Callable
 
 from proving import harness
 from proving.cells import WHOLE, Cell, Cells
+from proving.cells_kafka import KafkaCells
 from proving.clock import NO_COMPILER
 from proving.faults.scene import Fault, Scene
-from proving.site import Trouble, wait
+from proving.site import STREAM, Trouble, wait
 from sluice.run.configure import ROOT
 
+NO_KAFKA = "not done: the lists are in Redis"
 FREEZE = 10.0  # seconds: longer than a lease and a failover
 APART = 300  # seconds between two clocks
 # what a cell is meanwhile, for the time that clients are without service
@@ -27,8 +29,8 @@ OUTAGES: dict[str, Fault] = {}
 Inject = Callable[[Cells, random.Random], str]
 
 
-def outage(name: str, words: str) -> Callable[[Inject], Inject]:
-    """Register a function in OUTAGES."""
+def outage(name: str, words: str, **kinds: bool) -> Callable[[Inject], Inject]:
+    """Register a function in OUTAGES. kinds: of `Fault`."""
 
     def enter(inject: Inject) -> Inject:
         def injected(scene: Scene) -> str:
@@ -38,7 +40,7 @@ def outage(name: str, words: str) -> Callable[[Inject], Inject]:
             except (AssertionError, harness.Died) as error:  # a server does not start again
                 raise Trouble(f"{name}: {error}") from None
 
-        OUTAGES[name] = Fault(words, injected)
+        OUTAGES[name] = Fault(words, injected, **kinds)
         return inject
 
     return enter
@@ -137,6 +139,16 @@ def voter(cells: Cells, chance: random.Random) -> str:
         return f"machine {cell.number + 1}, {lasting(chance, 0.5, 3)}"
     finally:
         cell.nodes[-1].start()
+
+
+@outage("topic-again", "with Kafka, a topic is deleted once its bodies are stored; the next post makes it again")
+def topic_again(cells: Cells, chance: random.Random) -> str:
+    return cells.replace_topic(STREAM) if isinstance(cells, KafkaCells) else NO_KAFKA
+
+
+@outage("log-cut", "with Kafka, SIGKILL to all brokers; they lose the last bodies, which are stored", named=True)
+def log_cut(cells: Cells, chance: random.Random) -> str:
+    return cells.cut_log(STREAM, chance.randint(1, 500)) if isinstance(cells, KafkaCells) else NO_KAFKA
 
 
 @outage("worker", "a second worker joins a cell, and leaves it or is killed while it stores")

@@ -27,13 +27,15 @@ class Scene(NamedTuple):
 class Fault(NamedTuple):
     """A fault: its description, and the function that injects it and returns details for the report.
 
-    private: for private installations only. proof: breaks a promise, to prove that the drill detects it; injected only
-    if named. views: concerns the views only. cuts: while it lasts, a read may get 502, 504, or no response.
+    private: for private installations only. named: injected only if named. proof: the same, as it breaks a promise, to
+    prove that the drill detects it. views: concerns the views only. cuts: while it lasts, a read may get 502, 504, or
+    no response.
     """
 
     words: str
     inject: Callable[[Scene], str]
     private: bool = False
+    named: bool = False
     proof: bool = False
     views: bool = False
     cuts: bool = False
