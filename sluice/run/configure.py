@@ -1,4 +1,8 @@
-"""Writes the configuration of Redis, nginx and supervisord for one cell into $INGEST_HOME/etc."""
+"""Writes the configuration of Redis, nginx and supervisord for one cell into $INGEST_HOME/etc.
+
+The rule of access: an address says where a request comes from, not who made it. What an address list protects is closed
+to the internet unless a setting opens it, and is not answered at names of strangers nor to pages of other sites.
+"""
 
 from __future__ import annotations
 

@@ -429,6 +429,20 @@ def test_what_this_machine_may_read_is_read_at_its_own_names_only(target: str) -
     assert set(asked(INGEST_READ_ALLOW="all", INGEST_STATUS_ALLOW="all").values()) == {200}
 
 
+def test_every_location_refuses_pages_of_other_sites_or_names_of_strangers() -> None:
+    text = (ROOT / "nginx/sluice.conf").read_text()
+    locations = re.findall(r"^( +)location (\S+(?: \S+)?) \{\n(.*?)^\1\}", text, re.M | re.S)
+    assert len(locations) > 10
+    for _, name, lines in locations:
+        if "proxy_pass http://sluice_gateway" in lines:
+            assert "if ($sluice_foreign) {" in lines, name
+        elif "proxy_pass" in lines or "alias" in lines:
+            assert configure.HOST_CHECK in lines and "deny all;" in lines, name
+    assert (
+        text.count("alias ") == 2 and text.count(configure.HOST_CHECK) == text.count("allow 127.0.0.1;") + 1
+    )  # nested
+
+
 def test_where_a_key_is_needed_a_view_is_read_at_any_name(tmp: Path) -> None:
     with front(INGEST_API_KEYS=keys(tmp)) as (web, _):
         more = header("evil.example", web.port, {"X-API-Key": KEY})
