@@ -167,6 +167,12 @@ class ClickHouse(Tables):
             autogenerate_session_id=False,
         )
         columns = self.types()
+        found = client.query(
+            "SELECT name FROM system.columns WHERE database = currentDatabase() AND table = {table:String}",
+            parameters={"table": self.stream.name},
+        )
+        if columns.keys() <= {name for (name,) in found.result_rows}:  # a user without CREATE and ALTER can use it
+            return client
         listed = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
         key = quoted([*self.columns.types][0])
         client.command(

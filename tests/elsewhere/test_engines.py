@@ -192,6 +192,23 @@ def test_tables_of_clickhouse_have_the_types_that_its_users_expect(store: Store,
     )
 
 
+@only("clickhouse")
+def test_a_table_that_is_complete_needs_no_right_to_create_or_alter(place: Place) -> None:
+    """The engine has no users, so the statements are looked at."""
+    with contextlib.closing(place.connect()) as store:
+        store.persist(*votes("a"))
+    with contextlib.closing(place.connect()) as store:
+        far: Any = outbox(store).destinations["votes"]
+        with far.storing() as client:
+            sent: list[str] = []
+            client.command = sent.append
+        far.client = None
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("clickhouse_connect.get_client", lambda **given: client)
+            store.persist(*votes("b", first=2))
+        assert sent == [] and place.choices() == ["a", "b"]
+
+
 @only("kafka")
 def test_the_rows_of_one_key_are_in_one_partition_in_their_order(store: Store, place: Place) -> None:
     bodies = [b'{"device":"d%d","lat":1,"lon":%d}' % (n % 7, n % 90) for n in range(70)]
