@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import os
@@ -191,7 +192,10 @@ def main() -> None:
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_NOFILE, (configure.file_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     os.environ.update(configure.NURSERY | os.environ)
-    os.environ.update(INGEST_HOME=str(s.home), INGEST_SPOOL=s.spool, PYTHONUNBUFFERED="1")
+    # absolute: bin/sluice reload reads the files again, from another directory
+    paths = {settings.variable(row): getattr(s, row.name) for row in dataclasses.fields(s)}
+    os.environ.update({name: str(path) for name, path in paths.items() if isinstance(path, Path)})
+    os.environ.update(INGEST_SPOOL=s.spool, PYTHONUNBUFFERED="1")
     with exit_on_error(s.home):
         check_modules(s)
         check_access(s)

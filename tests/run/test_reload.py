@@ -315,7 +315,9 @@ def test_a_reload_checks_the_files_of_secrets_again(tmp: Path) -> None:
     keys = tmp / "keys"
     keys.touch(0o600)
     keys.write_text(f"{'k' * 32} me;\n")
-    with installation(tmp, {"INGEST_API_KEYS": keys}, ready=False) as up:
+    other = tmp / "deep/enough/that/the/path/leads/elsewhere/from/here"
+    other.mkdir(parents=True)
+    with installation(tmp, {"INGEST_API_KEYS": os.path.relpath(keys, ROOT)}, ready=False) as up:
         key = {"X-API-Key": "k" * 32}
         poll(lambda: post(up.port, "/votes", b"{}", key)[0] == 200, 60)
         before = set(up.pids("gateway")), set(up.pids("nginx"))
@@ -326,7 +328,7 @@ def test_a_reload_checks_the_files_of_secrets_again(tmp: Path) -> None:
             keys.write_text(text)
             keys.chmod(mode)
             command = [str(ROOT / "bin/sluice"), "reload", "--nginx", "--notice=0"]
-            done = subprocess.run(command, env=environment(tmp), capture_output=True, text=True, timeout=120)
+            done = subprocess.run(command, env=environment(tmp), cwd=other, capture_output=True, text=True, timeout=120)
             assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
             assert why in done.stderr
         assert (set(up.pids("gateway")), set(up.pids("nginx"))) == before
