@@ -487,6 +487,52 @@ class StoreTests:
         assert store.persist(*votes(*range(1, 11))).again
         assert store.overdue("votes", before) == 0
 
+    @pytest.mark.parametrize("what", ["votes", "dead_letters"])
+    def test_old_rows_and_letters_behind_young_ones_are_deleted(
+        self, what: str, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A clock was ahead when the first ones arrived."""
+        for bound in "EXPIRE_ROWS", "EXPIRE_LETTERS", "SEARCH_ROWS":
+            monkeypatch.setattr(f"sluice.store.bounds.{bound}", 3)
+        body = b"bad" if what == "dead_letters" else vote("a")
+        for first, later in (1, 3600), (11, 0), (21, 3600):
+            entries = [
+                (seq, received + later * 1_000_000, item, result)
+                for seq, received, item, result in decoded(STREAMS["votes"], [body] * 10, first)
+            ]
+            store.persist(claim("votes", 10, first), entries)
+        before = NOON + 1800 * 1_000_000
+        assert store.overdue(what, before) == 10
+        while store.expire_letters(before) if what == "dead_letters" else store.expire("votes", before):
+            pass
+        assert store.overdue(what, before) == 0
+        assert backend.ask(f"SELECT count(*) FROM {what}") == [(20,)]
+        ledger = store.ledger("votes")
+        assert ledger.expired + ledger.deleted == 10
+
+    def test_a_body_whose_letters_two_workers_delete_is_counted(
+        self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sluice.store.bounds.EXPIRE_LETTERS", 1)
+        bodies = [b"\n".join([vote(""), vote("a"), vote("")])] * 20  # each with two letters
+        store.persist(claim("votes", 20), decoded(STREAMS["votes"], bodies))
+        others = [open_store(backend.url, STREAMS) for _ in range(3)]
+        after = NOON + 60_000_000
+
+        def delete(other: Store) -> None:
+            while other.overdue("dead_letters", after):
+                other.expire_letters(after)
+
+        threads = [threading.Thread(target=delete, args=(other,)) for other in others]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for other in others:
+            other.close()
+        ledger = store.ledger("votes")
+        assert (ledger.dead, ledger.expired) == (0, 20)
+
     def test_dead_letters_have_an_age_of_their_own(
         self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -43,6 +43,8 @@ from sluice.store.types import NewerTables, Outcome, Unavailable
 from sluice.streams import registry
 from sluice.streams.record import Limits, Reject, Vote
 from sluice.streams.registry import Stream
+from store_tests import NOON
+from verbs import sluice
 
 poll = partial(harness.poll, seconds=60)  # a busy disk may take half a minute for one fsync
 LIMITS = registry.limits(settings.load({}))
@@ -1023,3 +1025,56 @@ def test_the_worker_stays_below_100_mb_while_the_store_searches_for_a_rejected_r
         poll(lambda: ask(tmp, "SELECT count(*) FROM votes") == [(259_998,)], seconds=300)
         assert ask(tmp, "SELECT count(*), min(whole), max(whole) FROM dead_letters") == [(2, 0, 0)]
         assert peak(running.pid) < 100
+
+
+@pytest.mark.parametrize("name", ["votes", "dead"])
+def test_a_clock_that_jumps_ahead_deletes_nothing_that_is_kept(
+    name: str, tmp: Path, redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day, now, ahead = 86_400, time.time, [0.0]
+    monkeypatch.setattr(program.time, "time", lambda: now() + ahead[0])
+    commit(redis, *range(10))
+    raw(redis).rpush("ingest:{votes}", b"bad", b"bad")
+    ours = program.Worker(Outlet(str(redis.socket)), f"sqlite:///{tmp}/ingest.db", {"votes": STREAMS["votes"]}, LIMITS)
+    ours.run(burst=True)
+    assert ours.store
+    left = partial(ask, tmp, f"SELECT count(*) FROM {'votes' if name == 'votes' else 'dead_letters'}")
+    before, expiry = left(), program.Expiry(name, 30 * day)
+    while expiry.step(ours.store):
+        pass
+    for each in expiry, program.Expiry(name, 30 * day):  # also after a restart
+        for ahead[0] in 40 * day, 400 * day, -3600:
+            while each.step(ours.store):
+                pass
+            assert left() == before
+    ahead[0] = 40 * day
+    code, out, said = sluice(tmp, "expire", INGEST_KEEP=f"{name}=30d")
+    assert (code, f"{name}: 0 deleted" in out) == (0, True)
+    assert f"{name}: the clock is 39 d ahead of the last deletion; if it is right: --catch-up" in said
+    assert sluice(tmp, "expire", "--catch-up", INGEST_KEEP=f"{name}=30d")[0] == 0
+    assert left() == [(1 if name == "votes" else 0,)]  # SQLite keeps the last row
+
+
+def test_what_an_outage_has_left_is_deleted_at_twice_the_pace_of_time(
+    tmp: Path, redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+
+    class Recording:
+        def horizon(self, name: str) -> int:
+            return NOON
+
+        def set_horizon(self, name: str, until: int) -> None:
+            pass
+
+        def expire(self, name: str, before: int) -> bool:
+            steps.append(before - NOON)
+            return False
+
+    passed = [0.0]
+    clock = SimpleNamespace(time=lambda: NOON / 1e6 + 100_000 + 3600, monotonic=lambda: passed[0])
+    monkeypatch.setattr(program, "time", clock)
+    expiry, store = program.Expiry("votes", 3600), Recording()
+    for passed[0] in 0.0, 1000.0, 40_000.0, 60_000.0:
+        expiry.step(store)  # type: ignore[arg-type]
+    assert steps == [0, 2000 * 10**6, 80_000 * 10**6, 100_000 * 10**6]

@@ -1,5 +1,6 @@
 """Delete the rows and dead letters that INGEST_KEEP no longer keeps. The workers do it too, a few at a time.
 
+They delete slowly after an outage, because the clock may be wrong; this verb then needs --catch-up.
 A partition of PostgreSQL is dropped when all of its rows are too old, so some rows stay until then.
 """
 
@@ -14,9 +15,14 @@ from sluice.formats.streams import load_streams
 from sluice.settings import DEAD, Settings
 from sluice.store.registry import open_store
 
+SLACK_SECONDS = 86_400  # by which the clock may be ahead of the last deletion
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only count what is too old")
+    parser.add_argument(
+        "--catch-up", action="store_true", help="also what is too old only because the clock has jumped"
+    )
     parser.epilog = "exit status: 0; 1 if the database is unavailable; 2 if a setting is invalid"
 
 
@@ -27,7 +33,9 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     if not ages:
         print("INGEST_KEEP keeps everything.")
     for name, age in ages:
-        before = int((time.time() - age) * 1e6)
+        before = until = int((time.time() - age) * 1e6)
+        if not arguments.catch_up:
+            before = min(until, (store.horizon(name) or until) + SLACK_SECONDS * 1_000_000)
         table = "dead_letters" if name == DEAD else name
         old = store.overdue(table, before)
         if not arguments.dry_run:
@@ -37,5 +45,9 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
                 time.sleep(time.monotonic() - began)  # the workers write meanwhile
                 began = time.monotonic()
             old -= store.overdue(table, before)
+            store.set_horizon(name, before)
+        if before < until:
+            ahead = screen.ago((until - before) / 1e6)
+            screen.complain(f"{name}: the clock is {ahead} ahead of the last deletion; if it is right: --catch-up")
         print(f"{screen.shown(name)}: {old} {'are too old' if arguments.dry_run else 'deleted'}")
     return 0

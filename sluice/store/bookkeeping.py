@@ -33,19 +33,26 @@ ON CONFLICT (stream, epoch) DO UPDATE SET cell = excluded.cell, purged = exclude
 # another one has left after thirty
 LATE_SECONDS = 45
 
+PUT_HORIZON = """
+INSERT INTO batches_horizons (stream, until) VALUES (?, ?)
+ON CONFLICT (stream) DO UPDATE SET until = excluded.until"""
+
 
 class Bookkeeping(ABC, Generic[Db]):
     """One connection to a database; not thread-safe. Db: the connection of its driver.
 
     EPOCH_OF: SQL, the epoch in `claim`. NOW: SQL, the time. AGE: SQL, seconds since {}. SKIP_LOCKED: the end of a
     SELECT whose rows are to be deleted, so that it leaves those that another transaction has locked. WITH_ID: in an
-    INSERT that gives an id.
+    INSERT that gives an id. ALONE: SQL, whether no other connection folds batches or deletes by age until the end of
+    the transaction.
     """
 
     EPOCH_OF: str
     NOW: str
     AGE: str
     SKIP_LOCKED: str
+    ALONE: str
+    swept: dict[str, int]  # table ("": dead letters) -> where the search for old rows continues
     WITH_ID: str
 
     @abstractmethod
@@ -226,27 +233,51 @@ class Bookkeeping(ABC, Generic[Db]):
         self.run(db, COUNT_EXPIRED, (stream, "", rows, 0))
 
     def expire_letters(self, before: int) -> bool:
-        """Delete some of the oldest dead letters, and count the bodies that have none left; whether there may be more.
+        """Delete some old dead letters, and count the bodies that have none left; whether there may be more.
 
-        One call takes a few milliseconds. before: microseconds since 1970. Raises: Unavailable.
+        One call takes a few milliseconds, and looks at the letters behind those of the last call: letters of a replay,
+        or of a clock that was ahead, may stand before older ones. before: microseconds since 1970. Raises: Unavailable.
         """
-        old = (
-            f"FROM dead_letters WHERE id IN (SELECT id FROM dead_letters ORDER BY id LIMIT {bounds.EXPIRE_LETTERS} "
-            f"{self.SKIP_LOCKED}) AND received_at < ?"
-        )
-        values = (self.time(before),)
+        start, at = self.swept.pop("", 0), self.time(before)
+        some = f"(SELECT id, received_at FROM dead_letters WHERE id > ? ORDER BY id LIMIT {bounds.SEARCH_ROWS}) AS looked"
         with self.transaction(read=True) as db:  # a writer would wait for SQLite's lock only to find nothing
-            if not self.run(db, f"SELECT 1 {old.replace(self.SKIP_LOCKED, '')} LIMIT 1", values):
-                return False
+            ((end, rows),) = self.run(db, f"SELECT max(id), count(*) FROM {some}", (start,))
+            found = f"SELECT id FROM {some} WHERE received_at < ? ORDER BY id LIMIT {bounds.EXPIRE_LETTERS}"
+            old = [id for (id,) in self.run(db, found, (start, at))]
+        if old:
+            self.delete_letters(old)
+        if len(old) == bounds.EXPIRE_LETTERS:
+            self.swept[""] = old[-1]
+        elif rows == bounds.SEARCH_ROWS:
+            self.swept[""] = end
+        return "" in self.swept
+
+    def delete_letters(self, letters: list[int]) -> None:
         with self.transaction() as db:
-            gone = self.run(db, f"DELETE {old} RETURNING stream, batch, seq", values)
+            # two that delete letters of one body at once would each see the other's, and neither would count the body
+            if not self.run(db, self.ALONE)[0][0]:
+                return
+            numbers = ", ".join("?" * len(letters))
+            present = f"SELECT id FROM dead_letters WHERE id IN ({numbers}) {self.SKIP_LOCKED}"
+            gone = self.run(
+                db, f"DELETE FROM dead_letters WHERE id IN ({present}) RETURNING stream, batch, seq", letters
+            )
             for stream, batch, seq in set(gone):
                 body = (stream, batch, seq)
                 if not self.run(db, "SELECT 1 FROM dead_letters WHERE stream = ? AND batch = ? AND seq = ?", body):
                     epoch = self.run(db, f"SELECT {self.EPOCH_OF} FROM batches WHERE id = ?", (batch,))
                     self.run(db, COUNT_EXPIRED, (stream, epoch[0][0] if epoch else "", 0, 1))
             self.fold_again(db, {batch for _, batch, _ in gone})
-        return len(gone) == bounds.EXPIRE_LETTERS
+
+    def horizon(self, name: str) -> int | None:
+        """Up to which time (microseconds since 1970) rows of a stream, or dead letters, were deleted by age."""
+        with self.transaction(read=True) as db:
+            found = self.run(db, "SELECT until FROM batches_horizons WHERE stream = ?", (name,))
+        return found[0][0] if found else None
+
+    def set_horizon(self, name: str, until: int) -> None:
+        with self.transaction() as db:
+            self.run(db, PUT_HORIZON, (name, until))
 
     def overdue(self, table: str, before: int) -> int:
         """The number of rows of a stream, or of `dead_letters`, that arrived before a time. Raises: Unavailable."""

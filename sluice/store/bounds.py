@@ -6,6 +6,7 @@ TURN_SECONDS = 1.0  # after which no further body is decoded in the same transac
 KEEP_BATCHES = 5_000  # rows of `batches` that are kept
 FOLD_BATCHES = 1_000  # rows of `batches` that are folded in one transaction, which takes a few milliseconds
 EXPIRE_ROWS, EXPIRE_LETTERS = 5_000, 200  # deleted by age in one transaction
+SEARCH_ROWS = 5_000  # that are searched for old ones in one transaction
 CHUNK_ENTRIES, CHUNK_BYTES = 1_000, 4 << 20  # held in memory while a rejected record is searched for
 LETTER_BYTES = 4 << 20  # of dead letters held in memory at once
 REASONS = 100  # of dead letters that are told apart

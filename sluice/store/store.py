@@ -109,6 +109,7 @@ class Store(Bookkeeping[Db]):
         self.elsewhere = elsewhere
         self.checked: set[str] = set()  # streams whose table this connection has created or checked
         self.db: Db | None = None
+        self.swept = {}
 
     def persist(self, claim: Claim, entries: Iterable[Entry]) -> Outcome:
         """Store a claim's records and bury its rejects in one transaction; `entries` may be iterated several times.

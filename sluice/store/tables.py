@@ -21,6 +21,7 @@ TABLES = {
     },
     "batches_cells": {"cell": "name", "seen": "time", "figures": "json"},
     "batches_expired": {"stream": "text", "epoch": "text", "deleted": "integer", "expired": "integer"},
+    "batches_horizons": {"stream": "name", "until": "integer"},
     "batches_objects": {
         "stream": "text", "name": "name", "address": "text", "bodies": "integer", "since": "time", "reason": "text",
     },

@@ -149,7 +149,7 @@ class TestPostgres(StoreTests):
     def test_only_one_worker_folds_or_prunes_at_a_time(self, backend: PostgresStore, store: Any) -> None:
         other: Any = open_store(backend.url, STREAMS)
         with other.transaction() as db:
-            assert db.execute(postgres.TRY, (postgres.CHORES,)).fetchone() == (True,)
+            assert db.execute(postgres.TRY).fetchone() == (True,)
             assert (store.fold(), store.expire("votes", 0)) == (False, False)
         other.close()
 

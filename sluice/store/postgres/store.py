@@ -44,8 +44,8 @@ from sluice.streams.record import Reject
 from sluice.streams.registry import Stream
 
 CHORES = LOCK + 1  # held while batches are folded, or rows are deleted by age
-TRY = "SELECT pg_try_advisory_xact_lock(%s)"
-WAIT = "SELECT pg_advisory_xact_lock(%s) IS NOT NULL"
+TRY = f"SELECT pg_try_advisory_xact_lock({CHORES})"
+WAIT = f"SELECT pg_advisory_xact_lock({CHORES}) IS NOT NULL"
 SWEEP_PAGES = 1_000  # pages of a table that are searched for old rows in one transaction
 # For a lock that readers of a table hold up: storing waits behind it. Also for the look at the rows of a default
 # partition when another one is attached
@@ -75,9 +75,9 @@ class Postgres(Store[Session]):
         self.dropping: Future[None] | None = None
         self.final = 0  # the id of a batch: no transaction can add it or a lower one any more
         self.awaited: tuple[int, set[str]] | None = None  # that id when these transactions have ended
-        self.swept: dict[str, int] = {}  # table -> the page at which the search for old rows continues
         self.url = url
         self.make = make
+        self.ALONE = TRY if make else WAIT
         parts = given(url)
         self.name = f"PostgreSQL {parts.get('host', '')}/{parts.get('dbname', '')}"
         with self.transaction():
@@ -247,7 +247,7 @@ class Postgres(Store[Session]):
         # The ids of folded rows are final: no transaction can add a lower one any more. Two connections never fold at
         # once. Ranges that meet become one. Rows that a replay has locked stay
         with self.transaction() as db:
-            if not one(db.execute(TRY, (CHORES,)))[0]:
+            if not self.run(db, self.ALONE)[0][0]:
                 return False
             rows = self.run(
                 db,
@@ -296,7 +296,7 @@ class Postgres(Store[Session]):
         # partition
         at = self.time(before)
         with self.transaction() as db:
-            if not one(db.execute(TRY if self.make else WAIT, (CHORES,)))[0]:
+            if not self.run(db, self.ALONE)[0][0]:
                 return False
             table, overdue = f'"{stream}"', list[str]()
             if partitions.is_partitioned(db, stream):
@@ -307,7 +307,7 @@ class Postgres(Store[Session]):
         if overdue:
             return self.drop(stream, overdue[0])
         with self.transaction() as db:
-            if not table or not one(db.execute(TRY if self.make else WAIT, (CHORES,)))[0]:
+            if not table or not self.run(db, self.ALONE)[0][0]:
                 return False
             size = "SELECT pg_relation_size(to_regclass(%s)) / current_setting('block_size')::int"
             pages = one(db.execute(size, (table,)))[0]

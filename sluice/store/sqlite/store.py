@@ -28,6 +28,7 @@ from sluice.store.tables import INDEXES, LAYOUT, RENAMED, TABLES
 from sluice.store.types import Entry, Outcome, Row, RowsRejected, Unavailable
 from sluice.streams.registry import Stream
 
+SWEEP_PART = 10  # all rows are searched for old ones ten times in the age to which they are kept
 BUSY_SECONDS = 5.0  # to wait for another writer
 # Errors caused by a value; all others make the store unavailable.
 VALUE_ERRORS = (
@@ -53,6 +54,7 @@ class Sqlite(Store[apsw.Connection]):
     NOW = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
     AGE = "max(0.0, (julianday('now') - julianday({})) * 86400)"
     SKIP_LOCKED = WITH_ID = ""
+    ALONE = "SELECT 1"
     RECEIVED = "CAST(round(unixepoch(received_at, 'subsec') * 1000) AS INTEGER) * 1000"
     KIND = "substr(reason, 1, min({}) - 1)".format(
         ", ".join(f"instr(reason || {end}, {end})" for end in ("''''", "'\"'", *(f"' {n}'" for n in "-0123456789")))
@@ -64,6 +66,7 @@ class Sqlite(Store[apsw.Connection]):
         self.path = url.removeprefix("sqlite:///")
         self.make = make
         self.file: Identity = ()
+        self.sweep_at: dict[str, float] = {}  # stream -> when all of its rows are searched again, monotonic
         with self.transaction(read=True):
             pass
 
@@ -273,20 +276,31 @@ class Sqlite(Store[apsw.Connection]):
 
     @override
     def expire_rows(self, stream: str, before: int) -> bool:
-        # Rows are almost in the order of their arrival, so only the first ones are looked at. The last row stays: its
-        # rowid is the position of the follower, and must not be given to another row
-        first = f'SELECT rowid FROM "{stream}" ORDER BY rowid LIMIT {bounds.EXPIRE_ROWS}'
-        last = f'SELECT max(rowid) FROM "{stream}"'
-        old = f'"{stream}" WHERE rowid IN ({first}) AND received_at < ? AND rowid < ({last})'
-        at = (instant(before),)
+        # Rows are almost in the order of their arrival, so mostly the first ones are looked at. But rows that came
+        # while the clock was ahead may stand before older ones, so all are looked at now and then. The last row stays:
+        # its rowid is the position of the follower, and must not be given to another row
+        start, at = self.swept.pop(stream, 0), instant(before)
+        some = f'SELECT rowid AS id, received_at FROM "{stream}" WHERE rowid > ? ORDER BY 1 LIMIT {bounds.EXPIRE_ROWS}'
+        looked = f"SELECT max(id), count(*), coalesce(sum(received_at < ?), 0) FROM ({some})"
         with self.transaction(read=True) as db:  # a writer would wait for the lock only to find nothing
-            if not self.exists(db, stream) or not self.run(db, f"SELECT 1 FROM {old} LIMIT 1", at):
+            if not self.exists(db, stream):
                 return False
-        with self.transaction() as db:
-            db.execute(f"DELETE FROM {old}", at)
-            deleted = db.changes()
-            self.count_deleted(db, stream, deleted)
-        return deleted == bounds.EXPIRE_ROWS
+            ((end, rows, old),) = self.run(db, looked, (at, start))
+        if old:
+            last = f'SELECT max(rowid) FROM "{stream}"'
+            with self.transaction() as db:
+                db.execute(
+                    f'DELETE FROM "{stream}" WHERE rowid > ? AND rowid <= ? AND rowid < ({last}) AND received_at < ?',
+                    (start, end, at),
+                )
+                self.count_deleted(db, stream, db.changes())
+        elif not start and time.monotonic() < self.sweep_at.get(stream, 0.0):
+            return False
+        if rows < bounds.EXPIRE_ROWS:
+            self.sweep_at[stream] = time.monotonic() + (self.keep.of(stream) or 0) / SWEEP_PART
+            return False
+        self.swept[stream] = end
+        return True
 
 
 def layout_of(db: apsw.Connection) -> int:
