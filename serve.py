@@ -17,7 +17,7 @@ from sluice.http import replies
 from sluice.http.replies import Rejected
 from sluice.http.routes import JSON, Reply, reply
 from sluice.views.contract import KEY_BYTES, SOCKET
-from sluice.views.reads import BUILDING, DOWN, GroupReads, ServedView
+from sluice.views.reads import BUILDING, DOWN, FULL, GroupReads, ServedView
 
 SETTINGS = settings.load_or_exit()
 READS = GroupReads(str(SETTINGS.home / SOCKET))
@@ -134,6 +134,8 @@ class ViewAnswer:
                 reason = view.follow(state) if tries else BUILDING
             else:
                 values = [view.value(trip, name, self.limit) for name in names]
+                if None in values and view.state and trip.states[view.crowded] == generation:
+                    raise Rejected(replies.unavailable(FULL, 1))  # the key may have rows, but had no room
                 if not self.waits or None not in values:
                     return values
                 missing = [key for key, value in zip(self.keys, values) if value is None]

@@ -100,7 +100,7 @@ class Settings:
     )
     views_memory: int = setting(
         size(8 << 20), "256m",
-        "`maxmemory` of the views' Redis. A view that does not fit is not served. Raise it when the views have more "
+        "`maxmemory` of the views' Redis. A view without room takes no new keys. Raise it when the views have more "
         "keys than it holds (`bin/sluice views` shows the memory of each)",
     )
     store: str = setting(

@@ -403,3 +403,16 @@ def test_keys_without_rows_that_readers_invent_take_no_memory(lane: Reader) -> N
     poll(lambda: client.zscore(wanted, "cookies"))
     assert [key for key in client.zrange(wanted, 0, -1) if b"invented" in key] == []
     assert poll(lambda: not list(client.scan_iter("*invented*")))
+
+
+def test_a_missing_key_of_a_view_that_refused_keys_is_not_unknown(lane: Reader) -> None:
+    client, name = lane.site.client(), contract.crowded("/gps/latest")
+    client.set(name, client.get(contract.state("/gps/latest")))
+    try:
+        assert is_problem(get(lane.where, "/gps/latest?device=nobody"), 503)["retry-after"] == "1"
+        is_problem(get(lane.where, "/gps/latest?device=bike&device=nobody"), 503)
+        assert lane.json("/gps/latest?device=bike")
+        is_problem(get(lane.where, "/gps/trail?device=nobody"), 404)
+    finally:
+        client.delete(name)
+    is_problem(get(lane.where, "/gps/latest?device=nobody"), 404)

@@ -25,7 +25,7 @@ from sluice.views import contract
 from sluice.views.check import Checker
 from sluice.views.contract import SOCKET
 from sluice.views.kinds import feed as feeds
-from sluice.views.kinds.latest import ORDER_BYTES
+from sluice.views.kinds.latest import MAX_EACH, ORDER_BYTES
 
 NOON = 1_767_268_800  # 2026-01-01 12:00 UTC
 RECORDS = """
@@ -186,7 +186,8 @@ class Site:
             if isinstance(view, views.Feed):
                 found[key] = [item[1].decode() for item in feeds.decode(client.get(name), bool(view.member))]
             elif view.each:
-                found[key] = sorted(value[ORDER_BYTES:].decode() for value in client.hvals(name))
+                newest = sorted(client.hvals(name))[-MAX_EACH:]
+                found[key] = sorted(value[ORDER_BYTES:].decode() for value in newest)
             else:
                 found[key] = client.get(name)[ORDER_BYTES:].decode()
         if client.get(contract.state(path)) != generation.encode():  # the keys may be gone since: a rebuild has ended
@@ -234,7 +235,7 @@ def define(view: views.View, items: list[dict[str, Any]]) -> Any:
         series: dict[str, str] = {}
         for item in newest:
             series.setdefault(repr([item.get(name) for name in view.each]), item["text"])
-        return sorted(series.values())
+        return sorted([*series.values()][:MAX_EACH])
     assert isinstance(view, views.Feed)
     ordered = sorted(items, key=lambda item: (item["time"][:26], item["text"].encode()), reverse=True)
     unique: dict[str, str] = {}

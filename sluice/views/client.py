@@ -21,6 +21,12 @@ class Full(Exception):
 class ViewsClient(Link):
     """One connection to the views' Redis; every call is one round trip."""
 
+    def memory(self) -> tuple[int, int]:
+        """The used memory of the views' Redis, and all that it may use: bytes. Raises: RedisError."""
+        text: bytes = self.ask(("INFO", "memory"))[0]
+        memory = dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
+        return int(memory["used_memory"]), int(memory["maxmemory"]) or 1 << 62
+
     def ask(self, *commands: Command) -> list[Any]:
         """Send commands, return their replies; to MGET, where the strings are.
 

@@ -28,6 +28,7 @@ LAYOUT = 3  # of the values; with another one all views are built again
 SOCKET = settings.VIEWS_SOCKET
 
 HOLDER = "lease"  # string: the follower's token
+TAKEN = "taken"  # string: the token of the last follower that took the lease. Renewing the lease does not change it
 REBUILD = "rebuild"  # set: paths to be rebuilt; the follower removes one when its build has begun
 READS = "reads"  # hash: `PATH STATUS` -> answers
 REFRESHES = "refreshes"  # hash: path of a tally -> counts made
@@ -45,6 +46,11 @@ def state(path: str) -> str:
     return f"s:{path}"
 
 
+def crowded(path: str) -> str:
+    """String: the generation, if it has refused keys: one that it lacks may have rows."""
+    return f"c:{path}"
+
+
 def building(path: str) -> str:
     """String: the generation that is being built. Absent: none is."""
     return f"n:{path}"
@@ -53,7 +59,8 @@ def building(path: str) -> str:
 def info(path: str, generation: str) -> str:
     """Hash of a generation.
 
-    spec: the declaration and the fields. position: of the follower. rows: applied. keys: of the view.
+    spec: the declaration and the fields. position: of the follower. rows: applied. keys: of the view. bytes: about
+    what they take. refused: how often a key was not added because there was no room.
     synced: milliseconds since 1970; all rows that were committed before that time are applied.
     """
     return f"g:{path}:{generation}"
@@ -102,6 +109,26 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return redis.error_reply('LOST the
 redis.call('PEXPIRE', KEYS[1], {int(LEASE_SECONDS * 1000)})
 """
 
+# For the scripts of the kinds, whose KEYS[2] is the info, and ARGV[2] the bytes that new keys may take.
+ENTRY_BYTES = 100  # about what a key takes in addition to its name and value
+ROOM = f"""
+local room, made, bytes, refused = tonumber(ARGV[2]), 0, 0, 0
+local function fits(key, value)
+  local size = #key + #value + {ENTRY_BYTES}
+  if size > room then
+    refused = refused + 1
+    return false
+  end
+  room, made, bytes = room - size, made + 1, bytes + size
+  return true
+end
+"""
+COUNT = """
+redis.call('HINCRBY', KEYS[2], 'keys', made)
+redis.call('HINCRBY', KEYS[2], 'bytes', bytes)
+redis.call('HINCRBY', KEYS[2], 'refused', refused)
+"""
+
 # None of the kinds' scripts, which need memory, runs when Redis is full; those with allow-oom do.
 
 # After the rows up to a position are applied. KEYS: lease, info … ARGV: token, position, rows, milliseconds (0: the
@@ -135,6 +162,12 @@ redis.call('SET', KEYS[3], ARGV[2])
 redis.call('DEL', KEYS[2])
 """
 
+# Says that a generation has refused keys. KEYS: lease, crowded. ARGV: token, generation.
+CROWD = f"""#!lua flags=allow-oom
+{HELD}
+redis.call('SET', KEYS[2], ARGV[2])
+"""
+
 # Keys that no generation in use has, or of a view that is no longer declared. KEYS: lease, and the keys. ARGV: token.
 DROP = f"""#!lua flags=allow-oom
 {HELD}
@@ -156,10 +189,12 @@ return 1
 """
 
 # The lease of a new follower, also in a full Redis, which only a follower can empty. The present one may seem to live
-# longer than a lease: Redis's clock has stepped back. ARGV: token, milliseconds.
+# longer than a lease: Redis's clock has stepped back. KEYS: lease, taken. ARGV: token, milliseconds.
 TAKE = """#!lua flags=allow-oom
 if redis.call('PTTL', KEYS[1]) > tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
-return redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
+if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return false end
+redis.call('SET', KEYS[2], ARGV[1])
+return 1
 """
 
 # Moves the end of a lease or lock. ARGV: token, milliseconds.

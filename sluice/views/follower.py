@@ -14,7 +14,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -45,6 +45,8 @@ BACKOFF_SECONDS = (0.1, 2.0)  # between two tries while Redis or the database is
 RETRY_SECONDS = (10.0, 600.0)  # before a view that did not fit into memory is built again: the first, and the longest
 # of maxmemory: a build ends above the first, so that the views in service can grow; it starts below the second
 MEMORY_SHARES = (0.9, 0.8)
+# of maxmemory: up to here any view may add keys; above, those that have less than an equal part of the second
+ROOM_SHARES = (0.7, 0.2)
 
 
 def rest(busy: bool, waited: float) -> float:
@@ -60,6 +62,8 @@ class Generation:
         self.synced = False  # all rows of the last snapshot are applied
         self.retry_at = 0.0  # monotonic: the next try to apply rows, after one that failed
         self.reason = ""  # of that failure
+        self.bytes = 0  # about what its keys take
+        self.crowded = False  # it has refused keys
 
     @property
     def info(self) -> str:
@@ -160,10 +164,14 @@ class Follower:
             for name, live in (state, True), (building, False):
                 if name and name.startswith(contract.fingerprint(self.views[path]).encode()):
                     info = contract.info(path, name.decode())
-                    spec, position = self.client.ask(("HMGET", info, "spec", "position"))[0]
+                    fields = "spec", "position", "bytes", "refused"
+                    spec, position, size, refused = self.client.ask(("HMGET", info, *fields))[0]
                     if position is not None and spec == self.specs[path].encode():
                         generation = Generation(path, self.views[path], name.decode(), position.decode(), live)
                         self.generations.append(generation)
+                        generation.bytes = int(size or 0)
+                        if int(refused or 0):
+                            self.crowd(generation)
             mine = [generation for generation in self.generations if generation.path == path]
             if state and state != contract.FULL and not any(generation.live for generation in mine):
                 self.withdraw([path])  # of another declaration
@@ -269,18 +277,26 @@ class Follower:
                     items[generation.view.key] = renderer.items(rows)
                 reduced = generation.view.reducer(renderer)
                 reduced.add(items[generation.view.key])
-                if not generation.live and self.memory() > MEMORY_SHARES[0]:
+                used, size = self.client.memory()
+                if not generation.live and used > MEMORY_SHARES[0] * size:
                     raise Full
                 window: list[Command] = []
+                free = room(generation, self.generations, len(self.views), used, size)
                 read = partial(self.read, window)
-                for command in reduced.commands(generation.path, generation.name, self.token, read):
+                for command in reduced.commands(generation.path, generation.name, self.token, free, read):
                     window.append(command)
                     if len(window) == WINDOW_CALLS:
                         self.client.ask(*window)
                         window.clear()
-                self.client.ask(*window)
+                grown, refused = self.client.ask(*window, ("HMGET", generation.info, "bytes", "refused"))[-1]
+                generation.bytes = int(grown or 0)
+                if int(refused or 0) and not generation.crowded:
+                    log.error("%s: the memory is full: the view takes no new keys; raise maxmemory", generation.path)
+                    self.crowd(generation)
             except Full:
-                self.full(generation)
+                self.client.ask(("UNWATCH",))
+                generation.retry_at = time.monotonic() + BACKOFF_SECONDS[0]
+                self.full(largest(self.generations) if generation.live else generation)
             except (ConnectionError, LeaseLost):
                 raise
             except Exception as error:
@@ -294,7 +310,7 @@ class Follower:
         """Send the commands in the window, and read strings behind them, for a transaction that writes them again."""
         places: list[Place | None]
         *_, holder, places = self.client.ask(
-            *window, ("WATCH", contract.HOLDER), ("GET", contract.HOLDER), ("MGET", *keys)
+            *window, ("WATCH", contract.TAKEN), ("GET", contract.HOLDER), ("MGET", *keys)
         )
         window.clear()
         if holder != self.token.encode():
@@ -302,11 +318,11 @@ class Follower:
             raise LeaseLost("another follower has the lease, or Redis was emptied")
         return places
 
-    def memory(self) -> float:
-        """The used share of the memory of the views' Redis."""
-        text: bytes = self.client.ask(("INFO", "memory"))[0]
-        memory = dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
-        return int(memory["used_memory"]) / (int(memory["maxmemory"]) or 1 << 62)
+    def crowd(self, generation: Generation) -> None:
+        """Say that a view has refused keys, so that nobody takes a missing one for an unknown one."""
+        generation.crowded = True
+        if generation.live:
+            self.script(contract.CROWD, [contract.crowded(generation.path)], generation.name)
 
     def full(self, generation: Generation) -> None:
         """A generation does not fit. If no other is in service the view answers 503 until one that fits is built."""
@@ -326,9 +342,11 @@ class Follower:
     def switch(self, generation: Generation) -> None:
         """Serve a generation that has caught up."""
         path = generation.path
+        generation.live = True
+        if generation.crowded:
+            self.crowd(generation)
         self.script(contract.SWITCH, [contract.building(path), contract.state(path)], generation.name)
         self.generations = [other for other in self.generations if other.path != path or other is generation]
-        generation.live = True
         self.retries.pop(path, None)
         self.cursor = 0
         log.info("%s: built", path)
@@ -355,7 +373,8 @@ class Follower:
         if asked:
             self.client.ask(("SREM", contract.REBUILD, *asked))
         due = [path for path, (at, _) in self.retries.items() if time.monotonic() >= at]
-        if due and self.memory() < MEMORY_SHARES[1]:
+        used, size = self.client.memory() if due else (0, 0)
+        if used < MEMORY_SHARES[1] * size:
             for path in due:
                 delay = self.retries[path][1]
                 self.build(path)
@@ -367,16 +386,31 @@ class Follower:
             return False
         cursor, keys = self.client.ask(("SCAN", self.cursor, "COUNT", SCAN_KEYS))[0]
         used = {(generation.path, generation.name) for generation in self.generations}
-        if gone := [key for key in keys if not self.needed(key, used)]:
+        if gone := [key for key in keys if not needed(key, used, self.views, self.counted)]:
             self.script(contract.DROP, gone)
         self.cursor = int(cursor) or None
         return True
 
-    def needed(self, key: bytes, used: set[tuple[str, str]]) -> bool:
-        kind, _, rest = key.decode(errors="surrogateescape").partition(":")
-        path, _, more = rest.partition(":")
-        if kind in ("v", "g"):
-            return (path, more.partition(":")[0]) in used
-        if kind in ("s", "n"):
-            return path in self.views
-        return kind not in ("w", "a") or path in self.counted
+
+def room(generation: Generation, all_of_them: list[Generation], views: int, used: int, size: int) -> int:
+    """Bytes that new keys of a generation may take. Those of the one that it will replace do not count."""
+    path = generation.path
+    replaced = sum(other.bytes for other in all_of_them if other.path == path and other is not generation)
+    free, share = (int(part * size) for part in ROOM_SHARES)
+    return max(free - used + replaced, share // views - generation.bytes)
+
+
+def largest(generations: list[Generation]) -> Generation:
+    """Of the views in service the one that goes when Redis is full."""
+    return max(generations, key=lambda generation: generation.live * generation.bytes)
+
+
+def needed(key: bytes, used: set[tuple[str, str]], views: Collection[str], counted: Collection[str]) -> bool:
+    """Whether a key belongs to a generation in use or to a declared view."""
+    kind, _, rest = key.decode(errors="surrogateescape").partition(":")
+    path, _, more = rest.partition(":")
+    if kind in ("v", "g"):
+        return (path, more.partition(":")[0]) in used
+    if kind in ("s", "n", "c"):
+        return path in views
+    return kind not in ("w", "a") or path in counted

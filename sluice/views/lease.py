@@ -20,7 +20,7 @@ def take(client: ViewsClient) -> str:
     """Take the lease. Returns: the token, or "" if another follower has it."""
     (connection,) = client.ask(("CLIENT", "ID"))
     token = f"{connection}:{os.getpid()}:{secrets.token_hex(8)}"
-    if client.ask(("EVAL", contract.TAKE, 1, contract.HOLDER, token, LEASE))[0]:
+    if client.ask(("EVAL", contract.TAKE, 2, contract.HOLDER, contract.TAKEN, token, LEASE))[0]:
         return token
     holder = client.ask(("GET", contract.HOLDER))[0] or b""
     # the lease of a killed follower: its connection is gone, so there is no need to wait

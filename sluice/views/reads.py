@@ -80,7 +80,7 @@ class GroupReads:
             for name in names:
                 reads[name] = None
             if view.state:
-                trip.states[view.state] = None
+                trip.states[view.state] = trip.states[view.crowded] = None
         return trip, generation, names
 
     def want(self, path: str, keys: list[bytes]) -> None:
@@ -195,17 +195,18 @@ class ServedView:
     """A view as it is read: its generation, the names of its values, and their JSON.
 
     fingerprint: the first bytes of the names of its generations. string: values are strings, and one command reads all
-    of a trip. state: the key of the state; b"" for a tally.
+    of a trip. state, crowded: the keys of the state, and of the generation that has refused keys; b"" for a tally.
     generation: the one that is served, as far as this process knows; b"" before the first. None for a tally.
     """
 
-    __slots__ = ("fingerprint", "generation", "json", "path", "prefix", "state", "string", "view")
+    __slots__ = ("crowded", "fingerprint", "generation", "json", "path", "prefix", "state", "string", "view")
 
     def __init__(self, path: str, view: View) -> None:
         self.path, self.view = path, view
         self.fingerprint = contract.fingerprint(view).encode()
         self.string, self.json = view.string, view.to_json()
         self.state = view.state(path).encode()
+        self.crowded = contract.crowded(path).encode() if self.state else b""
         # not None before the first one: an absent state, of a view that is not served, must differ
         self.generation: bytes | None = b"" if self.state else None
         self.prefix = view.prefix(path, "").encode()

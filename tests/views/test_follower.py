@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import os
 import random
 import secrets
@@ -26,7 +27,7 @@ from sluice.store.types import DeadLetter, Entry, Unavailable
 from sluice.streams.record import Gps, Metric, Reject
 from sluice.views import contract, feed, follower, lease
 from sluice.views.client import LeaseLost, ViewsClient
-from sluice.views.kinds.latest import EACH, LATEST, ORDER_BYTES
+from sluice.views.kinds.latest import EACH, LATEST, MAX_EACH, ORDER_BYTES, each_json
 from sluice.views.link import Command
 from sluice.views.rows.registry import open_row_source
 from sluice.views.rows.source import PIECE_BYTES
@@ -59,7 +60,7 @@ def postgres(server: Postgres) -> Iterator[Site]:
 
 
 SCRIPTS = {"LATEST": LATEST, "EACH": EACH} | {
-    name: getattr(contract, name) for name in ("PLACE", "TOUCH", "BEGIN", "SWITCH", "DROP")
+    name: getattr(contract, name) for name in ("PLACE", "TOUCH", "BEGIN", "SWITCH", "CROWD", "DROP")
 }
 
 
@@ -360,6 +361,7 @@ def test_a_feed_is_not_written_once_another_follower_has_the_lease(
     def overtaken(window: list[Command], keys: list[str]) -> list[Any]:
         found = read(window, keys)
         client.set(contract.HOLDER, "another")
+        client.set(contract.TAKEN, "another")
         return found
 
     monkeypatch.setattr(late, "read", overtaken)
@@ -371,20 +373,47 @@ def test_a_feed_is_not_written_once_another_follower_has_the_lease(
     late.source.close()
 
 
-def test_a_view_that_does_not_fit_says_so_and_the_others_go_on(sqlite: Site) -> None:
+def test_a_view_without_room_refuses_new_keys_and_all_others_go_on(sqlite: Site) -> None:
     sqlite.put("votes", [])
-    sqlite.put("metrics", [Metric(time=NOON * 10**9, name="m", tags={}, field="f", value=1, type="integer")])
+    sqlite.put("gps", [position("bike", 1)])
     sqlite.caught_up()
-    client = sqlite.client()
-    client.config_set("maxmemory", client.info("memory")["used_memory"] + 400_000)
+    client, states = sqlite.client(), {path: contract.state(path) for path in ("/gps/latest", "/gps/trail")}
+    before = client.mget(states.values())
+    client.config_set("maxmemory", client.info("memory")["used_memory"] + 2_000_000)
     for n in range(10):
         sqlite.put("gps", [position(f"device-{n}-{m}", m) for m in range(1000)])
-    states = lambda: {path: client.get(contract.state(path)) for path in ("/gps/latest", "/gps/trail")}  # noqa: E731
-    harness.poll(lambda: contract.FULL in states().values(), 30)
-    assert "the memory is full" in (sqlite.tmp / "follower.out").read_text()
+    sqlite.put("gps", [position("bike", 2), position("late", 2)])
+    sqlite.put("metrics", [Metric(time=NOON * 10**9, name="m", tags={}, field="f", value=1, type="integer")])
+    for path, generation in zip(states, before):
+        harness.poll(lambda path=path: "12:00:02" in str(sqlite.actual(path)["bike"]), 60)  # type: ignore[misc]
+        assert client.get(contract.crowded(path)) == generation
+        assert 100 < len(sqlite.actual(path)) < 10_000 and "late" not in sqlite.actual(path)
+    harness.poll(lambda: "m" in sqlite.actual("/metrics/latest"))
+    assert sqlite.differences() == {}
+    assert client.mget(states.values()) == before
+    assert client.info("memory")["used_memory"] < 0.95 * client.info("memory")["maxmemory"]
+    assert (sqlite.tmp / "follower.out").read_text().count("takes no new keys") == 2
     client.config_set("maxmemory", 0)
-    client.sadd(contract.REBUILD, "/gps/latest", "/gps/trail")
+    client.sadd(contract.REBUILD, *states)
     sqlite.caught_up()
+    assert client.get(contract.crowded("/gps/latest")) != client.get(contract.state("/gps/latest"))
+
+
+def test_a_key_of_latest_has_the_newest_series_only(here: Site) -> None:
+    def series(n: int, second: int = 0) -> Metric:
+        time = (NOON + n + second) * 10**9
+        return Metric(time=time, name="m", tags={"n": str(n)}, field="f", value=n, type="integer")
+
+    here.put("metrics", [series(n) for n in range(900)])
+    here.put("metrics", [series(n) for n in range(900, MAX_EACH * 2 + 200)])
+    here.put("metrics", [series(7, 10_000)])
+    here.caught_up()
+    client = here.client()
+    key = contract.prefix("/metrics/latest", client.get(contract.state("/metrics/latest")).decode()) + "m"
+    assert client.hlen(key) <= 2 * MAX_EACH
+    parts = [part for pair in client.hgetall(key).items() for part in pair]
+    shown = [item["value"] for item in json.loads(each_json(parts, 0))]
+    assert sorted(shown) == [7, *range(MAX_EACH + 201, MAX_EACH * 2 + 200)]
 
 
 def test_a_follower_that_starts_while_the_memory_is_full_makes_room(sqlite: Site) -> None:

@@ -94,22 +94,38 @@ class Feeds(Reducer):
         self.limit = 2 * view.cap + 32  # records held of a key before they are cut to `cap`
 
     @override
-    def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[Command]:
+    def commands(self, path: str, generation: str, token: str, room: int, read: Read) -> Iterator[Command]:
         prefix = contract.prefix(path, generation)  # only the follower writes, so it merges here
         for call in calls(self.values(), lambda items: max(len(items), CALL_ITEMS // CALL_FEEDS)):
             keys = [prefix + key for key, _ in call]
             old = read(keys)
-            packed: list[Any] = [b"*%d\r\n$4\r\nMSET\r\n" % (1 + 2 * len(keys))]
+            packed: list[Any] = [b""]
+            count = made = grown = 0
             for name, place, (_, items) in zip(map(str.encode, keys), old, call):
                 value = merge(place, items, self.member, self.cap)
-                packed.append(b"$%d\r\n%b\r\n$%d\r\n" % (len(name), name, sum(map(len, value))))
+                size = sum(map(len, value))
+                if place is None:
+                    if len(name) + size + contract.ENTRY_BYTES > room - grown:
+                        continue
+                    made += 1
+                    grown += len(name) + size + contract.ENTRY_BYTES
+                else:
+                    grown += size - place[2] + place[1]
+                count += 1
+                packed.append(b"$%d\r\n%b\r\n$%d\r\n" % (len(name), name, size))
                 packed += value
                 packed.append(b"\r\n")
+            packed[0] = b"*%d\r\n$4\r\nMSET\r\n" % (1 + 2 * count)
+            room -= grown
+            info = contract.info(path, generation)
             # a script would take three times as long: Lua copies and hashes each value
             yield ("MULTI",)
-            yield packed
+            if count:
+                yield packed
             yield "PEXPIRE", contract.HOLDER, int(contract.LEASE_SECONDS * 1000)
-            yield "HINCRBY", contract.info(path, generation), "keys", old.count(None)
+            yield "HINCRBY", info, "keys", made
+            yield "HINCRBY", info, "bytes", grown
+            yield "HINCRBY", info, "refused", len(keys) - count
             yield ("EXEC",)
 
 

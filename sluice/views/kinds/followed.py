@@ -72,8 +72,11 @@ class Reducer(ABC):
                 yield key, self.value(held)
 
     @abstractmethod
-    def commands(self, path: str, generation: str, token: str, read: Read) -> Iterator[Command]:
-        """The commands that apply the values to a generation. They are sent in this order, and before another read."""
+    def commands(self, path: str, generation: str, token: str, room: int, read: Read) -> Iterator[Command]:
+        """The commands that apply the values to a generation. They are sent in this order, and before another read.
+
+        room: bytes that new keys may take. Other new keys are refused and counted; those that are there change always.
+        """
 
 
 def calls(
