@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from redis.exceptions import ResponseError
+
 from sluice import settings
 from sluice.account import Publisher
 from sluice.base import counters, daemon
@@ -158,7 +160,7 @@ class Worker:
                 busy = False
                 for state, some in sorted(zip(self.states, work), key=lambda each: (each[0].slow, each[0].began)):
                     if (some or state.claim) and not self.stopping:
-                        busy |= self.step(state)
+                        busy |= self.try_step(state)
                         watchdog.turn()
                         if state.slow:
                             busy = True
@@ -167,8 +169,11 @@ class Worker:
                 done = burst and not held and not any(work) and self.outlet.is_empty()
                 self.log_change(self.outlet.name, None)
                 backoff = BACKOFF_SECONDS[0]
-            except SPOOL_ERRORS as error:
-                self.log_change(self.outlet.name, in_one_line(error))
+            except NewerLayout:
+                raise
+            except Exception as error:
+                known = isinstance(error, SPOOL_ERRORS)
+                self.log_change(self.outlet.name, in_one_line(error) if known else f"an error: {trace(error)}")
                 self.wake.acquire(timeout=backoff)
                 backoff = min(backoff * 2, BACKOFF_SECONDS[1])
                 continue
@@ -229,9 +234,28 @@ class Worker:
         self.stopping = True
         self.wake.release()
 
+    def try_step(self, state: StreamState) -> bool:
+        """`step`, but an error of this stream delays only this stream. Raises: one of SPOOL_ERRORS, NewerLayout."""
+        try:
+            return self.step(state)
+        except NewerLayout:
+            raise
+        except Exception as error:
+            scripted = isinstance(error, ResponseError) and "script" in str(
+                error
+            )  # by a key that is not as it should be
+            if isinstance(error, SPOOL_ERRORS) and not scripted:
+                raise
+            state.errors.n += 1
+            self.log_change(state.stream.name, f"an error, tried again: {error if scripted else trace(error)}")
+            state.postpone()
+            return False
+
     def step(self, state: StreamState) -> bool:
         """Claim, persist and settle one batch of a stream; True if the stream should get its next step at once."""
         state.slow, state.began = False, time.monotonic()
+        if time.monotonic() < state.retry_at:
+            return False
         claim = state.claim
         if claim is None:
             read_reply = state.prefetched or self.outlet.request_claim(state.stream.name, state.max_bodies)
@@ -239,8 +263,6 @@ class Worker:
             claim = state.claim = read_reply()
             if claim is None:
                 return False
-        elif time.monotonic() < state.retry_at:
-            return False
         cpu, decoding, began = time.thread_time(), state.decoded.sum, time.monotonic()
         stored = self.persist(state, claim)
         took = time.monotonic() - began
@@ -329,7 +351,7 @@ class Worker:
         """Keep the leases of held claims alive, however long the store takes, and report to Redis. Runs in a thread."""
         while not self.stopping:
             held = [claim for state in self.states if (claim := state.claim)]
-            with contextlib.suppress(*SPOOL_ERRORS):  # the main loop logs it; if a lease ends, another worker claims
+            with contextlib.suppress(Exception):  # the main loop logs it; if a lease ends, another worker claims
                 for claim in held:
                     self.outlet.renew(claim)
                 self.outlet.report(held, {state.stream.name: state.error for state in self.states if state.error})

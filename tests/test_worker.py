@@ -725,6 +725,49 @@ def test_a_claim_that_cannot_be_stored_is_tried_again_after_longer_and_longer_ti
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10])
 
 
+def test_a_key_that_is_not_as_it_should_be_delays_only_its_stream(tmp: Path, redis: Server) -> None:
+    raw(redis).zadd("ingest:{logs}:claims", {"not a claim": 0})  # by some tool
+    with worker(tmp) as running_worker:
+        push(redis, "a")
+        poll(lambda: choices(tmp) == ["a"])
+        poll(lambda: "logs: an error, tried again" in running_worker.log.read_text())
+        raw(redis).delete("ingest:{logs}:claims")
+        raw(redis).rpush("ingest:{logs}", b"x")
+        poll(lambda: ask(tmp, "SELECT message FROM logs") == [("x",)])
+
+
+@pytest.mark.parametrize("broken", ["renew", "report", "has_work"])
+def test_no_error_ends_the_loop_or_the_renewal_of_leases(
+    broken: str, tmp: Path, redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "LEASE_SECONDS", 0.04)
+    outlet = Outlet(str(redis.socket))
+    failed = [0]
+    whole = getattr(outlet, broken)
+
+    def odd(*given: Any, **named: Any) -> Any:
+        failed[0] += 1
+        if failed[0] <= 2:
+            raise KeyError("odd")
+        return whole(*given, **named)
+
+    monkeypatch.setattr(outlet, broken, odd)
+    ours = program.Worker(outlet, f"sqlite:///{tmp}/ingest.db", {"votes": STREAMS["votes"]}, LIMITS)
+    if broken == "renew":
+        push(redis, "held")
+        ours.states[0].claim = outlet.claim("votes")
+        ours.states[0].retry_at = time.monotonic() + 3600
+    thread = threading.Thread(target=ours.run)
+    thread.start()
+    poll(lambda: failed[0] > 2)
+    if broken != "renew":
+        push(redis, "a")
+        poll(lambda: choices(tmp) == ["a"])
+    ours.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
 def test_an_unexpected_error_delays_only_its_stream(tmp: Path, redis: Server, caplog: pytest.LogCaptureFixture) -> None:
     stored: list[str] = []
 

@@ -59,7 +59,7 @@ def main() -> NoReturn:
         try:
             new.write_text(json.dumps(page.look(), separators=(",", ":")))
             new.replace(file)
-        except OSError as error:
+        except Exception as error:  # the next reading may succeed
             screen.complain(f"the status page is not updated: {error}")
         time.sleep(READING_SECONDS)
 

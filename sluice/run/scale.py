@@ -16,6 +16,7 @@ from collections import deque
 from typing import NamedTuple, NoReturn
 
 from sluice import settings
+from sluice.base import screen
 from sluice.formats.streams import load_streams
 from sluice.parsers import Span
 from sluice.run.configure import ROOT
@@ -214,7 +215,10 @@ def main() -> NoReturn:
     try:
         while True:
             time.sleep(READING_SECONDS)
-            step(pool, rules)
+            try:
+                step(pool, rules)
+            except Exception as error:  # the workers that there are go on
+                screen.complain(f"the number of workers is not changed: {type(error).__name__}: {error}")
     finally:
         for number in signal.SIGTERM, signal.SIGINT:
             signal.signal(number, signal.SIG_IGN)

@@ -16,8 +16,9 @@ from sluice.streams.registry import Stream
 MAX_NAME = 63  # bytes: PostgreSQL truncates longer names
 # the store's own tables, their indexes, and the names that SQLite reserves
 RESERVED_TABLES = re.compile(r"(batches|dead_letters|view_changes)(_.*)?|sqlite_.*", re.IGNORECASE)
-# the store's own columns, and the system columns of every table in PostgreSQL
-RESERVED_COLUMNS = {"received_at", "batch", "seq", "tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}
+# the store's own columns, the system columns of every table in PostgreSQL, and SQLite's names of the number of a row
+SYSTEM_COLUMNS = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"} | {"rowid", "oid", "_rowid_"}
+RESERVED_COLUMNS = {"received_at", "batch", "seq", *SYSTEM_COLUMNS}
 
 
 def stream_problem(name: object, stream: Stream) -> str:

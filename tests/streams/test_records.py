@@ -961,6 +961,8 @@ LAST_LINES = [
     ("STREAMS = {'o': with_field('received_at')}", "the field name 'received_at' of the stream 'o' is reserved"),
     ("STREAMS = {'o': with_field('Received_At')}", "the field name 'Received_At' of the stream 'o' is reserved"),
     ("STREAMS = {'o': with_field('xmin')}", "the field name 'xmin' of the stream 'o' is reserved"),
+    ("STREAMS = {'o': with_field('Rowid')}", "the field name 'Rowid' of the stream 'o' is reserved"),
+    ("STREAMS = {'o': with_field('_rowid_')}", "the field name '_rowid_' of the stream 'o' is reserved"),
     (
         "STREAMS = {'o': with_field('x' * 64)}",
         "the name of a field must be an identifier of up to 63 bytes, not 'xxxxxx",
