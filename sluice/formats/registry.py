@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from sluice import extension
 from sluice.http.routes import NO_CONTENT, OK, PROTOBUF, Route, reply
+from sluice.settings import SettingError
 from sluice.streams.format import Format
 
 PROTOBUF_OK, JSON_OK = reply("200 OK", b"", PROTOBUF), reply("200 OK", b"{}")
@@ -45,9 +48,23 @@ ROUTES = {f"/{stream}": Route(stream, OK) for stream in ("metrics", "gps", "vote
 }
 
 
+STREAM = r"[A-Za-z_]\w*"
+PATH = r"(?:/[\w.~!$&'()*+,;=:@-]*)+"
+RESERVED = r"/(?:status(?:/.*)?|healthz|readyz|ping|_sluice_.*)$"
+
+
 def load_routes(module: str) -> dict[str, Route]:
     """The built-in routes and those of the user's module, which may replace them. module: INGEST_ROUTES.
 
-    Raises: SettingError if it cannot be imported, or has no ROUTES.
+    Raises: SettingError if it cannot be imported, has no ROUTES, or one that no request could reach.
     """
-    return ROUTES | extension.dictionary("INGEST_ROUTES", module, "ROUTES")
+    own = extension.dictionary("INGEST_ROUTES", module, "ROUTES")
+    for path, route in own.items():
+        if not isinstance(route, Route) or not re.fullmatch(STREAM, str(route.stream), re.ASCII):
+            problem = "is no sluice.Route to a stream whose name has letters, digits and _ only"
+        elif not re.fullmatch(PATH, str(path)) or re.match(RESERVED, path):
+            problem = "is no path such as /orders, or one that Sluice uses itself"
+        else:
+            continue
+        raise SettingError(f"INGEST_ROUTES={module!r} is invalid: ROUTES[{path!r}] {problem}.")
+    return ROUTES | own

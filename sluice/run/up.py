@@ -123,9 +123,12 @@ def check_modules(s: settings.Settings) -> None:
     from sluice.elsewhere.registry import check_rows
     from sluice.formats.streams import load_streams
 
-    load_routes(s.routes)
+    routes, views_paths = load_routes(s.routes), views.load(s)
+    for path in s.cors:
+        if path.startswith("/") and path not in {*routes, *views_paths}:
+            raise settings.SettingError(f"INGEST_CORS: there is no path {path} to post to or to read.")
     streams = load_streams(s)
-    views.verify(views.load(s), streams)
+    views.verify(views_paths, streams)
     check_rows(s.rows, streams)
 
 
@@ -145,6 +148,8 @@ def check_access(s: settings.Settings) -> None:
                 reason = "a duplicate key" if entry else "not `KEY NAME;` with 32 to 46 letters or digits in KEY"
                 raise settings.SettingError(f"INGEST_API_KEYS: line {number} of {s.api_keys} is {reason}.")
             known.add(entry[1].lower())
+    if s.api_keys and not known:
+        raise settings.SettingError(f"INGEST_API_KEYS={str(s.api_keys)!r} has no key: every request would get 401.")
 
 
 def check_nginx(s: settings.Settings) -> None:

@@ -400,6 +400,32 @@ def test_a_module_that_cannot_be_imported_is_one_line_and_status_2(name: str, tm
     assert not home.exists()
 
 
+@pytest.mark.parametrize(
+    "routes",
+    [
+        '{"/x": "orders"}', '{"x": Route("orders", OK)}', '{"/status": Route("orders", OK)}',
+        '{1: Route("orders", OK)}',
+        '{"/status/x": Route("orders", OK)}', '{"/a b": Route("orders", OK)}', '{"/o/{id}": Route("orders", OK)}',
+        '{"/x": Route("my-orders", OK)}', '{"/x?y": Route("orders", OK)}', '{"/readyz": Route("orders", OK)}',
+        '{"/%78": Route("orders", OK)}',
+    ],
+)  # fmt: skip
+def test_a_route_that_no_request_could_reach_is_an_invalid_setting(routes: str, tmp: Path) -> None:
+    (tmp / "mine.py").write_text(f"from sluice import OK, Route\nROUTES = {routes}\n")
+    with pytest.raises(settings.SettingError, match=r"INGEST_ROUTES='.*' is invalid: ROUTES\["):
+        up.check_modules(settings.load({"INGEST_ROUTES": str(tmp / "mine.py")}))
+
+
+def test_settings_that_would_let_nobody_in_stop_the_start(tmp: Path) -> None:
+    with pytest.raises(settings.SettingError, match="INGEST_CORS: there is no path /nosuch to post to or to read."):
+        up.check_modules(settings.load({"INGEST_CORS": "/votes /nosuch"}))
+    up.check_modules(settings.load({"INGEST_CORS": "/votes /votes/tally https://a.example"}))
+    (tmp / "keys").touch(0o600)
+    (tmp / "keys").write_text("# none yet\n")
+    with pytest.raises(settings.SettingError, match="has no key: every request would get 401."):
+        up.check_access(settings.load({"INGEST_API_KEYS": str(tmp / "keys")}))
+
+
 @pytest.mark.parametrize("argument, status", [("--help", 0), ("-h", 0), ("start", 2)])
 def test_an_argument_prints_the_usage_and_starts_nothing(argument: str, status: int) -> None:
     done = subprocess.run([ROOT / "bin/up", argument], capture_output=True, text=True, timeout=10)
