@@ -27,7 +27,6 @@ from redis.exceptions import ResponseError
 from sluice import settings
 from sluice.account import Publisher
 from sluice.base import counters, daemon
-from sluice.base.screen import ago
 from sluice.elsewhere.outbox import Outbox
 from sluice.elsewhere.registry import open_elsewhere
 from sluice.formats.streams import load_streams
@@ -39,6 +38,7 @@ from sluice.spool.errors import SPOOL_ERRORS, Lost, NewerLayout, in_one_line
 from sluice.spool.outlet import ALONE, MAX_BODIES, MAX_BYTES, Outlet
 from sluice.store.bounds import TURN_SECONDS
 from sluice.store.entries import SAMPLE, Entries, trace
+from sluice.store.expiry import Expiry
 from sluice.store.registry import open_store
 from sluice.store.store import Elsewhere, Store
 from sluice.store.types import NewerTables, Outcome, Unavailable
@@ -63,8 +63,6 @@ BACKOFF_SECONDS = (0.1, 10.0)  # between two attempts while the store or Redis i
 CHORES_SHARE = 10  # chores take at most 1/10 of the time
 FOLD_SECONDS = 10.0  # between two looks for old batches
 PUBLISH_SECONDS, TIDY_SECONDS = 10.0, 60.0  # between two looks for rows to publish, and for objects to merge
-CATCH_UP = 2  # deletion by age, after an outage or because a clock is ahead: times as fast as time passes
-EXPIRE_PART, EXPIRE_SECONDS = 50, 3600.0  # between two looks for old rows: 1/50 of their age, at most an hour
 
 
 class StreamState:
@@ -387,39 +385,6 @@ def chores(streams: Iterable[str], keep: Keep, elsewhere: Elsewhere | None) -> I
         if age is not None:
             expiry = Expiry(name, age)
             yield Chore(f"deleting old rows of {name}", expiry.step, expiry.pause())
-
-
-class Expiry:
-    """Deletes rows of a stream, or dead letters, of at least an age.
-
-    A clock that jumps ahead must not delete what is kept. So the database has the time up to which was deleted, and
-    that time moves on at most CATCH_UP times as fast as this process can tell by its monotonic clock.
-    """
-
-    def __init__(self, name: str, age: int) -> None:
-        self.name, self.age = name, age
-        self.since: tuple[int, float] | None = None  # up to which time was deleted when this began; monotonic
-        self.noted = 0  # the time that the database has
-
-    def step(self, store: Store[Any]) -> bool:
-        """Delete some; whether there may be more. Raises: Unavailable."""
-        before, now = int((time.time() - self.age) * 1e6), time.monotonic()
-        if self.since is None:
-            self.noted = store.horizon(self.name) or 0
-            self.since = self.noted or before, now
-        allowed = self.since[0] + int(CATCH_UP * (now - self.since[1]) * 1e6)
-        if before > allowed + self.age * 1e6 / EXPIRE_PART:
-            ahead = (before - allowed) / 1e6
-            log.warning("%s: the clock is %s ahead of the last deletion by age; catching up", self.name, ago(ahead))
-        before = min(before, allowed)
-        if before > self.noted + 1e6 * self.pause() / 2:
-            store.set_horizon(self.name, before)
-            self.noted = before
-        return store.expire_letters(before) if self.name == settings.DEAD else store.expire(self.name, before)
-
-    def pause(self) -> float:
-        """Seconds between two looks."""
-        return min(self.age / EXPIRE_PART, EXPIRE_SECONDS)
 
 
 def main(arguments: list[str]) -> int:

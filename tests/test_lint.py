@@ -110,16 +110,16 @@ def test_every_background_loop_goes_on_after_any_exception() -> None:
 # A wall clock is for times that people or other programs read. A duration, a deadline or an age by it is wrong when it
 # steps; each use here is bounded, and says so.
 WALL_CLOCKS = {
-    "worker.py": 1,  # Expiry, which bounds it
     "sluice/elsewhere/delta.py": 1,  # an hour that is over: merged earlier or later
     "sluice/elsewhere/parquet.py": 2,  # the same, and the age of a file
     "sluice/ledger.py": 1,  # shown
-    "sluice/ops/expire.py": 1,  # bounded as in worker.py
+    "sluice/ops/expire.py": 1,  # bounded by the horizon
     "sluice/run/launch.py": 1,  # a pause of at most PAUSE_SECONDS
     "sluice/spool/inspector.py": 1,  # when a body arrived, if no mark says it
     "sluice/spool/kafka/backlog.py": 1,
     "sluice/spool/kafka/inspector.py": 1,  # shown
     "sluice/spool/kafka/outlet.py": 1,  # makes an id unique
+    "sluice/store/expiry.py": 1,  # bounded by the monotonic clock
     "sluice/store/sqlite/store.py": 1,  # persisted_at
     "sluice/views/follower.py": 2,  # shown
     "sluice/views/kinds/followed.py": 1,  # shown

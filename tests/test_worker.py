@@ -37,6 +37,7 @@ from sluice.spool.contract import CELL, LAYOUT, LAYOUT_KEY, LEASE_SECONDS
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import MAX_BODIES, Outlet
+from sluice.store import expiry
 from sluice.store.entries import Entries, PartialDecode
 from sluice.store.store import Store
 from sluice.store.types import NewerTables, Outcome, Unavailable
@@ -1082,10 +1083,10 @@ def test_a_clock_that_jumps_ahead_deletes_nothing_that_is_kept(
     ours.run(burst=True)
     assert ours.store
     left = partial(ask, tmp, f"SELECT count(*) FROM {'votes' if name == 'votes' else 'dead_letters'}")
-    before, expiry = left(), program.Expiry(name, 30 * day)
-    while expiry.step(ours.store):
+    before, first = left(), expiry.Expiry(name, 30 * day)
+    while first.step(ours.store):
         pass
-    for each in expiry, program.Expiry(name, 30 * day):  # also after a restart
+    for each in first, expiry.Expiry(name, 30 * day):  # also after a restart
         for ahead[0] in 40 * day, 400 * day, -3600:
             while each.step(ours.store):
                 pass
@@ -1116,8 +1117,8 @@ def test_what_an_outage_has_left_is_deleted_at_twice_the_pace_of_time(
 
     passed = [0.0]
     clock = SimpleNamespace(time=lambda: NOON / 1e6 + 100_000 + 3600, monotonic=lambda: passed[0])
-    monkeypatch.setattr(program, "time", clock)
-    expiry, store = program.Expiry("votes", 3600), Recording()
+    monkeypatch.setattr(expiry, "time", clock)
+    votes, store = expiry.Expiry("votes", 3600), Recording()
     for passed[0] in 0.0, 1000.0, 40_000.0, 60_000.0:
-        expiry.step(store)  # type: ignore[arg-type]
+        votes.step(store)  # type: ignore[arg-type]
     assert steps == [0, 2000 * 10**6, 80_000 * 10**6, 100_000 * 10**6]

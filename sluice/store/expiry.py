@@ -1,0 +1,52 @@
+"""Deletion by age, by a clock that may be wrong.
+
+No age is taken from a wall clock alone: one that jumps ahead would delete for good what is to be kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from sluice import settings
+from sluice.base.screen import ago
+from sluice.store.store import Store
+
+log = logging.getLogger("sluice.worker")
+
+CATCH_UP = 2  # deletion by age, after an outage or because a clock is ahead: times as fast as time passes
+EXPIRE_PART, EXPIRE_SECONDS = 50, 3600.0  # between two looks for old rows: 1/50 of their age, at most an hour
+
+
+class Expiry:
+    """Deletes rows of a stream, or dead letters, of at least an age.
+
+    A clock that jumps ahead must not delete what is kept. So the database has the time up to which was deleted, and
+    that time moves on at most CATCH_UP times as fast as this process can tell by its monotonic clock.
+    """
+
+    def __init__(self, name: str, age: int) -> None:
+        self.name, self.age = name, age
+        self.since: tuple[int, float] | None = None  # up to which time was deleted when this began; monotonic
+        self.noted = 0  # the time that the database has
+
+    def step(self, store: Store[Any]) -> bool:
+        """Delete some; whether there may be more. Raises: Unavailable."""
+        before, now = int((time.time() - self.age) * 1e6), time.monotonic()
+        if self.since is None:
+            self.noted = store.horizon(self.name) or 0
+            self.since = self.noted or before, now
+        allowed = self.since[0] + int(CATCH_UP * (now - self.since[1]) * 1e6)
+        if before > allowed + self.age * 1e6 / EXPIRE_PART:
+            ahead = (before - allowed) / 1e6
+            log.warning("%s: the clock is %s ahead of the last deletion by age; catching up", self.name, ago(ahead))
+        before = min(before, allowed)
+        if before > self.noted + 1e6 * self.pause() / 2:
+            store.set_horizon(self.name, before)
+            self.noted = before
+        return store.expire_letters(before) if self.name == settings.DEAD else store.expire(self.name, before)
+
+    def pause(self) -> float:
+        """Seconds between two looks."""
+        return min(self.age / EXPIRE_PART, EXPIRE_SECONDS)
