@@ -185,6 +185,9 @@ class Worker:
                 with contextlib.suppress(*SPOOL_ERRORS):
                     self.step(state)
         self.release()
+        if self.store:
+            with contextlib.suppress(Unavailable):
+                self.store.elsewhere.end(self.store)
         if burst:  # the next figures of this cell may never come
             with contextlib.suppress(*SPOOL_ERRORS):
                 self.publish_figures(last=True)

@@ -204,6 +204,14 @@ class Outbox(Elsewhere):
             return self.destinations[stream].tidy(noted)
 
     @override
+    def end(self, store: Store[Any]) -> None:
+        # the next worker may have another INGEST_ROWS, and would say that they wait
+        if self.published:
+            with store.transaction() as db:
+                forget(store, db, self.published)
+            self.published = []
+
+    @override
     def expire(self, stream: str, before: int, dry: bool = False) -> int:
         with destination_errors():
             return self.destinations[stream].expire(before, dry)

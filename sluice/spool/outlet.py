@@ -160,5 +160,5 @@ class Outlet:
             self.counts.confirm(delta)
             if errors or self.reported:
                 key = f"{contract.ERRORS}{os.getpid()}"
-                exchange(self.reporting, [("SET", key, json.dumps(errors), "EX", ERRORS_SECONDS)])
+                exchange(self.reporting, [("SET", key, json.dumps(dict(errors)), "EX", ERRORS_SECONDS)])
                 self.reported = bool(errors)

@@ -99,6 +99,9 @@ class Elsewhere:
         """Delete rows that arrived before a time (microseconds since 1970); their number. dry: only count them."""
         raise NotImplementedError
 
+    def end(self, store: Store[Any]) -> None:  # noqa: B027
+        """The process ends. Raises: Unavailable."""
+
 
 class Store(Bookkeeping[Db]):
     """A database, as the worker and the operator's commands use it. A table is an object that the backend defines."""

@@ -13,6 +13,8 @@ from proving.harness import ROOT, Server, environment, free_port, poll, redis_se
 from sluice import settings
 from sluice.ledger import Observer
 from sluice.run import exporter, page
+from sluice.spool.inspector import Inspector
+from sluice.spool.outlet import Outlet
 from verbs import drain, push, sluice, status, vote
 
 GPS = b'{"device":"d","lat":1,"lon":2}'
@@ -64,6 +66,27 @@ def test_what_cannot_be_stored_or_sent_is_shown_with_the_reason_until_it_is_mend
             db.execute("DROP TRIGGER broken")
         poll(lambda: status(tmp, **env)[1]["gps"]["error"] is None, 60)
         assert status(tmp, **env)[1]["gps"]["stored"] == 2
+
+
+def test_after_a_worker_has_ended_nothing_waits_that_is_published(tmp: Path, redis: Server) -> None:
+    push(redis, vote("a"))
+    env = {"INGEST_ROWS": f"votes=parquet://{tmp}/rows"}
+    with running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", environment(tmp, env)) as worker:
+        poll(lambda: list((tmp / "rows/votes").rglob("*.parquet")), 60)
+        worker.terminate()
+        assert worker.wait(60) == 0
+    with sqlite3.connect(tmp / "ingest.db") as db:
+        assert db.execute("SELECT * FROM batches_objects").fetchall() == []
+
+
+def test_a_worker_reports_its_errors_and_their_end(redis: Server) -> None:
+    outlet, inspector = Outlet(str(redis.socket)), Inspector(str(redis.socket))
+    for errors in {"votes": "why"}, {}:
+        outlet.report((), errors)
+        assert [process.errors for process in inspector.processes()] == [errors]
+    outlet.report((), {"votes": "why"})
+    outlet.report()
+    assert [process.errors for process in inspector.processes()] == [{}]
 
 
 def test_status_without_the_database_keeps_its_fields(tmp: Path, redis: Server) -> None:
