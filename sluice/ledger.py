@@ -18,6 +18,7 @@ from sluice import settings, views
 from sluice.account import Figures, account, balance, sums
 from sluice.base import screen
 from sluice.base.counters import SECONDS, SIZES
+from sluice.base.disk import spare
 from sluice.formats.registry import load_routes
 from sluice.formats.streams import load_streams
 from sluice.settings import Settings
@@ -81,6 +82,8 @@ class Observer:
         unpublished_seconds: since when; unpublished_reason: the destination, and why
         error: why a worker of this cell cannot store the stream
         """
+        if any(spare(place) < 0 for place in self.places):
+            trouble.append("the disk is almost full: posts get 503, and little is stored, until there is room")
         found = self.ask_store(lambda store: store.unpublished(), trouble) if self.store else None
         for row in rows.values():
             row["unpublished"] = None if found is None else 0

@@ -58,6 +58,8 @@ function judge() {
   const base = shown.trouble.find((line) => line.startsWith("the database is unavailable"));
   if (base && (sum("accepted") || !base.includes("no database yet")))
     return ["bad", "The database is unavailable", `Writes are accepted and wait in Redis: ${bodies(ready)} now. ${base}`];
+  if (shown.trouble.some((line) => line.startsWith("the disk is almost full")))
+    return ["bad", "The disk is almost full: no writes are accepted", "Clients get 503 with Retry-After until there is room. Redis keeps what waits."];
   const missing = shown.streams.filter((stream) => stream.missing);
   if (missing.length)
     return ["bad", `${missing.map((stream) => `${stream.stream}: ${number(stream.missing)}`).join(", ")} missing`,

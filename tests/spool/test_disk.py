@@ -14,6 +14,8 @@ import pytest
 from proving.harness import ask, gateway, get, installation, poll, post, redis_server, strike
 from sluice.base import disk
 from sluice.formats.streams import STREAMS
+from sluice.ledger import Observer
+from sluice.settings import load
 from sluice.spool.errors import DISK_FULL
 from sluice.store.registry import open_store
 from sluice.store.types import Unavailable
@@ -55,6 +57,9 @@ def test_posts_are_refused_while_redis_can_still_write_and_accepted_once_there_i
         for status, headers, body in post(gate.socket, "/votes", VOTE), get(gate.socket, "/readyz"):
             assert status == 503 and DISK_FULL.encode() in body and int(headers["retry-after"]) > 0
         assert disk.spare(home) > -(4 << 20)
+        assert any(
+            "disk is almost full" in line for line in Observer(load({"INGEST_HOME": str(home)})).ledger()["trouble"]
+        )
         ballast.unlink()
         poll(lambda: post(gate.socket, "/votes", VOTE)[0] == 200)
         assert get(gate.socket, "/readyz")[0] == 200
