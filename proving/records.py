@@ -1,12 +1,19 @@
-"""What a private drill names in INGEST_RECORDS: the built-in streams, in a worker that folds batches early.
+"""What a private drill names in INGEST_RECORDS: the built-in streams, in a worker that folds batches early, and one for
+the fault `bomb`, whose rows are no events.
 
 A worker keeps thousands of batches, more than a drill of a minute has.
 """
 
 from __future__ import annotations
 
+import sluice
 from sluice.store import bounds
 
 bounds.KEEP_BATCHES, bounds.FOLD_BATCHES = 100, 20
 
-STREAMS: dict[str, object] = {}
+
+class Crumb(sluice.Record, kw_only=True):
+    text: str
+
+
+STREAMS = {"crumbs": sluice.stream("crumbs", Crumb, lambda line: Crumb(text=line.decode()))}

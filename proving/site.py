@@ -32,7 +32,7 @@ from sluice.views.contract import SOCKET
 
 T = TypeVar("T")
 KEYS = Keys.of(STREAM)
-OWN_VIEWS, OWN_RECORDS = "proving.views", "proving.records"
+OWN_VIEWS, OWN_RECORDS, OWN_ROUTES = "proving.views", "proving.records", "proving.routes"
 AGE = 5  # seconds until a log is deleted
 # Raised while a fault lasts: `wait` tries again.
 TRANSIENT = (OSError, *SPOOL_ERRORS, Unavailable, http.client.HTTPException)
@@ -224,8 +224,9 @@ def private(keep: bool, with_views: bool) -> Iterator[Site]:
         own["INGEST_VIEWS"] = "off"
     elif not passed.get("INGEST_VIEWS"):
         own["INGEST_VIEWS"] = OWN_VIEWS
-    if not passed.get("INGEST_RECORDS"):
+    if not passed.get("INGEST_RECORDS") and not passed.get("INGEST_ROUTES"):
         own["INGEST_RECORDS"] = OWN_RECORDS
+        own["INGEST_ROUTES"] = OWN_ROUTES
     store = settings.load().store
     with contextlib.ExitStack() as stack:
         if keep:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from proving import harness
 from proving.clock import NO_COMPILER, Clock
 from proving.faults.scene import Scene, fault
 from proving.harness import stopped, strike
-from proving.site import Site, wait
+from proving.site import OWN_ROUTES, Site, wait
 
 
 class Target(NamedTuple):
@@ -148,6 +150,20 @@ def clock(scene: Scene) -> str:
         site.start()
         site.cleared = time.time()
     return "by " + ", ".join(f"{seconds:+d} s" for seconds in steps)
+
+
+@fault("bomb", "five bodies of half a kilobyte, with 262,144 records each", private=True)
+def bomb(scene: Scene) -> str:
+    site, bodies = scene.site, 5
+    if site.environ.get("INGEST_ROUTES") != OWN_ROUTES:
+        return "the drill's own path is not there"
+    stored = "SELECT coalesce(sum(last - first + 1), 0) FROM batches_ranges WHERE stream = 'crumbs'"
+    before, began = wait(lambda: (site.store.number(stored),), 60, "the database")[0], time.monotonic()
+    body = gzip.compress(b"x\n" * 262_144)
+    for _ in range(bodies):
+        wait(lambda: harness.post(site.port, "/crumbs", body)[0] == 200, 60, "an answer to a body")
+    wait(lambda: site.store.number(stored) >= before + bodies, 120, "the end of the bodies", 0.1)
+    return f"stored after {time.monotonic() - began:.1f} s"
 
 
 @fault("cut", "clients close the connection just before or after the last byte of their request")
