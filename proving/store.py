@@ -341,6 +341,7 @@ class Postgres(Store):
         """A connection in autocommit. Raises: Unavailable."""
         try:
             with psycopg.connect(self.url, autocommit=True, connect_timeout=5, application_name="drill") as db:
+                db.execute("SET statement_timeout = 0; SET standard_conforming_strings = on")
                 yield db
         except psycopg.Error as error:
             raise Unavailable(f"PostgreSQL: {error.diag.message_primary or type(error).__name__}") from None
@@ -401,18 +402,32 @@ class Postgres(Store):
             db.execute("LOCK TABLE batches")
             yield
 
+    def disconnect(self) -> None:
+        """Terminate the sessions of all programs of the installation."""
+        of = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = %(s)s"
+        self.number(of, s=self.schema)
+
     @contextlib.contextmanager
     def away(self, workers: list[int]) -> Iterator[None]:
         """Rename the schema, and terminate the sessions of the workers."""
         self.do(f"ALTER SCHEMA {self.schema} RENAME TO {self.schema}_away")
         try:
-            self.number(
-                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = %(s)s",
-                s=self.schema,
-            )
+            self.disconnect()
             yield
         finally:
             self.do(f"ALTER SCHEMA {self.schema}_away RENAME TO {self.schema}")
+
+    @contextlib.contextmanager
+    def beginning_with(self, settings: Mapping[str, str]) -> Iterator[None]:
+        """Sessions of the role begin with other settings: name -> value as SQL."""
+        role = f"ALTER ROLE CURRENT_USER IN DATABASE {conninfo_to_dict(self.url)['dbname']}"
+        try:
+            self.do(*(f"{role} SET {name} = {value}" for name, value in settings.items()))
+            self.disconnect()
+            yield
+        finally:
+            self.do(*(f"{role} RESET {name}" for name in settings))
+            self.disconnect()
 
     @contextlib.contextmanager
     def full(self, workers: list[int]) -> Iterator[None]:

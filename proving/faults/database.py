@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from proving.faults.programs import gone
@@ -44,6 +44,29 @@ def store_full(scene: Scene) -> str:
         return "not done: the drill does not own the tables"
     seconds = scene.random.uniform(1, 4)
     with scene.site.store.full(scene.site.parents("worker")):
+        time.sleep(seconds)
+    return f"{seconds:.1f} s"
+
+
+ZONE = {"TimeZone": "'America/New_York'"}
+STRICT = {"statement_timeout": "'2s'", "DateStyle": "'German'", "standard_conforming_strings": "off"}
+
+
+@fault("timezone", "the server of the database is in New York, and all connect anew", private=True)
+def timezone(scene: Scene) -> str:
+    return sessions(scene, ZONE)
+
+
+@fault("strict-sessions", "sessions begin with a limit of 2 s, German dates and escapes in strings", private=True)
+def strict_sessions(scene: Scene) -> str:
+    return sessions(scene, STRICT)
+
+
+def sessions(scene: Scene, settings: Mapping[str, str]) -> str:
+    store, seconds = scene.site.store, scene.random.uniform(2, 6)
+    if not isinstance(store, Postgres):
+        return "not done: only PostgreSQL has sessions"
+    with store.beginning_with(settings):
         time.sleep(seconds)
     return f"{seconds:.1f} s"
 
