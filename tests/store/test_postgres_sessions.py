@@ -124,8 +124,8 @@ def test_no_other_module_connects_or_begins() -> None:
 
 HOSTILE = {
     "TimeZone": "'America/New_York'", "DateStyle": "'German'", "IntervalStyle": "'sql_standard'",
-    "standard_conforming_strings": "off", "statement_timeout": "'200ms'", "bytea_output": "'escape'",
-    "idle_in_transaction_session_timeout": "'200ms'", "default_transaction_isolation": "'serializable'",
+    "standard_conforming_strings": "off", "statement_timeout": "'2s'", "bytea_output": "'escape'",
+    "idle_in_transaction_session_timeout": "'2s'", "default_transaction_isolation": "'serializable'",
     "extra_float_digits": "-10", "lock_timeout": "'1ms'", "client_encoding": "'LATIN1'", "search_path": "public, other",
 }  # fmt: skip
 
@@ -183,9 +183,9 @@ def test_what_is_deleted_may_be_published_to_replicas(pg: Postgres, when: str) -
 
 
 def test_a_claim_may_take_longer_than_the_servers_limit_for_a_statement(pg: Postgres) -> None:
-    pg.ask("ALTER ROLE sluice SET statement_timeout = '20ms'")
-    pg.ask("ALTER ROLE sluice SET idle_in_transaction_session_timeout = '20ms'")
-    old = "SELECT FROM pg_stat_activity WHERE query LIKE 'COPY%' AND clock_timestamp() > query_start + interval '50 ms'"
+    pg.ask("ALTER ROLE sluice SET statement_timeout = '1s'")
+    pg.ask("ALTER ROLE sluice SET idle_in_transaction_session_timeout = '1s'")
+    old = "SELECT FROM pg_stat_activity WHERE query LIKE 'COPY%' AND clock_timestamp() > query_start + interval '1.2 s'"
 
     @again
     def entries() -> Iterator[Entry]:
