@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.views.rows.source import Row, RowSource, canonical
+from sluice.views.rows.source import Row, RowSource, canonical, encode, text_of
 
 log = logging.getLogger("sluice.rows")
 
@@ -35,7 +35,7 @@ class Renderer:
         self.pick = itemgetter(self.key, 0, *(self.at[name] for name in others))
         self.converters = source.converters[stream]
         self.text = source.time_converter(stream)
-        self.encode = msgspec.json.Encoder(decimal_format="number").encode
+        self.encode = encode
         self.nanoseconds = source.nanoseconds
         self.reason = ""  # why the last row that is in no view is in none
 
@@ -79,7 +79,7 @@ class Renderer:
             if number.__class__ is not int or number < 0:
                 raise ValueError("its sequence number is not a natural number")
             stamp = nanoseconds(row[0]), number, document
-            yield key if key.__class__ is str else encode(key).decode(), stamp, row
+            yield key if key.__class__ is str else text_of(key), stamp, row
 
     def part(self, row: Row, at: list[int]) -> bytes:
         """Some values of a row, such that equal values are equal bytes."""

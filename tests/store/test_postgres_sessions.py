@@ -80,7 +80,7 @@ def use(pg: Postgres, url: str = "") -> None:
                     pieces, position, more = rows.changes(stream, position, 10_000)
                     found += sum(map(len, pieces))
             assert found == many
-        assert rows.count("votes", "poll", "choice", "p")["é"] == 1
+        assert rows.count("votes", "poll", "choice", "p")[0]["é"] == 1
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import secrets
@@ -289,7 +290,7 @@ def test_in_postgresql_the_index_of_a_tally_holds_any_text(keep: Keep) -> None:
             found.make_countable("votes", "poll", "choice")
         here.put("votes", [Vote(poll="cookies", choice="oreo"), Vote(poll=secrets.token_hex(5000), choice="fig")])
         assert len(here.rows("votes")) == 3
-        assert found.count("votes", "poll", "choice", "cookies") == {"fig": 1, "oreo": 1}
+        assert found.count("votes", "poll", "choice", "cookies") == ({"fig": 1, "oreo": 1}, 2)
         used = "SELECT sum(idx_scan) FROM pg_stat_user_indexes WHERE relname LIKE 'votes%'"
         harness.poll(lambda: server.ask(used)[0][0])
         found.close()
@@ -388,3 +389,64 @@ def test_the_counts_that_are_kept_have_a_bound(polls: Site, monkeypatch: pytest.
     refresher.expiring("/votes/tally")
     assert client.zrange(contract.wanted("/votes/tally"), 0, -1) == [b"p%d" % n for n in range(10, 20)]
     assert not client.exists(contract.kept("/votes/tally", view, "p9"))
+
+
+MIXED = """
+from sluice import Record, stream
+
+class Mixed(Record):
+    user: str
+    kind: str
+    object: int
+    flag: bool
+    size: float
+    any: int | float | bool | str | dict
+    note: dict | None = None
+
+STREAMS = {"notices": stream("notices", Mixed)}
+"""
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_count_knows_keys_and_values_by_their_json(
+    kind: str, server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("viewing.RECORDS", MIXED)
+    values: list[Any] = [1, 1.5, "1", "[1]", {"b": 1, "a": [2]}, "x y"]
+    texts = ["1", "1.5", "[1]", '{"a":[2],"b":1}', "x y"]
+    with site(server if kind == "postgres" else None) as here:
+        record: Any = here.streams["notices"].record
+        here.put("notices", [
+            record(user="ann", kind="k", object=n, flag=n % 2 == 0, size=float(f"1e{20 + n}"), any=value)
+            for n, value in enumerate(values)
+        ])  # fmt: skip
+        source = open_row_source(here.url, here.streams)
+        count = functools.partial(source.count, "notices")
+        assert count("user", "flag", "ann") == ({"true": 3, "false": 3}, 6)
+        assert count("flag", "user", "true") == ({"ann": 3}, 3)
+        assert count("size", "user", "1e20") == ({"ann": 1}, 1)
+        assert count("user", "size", "ann")[0].keys() == {f"1e{n}" for n in range(20, 26)}
+        assert count("object", "user", "3") == ({"ann": 1}, 1)
+        for unknown in "03", "3.0", " 3", "\0", "9" * 30:
+            assert count("object", "user", unknown) == ({}, 0)
+        counted, total = count("user", "any", "ann")
+        assert (counted.pop("1"), total) == (2, 6)
+        assert sorted(counted) == sorted(texts[1:])
+        for text in texts[1:3] + texts[4:]:
+            assert count("any", "user", text) == ({"ann": 1}, 1), text
+        source.close()
+
+
+def test_a_count_has_the_choices_with_the_most_rows(two: Site, polls: Site) -> None:
+    for here in two, polls:
+        votes = [Vote(poll="many", choice=f"c{n}") for n in range(1_100)]
+        here.put("votes", [*votes, *votes[1_050:], Vote(poll="many", choice="x" * 513)])
+        source = open_row_source(here.url, here.streams)
+        choices, total = source.count("votes", "poll", "choice", "many")
+        assert (len(choices), total) == (1_000, 1_151)
+        assert choices["c1099"] == 2 and "x" * 513 not in choices
+        source.close()
+        value = here.views["/votes/tally"]
+        assert isinstance(value, Tally)
+        kept = value.count(open_row_source(here.url, here.streams), "many")
+        assert json.loads(kept)["total"] == 1_151 and value.may_serve(kept, kept)

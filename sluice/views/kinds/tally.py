@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sluice.base.override import override
 from sluice.views.kinds.counted import Counted
@@ -28,11 +28,11 @@ class Tally(Counted):
     @override
     def count(self, source: RowSource, key: str) -> bytes:
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        choices = source.count(self.stream, self.key, self.by, key)
-        if not choices:
+        choices, total = source.count(self.stream, self.key, self.by, key)
+        if not total:
             return b""
         ordered = dict(sorted(choices.items(), key=lambda item: (-item[1], item[0])))
-        value = {self.key: key, "total": sum(choices.values()), "choices": ordered, "as_of": now}
+        value = {self.key: key, "total": total, "choices": ordered, "as_of": now}
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
     @override
@@ -41,8 +41,9 @@ class Tally(Counted):
 
     @override
     def may_serve(self, kept: bytes, counted: bytes) -> bool:
-        now = json.loads(counted)["choices"] if counted else {}
-        return all(now.get(choice, 0) >= n for choice, n in json.loads(kept)["choices"].items())
+        value: Any = json.loads(counted) if counted else {"choices": {}, "total": 0}
+        now, left = value["choices"], value["total"] - sum(value["choices"].values())  # rows of other choices
+        return all(now.get(choice, left) >= n for choice, n in json.loads(kept)["choices"].items())
 
 
 def tally(stream: str, key: str, by: str, period: float = 90) -> Tally:

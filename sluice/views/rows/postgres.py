@@ -21,6 +21,7 @@ from sluice.store.types import Unavailable
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types
+from sluice.views.rows import source
 from sluice.views.rows.source import INDEXING, PIECE_BYTES, ROW_BYTES, Changes, Converter, Diverged, Row, RowSource, raw
 
 log = logging.getLogger("sluice.rows")
@@ -149,6 +150,12 @@ class PostgresRows(RowSource):
         with self.open() as db, db.begin(read=True), contextlib.ExitStack() as self.reading:
             yield
 
+    def column(self, stream: str, name: str, kinds: set[Any]) -> str:
+        """A field in SQL, for `converter`."""
+        if name == "value" and self.streams[stream].record is Metric:
+            return "CASE WHEN type = 'string' THEN to_json(text)::text ELSE value::text END"
+        return f'"{name}"' + ("::text" if self.converter(kinds) else "")
+
     def query(self, db: Any, stream: str) -> str:
         """The query for rows of a stream; "" while the table is not there or lacks a column."""
         if stream not in self.queries:
@@ -159,18 +166,12 @@ class PostgresRows(RowSource):
             present = {row[0] for row in attributes}
             if not present:
                 return ""
-            metric = self.streams[stream].record is Metric
-            below = " + coalesce(nanoseconds, 0)" if metric else ""
+            below = " + coalesce(nanoseconds, 0)" if self.streams[stream].record is Metric else ""
             # of a time whose nanoseconds 64 bits do not hold, NULL: an error would be that of all rows
             moment = f"(extract(epoch FROM time) * 1000000)::bigint * 1000{below}"
             columns = [f"CASE WHEN time > '1678-01-01Z' AND time < '2262-01-01Z' THEN {moment} END", "seq"]
             for name, kinds in field_types(self.streams[stream].record).items():
-                if name not in present:
-                    columns.append("NULL")
-                elif metric and name == "value":
-                    columns.append("CASE WHEN type = 'string' THEN to_json(text)::text ELSE value::text END")
-                else:
-                    columns.append(f'"{name}"' + ("::text" if self.converter(kinds) else ""))
+                columns.append(self.column(stream, name, kinds) if name in present else "NULL")
             query = f'SELECT {", ".join(columns)} FROM "{stream}" WHERE '
             if "NULL" in columns:
                 return query  # not cached: the worker may add the column
@@ -267,16 +268,29 @@ class PostgresRows(RowSource):
             yield piece
 
     @override
-    def count(self, stream: str, key: str, by: str, value: str) -> dict[str, int]:
+    def groups(self, stream: str, key: str, by: str, value: str) -> Iterable[Row]:
         if "\0" in value:
-            return {}  # PostgreSQL has no such text
+            return []  # PostgreSQL has no such text
         kinds = field_types(self.streams[stream].record)
-        where = f'"{key}"::text = %(value)s'
+        found: Any
         if kinds[key] == {str}:  # the index has it
-            where = f'"{key}" = %(value)s AND {HASHED.format(key)} = hashtextextended(%(value)s, 0)'
-        query = f'SELECT "{by}"::text, count(*) FROM "{stream}" WHERE {where} AND "{by}" IS NOT NULL GROUP BY 1'
+            found, where = value, f'"{key}" = %(value)s AND {HASHED.format(key)} = hashtextextended(%(value)s, 0)'
+        elif len(kinds[key]) == 1 and kinds[key] <= {float, int, bool}:
+            (kind,) = kinds[key]
+            found, where = source.typed(kind, value), f'"{key}" = %(value)s'
+            if found is None:
+                return []
+        else:  # JSON
+            found = [json.dumps(value, ensure_ascii=False), *([value] if value[:1] != '"' else [])]
+            where = f"{self.column(stream, key, kinds[key])} = ANY(%(value)s)"
+        query = (
+            f"SELECT CASE WHEN octet_length(value::text) <= {source.MAX_GROUP_BYTES} THEN value END, n, sum(n) OVER () "
+            f'FROM (SELECT {self.column(stream, by, kinds[by])} AS value, count(*) AS n FROM "{stream}" '
+            f'WHERE {where} AND "{by}" IS NOT NULL GROUP BY 1) AS groups '
+            f'ORDER BY n DESC, value::text COLLATE "C" LIMIT {source.MAX_GROUPS}'
+        )
         with self.transaction() as db:
-            return dict(db.execute(query, {"value": value}).fetchall())
+            return list(db.execute(query, {"value": found}).fetchall())
 
     @override
     def make_countable(self, stream: str, key: str, by: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from sluice.streams.record import INT64
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types
 
@@ -26,6 +27,9 @@ PIECE_BYTES = 4 << 20  # of the texts in the rows that are held at a time
 ROW_BYTES = 100  # that a row counts in addition to its texts
 CACHED_BYTES = 512  # a longer JSON text is not cached
 INDEXING = "%s: its tallies are slow; creating an index on %s"
+MAX_GROUPS = 1_000  # of a count: those with the most rows
+MAX_GROUP_BYTES = 512  # of the text of one
+encode = msgspec.json.Encoder(decimal_format="number").encode
 canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -76,9 +80,24 @@ class RowSource(ABC):
         Raises: Diverged.
         """
 
+    def count(self, stream: str, key: str, by: str, value: str) -> tuple[dict[str, int], int]:
+        """The number of rows whose field `key` has the text `value` and whose field `by` is not null.
+
+        Returns: this number by the text of `by`, of the MAX_GROUPS with the most rows; and in total.
+        """
+        convert = self.converter(field_types(self.streams[stream].record)[by])
+        groups: dict[str, int] = {}
+        total = 0
+        for found, n, all_of_them in self.groups(stream, key, by, value):
+            total = int(all_of_them)
+            if found is not None:
+                text = text_of(convert(found) if convert else found)
+                groups[text] = groups.get(text, 0) + n
+        return groups, total
+
     @abstractmethod
-    def count(self, stream: str, key: str, by: str, value: str) -> dict[str, int]:
-        """The number of rows whose field `key` has the text `value`, by the text of the field `by` (if not null)."""
+    def groups(self, stream: str, key: str, by: str, value: str) -> Iterable[Row]:
+        """For `count`: values of `by`, None if one is too long; their rows; the rows of all values."""
 
     @abstractmethod
     def make_countable(self, stream: str, key: str, by: str) -> None:
@@ -108,6 +127,25 @@ class RowSource(ABC):
         db, self.db = self.db, None
         if db is not None:
             db.close()
+
+
+def text_of(value: Any) -> str:
+    """The text of a value for JSON, by which keys are compared: of a number or boolean its JSON."""
+    if value.__class__ is str:
+        return str(value)
+    text = encode(value).decode()
+    return str(msgspec.json.decode(text)) if text[:1] == '"' else text
+
+
+def typed(kind: Any, text: str) -> Any:
+    """The value of type float, int, bool or str that has a text; None if there is none."""
+    if kind is str:
+        return text
+    try:
+        value = msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return None
+    return value if text_of(value) == text and (kind is not int or value in INT64) else None
 
 
 def raw(text: str) -> msgspec.Raw:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import typing
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from zlib import crc32
 
@@ -18,6 +19,7 @@ from sluice.base.override import override
 from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types
+from sluice.views.rows import source
 from sluice.views.rows.source import INDEXING, PIECE_BYTES, ROW_BYTES, Changes, Converter, Diverged, Row, RowSource, raw
 
 log = logging.getLogger("sluice.rows")
@@ -47,7 +49,12 @@ class SqliteRows(RowSource):
     def converter(self, kinds: set[Any]) -> Converter | None:
         if kinds == {bool}:
             return bool_of
-        return None if kinds <= {float, int, bool, str} else compound
+        if kinds <= {float, int, bool, str}:
+            return None
+        # of a text beside objects, what begins as a list is a text
+        kinds = {typing.get_origin(kind) or kind for kind in kinds}
+        only = {dict: "{", list: "[", tuple: "[", set: "[", frozenset: "["}
+        return partial(compound, "".join(only.get(kind, "{[") for kind in kinds - {float, int, bool, str}))
 
     @override
     @staticmethod
@@ -73,6 +80,7 @@ class SqliteRows(RowSource):
                 self.db = apsw.Connection(self.path, apsw.SQLITE_OPEN_READWRITE)  # a WAL needs its shared memory
                 self.db.set_busy_timeout(5000)
                 self.db.execute("PRAGMA query_only=1")
+                self.db.create_scalar_function("text_of", text_of, 2)
             yield self.db
         except (apsw.Error, OSError) as error:
             with contextlib.suppress(apsw.Error):
@@ -170,13 +178,25 @@ class SqliteRows(RowSource):
         return Changes((rows,), position, len(found) == limit or size >= PIECE_BYTES)
 
     @override
-    def count(self, stream: str, key: str, by: str, value: str) -> dict[str, int]:
-        kinds = field_types(self.streams[stream].record)
-        where = f'"{key}" = ?' if kinds[key] == {str} else f'CAST("{key}" AS TEXT) = ?'
-        query = f'SELECT CAST("{by}" AS TEXT), count(*) FROM "{stream}" WHERE {where} AND "{by}" IS NOT NULL GROUP BY 1'
+    def groups(self, stream: str, key: str, by: str, value: str) -> Iterator[Row]:
+        kinds = field_types(self.streams[stream].record)[key]
+        if len(kinds) == 1 and kinds <= {float, int, bool, str}:
+            (kind,) = kinds
+            found, where = source.typed(kind, value), f'"{key}" = ?'
+            if found is None:
+                return
+        else:  # a text as bytes: one that is not UTF-8 would end the query
+            found = value
+            plain = f"""CASE typeof("{key}") WHEN 'text' THEN CAST("{key}" AS BLOB) ELSE "{key}" END"""
+            where = f'text_of(typeof("{key}"), {plain}) = ?'
+        query = (
+            f"SELECT CASE WHEN octet_length(value) <= {source.MAX_GROUP_BYTES} THEN value END, n, sum(n) OVER () FROM "
+            f'(SELECT "{by}" AS value, count(*) AS n FROM "{stream}" WHERE {where} AND "{by}" IS NOT NULL GROUP BY 1) '
+            f"ORDER BY n DESC, value LIMIT {source.MAX_GROUPS}"
+        )
         self.leave()
         with self.open() as db:
-            return dict(row for row in readable(db.execute(query, (value,))) if row)
+            yield from [row for row in readable(db.execute(query, (found,))) if row]
 
     @override
     def make_countable(self, stream: str, key: str, by: str) -> None:
@@ -221,14 +241,21 @@ def expired(db: Any, stream: str, rowid: int, batch: int, last: int, claim: str)
     return bool(stored) and not db.execute(later, (batch, rowid)).get
 
 
+def text_of(kind: str, value: Any) -> str | None:
+    """For SQL: the text of a value of the type `kind`; a text comes as its bytes."""
+    if value is None:
+        return None
+    return source.text_of(compound("{[", value.decode(errors="replace") if kind == "text" else value))
+
+
 def bool_of(value: Any) -> Any:
     """A boolean, which SQLite holds as 0 or 1."""
     return bool(value) if value in (0, 1) else value
 
 
-def compound(value: Any) -> Any:
-    """A value of a column that may hold JSON among plain texts."""
-    if isinstance(value, str) and value[:1] in ("{", "["):
+def compound(beginnings: str, value: Any) -> Any:
+    """A value of a column that may hold JSON among plain texts. beginnings: characters that this JSON begins with."""
+    if isinstance(value, str) and value[:1] in {*beginnings}:
         with contextlib.suppress(msgspec.DecodeError):
             return raw(value)
     return value
