@@ -157,8 +157,7 @@ class Follower:
 
     def load(self) -> None:
         """Continue with the generations in Redis, or begin new ones."""
-        self.generations = []
-        self.retries = {}
+        self.generations, retries, self.retries = [], self.retries, {}
         for path in self.views:
             state, building = self.client.ask(("GET", contract.state(path)), ("GET", contract.building(path)))
             for name, live in (state, True), (building, False):
@@ -176,7 +175,8 @@ class Follower:
             if state and state != contract.FULL and not any(generation.live for generation in mine):
                 self.withdraw([path])  # of another declaration
             if state == contract.FULL and not mine:
-                self.retries[path] = 0.0, RETRY_SECONDS[0]
+                at, delay = retries.get(path, (0.0, RETRY_SECONDS[0]))  # if the lease was lost, as before
+                self.retries[path] = min(at, time.monotonic() + delay), delay
             elif not mine:
                 self.build(path)
         self.cursor = 0

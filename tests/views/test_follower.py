@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -811,3 +812,39 @@ def test_values_of_an_earlier_layout_are_built_again(sqlite: Site) -> None:
     sqlite.start_follower()
     harness.poll(lambda: (client.get(name) or b"").startswith(generation[:8].encode()))
     sqlite.caught_up()
+
+
+def test_a_view_that_does_not_fit_is_not_tried_at_once_after_a_lost_lease(sqlite: Site) -> None:
+    sqlite.kill(sqlite.follower)
+    client = sqlite.client()
+    client.flushall()
+    client.set(contract.state("/gps/trail"), contract.FULL)
+    own = follower.Follower(sqlite.socket, sqlite.url, sqlite.views, sqlite.streams)
+    with contextlib.closing(own.client), contextlib.closing(own.source):
+        harness.poll(own.take_over)
+        assert own.retries == {"/gps/trail": (0.0, follower.RETRY_SECONDS[0])}
+        later = own.retries["/gps/trail"] = time.monotonic() + 30, 40.0
+        client.delete(contract.HOLDER)
+        harness.poll(own.take_over)
+        assert own.retries == {"/gps/trail": later}
+        own.retries["/gps/trail"] = float("inf"), 40.0  # it was being built
+        client.delete(contract.HOLDER)
+        harness.poll(own.take_over)
+        assert time.monotonic() < own.retries["/gps/trail"][0] <= time.monotonic() + 40
+
+
+def test_a_feed_that_fills_the_memory_is_rebuilt_seldom(sqlite: Site) -> None:
+    sqlite.put("gps", [position("bike", 1)])
+    sqlite.caught_up()
+    client = sqlite.client()
+    for n in range(6):  # old keys that grow
+        sqlite.put("gps", [position(f"{m:0400}", n) for m in range(600)])
+        if not n:
+            sqlite.caught_up()
+            client.config_set("maxmemory", client.info("memory")["used_memory"] + 600_000)
+    harness.poll(lambda: client.get(contract.state("/gps/trail")) == contract.FULL, 60)
+    sqlite.put("gps", [position("late", 1)])
+    harness.poll(lambda: client.get(contract.state("/gps/latest")))
+    said = (sqlite.tmp / "follower.out").read_text()
+    assert said.count("/gps/trail: the memory is full: the view is not served") <= 2
+    assert "starts over" not in said
