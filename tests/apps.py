@@ -13,7 +13,7 @@ from typing import Any
 
 import gevent
 
-from sluice.fastlane.interface import Later
+from sluice.fastlane.interface import Later, Options
 
 Start = Callable[..., Any]
 
@@ -258,3 +258,15 @@ def odd_wedged(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
     """Never returns."""
     while True:
         time.sleep(1)
+
+
+def failing_tick(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+    """Its tick raises."""
+    return plain(environ, start)
+
+
+def tick() -> None:
+    raise RuntimeError("the tick fails")
+
+
+failing_tick.fastlane = Options(tick=tick)  # type: ignore[attr-defined]

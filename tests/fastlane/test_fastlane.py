@@ -901,6 +901,14 @@ def test_an_error_in_the_loop_is_logged_and_does_not_end_it() -> None:
     assert logged == ["Error in the loop"]
 
 
+def test_a_tick_that_raises_is_logged_and_does_not_end_the_process() -> None:
+    with site("apps:failing_tick") as running:
+        worker = running.worker()
+        poll(lambda: running.server.said().count("Error in the application's tick") >= 2)
+        assert post(running.server.socket, "/", b"x")[0] == 200
+        assert running.worker() == worker
+
+
 def test_an_error_while_answers_wait_for_kafka_is_logged_and_does_not_end_the_wait() -> None:
     lane = KafkaLane.__new__(KafkaLane)
     logged: list[str] = []
