@@ -141,6 +141,16 @@ class Sqlite(Store):
             away.rename(self.path)
 
     @contextlib.contextmanager
+    def removed(self) -> Iterator[None]:
+        """Take the file away from the workers, which have it open."""
+        away = self.path.with_name(self.path.name + ".away")
+        self.path.rename(away)
+        try:
+            yield
+        finally:
+            away.rename(self.path)
+
+    @contextlib.contextmanager
     def full(self, workers: list[int]) -> Iterator[None]:
         """Forbid the workers to let a file grow beyond 4 KiB."""
 

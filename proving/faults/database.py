@@ -38,6 +38,31 @@ def store_away(scene: Scene) -> str:
     return f"{seconds:.1f} s"
 
 
+@fault("file-gone", "SQLite's file is removed while the workers use it, and put back", private=True)
+def file_gone(scene: Scene) -> str:
+    site, seconds = scene.site, scene.random.uniform(1, 4)
+    if not isinstance(site.store, Sqlite):
+        return "not done: the database is no file"
+    assert site.process
+    with stopped(site.process.pid), site.store.removed():  # nothing is started, which would make a new database
+        time.sleep(seconds)
+    return f"{seconds:.1f} s"
+
+
+@fault("long-reader", "another program reads the database in one long transaction")
+def long_reader(scene: Scene) -> str:
+    store, seconds = scene.site.store, scene.random.uniform(2, 8)
+    with contextlib.ExitStack() as stack:
+        if isinstance(store, Sqlite):
+            next(stack.enter_context(store.ask("SELECT id FROM batches")), None)
+        else:
+            db = stack.enter_context(store.session())
+            stack.enter_context(db.transaction())
+            db.execute("SELECT (SELECT max(id) FROM batches), (SELECT max(batch) FROM logs)")
+        time.sleep(seconds)  # it sees one snapshot, and holds locks of the tables
+    return f"{seconds:.1f} s"
+
+
 @fault("store-full", "the files of the database reach a size limit, as on a full disk")
 def store_full(scene: Scene) -> str:
     if not scene.site.private and isinstance(scene.site.store, Postgres):

@@ -14,6 +14,8 @@ from proving.clock import NO_COMPILER, Clock
 from proving.faults.scene import Scene, fault
 from proving.harness import stopped, strike
 from proving.site import OWN_ROUTES, Site, wait
+from sluice.spool import KAFKA
+from sluice.spool.contract import Keys
 
 
 class Target(NamedTuple):
@@ -137,7 +139,7 @@ def clock(scene: Scene) -> str:
     except FileNotFoundError:
         return NO_COMPILER
     site.environ |= moved.environ
-    steps = scene.random.sample((3600, -3600, 86400, -86400), 3)
+    steps = scene.random.sample((3600, -3600, 86400, -86400, 40 * 86400, -40 * 86400), 3)
     try:
         site.stop()
         site.start()
@@ -164,6 +166,18 @@ def bomb(scene: Scene) -> str:
         wait(lambda: harness.post(site.port, "/crumbs", body)[0] == 200, 60, "an answer to a body")
     wait(lambda: site.store.number(stored) >= before + bodies, 120, "the end of the bodies", 0.1)
     return f"stored after {time.monotonic() - began:.1f} s"
+
+
+@fault("poison", "a body of another stream ends each worker that decodes it, until it is buried", private=True)
+def poison(scene: Scene) -> str:
+    site, begun = scene.site, time.monotonic()
+    if site.settings.spool.startswith(KAFKA):
+        return "not done: with Kafka, deliveries are not counted"
+    count = "SELECT count(*) FROM dead_letters WHERE stream = 'crumbs'"
+    before: int = wait(lambda: (site.store.number(count), True), 60, "the database answers")[0]
+    wait(lambda: site.redis.rpush(Keys.of("crumbs").ready, b"abort"), 60, "Redis answers")
+    wait(lambda: site.store.number(count) > before, 180, "the body is buried")
+    return f"buried after {time.monotonic() - begun:.1f} s"
 
 
 @fault("cut", "clients close the connection just before or after the last byte of their request")
