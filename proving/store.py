@@ -167,7 +167,22 @@ class Sqlite(Store):
 
 
 class Elsewhere(Sqlite, ABC):
-    """Rows in a destination, and the ledger in SQLite."""
+    """Rows in a destination, and the ledger in SQLite. others: where rows went while INGEST_ROWS named them."""
+
+    def __init__(self, url: str) -> None:
+        """url: INGEST_STORE."""
+        super().__init__(url)
+        self.others: list[Elsewhere] = []
+
+    def tables(self, stream: str, columns: list[str]) -> Any:
+        """The rows of a stream, wherever they are, as a table of Arrow. Raises: Unavailable."""
+        import pyarrow as pa
+
+        found = [self.table(stream, columns)]
+        for other in self.others:
+            with contextlib.suppress(Unavailable):  # it has none
+                found.append(other.table(stream, columns))
+        return pa.concat_tables(found, promote_options="permissive")
 
     @abstractmethod
     def table(self, stream: str, columns: list[str]) -> Any:
@@ -183,14 +198,14 @@ class Elsewhere(Sqlite, ABC):
 
     def unexplained(self, stream: str) -> int:
         """Those of ALIVE that are no rows."""
-        rows: int = self.table(stream, ["seq"]).num_rows
+        rows: int = self.tables(stream, ["seq"]).num_rows
         return self.number(ALIVE.format(stream)) - rows
 
     def rows(self, stream: str, run: str, above: int = 0) -> Rows:
         """The stored events of a drill in a stream, in the order of the list. above: of later batches than this one."""
         number, name, more = EVENTS[stream]
         pattern = re.compile(re.escape(run) + (r"\..*" if more else ""))
-        found = self.table(stream, [number, name, "received_at", "batch", "seq"]).sort_by("seq")
+        found = self.tables(stream, [number, name, "received_at", "batch", "seq"]).sort_by("seq")
         for part in found.to_batches(10_000):
             seconds = part.column("received_at").view("int64").to_pylist()
             rows = zip(*(part.column(each).to_pylist() for each in (number, name, "batch")), seconds, strict=True)
@@ -227,7 +242,7 @@ class Delta(Elsewhere):
     def __init__(self, url: str, rows: str, env: Mapping[str, str]) -> None:
         """See `Parquet`."""
         super().__init__(url)
-        self.tables, self.env = rows, dict(env)
+        self.place, self.env = rows, dict(env)
 
     def table(self, stream: str, columns: list[str]) -> Any:
         """See `Elsewhere`."""
@@ -235,7 +250,7 @@ class Delta(Elsewhere):
         from deltalake.exceptions import DeltaError
 
         try:
-            return DeltaTable(f"{self.tables}/{stream}", storage_options=self.env).to_pyarrow_table(columns=columns)
+            return DeltaTable(f"{self.place}/{stream}", storage_options=self.env).to_pyarrow_table(columns=columns)
         except (DeltaError, OSError) as error:
             raise Unavailable(str(error)) from None
 

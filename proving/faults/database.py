@@ -16,7 +16,7 @@ from proving.faults.programs import gone
 from proving.faults.scene import Scene, fault
 from proving.harness import stopped, strike
 from proving.site import Site, Trouble, wait
-from proving.store import Postgres, Sqlite, Store
+from proving.store import Elsewhere, Parquet, Postgres, Sqlite, Store
 from sluice.spool.contract import LEASE_SECONDS
 from sluice.views import Tally
 from sluice.views.contract import kept
@@ -106,6 +106,36 @@ def rows_away(scene: Scene) -> str:
     begun = time.monotonic()
     engine.start()
     return f"answers after {time.monotonic() - begun:.1f} s"
+
+
+WAITS = "SELECT count(*) FROM batches_objects WHERE reason <> ''"
+
+
+@fault("settings", "INGEST_ROWS moves while the destination is away, and back", private=True, cuts=True)
+def moved(scene: Scene) -> str:
+    site, store, before = scene.site, scene.site.store, dict(scene.site.environ)
+    if not isinstance(store, Elsewhere):
+        return "not done: the rows are in tables"
+    other = site.home / "other-rows"
+    if not store.others:
+        store.others.append(Parquet(site.settings.store, f"parquet://{other}", {}))
+    if site.engine:
+        site.engine.kill()
+        time.sleep(scene.random.uniform(0.5, 2))  # a claim is stored, whose rows wait
+    try:
+        site.stop()
+        site.environ |= {"INGEST_ROWS": f"parquet://{other}"}
+        site.start()
+        time.sleep(scene.random.uniform(1, 3))
+        waits = store.number(WAITS)
+    finally:
+        site.stop()
+        site.environ = before
+        if site.engine:
+            site.engine.start()
+        site.start()
+    wait(lambda: not store.number(WAITS), 120, "what has waited is published")
+    return f"{waits} objects waited"
 
 
 @fault("expire", "`sluice expire` beside the workers, which delete old logs too", private=True)

@@ -201,11 +201,11 @@ def test_a_drill_into_postgresql_breaks_no_promise_and_drops_its_schema(tmp: Pat
 
 
 def test_a_drill_into_parquet_files_breaks_no_promise(tmp: Path) -> None:
-    faults = "kill-worker,kill-redis,store-locked,store-away,store-full,kill-commit,kill-settle,lease,expire"
+    faults = "kill-worker,kill-redis,store-locked,store-away,store-full,kill-commit,kill-settle,lease,expire,settings"
     env = {"INGEST_ROWS": "parquet:///any", "INGEST_WORKERS": 2}
     status, report, _ = drill(tmp, "--rounds", 1, "--rate", 1500, "--seed", 3, "--faults", faults, env=env)
     assert (status, broken(report)) == (0, NONE)
-    assert (report["settings"]["store"], len(report["faults"])) == ("Parquet", 9)
+    assert (report["settings"]["store"], len(report["faults"])) == ("Parquet", 10)
 
 
 def test_a_report_says_that_the_drill_was_interrupted(tmp: Path) -> None:
