@@ -12,12 +12,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import apsw
+
 from proving.faults.programs import gone
 from proving.faults.scene import Scene, fault
 from proving.harness import stopped, strike
 from proving.site import Site, Trouble, wait
 from proving.store import Elsewhere, Parquet, Postgres, Sqlite, Store
 from sluice.spool.contract import LEASE_SECONDS
+from sluice.store.types import Unavailable
 from sluice.views import Tally
 from sluice.views.contract import kept
 
@@ -178,6 +181,37 @@ def backup(scene: Scene) -> str:
     for path in site.home.glob("copy*"):
         path.unlink()
     return f"killed after {seconds:.1f} s; {size:,} bytes"
+
+
+@fault("odd-row", "another program writes a row that no view can have, and deletes it later", private=True)
+def odd_row(scene: Scene) -> str:
+    store, seconds = scene.site.store, scene.random.uniform(1, 3)
+    if "gps" not in scene.site.streams:
+        return "not done: there are no views"
+    when = "soon" if isinstance(store, Sqlite) else "3000-01-01"
+    write = f"SELECT received_at, '{when}', 'odd', 1, 2, batch, 0 FROM gps LIMIT 1"  # noqa: S608
+    with ALONE:
+        for statement in (
+            f"INSERT INTO gps (received_at, time, device, lat, lon, batch, seq) {write}",
+            "DELETE FROM gps WHERE device = 'odd'",
+        ):
+            wait(lambda sql=statement: do(store, sql), 60, "the database is written")  # type: ignore[misc]
+            time.sleep(seconds)
+    return f"{seconds:.1f} s"
+
+
+def do(store: Store, statement: str) -> bool:
+    """Execute a statement as another program does. Raises: Unavailable."""
+    if isinstance(store, Postgres):
+        store.do(statement)
+    elif isinstance(store, Sqlite):
+        try:
+            with contextlib.closing(apsw.Connection(str(store.path))) as db:
+                db.set_busy_timeout(10_000)
+                db.execute(statement)
+        except apsw.Error as error:
+            raise Unavailable(str(error)) from None
+    return True
 
 
 @contextlib.contextmanager
