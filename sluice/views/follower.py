@@ -47,6 +47,7 @@ RETRY_SECONDS = (10.0, 600.0)  # before a view that did not fit into memory is b
 MEMORY_SHARES = (0.9, 0.8)
 # of maxmemory: up to here any view may add keys; above, those that have less than an equal part of the second
 ROOM_SHARES = (0.7, 0.2)
+AGAIN_SHARE = 0.5  # of maxmemory: below it a view that has refused keys is built again
 
 
 def rest(busy: bool, waited: float) -> float:
@@ -322,19 +323,20 @@ class Follower:
         """Say that a view has refused keys, so that nobody takes a missing one for an unknown one."""
         generation.crowded = True
         if generation.live:
+            self.retries.setdefault(generation.path, (time.monotonic() + RETRY_SECONDS[0], RETRY_SECONDS[0]))
             self.script(contract.CROWD, [contract.crowded(generation.path)], generation.name)
 
     def full(self, generation: Generation) -> None:
         """A generation does not fit. If no other is in service the view answers 503 until one that fits is built."""
         path = generation.path
         self.generations.remove(generation)
+        _, delay = self.retries.get(path, (0.0, RETRY_SECONDS[0]))
+        self.retries[path] = time.monotonic() + delay, min(2 * delay, RETRY_SECONDS[1])
         if any(other.path == path and other.live for other in self.generations):
             log.error("%s: the memory is full: the rebuild is given up, the view is served as before", path)
             self.script(contract.DROP, [contract.building(path)])
         else:
             self.generations = [other for other in self.generations if other.path != path]
-            _, delay = self.retries.get(path, (0.0, RETRY_SECONDS[0]))
-            self.retries[path] = time.monotonic() + delay, min(2 * delay, RETRY_SECONDS[1])
             log.error("%s: the memory is full: the view is not served; raise maxmemory", path)
             self.script(contract.SWITCH, [contract.building(path), contract.state(path)], contract.FULL)
         self.cursor = 0  # its keys go
@@ -343,11 +345,11 @@ class Follower:
         """Serve a generation that has caught up."""
         path = generation.path
         generation.live = True
+        self.retries.pop(path, None)
         if generation.crowded:
             self.crowd(generation)
         self.script(contract.SWITCH, [contract.building(path), contract.state(path)], generation.name)
         self.generations = [other for other in self.generations if other.path != path or other is generation]
-        self.retries.pop(path, None)
         self.cursor = 0
         log.info("%s: built", path)
 
@@ -372,13 +374,10 @@ class Follower:
             self.build(path)
         if asked:
             self.client.ask(("SREM", contract.REBUILD, *asked))
-        due = [path for path, (at, _) in self.retries.items() if time.monotonic() >= at]
-        used, size = self.client.memory() if due else (0, 0)
-        if used < MEMORY_SHARES[1] * size:
-            for path in due:
-                delay = self.retries[path][1]
-                self.build(path)
-                self.retries[path] = float("inf"), delay  # until it fits or not
+        for path in due(self.retries, self.generations, self.client):
+            delay = self.retries[path][1]
+            self.build(path)
+            self.retries[path] = float("inf"), delay  # until it fits or not
 
     def sweep(self) -> bool:
         """One step of deleting keys that no generation in use has; whether there are more steps."""
@@ -398,6 +397,14 @@ def room(generation: Generation, all_of_them: list[Generation], views: int, used
     replaced = sum(other.bytes for other in all_of_them if other.path == path and other is not generation)
     free, share = (int(part * size) for part in ROOM_SHARES)
     return max(free - used + replaced, share // views - generation.bytes)
+
+
+def due(retries: Mapping[str, tuple[float, float]], generations: list[Generation], client: ViewsClient) -> list[str]:
+    """The views to be built again now: their time has come, and there is room."""
+    paths = [path for path, (at, _) in retries.items() if time.monotonic() >= at]
+    used, size = client.memory() if paths else (0, 0)
+    served = {generation.path for generation in generations if generation.live}
+    return [path for path in paths if used < size * (AGAIN_SHARE if path in served else MEMORY_SHARES[1])]
 
 
 def largest(generations: list[Generation]) -> Generation:
