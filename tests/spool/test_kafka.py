@@ -232,6 +232,20 @@ def test_bodies_with_the_offsets_of_lost_ones_are_stored(
     assert ledger(tmp, url) == found
 
 
+def test_what_is_stored_is_not_stored_again_after_the_offsets_of_the_group_have_expired(
+    tmp: Path, url: str, broker: kafka.Brokers
+) -> None:
+    with gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
+        accepted(gate.socket, VOTE % b"a")
+        drain(tmp, url)
+        before = stored(tmp)
+        for future in broker.admin.delete_consumer_groups([f"{tmp.name}.votes"]).values():
+            future.result()
+        accepted(gate.socket, VOTE % b"b")
+        drain(tmp, url)
+    assert (stored(tmp), ledger(tmp, url)["missing"]) == ([*before, "b"], 0)
+
+
 def taken(outlet: Outlet) -> list[bytes]:
     """The next items, settled."""
     outlet.has_work([])
