@@ -25,13 +25,13 @@ from proving import read
 from proving.cells import Cells, cells
 from proving.cells_kafka import KafkaCells
 from proving.compare import SLACK, Findings, compare
+from proving.destinations import Elsewhere
 from proving.faults import FAULTS, Fault, Scene
 from proving.load import LOGGED, PATIENCE, SPAN, Book, is_log
 from proving.outages import OUTAGES
 from proving.read import Reads
 from proving.report import KINDS, judged, markdown, without_service
 from proving.site import AGE, STREAM, Site, Trouble, private, running, wait
-from proving.store import Elsewhere
 from proving.views import VIEWS as OWN
 from sluice import views
 from sluice.run.configure import ROOT

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from proving import engines, harness
+from proving.destinations import DESTINATIONS
 from proving.load import PATIENCE, unverified
-from proving.store import DESTINATIONS, STREAM, Postgres, Sqlite
+from proving.store import STREAM, Postgres, Sqlite
 from sluice import settings, views
 from sluice.base import connect
 from sluice.run import launch

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import apsw
 
+from proving.destinations import Elsewhere, Parquet
 from proving.faults.programs import gone
 from proving.faults.scene import Scene, fault
 from proving.harness import stopped, strike
 from proving.site import Site, Trouble, wait
-from proving.store import Elsewhere, Parquet, Postgres, Sqlite, Store
+from proving.store import Postgres, Sqlite, Store
 from sluice.spool.contract import LEASE_SECONDS
 from sluice.store.types import Unavailable
 from sluice.views import Tally

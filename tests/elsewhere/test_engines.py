@@ -18,8 +18,8 @@ import pytest
 
 import store_tests
 from integrations import samples
+from proving import destinations as witness
 from proving import engines, harness
-from proving import store as witness
 from proving.harness import ROOT
 from proving.postgres import postgres_server
 from sluice import parsers, settings
