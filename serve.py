@@ -22,6 +22,7 @@ from sluice.views.reads import BUILDING, DOWN, FULL, GroupReads, ServedView
 SETTINGS = settings.load_or_exit()
 READS = GroupReads(str(SETTINGS.home / SOCKET))
 MAX_KEYS = 100  # of one request
+MAX_BYTES = 8 << 20  # of an answer with several keys
 PATIENCE_SECONDS = 10.0  # that a request waits for the first count of a tally; nginx waits 15
 POLL_SECONDS = 0.02  # between two looks for it
 TRIES = 3  # reads of a view whose generation changes
@@ -32,6 +33,7 @@ HEADERS = [("Content-Type", JSON), *PRIVATE]
 
 NOT_FOUND = replies.problem("404 Not Found", "There is no view at this path.")
 NO_KEY = replies.problem("404 Not Found", "Nothing is stored under this key.", *PRIVATE)
+TOO_LONG = "The answer has more than 8 MiB: ask for fewer keys at a time."
 NOT_COUNTED = "The count is not ready."
 
 
@@ -136,6 +138,8 @@ class ViewAnswer:
                 values = [view.value(trip, name, self.limit) for name in names]
                 if None in values and view.state and trip.states[view.crowded] == generation:
                     raise Rejected(replies.unavailable(FULL, 1))  # the key may have rows, but had no room
+                if len(values) > 1 and sum([len(value or b"") for value in values]) > MAX_BYTES:
+                    raise Rejected(bad_request(TOO_LONG))
                 if not self.waits or None not in values:
                     return values
                 missing = [key for key, value in zip(self.keys, values) if value is None]

@@ -24,6 +24,7 @@ from proving.harness import request as send
 from runtimes import GUNICORN, SERVERS, is_problem, simple_server
 from sluice.streams.record import Gps, Metric, Vote
 from sluice.views import contract
+from sluice.views.kinds.latest import ORDER_BYTES
 from viewing import NOON, Site
 from viewing import site as installation
 
@@ -416,3 +417,14 @@ def test_a_missing_key_of_a_view_that_refused_keys_is_not_unknown(lane: Reader) 
     finally:
         client.delete(name)
     is_problem(get(lane.where, "/gps/latest?device=nobody"), 404)
+
+
+def test_an_answer_for_several_keys_has_a_bound(lane: Reader) -> None:
+    client = lane.site.client()
+    name = contract.prefix("/gps/latest", client.get(contract.state("/gps/latest")).decode()) + "large"
+    client.set(name, "0" * ORDER_BYTES + json.dumps("x" * 100_000))
+    try:
+        assert len(lane.json("/gps/latest?" + "&".join(["device=large"] * 80))) == 80
+        is_problem(get(lane.where, "/gps/latest?" + "&".join(["device=large"] * 90)), 400)
+    finally:
+        client.delete(name)
