@@ -134,7 +134,7 @@ def view_metrics(views: list[Figures]) -> Iterator[Metric]:
     refreshes = (([view["path"]], view["refreshes"]) for view in views)
     yield family(COUNTER, "sluice_view_refreshes", "Counts made for a tally.", "view", refreshes)
     served = (([view["path"]], view["state"] == "served") for view in views)
-    yield family(GAUGE, "sluice_view_served", "1 if the view is served, else 0.", "view", served)
+    yield family(GAUGE, "sluice_view_served", "1 if the view is served and takes new keys, else 0.", "view", served)
     for name, about, key in VIEW_GAUGES:
         yield family(GAUGE, name, about, "view", [([view["path"]], view[key]) for view in views])
 

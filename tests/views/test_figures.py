@@ -207,3 +207,11 @@ def test_the_memory_is_that_of_the_keys(here: Site) -> None:
     generation = client.get(contract.state("/notices/feed")).decode()
     assert found["/notices/feed"] == client.memory_usage(contract.prefix("/notices/feed", generation) + "jane")
     assert found["/metrics/latest"] is None
+
+
+def test_a_view_that_refuses_new_keys_is_shown_as_crowded(here: Site) -> None:
+    client = here.client()
+    client.set(contract.crowded("/gps/latest"), client.get(contract.state("/gps/latest")))
+    assert {path: one["state"] for path, one in views(here).items() if one["state"] != "served"} == {
+        "/gps/latest": "crowded"
+    }

@@ -20,7 +20,8 @@ ToJson = Callable[[Any, int], bytes]
 class ViewFigures(NamedTuple):
     """The figures of one view; an unknown one is None.
 
-    state: served, full, building (for the first time), or unavailable (so is the views' Redis).
+    state: served, crowded (it refuses new keys), full, building (for the first time), or unavailable (so is the views'
+        Redis).
     keys: of a tally, those that clients asked for within two periods. rows: applied since the generation was begun.
     lag: seconds; rows committed earlier are applied. Of a tally: the age of its oldest kept count.
     refreshes: of a tally, the counts made; None for other views. reads: answers by status. Both since the views' Redis
