@@ -133,7 +133,7 @@ class Observer:
             persist, decode: histograms of seconds: a claim, a body (one in 16)
         dead_letters: a list of stream, reason, letters, the most frequent first
         ledger_seconds: the age of stored, dead, missing and dead_letters, which take long to count
-        answered: a list of route ("" for unknown paths), status, count
+        answered: a list of route ("" for unknown paths, "nginx" for its own), status, count
         refused: a list of stream, reason, bodies
         commit_bodies: a histogram of bodies per commit. commit: one of seconds per commit
         processes: a list of role, pid, and for a worker its claims: stream, first (sequence number), bodies, seconds

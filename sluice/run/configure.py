@@ -51,8 +51,8 @@ def replaced(text: str, *pairs: tuple[str, str]) -> str:
 
 def quoted(path: object) -> str:
     """A path in a configuration. Raises: SettingError if nginx, Redis or supervisord would read it as another one."""
-    if re.search(r'["$%\\\n]', str(path)):
-        raise settings.SettingError(f'nginx and Redis cannot use the path {str(path)!r}: it has one of " $ % \\.')
+    if re.search(r'["$%\\\n]|,(?!nohostname$)', str(path)):
+        raise settings.SettingError(f'nginx and Redis cannot use the path {str(path)!r}: it has one of " $ % \\ ,.')
     return f'"{path}"'
 
 
@@ -159,12 +159,14 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
             for kind in ("body", "proxy", "fastcgi", "uwsgi", "scgi")
         ),
     )
+    rejected = f"syslog:server=unix:{s.home}/run/rejected.sock,nohostname"
     server = replaced(
         with_views((ROOT / "nginx/sluice.conf").read_text(), s),
         *(
             (f"unix:/run/sluice/{path.name} ", f"{quoted(f'unix:{path}')} ")
             for path in s.gateway_sockets + s.reader_sockets
         ),
+        ("access_log off", f"access_log {quoted(rejected)} sluice_status if=$sluice_rejected"),
         ("unix:/run/sluice/metrics.sock;", f"{quoted(f'unix:{s.home}/run/metrics.sock')};"),
         (f"{allows(PRIVATE[:5])}\n    {allows(PRIVATE[5:])}  # INGEST_ALLOW", allows(s.allow)),
         ("(localhost|", f"({'|'.join(map(re.escape, ('localhost', *s.hosts)))}|"),

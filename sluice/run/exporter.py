@@ -102,7 +102,8 @@ def metrics(figures: Figures) -> Iterator[Metric]:
     yield histogram("sluice_commit_seconds", "Time of a commit in Redis.", {None: figures["commit"]})
     yield histogram("sluice_commit_bodies", "Bodies per commit.", {None: figures["commit_bodies"]})
     yield family(
-        COUNTER, "sluice_answers", "Answers of the gateway itself; the route is empty for unknown paths.",
+        COUNTER, "sluice_answers",
+        "Answers of the gateway itself; the route is empty for unknown paths, and nginx for those that nginx rejects.",
         "route status", (([row["route"], row["status"]], row["count"]) for row in figures["answered"]),
     )  # fmt: skip
     refused = (([row["stream"], row["reason"]], row["bodies"]) for row in figures["refused"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,13 +17,18 @@ from pathlib import Path
 from statistics import linear_regression
 from typing import Any, NoReturn
 
+from redis.exceptions import RedisError
+
 from sluice import settings
 from sluice.account import STATES, sums
 from sluice.base import daemon, screen
+from sluice.base.connect import client
+from sluice.base.counters import Counts
 from sluice.base.times import instant
 from sluice.formats.registry import load_routes
 from sluice.ledger import Observer
 from sluice.letters import Letters
+from sluice.spool.contract import count_command
 from sluice.store.types import DeadLetter, Unavailable
 from sluice.views import figures
 
@@ -53,6 +59,7 @@ def main() -> NoReturn:
     with settings.exit_if_invalid():
         s = settings.load()
         page = Page(s)
+        rejections = Rejections(s)
     file = s.home / "run" / FILE
     new = file.with_suffix(".new")
     while True:
@@ -61,7 +68,36 @@ def main() -> NoReturn:
             new.replace(file)
         except Exception as error:  # the next reading may succeed
             screen.complain(f"the status page is not updated: {error}")
+        with contextlib.suppress(RedisError, OSError):  # they are in the next report
+            rejections.report()
         time.sleep(READING_SECONDS)
+
+
+class Rejections:
+    """Counts the requests that nginx rejects itself. It tells the status of each in a datagram (nginx/sluice.conf), and
+    drops some when there are too many.
+    """
+
+    def __init__(self, s: settings.Settings) -> None:
+        self.counts = Counts()
+        self.redis: Any = client(s.figures, READING_SECONDS)
+        path = s.home / "run/rejected.sock"
+        path.unlink(missing_ok=True)
+        self.inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.inbox.bind(str(path))
+        threading.Thread(target=self.count, daemon=True).start()
+
+    def count(self) -> None:
+        while True:
+            status = self.inbox.recv(256)[-3:]
+            if status.isdigit():
+                self.counts.counter(f"answered {status.decode()} nginx").n += 1
+
+    def report(self) -> None:
+        """Raises: RedisError, OSError."""
+        if delta := self.counts.delta():
+            self.redis.execute_command(*count_command(delta))
+            self.counts.confirm(delta)
 
 
 class Page:

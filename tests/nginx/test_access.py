@@ -456,7 +456,7 @@ def test_without_these_settings_nginx_has_none_of_their_directives() -> None:
         text = (web.home / "etc/sluice.conf").read_text()
         for other in 'if ($sluice_remote_write = "")', "if ($sluice_foreign)", configure.HOST_CHECK:
             text = text.replace(other, "")
-        assert not re.search(r"\bif\b|auth_|limit_(req|conn)|ssl|Access-Control", re.sub(r"#.*", "", text))
+        assert not re.search(r"\bif \(|auth_|limit_(req|conn)|ssl|Access-Control", re.sub(r"#.*", "", text))
         off = re.compile(r"^ *#[a-z-]+# .*", re.M)
         assert off.findall(text) == off.findall((ROOT / "nginx/sluice.conf").read_text())
 
@@ -477,6 +477,18 @@ def test_bin_up_starts_with_all_checks_on(tmp: Path, certificate: tuple[Path, Pa
         tally = f"{url}/votes/tally?poll=p"
         poll(lambda: '"choices":{"c":1}' in curl(*ask, tally)[2], 60)
         assert curl("-k", f"{url}/readyz")[0] == curl("-k", tally)[0] == 401
+        curl("-k", *ask, f"{url}/nowhere")
+        curl("-k", "-H", "X: " + "y" * 9000, f"{url}/votes")
+        # what nginx rejects is counted, apart from what the gateway rejects
+        wanted = {("nginx", "401 Unauthorized"), ("nginx", "431 Request Header Fields Too Large"),
+                  ("other paths", "404 Not Found")}  # fmt: skip
+
+        def turned_away() -> set[tuple[str, str]]:
+            shown = json.loads(curl(*ask, f"{url}/status/status.json")[2])
+            return {(row["where"], row["reason"]) for row in shown["turned_away"]}
+
+        poll(lambda: wanted <= turned_away())
+        assert ("nginx", "404 Not Found") not in turned_away()
 
 
 def refused(env: dict[str, object], tmp: Path) -> tuple[int, str]:
