@@ -39,7 +39,7 @@ from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import MAX_BODIES, Outlet
 from sluice.store import expiry
 from sluice.store.entries import Entries, PartialDecode
-from sluice.store.store import Store
+from sluice.store.store import Elsewhere, Store
 from sluice.store.types import NewerTables, Outcome, Unavailable
 from sluice.streams import registry
 from sluice.streams.record import Limits, Reject, Vote
@@ -492,6 +492,7 @@ def test_a_worker_that_stops_stores_the_claim_that_it_has_prefetched(redis: Serv
 
     class Store:
         db = None
+        elsewhere = Elsewhere()
 
         def persist(self, claim: Claim, entries: Any) -> Outcome:
             stored.append(len(list(entries)))
@@ -774,6 +775,7 @@ def test_an_unexpected_error_delays_only_its_stream(tmp: Path, redis: Server, ca
 
     class Store:
         db = None
+        elsewhere = Elsewhere()
 
         def persist(self, claim: Claim, entries: Any) -> Outcome:
             if claim.stream == "votes" and len(caplog.records) < 3:
@@ -836,7 +838,7 @@ def test_without_redis_the_worker_waits_longer_and_longer_and_each_time_from_the
                 ours.stopping = True
 
     ours = program.Worker(Outlet(str(tmp / "run/redis.sock")), "", STREAMS, LIMITS)
-    ours.store = SimpleNamespace(db=None)  # type: ignore[assignment]
+    ours.store = SimpleNamespace(db=None, elsewhere=Elsewhere())  # type: ignore[assignment]
     ours.wake = Wake()  # type: ignore[assignment]
     with redis:
         ours.run()
@@ -859,7 +861,7 @@ def test_an_idle_worker_only_looks_whether_there_is_work(redis: Server) -> None:
     push(redis, "a")
     assert Outlet(str(redis.socket)).claim("votes")  # another worker has it
     ours = program.Worker(Looker(str(redis.socket)), "", STREAMS, LIMITS)
-    ours.store = SimpleNamespace(db=None)  # type: ignore[assignment]
+    ours.store = SimpleNamespace(db=None, elsewhere=Elsewhere())  # type: ignore[assignment]
     ours.wake = SimpleNamespace(acquire=lambda timeout: turns.append("wait"))  # type: ignore[assignment]
     ours.run()
     # it may claim what another worker has as soon as that one's lease has ended
@@ -876,6 +878,7 @@ def test_the_worker_waits_between_looks_while_a_claim_cannot_be_stored(redis: Se
 
     class Store:
         db = None
+        elsewhere = Elsewhere()
 
         def persist(self, claim: Claim, entries: Any) -> Outcome:
             turns.append("persist")
