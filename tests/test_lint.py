@@ -59,7 +59,7 @@ def test_gcc_checks_every_c_program() -> None:
 LOOPS = {
     "worker.py": ("run", "renew"),
     "sluice/base/connect.py": ("ask",),
-    "sluice/run/page.py": ("main",),
+    "sluice/run/page.py": ("main", "count"),
     "sluice/run/scale.py": ("main",),
     "sluice/spool/inlet.py": ("reconnect",),
     "sluice/spool/kafka/inlet.py": ("keep",),

@@ -89,9 +89,12 @@ class Rejections:
 
     def count(self) -> None:
         while True:
-            status = self.inbox.recv(256)[-3:]
-            if status.isdigit():
-                self.counts.counter(f"answered {status.decode()} nginx").n += 1
+            try:
+                status = self.inbox.recv(256)[-3:]
+                if status.isdigit():
+                    self.counts.counter(f"answered {status.decode()} nginx").n += 1
+            except Exception as error:  # one datagram is counted less
+                screen.complain(f"a request that nginx rejected is not counted: {error}")
 
     def report(self) -> None:
         """Raises: RedisError, OSError."""
