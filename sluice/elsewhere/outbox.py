@@ -252,16 +252,21 @@ class Storing(Attempt):
         try:
             with self.store.savepoint(self.db):
                 thing: Any
+                held = 0  # bytes of the rejects
                 for entry in entries:
                     seq, received, _, thing = entry
                     if thing.__class__ is Reject:
                         rejects.append(entry)
+                        held += len(thing.part)
+                        full = held >= bounds.LETTER_BYTES or len(rejects) >= bounds.GROUP_REJECTS
                     else:
                         rows.seqs.append(seq)
                         rows.received.append(received)
                         rows.records.append(thing)
-                    if len(rows.seqs) >= bounds.GROUP_RECORDS or len(rejects) >= bounds.GROUP_REJECTS:
+                        full = len(rows.seqs) >= bounds.GROUP_RECORDS
+                    if full:
                         flush()
+                        held = 0
                 flush()
         except Rejected as error:
             if stream in self.objects:

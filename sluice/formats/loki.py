@@ -111,6 +111,7 @@ def from_json(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
             budget.left -= INVALID_COST
             yield Reject(element, bodies.reason(error))
             continue
+        size = bodies.written(labels)
         head = b'{"stream":%b,"values":[' % bytes(stream.stream)
         invalid: list[bytes] = []
         reason = ""
@@ -119,7 +120,7 @@ def from_json(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
             if isinstance(value, Remainder):
                 yield Reject(head + value + b"}", Remainder.reason)
                 break
-            budget.charge(len(stream.stream))
+            budget.charge(size)
             try:
                 if len(value) > budget.limits.record:
                     raise Invalid(f"line larger than {budget.limits.record} bytes")

@@ -238,7 +238,7 @@ def walk(
         if node.children:
             context = node.read(encoding.parse(node, own), context)
             if not all(below.children for below in node.children.values()):
-                context = context._replace(size=bodies.written((context.tags, context.name, context.service)))
+                context = context._replace(size=bodies.written(context.tags, context.name, context.service))
         else:
             budget.left -= 1
             records = node.read(encoding.parse(node, data), context)

@@ -89,7 +89,7 @@ class Request:
     def __init__(self, version: int, symbols: list[str]) -> None:
         self.version = version
         self.symbols = symbols
-        self.sizes = [bodies.written(symbol) for symbol in symbols]
+        self.sizes = [len(msgspec.json.encode(symbol)) for symbol in symbols]
         self.described: set[tuple[Any, ...]] = set()  # metadata that has a row; version 2 repeats it with each series
 
     def rows(self, field: Field, body: bytes, budget: Budget) -> list[Metric]:
@@ -121,7 +121,7 @@ class Request:
         if not rows:
             raise Invalid("series without a sample")
         if self.version == 2 or len(rows) > 1:
-            budget.repeat(len(rows), bodies.written((name, tags)))
+            budget.repeat(len(rows), bodies.written(tags, name))
         return rows
 
     def charge(self, series: Any, budget: Budget) -> None:

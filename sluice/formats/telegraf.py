@@ -57,7 +57,7 @@ def point(part: bytes, message: Message | None, budget: Budget) -> list[Metric]:
     if not metrics:
         raise Invalid("no field")
     if len(metrics) > 1:
-        budget.repeat(len(metrics), bodies.written((point.name, tags)))
+        budget.repeat(len(metrics), bodies.written(tags, point.name))
     if NUL in part:
         for metric in metrics:
             check_text(metric)

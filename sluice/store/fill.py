@@ -104,6 +104,7 @@ def chunks(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
     size, last = 0, None
     for entry in entries:
         chunk.append(entry)
+        size += len(entry[3].part if isinstance(entry[3], Reject) else encode(entry[3]))
         if entry[0] != last:
             size, last = size + len(entry[2]), entry[0]
         if len(chunk) >= bounds.CHUNK_ENTRIES or size >= bounds.CHUNK_BYTES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -15,6 +15,7 @@ GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
 BOM = b"\xef\xbb\xbf"
 CHUNK = 1 << 16
+MANY_PAIRS, PAIR_BYTES = 100, 100
 GROWTH = 8  # bytes that a body may become beside `Limits.room`, for each of its own
 
 STRING = rb'"(?:[^"\\]++|\\.)*+"'
@@ -108,9 +109,12 @@ def check_json(text: bytes) -> None:
         raise Invalid(reason(error)) from None
 
 
-def written(value: object) -> int:
-    """The bytes that texts take in a row: as JSON, where a control character takes six."""
-    return len(msgspec.json.encode(value))
+def written(pairs: Mapping[str, object], *texts: object) -> int:
+    """The bytes that a row takes for what it inherits: as JSON, where a control character takes six.
+
+    So many pairs as no sender has also count as what each row's own dictionary takes of memory.
+    """
+    return len(msgspec.json.encode((pairs, *texts))) + PAIR_BYTES * max(0, len(pairs) - MANY_PAIRS)
 
 
 def reason(error: Exception) -> str:

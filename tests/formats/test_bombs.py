@@ -25,7 +25,7 @@ from sluice.formats.prometheus import messages as prometheus
 from sluice.formats.protobuf import wrapped
 from sluice.formats.registry import FORMATS, ROUTES
 from sluice.formats.streams import STREAMS
-from sluice.streams.record import Limits, Reject
+from sluice.streams.record import Limits, Log, Reject
 
 BODY = 1 << 20
 LIMITS = Limits(BODY, 32_768, BODY // 8, room=2 * BODY, repeated=BODY // 2)
@@ -284,6 +284,20 @@ def loki_many_labels(size: int) -> bytes:
     return b'{"streams":[{"stream":{%b},"values":[["1",""]]}]}' % labels
 
 
+@bomb("/loki/api/v1/push", "Content-Type: application/json")
+def loki_lines_of_many_labels(size: int) -> bytes:
+    labels = b",".join(b'"%x":""' % n for n in range(len(text(size)) // 12))
+    return filled(b'{"streams":[{"stream":{%b},"values":[' % labels, b'["1",""]', b"]}]}", size)
+
+
+@bomb("/v1/logs", PROTOBUF)
+def otlp_logs_of_many_attributes(size: int) -> bytes:
+    request = ExportLogsServiceRequest()
+    given = [attribute(f"{n:x}", string_value="") for n in range(len(text(size)) // 16)]
+    request.resource_logs.add(resource={"attributes": given}).scope_logs.add(log_records=[{"flags": 1}] * (size // 8))
+    return bytes(request.SerializeToString())
+
+
 @bomb("/loki/api/v1/push", PROTOBUF)
 def loki_entries_of_large_labels(size: int) -> bytes:
     stream = wrapped(1, b'{t="%b"}' % text(size)) + wrapped(2, b"") * ((size - len(text(size))) // 2)
@@ -402,3 +416,11 @@ def test_twice_the_body_takes_at_most_twice_the_calls(name: str) -> None:
         stream, sent, _ = item(name, size)
         found.append(calls(iter(STREAMS[stream].decode(sent, limits))))
     assert found[2] <= 2.5 * found[1] + 100
+
+
+@pytest.mark.parametrize("name", ["loki_lines_of_many_labels", "otlp_logs_of_many_attributes"])
+def test_all_rows_of_a_body_fit_into_memory_together(name: str) -> None:
+    """A destination gets many rows at once, and each row of a log has a dictionary of its own."""
+    stream, sent, size = item(name, BODY)
+    results = STREAMS[stream].decode(sent, LIMITS._replace(records=1 << 20))
+    assert 0 < sum(len(result.attributes) for result in results if isinstance(result, Log)) < size // 4

@@ -19,7 +19,7 @@ from sluice.store.registry import open_store
 from sluice.store.sqlite.file import start_log
 from sluice.store.store import Store
 from sluice.store.types import Outcome, Unavailable
-from sluice.streams.record import Gps, Log, Metric, Vote
+from sluice.streams.record import Gps, Log, Metric, Reject, Vote
 from store_tests import NOON, StoreTests, claim, decoded, votes
 
 TABLES = ("", "_ranges", "_folded", "_expired", "_epochs", "_cells", "_objects")
@@ -67,14 +67,16 @@ def test_a_rejected_record_is_searched_for_in_chunks_of_limited_length_and_size(
     monkeypatch.setattr("sluice.store.bounds.CHUNK_BYTES", 11)
 
     def lengths(*bodies: bytes) -> list[int]:
-        entries: list[Any] = [(seq, NOON, body, None) for seq, body in enumerate(bodies)]
+        entries: list[Any] = [(seq, NOON, body, Reject(b"", "")) for seq, body in enumerate(bodies)]
         return [len(chunk) for chunk in chunks(entries)]
 
     assert lengths(*[b"x"] * 9) == [4, 4, 1]
     assert lengths(*[b"xxxxx"] * 9) == [3, 3, 3]
     assert lengths(b"x" * 11, b"x") == [1, 1]
-    of_one_body: list[Any] = [(1, NOON, b"x" * 6, None)] * 6
+    of_one_body: list[Any] = [(1, NOON, b"x" * 6, Reject(b"", ""))] * 6
     assert [len(chunk) for chunk in chunks(of_one_body)] == [4, 2]
+    large: list[Any] = [(1, NOON, b"x", Reject(b"x" * 5, ""))] * 6
+    assert [len(chunk) for chunk in chunks(large)] == [2, 3, 1]
 
 
 def test_a_store_makes_its_tables_unless_it_is_told_not_to(tmp_path: Path) -> None:
