@@ -68,6 +68,14 @@ function judge() {
   if (undecodable.length)
     return ["slow", `No decoder for ${undecodable.map((stream) => stream.stream).join(", ")}`,
       "The bodies wait in Redis. INGEST_RECORDS names the module that has the decoder."];
+  const refused = shown.streams.filter((stream) => stream.error && !stream.unpublished);
+  if (refused.length)
+    return ["bad", `${refused.map((stream) => stream.stream).join(", ")} cannot be stored`,
+      `Writes are accepted and wait in Redis. ${refused[0].error}`];
+  const held = shown.streams.filter((stream) => stream.unpublished);
+  if (held.length)
+    return ["bad", `Rows of ${held.map((stream) => stream.stream).join(", ")} wait for their destination`,
+      `${bodies(held[0].unpublished)} for ${span(held[0].unpublished_seconds)}. ${held[0].unpublished_reason}`];
   const oldest = Math.max(...shown.streams.map((stream) => stream.oldest_seconds ?? 0));
   const speed = sum("taken_rate");
   const flow = sum("accepted_rate");

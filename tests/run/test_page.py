@@ -460,6 +460,28 @@ def test_the_cells_of_a_database_are_shown_when_there_are_several(page: Page) ->
     expect(page.locator("#verdict p")).to_contain_text("1,234 bodies waited there.")
 
 
+def test_what_waits_for_its_destination_and_what_cannot_be_stored_is_reported(page: Page) -> None:
+    def changed(**figures: object) -> None:
+        def change(route: Route) -> None:
+            answer = route.fetch()
+            shown = answer.json()
+            shown["streams"] = [row | (figures if row["stream"] == "votes" else {}) for row in shown["streams"]]
+            route.fulfill(response=answer, json=shown)
+
+        page.unroute_all()
+        page.route("**/status.json", change)
+
+    why = "clickhouse://host:8123/db: ClickHouse: Connection refused"
+    changed(unpublished=12, unpublished_seconds=40, unpublished_reason=why, error="the same")
+    expect(page.locator("#verdict h2")).to_have_text("Rows of votes wait for their destination")
+    expect(page.locator("#verdict p")).to_contain_text(f"12 bodies for 40 s. {why}")
+    changed(error="the database is unavailable: permission denied for table votes")
+    expect(page.locator("#verdict h2")).to_have_text("votes cannot be stored")
+    expect(page.locator("#verdict p")).to_contain_text("permission denied for table votes")
+    changed()
+    expect(page.locator("#verdict")).to_have_attribute("data-state", "good")
+
+
 # The next tests stop and kill processes, so they come last.
 
 
