@@ -23,7 +23,7 @@ from sluice.spool.claim import Claim
 from sluice.store import bounds
 from sluice.store.bookkeeping import Bookkeeping, Db
 from sluice.store.fill import Divided, Part, fill, gaps
-from sluice.store.tables import LAYOUT
+from sluice.store.tables import BURY, LAYOUT
 from sluice.store.types import (
     Conflict,
     DeadLetter,
@@ -297,6 +297,13 @@ class Store(Bookkeeping[Db]):
         if db is not None:
             db.close()
 
+    def bury(self, db: Db, stream: str, batch: int, whole: bool, rejects: Iterable[Entry]) -> None:
+        """Bury rejects. whole: see `insert`."""
+        thing: Any
+        for seq, received, _, thing in rejects:
+            reason = thing.reason.encode(errors="backslashreplace").replace(b"\0", b"\\0").decode()
+            self.run(db, BURY, (self.time(received), stream, thing.part, reason, thing.whole and whole, batch, seq))
+
     RECEIVED: str  # SQL: `received_at` in microseconds since 1970
     KIND: str  # SQL: a reason up to its first quote or number, which may be what a client has sent
 
@@ -321,10 +328,6 @@ class Store(Bookkeeping[Db]):
 
         whole: False if the entries come from a partial dead letter.
         """
-
-    @abstractmethod
-    def bury(self, db: Db, stream: str, batch: int, whole: bool, rejects: Iterable[Entry]) -> None:
-        """Bury rejects. whole: see `insert`."""
 
     @abstractmethod
     def ask(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:

@@ -39,6 +39,7 @@ INDEXES = {
     "dead_letters": "CREATE INDEX IF NOT EXISTS dead_letters_by_body ON dead_letters (stream, batch, seq)",
 }
 
+BURY = "INSERT INTO dead_letters (received_at, stream, body, reason, whole, batch, seq) VALUES (?,?,?,?,?,?,?)"
 # From layout 2: names. What waits in the outbox gets an address, filled from INGEST_ROWS, and what is shown of it.
 RENAMED = (
     "ALTER TABLE batches_spools RENAME TO batches_epochs",

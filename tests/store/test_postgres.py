@@ -532,13 +532,13 @@ def test_a_reason_never_quotes_a_row(pg: Postgres):
 def test_rejects_between_rows_are_buried_in_order_and_in_bounded_memory(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sluice.store.bounds.LETTER_BYTES", 900)
     buried: list[int] = []
-    bury = postgres.bury
+    bury = postgres.bury_all
 
     def counted(db: Session, rejects: list[postgres.Row]) -> None:
         buried.append(len(rejects))
         bury(db, rejects)
 
-    monkeypatch.setattr(postgres, "bury", counted)
+    monkeypatch.setattr(postgres, "bury_all", counted)
     reject = Reject(b"x" * 300, "a reason with a \0 and a \ud800", True)
 
     @again

@@ -186,7 +186,7 @@ class Postgres(Store[Session]):
                     rejects: list[Row] = []
                     count, more = self.copy(db, table, batch, whole, remaining, rejects)
                     records, letters = records + count, letters + len(rejects)
-                    bury(db, rejects)
+                    bury_all(db, rejects)
                     if not more:
                         return Outcome(records, letters)
         except psycopg.Error as error:
@@ -223,10 +223,6 @@ class Postgres(Store[Session]):
     @override
     def savepoint(self, db: Session) -> contextlib.AbstractContextManager[object]:
         return db.transaction()
-
-    @override
-    def bury(self, db: Session, stream: str, batch: int, whole: bool, rejects: Iterable[Entry]) -> None:
-        bury(db, [letter(stream, batch, whole, seq, received, thing) for seq, received, _, thing in rejects])
 
     @override
     def ask(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:
@@ -382,7 +378,7 @@ def placeholders(sql: str) -> Any:
     return sql.replace("?", "%s")
 
 
-def bury(db: Session, rejects: list[Row]) -> None:
+def bury_all(db: Session, rejects: list[Row]) -> None:
     if rejects:
         with db.cursor() as cursor, cursor.copy(BURY) as copy:
             copy.set_types(BURIED)

@@ -22,7 +22,7 @@ from sluice.spool.claim import Claim
 from sluice.store import bounds
 from sluice.store.bookkeeping import FOLDED, HAS_LETTERS
 from sluice.store.sqlite.file import Identity, check_place, cut_log, empty_log, identity, start_log
-from sluice.store.sqlite.table import BURY, Table
+from sluice.store.sqlite.table import Table
 from sluice.store.store import Elsewhere, Store, check_layout
 from sluice.store.tables import INDEXES, LAYOUT, RENAMED, TABLES
 from sluice.store.types import Entry, Outcome, Row, RowsRejected, Unavailable
@@ -232,12 +232,6 @@ class Sqlite(Store[apsw.Connection]):
                 db.execute("RELEASE entries")
             raise
         db.execute("RELEASE entries")
-
-    @override
-    def bury(self, db: apsw.Connection, stream: str, batch: int, whole: bool, rejects: Iterable[Entry]) -> None:
-        thing: Any
-        for seq, received, _, thing in rejects:
-            db.execute(BURY, (instant(received), stream, thing.part, thing.reason, thing.whole and whole, batch, seq))
 
     @override
     def ask(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:

@@ -11,13 +11,13 @@ import msgspec
 from msgspec.structs import astuple
 
 from sluice.base.times import instant, second
+from sluice.store.tables import BURY
 from sluice.store.types import Entry, Row
 from sluice.streams.record import Metric, Reject
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types
 
 PLAIN = {float: "REAL", int: "INTEGER", bool: "INTEGER", str: "TEXT"}
-BURY = "INSERT INTO dead_letters (received_at, stream, body, reason, whole, batch, seq) VALUES (?,?,?,?,?,?,?)"
 
 
 class Table:
