@@ -21,7 +21,9 @@ USER = "nobody"  # runs the server if the caller is root: PostgreSQL refuses to 
 
 
 def programs() -> Path:
-    """The directory of the server's programs, which Debian leaves off PATH."""
+    """The directory of the server's programs: POSTGRES_BIN, or that of the newest one, which Debian leaves off PATH."""
+    if chosen := os.environ.get("POSTGRES_BIN"):
+        return Path(chosen)
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
     on_path = shutil.which("postgres")
     assert found or on_path, "no PostgreSQL server found; bin/provision test installs it"
