@@ -1,6 +1,7 @@
-"""Bury the claimed bodies of a stream, or one of them: they become dead letters, and no worker decodes them.
+"""Bury the claimed bodies of a stream, or one of them, undecoded.
 
-For a body that takes too long or ends its workers, before they bury it themselves. `replay` stores it later.
+For a body that takes too long or ends its workers, before they bury it themselves. It becomes a dead letter, which
+`replay` stores later.
 A body of which a worker is just storing the records is buried once that worker has ended.
 """
 
