@@ -36,7 +36,7 @@ class Empty(Exception):
 class Remainder(bytes):
     """The part of a body after its last permitted record. It was not decoded."""
 
-    reason = "too many records in one body: the rest was not decoded"
+    reason = "too much in one body: the rest was not decoded"
 
 
 class Budget:

@@ -373,7 +373,7 @@ def test_what_exceeds_the_limit_of_records_is_buried_undecoded_and_can_be_replay
         while letters:
             for result in decode("metrics", letters.pop(), LIMITS._replace(records=2500)):
                 if isinstance(result, Reject):
-                    assert result.reason == "too many records in one body: the rest was not decoded"
+                    assert result.reason == "too much in one body: the rest was not decoded"
                     letters.append(result.part)
                 else:
                     found.append(result.value)
@@ -435,7 +435,7 @@ def test_what_many_points_inherit_counts_towards_the_limit_of_records() -> None:
     for sent in items("/v1/metrics", request):
         found = decode("metrics", sent, LIMITS._replace(records=20_000))
         assert len(found) < 250
-        assert found[-1].reason == "too many records in one body: the rest was not decoded"
+        assert found[-1].reason == "too much in one body: the rest was not decoded"
 
 
 def test_a_data_point_may_take_a_quarter_of_the_bytes_of_a_record() -> None:

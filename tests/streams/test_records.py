@@ -254,7 +254,7 @@ def test_the_part_of_a_body_beyond_its_limit_is_buried_undecoded_and_can_be_repl
         body = b""
         if isinstance(last, Reject):
             body, reason, whole = last
-            assert (reason, whole) == ("too many records in one body: the rest was not decoded", False)
+            assert (reason, whole) == ("too much in one body: the rest was not decoded", False)
         else:
             some.append(last)
         found += some
@@ -287,7 +287,7 @@ def test_an_invalid_record_counts_as_50_records_of_the_limit(kind):
     nested_good, nested_bad = (sum(map(part.count, (b"{", b"}", b"[", b"]"))) // 4 for part in (good, bad))
     limit = 1 + 50 + 1 + 1 + 3 * nested_good + nested_bad
     (reason,) = filter(None, decoded(limit))
-    too_many = "too many records in one body: the rest was not decoded"
+    too_many = "too much in one body: the rest was not decoded"
     assert decoded(limit) == ["", reason, "", ""]
     assert decoded(limit - 1) == ["", reason, "", too_many]
     assert decoded(limit - 2 - nested_good) == ["", reason, too_many]
@@ -319,7 +319,7 @@ def test_a_body_of_empty_or_invalid_lines_is_decoded_up_to_its_limit(name, row):
     first, *rejects = decode(name, gzip.compress(GOOD[name] + b"\n" + rows + GOOD[name], 1))
     assert first == RECORDS[name]
     assert len(rejects) < 250
-    assert rejects[-1].reason == "too many records in one body: the rest was not decoded"
+    assert rejects[-1].reason == "too much in one body: the rest was not decoded"
     # most of the body is left undecoded, byte for byte
     assert (GOOD[name] + b"\n" + rows + GOOD[name]).endswith(rejects[-1].part)
     assert len(rejects[-1].part) > len(rows) // 2
@@ -865,7 +865,7 @@ def test_a_body_without_a_line_is_one_reject_of_the_whole_body(item):
 def test_lines_of_a_parser_have_the_limits_of_all_bodies():
     first, second, rest = tides.decode(b"\n".join([BREST] * 5), LIMITS._replace(records=2))
     assert (first, second) == (TIDE, TIDE)
-    assert rest == Reject(b"\n".join([BREST] * 3), "too many records in one body: the rest was not decoded", False)
+    assert rest == Reject(b"\n".join([BREST] * 3), "too much in one body: the rest was not decoded", False)
     (bomb,) = tides.decode(gzip.compress(BREST * 1000), LIMITS._replace(inflated=1000))
     assert bomb.reason == "gzip: inflates to more than 1000 bytes"
     many = list(tides.decode(BREST + b"\nx" * 5_000, LIMITS))
