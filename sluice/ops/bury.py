@@ -18,7 +18,7 @@ from sluice.formats.streams import load_streams
 from sluice.settings import Settings
 from sluice.spool.claim import Claim
 from sluice.store.registry import open_store
-from sluice.store.store import Store
+from sluice.store.store import Store, retried
 from sluice.store.types import Entry, Outcome, Unavailable
 from sluice.streams.record import Reject
 
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
 def persist(store: Store[Any], claim: Claim, entry: Entry, deadline: float) -> Outcome:
     while True:
         try:
-            return store.persist(claim, [entry])
+            return retried(store.persist)(claim, [entry])
         except Unavailable as error:
             if time.monotonic() > deadline:
                 raise

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 
 from sluice.base import screen
 from sluice.elsewhere.registry import open_elsewhere
 from sluice.formats.streams import load_streams
 from sluice.settings import DEAD, Settings
 from sluice.store.registry import open_store
+from sluice.store.store import retried
 
 SLACK_SECONDS = 86_400  # by which the clock may be ahead of the last deletion
 
@@ -39,9 +41,10 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         table = "dead_letters" if name == DEAD else name
         old = store.overdue(table, before)
         if not arguments.dry_run:
+            step = retried(store.expire_letters if name == DEAD else partial(store.expire, name))
             began, more = time.monotonic(), old > 0
             while more:
-                more = store.expire_letters(before) if name == DEAD else store.expire(name, before)
+                more = step(before)
                 time.sleep(time.monotonic() - began)  # the workers write meanwhile
                 began = time.monotonic()
             old -= store.overdue(table, before)

@@ -108,7 +108,9 @@ def ensure(db: psycopg.Connection[Any], name: str, columns: dict[str, str], inde
     for column, kind in columns.items():
         plain = kind.partition(" NOT NULL")[0].partition(" PRIMARY")[0]
         if column not in present:
-            execute(db, f'ALTER TABLE "{name}" ADD COLUMN "{column}" {plain}')
+            # a reader of the table, such as a backup, is in the way, and all that store into it wait behind this
+            alter = f'ALTER TABLE "{name}" ADD COLUMN "{column}" {plain}'
+            execute(db, f"SET LOCAL lock_timeout = '1s'; {alter}; SET LOCAL lock_timeout = '5s'")
         elif present[column].replace("character varying", "text") != plain:
             raise Unavailable(
                 f"PostgreSQL: column {column} of table {name} has the type {present[column]}, expected {plain}"
