@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import cramjam
 import msgspec
@@ -51,6 +52,7 @@ REFUSED = {
     *(KafkaError.INVALID_RECORD, KafkaError.INVALID_TIMESTAMP),
 }
 START_SECONDS, COMMIT_SECONDS = 10.0, 30.0  # to take over a transactional id, and to commit the rows of a claim
+T = TypeVar("T")
 Pair = tuple[bytes | None, bytes]  # key and value
 encode = msgspec.json.Encoder().encode
 packer = msgspec.msgpack.Encoder()
@@ -191,20 +193,11 @@ class Topics(Carried):
             self.admin = admin
         identity = f"{self.name}.{owner}"
         producer = Producer(self.admin.address.properties | PRODUCER | {"transactional.id": identity})
-        producer.init_transactions(START_SECONDS)
+        settled(partial(producer.init_transactions, START_SECONDS))
         with contextlib.closing(Consumer(self.admin.address.properties | {"group.id": identity})) as group:
-            return Writer(producer, group.consumer_group_metadata(), self.last(group))
-
-    def last(self, group: Consumer) -> int:
-        """The offset of a writer's group, below 0 if there is none. Raises: KafkaException."""
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            try:
-                return group.committed([TopicPartition(self.name, 0)], TIMEOUT_SECONDS)[0].offset
-            except KafkaException as error:
-                if error.args[0].code() not in MOVING or time.monotonic() > deadline:
-                    raise
-            time.sleep(0.1)
+            mark = [TopicPartition(self.name, 0)]
+            (at,) = settled(partial(group.committed, mark, TIMEOUT_SECONDS))  # below 0 if there is none
+            return Writer(producer, group.consumer_group_metadata(), at.offset)
 
     def encoded(self, batch: int, rows: Rows) -> Iterator[Pair]:
         """The records of rows; those of which the key is unknown go to any partition. Raises: an error of msgspec."""
@@ -229,6 +222,18 @@ class Topics(Carried):
     def expire(self, before: int, dry: bool = False) -> int:
         # topics have a retention of their own
         return 0
+
+
+def settled(ask: Callable[[], T]) -> T:
+    """The answer of a group's broker, once there is one. Raises: KafkaException."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if error.args[0].code() not in MOVING or time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
 
 
 def packed(groups: list[list[Pair]]) -> bytes:
