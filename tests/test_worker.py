@@ -31,6 +31,7 @@ from sluice import settings
 from sluice.account import Publisher
 from sluice.base.counters import SECONDS, Counts
 from sluice.elsewhere.registry import open_elsewhere
+from sluice.formats.protobuf import wrapped
 from sluice.formats.streams import STREAMS
 from sluice.spool.claim import Claim
 from sluice.spool.contract import CELL, LAYOUT, LAYOUT_KEY, LEASE_SECONDS
@@ -153,6 +154,24 @@ def test_a_drain_that_buries_a_body_exits_with_status_1(tmp: Path, redis: Server
     assert done.stderr.partition(" ")[2] == "sluice.worker: votes: 1 buried; `bin/sluice dead` lists them\n"
     assert choices(tmp) == ["a", "b"]
     assert drain(tmp).returncode == 0
+
+
+def test_bodies_that_would_become_gigabytes_or_take_minutes_do_not(tmp: Path, redis: Server) -> None:
+    number = b"1" * 500_000
+    position = b'{"device":"a","lat":"%bx","lon":1}' % number
+    resource = wrapped(1, wrapped(1, wrapped(1, b"t") + wrapped(2, wrapped(1, b"x" * 250_000))))
+    valid = wrapped(2, wrapped(1, b"m") + wrapped(5, wrapped(1, b"\x31" + bytes(8))))  # the others have no name
+    request = wrapped(1, resource + wrapped(2, valid + wrapped(2, b"") * 200_000))
+    head = b"POST /v1/metrics HTTP/1.1\r\nContent-Type: application/x-protobuf\r\n\r\n"
+    with raw(redis) as db:
+        db.rpush("ingest:{gps}", position)
+        db.rpush("ingest:{metrics}", head + gzip.compress(request))
+    push(redis, "a")
+    assert drain(tmp).returncode == 1
+    assert choices(tmp) == ["a"]
+    assert ask(tmp, "SELECT name FROM metrics") == [("m",)]
+    ((letters, size),) = ask(tmp, "SELECT count(*), sum(length(body)) FROM dead_letters")
+    assert letters <= 3 and size < 3 * len(request)
 
 
 def test_a_drain_takes_over_the_claim_of_a_dead_worker(tmp: Path, redis: Server) -> None:
