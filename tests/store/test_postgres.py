@@ -291,6 +291,43 @@ def test_batches_are_folded_while_another_role_always_stores_some(pg: Postgres, 
     pg.ask("DROP OWNED BY writer; DROP ROLE writer")
 
 
+@pytest.mark.parametrize("buried", [False, True], ids=["stored", "buried"])
+def test_the_follower_goes_on_when_the_batch_of_its_position_is_folded_and_its_rows_are_deleted(
+    pg: Postgres, monkeypatch: pytest.MonkeyPatch, buried: bool
+):
+    monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 1)
+    monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 1)
+    later = int((time.time() + 9) * 1e6)
+    with (
+        contextlib.closing(connect(pg)) as store,
+        contextlib.closing(open_row_source(pg.url, STREAMS)) as rows,
+    ):
+
+        def read(position: str) -> tuple[str, int]:
+            many, more = 0, True
+            rows.news()
+            with rows.snapshot():
+                while more:
+                    pieces, position, more = rows.changes("gps", position, 100)
+                    many += sum(map(len, pieces))
+            return position, many
+
+        rejects = [(1, 0, b"x", Reject(b"x", "no", True))]
+        store.persist(claim(), rejects if buried else gps(1))
+        position, many = read(rows.start())
+        assert many == 1 - buried
+        for n in range(2, 5):
+            entry = n, 1_700_000_000_000_009, b"", Gps(device="a", lat=1.0, lon=2.0)
+            store.persist(claim(name=f"run:{n}:1")._replace(first=n), [entry])
+        store.expire_letters(later)
+        harness.poll(store.fold)
+        while store.fold():
+            pass
+        store.expire("gps", 1_700_000_000_000_001)
+        assert pg.ask("SELECT count(*) FROM batches") == [(1,)]
+        assert read(position)[1] == 3
+
+
 def test_a_column_of_another_type_stops_only_its_stream_with_an_error_that_names_it(pg: Postgres):
     pg.ask("CREATE TABLE gps (received_at timestamptz, lat real)")
     store = connect(pg)
