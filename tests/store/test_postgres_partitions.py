@@ -127,7 +127,7 @@ def test_a_stream_may_have_any_name_beside_a_stream_with_partitions_and_a_tally(
                 pass
             deleted = {name: store.ledger(name).deleted for name in names}
         assert deleted == {name: int(name == "gps") for name in names}
-        assert [rows.count(name, "poll", "choice", "p") for name in names[:2]] == [{"c": 1}, {"c": 2}]
+        assert [rows.count(name, "poll", "choice", "p") for name in names[:2]] == [({"c": 1}, 1), ({"c": 2}, 2)]
     indexed = "SELECT count(*) FROM pg_indexes WHERE indexdef LIKE '%% ON ONLY %% btree (hashtext%%'"
     assert pg.ask(indexed.replace("%%", "%")) == [(len(names),)]
 
