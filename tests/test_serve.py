@@ -99,8 +99,9 @@ def any_server(installed: Reader) -> Iterator[Reader]:
     assert "Traceback" not in installed.server.said()[before:]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def lane(stored: Site) -> Iterator[Reader]:
+    """Of each test: some tests start a reader of their own in this home, which then takes the sockets."""
     with reader(stored, LANE) as found:
         yield found
 
