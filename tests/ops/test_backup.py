@@ -17,8 +17,11 @@ import pytest
 
 from proving.harness import ROOT, Server, environment, poll, redis_server, running
 from proving.postgres import Postgres, postgres_server
+from sluice.formats.streams import STREAMS
+from sluice.settings import Keep
 from sluice.store import copies
 from sluice.store.postgres.copies import run
+from sluice.store.registry import open_store
 from sluice.streams.record import Gps
 from verbs import drain, push, sluice, status, vote
 from viewing import NOON, site
@@ -273,7 +276,8 @@ def test_a_restore_takes_all_that_is_ours_back_and_nothing_of_others(twin: Home)
 
 
 def test_tables_that_are_gone_are_created_as_they_were(twin: Home) -> None:
-    twin.env["INGEST_KEEP"] = "gps=10d"
+    twin.ask("DROP TABLE IF EXISTS gps CASCADE")  # only a new table gets partitions
+    open_store(twin.url, STREAMS, keep=Keep(None, {"gps": 864_000})).close()
     push(twin.redis, b'{"device":"a","lat":1,"lon":2}', stream="gps")
     drain(twin.tmp, **twin.env)
     parts = "SELECT inhrelid::regclass::text, pg_get_expr(relpartbound, inhrelid) FROM pg_inherits JOIN pg_class ON "
@@ -281,10 +285,12 @@ def test_tables_that_are_gone_are_created_as_they_were(twin: Home) -> None:
     indexes = "SELECT indexname FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1"
     before = twin.ask(parts), twin.ask(indexes), twin.ask("SELECT tableoid::regclass::text FROM gps")
     assert twin.sluice("backup", twin.file)[0] == 0
-    twin.ask("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-    code, out, said = twin.sluice("restore", twin.file)
-    assert (code, said) == (0, "")
-    assert (twin.ask(parts), twin.ask(indexes), twin.ask("SELECT tableoid::regclass::text FROM gps")) == before
+    # a partition goes with the age of its rows; PostgreSQL makes the indexes of one that is attached
+    for lost in f"DROP TABLE {before[0][0][0]}", "DROP SCHEMA public CASCADE; CREATE SCHEMA public":
+        twin.ask(lost)
+        code, out, said = twin.sluice("restore", "--replace", twin.file)
+        assert (code, said) == (0, "")
+        assert (twin.ask(parts), twin.ask(indexes), twin.ask("SELECT tableoid::regclass::text FROM gps")) == before
     assert twin.choices() == ["1"] and twin.ask("SELECT to_regclass('theirs')::text") == [(None,)]
     twin.put(2)
     assert twin.choices() == ["1", "2"]

@@ -39,6 +39,9 @@ TRIGGERS = """SELECT tgrelid::regclass::text, quote_ident(tgname) FROM pg_trigge
 WHERE tgrelid = ANY(%s::regclass[]) AND NOT tgisinternal AND tgenabled = 'O' AND tgparentid = 0"""
 THERE = "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace"
 COPY = re.compile(rb"(COPY \S+ \(.*\) FROM) stdin;\n")
+# Of these tables, the partitions of a table that was there
+ADDED = """SELECT c.relname FROM pg_inherits JOIN pg_class AS c ON c.oid = inhrelid JOIN pg_class AS p ON p.oid = inhparent
+WHERE c.relnamespace = current_schema()::regnamespace AND c.relname = ANY(%(new)s) AND p.relname <> ALL(%(new)s)"""
 KINDS = "TABLE ATTACH|TABLE DATA|TABLE|INDEX ATTACH|INDEX|CONSTRAINT|TYPE"
 ENTRY = re.compile(rf"^\d+; \d+ \d+ ({KINDS}) (\S+) (\S+) ", re.M)  # in the list of an archive
 LINES = 1_000  # sent at once
@@ -97,6 +100,7 @@ def replace(db: Session, file: Path) -> None:
         raise CannotCopy(f"the copy is of the schema {schemas.pop()}, and the tables are in {db.schema}")
     new = {name for _, kind, _, name in entries if kind == "TABLE"} - {name for (name,) in db.execute(THERE)}
     make(db, file, [entry for entry, kind, _, name in entries if kind in ("TABLE", "TABLE ATTACH") and name in new])
+    new -= {name for (name,) in db.execute(ADDED, {"new": list(new)})}  # they got their indexes when they were attached
     triggers = db.execute(TRIGGERS, (tables,)).fetchall()
     for table, trigger in triggers:  # they have done for these rows what they do
         execute(db, f"ALTER TABLE {table} DISABLE TRIGGER {trigger}")
