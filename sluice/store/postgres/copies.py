@@ -40,7 +40,8 @@ WHERE tgrelid = ANY(%s::regclass[]) AND NOT tgisinternal AND tgenabled = 'O' AND
 THERE = "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace"
 COPY = re.compile(rb"(COPY \S+ \(.*\) FROM) stdin;\n")
 # Of these tables, the partitions of a table that was there
-ADDED = """SELECT c.relname FROM pg_inherits JOIN pg_class AS c ON c.oid = inhrelid JOIN pg_class AS p ON p.oid = inhparent
+ADDED = """SELECT c.relname FROM pg_inherits
+JOIN pg_class AS c ON c.oid = inhrelid JOIN pg_class AS p ON p.oid = inhparent
 WHERE c.relnamespace = current_schema()::regnamespace AND c.relname = ANY(%(new)s) AND p.relname <> ALL(%(new)s)"""
 KINDS = "TABLE ATTACH|TABLE DATA|TABLE|INDEX ATTACH|INDEX|CONSTRAINT|TYPE"
 ENTRY = re.compile(rf"^\d+; \d+ \d+ ({KINDS}) (\S+) (\S+) ", re.M)  # in the list of an archive
