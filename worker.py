@@ -242,9 +242,8 @@ class Worker:
         except NewerLayout:
             raise
         except Exception as error:
-            scripted = isinstance(error, ResponseError) and "script" in str(
-                error
-            )  # by a key that is not as it should be
+            # a key of this stream is not as it should be: its script failed, and Redis works
+            scripted = isinstance(error, ResponseError) and "script" in str(error)
             if isinstance(error, SPOOL_ERRORS) and not scripted:
                 raise
             state.errors.n += 1
