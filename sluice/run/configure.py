@@ -166,7 +166,7 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
             (f"unix:/run/sluice/{path.name} ", f"{quoted(f'unix:{path}')} ")
             for path in s.gateway_sockets + s.reader_sockets
         ),
-        ("access_log off", f"access_log {quoted(rejected)} sluice_status if=$sluice_rejected"),
+        ("access_log off;  # bin", f"access_log {quoted(rejected)} sluice_status if=$sluice_rejected;  # bin"),
         ("unix:/run/sluice/metrics.sock;", f"{quoted(f'unix:{s.home}/run/metrics.sock')};"),
         (f"{allows(PRIVATE[:5])}\n    {allows(PRIVATE[5:])}  # INGEST_ALLOW", allows(s.allow)),
         ("(localhost|", f"({'|'.join(map(re.escape, ('localhost', *s.hosts)))}|"),
