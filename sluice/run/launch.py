@@ -7,6 +7,7 @@ environment; an open file can be confused with nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -31,11 +32,9 @@ def holders(tag: Path) -> list[int]:
     """The processes that hold this tag, except the caller."""
     pids = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
+        with contextlib.suppress(OSError):  # it has ended, belongs to another user, or has no such descriptor
             if os.readlink(f"/proc/{pid}/fd/{TAG}") == str(tag) and int(pid) != os.getpid():
                 pids.append(int(pid))
-        except OSError:  # it has ended, belongs to another user, or has no such descriptor
-            pass
     return pids
 
 
@@ -59,10 +58,8 @@ def end(tag: Path, ask: int, patience: float) -> bool:
     pids = holders(tag)
     for number, seconds in (ask, patience), (signal.SIGKILL, 5.0):
         for pid in pids:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-            except ProcessLookupError:
-                pass
         deadline = time.monotonic() + seconds
         while holders(tag) and time.monotonic() < deadline:
             time.sleep(0.01)

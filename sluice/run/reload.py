@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,15 +12,12 @@ from typing import TypeVar
 from sluice import settings
 from sluice.base import screen
 from sluice.run import launch, up
+from sluice.run.up import Failed
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 60.0  # per step; a busy machine may be slow
 NOTICE_SECONDS = 5  # between the notice to clients and the reload of nginx; the gateway sees it within one
 AGAIN_SECONDS = 1.0  # before USR2 is sent again: gunicorn ignores it for a second after an upgrade
-
-
-class Stuck(Exception):
-    """A step failed; the text is one line for the operator."""
 
 
 def run(s: settings.Settings, notice: int | None) -> int:
@@ -42,8 +38,8 @@ def run(s: settings.Settings, notice: int | None) -> int:
                 restart(home, name)
         if notice is not None:
             reload_nginx(home, master(home, "nginx"), notice)
-    except (Stuck, OSError) as stuck:  # a process may end while it is examined
-        screen.complain(stuck)
+    except (Failed, OSError) as error:  # a process may end while it is examined
+        screen.complain(error)
         return 1
     return 0
 
@@ -60,19 +56,19 @@ def masters(home: Path, name: str) -> list[int]:
 
 
 def master(home: Path, name: str) -> int:
-    """The process that started all others of a program. Raises: Stuck if there is none, or more than one."""
+    """The process that started all others of a program. Raises: Failed if there is none, or more than one."""
     pids = masters(home, name)
     if len(pids) != 1:
-        raise Stuck(f"no {name} runs in {home}; is bin/up running?")
+        raise Failed(f"no {name} runs in {home}; is bin/up running?")
     return pids[0]
 
 
 def wait(until: Callable[[], T], what: str) -> T:
-    """Poll until the result is true, and return it. Raises: Stuck after PATIENCE_SECONDS."""
+    """Poll until the result is true, and return it. Raises: Failed after PATIENCE_SECONDS."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not (answer := until()):
         if time.monotonic() > deadline:
-            raise Stuck(f"not within {PATIENCE_SECONDS:.0f} s: {what}")
+            raise Failed(f"not within {PATIENCE_SECONDS:.0f} s: {what}")
         time.sleep(0.02)
     return answer
 
@@ -95,7 +91,7 @@ def upgrade(home: Path, name: str, old: int) -> None:
     def serving() -> bool:
         processes = family(home, name)
         if new not in processes:
-            raise Stuck(f"the new {name} did not start; the old one continues: see {home}/log/{name}.log")
+            raise Failed(f"the new {name} did not start; the old one continues: see {home}/log/{name}.log")
         children = [pid for pid, parent in processes.items() if parent == new]
         return bool(children) and all(map(serves, children))
 
@@ -119,10 +115,7 @@ def reload_nginx(home: Path, pid: int, notice: int = NOTICE_SECONDS) -> None:
     They close idle connections, and a client may just have sent a request on one. So for `notice` seconds before the
     reload, each 2xx response closes its connection (sluice/http/replies.py): an active client then has no idle one.
     """
-    command = [os.readlink(f"/proc/{pid}/exe"), "-t", "-q", "-p", str(home), "-c", str(home / "etc/nginx.conf")]
-    test = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    if test.returncode:
-        raise Stuck(f"nginx keeps its configuration: {test.stderr}")
+    up.check_nginx(home)
     closing = home / "run/closing"
     try:
         closing.touch()

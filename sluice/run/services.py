@@ -21,7 +21,7 @@ from sluice import settings
 from sluice.run import configure, page, up
 from sluice.run.configure import ROOT
 from sluice.run.parts import parts
-from sluice.run.up import CannotStart
+from sluice.run.up import Failed
 
 HOME = Path("/var/lib/sluice")  # the same path is in deploy/systemd/
 USER = "sluice"
@@ -93,13 +93,13 @@ def remote_rows(rows: settings.Rows) -> bool:
 
 
 def check(s: settings.Settings) -> None:
-    """Raises: CannotStart or SettingError if services cannot run from this checkout."""
+    """Raises: Failed or SettingError if services cannot run from this checkout."""
     if s.store.startswith("sqlite:") and HOME not in Path(s.store.removeprefix("sqlite:///")).parents:
         raise settings.SettingError(f"INGEST_STORE={s.store!r}: the services can write only in {HOME}.")
     if os.geteuid() != 0:
-        raise CannotStart("this needs root: sudo bin/provision services")
+        raise Failed("this needs root: sudo bin/provision services")
     if str(ROOT).startswith(tuple(f"{place}/" for place in HIDDEN)) or not re.fullmatch(r"[\w./+-]+", str(ROOT)):
-        raise CannotStart(f"services cannot read {ROOT}; use a clone in /opt/sluice.")
+        raise Failed(f"services cannot read {ROOT}; use a clone in /opt/sluice.")
 
 
 def write(path: Path, text: str, mode: int) -> bool:
@@ -116,22 +116,22 @@ def write(path: Path, text: str, mode: int) -> bool:
 
 
 def run(*command: object) -> None:
-    """Run a program; its messages go to the terminal. Raises: CannotStart if it fails."""
+    """Run a program; its messages go to the terminal. Raises: Failed if it fails."""
     try:
         subprocess.run([str(word) for word in command], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise CannotStart(f"{command[0]} failed: {error}") from None
+        raise Failed(f"{command[0]} failed: {error}") from None
 
 
 def prepare(values: Mapping[str, str]) -> bool:
-    """As USER, write the configuration to INGEST_HOME; returns whether it changed. Raises: CannotStart."""
+    """As USER, write the configuration to INGEST_HOME; returns whether it changed. Raises: Failed."""
     before = contents(HOME / "etc")
     done = subprocess.run(
         [sys.executable, "-m", "sluice.run.services", "prepare"],
         user=USER, group=USER, extra_groups=[], cwd=ROOT, env={"PATH": os.environ["PATH"], **values},
     )  # fmt: skip
     if done.returncode:
-        raise CannotStart(f"{USER} could not create {HOME}; the error is above")
+        raise Failed(f"{USER} could not create {HOME}; the error is above")
     return contents(HOME / "etc") != before
 
 
@@ -177,7 +177,7 @@ def install(values: Mapping[str, str], s: settings.Settings) -> bool:
 
 
 def start(changed: bool, gateway: Path, port: int) -> None:
-    """Start the services, or restart them. Raises: CannotStart if the gateway accepts no writes within a minute."""
+    """Start the services, or restart them. Raises: Failed if the gateway accepts no writes within a minute."""
     run("systemctl", "daemon-reload")
     # a container may lack permission for this, and works without it
     subprocess.run(["sysctl", "-q", "-p", "/etc/sysctl.d/60-sluice.conf"])
@@ -190,7 +190,7 @@ def start(changed: bool, gateway: Path, port: int) -> None:
                 socket.create_connection(("127.0.0.1", port), 5).close()
                 return
         time.sleep(0.1)
-    raise CannotStart("the gateway does not accept writes: journalctl -u 'sluice*' -u redis-server@sluice -u nginx")
+    raise Failed("the gateway does not accept writes: journalctl -u 'sluice*' -u redis-server@sluice -u nginx")
 
 
 def main(words: list[str]) -> None:

@@ -44,7 +44,7 @@ MARKS = "etc/sluice.conf", "run/up.lock"  # one of them is in each $INGEST_HOME 
 ORDER = ("worker", "nginx", "gateway", "reader", "follower", "views", "redis")
 
 
-class CannotStart(Exception):
+class Failed(Exception):
     """One line with the reason."""
 
 
@@ -85,13 +85,13 @@ def check_home(home: Path) -> None:
 
 
 def lock_home(s: settings.Settings) -> None:
-    """Lock $INGEST_HOME, and end the processes that a killed bin/up left. Raises: CannotStart if another one runs."""
+    """Lock $INGEST_HOME, and end the processes that a killed bin/up left. Raises: Failed if another one runs."""
     (s.home / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(s.home / "run/up.lock", os.O_RDWR | os.O_CREAT, 0o600)  # locked until this process ends
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise CannotStart(f"bin/up already runs in {s.home}; set INGEST_HOME to use another directory.") from None
+        raise Failed(f"bin/up already runs in {s.home}; set INGEST_HOME to use another directory.") from None
 
     places = {name: at for at, name in enumerate(ORDER)}
     for tag in sorted(launch.tags(s.home), key=lambda tag: places.get(tag.stem.partition("-")[0], -1)):
@@ -101,13 +101,13 @@ def lock_home(s: settings.Settings) -> None:
 
 
 def check_addresses(s: settings.Settings) -> None:
-    """Nginx and Redis would restart forever if their port or sockets were in use. Raises: CannotStart."""
+    """Nginx and Redis would restart forever if their port or sockets were in use. Raises: Failed."""
     for address in ("0.0.0.0", "::")[: 1 + configure.has_ipv6()]:  # noqa: S104  # as nginx listens
         try:
             configure.bind(address, s.port)
         except OSError as error:
             reason = "is in use" if error.errno == errno.EADDRINUSE else f"is not available ({error.strerror})"
-            raise CannotStart(f"port {s.port} {reason}; set INGEST_PORT to use another.") from None
+            raise Failed(f"port {s.port} {reason}; set INGEST_PORT to use another.") from None
     own = [(s.spool, "its own Redis")] if s.has_own_redis else []
     for path, whose in *own, (str(s.home / SOCKET), "that of the views"):
         with socket.socket(socket.AF_UNIX) as probe:
@@ -115,7 +115,7 @@ def check_addresses(s: settings.Settings) -> None:
                 probe.connect(path)
             except OSError:
                 continue
-        raise CannotStart(f"another server listens on {path}, where bin/up starts {whose}.")
+        raise Failed(f"another server listens on {path}, where bin/up starts {whose}.")
 
 
 def check_modules(s: settings.Settings) -> None:
@@ -152,15 +152,15 @@ def check_access(s: settings.Settings) -> None:
         raise settings.SettingError(f"INGEST_API_KEYS={str(s.api_keys)!r} has no key: every request would get 401.")
 
 
-def check_nginx(s: settings.Settings) -> None:
-    """Let nginx test its configuration, with the certificate, keys and networks. Raises: CannotStart."""
+def check_nginx(home: Path) -> None:
+    """Let nginx test its configuration, with the certificate, keys and networks. Raises: Failed."""
     nginx = shutil.which("nginx", path=configure.program_path())
     assert nginx
-    command = [nginx, "-t", "-q", "-p", str(s.home), "-c", str(s.home / "etc/nginx.conf")]
+    command = [nginx, "-t", "-q", "-p", str(home), "-c", str(home / "etc/nginx.conf")]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     if done.returncode:
         reason = re.search(r"\[emerg\] (?:\d+#\d+: )?(.*)", done.stderr)
-        raise CannotStart(f"nginx rejects its configuration: {reason[1] if reason else done.stderr.strip()}")
+        raise Failed(f"nginx rejects its configuration: {reason[1] if reason else done.stderr.strip()}")
 
 
 @contextlib.contextmanager
@@ -169,7 +169,7 @@ def exit_on_error(home: Path) -> Iterator[None]:
     try:
         with settings.exit_if_invalid():
             yield
-    except CannotStart as error:
+    except Failed as error:
         sys.exit(f"sluice: {error}")
     except OSError as error:
         sys.exit(f"sluice: {home} cannot be used: {error}")
@@ -208,7 +208,7 @@ def main() -> None:
         lock_home(s)
         check_addresses(s)
         configure.write(s)
-        check_nginx(s)
+        check_nginx(s.home)
     announce(s)
 
     from sluice.run import supervise  # supervisord; imported here, because other programs use the functions above
