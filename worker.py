@@ -394,13 +394,11 @@ def main(arguments: list[str]) -> int:
     if arguments not in ([], ["run"], ["burst"]):
         print("usage: worker.py [run | burst]", file=sys.stderr)
         return 2
-    config = settings.load_or_exit()
-    daemon.start_logging(config.log)
-    try:
+    with settings.exit_if_invalid():
+        config = settings.load()
+        daemon.start_logging(config.log)
         streams = load_streams(config)
         elsewhere = open_elsewhere(config.rows, streams)
-    except settings.SettingError as error:
-        return settings.complain(error)
     inspector = open_inspector(config.spool, config.figures, UNHURRIED_SECONDS)
     publisher = Publisher(inspector, streams, config.cell, keep=not config.has_own_redis, replicas=config.replicas)
     outlet = open_outlet(config.spool, config.figures, config.replicas)
