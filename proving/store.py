@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import apsw
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
@@ -109,15 +110,28 @@ class Sqlite(Store):
         ) as rows:
             yield from rows
 
+    @contextlib.contextmanager
+    def writer(self) -> Iterator[apsw.Connection]:
+        """A connection that writes, with the workers' SQLite: an older one can damage a log that both write.
+
+        Raises: Unavailable.
+        """
+        try:
+            with contextlib.closing(apsw.Connection(str(self.path), apsw.SQLITE_OPEN_READWRITE)) as db:
+                db.set_busy_timeout(30_000)
+                yield db
+        except apsw.Error as error:
+            raise Unavailable(f"{self.path}: {error}") from None
+
     def repair(self, old: bytes, new: bytes) -> None:
         """Change a dead letter's body."""
-        with contextlib.closing(sqlite3.connect(self.path, timeout=30)) as db, db:
+        with self.writer() as db:
             db.execute("UPDATE dead_letters SET body = ? WHERE body = ?", (new, old))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock of the database."""
-        with contextlib.closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as db:
+        with self.writer() as db:
             db.execute("BEGIN IMMEDIATE")
             yield
             db.execute("ROLLBACK")
@@ -146,6 +160,21 @@ class Sqlite(Store):
             yield
         finally:
             away.rename(self.path)
+
+    @contextlib.contextmanager
+    def replaced(self, other: Path) -> Iterator[None]:
+        """Give another file the place of the database, which the workers have open. The other one is removed."""
+        own = [self.path, *(self.path.with_name(f"{self.path.name}-{end}") for end in ("wal", "shm"))]
+        away = [path.with_name(f"{path.name}.away") for path in own]
+        for path, there in zip(own, away):
+            path.rename(there)
+        try:
+            other.rename(self.path)
+            yield
+        finally:
+            for path, there in zip(own, away):
+                path.unlink(missing_ok=True)
+                there.rename(path)
 
     @contextlib.contextmanager
     def full(self, workers: list[int]) -> Iterator[None]:

@@ -12,8 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-import apsw
-
 from proving.destinations import Elsewhere, Parquet
 from proving.faults.programs import gone
 from proving.faults.scene import Scene, fault
@@ -21,7 +19,6 @@ from proving.harness import stopped, strike
 from proving.site import Site, Trouble, wait
 from proving.store import Postgres, Sqlite, Store
 from sluice.spool.contract import LEASE_SECONDS
-from sluice.store.types import Unavailable
 from sluice.views import Tally
 from sluice.views.contract import kept
 
@@ -206,12 +203,8 @@ def do(store: Store, statement: str) -> bool:
     if isinstance(store, Postgres):
         store.do(statement)
     elif isinstance(store, Sqlite):
-        try:
-            with contextlib.closing(apsw.Connection(str(store.path))) as db:
-                db.set_busy_timeout(10_000)
-                db.execute(statement)
-        except apsw.Error as error:
-            raise Unavailable(str(error)) from None
+        with store.writer() as db:
+            db.execute(statement)
     return True
 
 
@@ -273,6 +266,27 @@ def restore(scene: Scene) -> str:
     for path in site.home.glob("copy*"):
         path.unlink()
     return f"{killed}without {len(before - after)} events"
+
+
+@fault("file-swapped", "a copy has the place of SQLite's file while the workers use it; it is put back", private=True)
+def file_swapped(scene: Scene) -> str:
+    site, seconds = scene.site, scene.random.uniform(1, 4)
+    if not isinstance(site.store, Sqlite):
+        return "not done: the database is no file"
+    assert site.process
+    with ALONE:
+        file = copied(site)
+        with scene.resting():  # meanwhile the follower reads the copy
+            stored = site.store.batches()[1]
+            with stopped(site.process.pid), site.store.replaced(file):  # nothing is started, which would use the copy
+                copy = site.store.batches()[1]
+                time.sleep(seconds)
+                if site.store.batches()[1] != copy:
+                    raise Trouble("a worker has stored into a file that was put in the place of its own")
+            renew_views(site)
+    for path in site.home.glob("copy*"):
+        path.unlink()
+    return f"{seconds:.1f} s, {stored - copy} batches older"
 
 
 def renew_views(site: Site) -> None:
