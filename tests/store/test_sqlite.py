@@ -244,6 +244,22 @@ class TestSqlite(StoreTests):
         assert store.persist(*votes("b", first=2)) == Outcome(1, 0)
         assert self.choices(backend) == ["b"]
 
+    def test_an_error_in_between_does_not_make_a_worker_use_another_file(
+        self, backend: SqliteStore, store: Store
+    ) -> None:
+        store.persist(*votes("a"))
+        kept = backend.path.parent / "kept"
+        backend.path.rename(kept)
+        backend.path.mkdir()
+        with pytest.raises(Unavailable):
+            store.persist(*votes("b", first=2))
+        store.db.close()  # type: ignore[attr-defined]  # the next statement fails, as after a full disk
+        backend.path.rmdir()
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                store.persist(*votes("b", first=2))
+        assert not backend.path.exists()
+
     def test_an_operator_command_finds_the_file_that_is_there_now(self, backend: SqliteStore, store: Store) -> None:
         reader = open_store(backend.url, STREAMS, make=False)
         store.persist(*votes("a"))

@@ -21,7 +21,7 @@ from sluice.settings import Keep
 from sluice.spool.claim import Claim
 from sluice.store import bounds
 from sluice.store.bookkeeping import FOLDED, HAS_LETTERS
-from sluice.store.sqlite.file import Identity, check_place, cut_log, empty_log, identity, start_log
+from sluice.store.sqlite.file import Identity, check_place, cut_log, empty_log, identity, inode, start_log
 from sluice.store.sqlite.table import Table
 from sluice.store.store import Elsewhere, Store, check_layout
 from sluice.store.tables import INDEXES, LAYOUT, RENAMED, TABLES
@@ -75,6 +75,8 @@ class Sqlite(Store[apsw.Connection]):
             self.checked.clear()
             flags = apsw.SQLITE_OPEN_READWRITE
             if self.make:
+                if self.file and inode(self.path) != self.file[0]:
+                    raise self.replaced()
                 folder = os.path.dirname(os.path.abspath(self.path))
                 os.makedirs(folder, mode=0o700, exist_ok=True)
                 check_place(folder)
@@ -143,14 +145,22 @@ class Sqlite(Store[apsw.Connection]):
                     empty_log(db)
                 else:
                     self.close()
-                raise Unavailable(
-                    f"{self.path} was removed or replaced while it was in use, so nothing is stored: put it back, or "
-                    "restart the workers, which then use what is there"
-                )
+                raise self.replaced()
         except (apsw.Error, OSError) as error:
             with contextlib.suppress(apsw.Error):
-                self.close()
+                super().close()  # which file it was is not forgotten
             raise Unavailable(f"{self.path}: {error}") from error
+
+    def replaced(self) -> Unavailable:
+        return Unavailable(
+            f"{self.path} was removed or replaced while it was in use, so nothing is stored: put it back, or "
+            "restart the workers, which then use what is there"
+        )
+
+    @override
+    def close(self) -> None:
+        super().close()
+        self.file = ()
 
     def leave_reserve(self, db: apsw.Connection) -> None:
         """Let the next transaction fail before half of the disk's reserve is used: Redis is mostly on the same disk.
