@@ -128,6 +128,12 @@ def check_modules(s: settings.Settings) -> None:
         if path.startswith("/") and path not in {*routes, *views_paths}:
             raise settings.SettingError(f"INGEST_CORS: there is no path {path} to post to or to read.")
     streams = load_streams(s)
+    for path, route in routes.items():
+        if route.stream not in streams:
+            raise settings.SettingError(
+                f"INGEST_ROUTES: {path} leads to the stream {route.stream}, which has no decoder; add the stream to "
+                "STREAMS in the module of INGEST_RECORDS."
+            )
     views.verify(views_paths, streams)
     check_rows(s.rows, streams)
 

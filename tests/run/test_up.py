@@ -416,6 +416,12 @@ def test_a_route_that_no_request_could_reach_is_an_invalid_setting(routes: str, 
         up.check_modules(settings.load({"INGEST_ROUTES": str(tmp / "mine.py")}))
 
 
+def test_a_route_to_a_stream_without_a_decoder_stops_the_start(tmp: Path) -> None:
+    (tmp / "mine.py").write_text("from sluice import OK, Route\nROUTES = {'/orders': Route('orders', OK)}\n")
+    with pytest.raises(settings.SettingError, match="/orders leads to the stream orders.* INGEST_RECORDS"):
+        up.check_modules(settings.load({"INGEST_ROUTES": str(tmp / "mine.py")}))
+
+
 def test_settings_that_would_let_nobody_in_stop_the_start(tmp: Path) -> None:
     with pytest.raises(settings.SettingError, match="INGEST_CORS: there is no path /nosuch to post to or to read."):
         up.check_modules(settings.load({"INGEST_CORS": "/votes /nosuch"}))
