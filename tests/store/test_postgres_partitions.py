@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
+from typing import Any
 
 import pytest
 
+from proving.harness import poll
 from proving.postgres import Postgres, postgres_server
 from sluice import settings
 from sluice.formats.streams import STREAMS
 from sluice.store.postgres import partitions
 from sluice.store.postgres.session import connect
 from sluice.store.registry import open_store
-from sluice.store.types import Entry
+from sluice.store.types import Entry, Unavailable
 from sluice.streams.record import Gps, Vote
 from sluice.streams.registry import stream
 from sluice.views.rows.registry import open_row_source
@@ -130,6 +133,41 @@ def test_a_stream_may_have_any_name_beside_a_stream_with_partitions_and_a_tally(
         assert [rows.count(name, "poll", "choice", "p") for name in names[:2]] == [({"c": 1}, 1), ({"c": 2}, 2)]
     indexed = "SELECT count(*) FROM pg_indexes WHERE indexdef LIKE '%% ON ONLY %% btree (hashtext%%'"
     assert pg.ask(indexed.replace("%%", "%")) == [(len(names),)]
+
+
+def test_rows_are_stored_while_a_tally_gets_its_index_and_a_build_that_was_ended_goes_on(pg: Postgres) -> None:
+    building = (
+        "SELECT pid FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX%' AND query LIKE '%hashtext%' "
+        "AND wait_event_type = 'Lock' AND pid <> pg_backend_pid()"
+    )
+    invalid = "SELECT indexrelid::regclass::text FROM pg_index WHERE NOT indisvalid"
+
+    def build(rows: Any) -> None:
+        with contextlib.suppress(Unavailable):
+            rows.make_countable("votes", "poll", "choice")
+
+    with (
+        contextlib.closing(open_store(pg.url, STREAMS, keep=KEEP)) as store,
+        contextlib.closing(open_row_source(pg.url, STREAMS)) as rows,
+        contextlib.closing(connect(pg.url)) as other,
+    ):
+        vote = Vote(poll="p", choice="c")
+        assert store.persist(claim("votes", 1), [(1, int(time.time() * 1e6), b"", vote)])[0] == 1
+        with contextlib.suppress(RuntimeError), other.begin():
+            other.execute('LOCK TABLE "votes$other" IN ROW EXCLUSIVE MODE')  # a build waits for the end of this
+            thread = threading.Thread(target=build, args=(rows,))
+            thread.start()
+            ((pid,),) = poll(lambda: pg.ask(building), 30, "the build waits")
+            entry = 2, int(time.time() * 1e6), b"", vote
+            assert store.persist(claim("votes", 1, first=2), [entry])[0] == 1
+            pg.ask(f"SELECT pg_terminate_backend({pid})")
+            thread.join(30)
+            raise RuntimeError
+        assert pg.ask(invalid)
+        rows.make_countable("votes", "poll", "choice")
+        assert pg.ask(invalid) == []
+        attached = "SELECT count(*) FROM pg_inherits WHERE inhparent = to_regclass('{}')"
+        assert pg.ask(attached.format('"votes$by_poll"')) == pg.ask(attached.format("votes"))
 
 
 def test_a_table_of_the_same_name_in_another_schema_is_left_alone(pg: Postgres) -> None:

@@ -9,12 +9,14 @@ readers of the table, such as a backup, and all others then wait behind: so only
 from __future__ import annotations
 
 import contextlib
+import time
 import zlib
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
 import psycopg
 
+from sluice.store.postgres.session import Session
 from sluice.store.postgres.tables import execute, one
 
 # Seconds of a partition: the longest that is at most an eighth of the age, or else the first
@@ -28,6 +30,12 @@ FOUND = r"""SELECT c.oid::regclass::text,
   coalesce((regexp_match(pg_get_expr(relpartbound, c.oid), 'TO \(''([^'']+)''\)'))[1], '9999-12-31')::timestamptz
 FROM pg_inherits JOIN pg_class AS c ON c.oid = inhrelid
 WHERE inhparent = to_regclass(%s) AND (pg_get_expr(relpartbound, c.oid) = 'DEFAULT') = %s ORDER BY 2"""
+BRIEF, TRIES = "SET LOCAL lock_timeout = '200ms'", 300  # that a lock is asked for, a second apart, and others wait for
+UNATTACHED = """SELECT relname, quote_ident(nspname), quote_ident(relname)
+FROM pg_inherits AS p JOIN pg_class AS c ON c.oid = p.inhrelid JOIN pg_namespace AS n ON n.oid = relnamespace
+WHERE p.inhparent = to_regclass(%s) AND NOT EXISTS (
+  SELECT FROM pg_index JOIN pg_inherits AS i ON i.inhrelid = indexrelid
+  WHERE indrelid = c.oid AND i.inhparent = to_regclass(%s)) LIMIT 1"""
 
 
 class Partition(NamedTuple):
@@ -91,8 +99,44 @@ def default(db: psycopg.Connection, table: str) -> str:
     return row[0] if row else ""
 
 
-def floor(time: datetime, period: int) -> datetime:
-    seconds = int(time.timestamp())
+def index(db: Session, table: str, suffix: str, expression: str) -> None:
+    """Give a partitioned table an index, unless it has it, while rows are stored: CREATE INDEX on the table would keep
+    all writers out until the last partition is done. What an earlier call has left is used. Raises: psycopg.Error.
+    """
+    whole = named(table, suffix)
+    briefly(db, f'CREATE INDEX IF NOT EXISTS "{whole}" ON ONLY "{table}" ({expression})')
+    while True:
+        with db.begin():
+            row = db.execute(UNATTACHED, (f'"{table}"', f'"{whole}"')).fetchone()
+            if row is None:
+                return
+            part, schema, quoted = row
+            name = '"' + named(part, suffix).replace('"', '""') + '"'
+            known = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)"
+            valid = db.execute(known, (f"{schema}.{name}",)).fetchone()
+        if valid == (True,):
+            briefly(db, f'ALTER INDEX "{whole}" ATTACH PARTITION {schema}.{name}')
+        elif valid:  # the end of its creation is missing
+            db.alone(f"DROP INDEX CONCURRENTLY {schema}.{name}")
+        else:
+            with contextlib.suppress(psycopg.errors.UndefinedTable):  # the partition was dropped
+                db.alone(f"CREATE INDEX CONCURRENTLY {name} ON {schema}.{quoted} ({expression})")
+
+
+def briefly(db: Session, statement: str) -> None:
+    """Run a statement that needs a lock for a moment, when no transaction is in its way. Raises: psycopg.Error."""
+    for attempt in range(TRIES):
+        try:
+            with db.begin():
+                return execute(db, f"{BRIEF}; {statement}")
+        except psycopg.errors.LockNotAvailable:
+            if attempt == TRIES - 1:
+                raise
+            time.sleep(1)
+
+
+def floor(moment: datetime, period: int) -> datetime:
+    seconds = int(moment.timestamp())
     return datetime.fromtimestamp(seconds - seconds % period, timezone.utc)
 
 

@@ -299,7 +299,7 @@ class PostgresRows(RowSource):
         name, former = partitions.named(stream, f"by_{key}"), f"{stream}_by_{key}"
         with self.open() as db:
             with db.begin():
-                beside = "" if partitions.is_partitioned(db, stream) else "CONCURRENTLY"
+                partitioned = partitions.is_partitioned(db, stream)
                 found = dict(
                     db.execute(
                         "SELECT relname, indisvalid FROM pg_index JOIN pg_class ON oid = indexrelid "
@@ -310,10 +310,12 @@ class PostgresRows(RowSource):
             if any(found.values()):
                 return
             log.info(INDEXING, stream, key)
+            if partitioned:
+                return partitions.index(db, stream, f"by_{key}", HASHED.format(key))
             for interrupted in found:
-                db.alone(f'DROP INDEX {beside} {db.schema}."{interrupted}"')
+                db.alone(f'DROP INDEX CONCURRENTLY {db.schema}."{interrupted}"')
             table = f'{db.schema}."{stream}"'
-            db.alone(f'CREATE INDEX {beside} IF NOT EXISTS "{name}" ON {table} ({HASHED.format(key)})')
+            db.alone(f'CREATE INDEX CONCURRENTLY IF NOT EXISTS "{name}" ON {table} ({HASHED.format(key)})')
 
     def prepare(self, streams: Iterable[str]) -> None:
         """A block range index on `batch` for each stream, which costs an insert next to nothing.
