@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,7 +38,7 @@ from sluice.spool.errors import SPOOL_ERRORS, Lost, NewerLayout, in_one_line
 from sluice.spool.outlet import ALONE, MAX_BODIES, MAX_BYTES, Outlet
 from sluice.store.bounds import TURN_SECONDS
 from sluice.store.entries import SAMPLE, Entries, trace
-from sluice.store.expiry import Expiry
+from sluice.store.expiry import Expiry, KeyExpiry
 from sluice.store.registry import open_store
 from sluice.store.store import Elsewhere, Store
 from sluice.store.types import NewerTables, Outcome, Unavailable
@@ -373,15 +373,18 @@ class Worker:
             log.warning("%s: %s", subject, why) if why else log.info("%s: recovered", subject)
 
 
-def chores(streams: Iterable[str], keep: Keep, elsewhere: Elsewhere | None) -> Iterator[Chore]:
-    """What is to be done beside storing: fold old batches, delete old rows and dead letters, and publish and merge the
-    objects of rows that go elsewhere.
+def chores(streams: Mapping[str, Stream], keep: Keep, elsewhere: Elsewhere | None) -> Iterator[Chore]:
+    """What is to be done beside storing: fold old batches, delete old keys, rows and dead letters, publish and merge
+    the objects of rows that go elsewhere.
     """
     yield Chore("folding of batches", lambda store: store.fold(), FOLD_SECONDS)
     if isinstance(elsewhere, Outbox):
         yield Chore("publishing of rows", elsewhere.publish, PUBLISH_SECONDS)
         for name in elsewhere.streams:
             yield Chore(f"merging of {name}", partial(elsewhere.tidy, name), TIDY_SECONDS)
+    if ages := {name: stream.rule.seconds for name, stream in streams.items() if stream.rule}:
+        keys = KeyExpiry(ages)
+        yield Chore("deleting old keys", keys.step, keys.pause())
     for name in (*streams, settings.DEAD):
         age = keep.of(name)
         if age is not None:

@@ -3,6 +3,7 @@
 #
 #   examples/post.sh http://localhost:8080/votes '{"poll":"cookies","choice":"oreo"}'
 #
-# curl retries after 408, 429, 500, 502, 503 and 504. After 500, 502 and 504 it is unknown whether the body was
-# accepted, so a retry may store it twice. If duplicates matter, put a key into the data, or leave out --retry.
-exec curl --silent --show-error --fail-with-body --retry 10 --retry-max-time 600 --data-binary "$2" "$1"
+# curl retries after 408, 429, 500, 502, 503, 504 and a timeout. The key makes all attempts one.
+key=$(cat /proc/sys/kernel/random/uuid)
+exec curl --silent --show-error --fail-with-body --retry 10 --retry-max-time 600 --header "Idempotency-Key: $key" \
+    --data-binary "$2" "$1"

@@ -18,6 +18,7 @@ class Findings:
     """The result of a comparison. The lists hold at most `LISTED` event numbers each; `counts` is complete."""
 
     posted: int = 0
+    again: int = 0  # sent more than once
     acknowledged: int = 0
     answers: Counter[str] = field(default_factory=Counter)
     stored: int = 0
@@ -76,7 +77,8 @@ def compare(
             if not 0 <= process < len(books) or n >= len(seen[process]) or books[process].status[n] == HALF:
                 found.note("torn", number)
                 continue
-            if seen[process][n] or number in away:
+            # what is sent again after a restore is stored again, if the copy does not have it
+            if seen[process][n] or (number in away and books[process].copies[n] < 2):
                 found.note("doubled", number)
                 continue
             seen[process][n] = 1
@@ -94,6 +96,7 @@ def compare(
             posted_last = max(posted_last, sent)
     for process, book in enumerate(books):
         found.posted += len(book.status)
+        found.again += sum(copies > 1 for copies in book.copies)
         found.answers.update(map(outcome, book.status))
         for n, status in enumerate(book.status):
             if 200 <= status < 300:

@@ -356,6 +356,7 @@ class Drill:
             "clients": self.options.clients,
             "seconds": round(posting, 1),
             "posted": found.posted,
+            "again": found.again,
             "acknowledged": found.acknowledged,
             "answers": dict(found.answers.most_common()),
             "stored": found.stored,

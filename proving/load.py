@@ -1,5 +1,8 @@
 """A client process of the drill: posts numbered events through nginx at a set rate and records each response.
 
+Each event has a key. An event that got no 2xx is sent again until it has one, and one in ten that have one is sent
+again, too: at once on another connection, or up to some minutes later.
+
 Standard input takes `cut N` (N more clients close their connection early), `rate N` (another rate) and `stop`. Standard
 output gets a JSON line of counts every 0.1 s. At the end the process writes its book, the result of each event, to a
 file.
@@ -7,6 +10,7 @@ file.
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 import os
@@ -28,6 +32,8 @@ REST = 0.1  # seconds before a client without a 2xx posts again
 FRESH = 50  # a client takes a new connection after that many requests
 SPAN = 1_000_000_000  # event n of book p has the number p * SPAN + n
 SERIES = 20  # of one run, in which a view has the last event of each
+REPEATED = 10  # of so many events one is sent again although it was acknowledged
+REPEAT_SECONDS = (0.0, 0.0, 1.0, 30.0, 150.0)  # after the first copy or its acknowledgement; before the end
 LOGGED = 8  # of so many events one is a log, if logs are deleted by age
 
 
@@ -37,7 +43,8 @@ class Book:
     def __init__(self) -> None:
         self.status = array("H")
         self.sent = array("d")
-        self.answered = array("d")
+        self.answered = array("d")  # the last response
+        self.copies = array("H")  # requests of the event
         # times in which one client posted and got no 2xx: from a request on, until a 2xx (monotonic)
         self.down = array("d")
         self.up = array("d")
@@ -47,13 +54,14 @@ class Book:
         self.status.append(UNANSWERED)
         self.sent.append(now)
         self.answered.append(0.0)
+        self.copies.append(1)
         return len(self.status) - 1
 
     def save(self, path: Path) -> None:
         """Write the book to a file."""
         with open(path, "wb") as file:
             file.write(struct.pack("<QQ", len(self.status), len(self.down)))
-            for column in self.status, self.sent, self.answered, self.down, self.up:
+            for column in self.status, self.sent, self.answered, self.copies, self.down, self.up:
                 column.tofile(file)
 
     @classmethod
@@ -62,7 +70,7 @@ class Book:
         book = cls()
         with open(path, "rb") as file:
             events, outages = struct.unpack("<QQ", file.read(16))
-            for column in book.status, book.sent, book.answered:
+            for column in book.status, book.sent, book.answered, book.copies:
                 column.fromfile(file, events)
             for column in book.down, book.up:
                 column.fromfile(file, outages)
@@ -78,6 +86,7 @@ def request(run: str, number: int, more: bytes, logs: bool = False) -> bytes:
     body = b'{"name":"drill","field":"%b","tags":{"series":"%d"},"value":%d}' % (name, number % SERIES, number)
     if logs and is_log(number):
         path, body = b"/logs", b'{"service":"%b","message":"%d"}' % (name, number)
+    more += b'Idempotency-Key: "%b-%d"\r\n' % (name, number)
     return b"POST %b HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: %d\r\n\r\n%b" % (path, more, len(body), body)
 
 
@@ -96,11 +105,12 @@ def unverified() -> ssl.SSLContext:
 class Client:
     """A client with at most one open request."""
 
-    __slots__ = ("buffer", "n", "posts", "ready", "since", "sock")
+    __slots__ = ("again", "buffer", "n", "posts", "ready", "since", "sock")
 
     def __init__(self) -> None:
         self.sock: socket.socket | None = None
         self.n = -1  # the event of the open request; -1: none
+        self.again = -1  # an event without a 2xx, which it sends again; -1: none
         self.buffer = b""
         self.posts = 0
         self.ready = 0.0
@@ -136,6 +146,7 @@ class Crowd:
         self.patience = patience
         self.acknowledged = self.rejected = self.unanswered = self.refused = self.cuts = 0
         self.random = random.Random(number)
+        self.repeats: list[tuple[float, int]] = []  # a heap: when, and which event to send again
 
     def connect(self) -> socket.socket | None:
         """A new connection; None if it fails."""
@@ -152,19 +163,27 @@ class Crowd:
         sock.setblocking(False)
         return sock
 
-    def post(self, client: Client, now: float) -> bool:
-        """Send the next event. Returns: False if the connection failed and nothing was sent."""
+    def post(self, client: Client, now: float, n: int = -1) -> bool:
+        """Send the next event, or event `n` again. Returns: False if the connection failed and nothing was sent."""
         client.since = client.since or now
         if client.sock is None:
             client.sock = self.connect()
             if client.sock is None:
                 self.refused += 1
+                client.again = n
                 self.rest(client, now)
                 return False
             self.by_fd[client.sock.fileno()] = client
             self.poller.register(client.sock.fileno(), select.EPOLLIN)
         client.posts += 1
-        client.n = self.book.post(time.time())
+        client.again = -1
+        if n < 0:
+            n = self.book.post(time.time())
+            if self.random.random() * REPEATED < 1:
+                heapq.heappush(self.repeats, (now + self.random.choice(REPEAT_SECONDS), n))
+        else:
+            self.book.copies[n] += 1
+        client.n = n
         client.buffer = b""
         client.ready = now + self.patience
         try:
@@ -196,9 +215,10 @@ class Crowd:
         at = fields.find(b"\r\ncontent-length:")
         if at >= 0 and len(body) < int(fields[at + 17 :].split(b"\r\n", 1)[0]):
             return
-        status = int(head[9:12])
-        self.book.status[client.n] = status
-        self.book.answered[client.n] = time.time()
+        status, n = int(head[9:12]), client.n
+        if status < 300 or not 200 <= self.book.status[n] < 300:
+            self.book.status[n] = status
+            self.book.answered[n] = time.time()
         client.n = -1
         if b"\r\nconnection: close" in fields:
             self.disconnect(client)
@@ -208,6 +228,7 @@ class Crowd:
             self.idle.append(client)
         else:
             self.rejected += 1
+            client.again = n
             self.rest(client, now)
 
     def served(self, client: Client, now: float) -> None:
@@ -223,7 +244,7 @@ class Crowd:
             self.disconnect(client)
             return
         self.unanswered += 1
-        client.n = -1
+        client.again, client.n = client.n, -1
         self.disconnect(client)
         self.rest(client, now)
 
@@ -297,9 +318,14 @@ class Crowd:
                 self.idle.appendleft(self.resting.popleft())  # a client that retries goes first
             # what was due during an outage is posted afterwards, as fast as clients become free
             due = (min(now, end) - begun) * rate
-            while posted < due and self.idle and now < end + PATIENCE:
+            while self.idle and self.idle[0].again >= 0 and now < end + PATIENCE:
+                client = self.idle.popleft()
+                self.post(client, now, client.again)
+            while self.idle and self.repeats and self.repeats[0][0] <= now < end:
+                self.post(self.idle.popleft(), now, heapq.heappop(self.repeats)[1])
+            while posted < due and self.idle and self.idle[0].again < 0 and now < end + PATIENCE:
                 posted += self.post(self.idle.popleft(), now)
-            behind = posted < due and now < end + PATIENCE
+            behind = (posted < due or any(client.again >= 0 for client in self.resting)) and now < end + PATIENCE
             for client in [client for client in self.by_fd.values() if client.n >= 0 and client.ready <= now]:
                 self.lose(client, now)
             if now - reported > 0.1:

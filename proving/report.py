@@ -138,6 +138,7 @@ def markdown(report: dict[str, Any]) -> str:
         "| | events |",
         "|---|---|",
         f"| posted | {report['posted']:,} ({report['posted'] / max(report['seconds'], 1):,.0f}/s) |",
+        f"| sent more than once, with the same key | {report['again']:,} |",
         f"| acknowledged | {report['acknowledged']:,} ({report['acknowledged'] / max(report['seconds'], 1):,.0f}/s) |",
         f"| stored | {report['stored']:,} |",
         f"| in dead_letters | {report['dead']:,} |",

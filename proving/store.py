@@ -26,10 +26,12 @@ EVENTS = {
     "metrics": ("value", "field", ""), "gps": ("altitude", "device", ".%"), "votes": ("voter", "poll", ".%"),
     "logs": ("message", "service", ""),
 }  # fmt: skip
-# Stored bodies of a stream that are not dead letters, and were not deleted by age. Each event is one row
+# Stored bodies of a stream that are neither dead letters nor duplicates, and were not deleted by age. Each event is one
+# row
 ALIVE = """
 SELECT (SELECT coalesce(sum(last - first + 1), 0) FROM batches_ranges WHERE stream = '{0}')
   - (SELECT coalesce(sum(deleted), 0) FROM batches_expired WHERE stream = '{0}')
+  - (SELECT coalesce(sum(bodies), 0) FROM batches_duplicates WHERE stream = '{0}')
   - (SELECT count(*) FROM dead_letters WHERE stream = '{0}')"""
 
 

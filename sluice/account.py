@@ -1,4 +1,6 @@
-"""THE sum: accepted = ready + claimed + stored + dead + expired + purged, for each stream of a cell, at any moment.
+"""THE sum of each stream of a cell, at any moment:
+
+    accepted = ready + claimed + stored + dead + duplicate + expired + purged
 
 The terms left of `stored` come from Redis, the others from the database; `balance` adds them. A cell publishes its sums
 in the database every few seconds, so that all cells can be looked at from any of them, and also one that is gone.
@@ -16,20 +18,20 @@ from sluice.store.types import Epoch, Ledger
 
 EVERY_SECONDS = 5.0  # between two publications of a cell
 COUNT_SHARE = 20  # counting takes at most 1/20 of a worker's time, however large the database is
-STATES = ("accepted", "ready", "claimed", "stored", "dead", "missing")
+STATES = ("accepted", "ready", "claimed", "stored", "dead", "duplicate", "missing")
 Figures = dict[str, Any]
 
 
 def balance(snapshot: Snapshot | None, ledger: Ledger | None) -> Figures:
     """Where the accepted bodies of a stream are: THE sum, whose terms stand in the order of a body's way.
 
-    accepted = ready + claimed + stored + dead + expired + purged; `missing` is what it leaves, and is 0.
+    accepted = ready + claimed + stored + dead + duplicate + expired + purged; `missing` is what it leaves, and is 0.
 
     An unknown figure is None. All but these are bodies:
     deleted: rows deleted by age, of all cells
     oldest_seconds: age of the oldest body that is not in the database; None too if there is none
     """
-    accepted = ready = claimed = stored = dead = expired = purged = deleted = oldest = missing = None
+    accepted = ready = claimed = stored = dead = duplicate = expired = purged = deleted = oldest = missing = None
     if snapshot:
         persisted = ledger.persisted if ledger else {}  # of claims that are not settled
         unstored = {claim: bodies - persisted.get(claim, 0) for claim, bodies in snapshot.claims.items()}
@@ -39,15 +41,16 @@ def balance(snapshot: Snapshot | None, ledger: Ledger | None) -> Figures:
         purged = snapshot.purged
         oldest = max((age for at, age in snapshot.ages.items() if unstored.get(at, 1)), default=None)
     if ledger:
-        stored = ledger.bodies - ledger.dead - ledger.expired
-        dead = ledger.dead
+        stored = ledger.bodies - ledger.dead - ledger.duplicate - ledger.expired
+        dead, duplicate = ledger.dead, ledger.duplicate
         expired, deleted = ledger.expired, ledger.deleted
-    terms = ready, claimed, stored, dead, expired, purged
+    terms = ready, claimed, stored, dead, duplicate, expired, purged
     if accepted is not None and ledger:
         missing = max(0, accepted - sum(bodies or 0 for bodies in terms))
     return {
-        "accepted": accepted, "ready": ready, "claimed": claimed, "stored": stored, "dead": dead, "missing": missing,
-        "purged": purged, "expired": expired, "deleted": deleted, "oldest_seconds": oldest,
+        "accepted": accepted, "ready": ready, "claimed": claimed, "stored": stored, "dead": dead,
+        "duplicate": duplicate, "missing": missing, "purged": purged, "expired": expired, "deleted": deleted,
+        "oldest_seconds": oldest,
     }  # fmt: skip
 
 
@@ -62,7 +65,7 @@ def account(store: Store[Any], stream: str, snapshot: Snapshot | None, cell: str
 def sums(cells: Iterable[Figures]) -> Figures:
     """The sums over the streams of some cells, each as `Observer.cells` gives it; their oldest body."""
     rows = [row for cell in cells for row in cell["streams"]]
-    total: Figures = {state: sum(row[state] or 0 for row in rows) for state in STATES}
+    total: Figures = {state: sum(row.get(state) or 0 for row in rows) for state in STATES}
     return total | {"oldest_seconds": max((row["oldest_seconds"] or 0 for row in rows), default=0) or None}
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from redis.exceptions import RedisError
 
 from sluice import settings, views
-from sluice.account import Figures, account, balance, sums
+from sluice.account import STATES, Figures, account, balance, sums
 from sluice.base import screen
 from sluice.base.counters import SECONDS, SIZES
 from sluice.base.disk import spare
@@ -239,7 +239,7 @@ class Observer:
         last: dict[str, Figures] = self.counted.get("streams", {})
         if ledger:
             self.earlier[name] = ledger.earlier
-            last[name] = {state: row[state] for state in ("stored", "dead", "missing", "expired", "deleted")}
+            last[name] = {state: row[state] for state in (*STATES[3:], "expired", "deleted")}
             last[name]["through"] = through(snapshot, ledger) if snapshot else None
         elif snapshot:
             row["accepted"] += self.earlier.get(name, 0)

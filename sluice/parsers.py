@@ -10,6 +10,7 @@ from typing import Callable, NamedTuple
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+DAY = 86_400
 DEAD = "dead"  # in INGEST_KEEP: the dead letters
 STORE = "store"  # in INGEST_ROWS: the tables of the database
 EVERYBODY = ("0.0.0.0/0", "::/0")
@@ -46,6 +47,16 @@ class Keep(NamedTuple):
 
     def of(self, stream: str) -> int | None:
         return self.streams.get(stream, None if stream == DEAD else self.rest)
+
+
+class Unique(NamedTuple):
+    """Seconds that keys are kept, and whether records have keys, too; `rest` for streams not in `streams`; 0: off."""
+
+    rest: tuple[int, bool]
+    streams: dict[str, tuple[int, bool]]
+
+    def of(self, stream: str) -> tuple[int, bool]:
+        return self.streams.get(stream, self.rest)
 
 
 FOREVER = Keep(None, {})
@@ -122,6 +133,17 @@ def keep(text: str) -> Keep:
             raise ValueError("an age such as 10m, 12h or 30d, forever, or ages of streams: 30d,gps=7d,dead=90d")
         ages[name] = int(match[2]) * TIMES[match[3]] if match[2] else None
     return Keep(ages.pop("", None), ages)
+
+
+def unique(text: str) -> Unique:
+    ages: dict[str, tuple[int, bool]] = {}
+    for word in filter(None, re.split(r"[,\s]+", text)):
+        match = re.fullmatch(r"(?:(\w+)=)?(?:([1-9][0-9]{0,4})([smhd])(/record)?|off)", word)
+        name = match[1] or "" if match else ""
+        if not match or name in ages or (match[4] and not name):
+            raise ValueError("an age such as 12h or 1d, off, or ages of streams: 1d,gps=7d,logs=off,metrics=1d/record")
+        ages[name] = (int(match[2]) * TIMES[match[3]] if match[2] else 0), bool(match[4])
+    return Unique(ages.pop("", (DAY, False)), ages)
 
 
 def processes(text: str) -> Span:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 from sluice import parsers
-from sluice.parsers import AUTO, LogStyle, Span, choice, clients, integer, size
+from sluice.parsers import AUTO, LogStyle, Span, Unique, choice, clients, integer, size
 from sluice.parsers import DEAD as DEAD
 from sluice.parsers import FOREVER as FOREVER
 from sluice.parsers import IN_TABLES as IN_TABLES
@@ -121,6 +121,13 @@ class Settings:
         "How long rows are kept after their arrival: seconds (`90s`), minutes (`10m`), hours (`12h`) or days (`30d`), "
         "for all streams or for some of them (`30d,gps=7d,votes=forever`). `dead=90d`: the same for dead letters. Set "
         "it when the disk is smaller than all that will ever arrive ([by age](database.md#deleting-by-age))",
+    )
+    unique: Unique = setting(
+        parsers.unique, "1d",
+        "How long a key is kept, so that a body that comes again is stored once: an age such as `12h` or `1d`, or "
+        "`off`, for all streams or for some (`1d,gps=7d,logs=off`). `gps=1d/record`: each record is its own key; for "
+        "`gps`, `metrics` and `logs`. Set it when senders repeat after more than a day, or to save its cost "
+        "([keys](database.md#keys))",
     )
     spool: str = setting(
         parsers.spool, "$INGEST_HOME/run/redis.sock",

@@ -14,7 +14,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import itemgetter
@@ -69,8 +69,8 @@ def test_the_python_client_waits_for_retry_after_and_raises_rejected_on_a_4xx(sl
     client, seen = module["Client"](f"http://localhost:{slow.port}"), []
     once = client.once
 
-    def watched(path: str, body: bytes) -> tuple[int, float, str]:
-        seen.append(once(path, body))
+    def watched(path: str, body: bytes, key: str) -> tuple[int, float, str]:
+        seen.append(once(path, body, key))
         return seen[-1]
 
     client.once = watched
@@ -87,13 +87,48 @@ def test_the_python_client_waits_for_retry_after_and_raises_rejected_on_a_4xx(sl
             client.post("/votes", {})
 
 
-def test_the_python_client_raises_unknown_without_an_answer() -> None:
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
-        module = runpy.run_path(str(EXAMPLES / "client.py"))
-        client = module["Client"](f"http://127.0.0.1:{server.getsockname()[1]}")
-        client.connection.timeout = 0.2
-        with pytest.raises(module["Unknown"]):
-            client.post("/votes", {})
+def in_python(url: str, record: dict[str, str]) -> None:
+    runpy.run_path(str(EXAMPLES / "client.py"))["Client"](url).post("/votes", record)
+
+
+def in_javascript(url: str, record: dict[str, str]) -> None:
+    code = f'import {{ post }} from "{EXAMPLES}/client.mjs"; await post("{url}/votes", {json.dumps(record)});'
+    subprocess.run(["node", "--input-type=module", "-e", code], timeout=60, check=True)
+
+
+def in_shell(url: str, record: dict[str, str]) -> None:
+    subprocess.run([str(EXAMPLES / "post.sh"), f"{url}/votes", json.dumps(record)], timeout=60, check=True)
+
+
+def request_of(connection: socket.socket) -> bytes:
+    """Read a request with a Content-Length."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += connection.recv(1 << 16)
+    length = re.search(rb"(?i)\r\ncontent-length: (\d+)", data)
+    assert length
+    return data + harness.receive(connection, data.index(b"\r\n\r\n") + 4 + int(length[1]) - len(data))
+
+
+@pytest.mark.parametrize("send", [in_python, in_javascript, in_shell])
+def test_a_client_sends_again_what_was_not_answered_and_it_is_stored_once(
+    up: Server, send: Callable[[str, dict[str, str]], None]
+) -> None:
+    name = send.__name__
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server, ThreadPoolExecutor(1) as client:
+        posted = client.submit(send, f"http://127.0.0.1:{server.getsockname()[1]}", {"poll": name, "choice": "0"})
+        for attempt in range(3):
+            with contextlib.closing(server.accept()[0]) as connection:
+                status, _, text = harness.request(up.port, request_of(connection))
+                assert status == 200
+                # curl repeats after no answer at all only if it is told to, so it gets a 502
+                reply = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                if attempt == 2:
+                    reply = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(text) + text
+                if attempt == 2 or send is in_shell:
+                    connection.sendall(reply)
+        posted.result()
+    assert all_stored(up, name, 1)
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")

@@ -266,6 +266,34 @@ def test_a_chunked_body_is_not_read_if_its_end_is_not_certain(more: dict[str, ob
     assert rejected.value.args == (NO_LENGTH,)
 
 
+@pytest.mark.parametrize("field", ["Idempotency-Key", "webhook-id", "X-GitHub-Delivery", "ce-id"])
+def test_a_request_with_a_key_is_kept_whole(site: Site, field: str) -> None:
+    for path in "/votes", "/gps":
+        head = f"POST {path}?a=b HTTP/1.1\r\nHost: x\r\n{field}: k1\r\nContent-Length: 3\r\n\r\n".encode()
+        assert send(site.where, head + b"abc")[0] == 200
+    for item, start in zip(site.items(), (b"POST /votes?a=b HTTP/1.1\r\n", b"POST /gps?a=b HTTP/1.1\r\n")):
+        assert item.startswith(start) and item.endswith(b"\r\n\r\nabc")
+        assert b"\r\n%b: k1\r\n" % field.lower().encode() in item.lower()
+
+
+@pytest.mark.parametrize(
+    ("key", "status"),
+    [
+        ('"a b\\\\c"', 200), ("a" * 255, 200), (f'"{"a" * 255}"', 200), ("8e03978e-40d5-43dd-bc93-6894a57f9324", 200),
+        ("a" * 256, 400), (f'"{"a" * 256}"', 400), ("", 400), ('""', 400), ("a b", 400), ('"a', 400), ('"a"b', 400),
+        ('"\\a"', 400), ("\xe4", 400),
+    ],
+)  # fmt: skip
+def test_a_malformed_key_is_rejected_with_the_reason(site: Site, key: str, status: int) -> None:
+    head = f"POST /votes HTTP/1.1\r\nHost: x\r\nIdempotency-Key: {key}\r\nContent-Length: 3\r\n\r\n".encode("latin-1")
+    given = send(site.where, head + b"abc")
+    assert given[0] == status
+    assert len(site.items()) == (status == 200)
+    if status == 400:
+        is_problem(given, 400)
+        assert b"Idempotency-Key" in given[2]
+
+
 def test_answers_close_their_connections_while_the_gateway_is_told_to(private_redis: Server) -> None:
     with harness.short_tmp() as tmp, gateway(tmp, private_redis) as server:
 

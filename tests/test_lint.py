@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from proving.harness import ROOT
+from sluice.streams.unique import DECIDING
 
 
 def programs(interpreter: str) -> set[str]:
@@ -136,3 +137,13 @@ def test_wall_clocks_are_only_where_they_are_known() -> None:
         if count := sum(call in ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow") for call in calls):
             found[name] = count
     assert found == WALL_CLOCKS
+
+
+def test_a_header_field_that_a_decoder_reads_decides_what_a_body_means() -> None:
+    """Or else two bodies that mean different things would be one. Another encoding has other bytes anyway."""
+    read = set()
+    for path in (ROOT / "sluice/formats").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "field":
+                read |= {str(arg.value).lower() for arg in node.args if isinstance(arg, ast.Constant)}
+    assert read == {"content-type", "content-encoding", *map(str.lower, DECIDING)}

@@ -146,7 +146,7 @@ AFTER = {
     "503": ([reply(503, "Retry-After: 1"), reply(503, "Retry-After: 0")], 1),
     "429": ([reply(429, "Retry-After: 1")], 1),
     "502 and 504": ([reply(502, "Retry-After: 0"), reply(504, "Retry-After: 0")], 1),
-    "a lost answer": ([b""], 2),
+    "a lost answer": ([b""], 1),
     "400": ([reply(400)], 0),
     "413": ([reply(413)], 0),
 }

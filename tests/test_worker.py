@@ -588,7 +588,9 @@ def test_old_rows_are_looked_for_once_in_a_fiftieth_of_their_age_but_at_least_on
     s = settings.load({"INGEST_KEEP": "gps=100s,votes=365d", "INGEST_ROWS": "logs=parquet:///a"})
     pauses = {
         chore.name: chore.pause
-        for chore in program.chores(["gps", "votes", "logs"], s.keep, open_elsewhere(s.rows, STREAMS))
+        for chore in program.chores(
+            {name: STREAMS[name] for name in ("gps", "votes", "logs")}, s.keep, open_elsewhere(s.rows, STREAMS)
+        )
     }
     rows = "deleting old rows of {}".format
     others = {
@@ -1055,9 +1057,9 @@ LOADS: dict[str, tuple[str, list[bytes], str, int]] = {
     "bodies that inflate to nothing but zeros": ("votes", [gzip.compress(bytes(50 << 20))] * 40, "dead_letters", 40),
     "bodies that inflate to many records": (
         "metrics",
-        [gzip.compress(LINES)] * 3,
+        [gzip.compress(LINES + b"m v=%d\n" % n) for n in range(3)],
         "metrics",
-        3 * 2 * 40_000,
+        3 * (2 * 40_000 + 1),
     ),
     "bodies that inflate to many invalid records": (
         "metrics",

@@ -183,7 +183,7 @@ function ledger() {
   $("#deleted").textContent = deleted.length ? `Rows deleted by age: ${deleted.join(", ")}.` : "";
   $("#purged").textContent = purged.length ? `Discarded by bin/sluice purge: ${purged.join(", ")}.` : "";
   table("#ledger", shown.streams.map((stream) => {
-    const counts = ["accepted", "ready", "claimed", "stored", "dead"].map((name) => number(stream[name]));
+    const counts = ["accepted", "ready", "claimed", "stored", "dead", "duplicate"].map((name) => number(stream[name]));
     const oldest = stream.oldest_seconds == null ? "–" : span(stream.oldest_seconds);
     return [stream.stream, ...counts, [number(stream.missing), stream.missing], oldest, `${each(stream.accepted_rate)} /s`];
   }));
@@ -192,7 +192,7 @@ function ledger() {
 function cells() {
   $("#cells").hidden = shown.cells.length < 2;
   table("#cells table", shown.cells.map((cell) => {
-    const counts = ["accepted", "ready", "claimed", "stored", "dead"].map((name) => number(cell[name]));
+    const counts = ["accepted", "ready", "claimed", "stored", "dead", "duplicate"].map((name) => number(cell[name]));
     return [cell.cell, [`${span(cell.seconds)} ago`, cell.late], ...counts, [number(cell.missing), cell.missing]];
   }));
 }

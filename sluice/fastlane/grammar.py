@@ -24,7 +24,9 @@ DECLINED = frozenset((b"TRANSFER-ENCODING", b"EXPECT", b"UPGRADE", b"HTTP2-SETTI
 
 # The environ without the body, the length of the body in bytes, and whether the connection stays open
 ParsedHead = tuple[dict[str, Any], int, bool]
-# The cache of a listener. The head of a GET with a query is there without it and without the empty line
+KEYS = b"\r\nIdempotency-Key: ", b"\r\nidempotency-key: "
+# The cache of a listener. The head of a GET with a query is there without it and without the empty line, that of a POST
+# with a key without its field and without the empty line
 Heads = dict[bytes, ParsedHead]
 
 
@@ -45,6 +47,8 @@ class Grammar:
 
         server: the listener's name from getsockname(). heads: of the listener.
         """
+        if head.startswith(b"POST "):
+            return self.parse_key(head, server, heads) or self.parse_new(head, head, server, heads)
         end = head.find(b" ", TARGET)
         at = head.find(b"?", TARGET, end)
         # the query of a GET names what is asked for, and seldom comes again; the rest does
@@ -61,6 +65,27 @@ class Grammar:
         environ = parsed[0]
         environ["QUERY_STRING"] = query
         environ["RAW_URI"] = f"{environ['PATH_INFO']}?{query}"
+        environ["fastlane.head"] = head
+        return parsed
+
+    def parse_key(self, head: bytes, server: Any, heads: Heads) -> ParsedHead | None:
+        """Parse the head of a POST with a key, which is new in each request; the rest is not. None: it is not so."""
+        at = max(map(head.find, KEYS))
+        if at == -1 or len(head) > MAX_CACHED_BYTES:
+            return None
+        end = head.find(b"\r\n", at + 2)
+        value = head[at + len(KEYS[0]) : end].decode("latin-1")
+        if not value.isascii() or not value.isprintable():
+            return None
+        key = head[:at] + head[end:-4]
+        parsed = heads.get(key)
+        if parsed is None:
+            parsed = self.parse_new(key + b"\r\n\r\n", key, server, heads)
+            if parsed is None or "HTTP_IDEMPOTENCY_KEY" in parsed[0]:  # a second one
+                heads.pop(key, None)
+                return None
+        environ = parsed[0]
+        environ["HTTP_IDEMPOTENCY_KEY"] = value.strip(" ")
         environ["fastlane.head"] = head
         return parsed
 

@@ -11,10 +11,13 @@ from sluice.streams.decoder import JsonDecoder
 from sluice.streams.record import Gps, Log, Metric, Record, Vote
 from sluice.streams.registry import Stream
 from sluice.streams.schema import case_conflict, stream_problem
+from sluice.streams.unique import Rule
 
 
 def built_in(name: str, record: type[Record], decoder: type[JsonDecoder], wire: type, build: Any) -> Stream:
-    return Stream(name, record, decoder(wire, build, [known for known in FORMATS if known.stream == name]).fast_path())
+    formats = [known for known in FORMATS if known.stream == name]
+    # two voters may say the same in the same second
+    return Stream(name, record, decoder(wire, build, formats).fast_path(), content=record is not Vote)
 
 
 STREAMS: dict[str, Stream] = {
@@ -29,7 +32,7 @@ def load_streams(config: settings.Settings) -> dict[str, Stream]:
     """The built-in streams and those of the user's module, which may replace them.
 
     Raises: SettingError if the module cannot be imported, has no STREAMS, or has a stream that no database can hold; or
-    if INGEST_KEEP or INGEST_ROWS names a stream that does not exist.
+    if INGEST_KEEP, INGEST_ROWS or INGEST_UNIQUE names a stream that does not exist.
     """
     own = extension.dictionary("INGEST_RECORDS", config.records, "STREAMS")
     streams = STREAMS | own
@@ -43,8 +46,19 @@ def load_streams(config: settings.Settings) -> dict[str, Stream]:
     for setting, named, known in (
         ("INGEST_KEEP", config.keep.streams, [*streams, settings.DEAD]),
         ("INGEST_ROWS", config.rows.streams, [*streams]),
+        ("INGEST_UNIQUE", config.unique.streams, [*streams]),
     ):
         for name in named:
             if name not in known:
                 raise settings.SettingError(f"{setting}: there is no stream {name!r}; there are {', '.join(known)}.")
-    return streams
+    return {name: stream._replace(rule=rule(stream, *config.unique.of(name))) for name, stream in streams.items()}
+
+
+def rule(stream: Stream, seconds: int, by_record: bool) -> Rule | None:
+    """The rule of a stream with INGEST_UNIQUE. Raises: SettingError."""
+    if by_record and not stream.content:
+        raise settings.SettingError(
+            f"INGEST_UNIQUE={stream.name}=…/record: equal records of {stream.name} may be two; the stream says which "
+            "fields make them one, with stream(…, unique=…)."
+        )
+    return Rule(seconds, stream.content and not by_record, () if by_record else stream.unique) if seconds else None

@@ -25,6 +25,10 @@ GET_ONLY = problem("405 Method Not Allowed", "This path accepts only GET and HEA
 NO_LENGTH = problem("400 Bad Request", "The length of the body is malformed or ambiguous; the request had no effect.")
 CODED = problem("501 Not Implemented", "The only supported transfer coding is chunked; the request had no effect.")
 CUT_OFF = problem("400 Bad Request", "The body is shorter than its Content-Length; the request had no effect.")
+BAD_KEY = problem(
+    "400 Bad Request",
+    "Idempotency-Key is neither a quoted string nor up to 255 visible ASCII characters; the request had no effect.",
+)
 EMPTY = problem("400 Bad Request", "The request has neither a body nor a query string; the request had no effect.")
 
 

@@ -1,7 +1,8 @@
 """Makes the list item of a WSGI request, for the gateway: its body, or the whole HTTP message.
 
 The decoder must see the path that chose the route, so the head has PATH_INFO: no other form of the target is looked at.
-No body can pass for a whole message: one that looks like it is kept as a whole message, too.
+No body can pass for a whole message: one that looks like it is kept as a whole message, too. A request that has a key
+is kept whole: the worker looks there for the key. Nothing is looked up here.
 """
 
 from __future__ import annotations
@@ -9,17 +10,31 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sluice.http.replies import CODED, CUT_OFF, EMPTY, NO_LENGTH, Rejected, too_large
+from sluice.http.replies import BAD_KEY, CODED, CUT_OFF, EMPTY, NO_LENGTH, Rejected, too_large
 
+# The fields with a key of the request, in the order in which they count
+KEYED = (b"idempotency-key", b"webhook-id", b"x-github-delivery", b"ce-id")
+# A String (RFC 8941, 3.3.3), or else visible ASCII without quotation marks around it
+QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\]){1,255})"')
+BARE = re.compile(r"[!#-~][!-~]{0,254}")
 START = re.compile(rb"POST (/[^ \r\n]*) HTTP/1\.[01]\r\n")  # of a whole HTTP message, its path and query
 
 
 def read(environ: dict[str, Any], keep_head: bool, max_body: int) -> bytes:
-    """The item for the list: the body, or the query string if the body is empty; the whole message with keep_head, or
-    if the body looks like one.
+    """The item for the list: the body, or the query string if the body is empty; the whole message with keep_head, if
+    the request has a key, or if the body looks like a message.
 
     max_body: bytes. Raises: Rejected.
     """
+    if not keep_head and (
+        "HTTP_IDEMPOTENCY_KEY" in environ
+        or "HTTP_WEBHOOK_ID" in environ
+        or "HTTP_X_GITHUB_DELIVERY" in environ
+        or "HTTP_CE_ID" in environ
+    ):
+        keep_head = True
+    if keep_head and "HTTP_IDEMPOTENCY_KEY" in environ and not idempotency_key(environ["HTTP_IDEMPOTENCY_KEY"]):
+        raise Rejected(BAD_KEY)
     length = environ.get("CONTENT_LENGTH") or "0"
     if "HTTP_TRANSFER_ENCODING" in environ or not length.isdecimal():
         if not environ.get("wsgi.input_terminated") or "CONTENT_LENGTH" in environ:
@@ -46,6 +61,13 @@ def read(environ: dict[str, Any], keep_head: bool, max_body: int) -> bytes:
         if not keep_head:
             return query.encode("latin-1")
     return head(environ) + body if keep_head or (body.startswith(b"POST /") and START.match(body)) else body
+
+
+def idempotency_key(value: str) -> str:
+    """The key in the field Idempotency-Key; "" if it is malformed."""
+    if match := QUOTED.fullmatch(value):
+        return re.sub(r"\\(.)", r"\1", match[1])
+    return value if BARE.fullmatch(value) else ""
 
 
 def head(environ: dict[str, Any]) -> bytes:

@@ -30,6 +30,7 @@ COUNTERS = (
     ("sluice_accepted_bodies", "Bodies put on the list.", "accepted"),
     ("sluice_taken_bodies", "Bodies taken off the list by workers or a purge.", "taken"),
     ("sluice_stored_bodies", "Bodies stored completely.", "stored"),
+    ("sluice_duplicate_bodies", "Bodies not stored again, because another one had their key.", "duplicate"),
     ("sluice_purged_bodies", "Bodies that an operator purged.", "purged"),
     ("sluice_expired_bodies", "Bodies of which the dead letters were deleted by age.", "expired"),
     ("sluice_deleted_rows", "Rows deleted by age (INGEST_KEEP).", "deleted"),

@@ -23,6 +23,7 @@ HAS_LETTERS = "EXISTS (SELECT 1 FROM dead_letters AS d WHERE d.stream = batches.
 COUNT_EXPIRED = """
 INSERT INTO batches_expired AS e (stream, epoch, deleted, expired) VALUES (?, ?, ?, ?) ON CONFLICT (stream, epoch)
 DO UPDATE SET deleted = e.deleted + excluded.deleted, expired = e.expired + excluded.expired"""
+DUPLICATES = "SELECT epoch, bodies FROM batches_duplicates WHERE stream = ?"
 PUT_EPOCH = """
 INSERT INTO batches_epochs AS e (stream, epoch, cell, first, last, purged) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (stream, epoch) DO UPDATE SET cell = excluded.cell, purged = excluded.purged,
@@ -33,6 +34,7 @@ ON CONFLICT (stream, epoch) DO UPDATE SET cell = excluded.cell, purged = exclude
 # another one has left after thirty
 LATE_SECONDS = 45
 
+LAST_KEY = b"\xff" * 17
 PUT_HORIZON = """
 INSERT INTO batches_horizons (stream, until) VALUES (?, ?)
 ON CONFLICT (stream) DO UPDATE SET until = excluded.until"""
@@ -78,6 +80,10 @@ class Bookkeeping(ABC, Generic[Db]):
     def stored(self, db: Db, claim: Claim) -> list[tuple[int, int]]:
         """The stored ranges that overlap a claim, ascending: first and last sequence number of each."""
 
+    @abstractmethod
+    def put_keys(self, db: Db, stream: str, batch: int, at: int, keys: Sequence[bytes]) -> int:
+        """Insert those keys of a stream that are not there; how many these were. at: of arrival, seconds since 1970."""
+
     def ledger(
         self,
         stream: str,
@@ -98,6 +104,7 @@ class Bookkeeping(ABC, Generic[Db]):
             known = {row[1]: Epoch(*row) for row in self.run(
                 db, "SELECT stream, epoch, cell, first, last, purged FROM batches_epochs WHERE stream = ?", (stream,)
             )}  # fmt: skip
+            again: dict[str, int] = dict(self.run(db, DUPLICATES, (stream,)))
             aged = self.run(db, "SELECT epoch, deleted, expired FROM batches_expired WHERE stream = ?", (stream,))
             persisted = {id: self.persisted(db, Claim.of(stream, id, bodies)) for id, bodies in (claims or {}).items()}
         bodies: Counter[str] = Counter()
@@ -109,7 +116,7 @@ class Bookkeeping(ABC, Generic[Db]):
         ends = {window.epoch: window.end for window in history}
         ours = {
             epoch
-            for epoch in {*bodies, *known, *expired}
+            for epoch in {*bodies, *known, *expired, *again}
             if cell is None or epoch in ends or (epoch in known and known[epoch].cell == cell)
         }
         earlier = 0
@@ -124,6 +131,7 @@ class Bookkeeping(ABC, Generic[Db]):
             earlier=earlier,
             purged={epoch: known[epoch].purged if epoch in known else 0 for epoch in ours},
             expired=sum(expired.get(epoch, 0) for epoch in ours),
+            duplicate=sum(again.get(epoch, 0) for epoch in ours),
             deleted=sum(deleted for _, deleted, _ in aged),  # rows do not name their epoch
         )
 
@@ -268,6 +276,25 @@ class Bookkeeping(ABC, Generic[Db]):
                     epoch = self.run(db, f"SELECT {self.EPOCH_OF} FROM batches WHERE id = ?", (batch,))
                     self.run(db, COUNT_EXPIRED, (stream, epoch[0][0] if epoch else "", 0, 1))
             self.fold_again(db, {batch for _, batch, _ in gone})
+
+    def expire_keys(self, above: bytes, before: Mapping[str, int]) -> tuple[bytes, int, int]:
+        """Look at the next keys, and delete the old ones.
+
+        above: the key behind which to look. before: stream -> the time before which a key is old (seconds since 1970).
+        Returns the last one of them (LAST_KEY behind all), how many they are, and how many are gone.
+        """
+        is_old = "CASE stream {} ELSE at < 0 END".format(" ".join("WHEN ? THEN at < ?" for _ in before))
+        ages = [value for pair in before.items() for value in pair]
+        part = "FROM batches_keys WHERE key > ?"
+        with self.transaction(read=True) as db:  # a writer would wait for SQLite's lock only to find nothing
+            end = f"SELECT key {part} ORDER BY key LIMIT 1 OFFSET {bounds.SEARCH_ROWS - 1}"
+            (last,) = (self.run(db, end, (above,)) or [(LAST_KEY,)])[0]
+            counted = f"SELECT count(*), coalesce(sum(CASE WHEN {is_old} THEN 1 ELSE 0 END), 0) {part} AND key <= ?"
+            ((looked, old),) = self.run(db, counted, (*ages, above, last))
+        if old:
+            with self.transaction() as db:
+                self.run(db, f"DELETE {part} AND key <= ? AND {is_old}", (above, last, *ages))
+        return last, looked, int(old)
 
     def horizon(self, name: str) -> int | None:
         """Up to which time (microseconds since 1970) rows of a stream, or dead letters, were deleted by age."""

@@ -11,3 +11,9 @@ CHUNK_ENTRIES, CHUNK_BYTES = 1_000, 4 << 20  # held in memory while a rejected r
 LETTER_BYTES = 4 << 20  # of dead letters held in memory at once
 REASONS = 100  # of dead letters that are told apart
 GROUP_RECORDS, GROUP_REJECTS = 32_768, 200  # held in memory on their way to a destination
+# Of a body, inflated, that is decoded before its key is put; and of such bodies that are stored at once. Their records
+# take up to 25 times as much memory
+SMALL_BYTES, KEYED_BYTES = 1 << 16, 1 << 18
+KEYED_RECORDS = 100  # of a larger body, whose own keys are put at once
+ASKED_KEYS = 500  # in one statement
+MAX_KEYS = 20_000_000  # of a stream that are kept; beyond that, the oldest go before their time

@@ -6,6 +6,7 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from sluice.base.counters import Histogram
@@ -13,8 +14,10 @@ from sluice.base.override import override
 from sluice.spool.claim import Claim
 from sluice.store import bounds
 from sluice.store.fill import Divided, Part
+from sluice.store.keys import Keys
 from sluice.store.store import Store
 from sluice.store.types import Entry, Outcome
+from sluice.store.unique import Body, Unique
 from sluice.streams.record import Limits, Record, Reject
 from sluice.streams.registry import Stream
 
@@ -76,32 +79,73 @@ class Decoded(Part):
 
     entries: Entries
 
-    def __iter__(self) -> Iterator[Entry]:
-        """Decode each item. If a decoder raises, its item is buried, and the others are stored.
-
-        Raises: PartialDecode, unless `buffered`.
-        """
-        claim, limits, buffered = self.entries.claim, self.entries.limits, self.entries.buffered
-        decode, monotonic = self.entries.stream.decode, time.monotonic
+    def bodies(self) -> Iterator[tuple[int, int, bytes]]:
+        """The sequence number, the time of arrival and the item of each body, until the time is over."""
+        claim, monotonic = self.entries.claim, time.monotonic
         due = monotonic() + self.entries.seconds
         seq, until = self.first, 0
         for item in self.entries.items[seq - claim.first : self.end - claim.first]:
             if seq >= until:
                 received, until = claim.received(seq)
-            yielded = False
-            try:
-                results = decode(item, limits) if seq % SAMPLE else timed(decode, item, limits, self.entries.decoded)
-                for result in list(results) if buffered else results:
-                    yielded = True
-                    yield seq, received, item, result
-            except Exception as error:
-                if yielded:
-                    raise PartialDecode from error
-                yield seq, received, item, failed(claim.stream, item, error)
+            yield seq, received, item
             seq += 1
             if monotonic() >= due and seq < self.end:
                 self.end = self.entries.end = seq
                 return
+
+    def __iter__(self) -> Iterator[Entry]:
+        for seq, received, item in self.bodies():
+            yield from self.decoded(seq, received, item)
+
+    def decoded(self, seq: int, received: int, item: bytes) -> Iterator[Entry]:
+        """Decode an item. If the decoder raises, the item is buried. Raises: PartialDecode, unless `buffered`."""
+        entries = self.entries
+        decode, limits, yielded = entries.stream.decode, entries.limits, False
+        try:
+            results = decode(item, limits) if seq % SAMPLE else timed(decode, item, limits, entries.decoded)
+            for result in list(results) if entries.buffered else results:
+                yielded = True
+                yield seq, received, item, result
+        except Exception as error:
+            if yielded:
+                raise PartialDecode from error
+            yield seq, received, item, failed(entries.claim.stream, item, error)
+
+    @override
+    def units(self, keys: Keys) -> Iterator[tuple[Iterable[Entry], bool]]:
+        rule = self.entries.stream.rule
+        if rule is None:
+            yield self, False
+            return
+        unique = Unique(rule, keys)
+        decode, limits = self.entries.stream.decode, self.entries.limits
+        for seq, received, item in self.bodies():
+            if rule.content and item.startswith(b"{") and seq % SAMPLE:
+                results = decode(item, limits)
+                if results.__class__ is tuple:  # one plain object
+                    unique.add_record(seq, received, item, results[0])
+                    if unique.size >= bounds.KEYED_BYTES:
+                        yield unique.flush()
+                    continue
+            digest, size = rule.read(item, limits)
+            if size <= bounds.SMALL_BYTES:
+                unique.add(digest, size, self.whole(seq, received, item))
+                if unique.size < bounds.KEYED_BYTES:
+                    continue
+            yield unique.flush()
+            if size > bounds.SMALL_BYTES:
+                yield from unique.large(digest, Body(partial(self.decoded, seq, received, item), seq))
+        yield unique.flush()
+
+    def whole(self, seq: int, received: int, item: bytes) -> list[Entry]:
+        """All entries of an item."""
+        entries = self.entries
+        decode, limits = entries.stream.decode, entries.limits
+        try:
+            results = decode(item, limits) if seq % SAMPLE else timed(decode, item, limits, entries.decoded)
+            return [(seq, received, item, result) for result in results]
+        except Exception as error:
+            return [(seq, received, item, failed(entries.claim.stream, item, error))]
 
 
 def failed(stream: str, item: bytes, error: Exception) -> Reject:

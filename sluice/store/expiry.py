@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from sluice import settings
+from sluice.base.override import override
 from sluice.base.screen import ago
+from sluice.store import bounds
+from sluice.store.bookkeeping import LAST_KEY
 from sluice.store.store import Store
 
 log = logging.getLogger("sluice.worker")
@@ -45,8 +49,38 @@ class Expiry:
         if before > self.noted + 1e6 * self.pause() / 2:
             store.set_horizon(self.name, before)
             self.noted = before
+        return self.delete(store, before)
+
+    def delete(self, store: Store[Any], before: int) -> bool:
+        """Delete some that are older than a time (microseconds since 1970); whether there may be more."""
         return store.expire_letters(before) if self.name == settings.DEAD else store.expire(self.name, before)
 
     def pause(self) -> float:
         """Seconds between two looks."""
         return min(self.age / EXPIRE_PART, EXPIRE_SECONDS)
+
+
+class KeyExpiry(Expiry):
+    """Deletes keys. At most MAX_KEYS are kept: if a pass has left more, the next one takes the oldest of them."""
+
+    def __init__(self, ages: Mapping[str, int]) -> None:
+        """ages: stream -> seconds that its keys are kept."""
+        super().__init__("keys", max(ages.values()))
+        self.ages = ages
+        self.at = b""  # the last key that was looked at
+        self.kept = 0  # in this pass
+        self.share = 1.0  # of their age to which keys are kept now
+
+    @override
+    def delete(self, store: Store[Any], before: int) -> bool:
+        now = before // 1_000_000 + self.age
+        old = {stream: now - int(age * self.share) for stream, age in self.ages.items()}
+        self.at, looked, gone = store.expire_keys(self.at, old)
+        self.kept += looked - gone
+        if self.at != LAST_KEY:
+            return True
+        self.share = min(1.0, self.share * bounds.MAX_KEYS / max(1, self.kept))
+        if self.share < 1:
+            log.warning("keys are kept for %.0f %% of INGEST_UNIQUE: there are %d", 100 * self.share, self.kept)
+        self.at, self.kept = b"", 0
+        return False

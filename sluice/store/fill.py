@@ -14,6 +14,7 @@ import msgspec
 
 from sluice.spool.claim import Claim
 from sluice.store import bounds
+from sluice.store.keys import Keys
 from sluice.store.types import Entry, Outcome, RowsRejected
 from sluice.streams.record import Record, Reject
 
@@ -40,6 +41,13 @@ class Part:
     def __iter__(self) -> Iterator[Entry]:
         return (entry for entry in self.entries if self.first <= entry[0] < self.end)
 
+    def units(self, keys: Keys) -> Iterator[tuple[Iterable[Entry], bool]]:
+        """What is to be stored, one after the other, and whether some entries of a body of it are not in it.
+
+        keys: of the batch. Each may be iterated several times, until the next one is asked for.
+        """
+        yield self, False
+
 
 class Divided(ABC):
     """Entries that are made for a part of their claim, so that nothing is decoded in vain."""
@@ -53,16 +61,17 @@ class Divided(ABC):
         """Those of the bodies from `first` to the one before `end`."""
 
 
-def fill(insert: Callable[[Iterable[Entry]], Outcome], entries: Iterable[Entry]) -> Outcome:
+def fill(insert: Callable[[Iterable[Entry]], Outcome], entries: Iterable[Entry], split: bool = False) -> Outcome:
     """Insert the records among the entries and bury the rest. Bisection finds the records that the database rejects.
 
+    split: some entries of a body are not among them.
     insert: stores records and buries rejects, all or nothing. Raises: RowsRejected.
     """
     try:
         return insert(entries)
     except RowsRejected:
         pass
-    counts = Counter(seq for seq, _, _, _ in entries)
+    counts = Counter(seq for seq, _, _, _ in entries) if not split else Counter[int]()
     records = letters = 0
     for chunk in chunks(entries):
         outcome = bisect(insert, chunk, counts)

@@ -23,6 +23,7 @@ from sluice.spool.claim import Claim
 from sluice.store import bounds
 from sluice.store.bookkeeping import Bookkeeping, Db
 from sluice.store.fill import Divided, Part, fill, gaps
+from sluice.store.keys import Keys
 from sluice.store.tables import BURY, LAYOUT
 from sluice.store.types import (
     Conflict,
@@ -36,12 +37,15 @@ from sluice.store.types import (
     Row,
     Unavailable,
 )
-from sluice.streams.record import Reject
+from sluice.store.unique import Unique, Unit
+from sluice.streams.record import Limits, Reject
+from sluice.streams.registry import Stream
 
 Insert = Callable[[Iterable[Entry]], Outcome]
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+STORED_MEANWHILE = "duplicate: a body with its key, or with all of its records, was stored meanwhile"
 ATTEMPTS = 6  # of a command, over about two seconds in addition to the waits for locks
 
 
@@ -106,8 +110,11 @@ class Elsewhere:
 class Store(Bookkeeping[Db]):
     """A database, as the worker and the operator's commands use it. A table is an object that the backend defines."""
 
-    def __init__(self, tables: Mapping[str, Any], keep: Keep, elsewhere: Elsewhere) -> None:
-        self.tables = {name: table for name, table in tables.items() if name not in elsewhere.streams}
+    def __init__(
+        self, streams: Mapping[str, Stream], table: Callable[[Stream], Any], keep: Keep, elsewhere: Elsewhere
+    ) -> None:
+        self.tables = {name: table(stream) for name, stream in streams.items() if name not in elsewhere.streams}
+        self.rules = {name: stream.rule for name, stream in streams.items()}
         self.keep = keep
         self.elsewhere = elsewhere
         self.checked: set[str] = set()  # streams whose table this connection has created or checked
@@ -131,10 +138,16 @@ class Store(Bookkeeping[Db]):
                     ranges = self.stored(db, part)  # none: only its id is there
                     parts = [*gaps(part, ranges), *parts] if ranges else parts
                     continue
+                records = 0
                 given = (entries.part if isinstance(entries, Divided) else partial(Part, entries))(part.first, part.end)
-                stored = fill(self.inserter(attempt, claim.stream, batch, True), given)
-                self.add_records(db, batch, stored.records)
-                outcome = Outcome(outcome.records + stored.records, outcome.letters + stored.letters)
+                keys = Keys(self, db, claim.stream, batch)
+                insert = self.inserter(attempt, claim.stream, batch, True)
+                for unit, split in given.units(keys):
+                    stored = fill(insert, unit, split)
+                    outcome = Outcome(outcome.records + stored.records, outcome.letters + stored.letters)
+                    records += stored.records
+                self.add_records(db, batch, records)
+                keys.count(claim.epoch)
                 if given.end < part.end:
                     self.end_at(db, batch, part, given.end)
                     break
@@ -185,7 +198,9 @@ class Store(Bookkeeping[Db]):
                 if not self.run(db, "DELETE FROM dead_letters WHERE id = ? RETURNING 1", (letter.id,)):
                     continue
                 entries = [(letter.seq, letter.received, letter.body, result) for result in decode(letter)]
-                outcome = fill(self.inserter(attempt, letter.stream, letter.batch, letter.whole), entries)
+                unit, split = self.not_stored(db, letter, entries)
+                insert = self.inserter(attempt, letter.stream, letter.batch, letter.whole)
+                outcome = fill(insert, unit, split)
                 self.add_records(db, letter.batch, outcome.records)
                 if outcome.records:
                     self.add_change(db, letter.stream, letter.batch)
@@ -201,6 +216,20 @@ class Store(Bookkeeping[Db]):
             refused = reasons.total() - before.total()
             stored, records, dead = max(0, stored - refused), records - refused, dead + min(stored, refused)
         return Replayed(stored, records, dead, reasons, seen)
+
+    def not_stored(self, db: Db, letter: DeadLetter, entries: list[Entry]) -> Unit:
+        """The entries of a letter whose keys no other batch has. If another body has its key, it stays dead."""
+        rule = self.rules.get(letter.stream)
+        if rule is None:
+            return entries, False
+        keys = Keys(self, db, letter.stream, letter.batch)
+        unique = Unique(rule, keys)
+        digest, size = rule.read(letter.body, Limits()) if letter.whole else (None, 0)
+        unique.add(digest, size, entries)
+        unit = unique.flush()
+        if not keys.duplicates:
+            return unit
+        return [(letter.seq, letter.received, letter.body, Reject(letter.body, STORED_MEANWHILE, letter.whole))], False
 
     def buried(self, db: Db, batches: Iterable[int], above: int) -> Counter[str]:
         """The reasons of the letters of some batches, with their number. above: the id below the first of them."""

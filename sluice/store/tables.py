@@ -22,6 +22,8 @@ TABLES = {
     "batches_cells": {"cell": "name", "seen": "time", "figures": "json"},
     "batches_expired": {"stream": "text", "epoch": "text", "deleted": "integer", "expired": "integer"},
     "batches_horizons": {"stream": "name", "until": "integer"},
+    "batches_keys": {"key": "bytes", "stream": "text", "at": "integer", "batch": "integer"},
+    "batches_duplicates": {"stream": "text", "epoch": "text", "bodies": "integer"},
     "batches_objects": {
         "stream": "text", "name": "name", "address": "text", "bodies": "integer", "since": "time", "reason": "text",
     },
@@ -31,6 +33,8 @@ TABLES = {
         "whole": "boolean", "batch": "integer", "seq": "integer",
     },
 }  # fmt: skip
+# of the tables whose rows are found by it alone
+PRIMARY_KEYS = {"batches_keys": "key, stream", "batches_duplicates": "stream, epoch"}
 # statements behind the table that they are for
 INDEXES = {
     "batches_folded": "CREATE UNIQUE INDEX IF NOT EXISTS batches_folded_by_epoch ON batches_folded (stream, epoch)",

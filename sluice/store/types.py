@@ -91,6 +91,7 @@ class Ledger(NamedTuple):
     persisted: how many bodies of each of the given claims the store has.
     earlier: bodies that were accepted, and whose numbers are not in the present list: Redis has lost them.
     purged: how many bodies of each epoch were purged, as the database knows it.
+    duplicate: bodies that were not stored, because another one had their key.
     deleted: rows deleted by age. expired: bodies of which the last dead letter was deleted by age.
     ahead: with Kafka, bodies that are stored and that the group of workers has not settled yet.
     """
@@ -100,6 +101,7 @@ class Ledger(NamedTuple):
     persisted: dict[str, int]
     earlier: int = 0
     purged: dict[str, int] = {}
+    duplicate: int = 0
     expired: int = 0
     deleted: int = 0
     ahead: int = 0

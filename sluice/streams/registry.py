@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from sluice.settings import Settings
 from sluice.streams import custom
 from sluice.streams.decoder import JsonDecoder, LineDecoder
 from sluice.streams.record import Limits, Record, Reject
+from sluice.streams.unique import Rule
 
 INFLATED = 8  # times INGEST_MAX_BODY: a compressed body may inflate to this
 # The number of records in a body (docs/DECISIONS.md: A body has a budget)
@@ -24,15 +25,24 @@ class Stream(NamedTuple):
         Reject for each part that cannot be stored. If nothing can be stored, it yields exactly one Reject with `whole`.
         It never raises.
     part: Decodes the fragment stored in a partial dead letter; defaults to `decode`.
+    content, unique: see `Rule`. rule: with INGEST_UNIQUE; None: nothing has a key.
     """
 
     name: str
     record: type[Record]
     decode: Callable[[bytes, Limits], Iterable[Record | Reject]]
     part: Callable[[bytes, Limits], Iterable[Record | Reject]] | None = None
+    content: bool = False
+    unique: tuple[str, ...] | None = None
+    rule: Rule | None = None
 
 
-def stream(name: str, record_type: type[Record], parse: Callable[[bytes], Record] | None = None) -> Stream:
+def stream(
+    name: str,
+    record_type: type[Record],
+    parse: Callable[[bytes], Record] | None = None,
+    unique: Sequence[str] = (),
+) -> Stream:
     """A user-defined stream: docs/ADDING-A-STREAM.md.
 
     The bodies are JSON objects, arrays, NDJSON or forms with the fields of the record type; with `parse`, lines of any
@@ -40,14 +50,19 @@ def stream(name: str, record_type: type[Record], parse: Callable[[bytes], Record
 
     parse: makes one record from one line, without the white space around it. Raises: ValueError, whose text becomes
         the reason of the dead letter. Empty lines are skipped. gzip, kept heads and limits are handled before it.
-    Raises: TypeError if the record type is not a subclass of Record or, with `parse`, not keyword-only.
+    unique: fields; of the records that have the same values of them within INGEST_UNIQUE, one is stored.
+    Raises: TypeError if the record type is not a subclass of Record or, with `parse`, not keyword-only, or lacks one of
+        the unique fields.
     """
     record = custom.time_first(record_type)
+    if isinstance(unique, str) or not {*unique} <= {*record.__struct_fields__}:
+        raise TypeError(f"unique={unique!r} is no tuple of fields of {record_type.__name__}")
+    fields = tuple(unique) or None
     if parse is None:
-        return Stream(name, record, JsonDecoder(*custom.wire(record)).fast_path())
+        return Stream(name, record, JsonDecoder(*custom.wire(record)).fast_path(), unique=fields)
     if record is not record_type:  # a metaclass that sets kw_only loses CPython's vectorcall: 460 instead of 110 ns
         raise TypeError(f"the record type {record_type.__name__} needs kw_only=True: its first field must be time")
-    return Stream(name, record, LineDecoder(record, parse).decode)
+    return Stream(name, record, LineDecoder(record, parse).decode, unique=fields)
 
 
 def limits(config: Settings) -> Limits:

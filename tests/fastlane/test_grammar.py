@@ -156,6 +156,21 @@ def test_a_cached_head_keeps_no_body_and_that_of_a_get_no_query() -> None:
     assert of_get["wsgi.input"].read() == b""
 
 
+def test_a_key_is_read_from_each_head_and_the_rest_is_kept_once() -> None:
+    place = wire.Place("", "/run/gateway-0.sock")
+    names = b"Idempotency-Key: ", b"idempotency-key: ", b"IDEMPOTENCY-KEY:"
+    heads = [
+        post(name + key, FIVE, body=BODY) for key in (b'"a"', b"b ", b"", b"a\tb", b"\xc3\xa4", b"c") for name in names
+    ]
+    assert place.check([*heads, post(FIVE, body=BODY)]) == len(heads) + 1
+    kept = len(place.listener.heads)
+    assert place.check([post(names[0] + b"%d" % n, FIVE, body=BODY) for n in range(9)]) == 9
+    assert len(place.listener.heads) == kept
+    assert place.check([post(names[0] + b"1", names[1] + b"2", FIVE, body=BODY)]) == 0
+    assert place.check([post(names[0] + b"1", names[2] + b"2", FIVE, body=BODY)]) == 0
+    assert place.check([post(FIVE, body=BODY), heads[0]]) == 2
+
+
 def test_a_long_query_is_not_kept() -> None:
     place = wire.Place("", "/run/gateway-0.sock")
     room = grammar.MAX_CACHED_BYTES - len(post(line=b"GET /gps/latest? HTTP/1.1"))

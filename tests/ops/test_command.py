@@ -66,7 +66,7 @@ def test_the_json_of_status_has_the_documented_keys(tmp: Path) -> None:
     assert list(found) == ["streams", "trouble"]
     waiting = ["unpublished", "unpublished_seconds", "unpublished_reason", "error"]
     keys = ["stream", *STATES, "purged", "expired", "deleted", "oldest_seconds", "decoder", *waiting]
-    assert STATES == ("accepted", "ready", "claimed", "stored", "dead", "missing")
+    assert STATES == ("accepted", "ready", "claimed", "stored", "dead", "duplicate", "missing")
     assert [list(row) for row in found["streams"]] == [keys] * 4
 
 

@@ -22,7 +22,7 @@ import redis as client
 from proving import harness
 from proving.harness import ROOT, Server, environment, redis_server, running
 from sluice import settings
-from sluice.account import Publisher
+from sluice.account import STATES, Publisher
 from sluice.formats.streams import STREAMS
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
@@ -120,8 +120,8 @@ def test_the_ledger_accounts_for_every_body(tmp: Path, redis: Server) -> None:
     }
     assert set(ledger) == {"gps", "logs", "metrics", "votes"}
     table = sluice(tmp, "status")[1].splitlines()
-    assert table[0].split() == ["stream", "accepted", "ready", "claimed", "stored", "dead", "missing", "oldest"]
-    assert ["votes", "11", "4", "3", "2", "2", "0"] in [line.split()[:7] for line in table]
+    assert table[0].split() == ["stream", *STATES, "oldest"]
+    assert ["votes", "11", "4", "3", "2", "2", "0", "0"] in [line.split()[:8] for line in table]
 
 
 def test_old_rows_and_dead_letters_are_deleted_and_counted(tmp: Path, redis: Server) -> None:
@@ -196,7 +196,9 @@ def test_without_redis_the_database_is_still_shown(tmp: Path) -> None:
     assert trouble.startswith("Redis is unavailable: ")
     votes = ledger["votes"]
     assert (votes["accepted"], votes["stored"], votes["dead"], votes["missing"]) == (None, 1, 1, None)
-    assert ["votes", "?", "?", "?", "1", "1", "?"] in [line.split() for line in sluice(tmp, "status")[1].splitlines()]
+    assert ["votes", "?", "?", "?", "1", "1", "0", "?"] in [
+        line.split() for line in sluice(tmp, "status")[1].splitlines()
+    ]
 
 
 def test_without_a_database_the_lists_are_still_shown(tmp: Path, redis: Server) -> None:
@@ -275,7 +277,7 @@ def test_all_cells_of_a_database_are_shown_and_a_dead_one_can_be_forgotten(tmp: 
         code, out, complaints = sluice(tmp, "status", "--all")
         assert code == 1
         assert [line.split()[0] for line in out.splitlines()] == ["cell", "c1", "c2", "all"]
-        assert out.splitlines()[-1].split()[1:7] == ["10", "2", "0", "8", "0", "0"]
+        assert out.splitlines()[-1].split()[1:8] == ["10", "2", "0", "8", "0", "0", "0"]
         assert re.fullmatch(r"sluice: c2: last seen \d+ d ago, 2 bodies waiting there\.\n", complaints)
         found = json.loads(sluice(tmp, "status", "--all", "--json")[1])
         assert [(one["cell"], one["late"]) for one in found["cells"]] == [("c1", False), ("c2", True)]
@@ -285,8 +287,8 @@ def test_all_cells_of_a_database_are_shown_and_a_dead_one_can_be_forgotten(tmp: 
         drain(tmp, INGEST_SPOOL=f"redis://127.0.0.1:{port}", INGEST_CELL="c1")
     code, out, complaints = sluice(tmp, "status", "--all")
     assert (code, complaints) == (0, "")
-    assert out.splitlines()[2].split()[4:] == ["7", "0", "0", "5", "2", "0"]
-    assert out.splitlines()[3].split() == ["all", "10", "0", "0", "8", "2", "0"]
+    assert out.splitlines()[2].split()[4:] == ["7", "0", "0", "5", "2", "0", "0"]
+    assert out.splitlines()[3].split() == ["all", "10", "0", "0", "8", "2", "0", "0"]
     assert sluice(tmp, "status", "--forget", "c2")[0] == 0
     assert sluice(tmp, "status", "--forget", "c2")[::2] == (2, "sluice: there is no cell 'c2' in this database.\n")
     assert "c2" not in sluice(tmp, "status", "--all")[1]

@@ -253,7 +253,8 @@ class TestSqlite(StoreTests):
         backend.path.mkdir()
         with pytest.raises(Unavailable):
             store.persist(*votes("b", first=2))
-        store.db.close()  # type: ignore[attr-defined]  # the next statement fails, as after a full disk
+        assert store.db
+        store.db.close()  # the next statement fails, as after a full disk
         backend.path.rmdir()
         for _ in range(3):
             with pytest.raises(Unavailable):

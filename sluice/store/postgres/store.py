@@ -43,6 +43,7 @@ from sluice.store.types import Conflict, Entry, Outcome, Row, RowsRejected, Unav
 from sluice.streams.record import Reject
 from sluice.streams.registry import Stream
 
+PUT_KEYS = "COPY batches_keys (key, stream, at, batch) FROM STDIN (FORMAT BINARY)"
 CHORES = LOCK + 1  # held while batches are folded, or rows are deleted by age
 TRY = f"SELECT pg_try_advisory_xact_lock({CHORES})"
 WAIT = f"SELECT pg_advisory_xact_lock({CHORES}) IS NOT NULL"
@@ -71,7 +72,7 @@ class Postgres(Store[Session]):
 
     def __init__(self, url: str, streams: dict[str, Stream], make: bool, keep: Keep, elsewhere: Elsewhere) -> None:
         """url: a connection string of libpq. make: create the tables if they are missing."""
-        super().__init__({name: Table(stream) for name, stream in streams.items()}, keep, elsewhere)
+        super().__init__(streams, Table, keep, elsewhere)
         self.dropping: Future[None] | None = None
         self.final = 0  # the id of a batch: no transaction can add it or a lower one any more
         self.awaited: tuple[int, set[str]] | None = None  # that id when these transactions have ended
@@ -164,6 +165,21 @@ class Postgres(Store[Session]):
             },
         ).fetchone()  # fmt: skip
         return row[0] if row else None
+
+    @override
+    def put_keys(self, db: Session, stream: str, batch: int, at: int, keys: Sequence[bytes]) -> int:
+        # COPY takes a quarter of the time, but fails as a whole if a key is there. Both wait for the end of another
+        # transaction that has put one of them
+        with contextlib.suppress(psycopg.errors.UniqueViolation), db.transaction():
+            with db.cursor() as cursor, cursor.copy(PUT_KEYS) as copy:
+                copy.set_types(("bytea", "text", "int8", "int8"))
+                for key in keys:
+                    copy.write_row((key, stream, at, batch))
+            return len(keys)
+        given = "SELECT key, %s, %s, %s FROM unnest(%b::bytea[]) AS given (key)"
+        return db.execute(
+            f"INSERT INTO batches_keys {given} ON CONFLICT DO NOTHING", (stream, at, batch, [*keys])
+        ).rowcount
 
     @override
     def stored(self, db: Session, claim: Claim) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ import psycopg
 from sluice.store.postgres.session import Session
 from sluice.store.postgres.table import STAMP
 from sluice.store.store import check_layout
-from sluice.store.tables import INDEXES, LAYOUT, RENAMED, TABLES
+from sluice.store.tables import INDEXES, LAYOUT, PRIMARY_KEYS, RENAMED, TABLES
 from sluice.store.types import Unavailable
 
 KINDS = {
@@ -59,7 +59,8 @@ def make_tables(db: psycopg.Connection[Any], where: str, addresses: Mapping[str,
         for stream, address in addresses.items():
             db.execute("UPDATE batches_objects SET address = %s WHERE stream = %s", (address, stream))
     ensure(db, "batches_layout", VERSION)
-    more = {"batches_ranges": EXCLUDE, "batches_carried": COMPRESSED}
+    more = {name: f"ALTER TABLE {name} ADD PRIMARY KEY ({columns})" for name, columns in PRIMARY_KEYS.items()}
+    more |= {"batches_ranges": EXCLUDE, "batches_carried": COMPRESSED}
     for name, columns in TABLES.items():
         ensure(
             db, name, {column: KINDS[kind] for column, kind in columns.items()}, INDEXES.get(name) or more.get(name, "")

@@ -24,7 +24,7 @@ from sluice.store.bookkeeping import FOLDED, HAS_LETTERS
 from sluice.store.sqlite.file import Identity, check_place, cut_log, empty_log, identity, inode, start_log
 from sluice.store.sqlite.table import Table
 from sluice.store.store import Elsewhere, Store, check_layout
-from sluice.store.tables import INDEXES, LAYOUT, RENAMED, TABLES
+from sluice.store.tables import INDEXES, LAYOUT, PRIMARY_KEYS, RENAMED, TABLES
 from sluice.store.types import Entry, Outcome, Row, RowsRejected, Unavailable
 from sluice.streams.registry import Stream
 
@@ -62,7 +62,7 @@ class Sqlite(Store[apsw.Connection]):
 
     def __init__(self, url: str, streams: dict[str, Stream], make: bool, keep: Keep, elsewhere: Elsewhere) -> None:
         """url: sqlite:///PATH. make: create the file, its directory and its tables if they are missing."""
-        super().__init__({name: Table(stream) for name, stream in streams.items()}, keep, elsewhere)
+        super().__init__(streams, Table, keep, elsewhere)
         self.path = url.removeprefix("sqlite:///")
         self.make = make
         self.file: Identity = ()
@@ -119,7 +119,8 @@ class Sqlite(Store[apsw.Connection]):
                 db.execute("UPDATE batches_objects SET address = ? WHERE stream = ?", (address, stream))
         for name, columns in TABLES.items():
             listed = ", ".join(f"{column} {KINDS[kind]}" for column, kind in columns.items())
-            db.execute(f"CREATE TABLE IF NOT EXISTS {name} ({listed})")
+            key = f", PRIMARY KEY ({PRIMARY_KEYS[name]})) WITHOUT ROWID" if name in PRIMARY_KEYS else ")"
+            db.execute(f"CREATE TABLE IF NOT EXISTS {name} ({listed}{key}")
         for statement in (*INDEXES.values(), BY_FIRST):
             db.execute(statement)
         db.execute(f"PRAGMA user_version={LAYOUT}")
@@ -209,6 +210,14 @@ class Sqlite(Store[apsw.Connection]):
             (*of, start if last == claim.first - 1 else claim.first, end),
         )
         return batch
+
+    @override
+    def put_keys(self, db: apsw.Connection, stream: str, batch: int, at: int, keys: Sequence[bytes]) -> int:
+        before = db.total_changes()
+        db.executemany(
+            "INSERT OR IGNORE INTO batches_keys VALUES (?, ?, ?, ?)", [(key, stream, at, batch) for key in keys]
+        )
+        return db.total_changes() - before
 
     @override
     def stored(self, db: apsw.Connection, claim: Claim) -> list[tuple[int, int]]:

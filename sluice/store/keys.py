@@ -1,0 +1,56 @@
+"""Keys in the transaction of their claim: what has a key that another body has is not stored again.
+
+A key is put before the rows of its body and commits with them, so no crash can part the two. If two transactions store
+one key at the same time, one of them waits for the other. A key is kept whether its body is stored or dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from sluice.store import bounds
+from sluice.store.bookkeeping import Bookkeeping
+
+
+class Keys:
+    """The keys of a batch, in its transaction. duplicates: bodies that were not stored, because of their keys."""
+
+    def __init__(self, store: Bookkeeping[Any], db: Any, stream: str, batch: int) -> None:
+        self.store, self.db, self.stream, self.batch = store, db, stream, batch
+        self.seen: set[bytes] = set()
+        self.duplicates = 0
+
+    def claim(self, keys: Collection[bytes], received: int) -> set[bytes]:
+        """Take keys for this batch; those of them that it or another batch had.
+
+        received: when they came (microseconds since 1970).
+        """
+        again = self.seen.intersection(keys)
+        self.seen.update(keys)
+        # sorted: two transactions take them in one order, and the index is read in its order
+        new = sorted(self.seen.intersection(keys) - again if again else keys)
+        put = self.store.put_keys(self.db, self.stream, self.batch, received // 1_000_000, new) if new else 0
+        if put == len(new):
+            return again
+        for start in range(0, len(new), bounds.ASKED_KEYS):
+            asked = new[start : start + bounds.ASKED_KEYS]
+            listed = ", ".join("?" * len(asked))
+            found = f"SELECT key FROM batches_keys WHERE key IN ({listed}) AND stream = ? AND batch <> ?"
+            again.update(row[0] for row in self.store.run(self.db, found, (*asked, self.stream, self.batch)))
+        return again
+
+    def release(self, key: bytes) -> None:
+        """Give back a key that was new."""
+        gone = "DELETE FROM batches_keys WHERE key = ? AND stream = ? AND batch = ?"
+        self.store.run(self.db, gone, (key, self.stream, self.batch))
+        self.seen.discard(key)
+
+    def count(self, epoch: str) -> None:
+        """Count the duplicates in the ledger."""
+        if self.duplicates:
+            put = (
+                "INSERT INTO batches_duplicates AS d (stream, epoch, bodies) VALUES (?, ?, ?) "
+                "ON CONFLICT (stream, epoch) DO UPDATE SET bodies = d.bodies + excluded.bodies"
+            )
+            self.store.run(self.db, put, (self.stream, epoch, self.duplicates))

@@ -1,0 +1,150 @@
+"""Which entries of a claim are not stored yet, by the keys of their bodies and of their records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import blake2b
+from itertools import chain, islice
+from typing import Any
+
+from sluice.base.override import override
+from sluice.store import bounds
+from sluice.store.fill import Part
+from sluice.store.keys import Keys
+from sluice.store.types import Entry
+from sluice.streams.record import Record, Reject
+from sluice.streams.unique import CONTENT_BYTES, FORGED, GIVEN_BYTES, SECOND, Rule, key_of, record_key
+
+Unit = tuple[Iterable[Entry], bool]
+
+
+class Body(Part):
+    """The entries of one large body, decoded while they are iterated.
+
+    decode: them, each time it is called. first_entry: None: there is none. timed: each record so far had its own time.
+    """
+
+    def __init__(self, decode: Callable[[], Iterator[Entry]], seq: int) -> None:
+        super().__init__((), seq, seq + 1)
+        self.decode = decode
+        self.begun: Iterator[Entry] | None = decode()
+        self.first_entry = next(self.begun, None)
+        self.timed = True
+
+    @override
+    def __iter__(self) -> Iterator[Entry]:
+        if self.begun and self.first_entry:
+            entries: Iterable[Entry] = chain((self.first_entry,), self.begun)
+        else:
+            entries = self.decode()
+        self.begun = None
+        for entry in entries:
+            self.timed &= is_timed(entry[3])
+            yield entry
+
+
+class Unique:
+    """Takes bodies, and gives back what is not stored yet of them. size: bytes of the bodies that it holds."""
+
+    def __init__(self, rule: Rule, keys: Keys) -> None:
+        self.keys = keys
+        self.record_key = None if rule.fields is None else record_key(rule.fields)
+        self.entries: list[Entry] = []
+        self.new: dict[bytes, int] = {}  # key -> sequence number
+        self.size = 0
+
+    def add(self, digest: bytes | None, size: int, entries: list[Entry]) -> None:
+        """Hold a body. digest, size: see `Rule.read`. entries: all of it."""
+        if digest and (key := body_key(digest, entries)):
+            if key in self.new:
+                self.keys.duplicates += 1
+                return
+            self.new[key] = entries[0][0]
+        self.entries += entries
+        self.size += size
+
+    def add_record(self, seq: int, received: int, item: bytes, record: Record) -> None:
+        """`add` for a body without a given key that is one record, in a third of the time."""
+        if record.time is not None:
+            digest = blake2b(item, digest_size=CONTENT_BYTES).digest()
+            key = (record.time // SECOND & 0xFFFFFFFF).to_bytes(4, "big") + digest
+            if key in self.new:
+                self.keys.duplicates += 1
+                return
+            self.new[key] = seq
+        self.entries.append((seq, received, item, record))
+        self.size += len(item)
+
+    def flush(self) -> Unit:
+        """What is new of the bodies that were held."""
+        entries, new, self.entries, self.new, self.size = self.entries, self.new, [], {}, 0
+        if new and (taken := self.keys.claim(new, entries[-1][1])):
+            again = {new[key] for key in taken}
+            entries = [entry for entry in entries if entry[0] not in again]
+            self.keys.duplicates += len(again)
+        return self.new_records(entries, complete=True) if self.record_key else (entries, False)
+
+    def large(self, digest: bytes | None, body: Body) -> Iterator[Unit]:
+        """What is new of a large body."""
+        first = body.first_entry
+        key = body_key(digest, [first]) if digest and first else None
+        if key and first and self.keys.claim((key,), first[1]):
+            self.keys.duplicates += 1
+            return
+        if not self.record_key:
+            yield body, False
+        else:
+            entries, duplicates = iter(body), self.keys.duplicates
+            any_new = False
+            while piece := list(islice(entries, bounds.KEYED_RECORDS)):
+                unit = self.new_records(piece, complete=False)
+                any_new |= bool(unit[0])
+                yield unit
+            self.keys.duplicates = duplicates + (not any_new and first is not None)
+        if key and digest and len(digest) < GIVEN_BYTES and not body.timed:
+            self.keys.release(key)
+
+    def new_records(self, entries: list[Entry], complete: bool) -> Unit:
+        """The entries without the records that are stored. complete: they are all of their bodies.
+
+        Counts the bodies of which nothing is new, if they are complete.
+        """
+        assert self.record_key
+        keys: list[bytes | None] = []
+        new, repeated = set[bytes](), set[int]()  # repeated: positions
+        for at, entry in enumerate(entries):
+            thing: Any = entry[3]
+            key = None if thing.__class__ is Reject else self.record_key(thing)
+            keys.append(key)
+            if key is not None:
+                if key in new:
+                    repeated.add(at)
+                new.add(key)
+        taken = self.keys.claim(new, entries[-1][1]) if new else ()
+        kept = [entry for at, entry in enumerate(entries) if at not in repeated and keys[at] not in taken]
+        if len(kept) < len(entries) and complete:
+            self.keys.duplicates += len({entry[0] for entry in entries} - {entry[0] for entry in kept})
+        return kept, not complete or len(kept) < len(entries)
+
+
+def body_key(digest: bytes, entries: list[Entry]) -> bytes | None:
+    """The key of a body. entries: the first ones; all of them must have a time of their own."""
+    thing: Any
+    first = None
+    for _, _, _, thing in entries:
+        if thing.__class__ is Reject:
+            if thing.whole and thing.reason.startswith(FORGED):  # whoever knows the key could take it from the sender
+                return None
+        elif first is None:
+            first = thing
+            if len(digest) == GIVEN_BYTES or thing.time is None:
+                break
+        elif thing.time is None:
+            return None
+    if len(digest) == GIVEN_BYTES:
+        return digest if entries else None
+    return key_of(digest, first.time) if first else None
+
+
+def is_timed(thing: Record | Reject) -> bool:
+    return isinstance(thing, Reject) or thing.time is not None

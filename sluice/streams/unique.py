@@ -1,0 +1,107 @@
+"""Keys: what makes two bodies, or two records, one, so that what a sender sends again is stored once.
+
+A body has the key that its sender gives: Idempotency-Key (draft-ietf-httpapi-idempotency-key-header-07), webhook-id
+(Standard Webhooks), X-GitHub-Delivery, or CloudEvents' ce-source with ce-id. Without one, a body of telemetry is its
+own key, if each of its records has its own time: two such bodies with the same content mean the same.
+
+A key that has a time begins with it. What is sent at one time so has its keys in one place of the index; keys without
+order would each change another page of a large one, which takes six times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgspec
+
+from sluice.http.request import KEYED, idempotency_key
+from sluice.streams import body as bodies
+from sluice.streams.message import Message, parse
+from sluice.streams.record import Invalid, Limits, Record
+
+GIVEN_BYTES = 16  # of the hash of a key that was given: all of the key
+CONTENT_BYTES = 12  # of the hash of a content, behind the seconds of its time in four bytes: 16 together
+SPECIAL = frozenset((b"P", bodies.GZIP[:1]))  # how kept messages and gzip files begin
+SECOND = 1_000_000_000
+# Header fields that decide what a body means, as its path and its query string do; others may differ in a retry
+DECIDING = "X-Limit-U", "X-Limit-D"
+FORGED = "signature: "  # how the reason begins of a body that is not its sender's; it does not take its key
+
+
+class Rule(NamedTuple):
+    """What is one in a stream.
+
+    seconds: that a key is kept. content: a body without a key is its own. fields: of a record: two records with the
+    same values are one; (): all fields; None: records have no keys.
+    """
+
+    seconds: int
+    content: bool = False
+    fields: tuple[str, ...] | None = None
+
+    def read(self, item: bytes, limits: Limits) -> tuple[bytes | None, int]:
+        """The hash that makes the key of an item (`key_of`), None if it has none; and bytes of its body, inflated."""
+        if item[:1] not in SPECIAL:
+            return blake2b(item, digest_size=CONTENT_BYTES).digest() if self.content else None, len(item)
+        try:
+            message = parse(item) if item.startswith(b"POST /") else None
+            body = message.body if message else item
+            zipped = body.startswith(bodies.GZIP)
+            if message and (given := given_key(message)):
+                # unknown, and not read for this
+                size = limits.inflated if zipped else len(body)
+                return blake2b(given, digest_size=GIVEN_BYTES).digest(), size
+            if zipped and self.content:  # the head of the file has a time
+                body = bodies.inflate(body, limits.inflated)
+        except Invalid:  # the decoder says why
+            return None, len(item)
+        if not self.content:
+            return None, limits.inflated if zipped else len(body)
+        means = message.start + b"".join(f"{message.field(name)}\n".encode() for name in DECIDING) if message else b""
+        return blake2b(means + body, digest_size=CONTENT_BYTES).digest(), len(body)
+
+
+def key_of(digest: bytes, time: int | None) -> bytes | None:
+    """The key of a body; None: it has none. time: of its first record (nanoseconds since 1970), None: of arrival."""
+    if len(digest) == GIVEN_BYTES:
+        return digest
+    return None if time is None else (time // SECOND & 0xFFFFFFFF).to_bytes(4, "big") + digest
+
+
+def given_key(message: Message) -> bytes:
+    """The key that the sender of a message gave, with the name of its field; b"" if there is none."""
+    fields = message.fields.lower()
+    for name in KEYED:
+        if b"\r\n" + name + b":" not in b"\r\n" + fields:
+            continue
+        value = message.field(name.decode())
+        if name == b"idempotency-key":
+            value = idempotency_key(value)
+        elif name == b"ce-id":
+            source = message.field("ce-source")
+            value = f"{source}\n{value}" if source and value else ""
+        if value:
+            return name + b"\n" + value.encode()
+    return b""
+
+
+def record_key(fields: tuple[str, ...]) -> Callable[[Any], bytes | None]:
+    """What makes the key of a record of some type; None: a record without a time or such a value has none."""
+    encode = msgspec.json.Encoder(order="deterministic").encode
+    if fields:
+        values = attrgetter(*fields)
+        timed = "time" in fields
+
+        def key(record: Record) -> bytes | None:
+            found = values(record)
+            if found is None or (len(fields) > 1 and None in found):
+                return None
+            if timed:
+                return key_of(blake2b(encode(found), digest_size=CONTENT_BYTES).digest(), record.time)
+            return blake2b(encode(found), digest_size=GIVEN_BYTES).digest()
+
+        return key
+    return lambda record: key_of(blake2b(encode(record), digest_size=CONTENT_BYTES).digest(), record.time)

@@ -1,0 +1,320 @@
+"""Keys: what is sent again is stored once, in both databases, whatever is killed or stored at the same time."""
+
+from __future__ import annotations
+
+import gzip
+import hmac
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proving.harness import ROOT, poll
+from proving.postgres import Postgres, postgres_server
+from sluice import parsers, settings
+from sluice.base.counters import Histogram
+from sluice.elsewhere.registry import open_elsewhere
+from sluice.formats.streams import load_streams
+from sluice.letters import Letters
+from sluice.ops.replay import decoded
+from sluice.spool.claim import Claim
+from sluice.store import bounds
+from sluice.store.entries import Entries
+from sluice.store.expiry import KeyExpiry
+from sluice.store.registry import open_store
+from sluice.store.store import Store
+from sluice.store.types import Unavailable
+from sluice.streams import registry
+from sluice.streams.record import Limits, Record
+from sluice.streams.signature import signed
+
+NOON = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC in microseconds
+
+
+class Order(Record, kw_only=True):
+    id: str
+    total: int | None = None
+
+
+ORDERS = registry.stream("orders", Order, unique=("id",))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with postgres_server(fsync="off") as running:
+        yield running
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/ingest.db"
+    pg: Postgres = request.getfixturevalue("server")
+    pg.ask("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    return pg.url
+
+
+class Here:
+    """A database, and a list of bodies that are claimed one claim after the other."""
+
+    def __init__(self, url: str, unique: str = "1d", rows: str = "store", epoch: str = "e") -> None:
+        config = settings.load({"INGEST_UNIQUE": unique})
+        self.streams = load_streams(config) | {"orders": ORDERS}
+        rule = ORDERS._replace(rule=self.streams["votes"].rule)  # as `load_streams` does for INGEST_RECORDS
+        if rule.rule:
+            self.streams["orders"] = rule._replace(rule=rule.rule._replace(fields=ORDERS.unique))
+        elsewhere = open_elsewhere(parsers.rows(rows), self.streams)
+        self.store: Store[Any] = open_store(url, self.streams, elsewhere=elsewhere)
+        self.epoch, self.next = epoch, 1
+
+    def claim(self, stream: str, *items: bytes) -> Claim:
+        first, self.next = self.next, self.next + len(items)
+        return Claim(stream, f"{self.epoch}:{first}:{NOON}", first, len(items), 0, [(first, NOON)])
+
+    def put(self, stream: str, *items: bytes) -> tuple[int, int]:
+        """Store bodies of one claim: (records, letters)."""
+        claim = self.claim(stream, *items)
+        counts = Histogram((1.0,))
+        stored = Entries(claim, list(items), self.streams[stream], Limits(), counts).persist(self.store)
+        return stored.records, stored.letters
+
+    def rows(self, stream: str) -> int:
+        with self.store.transaction(read=True) as db:
+            return int(self.store.run(db, f'SELECT count(*) FROM "{stream}"')[0][0])
+
+    def replay(self) -> tuple[int, int, list[str]]:
+        """Letters that are stored now, and that are still dead with their reasons."""
+        letters = [letter for some in Letters(self.store).oldest_first([*self.streams], 100) for letter in some]
+        done = self.store.replay(letters, lambda letter: decoded(self.streams, Limits(), letter))
+        return done.stored, done.dead, [*done.reasons]
+
+
+def fix(device: str, time: int | None = 1_767_000_000) -> bytes:
+    return json.dumps({"device": device, "lat": 1, "lon": 2} | ({"time": time} if time else {})).encode()
+
+
+def keyed(key: str, body: bytes, path: str = "/votes", field: str = "Idempotency-Key") -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\n{field}: {key}\r\n\r\n".encode() + body
+
+
+VOTE = b'{"poll":"p","choice":"c"}'
+
+
+def test_a_body_with_a_key_is_stored_once_whatever_it_says(url: str) -> None:
+    here = Here(url)
+    assert here.put("votes", VOTE, VOTE) == (2, 0)
+    assert here.put("votes", keyed('"a"', VOTE), keyed("a", b'{"poll":"q","choice":"c"}'), keyed("b", VOTE)) == (2, 0)
+    assert here.put("votes", keyed("a", VOTE), VOTE) == (1, 0)
+    assert here.put("gps", keyed("a", fix("bus"), "/gps")) == (1, 0)  # of another stream
+    ledger = here.store.ledger("votes")
+    assert (ledger.bodies, ledger.duplicate, here.rows("votes")) == (7, 2, 5)
+
+
+@pytest.mark.parametrize("field", ["webhook-id", "X-GitHub-Delivery", "x-github-delivery"])
+def test_the_key_of_a_webhook_counts_unless_there_is_an_idempotency_key(url: str, field: str) -> None:
+    here = Here(url)
+    assert here.put("votes", keyed("w", VOTE, field=field), keyed("w", VOTE, field=field), keyed("w", VOTE)) == (2, 0)
+    both = keyed("x", VOTE).replace(b"\r\n\r\n", b"\r\nwebhook-id: w\r\n\r\n")
+    assert here.put("votes", both, keyed("w", VOTE, field=field)) == (1, 0)
+
+
+def test_a_cloud_event_is_known_by_source_and_id(url: str) -> None:
+    here = Here(url)
+
+    def event(source: str, id: str) -> bytes:
+        return keyed(id, VOTE, field="ce-id").replace(b"\r\n\r\n", f"\r\nce-source: {source}\r\n\r\n".encode())
+
+    assert here.put("votes", event("/a", "1"), event("/a", "1"), event("/b", "1"), event("/a", "2")) == (3, 0)
+    assert here.put("votes", keyed("1", VOTE, field="ce-id"), keyed("1", VOTE, field="ce-id")) == (2, 0)  # no source
+
+
+def test_telemetry_is_its_own_key_if_each_record_has_its_time(url: str) -> None:
+    here = Here(url)
+    pair = b"[" + fix("a") + b"," + fix("a") + b"]"
+    assert here.put("gps", fix("a"), fix("a"), fix("a", None), fix("a", None)) == (3, 0)
+    assert here.put("gps", pair, pair) == (2, 0)  # equal records of one body count
+    half = b"[" + fix("a") + b"," + fix("b", None) + b"]"
+    assert here.put("gps", half, half, fix("a")) == (4, 0)
+    assert here.put("metrics", b"m v=1 1767000000000000000", b"m v=1 1767000000000000000", b"m v=1", b"m v=1") == (3, 0)
+    assert here.store.ledger("gps").duplicate == 3
+    for time in -(2**63), -1, 0, 2**63 - 1:  # any that a line may have
+        assert here.put("metrics", b"m v=2 %d" % time, b"m v=2 %d" % time) == (1, 0)
+
+
+def test_gzip_and_the_head_of_a_retry_do_not_make_another_content(url: str) -> None:
+    here = Here(url)
+    line = b"m v=1 1767000000000"
+
+    def sent(query: str, body: bytes, more: str = "") -> bytes:
+        return f"POST /api/v2/write?{query} HTTP/1.1\r\n{more}\r\n".encode() + body
+
+    first = sent("bucket=b&precision=ms", gzip.compress(line, mtime=1))
+    again = sent("bucket=b&precision=ms", gzip.compress(line, mtime=2), "Retry-Attempt: 1\r\n")
+    assert here.put("metrics", first, again, sent("bucket=b&precision=ms", line)) == (1, 0)
+    assert here.put("metrics", sent("bucket=b&precision=us", line)) == (1, 0)
+
+
+def test_a_large_body_is_its_own_key_only_if_its_last_record_has_a_time_too(url: str) -> None:
+    here = Here(url)
+    many = b",".join(fix(f"d{n}") for n in range(3_000))
+    assert len(many) > bounds.SMALL_BYTES
+    assert here.put("gps", b"[" + many + b"]", b"[" + many + b"]", fix("a")) == (3_001, 0)
+    assert here.put("gps", fix("a"), b"[" + many + b"]") == (0, 0)
+    open_ended = b"[" + many + b"," + fix("z", None) + b"]"
+    assert here.put("gps", open_ended) == here.put("gps", open_ended) == (3_001, 0)
+
+
+def test_the_records_of_a_batch_that_was_grouped_anew_are_stored_once(url: str) -> None:
+    here = Here(url, "gps=1d/record")
+    a, b, c, untimed = fix("a"), fix("b"), fix("c"), fix("a", None)
+    assert here.put("gps", b"[" + a + b"," + b + b"]", b"[" + b + b"," + c + b"," + untimed + b"]") == (4, 0)
+    assert here.put("gps", b"[" + a + b"," + c + b"]", a, untimed, b'{"device":"x"}') == (1, 1)
+    assert here.store.ledger("gps").duplicate == 2  # of which nothing is new
+    many = b"[" + b",".join(fix(f"d{n}") for n in range(3_000)) + b"]"
+    assert here.put("gps", many, many[:-1] + b"," + fix("z") + b"]", many) == (3_001, 0)
+    assert here.store.ledger("gps").duplicate == 3
+
+
+def test_a_stream_of_ones_own_says_which_fields_make_records_one(url: str) -> None:
+    here = Here(url)
+    assert here.put("orders", b'{"id":"1","total":5}\n{"id":"2"}\n{"id":"1","total":6}', b'{"id":"3"}') == (3, 0)
+    assert here.put("orders", b'{"id":"2"}', b'{"id":"4"}') == (1, 0)
+
+
+def test_without_a_window_nothing_is_one(url: str) -> None:
+    here = Here(url, "off")
+    assert here.put("votes", keyed("a", VOTE), keyed("a", VOTE)) == (2, 0)
+    assert here.put("gps", fix("a"), fix("a")) == (2, 0)
+    assert here.put("orders", b'{"id":"1"}', b'{"id":"1"}') == (2, 0)
+
+
+def test_a_dead_body_has_its_key_and_its_replay_is_no_duplicate_of_it(url: str) -> None:
+    here = Here(url)
+    assert here.put("votes", keyed("a", b'{"poll":"p"}'), keyed("a", VOTE)) == (0, 1)
+    assert here.replay() == (0, 1, ["missing: choice"])
+    with here.store.transaction() as db:
+        body = here.store.run(db, "SELECT body FROM dead_letters")[0][0]
+        here.store.run(db, "UPDATE dead_letters SET body = ?", (bytes(body).replace(b'"p"', b'"p","choice":"c"'),))
+    assert here.replay() == (1, 0, [])
+    assert here.put("votes", keyed("a", VOTE)) == (0, 0)
+    assert here.rows("votes") == 1
+
+
+def test_a_letter_whose_key_was_stored_meanwhile_says_so(url: str) -> None:
+    here = Here(url)
+    assert here.put("votes", keyed("a", b'{"poll":"p"}')) == (0, 1)
+    with here.store.transaction() as db:  # as after the window
+        here.store.run(db, "DELETE FROM batches_keys")
+    assert here.put("votes", keyed("a", VOTE)) == (1, 0)
+    stored, dead, (reason,) = here.replay()
+    assert (stored, dead) == (0, 1) and reason.startswith("duplicate: ")
+    assert here.rows("votes") == 1
+
+
+def test_a_body_that_is_not_its_senders_does_not_take_its_key(url: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("It's a Secret to Everybody\n")
+    secret.chmod(0o600)
+    here = Here(url)
+    votes = here.streams["votes"]
+    here.streams["votes"] = signed(votes, str(secret), "github")
+    forged = keyed("d", VOTE, field="X-GitHub-Delivery")
+    right = hmac.new(b"It's a Secret to Everybody", VOTE, "sha256").hexdigest()
+    genuine = forged.replace(b"\r\n\r\n", f"\r\nX-Hub-Signature-256: sha256={right}\r\n\r\n".encode())
+    assert here.put("votes", forged) == (0, 1)
+    assert here.put("votes", genuine, genuine) == (1, 0)
+
+
+DYING = """
+import os, signal, sys
+sys.path[:0] = [{root!r}, {tests!r}]
+from store.test_keys import Here, fix
+here = Here({url!r}, epoch="killed")
+def die(*given): os.kill(os.getpid(), signal.SIGKILL)
+here.store.add_records = die  # behind the keys and the rows, before the commit
+here.put("gps", fix("a"))
+"""
+
+
+def test_a_key_is_not_kept_without_its_rows_when_the_worker_is_killed(url: str) -> None:
+    Here(url)
+    program = DYING.format(root=str(ROOT), tests=str(ROOT / "tests"), url=url)
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    here = Here(url)
+    assert here.put("gps", fix("a"), fix("a")) == (1, 0)
+
+
+def test_copies_that_two_workers_store_at_the_same_time_are_stored_once(url: str) -> None:
+    first, second = Here(url, epoch="one"), Here(url, epoch="two")
+    bodies = [fix(f"d{n}") for n in range(500)]
+    with first.store.transaction():  # both are open and their tables are there
+        pass
+    done: list[int] = []
+
+    def run(here: Here) -> None:
+        def store() -> bool:
+            done.append(here.put("gps", *bodies)[0])
+            return True
+
+        poll(store, retried=(Unavailable,))  # one of them may have to wait too long
+
+    threads = [threading.Thread(target=run, args=(here,)) for here in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(done) == [0, 500]
+    assert first.rows("gps") == 500
+
+
+def test_rows_elsewhere_have_their_keys_in_the_database(url: str, tmp_path: Path) -> None:
+    here = Here(url, rows=f"parquet://{tmp_path}/rows")
+    assert here.put("gps", fix("a"), fix("a"), fix("b")) == (2, 0)
+    assert here.put("gps", fix("b"), fix("c")) == (1, 0)
+    assert here.store.ledger("gps").duplicate == 2
+
+
+def test_a_rejected_row_takes_neither_the_others_nor_their_keys_along(url: str, tmp_path: Path) -> None:
+    here = Here(url)
+    here.put("gps", fix("first"))
+    with here.store.transaction() as db:
+        if url.startswith("sqlite"):
+            here.store.run(
+                db, "CREATE TRIGGER t BEFORE INSERT ON gps WHEN new.device = 'bad' BEGIN SELECT RAISE(ABORT, 'no'); END"
+            )
+        else:
+            here.store.run(db, "ALTER TABLE gps ADD CHECK (device <> 'bad')")
+    assert here.put("gps", fix("a"), fix("bad"), fix("b")) == (2, 1)
+    assert here.put("gps", fix("b"), fix("bad"), fix("a")) == (0, 0)
+    assert here.replay()[:2] == (0, 1)
+
+
+def test_old_keys_are_deleted_in_steps(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "SEARCH_ROWS", 10)
+    here = Here(url)
+    assert here.put("gps", *(fix(f"d{n}") for n in range(35))) == (35, 0)
+    assert here.put("votes", keyed("a", VOTE)) == (1, 0)
+    old, now = KeyExpiry({"gps": 60, "votes": 120}), NOON + 90_000_000
+    steps = 1
+    while old.delete(here.store, now - 120_000_000):
+        steps += 1
+    assert steps == 4
+    assert here.put("votes", keyed("a", VOTE)) == (0, 0)
+    assert here.put("gps", fix("d3")) == (1, 0)
+
+
+def test_beyond_a_number_the_oldest_keys_go(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "MAX_KEYS", 10)
+    here = Here(url)
+    assert here.put("gps", *(fix(f"d{n}") for n in range(40))) == (40, 0)
+    old = KeyExpiry({"gps": 400})
+    before = NOON + 150_000_000 - 400_000_000
+    assert not old.delete(here.store, before)  # a pass counts them
+    assert not old.delete(here.store, before)  # the next one keeps those of the last 100 seconds
+    assert here.put("gps", fix("d3")) == (1, 0)
