@@ -90,6 +90,8 @@ def opened(window: BrowserContext, up: Server) -> Page:
     page = window.new_page()
     page.goto(f"http://localhost:{up.port}/status")
     expect(page.locator("#ledger tbody tr")).not_to_have_count(0)
+    row = page.locator("#ledger tbody tr").first
+    expect(row.locator("th, td")).to_have_count(page.locator("#ledger thead th").count())
     return page
 
 
