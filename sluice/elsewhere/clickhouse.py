@@ -56,8 +56,8 @@ class ClickHouse(Tables):
         first = own and self.sure and writer_of(name)[1] == self.number
         if own:
             self.sure = False
+        given = read(carried)
         with self.storing() as client:
-            given = read(carried)
             days = pc.cast(given["received_at"], pa.date32())
             rows = given.append_column("object", pa.repeat(pa.scalar(name), given.num_rows))
             for day in sorted(pc.unique(days).to_pylist()):

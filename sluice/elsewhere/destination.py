@@ -175,7 +175,7 @@ class Carried(Destination):
 
     @override
     def own(self, name: str) -> bool:
-        return writer_of(name)[0] == self.writer
+        return name.startswith(f"{self.writer}-")
 
     @override
     def publish(self, name: str, carried: bytes | None) -> bool:

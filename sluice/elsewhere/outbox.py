@@ -11,7 +11,9 @@ What waits names its destination. Only a destination with that address publishes
 INGEST_ROWS has changed, it waits until the address is back, and the worker says so.
 
 What waits can end. An object that its destination will never take is halved until the rows that it refuses are alone;
-they become dead letters, which `replay` sends again. Whatever else happens to an object holds up its stream alone.
+they become dead letters, which `replay` sends again. So is one that has failed for FAILING_SECONDS in a way that no
+destination is known for; if its rows cannot be read either, its note is set aside, and kept. Whatever happens to an
+object holds up its stream alone.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ CARRIED = "SELECT rows FROM batches_carried WHERE name = ?"
 # Objects of a stream that are refused one after another before the next ones become dead letters as a whole: enough to
 # find a few rows among 262,144; if a column has another type, all rows are refused
 REFUSALS = 64
+FAILING_SECONDS = 600.0  # an unexpected error may be one of the network, which its client has no name for
+DAMAGED = "#damaged"  # the end of the address in a note that is set aside
 
 log = logging.getLogger("sluice.outbox")
 
@@ -130,7 +134,7 @@ class Outbox(Elsewhere):
             why = late.get(stream, "")
             try:
                 if destination is None or destination.address() != address:
-                    why = "INGEST_ROWS does not name it now"
+                    why = known if address.endswith(DAMAGED) else "INGEST_ROWS does not name it now"
                 elif name in self.published:
                     done.append(name)
                 elif not why and (destination.own(name) or self.seen[name] + destination.GRACE_SECONDS <= now):
@@ -152,7 +156,7 @@ class Outbox(Elsewhere):
 
     def publish_one(self, store: Store[Any], destination: Destination, stream: str, name: str) -> None:
         """Publish an object with a note, or what remains of it, and forget it. Raises: Unwritable, Unavailable."""
-        names = [name]
+        names, failing = [name], self.seen[name] + FAILING_SECONDS <= time.monotonic()
         while names:
             name = names.pop(0)
             with store.transaction(read=True) as db:
@@ -161,11 +165,15 @@ class Outbox(Elsewhere):
             try:
                 if not destination.publish(name, carried):
                     log.error("%s: %s is gone, or was published and merged before a restore", stream, name)
-            except Rejected as error:
-                if not isinstance(destination, Carried) or carried is None:
+            except (Unwritable, Unavailable):
+                raise
+            except Exception as error:
+                rejected = isinstance(error, Rejected)
+                if not isinstance(destination, Carried) or carried is None or not (rejected or failing):
                     raise
                 self.refused[stream] += 1
-                names = self.refuse(store, destination, [name, *names], error.rest or carried, str(error))
+                rest = error.rest if isinstance(error, Rejected) else None
+                names = self.refuse(store, destination, [name, *names], rest or carried, reason(stream, error))
                 continue
             del self.refused[stream]
             with store.transaction() as db:
@@ -177,7 +185,13 @@ class Outbox(Elsewhere):
         The others get new names, because those of a writer are published in the order of their numbers.
         """
         stream = destination.stream.name
-        halves = destination.halves(carried) if self.refused[stream] <= REFUSALS else []
+        try:
+            halves = destination.halves(carried) if self.refused[stream] <= REFUSALS else []
+            for _ in () if halves else destination.parts(carried):
+                pass
+        except Exception as error:
+            set_aside(store, stream, names[0], f"its note is damaged: {type(error).__name__}")
+            return names[1:]
         new = [destination.next_name() for _ in (*halves, *names[1:])]
         with store.transaction() as db:
             if not store.run(db, "DELETE FROM batches_objects WHERE name = ? RETURNING 1", names[:1]):
@@ -324,6 +338,15 @@ def tell(store: Store[Any], name: str, why: str) -> None:
     """Write beside a note why its object waits."""
     with store.transaction() as db:
         store.run(db, "UPDATE batches_objects SET reason = ? WHERE name = ?", (why, name))
+
+
+def set_aside(store: Store[Any], stream: str, name: str, why: str) -> None:
+    """Let a note hold up nothing any more; `unpublished` has it until somebody deletes it."""
+    with store.transaction() as db:
+        store.run(
+            db, "UPDATE batches_objects SET address = address || ?, reason = ? WHERE name = ?", (DAMAGED, why, name)
+        )
+    log.error("%s: the rows of %s cannot be read, and are not sent: %s", stream, name, why)
 
 
 def forget(store: Store[Any], db: object, names: Iterable[str]) -> None:

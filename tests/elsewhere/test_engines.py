@@ -542,7 +542,9 @@ def test_rows_of_a_field_with_another_type_become_dead_letters_and_the_stream_go
 
 
 @each
-def test_an_object_without_rows_or_of_another_kind_holds_up_its_stream_at_most(store: Store, place: Place) -> None:
+def test_an_object_without_rows_or_of_another_kind_holds_up_its_stream_for_a_while(
+    store: Store, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those that an earlier version has noted."""
     far: Any = outbox(store).destinations["votes"]
     made = far.open(NOON)
@@ -555,8 +557,42 @@ def test_an_object_without_rows_or_of_another_kind_holds_up_its_stream_at_most(s
         outbox(store).publish(store)
     store.persist(*votes("a"))
     assert place.choices() == ["a"]
+    position = decoded(STREAMS["gps"], [b'{"device":"d","lat":1,"lon":2}'])
     with pytest.raises(Unavailable, match="unexpected error: ValueError"):
-        store.persist(claim("gps", 1), decoded(STREAMS["gps"], [b'{"device":"d","lat":1,"lon":2}']))
+        store.persist(claim("gps", 1), position)
+    monkeypatch.setattr("sluice.elsewhere.outbox.FAILING_SECONDS", 0.0)
+    assert store.persist(claim("gps", 1), position) == Outcome(1, 0)
+    assert place.read("gps", "device") == [("d",)]
+    with pytest.raises(Unavailable, match="rows of gps wait for .*: its note is damaged"):
+        outbox(store).publish(store)
+    (left,) = store.unpublished()
+    assert (left.stream, left.bodies) == ("gps", 1)
+
+
+@each
+def test_rows_on_which_the_client_of_a_destination_fails_become_dead_letters_in_the_end(
+    store: Store, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far: Any = outbox(store).destinations["votes"]
+    send, failing = far.send, True
+
+    def fail(name: str, carried: bytes) -> None:
+        if failing and any(seq == 3 for _, seq, *_ in far.parts(carried)):
+            raise LookupError
+        send(name, carried)
+
+    far.send = fail
+    store.persist(*votes("a", "b", "c", "d"))
+    with pytest.raises(Unavailable, match="unexpected error: LookupError"):
+        outbox(store).publish(store)
+    monkeypatch.setattr("sluice.elsewhere.outbox.FAILING_SECONDS", 0.0)
+    outbox(store).publish(store)
+    assert place.choices() == ["a", "b", "d"]
+    (letter,) = store.letters()
+    assert (letter.seq, letter.reason) == (3, "rejected by the destination: unexpected error: LookupError")
+    failing = False
+    assert store.replay([letter], today)[:3] == (1, 1, 0)
+    assert place.choices() == ["a", "b", "c", "d"]
 
 
 # --- Merging, deletion by age ----------------------------------------------------------------------------------------
