@@ -53,23 +53,27 @@ time_t time(time_t *now) {
 
 
 class Clock:
-    """A clock that can be moved, for the Python programs that are started with its environment."""
+    """A clock that can be moved, for the programs that are started with its environment: Python's, or Redis."""
 
-    def __init__(self, folder: Path, path: str) -> None:
-        """Compile it. path: PATH of the programs. Raises: FileNotFoundError if there is no C compiler."""
+    def __init__(self, folder: Path, path: str, redis: bool = False) -> None:
+        """Compile it. path: PATH of the programs. redis: for Redis alone; else for Python's programs alone.
+
+        Raises: FileNotFoundError if there is no C compiler.
+        """
         self.step, real, library = folder / "clock", folder / "real", folder / "clock.so"
         build = ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), "-x", "c", "-"]
         subprocess.run(build, input=CLOCK, text=True, check=True)
-        # Redis keeps its clock: received_at comes from it, and the drill compares that with its own. nginx needs none.
+        moved = {"LD_PRELOAD": str(library), "SLUICE_DRILL_CLOCK": str(self.step)}
+        first = "export " + " ".join(f'{name}="{value}"' for name, value in moved.items())
         real.mkdir(exist_ok=True)
+        # received_at comes from Redis's clock, and the drill compares that with its own. nginx needs no clock
         for name in "redis-server", "nginx":
             found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
-            (real / name).write_text(f'#!/bin/sh\nunset LD_PRELOAD\nexec "{found}" "$@"\n')
+            line = first if redis and name == "redis-server" else "unset LD_PRELOAD"
+            (real / name).write_text(f'#!/bin/sh\n{line}\nexec "{found}" "$@"\n')
             (real / name).chmod(0o700)
         self.step.write_bytes(struct.pack("q", 0))
-        self.environ = {
-            "PATH": f"{real}:{path}", "LD_PRELOAD": str(library), "SLUICE_DRILL_CLOCK": str(self.step),
-        }  # fmt: skip
+        self.environ = {"PATH": f"{real}:{path}"} | ({} if redis else moved)
 
     def move(self, seconds: int) -> None:
         """Set how far it is ahead."""

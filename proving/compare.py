@@ -57,17 +57,20 @@ def compare(
     ordered: bool = True,
     away: Container[int] = (),
     aged: Callable[[int, float], bool] = lambda number, sent: False,
+    misdating: Iterable[tuple[float, float]] = (),
 ) -> Findings:
     """Compare the books 0, 1, … with the stored rows.
 
     streams: the rows of each: (event number, received_at in seconds since 1970), in the order of the list. ordered:
     each is of one list. away: events that were stored, and that a restored copy did not have. aged: whether an event
-    may have been deleted by age, from its number and the time of its request.
+    may have been deleted by age, from its number and the time of its request. misdating: from when until when Redis's
+    clock was wrong; what was posted meanwhile may have any received_at.
 
     Order: an event is appended to the list of its stream between its request and its response. If the response to one
     event precedes the request of another, the first is before the second on the list, for any two clients and gateways.
     """
     found = Findings()
+    wrong = list(misdating)
     seen = [bytearray(len(book.status)) for book in books]
     for rows in streams:
         posted_last = 0.0  # the latest request among the rows so far
@@ -85,10 +88,11 @@ def compare(
             book = books[process]
             sent, answered = book.sent[n], book.answered[n]
             if 200 <= book.status[n] < 300:
-                early, late = sent - received, received - answered
-                found.early, found.late = max(found.early, early), max(found.late, late)
-                if early > SLACK + CLOCK or late > SLACK + CLOCK:
-                    found.note("misdated", number)
+                if not any(sent < end and answered > begin for begin, end in wrong):
+                    early, late = sent - received, received - answered
+                    found.early, found.late = max(found.early, early), max(found.late, late)
+                    if early > SLACK + CLOCK or late > SLACK + CLOCK:
+                        found.note("misdated", number)
                 if ordered and answered < posted_last:
                     found.note("disorder", number)
             else:

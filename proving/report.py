@@ -83,8 +83,10 @@ def judged(reads: Reads, faults: list[dict[str, Any]], begun: float, different: 
     spans = []
     for entry in faults:
         fault = FAULTS[entry["fault"]]
-        last = entry.get("read_after" if fault.views or fault.cuts else "back_after", math.inf)
-        spans.append((entry["at"], entry["at"] + entry.get("lasted", math.inf) + last, fault.cuts))
+        reads_too = fault.views or fault.cuts
+        over = entry["at"] + entry.get("lasted", math.inf)
+        spans.append((entry["at"], over + entry.get("read_after" if reads_too else "back_after", math.inf), fault.cuts))
+        spans.append((entry["at"], over + entry.get("served_after", math.inf if reads_too else 0.0), False))
 
     def during(begin: float, end: float, cuts: bool = False) -> bool:
         """Whether a fault (that cuts reads) meets a time span."""

@@ -29,7 +29,7 @@ from sluice.run.launch import parent_of
 from sluice.spool.contract import Keys
 from sluice.spool.errors import SPOOL_ERRORS
 from sluice.store.types import Unavailable
-from sluice.views.contract import SOCKET
+from sluice.views.contract import SOCKET, crowded, fingerprint
 
 T = TypeVar("T")
 KEYS = Keys.of(STREAM)
@@ -85,6 +85,7 @@ class Site:
         # to which the drill posts
         self.streams = (STREAM, *(("gps", "votes") if self.views else ()), *(("logs",) if self.logs else ()))
         self.cleared = 0.0  # when a wrong clock may have made every log too old, by time.time()
+        self.misdating: list[tuple[float, float]] = []  # from when until when Redis's clock was wrong, by time.time()
         self.engine: engines.Engine | None = None  # of the destination of rows, if the drill may kill it
         self.away: set[int] = set()  # events that a restored copy did not have
         self.gone: Counter[str] = Counter()  # stream -> bodies that the restored copies did not have
@@ -159,6 +160,16 @@ class Site:
     def mended(self) -> None:
         """Wait until a fault has no more effect on what is posted. Raises: Trouble."""
         wait(self.redis.ping, 60, "Redis answers")
+
+    def served(self) -> bool:
+        """Whether all views that follow rows are served whole. Raises: RedisError."""
+        for path, view in self.views.items():
+            if name := view.state(path):
+                found: Any = self.views_redis.mget(name, crowded(path))
+                state, refused = found
+                if not state or not state.startswith(fingerprint(view).encode()) or (self.private and refused == state):
+                    return False
+        return True
 
     # --- its stores ---
 

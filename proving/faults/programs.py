@@ -133,13 +133,28 @@ def kill_up(scene: Scene) -> str:
 
 @fault("clock", "the wall clock of Python's programs jumps by hours; needs a C compiler", private=True, cuts=True)
 def clock(scene: Scene) -> str:
+    return jumps(scene, 3)
+
+
+@fault("clock-redis", "Redis's wall clock jumps by an hour and by 40 days; needs a C compiler", private=True, cuts=True)
+def clock_redis(scene: Scene) -> str:
+    begun = time.time()
+    try:
+        with scene.resting():  # else a device's last position would be one of the future
+            return jumps(scene, 4, redis=True)
+    finally:
+        scene.site.misdating.append((begun, time.time()))
+
+
+def jumps(scene: Scene, count: int, redis: bool = False) -> str:
+    """Move the wall clock of Python's programs, or of Redis. Returns: what `fault` returns."""
     site, before = scene.site, dict(scene.site.environ)
     try:
-        moved = Clock(site.home, before.get("PATH", ""))
+        moved = Clock(site.home, before.get("PATH", ""), redis)
     except FileNotFoundError:
         return NO_COMPILER
     site.environ |= moved.environ
-    steps = scene.random.sample((3600, -3600, 86400, -86400, 40 * 86400, -40 * 86400), 3)
+    steps = scene.random.sample((3600, -3600, 86400, -86400, 40 * 86400, -40 * 86400), count)
     try:
         site.stop()
         site.start()

@@ -157,7 +157,7 @@ def test_series_are_added_and_become_newer() -> None:
 
 # --- the faults that explain a status ---
 
-DONE = {"lasted": 1.0, "back_after": 0.5, "read_after": 2.0}
+DONE = {"lasted": 1.0, "back_after": 0.5, "read_after": 2.0, "served_after": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -186,6 +186,13 @@ def test_no_fault_explains_another_status_and_503_is_counted() -> None:
     odd = [(11.0, 11.1, "/gps/latest", 500), (11.0, 11.1, "/gps/latest", 503), (50.0, 50.1, "/gps/trail", 503)]
     found = judged(Reads(odd=odd), [{"fault": "restart", "at": 10.0, **DONE}], 0.0, {})
     assert (found["wrong"], found["unavailable_without_a_fault"]) == ({"status": 1}, {"/gps/trail": 1})
+
+
+@pytest.mark.parametrize("fault", ["views-full", "restart"])
+def test_a_fault_explains_503_until_all_views_are_served(fault: str) -> None:
+    odd = [(at, at + 0.1, "/gps/latest", 503) for at in (12.5, 18.0, 21.5)]
+    found = judged(Reads(odd=odd), [{"fault": fault, "at": 10.0, **DONE, "served_after": 10.0}], 0.0, {})
+    assert (found["wrong"], found["unavailable_without_a_fault"]) == ({}, {"/gps/latest": 1})
 
 
 # --- the clients that read ---

@@ -361,6 +361,12 @@ def test_received_at_is_between_request_and_response_within_100_ms(received: flo
     assert (found.sound, found.misdated) == (right, [] if right else [0])
 
 
+def test_while_redis_s_clock_is_wrong_any_received_at_is_right() -> None:
+    books = [book((200, 1.0, 1.1), (200, 2.0, 2.1), (200, 3.0, 3.1))]
+    found = compare(books, [(0, 50.0), (1, 50.0), (2, 50.0)], misdating=[(1.5, 2.5)])
+    assert (found.misdated, counts(found)) == ([0, 2], {"misdated": 2})
+
+
 def test_a_book_survives_a_round_trip_through_its_file(tmp: Path) -> None:
     written = book((200, 1.0, 1.1), (HALF, 2.5, 0.0))
     written.down.append(3.0)
