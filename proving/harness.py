@@ -13,7 +13,6 @@ import random
 import shutil
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+import apsw
 
 from sluice import settings
 from sluice.run import configure, launch
@@ -109,16 +110,24 @@ def poll(
         time.sleep(interval)
 
 
-def ask(home: Path, sql: str, *values: object) -> list[tuple[Any, ...]]:
-    """The rows of a query to the worker's SQLite database; none while the database or the table does not exist.
+@contextlib.contextmanager
+def database(path: Path, flags: int = apsw.SQLITE_OPEN_READWRITE, seconds: float = 30) -> Iterator[apsw.Connection]:
+    """A connection to a worker's SQLite database. seconds: to wait for its lock.
 
-    Do not use it in a process that also opens the database with apsw, as the store does: a process that has two copies
-    of SQLite breaks their POSIX locks (sqlite.org/howtocorrupt.html, 2.2.1).
+    By the workers' SQLite: an older one can damage a log that both write (sqlite.org/wal.html#walresetbug). And by one
+    copy of SQLite in a process: with two of them, one breaks the other's POSIX locks (howtocorrupt.html, 2.2.1).
     """
+    with contextlib.closing(apsw.Connection(str(path), flags)) as db:
+        db.set_busy_timeout(int(seconds * 1000))
+        yield db
+
+
+def ask(home: Path, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+    """The rows of a query to the worker's SQLite database; none while the database or the table does not exist."""
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{home}/ingest.db?mode=ro", uri=True)) as database:
-            return database.execute(sql, values).fetchall()
-    except sqlite3.OperationalError:
+        with database(home / "ingest.db", apsw.SQLITE_OPEN_READONLY) as db:
+            return db.execute(sql, values).fetchall()
+    except (apsw.CantOpenError, apsw.SQLError, apsw.BusyError, apsw.IOError, apsw.FullError):
         return []
 
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import resource
 import signal
-import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ import apsw
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from proving import harness
 from sluice.store.types import Unavailable
 
 STREAM = "metrics"  # that the faults concern
@@ -79,15 +79,25 @@ class Sqlite(Store):
         self.path = Path(url.removeprefix("sqlite:///"))
 
     @contextlib.contextmanager
-    def ask(self, query: str, *bindings: object) -> Iterator[Iterator[Any]]:
-        """The rows of a query. Raises: Unavailable."""
+    def open(self, flags: int) -> Iterator[apsw.Connection]:
+        """A connection. Raises: Unavailable."""
         try:
-            with contextlib.closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=30)) as db:
-                yield db.execute(query, bindings)
-        except sqlite3.Error as error:
+            with harness.database(self.path, flags) as db:
+                yield db
+        except apsw.Error as error:
             raise Unavailable(f"{self.path}: {error}") from None
 
-    def number(self, query: str, *bindings: object) -> int:
+    def writer(self) -> contextlib.AbstractContextManager[apsw.Connection]:
+        """A connection that writes. Raises: Unavailable."""
+        return self.open(apsw.SQLITE_OPEN_READWRITE)
+
+    @contextlib.contextmanager
+    def ask(self, query: str, *bindings: Any) -> Iterator[Iterator[Any]]:
+        """The rows of a query. Raises: Unavailable."""
+        with self.open(apsw.SQLITE_OPEN_READONLY) as db:
+            yield db.execute(query, bindings)
+
+    def number(self, query: str, *bindings: Any) -> int:
         """The number that a query returns. Raises: Unavailable."""
         with self.ask(query, *bindings) as rows:
             found: int = next(rows)[0]
@@ -111,19 +121,6 @@ class Sqlite(Store):
             above,
         ) as rows:
             yield from rows
-
-    @contextlib.contextmanager
-    def writer(self) -> Iterator[apsw.Connection]:
-        """A connection that writes, with the workers' SQLite: an older one can damage a log that both write.
-
-        Raises: Unavailable.
-        """
-        try:
-            with contextlib.closing(apsw.Connection(str(self.path), apsw.SQLITE_OPEN_READWRITE)) as db:
-                db.set_busy_timeout(30_000)
-                yield db
-        except apsw.Error as error:
-            raise Unavailable(f"{self.path}: {error}") from None
 
     def repair(self, old: bytes, new: bytes) -> None:
         """Change a dead letter's body."""

@@ -10,7 +10,6 @@ import random
 import re
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -26,7 +25,7 @@ import redis as client
 
 import worker as program
 from proving import harness
-from proving.harness import ROOT, Server, ask, environment, free_port, gateway, post, redis_server, running
+from proving.harness import ROOT, Server, ask, database, environment, free_port, gateway, post, redis_server, running
 from sluice import settings
 from sluice.account import Publisher
 from sluice.base.counters import SECONDS, Counts
@@ -102,7 +101,7 @@ def choices(tmp: Path) -> list[str]:
 @contextlib.contextmanager
 def locked(tmp: Path) -> Iterator[None]:
     """Another connection holds the write lock of the database."""
-    with contextlib.closing(sqlite3.connect(tmp / "ingest.db", isolation_level=None)) as db:
+    with database(tmp / "ingest.db") as db:
         db.execute("BEGIN IMMEDIATE")
         yield
 
@@ -291,7 +290,7 @@ def test_a_worker_refuses_a_newer_layout_in_one_line_and_leaves_the_bodies(
     create_database(tmp)
     assert raw(redis).get(LAYOUT_KEY) == b"%d" % LAYOUT
     if newer != "Redis":
-        with contextlib.closing(sqlite3.connect(tmp / "ingest.db")) as db:
+        with database(tmp / "ingest.db") as db:
             db.execute("PRAGMA user_version=4")
     place, known = ("Redis", LAYOUT) if newer == "Redis" else (f"{tmp}/ingest.db", 3)
     if newer != "database, later":
@@ -561,7 +560,7 @@ def test_a_claim_that_is_already_in_the_store_is_only_settled(tmp: Path, redis: 
             (name,) = poll(lambda: claims(redis))
             first.process.send_signal(signal.SIGSTOP)
         # as if another worker had stored it and died before it settled it
-        with contextlib.closing(sqlite3.connect(tmp / "ingest.db", isolation_level=None)) as db:
+        with database(tmp / "ingest.db") as db:
             db.execute("INSERT INTO batches VALUES (1, ?, 'votes', 1, 50, 50, 'now')", (name,))
         first.process.send_signal(signal.SIGCONT)
         poll(lambda: not claims(redis))
@@ -570,7 +569,7 @@ def test_a_claim_that_is_already_in_the_store_is_only_settled(tmp: Path, redis: 
 
 def test_a_worker_folds_batches_and_deletes_rows_by_age(tmp: Path, redis: Server) -> None:
     create_database(tmp)
-    with contextlib.closing(sqlite3.connect(tmp / "ingest.db")) as db, db:
+    with database(tmp / "ingest.db") as db, db:
         some = "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < ?) "
         db.execute(some + "INSERT INTO batches SELECT n, 's-1:'||n||':1', 'votes', n, 1, 1, '' FROM n", (8_000,))
         row = "'2020-01-01T00:00:00.000Z', '2020-01-01T00:00:00.000Z', 'p', 'old', NULL, n, n"
@@ -695,7 +694,7 @@ def test_the_worker_retries_until_the_store_can_be_opened(tmp: Path, redis: Serv
 
 def test_a_stream_with_a_broken_table_does_not_delay_the_others(tmp: Path, redis: Server) -> None:
     create_database(tmp)
-    with contextlib.closing(sqlite3.connect(tmp / "ingest.db", isolation_level=None)) as db:
+    with database(tmp / "ingest.db") as db:
         db.execute("DROP TABLE votes")
         db.execute("CREATE VIEW votes AS SELECT 1 AS one")
     with worker(tmp) as running:
@@ -704,7 +703,7 @@ def test_a_stream_with_a_broken_table_does_not_delay_the_others(tmp: Path, redis
         raw(redis).rpush("ingest:{gps}", b'{"device":"d","lat":1,"lon":2}')
         poll(lambda: ask(tmp, "SELECT device FROM gps") == [("d",)])
         assert claims(redis).values()
-        with contextlib.closing(sqlite3.connect(tmp / "ingest.db", isolation_level=None)) as db:
+        with database(tmp / "ingest.db") as db:
             db.execute("DROP VIEW votes")
         poll(lambda: choices(tmp) == numbers(10))
         assert "gps" not in running.said()
@@ -1084,7 +1083,7 @@ def test_the_worker_stays_below_100_mb_with(load: str, tmp: Path, redis: Server)
 
 def test_the_worker_stays_below_100_mb_while_the_store_searches_for_a_rejected_row(tmp: Path, redis: Server) -> None:
     create_database(tmp)
-    with contextlib.closing(sqlite3.connect(tmp / "ingest.db", isolation_level=None)) as db:
+    with database(tmp / "ingest.db") as db:
         db.execute(
             "CREATE TRIGGER t BEFORE INSERT ON votes WHEN new.choice = '77777' BEGIN SELECT RAISE(ABORT, 'no'); END"
         )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from proving.harness import ROOT, Server, environment, free_port, poll, redis_server, running
+from proving.harness import ROOT, Server, database, environment, free_port, poll, redis_server, running
 from sluice import settings
 from sluice.ledger import Observer
 from sluice.run import exporter, page
@@ -31,7 +30,7 @@ def test_what_cannot_be_stored_or_sent_is_shown_with_the_reason_until_it_is_mend
     drain(tmp)
     place = f"clickhouse://127.0.0.1:{free_port()}/rows"
     env = {"INGEST_ROWS": f"votes={place.replace('//', '//me:secret@')}"}
-    with sqlite3.connect(tmp / "ingest.db") as db:  # as a right that is missing
+    with database(tmp / "ingest.db") as db:  # as a right that is missing
         db.execute("CREATE TRIGGER broken BEFORE INSERT ON gps BEGIN SELECT * FROM absent; END")
     with running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", environment(tmp, env)):
         push(redis, GPS, stream="gps")
@@ -62,7 +61,7 @@ def test_what_cannot_be_stored_or_sent_is_shown_with_the_reason_until_it_is_mend
         assert [row["unpublished"] for row in looked["streams"] if row["stream"] == "votes"] == [2]
         assert b'sluice_unpublished_bodies{stream="votes"} 2.0' in exporter.text(Observer(s).look())
         assert "secret" not in str(looked) + str(trouble)
-        with sqlite3.connect(tmp / "ingest.db") as db:
+        with database(tmp / "ingest.db") as db:
             db.execute("DROP TRIGGER broken")
         poll(lambda: status(tmp, **env)[1]["gps"]["error"] is None, 60)
         assert status(tmp, **env)[1]["gps"]["stored"] == 2
@@ -75,7 +74,7 @@ def test_after_a_worker_has_ended_nothing_waits_that_is_published(tmp: Path, red
         poll(lambda: list((tmp / "rows/votes").rglob("*.parquet")), 60)
         worker.terminate()
         assert worker.wait(60) == 0
-    with sqlite3.connect(tmp / "ingest.db") as db:
+    with database(tmp / "ingest.db") as db:
         assert db.execute("SELECT * FROM batches_objects").fetchall() == []
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ from access import KEY, curl, keys, tls
 from proving.compare import Findings, compare
 from proving.conduct import chosen
 from proving.faults import FAULTS
-from proving.harness import ROOT, environment, get, installation, poll, post
+from proving.harness import ROOT, ask, environment, get, installation, poll, post
 from proving.load import CUT, HALF, SPAN, UNANSWERED, Book
 from proving.postgres import Postgres, postgres_server
 from proving.report import KINDS
@@ -264,17 +263,15 @@ def small_disk(tmp: Path) -> Iterator[Path]:
 
 
 def test_bodies_accepted_while_the_disk_is_full_are_stored_once_there_is_space(tmp: Path, small_disk: Path) -> None:
-    database = small_disk / "ingest.db"
 
     def stored() -> list[str]:
-        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-            return [choice for (choice,) in connection.execute("SELECT choice FROM votes ORDER BY rowid")]
+        return [choice for (choice,) in ask(small_disk, "SELECT choice FROM votes ORDER BY rowid")]
 
     def vote(choice: str) -> int:
         return post(up.port, "/votes", b'{"poll":"p","choice":"%b"}' % choice.encode())[0]
 
     home = tmp / "home"
-    with installation(home, {"INGEST_STORE": f"sqlite:///{database}"}) as up:
+    with installation(home, {"INGEST_STORE": f"sqlite:///{small_disk}/ingest.db"}) as up:
         assert vote("before") == 200
         poll(lambda: stored() == ["before"])
         with contextlib.suppress(OSError), open(small_disk / "ballast", "wb", buffering=0) as ballast:

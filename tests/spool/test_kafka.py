@@ -10,7 +10,6 @@ import json
 import random
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import apsw
 import pytest
 
 from posting import Clients
@@ -88,11 +88,11 @@ def drain(tmp: Path, url: str) -> None:
 def frozen_outside_transactions(pid: int, home: Path) -> Iterator[None]:
     """SIGSTOP to a worker that does not hold the lock of the SQLite database: without it, no other worker stores."""
     while True:
-        with harness.stopped(pid), contextlib.closing(sqlite3.connect(home / "ingest.db", timeout=0.1)) as database:
+        with harness.stopped(pid), harness.database(home / "ingest.db", seconds=0.1) as db:
             try:
-                database.execute("BEGIN IMMEDIATE")
-                database.rollback()
-            except sqlite3.OperationalError:
+                db.execute("BEGIN IMMEDIATE")
+                db.execute("ROLLBACK")
+            except apsw.BusyError:
                 continue
             yield
             return

@@ -10,7 +10,6 @@ import random
 import re
 import shutil
 import signal
-import sqlite3
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from proving import harness
 from proving.harness import ROOT, Server, connect, environment, gateway, poll, post, redis_server, running
 from sluice import settings
 from sluice.formats.streams import STREAMS
@@ -285,8 +285,7 @@ def push(inlet: Inlet, choices: list[str]) -> None:
 
 def stored(home: Path) -> list[str]:
     """The choices in the database."""
-    with contextlib.closing(sqlite3.connect(f"file:{home}/ingest.db?mode=ro", uri=True)) as database:
-        return [choice for (choice,) in database.execute("SELECT choice FROM votes ORDER BY rowid")]
+    return [choice for (choice,) in harness.ask(home, "SELECT choice FROM votes ORDER BY rowid")]
 
 
 def drain(redis: Server, home: Path) -> None:
@@ -343,8 +342,8 @@ def test_wherever_the_log_is_cut_the_store_ignores_no_new_body_and_stores_no_old
     for n, cut in enumerate(cuts):
         home = tmp / str(n)
         home.mkdir()
-        with contextlib.closing(sqlite3.connect(first / "ingest.db")) as database:
-            database.execute("VACUUM INTO ?", (str(home / "ingest.db"),))
+        with harness.database(first / "ingest.db") as db:
+            db.execute("VACUUM INTO ?", (str(home / "ingest.db"),))
         with start_from_cut(first / "redis", home, cut) as redis:
             new = [f"{n}-{i}" for i in range(9)]  # numbers 1 to 9 are all taken in the database
             again += Inspector(str(redis.socket)).snapshot("votes").taken < highest
