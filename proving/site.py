@@ -93,10 +93,12 @@ class Site:
     # --- its processes ---
 
     def start(self) -> None:
-        """Start bin/up, and wait until it is ready."""
+        """Start bin/up, and wait until gateway and reader answer: on a busy machine the reader may be the last."""
         up = harness.running([ROOT / "bin/up"], self.home / "up.out", self.environ)
         self.process = self.running.enter_context(up)
         self.wait_ready(300)
+        for path in self.views:
+            wait(lambda path=path: self.ask("GET", path) != 502, 60, f"{path} answers")  # type: ignore[misc]
 
     def stop(self) -> None:
         """Stop bin/up and everything that it, or a killed one before it, has started."""
