@@ -8,6 +8,7 @@ A body of which a worker is just storing the records is buried once that worker 
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from typing import Any
 
@@ -28,17 +29,18 @@ PATIENCE_SECONDS = 60.0  # for a worker that holds the lock of the database: it 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     screen.confirmed_arguments(parser)
-    parser.add_argument("seq", metavar="SEQ", nargs="?", type=int, help="only the body with this sequence number")
+    parser.add_argument(
+        "seq",
+        metavar="SEQ",
+        nargs="?",
+        type=number,
+        help="only the body with this sequence number; Kafka: PARTITION:NUMBER",
+    )
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     name, inspector = arguments.stream, ledger.inspector(arguments.stream, s, "bury")
-    claims = [Claim.of(name, id, count) for id, count in inspector.snapshot(name).claims.items()]
-    if arguments.seq is not None:
-        claims = [
-            each.part(arguments.seq, arguments.seq + 1) for each in claims if each.first <= arguments.seq < each.end
-        ]
-    bodies, buried = sum(each.count for each in claims), 0
+    bodies, buried = sum(1 for _ in inspector.claimed(name, arguments.seq)), 0
     if not bodies:
         print(f"{name}: no such body is claimed.")
         return 0
@@ -47,14 +49,18 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     streams = load_streams(s)
     store = open_store(s.store, streams, make=False, elsewhere=open_elsewhere(s.rows, streams))
     deadline = time.monotonic() + PATIENCE_SECONDS
-    for claim in claims:
-        for seq, state, item in inspector.waiting(name, claim.first, claim.count):
-            if state == "claimed" and claim.first <= seq < claim.end:  # else it is stored by now
-                entry = seq, inspector.received(name, seq), item, Reject(item, REASON, True)
-                buried += persist(store, claim.part(seq, seq + 1), entry, deadline).letters
+    for claim, received, item in inspector.claimed(name, arguments.seq):
+        entry = claim.first, received, item, Reject(item, REASON, True)
+        buried += persist(store, claim, entry, deadline).letters
     store.close()
     print(f"{name}: {buried} bodies buried" + (", the others are stored" if buried < bodies else ""))
     return 0
+
+
+def number(text: str) -> str:
+    if not re.fullmatch(r"(\d{1,9}:)?\d{1,18}", text, re.ASCII):
+        raise argparse.ArgumentTypeError("no sequence number")
+    return text
 
 
 def persist(store: Store[Any], claim: Claim, entry: Entry, deadline: float) -> Outcome:

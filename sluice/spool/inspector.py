@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 
 from sluice.base.connect import client, exchange, required
 from sluice.spool import contract
-from sluice.spool.claim import Window
+from sluice.spool.claim import Claim, Window
 from sluice.spool.contract import Keys
 
 PEEK_BYTES = 4 << 20  # of items that one peek returns
@@ -126,6 +126,14 @@ class Inspector:
                     time.sleep(FOLLOW_SECONDS)
 
         return f"sequence number {start}", arrivals(start)
+
+    def claimed(self, stream: str, seq: str | None = None) -> Iterator[tuple[Claim, int, bytes]]:
+        """CLAIMED bodies, or the one with this sequence number: a claim of each alone, its arrival, its item."""
+        for id, count in self.snapshot(stream).claims.items():
+            claim = Claim.of(stream, id, count)
+            for n, state, item in self.waiting(stream, claim.first, claim.count):
+                if state == "claimed" and claim.first <= n < claim.end and seq in (None, str(n)):
+                    yield claim.part(n, n + 1), self.received(stream, n), item
 
     def received(self, stream: str, seq: int) -> int:
         """When a body arrived, or was claimed if no mark dates it: microseconds since 1970."""

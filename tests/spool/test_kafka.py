@@ -37,6 +37,17 @@ from sluice.spool.kafka.inlet import Inlet, note_loss
 from sluice.spool.kafka.inspector import Inspector
 from sluice.spool.kafka.outlet import Outlet
 
+POISON = """
+import os
+from sluice.formats.streams import STREAMS as BUILT_IN
+
+def decode(body, limits):
+    if body == b"ends":
+        os.abort()
+    return BUILT_IN["votes"].decode(body, limits)
+
+STREAMS = {"votes": BUILT_IN["votes"]._replace(decode=decode)}
+"""
 VOTE = b'{"poll":"p","choice":"%b"}'
 WORKER = [sys.executable, str(ROOT / "worker.py")]
 
@@ -328,6 +339,42 @@ def test_an_offset_is_committed_again_until_that_succeeds(tmp: Path, url: str) -
         assert (len(lost), inspector.snapshot("votes").ready) == (1, 1)
         poll(lambda: outlet.has_work(["votes"]) and not inspector.snapshot("votes").ready, 30)
         outlet.close()
+
+
+def test_a_body_that_ends_every_worker_is_buried_and_the_others_are_stored(tmp: Path, url: str) -> None:
+    (tmp / "own.py").write_text(POISON)
+    url = url.replace("partitions=2", "partitions=1")
+    env = {"INGEST_SPOOL": url, "INGEST_RECORDS": tmp / "own.py"}
+
+    def burst() -> int:
+        with running([*WORKER, "burst"], tmp / "worker.out", environment(tmp, env)) as process:
+            return process.wait(60)
+
+    with gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
+        for body in VOTE % b"a", VOTE % b"b", b"ends", VOTE % b"c":
+            accepted(gate.socket, body)
+        # two that begin with the bodies, two that store it alone, and the one that buries it
+        assert [burst() for _ in range(5)] == [-signal.SIGABRT] * 4 + [1]
+        accepted(gate.socket, VOTE % b"d")
+        assert burst() == 0
+        for verb in ["bury", "--yes", "votes", "0:99"], ["bury", "--yes", "votes", "7"]:
+            assert sluice(tmp, url, *verb).stdout == "votes: no such body is claimed.\n"
+        end = sum(at.end for at in Inspector(url, "").admin.positions(Admin(url).topic(f"{tmp.name}.votes")))
+        for body in VOTE % b"e", b"ends", VOTE % b"f":
+            accepted(gate.socket, body)
+        assert burst() == -signal.SIGABRT
+        assert sluice(tmp, url, "bury", "--yes", "votes", f"0:{end + 2}").stdout == "votes: 1 bodies buried\n"
+        assert burst() == 0
+        accepted(gate.socket, b"ends")
+        assert burst() == -signal.SIGABRT
+        assert sluice(tmp, url, "bury", "--yes", "votes").stdout == "votes: 1 bodies buried\n"
+        assert burst() == 0
+    assert [*dict.fromkeys(stored(tmp))] == ["a", "b", "c", "d", "e", "f"]
+    assert harness.ask(tmp, "SELECT body, reason FROM dead_letters ORDER BY id") == [
+        (b"ends", "the worker ended while it decoded this body"),
+        *[(b"ends", "buried by the operator")] * 2,
+    ]
+    assert ledger(tmp, url)["missing"] == 0
 
 
 @pytest.mark.parametrize("verb", ["purge --yes", "release --yes"])

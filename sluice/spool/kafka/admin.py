@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -122,11 +123,41 @@ class Place(NamedTuple):
     epoch: str
 
 
+class Begun(NamedTuple):
+    """Records that a worker began with when it got their partition: those up to the one before the offset `end`.
+
+    deliveries: to workers. attempts: to store the body with the offset `first` alone, which have not returned.
+    """
+
+    deliveries: int = 0
+    end: int = 0
+    attempts: int = 0
+    first: int = 0
+
+
+NOTE = re.compile(r"(\S*) (\d+) (\d+) (\d+)")
+
+
+def note(epoch: str, offset: int, begun: Begun) -> str:
+    """The metadata of a group's offset. epoch: of the record before it."""
+    return epoch if offset >= begun.end else f"{epoch} {begun.deliveries} {begun.end} {begun.attempts}"
+
+
+def read_note(metadata: str | None, offset: int) -> tuple[str, Begun]:
+    """What `note` was given."""
+    if found := NOTE.fullmatch(metadata or ""):
+        return found[1], Begun(int(found[2]), int(found[3]), int(found[4]), offset)
+    return metadata or "", Begun()
+
+
 class Positions(NamedTuple):
-    """Offsets in one partition. first: of the first record that is not settled; end: of the next record."""
+    """Offsets in one partition. first: of the first record that is not settled; end: of the next record; begun: behind
+    the records that a worker began with, if some of them are not settled.
+    """
 
     first: int
     end: int
+    begun: int = 0
 
 
 class Admin:
@@ -207,7 +238,9 @@ class Admin:
         # without a settled offset of this topic, or after the loss of records, a worker starts at the first record
         ours = [(at.metadata or "").startswith(topic.id) for at in settled]
         return [
-            Positions(at.offset if known and first <= at.offset <= end else first, end)
+            Positions(
+                at.offset if known and first <= at.offset <= end else first, end, read_note(at.metadata, 0)[1].end
+            )
             for at, known, (first, end) in zip(settled, ours, ends)
         ]
 

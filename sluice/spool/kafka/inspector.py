@@ -10,13 +10,14 @@ from confluent_kafka import Consumer, Message, TopicPartition
 
 from sluice.base.override import override
 from sluice.spool import inspector
+from sluice.spool.claim import Claim
 from sluice.spool.contract import TIMEOUT_SECONDS, UNHURRIED_SECONDS
 from sluice.spool.errors import NotWithKafka
 from sluice.spool.inspector import Seen, Snapshot
 from sluice.spool.kafka.admin import Admin, Positions, Topic, asking
+from sluice.spool.outlet import MAX_BODIES
 
 REFUSED = {
-    "bury": "Kafka has no claims; kafka-consumer-groups.sh --reset-offsets skips bodies while no worker runs.",
     "purge": "Kafka has the bodies: kafka-delete-records.sh discards them, and `status` then calls them missing.",
     "release": "Kafka gives the partitions of a worker that has died to others after 6 s; end a worker that hangs.",
 }
@@ -108,6 +109,27 @@ class Inspector(inspector.Inspector):
             positions = [at._replace(first=min(max(at.first, first - 1), at.end)) for at in self.admin.positions(topic)]
             messages = sorted(self.read(topic, positions, limit), key=lambda message: message.timestamp()[1])
             yield from map(seen, messages[:limit])
+
+    @override
+    def claimed(self, stream: str, seq: str | None = None) -> Iterator[tuple[Claim, int, bytes]]:
+        """Those that a worker began with when it got their partition, or one that is not settled: PARTITION:NUMBER."""
+        topic = self.admin.describe(self.admin.address.topic(stream))
+        if topic is None:
+            return
+        positions = self.admin.positions(topic)
+        if seq is not None:
+            partition, n = (int(part) for part in f"-1:{seq}".split(":")[-2:])
+            at = positions[partition] if 0 <= partition < len(positions) else Positions(0, 0)
+            empty = [Positions(0, 0)] * len(positions)
+            if at.first < n <= at.end:
+                empty[partition] = Positions(n - 1, n)
+            positions = empty
+        else:
+            positions = [at._replace(end=min(at.end, at.begun)) for at in positions]
+        for message in [*self.read(topic, positions, MAX_BODIES)]:
+            first, arrived = (message.offset() or 0) + 1, message.timestamp()[1] * 1000
+            id = f"{topic.epoch(message.partition() or 0, message.leader_epoch())}:{first}:{arrived}"
+            yield Claim.of(stream, id, 1), arrived, message.value() or b""
 
     @override
     def follow(self, stream: str) -> tuple[str, Iterator[Seen | int]]:

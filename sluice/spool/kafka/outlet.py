@@ -7,6 +7,11 @@ The rule: an offset says nothing without its epoch. A leader that lost the end o
 again, gives the same offsets to other bodies. So nothing is skipped before the record in front of it was read and has
 the epoch that it had when it was settled, and nothing is deleted from a log that has another epoch by now. Whoever
 cannot tell reads from the first record: the database refuses what it has.
+
+Deliveries are counted beside the offset, in its metadata (`Begun`). There the count goes wherever the partition goes,
+and needs no other server: the Redis of the figures is that of one machine. It costs one commit when a worker begins
+with a partition. While a worker lives, its claims are its first delivery, and nothing is counted; so a body ends the
+worker that comes to it, two that begin with it, and two that store it alone.
 """
 
 from __future__ import annotations
@@ -23,8 +28,8 @@ from sluice.base.override import override
 from sluice.spool import outlet
 from sluice.spool.claim import Claim
 from sluice.spool.contract import LEASE_SECONDS, TIMEOUT_SECONDS
-from sluice.spool.errors import KafkaUnavailable
-from sluice.spool.kafka.admin import Admin, Place, asking, log
+from sluice.spool.errors import KafkaUnavailable, Lost
+from sluice.spool.kafka.admin import Admin, Begun, Place, asking, log, note, read_note
 from sluice.spool.outlet import MAX_BODIES, MAX_BYTES
 
 TRIM_SECONDS = 10.0  # between two deletions of what is stored
@@ -61,6 +66,9 @@ class Source:
         self.before: dict[int, Place] = {}  # partition -> the last record that was taken, or settled by another worker
         self.doubted: set[int] = set()  # partitions that are read from that record on, to see whether it is still there
         self.uncommitted: dict[int, Place] = {}  # partition -> the last settled record
+        self.epochs: dict[int, str] = {}  # partition -> epoch of the last settled record
+        self.begun: dict[int, Begun] = {}  # partition -> what a worker has begun with
+        self.counted: set[int] = set()  # partitions whose delivery to this worker is counted
         self.commit_at = self.check_at = 0.0  # monotonic
         with asking():
             config = {"group.id": self.topic.name, "error_cb": self.note, "on_commit": self.committed, **CONSUMER}
@@ -79,8 +87,10 @@ class Source:
         self.assigned = (self.assigned or set()) | {each.partition for each in partitions}
         with contextlib.suppress(KafkaException):
             for at in consumer.committed(partitions, TIMEOUT_SECONDS):
-                if at.offset > 0 and at.metadata:
-                    self.before[at.partition] = Place(at.offset - 1, at.metadata)
+                epoch, self.begun[at.partition] = read_note(at.metadata, at.offset)
+                if at.offset > 0 and epoch:
+                    self.epochs[at.partition] = epoch
+                    self.before[at.partition] = Place(at.offset - 1, epoch)
                     self.doubted.add(at.partition)
         for each in partitions:
             each.offset = self.before[each.partition].offset if each.partition in self.before else OFFSET_BEGINNING
@@ -91,9 +101,10 @@ class Source:
         self.assigned = (self.assigned or set()) - lost
         for partition in lost:
             self.drop(partition)
-            self.before.pop(partition, None)
+            for known in self.before, self.uncommitted, self.epochs, self.begun:
+                known.pop(partition, None)
             self.doubted.discard(partition)
-            self.uncommitted.pop(partition, None)
+            self.counted.discard(partition)
 
     def drop(self, partition: int) -> None:
         """Forget what was fetched of a partition."""
@@ -104,18 +115,54 @@ class Source:
     def committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         for at in partitions:
             last = self.uncommitted.get(at.partition)
-            if last and not error and not at.error and (at.offset, at.metadata) == (last.offset + 1, last.epoch):
+            if (
+                last
+                and not error
+                and not at.error
+                and (at.offset, read_note(at.metadata, 0)[0]) == (last.offset + 1, last.epoch)
+            ):
                 del self.uncommitted[at.partition]
 
     def commit(self) -> None:
         """Commit what is not committed yet. Only `committed` says whether that succeeds."""
         self.commit_at = time.monotonic() + COMMIT_SECONDS
-        offsets = [
-            TopicPartition(self.topic.name, number, last.offset + 1, last.epoch)
-            for number, last in self.uncommitted.items()
-        ]
+        offsets = [self.offset(number, last.offset + 1, last.epoch) for number, last in self.uncommitted.items()]
         with contextlib.suppress(KafkaException):
             self.consumer.commit(offsets=offsets)
+
+    def offset(self, number: int, offset: int, epoch: str) -> TopicPartition:
+        """An offset as it is committed. epoch: of the record before it."""
+        return TopicPartition(self.topic.name, number, offset, note(epoch, offset, self.begun.get(number, Begun())))
+
+    def count(self, number: int, first: int, last: int, epoch: str) -> None:
+        """Count the delivery of the first claim of a partition that this worker got: the offsets of its records."""
+        self.counted.add(number)
+        begun = self.begun.get(number, Begun())
+        if begun.end <= first:
+            end = self.consumer.get_watermark_offsets(TopicPartition(self.topic.name, number), cached=True)[1]
+            begun = Begun(end=min(max(end, last + 1), first + MAX_BODIES))
+        self.begun[number] = begun._replace(deliveries=begun.deliveries + 1)
+        # if it fails, this delivery is not counted
+        with contextlib.suppress(KafkaException):
+            self.consumer.commit(
+                offsets=[self.offset(number, first, self.epochs.get(number, epoch))], asynchronous=False
+            )
+
+    def attempt(self, claim: Claim, change: int) -> int | None:
+        """See `Outlet.attempt`; None if the partition is another worker's by now. Raises: KafkaUnavailable."""
+        topic_id, number, first = claim.epoch.split(".")[0], int(claim.epoch.split(".")[1]), claim.first - 1
+        if topic_id != self.topic.id or number not in (self.assigned or ()):
+            return None
+        begun = self.begun.get(number, Begun())
+        begun = begun._replace(attempts=begun.attempts * (begun.first == first) + change, first=first)
+        self.begun[number] = begun
+        at = self.offset(number, first, self.epochs.get(number, claim.epoch))
+        with asking():
+            if change < 0:
+                self.consumer.commit(offsets=[at])
+            elif error := self.consumer.commit(offsets=[at], asynchronous=False)[0].error:
+                raise KafkaException(error)
+        return begun.attempts
 
     def has_work(self) -> bool:
         """Whether there are records, or may be: a partition has not been read to its end. Raises: KafkaUnavailable."""
@@ -182,11 +229,14 @@ class Source:
         del self.fetched[number]
         if messages:
             self.fetched[number] = messages  # the other partitions are next
-        name = self.topic.epoch(number, epoch)
-        self.before[number] = Place(first + len(items) - 1, name)
-        return Claim(
-            self.stream, f"{name}:{first + 1}:{time.time() * 1e6:.0f}", first + 1, len(items), size, marks
-        ), items
+        name, last = self.topic.epoch(number, epoch), first + len(items) - 1
+        self.before[number] = Place(last, name)
+        if number not in self.counted:
+            self.count(number, first, last, name)
+        begun = self.begun[number]
+        deliveries = begun.deliveries if first < begun.end else 1
+        id = f"{name}:{first + 1}:{time.time() * 1e6:.0f}"
+        return Claim(self.stream, id, first + 1, len(items), size, marks, deliveries), items
 
     def continues(self, number: int) -> bool:
         """Whether the fetched records of a partition continue what was read before, in the log as it is now. If not,
@@ -227,13 +277,16 @@ class Source:
 
     def settle(self, claim: Claim) -> int | None:
         """Commit the offset after a claim; its partition, unless another topic has its name by now."""
-        topic_id, number, _ = claim.epoch.split(".")
+        topic_id, partition, _ = claim.epoch.split(".")
         if topic_id != self.topic.id:
             return None
-        if int(number) in (self.assigned or ()):  # else it is another worker's by now
-            self.uncommitted[int(number)] = Place(claim.end - 2, claim.epoch)
+        number = int(partition)
+        if number in (self.assigned or ()):  # else it is another worker's by now
+            self.uncommitted[number] = Place(claim.end - 2, claim.epoch)
+            self.epochs[number] = claim.epoch
+            self.begun[number] = self.begun.get(number, Begun())._replace(attempts=0)
             self.commit()
-        return int(number)
+        return number
 
 
 class Replaced(Exception):
@@ -296,6 +349,15 @@ class Outlet(outlet.Outlet):
     @override
     def items(self, claim: Claim) -> list[bytes]:
         return self.held[claim.id]
+
+    @override
+    def attempt(self, claim: Claim, change: int = 1) -> int:
+        source = self.sources.get(claim.stream)
+        attempts = source.attempt(claim, change) if source else None
+        if attempts is None and change > 0:
+            del self.held[claim.id]
+            raise Lost(f"{claim.stream}: claim {claim.id} is another worker's by now")
+        return attempts or 0
 
     @override
     def renew(self, claim: Claim, lease: float = LEASE_SECONDS) -> bool:
