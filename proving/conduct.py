@@ -51,8 +51,10 @@ COUNTS = ("sent", "acknowledged", "rejected", "unanswered", "cut")
 class Load:
     """The client processes and their counts."""
 
-    def __init__(self, site: Site, clients: int, rate: float, run: str, folder: Path, readers: int) -> None:
-        """readers: clients that also read, if the site has views."""
+    def __init__(
+        self, site: Site, clients: int, rate: float, run: str, folder: Path, readers: int, repeated: bool = True
+    ) -> None:
+        """readers: clients that also read, if the site has views. repeated: see `Crowd`."""
         each = max(1, clients // PROCESSES)
         port, tls = site.port, "tls" if site.tls else ""
         programs: list[tuple[object, ...]] = [
@@ -67,6 +69,7 @@ class Load:
                 tls,
                 site.patience,
                 "logs" * site.logs,
+                "repeated" * repeated,
             )
             for n in range(PROCESSES)
         ]
@@ -159,7 +162,9 @@ class Drill:
         self.ending = threading.Event()  # no more faults
         self.trouble = ""
         self.interrupted = False
-        self.load = Load(site, options.clients, options.rate, run, folder, READERS)
+        # an event that is sent again would hide that a proof has broken a promise
+        repeated = not any(possible[name].proof for name in options.faults)
+        self.load = Load(site, options.clients, options.rate, run, folder, READERS, repeated)
 
     def elapsed(self) -> float:
         return time.monotonic() - self.begun

@@ -130,10 +130,12 @@ class Crowd:
         header: str = "",
         patience: float = PATIENCE,
         logs: bool = False,
+        repeated: bool = True,
     ) -> None:
         """tls: the port speaks TLS. header: a header line for each request, such as an API key, or "".
 
-        patience: seconds that a client waits for a response. logs: see `request`.
+        patience: seconds that a client waits for a response. logs: see `request`. repeated: acknowledged events too are
+        sent again.
         """
         self.port, self.base, self.run, self.logs = port, number * SPAN, run, logs
         self.tls = unverified() if tls else None
@@ -146,6 +148,7 @@ class Crowd:
         self.patience = patience
         self.acknowledged = self.rejected = self.unanswered = self.refused = self.cuts = 0
         self.random = random.Random(number)
+        self.share = 1 / REPEATED if repeated else 0.0
         self.repeats: list[tuple[float, int]] = []  # a heap: when, and which event to send again
 
     def connect(self) -> socket.socket | None:
@@ -179,7 +182,7 @@ class Crowd:
         client.again = -1
         if n < 0:
             n = self.book.post(time.time())
-            if self.random.random() * REPEATED < 1:
+            if self.random.random() < self.share:
                 heapq.heappush(self.repeats, (now + self.random.choice(REPEAT_SECONDS), n))
         else:
             self.book.copies[n] += 1
@@ -344,10 +347,13 @@ def main(
     tls: str = "",
     patience: str = str(PATIENCE),
     logs: str = "",
+    repeated: str = "repeated",
 ) -> None:
     """Post as process `number`; write the book to `path`. The header is in the environment: it may hold a key."""
     header = os.environ.get("SLUICE_DRILL_HEADER", "")
-    crowd = Crowd(int(port), int(number), int(clients), run, bool(tls), header, float(patience), bool(logs))
+    crowd = Crowd(
+        int(port), int(number), int(clients), run, bool(tls), header, float(patience), bool(logs), bool(repeated)
+    )
     crowd.run_until_stopped(float(rate))
     crowd.book.save(Path(path))
 

@@ -25,9 +25,9 @@ def lose(scene: Scene) -> str:
     return ""
 
 
-@fault("double", "appends a body of the list again: the drill must report it", proof=True)
+@fault("double", "appends a body of the list again, without its key: the drill must report it", proof=True)
 def double(scene: Scene) -> str:
     with stopped(*scene.site.parents("worker")):
         body: Any = wait(lambda: scene.site.redis.lindex(KEYS.ready, 0), 10, "a body to double")
-        scene.site.redis.rpush(KEYS.ready, body)
+        scene.site.redis.rpush(KEYS.ready, body.partition(b"\r\n\r\n")[2])
     return ""

@@ -78,11 +78,15 @@ class Here:
         return Claim(stream, f"{self.epoch}:{first}:{NOON}", first, len(items), 0, [(first, NOON)])
 
     def put(self, stream: str, *items: bytes) -> tuple[int, int]:
-        """Store bodies of one claim: (records, letters)."""
-        claim = self.claim(stream, *items)
-        counts = Histogram((1.0,))
-        stored = Entries(claim, list(items), self.streams[stream], Limits(), counts).persist(self.store)
-        return stored.records, stored.letters
+        """Store bodies of one claim, which may take several transactions: (records, letters)."""
+        claim: Claim | None = self.claim(stream, *items)
+        counts, records, letters = Histogram((1.0,)), 0, 0
+        while claim:
+            entries = Entries(claim, [*items[-claim.count :]], self.streams[stream], Limits(), counts)
+            stored = entries.persist(self.store)
+            records, letters = records + stored.records, letters + stored.letters
+            claim = claim.after(entries.end)
+        return records, letters
 
     def rows(self, stream: str) -> int:
         with self.store.transaction(read=True) as db:
