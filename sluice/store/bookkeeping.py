@@ -280,11 +280,12 @@ class Bookkeeping(ABC, Generic[Db]):
     def expire_keys(self, above: bytes, before: Mapping[str, int]) -> tuple[bytes, int, int]:
         """Look at the next keys, and delete the old ones.
 
-        above: the key behind which to look. before: stream -> the time before which a key is old (seconds since 1970).
+        above: the key behind which to look. before: stream -> the time before which a key is old (seconds since 1970);
+            keys of other streams are old before all of these.
         Returns the last one of them (LAST_KEY behind all), how many they are, and how many are gone.
         """
-        is_old = "CASE stream {} ELSE at < 0 END".format(" ".join("WHEN ? THEN at < ?" for _ in before))
-        ages = [value for pair in before.items() for value in pair]
+        is_old = "CASE stream {} ELSE at < ? END".format(" ".join("WHEN ? THEN at < ?" for _ in before))
+        ages = [*(value for pair in before.items() for value in pair), min(before.values())]
         part = "FROM batches_keys WHERE key > ?"
         with self.transaction(read=True) as db:  # a writer would wait for SQLite's lock only to find nothing
             end = f"SELECT key {part} ORDER BY key LIMIT 1 OFFSET {bounds.SEARCH_ROWS - 1}"

@@ -119,7 +119,9 @@ class Decoded(Part):
             return
         unique = Unique(rule, keys)
         decode, limits = self.entries.stream.decode, self.entries.limits
+        results: Any
         for seq, received, item in self.bodies():
+            results = None
             if rule.content and item.startswith(b"{") and seq % SAMPLE:
                 results = decode(item, limits)
                 if results.__class__ is tuple:  # one plain object
@@ -129,7 +131,7 @@ class Decoded(Part):
                     continue
             digest, size = rule.read(item, limits)
             if size <= bounds.SMALL_BYTES:
-                unique.add(digest, size, self.whole(seq, received, item))
+                unique.add(digest, size, self.whole(seq, received, item, results))
                 if unique.size < bounds.KEYED_BYTES:
                     continue
             yield unique.flush()
@@ -137,12 +139,13 @@ class Decoded(Part):
                 yield from unique.large(digest, Body(partial(self.decoded, seq, received, item), seq))
         yield unique.flush()
 
-    def whole(self, seq: int, received: int, item: bytes) -> list[Entry]:
-        """All entries of an item."""
+    def whole(self, seq: int, received: int, item: bytes, results: Any = None) -> list[Entry]:
+        """All entries of an item. results: of its decoder, if it was called."""
         entries = self.entries
         decode, limits = entries.stream.decode, entries.limits
         try:
-            results = decode(item, limits) if seq % SAMPLE else timed(decode, item, limits, entries.decoded)
+            if results is None:
+                results = decode(item, limits) if seq % SAMPLE else timed(decode, item, limits, entries.decoded)
             return [(seq, received, item, result) for result in results]
         except Exception as error:
             return [(seq, received, item, failed(entries.claim.stream, item, error))]

@@ -29,7 +29,7 @@ class Keys:
         again = self.seen.intersection(keys)
         self.seen.update(keys)
         # sorted: two transactions take them in one order, and the index is read in its order
-        new = sorted(self.seen.intersection(keys) - again if again else keys)
+        new = sorted(key for key in keys if key not in again)
         put = self.store.put_keys(self.db, self.stream, self.batch, received // 1_000_000, new) if new else 0
         if put == len(new):
             return again

@@ -4,8 +4,8 @@ A body has the key that its sender gives: Idempotency-Key (draft-ietf-httpapi-id
 (Standard Webhooks), X-GitHub-Delivery, or CloudEvents' ce-source with ce-id. Without one, a body of telemetry is its
 own key, if each of its records has its own time: two such bodies with the same content mean the same.
 
-A key that has a time begins with it. What is sent at one time so has its keys in one place of the index; keys without
-order would each change another page of a large one, which takes six times as long.
+A key that has a time begins with it, so that what is sent at one time has its keys in one place of the index. Keys
+without order would each change another page of it.
 """
 
 from __future__ import annotations

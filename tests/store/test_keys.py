@@ -20,7 +20,7 @@ from proving.postgres import Postgres, postgres_server
 from sluice import parsers, settings
 from sluice.base.counters import Histogram
 from sluice.elsewhere.registry import open_elsewhere
-from sluice.formats.streams import load_streams
+from sluice.formats.streams import load_streams, rule
 from sluice.letters import Letters
 from sluice.ops.replay import decoded
 from sluice.spool.claim import Claim
@@ -65,10 +65,8 @@ class Here:
 
     def __init__(self, url: str, unique: str = "1d", rows: str = "store", epoch: str = "e") -> None:
         config = settings.load({"INGEST_UNIQUE": unique})
-        self.streams = load_streams(config) | {"orders": ORDERS}
-        rule = ORDERS._replace(rule=self.streams["votes"].rule)  # as `load_streams` does for INGEST_RECORDS
-        if rule.rule:
-            self.streams["orders"] = rule._replace(rule=rule.rule._replace(fields=ORDERS.unique))
+        orders = ORDERS._replace(rule=rule(ORDERS, *config.unique.of("orders")))
+        self.streams = load_streams(config) | {"orders": orders}
         elsewhere = open_elsewhere(parsers.rows(rows), self.streams)
         self.store: Store[Any] = open_store(url, self.streams, elsewhere=elsewhere)
         self.epoch, self.next = epoch, 1

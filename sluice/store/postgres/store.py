@@ -168,8 +168,8 @@ class Postgres(Store[Session]):
 
     @override
     def put_keys(self, db: Session, stream: str, batch: int, at: int, keys: Sequence[bytes]) -> int:
-        # COPY takes a quarter of the time, but fails as a whole if a key is there. Both wait for the end of another
-        # transaction that has put one of them
+        # COPY is faster, but fails as a whole if a key is there. Both wait for the end of another transaction that has
+        # put one of them
         with contextlib.suppress(psycopg.errors.UniqueViolation), db.transaction():
             with db.cursor() as cursor, cursor.copy(PUT_KEYS) as copy:
                 copy.set_types(("bytea", "text", "int8", "int8"))
