@@ -273,6 +273,8 @@ def file_swapped(scene: Scene) -> str:
     site, seconds = scene.site, scene.random.uniform(1, 4)
     if not isinstance(site.store, Sqlite):
         return "not done: the database is no file"
+    if not site.store.alone():
+        return NOT_ALONE
     assert site.process
     with ALONE:
         file = copied(site)
