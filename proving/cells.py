@@ -27,7 +27,7 @@ from proving.harness import Server
 from proving.machines import DEPENDENT, NETWORK, Machine
 from proving.postgres import Postgres, postgres_server
 from proving.replicated import Node, Replicated, node, redis_text, sentinel_text, url_of
-from proving.site import KEYS, NOT_PASSED, Site, Trouble, wait
+from proving.site import KEYS, NOT_PASSED, OWN_RECORDS, OWN_ROUTES, Site, Trouble, wait
 from sluice.base import connect
 from sluice.run.configure import ROOT
 
@@ -88,6 +88,11 @@ class Cell:
         with socket.create_connection((self.machine.address, PORT), 5) as connection:
             return harness.get(connection, "/readyz")[0] == 200
 
+    def post(self, path: str, body: bytes) -> int:
+        """Post a body to it, past the balancer. Returns: the status. Raises: OSError."""
+        with socket.create_connection((self.machine.address, PORT), 5) as connection:
+            return harness.post(connection, path, body)[0]
+
     def kill(self) -> None:
         """SIGKILL to all of them at once."""
         self.machine.kill()
@@ -130,6 +135,7 @@ class Cells(Site):
         self.database = self.start_database(stack)
         passed = {name: value for name, value in os.environ.items() if name not in NOT_PASSED}
         common = {"INGEST_PORT": str(PORT), "INGEST_VIEWS": "off"}
+        common |= {"INGEST_RECORDS": OWN_RECORDS, "INGEST_ROUTES": OWN_ROUTES}
         store = f"postgresql://sluice@{self.database_machine.address}:{self.database.port}/sluice"
         for cell in self.cells:
             cell.environ = passed | common | {"INGEST_HOME": str(cell.home), "INGEST_STORE": store}

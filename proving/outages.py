@@ -13,12 +13,13 @@ from proving.cells import WHOLE, Cell, Cells
 from proving.cells_kafka import KafkaCells
 from proving.clock import NO_COMPILER
 from proving.faults.scene import Fault, Scene
-from proving.site import STREAM, Trouble, wait
+from proving.site import CRUMBS_DEAD, STREAM, Trouble, wait
 from sluice.run.configure import ROOT
 
 NO_KAFKA = "not done: the lists are in Redis"
 FREEZE = 10.0  # seconds: longer than a lease and a failover
 APART = 300  # seconds between two clocks
+BURIED = 180.0  # seconds until a body that ends workers is buried: with Kafka, each of four is missed for six seconds
 # what a cell is meanwhile, for the time that clients are without service
 STATES = {
     **dict.fromkeys(("kill-cell", "power-cell", "lose-cell"), "dead"),
@@ -161,6 +162,15 @@ def worker(cells: Cells, chance: random.Random) -> str:
             cell.machine.send_signal(process, signal.SIGTERM)
             wait(lambda: process.poll() is not None, WHOLE, "a worker leaves")
     return f"cell {cell.number + 1}, {lasted}, {'left' if leaves else 'killed'}"
+
+
+@outage("poison", "a body of another stream ends each worker that decodes it, until it is buried")
+def poison(cells: Cells, chance: random.Random) -> str:
+    cell, begun = one_of(cells, chance), time.monotonic()
+    before: int = wait(lambda: (cells.store.number(CRUMBS_DEAD), True), WHOLE, "the database answers")[0]
+    wait(lambda: cell.post("/crumbs", b"abort") == 200, WHOLE, "a cell accepts the body")
+    wait(lambda: cells.store.number(CRUMBS_DEAD) > before, BURIED, "the body is buried", interval=0.1)
+    return f"cell {cell.number + 1}, buried after {time.monotonic() - begun:.1f} s"
 
 
 @outage("balancer", "SIGTERM to the balancer; it is started again")

@@ -34,6 +34,7 @@ from sluice.views.contract import SOCKET, crowded, fingerprint
 T = TypeVar("T")
 KEYS = Keys.of(STREAM)
 OWN_VIEWS, OWN_RECORDS, OWN_ROUTES = "proving.views", "proving.records", "proving.routes"
+CRUMBS_DEAD = "SELECT count(*) FROM dead_letters WHERE stream = 'crumbs'"  # the stream of OWN_RECORDS
 AGE = 5  # seconds until a log is deleted
 # Raised while a fault lasts: `wait` tries again.
 TRANSIENT = (OSError, *SPOOL_ERRORS, Unavailable, http.client.HTTPException)

@@ -13,7 +13,7 @@ from proving import harness
 from proving.clock import NO_COMPILER, Clock
 from proving.faults.scene import Scene, fault
 from proving.harness import stopped, strike
-from proving.site import OWN_ROUTES, Site, wait
+from proving.site import CRUMBS_DEAD, OWN_ROUTES, Site, wait
 from sluice.spool.contract import Keys
 
 
@@ -185,10 +185,9 @@ def bomb(scene: Scene) -> str:
 @fault("poison", "a body of another stream ends each worker that decodes it, until it is buried", private=True)
 def poison(scene: Scene) -> str:
     site, begun = scene.site, time.monotonic()
-    count = "SELECT count(*) FROM dead_letters WHERE stream = 'crumbs'"
-    before: int = wait(lambda: (site.store.number(count), True), 60, "the database answers")[0]
+    before: int = wait(lambda: (site.store.number(CRUMBS_DEAD), True), 60, "the database answers")[0]
     wait(lambda: site.redis.rpush(Keys.of("crumbs").ready, b"abort"), 60, "Redis answers")
-    wait(lambda: site.store.number(count) > before, 180, "the body is buried")
+    wait(lambda: site.store.number(CRUMBS_DEAD) > before, 180, "the body is buried")
     return f"buried after {time.monotonic() - begun:.1f} s"
 
 

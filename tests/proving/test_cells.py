@@ -38,7 +38,7 @@ def namespaces() -> None:
     ("spool", "faults"),
     [
         ("redis", ["lose-cell", "deaf-cell", "balancer", "kill-database"]),
-        ("kafka", ["lose-cell", "deaf-cell", "worker", "topic-again"]),
+        ("kafka", ["lose-cell", "deaf-cell", "worker", "topic-again", "poison"]),
     ],
 )
 def test_machines_that_fail_lose_and_double_nothing_acknowledged(
