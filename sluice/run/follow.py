@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+
 from sluice import settings, views
 from sluice.base import daemon
 from sluice.formats.streams import load_streams
@@ -26,6 +29,8 @@ def main() -> None:
     refresher.start()
     follower.run()
     refresher.stop()
+    logging.shutdown()
+    os._exit(0)  # at this precedence Python's own end may take more than the supervisor waits for
 
 
 if __name__ == "__main__":
