@@ -6,16 +6,21 @@ import os
 import shutil
 import struct
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 NO_COMPILER = "not done: no C compiler found"
+PROGRAMS = PYTHON, REDIS, NGINX = "python", "redis-server", "nginx"
 
 
 # Shifts the wall clock by the seconds in a file. libfaketime (0.9.10) does not serve: it also shifts sleeps on the
 # monotonic clock, which then fail, and it crashes with the malloc of Redis.
 CLOCK = r"""
 #define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <semaphore.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -43,6 +48,23 @@ int gettimeofday(struct timeval *restrict now, void *restrict zone) {
   now->tv_usec = t.tv_nsec / 1000;
   return 0;
 }
+/* A wait until a time of the wall clock ends when that clock says so, which may step meanwhile: look 20 times a second.
+   Only PyPy has such waits, of semaphores; everything else waits on the monotonic clock. */
+int sem_timedwait(sem_t *restrict at, const struct timespec *restrict end) {
+  static int (*wait)(sem_t *, const struct timespec *);
+  if (!wait) *(void **)&wait = dlsym(RTLD_NEXT, "sem_timedwait");
+  for (;;) {
+    struct timespec now, until;
+    clock_gettime(CLOCK_REALTIME, &now);
+    int64_t left = (end->tv_sec - now.tv_sec) * 1000000000LL + end->tv_nsec - now.tv_nsec, most = 50000000;
+    syscall(SYS_clock_gettime, CLOCK_REALTIME, &until);
+    int64_t at_most = until.tv_nsec + (left < most ? left < 0 ? 0 : left : most);
+    until.tv_sec += at_most / 1000000000;
+    until.tv_nsec = at_most % 1000000000;
+    int failed = wait(at, &until);
+    if (!failed || errno != ETIMEDOUT || left <= most) return failed;
+  }
+}
 time_t time(time_t *now) {
   struct timespec t;
   clock_gettime(CLOCK_REALTIME, &t);
@@ -53,27 +75,26 @@ time_t time(time_t *now) {
 
 
 class Clock:
-    """A clock that can be moved, for the programs that are started with its environment: Python's, or Redis."""
+    """A clock that can be moved, for the programs that are started with its environment."""
 
-    def __init__(self, folder: Path, path: str, redis: bool = False) -> None:
-        """Compile it. path: PATH of the programs. redis: for Redis alone; else for Python's programs alone.
+    def __init__(self, folder: Path, path: str, moved: Collection[str] = (PYTHON,)) -> None:
+        """Compile it. path: PATH of the programs. moved: those whose clock it is, out of PROGRAMS.
 
         Raises: FileNotFoundError if there is no C compiler.
         """
         self.step, real, library = folder / "clock", folder / "real", folder / "clock.so"
         build = ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), "-x", "c", "-"]
         subprocess.run(build, input=CLOCK, text=True, check=True)
-        moved = {"LD_PRELOAD": str(library), "SLUICE_DRILL_CLOCK": str(self.step)}
-        first = "export " + " ".join(f'{name}="{value}"' for name, value in moved.items())
+        preload = {"LD_PRELOAD": str(library), "SLUICE_DRILL_CLOCK": str(self.step)}
+        first = "export " + " ".join(f'{name}="{value}"' for name, value in preload.items())
         real.mkdir(exist_ok=True)
-        # received_at comes from Redis's clock, and the drill compares that with its own. nginx needs no clock
-        for name in "redis-server", "nginx":
+        for name in PROGRAMS[1:]:
             found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
-            line = first if redis and name == "redis-server" else "unset LD_PRELOAD"
+            line = first if name in moved else "unset LD_PRELOAD"
             (real / name).write_text(f'#!/bin/sh\n{line}\nexec "{found}" "$@"\n')
             (real / name).chmod(0o700)
         self.step.write_bytes(struct.pack("q", 0))
-        self.environ = {"PATH": f"{real}:{path}"} | ({} if redis else moved)
+        self.environ = {"PATH": f"{real}:{path}"} | (preload if PYTHON in moved else {})
 
     def move(self, seconds: int) -> None:
         """Set how far it is ahead."""

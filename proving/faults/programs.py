@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from proving import harness
-from proving.clock import NO_COMPILER, Clock
+from proving.clock import NO_COMPILER, PYTHON, REDIS, Clock
 from proving.faults.scene import Scene, fault
 from proving.harness import stopped, strike
 from proving.site import CRUMBS_DEAD, OWN_ROUTES, Site, wait
@@ -149,7 +149,8 @@ def jumps(scene: Scene, count: int, redis: bool = False) -> str:
     """Move the wall clock of Python's programs, or of Redis. Returns: what `fault` returns."""
     site, before = scene.site, dict(scene.site.environ)
     try:
-        moved = Clock(site.home, before.get("PATH", ""), redis)
+        # received_at comes from Redis's clock, and the drill compares that with its own
+        moved = Clock(site.home, before.get("PATH", ""), (REDIS,) if redis else (PYTHON,))
     except FileNotFoundError:
         return NO_COMPILER
     site.environ |= moved.environ
