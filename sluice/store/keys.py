@@ -6,6 +6,7 @@ one key at the same time, one of them waits for the other. A key is kept whether
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from typing import Any
 
@@ -24,13 +25,15 @@ class Keys:
     def claim(self, keys: Collection[bytes], received: int) -> set[bytes]:
         """Take keys for this batch; those of them that it or another batch had.
 
-        received: when they came (microseconds since 1970).
+        received: when they came (microseconds since 1970), by a clock that may be behind: a key is as old as the later
+            of this time and the present.
         """
         again = self.seen.intersection(keys)
         self.seen.update(keys)
         # sorted: two transactions take them in one order, and the index is read in its order
         new = sorted(key for key in keys if key not in again)
-        put = self.store.put_keys(self.db, self.stream, self.batch, received // 1_000_000, new) if new else 0
+        at = max(received // 1_000_000, int(time.time()))
+        put = self.store.put_keys(self.db, self.stream, self.batch, at, new) if new else 0
         if put == len(new):
             return again
         for start in range(0, len(new), bounds.ASKED_KEYS):
