@@ -146,8 +146,8 @@ def test_telemetry_is_its_own_key_if_each_record_has_its_time(url: str) -> None:
     assert here.put("gps", half, half, fix("a")) == (4, 0)
     assert here.put("metrics", b"m v=1 1767000000000000000", b"m v=1 1767000000000000000", b"m v=1", b"m v=1") == (3, 0)
     assert here.store.ledger("gps").duplicate == 3
-    for time in -(2**63), -1, 0, 2**63 - 1:  # any that a line may have
-        assert here.put("metrics", b"m v=2 %d" % time, b"m v=2 %d" % time) == (1, 0)
+    for at in -(2**63), -1, 0, 2**63 - 1:  # any that a line may have
+        assert here.put("metrics", b"m v=2 %d" % at, b"m v=2 %d" % at) == (1, 0)
 
 
 def test_gzip_and_the_head_of_a_retry_do_not_make_another_content(url: str) -> None:
