@@ -126,7 +126,7 @@ class Settings:
         parsers.unique, "1d",
         "How long a key is kept, so that a body that comes again is stored once: an age such as `12h` or `1d`, or "
         "`off`, for all streams or for some (`1d,gps=7d,logs=off`). `gps=1d/record`: each record is its own key; for "
-        "`gps`, `metrics` and `logs`. Set it when senders repeat after more than a day, or to save its cost "
+        "`gps`, `metrics`, `logs` and `spans`. Set it when senders repeat after more than a day, or to save its cost "
         "([keys](database.md#keys))",
     )
     spool: str = setting(

@@ -28,7 +28,9 @@ def in_json(message: Any) -> bytes:
         if not isinstance(value, dict):
             return value
         return {
-            key: json_format.base64.b64decode(inner).hex() if key in ("traceId", "spanId") else walk(inner)
+            key: json_format.base64.b64decode(inner).hex()
+            if key in ("traceId", "spanId", "parentSpanId")
+            else walk(inner)
             for key, inner in value.items()
         }
 

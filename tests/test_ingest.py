@@ -208,7 +208,7 @@ def test_a_route_with_keep_head_queues_the_whole_message(site: Site) -> None:
 def test_a_stream_whose_decoder_needs_the_head_gets_the_whole_message(site: Site) -> None:
     for path, stream in (
         ("/write", "metrics"), ("/api/v1/write", "metrics"), ("/v1/metrics", "metrics"), ("/loki/api/v1/push", "logs"),
-        ("/v1/logs", "logs"), ("/owntracks", "gps"), ("/homeassistant", "gps"),
+        ("/v1/logs", "logs"), ("/v1/traces", "spans"), ("/owntracks", "gps"), ("/homeassistant", "gps"),
     ):  # fmt: skip
         assert post(site.where, path, b"x")[0] in (200, 204)
         assert site.items(stream)[-1].startswith(f"POST {path} HTTP/1.1\r\n".encode())

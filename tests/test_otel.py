@@ -1,4 +1,4 @@
-"""OpenTelemetry's SDKs for Python and JavaScript, unmodified, send metrics and logs to a whole installation."""
+"""OpenTelemetry's SDKs for Python and JavaScript, unmodified, send metrics, logs and spans to a whole installation."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.metrics import AlwaysOnExemplarFilter, MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Link, SpanKind
 
 from between import Between, closing, reply
 from integrations import Write, npm_packages, program, samples
@@ -140,6 +144,31 @@ def test_the_logs_of_the_python_sdk_are_stored(up: Server, compression: Compress
     assert (level, message) == ("warn", "line 7")
     assert {"n": 7, "level": "WARNING", "otel.scope.name": "lib"}.items() <= attributes.items()
     assert sorted(attributes["n"] for _, _, attributes in found) == list(range(1000))
+
+
+@pytest.mark.parametrize("compression", [Compression.NoCompression, Compression.Gzip])
+@pytest.mark.usefixtures("configured")
+def test_the_spans_of_the_python_sdk_are_stored(up: Server, compression: Compression) -> None:
+    service = f"python spans {compression.value}"
+    made = TracerProvider(resource=Resource.create({"service.name": service}))
+    made.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(compression=compression)))
+    tracer = made.get_tracer("lib", "1.0")
+    with tracer.start_as_current_span("outer", kind=SpanKind.SERVER, attributes={"port": 80}) as outer:
+        with contextlib.suppress(ValueError), tracer.start_as_current_span("inner", links=[Link(outer.context)]):
+            raise ValueError("no such item")
+    made.shutdown()
+    sql = (
+        "SELECT name, kind, trace_id, span_id, parent_id, status, duration, attributes, events, links "
+        "FROM spans WHERE service = ? ORDER BY name DESC"
+    )
+    first, second = stored(lambda: ask(up.home, sql, service), 2)
+    trace, span = f"{outer.context.trace_id:032x}", f"{outer.context.span_id:016x}"
+    assert first[:6] == ("outer", "server", trace, span, None, None)
+    assert second[:3] == ("inner", "internal", trace) and second[4:6] == (span, "error") and second[6] < first[6]
+    assert {"port": 80, "otel.scope.name": "lib"}.items() <= json.loads(first[7]).items()
+    (raised,), (link,) = json.loads(second[8]), json.loads(second[9])
+    assert (raised["name"], raised["attributes"]["exception.message"]) == ("exception", "no such item")
+    assert (link["trace_id"], link["span_id"]) == (trace, span)
 
 
 AFTER = {

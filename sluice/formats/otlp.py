@@ -1,8 +1,8 @@
-"""Takes requests of OTLP/HTTP apart (opentelemetry.io/docs/specs/otlp): what metrics and logs have in common.
+"""Takes requests of OTLP/HTTP apart (opentelemetry.io/docs/specs/otlp): what metrics, logs and traces have in common.
 
-A request has resources, a resource has scopes, and a scope has metrics or log records. The messages are decoded by
-OpenTelemetry's generated classes, one at a time: a request of 8 MiB that were decoded as a whole could take 300 MB. So
-only one log record or data point is in memory, and an invalid one does not make the others invalid.
+A request has resources, a resource has scopes, and a scope has metrics, log records or spans. The messages are decoded
+by OpenTelemetry's generated classes, one at a time: a request of 8 MiB that were decoded as a whole could take 300 MB.
+So only one log record, span or data point is in memory, and an invalid one does not make the others invalid.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Record, Reject, finite
 
 Tags = dict[str, Any]
+ODD = b"\xff" * 17  # before an id in JSON that is not hexadecimal: no id of 16 bytes begins so
 
 
 class Node:
@@ -170,7 +171,7 @@ class Json:
 class Context(NamedTuple):
     """What a message inherits: the attributes of its resource and scope, and of these the names that the scope has.
 
-    name: of the metric. service: of a log record. size: of all this in a row, in bytes.
+    name: of the metric. service: of a log record or span. size: of all this in a row, in bytes.
     """
 
     budget: Budget
@@ -269,12 +270,14 @@ def walk(
 def arguments(descriptor: Any, value: Any) -> dict[str, Any]:
     """The arguments that make a message of its JSON. Unknown fields and nulls are left out.
 
+    An enum may be sent by its name; an unknown one becomes an attribute. An id that is not hexadecimal is kept as sent.
     protobuf's own json_format takes ten times as long, and takes ids for base64.
     Raises: TypeError, ValueError. The constructor raises them too, for values of other types.
     """
     if not isinstance(value, dict):
         raise TypeError("not a JSON object")
-    known, made = converters(descriptor), {}
+    known, odd = converters(descriptor), []
+    made: dict[str, Any] = {}
     for key, given in value.items():
         if given is None or key not in known:
             continue
@@ -283,7 +286,14 @@ def arguments(descriptor: Any, value: Any) -> dict[str, Any]:
             raise TypeError(f"{key} is {'not ' * repeated}an array")
         if convert is not None:
             given = [convert(element) for element in given] if repeated else convert(given)
+            if type(given) is str:
+                odd.append({"key": key, "value": {"string_value": given}})
+                continue
         made[name] = given
+    if odd and "attributes" in known:
+        made["attributes"] = made.get("attributes", []) + odd
+    elif odd and "message" in known:  # of a status
+        made.setdefault("message", odd[0]["value"]["string_value"])
     return made
 
 
@@ -296,9 +306,11 @@ def converters(descriptor: Any) -> dict[str, tuple[str, Callable[[Any], Any] | N
         if field.message_type:
             convert = partial(arguments, field.message_type)
         elif field.type == field.TYPE_BYTES:
-            convert = bytes.fromhex if field.name in ("trace_id", "span_id") else b64decode
+            convert = hexadecimal if field.name.endswith("_id") else b64decode
         elif field.type == field.TYPE_DOUBLE:
             convert = float
+        elif field.enum_type:
+            convert = partial(enumerated, enum_numbers(field.enum_type))
         elif field.type not in (field.TYPE_STRING, field.TYPE_BOOL):
             convert = integer
         by_name[field.json_name] = field.name, convert, field.is_repeated
@@ -311,6 +323,33 @@ def integer(value: Any) -> int:
     if isinstance(value, float) and number != value:
         raise ValueError(f"not an integer: {value}")
     return number
+
+
+def enum_numbers(enum: Any) -> dict[str, int]:
+    """The numbers of an enum by its names, with and without what all of them begin with."""
+    prefix = enum.values[0].name.rpartition("_")[0] + "_"
+    numbers = {value.name: value.number for value in enum.values}
+    return numbers | {name.removeprefix(prefix): number for name, number in numbers.items()}
+
+
+def enumerated(numbers: dict[str, int], value: Any) -> int | str:
+    """The number of an enum that was sent as a number or by its name; a name that is unknown as it was sent."""
+    if not isinstance(value, str) or value.isdecimal():
+        return integer(value)
+    return numbers.get(value.upper(), value)
+
+
+def hexadecimal(value: str) -> bytes:
+    """The bytes of an id; one that is not hexadecimal as it was sent, behind `ODD`. Raises: TypeError."""
+    try:
+        return bytes.fromhex(value)
+    except ValueError:
+        return ODD + value.encode()
+
+
+def identity(sent: bytes) -> str:
+    """An id in hexadecimal, or as it was sent in JSON. Raises: Invalid if a text cannot be stored."""
+    return clean(sent[len(ODD) :].decode()) if sent.startswith(ODD) else sent.hex()
 
 
 def attributes(pairs: Iterable[Any], convert: Callable[[Any], Any]) -> Tags:

@@ -9,7 +9,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.logs.v1 import logs_pb2
 
 from sluice.formats import otlp
-from sluice.formats.otlp import Context, Node, Tags, attributes, clean, plain, scope, text, when
+from sluice.formats.otlp import Context, Node, Tags, attributes, clean, identity, plain, scope, text, when
 from sluice.streams.logs import level
 from sluice.streams.record import Log
 
@@ -32,7 +32,7 @@ def record(message: Any, context: Context) -> tuple[Log]:
         own["observed_time_unix_nano"] = observed
     for name in "trace_id", "span_id":
         if given := getattr(message, name):
-            own[name] = given.hex()
+            own[name] = identity(given)
     if message.flags:
         own["trace_flags"] = message.flags
     if message.event_name:

@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.metrics.v1 import metrics_pb2 as messages
 
 from sluice.formats import otlp
-from sluice.formats.otlp import Context, Node, Tags, attributes, clean, scope, text, when
+from sluice.formats.otlp import Context, Node, Tags, attributes, clean, identity, scope, text, when
 from sluice.formats.prometheus import bound, minus
 from sluice.streams import body as bodies
 from sluice.streams.metrics import typed
@@ -69,7 +69,7 @@ class PointRows(list[Metric]):
             labels = attributes(exemplar.filtered_attributes, text)
             for name in "trace_id", "span_id":
                 if given := getattr(exemplar, name):
-                    labels[name] = given.hex()
+                    labels[name] = identity(given)
             value = getattr(exemplar, exemplar.WhichOneof("value") or "as_double")
             about = as_json({"value": finite(value), "labels": labels})
             self.append(self.row("exemplar", about, self.context.tags, when(exemplar.time_unix_nano)))

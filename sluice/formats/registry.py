@@ -22,9 +22,10 @@ FORMATS = (
         "metrics", "sluice.formats.influx:decode", {"/write": NO_CONTENT, "/api/v2/write": NO_CONTENT},
         keep_head=True, text=True,
     ),
-    # OTLP: an empty ExportMetricsServiceResponse or ExportLogsServiceResponse, without a partial success
+    # OTLP: an empty ExportMetricsServiceResponse, ExportLogsServiceResponse …, without a partial success
     Format("metrics", "sluice.formats.otlp_metrics:decode", {"/v1/metrics": PROTOBUF_OK}, keep_head=True, json=JSON_OK),
     Format("logs", "sluice.formats.otlp_logs:decode", {"/v1/logs": PROTOBUF_OK}, keep_head=True, json=JSON_OK),
+    Format("spans", "sluice.formats.otlp_traces:decode", {"/v1/traces": PROTOBUF_OK}, keep_head=True, json=JSON_OK),
     Format("metrics", "sluice.formats.telegraf:points", objects=("metrics",)),
     Format("metrics", "sluice.formats.telegraf:point", objects=("fields",)),
     # Loki's clients accept only 204; the Content-Type says whether it is protobuf

@@ -6,9 +6,9 @@ from typing import Any
 
 from sluice import extension, settings
 from sluice.formats.registry import FORMATS
-from sluice.streams import gps, logs, metrics, votes
+from sluice.streams import custom, gps, logs, metrics, votes
 from sluice.streams.decoder import JsonDecoder
-from sluice.streams.record import Gps, Log, Metric, Record, Vote
+from sluice.streams.record import Gps, Log, Metric, Record, Span, Vote
 from sluice.streams.registry import Stream
 from sluice.streams.schema import case_conflict, stream_problem
 from sluice.streams.unique import Rule
@@ -20,10 +20,15 @@ def built_in(name: str, record: type[Record], decoder: type[JsonDecoder], wire: 
     return Stream(name, record, decoder(wire, build, formats).fast_path(), content=record is not Vote)
 
 
+class Unbounded(JsonDecoder):
+    bounded = False  # as attributes of logs
+
+
 STREAMS: dict[str, Stream] = {
     "metrics": built_in("metrics", Metric, metrics.MetricsDecoder, metrics.Plain, metrics.build),
     "gps": built_in("gps", Gps, gps.GpsDecoder, gps.Plain, gps.build),
     "logs": built_in("logs", Log, logs.LogsDecoder, dict, logs.build),
+    "spans": built_in("spans", Span, Unbounded, *custom.wire(Span)),
     "votes": built_in("votes", Vote, JsonDecoder, votes.Plain, votes.build),
 }
 

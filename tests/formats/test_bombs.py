@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from items import kept
@@ -263,6 +264,40 @@ def otlp_logs_of_a_long_service(size: int) -> bytes:
 @bomb("/v1/logs", PROTOBUF)
 def otlp_logs_that_are_invalid(size: int) -> bytes:
     return logs(text(size), b"", size // 8, {"event_name": "\0"})
+
+
+def spans(resource: bytes, span: dict[str, Any], count: int) -> bytes:
+    request = ExportTraceServiceRequest()
+    below = request.resource_spans.add(resource={"attributes": [attribute("t", string_value=resource.decode())]})
+    below.scope_spans.add(spans=[span] * count)
+    return bytes(request.SerializeToString())
+
+
+@bomb("/v1/traces", PROTOBUF)
+def spans_of_a_large_resource(size: int) -> bytes:
+    return spans(text(size), {}, size // 4)
+
+
+@bomb("/v1/traces", PROTOBUF)
+def otlp_traces_of_empty_events(size: int) -> bytes:
+    count = min(10_000, QUARTER // 4, size // 4)
+    return spans(b"", {"events": [{}] * count}, size // (2 * count))
+
+
+@bomb("/v1/traces", PROTOBUF)
+def otlp_traces_of_empty_links(size: int) -> bytes:
+    count = min(10_000, QUARTER // 4, size // 4)
+    return spans(b"", {"links": [{}] * count}, size // (2 * count))
+
+
+@bomb("/v1/traces", PROTOBUF)
+def otlp_traces_that_are_invalid(size: int) -> bytes:
+    return spans(text(size), {"name": "\0"}, size // 8)
+
+
+@bomb("/v1/traces", "Content-Type: application/json")
+def otlp_traces_in_json_of_an_unknown_kind(size: int) -> bytes:
+    return filled(b'{"resourceSpans":[{"scopeSpans":[{"spans":[', b'{"kind":"x"}', b"]}]}]}", size)
 
 
 # --- Loki

@@ -28,7 +28,13 @@ from sluice.streams.message import parse  # noqa: E402
 from sluice.streams.record import Invalid, Log, Record, Reject  # noqa: E402
 from sluice.streams.registry import Stream  # noqa: E402
 
-for name in "loki", "otlp_logs", "otlp_metrics", "prometheus":  # what decoders import late: here it is instrumented
+for name in (
+    "loki",
+    "otlp_logs",
+    "otlp_metrics",
+    "otlp_traces",
+    "prometheus",
+):  # what decoders import late: here it is instrumented
     importlib.import_module(f"sluice.formats.{name}")
 LIMITS = registry.limits(settings.load({}))
 HEAD = b"POST /any HTTP/1.1\r\nContent-Encoding: gzip\r\n\r\n"
@@ -52,6 +58,7 @@ GOOD = {
     "gps": b'{"device":"a1","lat":48.1,"lon":11.6}',
     "votes": b'{"poll":"cookies","choice":"oreo"}',
     "logs": b'{"message":"a"}',
+    "spans": b'{"trace_id":"a","span_id":"b","name":"c"}',
     "own": b'{"name":"a"}',
 }
 
@@ -67,9 +74,10 @@ def gps(data: bytes) -> None:
 
 
 def plain(data: bytes) -> None:
-    """Votes, logs, and a user-defined stream."""
+    """Votes, logs, spans, and a user-defined stream."""
     decoder(STREAMS["votes"], data)
     decoder(STREAMS["logs"], data)
+    decoder(STREAMS["spans"], data)
     decoder(STREAMS["own"], data)
 
 
@@ -112,10 +120,10 @@ def loki(data: bytes) -> None:
 
 
 def otlp(data: bytes) -> None:
-    """A request of OTLP for metrics and for logs, as JSON and as protobuf; and the same compressed."""
-    for stream in STREAMS["metrics"], STREAMS["logs"]:
+    """A request of OTLP for metrics, logs and traces, as JSON and as protobuf; and the same compressed."""
+    for signal, stream in {"metrics": STREAMS["metrics"], "logs": STREAMS["logs"], "traces": STREAMS["spans"]}.items():
         for kind in b"json", b"x-protobuf":
-            head = b"POST /v1/%b HTTP/1.1\r\nContent-Type: application/%b\r\n" % (stream.name.encode(), kind)
+            head = b"POST /v1/%b HTTP/1.1\r\nContent-Type: application/%b\r\n" % (signal.encode(), kind)
             results = promises(stream, head + b"\r\n" + data, empty=True)
             if not data.startswith((GZIP, ZSTD, BOM)):
                 packed = head + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(data, 1)

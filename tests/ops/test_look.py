@@ -68,7 +68,7 @@ def test_an_unknown_stream_is_reported_in_one_line_with_status_2(verb: str, tmp:
     assert sluice(tmp, verb, "vots") == (
         2,
         "",
-        "sluice: there is no stream 'vots'; there are gps, logs, metrics, votes.\n",
+        "sluice: there is no stream 'vots'; there are gps, logs, metrics, spans, votes.\n",
     )
 
 

@@ -118,7 +118,7 @@ def test_the_ledger_accounts_for_every_body(tmp: Path, redis: Server) -> None:
     assert {key: ledger["votes"][key] for key in ("accepted", "ready", "claimed", "stored", "dead", "missing")} == {
         **{"accepted": 11, "ready": 4, "claimed": 3, "stored": 2, "dead": 2, "missing": 0}
     }
-    assert set(ledger) == {"gps", "logs", "metrics", "votes"}
+    assert set(ledger) == {"gps", "logs", "metrics", "spans", "votes"}
     table = sluice(tmp, "status")[1].splitlines()
     assert table[0].split() == ["stream", *STATES, "oldest"]
     assert ["votes", "11", "4", "3", "2", "2", "0", "0"] in [line.split()[:8] for line in table]
