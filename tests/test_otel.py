@@ -154,7 +154,9 @@ def test_the_spans_of_the_python_sdk_are_stored(up: Server, compression: Compres
     made.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(compression=compression)))
     tracer = made.get_tracer("lib", "1.0")
     with tracer.start_as_current_span("outer", kind=SpanKind.SERVER, attributes={"port": 80}) as outer:
-        with contextlib.suppress(ValueError), tracer.start_as_current_span("inner", links=[Link(outer.context)]):
+        own = outer.get_span_context()
+        inner = tracer.start_as_current_span("inner", links=[Link(own)])
+        with contextlib.suppress(ValueError), inner:
             raise ValueError("no such item")
     made.shutdown()
     sql = (
@@ -162,7 +164,7 @@ def test_the_spans_of_the_python_sdk_are_stored(up: Server, compression: Compres
         "FROM spans WHERE service = ? ORDER BY name DESC"
     )
     first, second = stored(lambda: ask(up.home, sql, service), 2)
-    trace, span = f"{outer.context.trace_id:032x}", f"{outer.context.span_id:016x}"
+    trace, span = f"{own.trace_id:032x}", f"{own.span_id:016x}"
     assert first[:6] == ("outer", "server", trace, span, None, None)
     assert second[:3] == ("inner", "internal", trace) and second[4:6] == (span, "error") and second[6] < first[6]
     assert {"port": 80, "otel.scope.name": "lib"}.items() <= json.loads(first[7]).items()
