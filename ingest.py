@@ -15,6 +15,7 @@ from sluice.http.endpoints import Endpoint, Endpoints
 from sluice.http.replies import Rejected
 from sluice.http.request import read
 from sluice.http.routes import NO_CONTENT, OK, Reply
+from sluice.http.tell import Teller
 from sluice.spool import open_inlet
 from sluice.spool.inlet import Group
 
@@ -23,6 +24,7 @@ MAX_BODY = SETTINGS.max_body
 CLOSING, DRAINING = SETTINGS.closing, SETTINGS.draining
 INLET = open_inlet(SETTINGS.spool, SETTINGS.figures, SETTINGS.replicas, SETTINGS.max_memory // 2, SETTINGS.gateways)
 append, commit, counts = INLET.append, INLET.commit, INLET.counts
+tell = Teller(SETTINGS.rejected).tell
 
 
 class PostAnswer:
@@ -42,8 +44,9 @@ class PostAnswer:
         if not group.done:
             commit(group)
         if group.refused is not None and endpoint.stream in group.refused:
-            reply = endpoint.error(replies.unavailable(*group.refused[endpoint.stream]))
-            return iter(respond(reply, endpoint.path, self.start_response))
+            reply = replies.unavailable(*group.refused[endpoint.stream])
+            tell(reply, endpoint.path)  # the environ is not kept for this
+            return iter(respond(endpoint.error(reply), endpoint.path, self.start_response))
         reply = endpoint.reply
         endpoint.acknowledged.n += 1
         self.start_response(reply.status, reply.headers)
@@ -56,11 +59,15 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
     if endpoint is None:
         return probe(environ, start_response)
     if environ["REQUEST_METHOD"] != "POST":
+        tell(replies.POST_ONLY, endpoint.path, environ)
         return respond(replies.POST_ONLY, endpoint.path, start_response, environ["REQUEST_METHOD"])
     try:
         item = read(environ, endpoint.keep_head, MAX_BODY)
     except Rejected as rejected:
-        return respond(endpoint.error(rejected.args[0]), endpoint.path, start_response)
+        reply = endpoint.error(rejected.args[0])
+        if reply is not endpoint.reply:
+            tell(rejected.args[0], endpoint.path, environ)
+        return respond(reply, endpoint.path, start_response)
     return PostAnswer(append(endpoint.stream, item), endpoint, start_response)
 
 
@@ -75,6 +82,7 @@ def probe(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterab
     """Answer a health check; /readyz asks Redis whether it accepts writes, unless the cell is draining."""
     path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
     if path not in PROBES:
+        tell(replies.NOT_FOUND, "", environ)
         return respond(replies.NOT_FOUND, "", start_response, method)
     if method not in ("GET", "HEAD"):
         return respond(replies.GET_ONLY, path, start_response, method)

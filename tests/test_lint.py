@@ -60,7 +60,8 @@ def test_gcc_checks_every_c_program() -> None:
 LOOPS = {
     "worker.py": ("run", "renew"),
     "sluice/base/connect.py": ("ask",),
-    "sluice/run/page.py": ("main", "count"),
+    "sluice/run/page.py": ("main",),
+    "sluice/run/rejections.py": ("listen",),
     "sluice/run/scale.py": ("main",),
     "sluice/spool/inlet.py": ("reconnect",),
     "sluice/spool/kafka/inlet.py": ("keep",),
@@ -115,6 +116,7 @@ WALL_CLOCKS = {
     "sluice/elsewhere/parquet.py": 2,  # the same, and the age of a file
     "sluice/ledger.py": 1,  # shown
     "sluice/ops/expire.py": 1,  # bounded by the horizon
+    "sluice/run/rejections.py": 1,  # shown
     "sluice/run/launch.py": 1,  # a pause of at most PAUSE_SECONDS
     "sluice/spool/inspector.py": 1,  # when a body arrived, if no mark says it
     "sluice/spool/kafka/backlog.py": 1,

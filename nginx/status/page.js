@@ -237,7 +237,7 @@ function letters() {
     return line;
   };
   $("#reasons").replaceChildren(...reasons.map(({ stream, reason, letters: count }) => tally(count, stream, reason)));
-  $("#away").hidden = !shown.turned_away.length;
+  $("#away-note").textContent = shown.turned_away.length ? "By reason, since counting began. A client gets 429 and 503 with the seconds to wait." : "None.";
   $("#turned-away").replaceChildren(...shown.turned_away.map(({ answers, where, reason }) => tally(answers, where, reason)));
   $("#newest").hidden = !letters.length;
   if (more) $("#reasons").append(element("li", `and ${number(more)} other reasons`));
@@ -248,6 +248,23 @@ function letters() {
     return line;
   }));
 }
+
+// The last rejected requests, read only while their list is open; nginx answers 304 while it is the same.
+let errorsDrawn = "";
+async function errors() {
+  if (!$("#errors").open) return;
+  const answer = await fetch("/status/errors.json", { cache: "no-cache" }).catch(() => null);
+  const text = answer?.ok ? await answer.text() : "[]";
+  if (text === errorsDrawn) return;
+  errorsDrawn = text;
+  $("#errors ol").replaceChildren(...JSON.parse(text).map(({ time, status, path, reason, sender }) => {
+    const line = element("li");
+    line.append(when(new Date(time * 1000).toISOString()), element("span", status, { class: "stream" }), element("span", reason));
+    line.append(element("span", `${path || "?"} from ${sender || "?"}`, { class: "body" }));
+    return line;
+  }));
+}
+$("#errors").addEventListener("toggle", errors);
 
 // --- charts --------------------------------------------------------------------------------------------------------
 
@@ -487,7 +504,7 @@ async function look() {
 }
 
 async function watch() {
-  if (!document.hidden) await look();
+  if (!document.hidden) await Promise.all([look(), errors()]);
   setTimeout(watch, 1000);
 }
 document.addEventListener("visibilitychange", () => document.hidden || look());

@@ -21,8 +21,8 @@ from sluice.base import screen
 ROOT = Path(__file__).parents[2]
 
 VERBS = (
-    "status", "top", "tail", "peek", "dead", "replay", "bury", "release", "purge", "expire",
-    "views", "metrics", "reload", "drain", "undrain", "backup", "restore", "drill",
+    "status", "errors", "top", "tail", "peek", "dead", "replay", "bury", "release", "purge",
+    "expire", "views", "metrics", "reload", "drain", "undrain", "backup", "restore", "drill",
 )  # fmt: skip
 FORMER = {"requeue": "release", "prune": "expire", "leave": "drain", "join": "undrain"}  # as in 4e06d3b
 DRILL = "drill"  # not in the package: it is in the checkout's `proving`

@@ -159,21 +159,21 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
             for kind in ("body", "proxy", "fastcgi", "uwsgi", "scgi")
         ),
     )
-    rejected = f"syslog:server=unix:{s.home}/run/rejected.sock,nohostname"
+    rejected = f"syslog:server=unix:{s.rejected},nohostname"
     server = replaced(
         with_views((ROOT / "nginx/sluice.conf").read_text(), s),
         *(
             (f"unix:/run/sluice/{path.name} ", f"{quoted(f'unix:{path}')} ")
             for path in s.gateway_sockets + s.reader_sockets
         ),
-        ("access_log off;  # bin", f"access_log {quoted(rejected)} sluice_status if=$sluice_rejected;  # bin"),
+        ("access_log off;  # bin", f"access_log {quoted(rejected)} sluice_rejected;  # bin"),
         ("unix:/run/sluice/metrics.sock;", f"{quoted(f'unix:{s.home}/run/metrics.sock')};"),
         (f"{allows(PRIVATE[:5])}\n    {allows(PRIVATE[5:])}  # INGEST_ALLOW", allows(s.allow)),
         ("(localhost|", f"({'|'.join(map(re.escape, ('localhost', *s.hosts)))}|"),
         ("listen 8080 ", f"listen {s.port} "),
         ("listen [::]:8080 ", f"{'' if has_ipv6() else '#'}listen [::]:{s.port} "),
         ("/usr/share/sluice/status/", quoted(f"{ROOT}/nginx/status/")),
-        ("/run/sluice/status.json", quoted(s.home / "run/status.json")),
+        *((f"/run/sluice/{name}.json", quoted(s.home / f"run/{name}.json")) for name in ("status", "errors")),
         ("allow 127.0.0.1; allow ::1;  # INGEST_STATUS_ALLOW", allows(s.status_allow)),
         ("client_max_body_size 1m", f"client_max_body_size {s.max_body}"),
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,13 +21,11 @@ from redis.exceptions import RedisError
 from sluice import settings
 from sluice.account import STATES, sums
 from sluice.base import daemon, screen
-from sluice.base.connect import client
-from sluice.base.counters import Counts
 from sluice.base.times import instant
 from sluice.formats.registry import load_routes
 from sluice.ledger import Observer
 from sluice.letters import Letters
-from sluice.spool.contract import count_command
+from sluice.run.rejections import Rejections, replace
 from sluice.store.types import DeadLetter, Unavailable
 from sluice.views import figures
 
@@ -59,48 +56,17 @@ def main() -> NoReturn:
     with settings.exit_if_invalid():
         s = settings.load()
         page = Page(s)
-        rejections = Rejections(s)
+        rejections = Rejections(s, READING_SECONDS)
     file = s.home / "run" / FILE
-    new = file.with_suffix(".new")
     while True:
         try:
-            new.write_text(json.dumps(page.look(), separators=(",", ":")))
-            new.replace(file)
+            replace(file, page.look())
+            rejections.write()
         except Exception as error:  # the next reading may succeed
             screen.complain(f"the status page is not updated: {error}")
         with contextlib.suppress(RedisError, OSError):  # they are in the next report
             rejections.report()
         time.sleep(READING_SECONDS)
-
-
-class Rejections:
-    """Counts the requests that nginx rejects itself. It tells the status of each in a datagram (nginx/sluice.conf), and
-    drops some when there are too many.
-    """
-
-    def __init__(self, s: settings.Settings) -> None:
-        self.counts = Counts()
-        self.redis: Any = client(s.figures, READING_SECONDS)
-        path = s.home / "run/rejected.sock"
-        path.unlink(missing_ok=True)
-        self.inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.inbox.bind(str(path))
-        threading.Thread(target=self.count, daemon=True).start()
-
-    def count(self) -> None:
-        while True:
-            try:
-                status = self.inbox.recv(256)[-3:]
-                if status.isdigit():
-                    self.counts.counter(f"answered {status.decode()} nginx").n += 1
-            except Exception as error:  # one datagram is counted less
-                screen.complain(f"a request that nginx rejected is not counted: {error}")
-
-    def report(self) -> None:
-        """Raises: RedisError, OSError."""
-        if delta := self.counts.delta():
-            self.redis.execute_command(*count_command(delta))
-            self.counts.confirm(delta)
 
 
 class Page:

@@ -21,7 +21,20 @@ from urllib.parse import urlencode
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect, sync_playwright
 
-from proving.harness import ROOT, Server, answer, ask, environment, get, installation, nginx, poll, post, short_tmp
+from proving.harness import (
+    ROOT,
+    Server,
+    answer,
+    ask,
+    environment,
+    get,
+    installation,
+    nginx,
+    poll,
+    post,
+    request,
+    short_tmp,
+)
 from sluice import settings
 from sluice.run import page as program
 
@@ -138,7 +151,7 @@ def test_a_test_event_can_be_sent_by_keyboard_and_is_shown_as_stored(page: Page,
         seen.add(focused := page.evaluate("document.activeElement.name || document.activeElement.className"))
         if focused == "body":
             break
-    assert seen == {"skip", "plot", "path", "body"}
+    assert seen == {"skip", "plot", "more", "path", "body"}
     page.keyboard.press("Tab")
     page.unroute_all()
     page.keyboard.press("Enter")
@@ -170,6 +183,14 @@ def test_a_rejected_test_event_is_shown_with_its_reason(page: Page) -> None:
     page.route("**/votes", lambda route: route.continue_(method="PUT"))
     page.click("button")
     expect(page.locator("#steps li")).to_contain_text("Rejected: 405 Method Not Allowed. This path accepts only POST.")
+
+
+def test_rejected_requests_are_listed_as_text(page: Page, up: Server) -> None:
+    request(up.port, f"PUT /{EVIL.replace(' ', '+')} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    expect(page.locator("#turned-away li")).not_to_have_count(0)
+    page.click("#errors summary")
+    expect(page.locator("#errors li").filter(has_text="404There is no stream")).to_contain_text("onerror=alert(1)")
+    assert page.locator("#errors *:not(li, ol, summary, span, time)").count() == 0
 
 
 def test_the_charts_can_be_read_with_mouse_and_keyboard(page: Page, up: Server) -> None:
@@ -237,7 +258,7 @@ def test_the_page_is_readable_in_light_and_dark_on_phone_and_desktop(
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number)")
         assert (sum(ground) < 3 * 128) == (scheme == "dark")
         # controls are large enough for a finger
-        for control in page.locator("button, select, textarea").all():
+        for control in page.locator("button, select, textarea, summary").all():
             box = control.bounding_box()
             assert box and box["height"] >= 44
         shot = page.screenshot(path=tmp_path / "page.png", full_page=True)

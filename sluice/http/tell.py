@@ -1,0 +1,45 @@
+"""Tells the program `page` which request the gateway rejects, so that an operator sees it (`bin/sluice errors`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sluice.http.routes import Reply
+
+MOST_PATH = 200  # characters of a path that are told; nginx/sluice.conf has the same bound
+MOST_TOLD = 100  # per second and process: as many as `page` keeps of a kind
+
+
+class Teller:
+    """Sends a datagram for a rejected request, at most MOST_TOLD a second, and never waits: unread ones are lost."""
+
+    def __init__(self, path: Path) -> None:
+        """path: of the socket. It need not exist yet."""
+        self.path = str(path)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.setblocking(False)
+        self.second = self.told = 0
+
+    def tell(self, reply: Reply, path: str, environ: Mapping[str, Any] | None = None) -> None:
+        """reply: made by `replies.problem`. path: of the route; environ has that of an unknown one, and the sender."""
+        second = int(time.monotonic())
+        if second != self.second:
+            self.second, self.told = second, 0
+        self.told += 1
+        if self.told > MOST_TOLD:
+            return
+        about = environ or {}
+        entry = {
+            "status": int(reply.status[:3]),
+            "path": (path or about.get("PATH_INFO", ""))[:MOST_PATH],
+            "from": about.get("HTTP_X_REAL_IP", ""),
+            "reason": json.loads(b"".join(reply.chunks))["detail"],
+        }
+        with contextlib.suppress(OSError):
+            self.socket.sendto(json.dumps(entry).encode(), self.path)
