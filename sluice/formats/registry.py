@@ -11,6 +11,7 @@ from sluice.streams.format import Format
 
 PROTOBUF_OK, JSON_OK = reply("200 OK", b"", PROTOBUF), reply("200 OK", b"{}")
 OVERLAND_OK = reply("200 OK", b'{"result":"ok"}')  # it sends its batch again unless it gets exactly this
+ACCEPTED = reply("202 Accepted")  # as Graylog
 NO_COMMANDS = reply("200 OK", b"[]")  # OwnTracks reads the answer as a list of commands
 
 # In the order in which they are tried
@@ -30,6 +31,8 @@ FORMATS = (
     Format("metrics", "sluice.formats.telegraf:point", objects=("fields",)),
     # Loki's clients accept only 204; the Content-Type says whether it is protobuf
     Format("logs", "sluice.formats.loki:decode", {"/loki/api/v1/push": NO_CONTENT}, keep_head=True),
+    Format("logs", "sluice.formats.gelf:decode", {"/gelf": ACCEPTED}, keep_head=True),
+    Format("logs", "sluice.formats.reports:decode", {"/reports": NO_CONTENT}, keep_head=True),
     # X-Limit-U and X-Limit-D may have the device's name
     Format("gps", "sluice.formats.owntracks:decode", {"/owntracks": NO_COMMANDS}, keep_head=True, objects=("_type",)),
     Format("gps", "sluice.formats.overland:decode", {"/overland": OVERLAND_OK}, objects=("locations",)),

@@ -352,6 +352,31 @@ def loki_entries_that_are_invalid(size: int) -> bytes:
     return bytes(cramjam.snappy.compress_raw(wrapped(1, stream)))
 
 
+# --- GELF and reports
+
+
+@bomb("/gelf")
+def gelf_messages(size: int) -> bytes:
+    return filled(b"[", b'{"short_message":""}', b"]", size)
+
+
+@bomb("/gelf")
+def gelf_messages_that_are_invalid(size: int) -> bytes:
+    return filled(b'[{"short_message":""},', b"{}", b"]", size)
+
+
+@bomb("/gelf")
+def gelf_additional_fields(size: int) -> bytes:
+    return b'{"short_message":"",%b}' % b",".join(b'"_%x":1' % n for n in range(min(size, LIMITS.record - 99) // 9)) + (
+        b" " * (size - LIMITS.record) if size > LIMITS.record else b""
+    )
+
+
+@bomb("/reports")
+def reports_of_one_letter(size: int) -> bytes:
+    return filled(b"[", b'{"type":"a"}', b"]", size)
+
+
 # --- formats of gps
 
 FEATURE = b'{"geometry":{"type":"Point","coordinates":[1,1]},"properties":{}}'

@@ -1,0 +1,64 @@
+"""Decodes GELF 1.1, Graylog's format (go2docs.graylog.org, "GELF Payload Specification"), as it comes over HTTP.
+
+A message is a row of `logs`. Additional fields lose their underscore. Unlike UDP and TCP, HTTP has no chunks.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from sluice.formats.objects import records
+from sluice.streams.body import GROWTH, Budget
+from sluice.streams.decoder import Result
+from sluice.streams.logs import build, take
+from sluice.streams.message import Message
+from sluice.streams.record import Invalid, Log
+
+ZLIB = b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda"  # how it begins, by its level
+SERVICES = "_service", "_service_name", "_application_name", "_app", "facility"  # `facility` is of GELF 1.0
+
+
+def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
+    """The messages of a body. Raises: Invalid."""
+    if body.startswith(ZLIB):
+        body = unpacked(body, budget)
+    return records(body.strip(b"\0"), budget, lambda sent: (log(sent),))  # TCP's delimiter
+
+
+def unpacked(body: bytes, budget: Budget) -> bytes:
+    """The content of zlib (RFC 1950). Raises: Invalid."""
+    packed, limit = zlib.decompressobj(), budget.limits.inflated
+    try:
+        content = packed.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise Invalid(f"zlib: {error}") from None
+    if len(content) > limit:
+        raise Invalid(f"zlib: inflates to more than {limit} bytes")
+    if not packed.eof:
+        raise Invalid("zlib: truncated")
+    budget.charge(-GROWTH * len(content))
+    return content
+
+
+def log(sent: dict[str, Any]) -> Log:
+    """The row of a message. Raises: Invalid, msgspec's errors."""
+    sent.pop("version", None)
+    short, full = sent.pop("short_message", None), sent.pop("full_message", None)
+    if short is None and full is None:
+        raise Invalid("missing: short_message")
+    known = {
+        "message": full if short is None else short,
+        "level": sent.pop("level", None),
+        "service": take(sent, SERVICES),
+        "time": sent.pop("timestamp", None),
+    }
+    attributes: dict[str, Any] = {}
+    for name, value in sent.items():
+        if value is not None:
+            plain = name.removeprefix("_")
+            attributes[name if plain in sent and plain != name else plain] = value
+    if full not in (None, known["message"]):
+        attributes["full_message"] = full
+    return build(known | {"attributes": attributes})

@@ -1,0 +1,40 @@
+"""JSON objects of a body, for formats that are single objects, arrays of them, or one a line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from sluice.streams import body as bodies
+from sluice.streams.body import Budget
+from sluice.streams.decoder import NUL, Result, check_text, each
+from sluice.streams.record import Invalid, Record
+
+read = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def records(body: bytes, budget: Budget, build: Callable[[dict[str, Any]], Iterable[Record]]) -> Iterator[Result]:
+    """The records of all objects; each invalid object is one reject.
+
+    build: makes the records of one. Raises: any exception.
+    Raises, before it yields: Invalid if the body is not JSON.
+    """
+
+    def decode(part: bytes) -> Iterable[Result]:
+        if len(part) > budget.limits.record:  # an object takes about 20 bytes of memory per byte
+            raise Invalid(f"record larger than {budget.limits.record} bytes")
+        made = build(read(part))
+        return map(check_text, made) if NUL in part else made
+
+    body = body.removeprefix(bodies.BOM).strip()
+    try:
+        bodies.check_json(body)
+    except Invalid:
+        if b"\n" not in body:
+            raise
+        return each(bodies.lines(body, budget), decode)
+    if body.startswith(b"["):
+        return each(bodies.elements(body, budget), decode, b"[", b"]")
+    return each((body,), decode)
