@@ -9,11 +9,10 @@ from typing import Any
 
 from sluice import settings
 from sluice.fastlane.interface import Options
-from sluice.formats.registry import load_routes
-from sluice.http import replies
+from sluice.formats.registry import load_routes, load_signed
+from sluice.http import replies, signature
 from sluice.http.endpoints import Endpoint, Endpoints
 from sluice.http.replies import Rejected
-from sluice.http.request import read
 from sluice.http.routes import NO_CONTENT, OK, Reply
 from sluice.http.tell import Teller
 from sluice.spool import open_inlet
@@ -62,7 +61,7 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
         tell(replies.POST_ONLY, endpoint.path, environ)
         return respond(replies.POST_ONLY, endpoint.path, start_response, environ["REQUEST_METHOD"])
     try:
-        item = read(environ, endpoint.keep_head, MAX_BODY)
+        item = endpoint.read(environ, endpoint.keep_head, MAX_BODY)
     except Rejected as rejected:
         reply = endpoint.error(rejected.args[0])
         if reply is not endpoint.reply:
@@ -103,8 +102,11 @@ def tick() -> None:
         endpoint.reply = endpoint.replies[is_closing]
 
 
-ENDPOINTS = Endpoints(load_routes(SETTINGS.routes), counts.counter)
+ROUTES = load_routes(SETTINGS.routes)
+ENDPOINTS = Endpoints(ROUTES, counts.counter)
 PLAIN = ENDPOINTS.plain
+for at, known in load_signed(ROUTES).items():
+    PLAIN[at].read = signature.reading(*known)
 PROBES = {"/healthz": OK, "/readyz": OK, "/ping": NO_CONTENT}
 app.fastlane = Options(MAX_BODY, tick, shares_environ=True)  # type: ignore[attr-defined]
 atexit.register(INLET.report, last=True)

@@ -22,6 +22,7 @@ from sluice.fastlane.answers import BROKEN
 from sluice.formats.registry import ROUTES
 from sluice.formats.streams import STREAMS
 from sluice.http import replies, routes
+from sluice.http import signature as webhooks
 from sluice.ops import __main__ as command
 from sluice.spool import contract, errors
 from sluice.spool.kafka import inlet as kafka_inlet
@@ -150,7 +151,8 @@ def test_the_checks_of_access_are_the_lines_that_nginx_has_for_them():
 
 def test_the_schemes_and_reasons_of_signed_webhooks_are_those_of_the_code():
     assert {scheme.partition("`")[0] for scheme in table(OPERATOR, "scheme")} == signature.SCHEMES.keys()
-    reasons = re.findall(r'"(signature: [^"]*)"', Path(signature.__file__).read_text())
+    texts = [Path(module.__file__).read_text() for module in (signature, webhooks)]
+    reasons = re.findall(r'"(signature: [^"]*)"', "".join(texts))
     documented = table(OPERATOR, "reason in `dead_letters`").keys()
     assert documented == {text.replace("{scheme.field}", "FIELD") for text in reasons}
 

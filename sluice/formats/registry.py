@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
-from sluice import extension
+from sluice import extension, settings
+from sluice.http import signature
 from sluice.http.routes import NO_CONTENT, OK, PROTOBUF, Route, reply
 from sluice.settings import SettingError
 from sluice.streams.format import Format
@@ -57,6 +59,21 @@ PATH = r"(?:/[\w.~!$&'()*+,;=:@-]*)+"
 RESERVED = r"/(?:status(?:/.*)?|healthz|readyz|ping|_sluice_.*)$"
 
 
+def load_signed(routes: Mapping[str, Route]) -> dict[str, tuple[signature.Scheme, list[bytes]]]:
+    """The scheme and the keys of each route with `signed`. Raises: SettingError."""
+    found = {}
+    for path, route in routes.items():
+        if route.signed:
+            name, _, file = route.signed.partition(":")
+            where = f"INGEST_ROUTES: the secret of {path}"
+            if (scheme := signature.SCHEMES.get(name)) is None:
+                raise SettingError(f"{where}: {name!r} is no scheme: expected {', '.join(signature.SCHEMES)}.")
+            found[path] = scheme, signature.keys(settings.secret(where, file), scheme)
+            if not found[path][1]:
+                raise SettingError(f"{where}: {file} has no line with a secret of {name}.")
+    return found
+
+
 def load_routes(module: str) -> dict[str, Route]:
     """The built-in routes and those of the user's module, which may replace them. module: INGEST_ROUTES.
 
@@ -68,6 +85,8 @@ def load_routes(module: str) -> dict[str, Route]:
             problem = "is no sluice.Route to a stream whose name has letters, digits and _ only"
         elif not re.fullmatch(PATH, str(path)) or re.match(RESERVED, path):
             problem = "is no path such as /orders, or one that Sluice uses itself"
+        elif route.signed and route.json:
+            problem = "has both `signed` and `json`"
         else:
             continue
         raise SettingError(f"INGEST_ROUTES={module!r} is invalid: ROUTES[{path!r}] {problem}.")

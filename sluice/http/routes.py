@@ -32,12 +32,15 @@ class Route(NamedTuple):
     keep_head: the item is the whole HTTP message, because the decoder needs the target or a field.
     json: the 2xx for a request in JSON, if answers have the encoding of their request, as OTLP's do. Then `reply` is
         in protobuf, errors are google.rpc.Status, and a request without a body is valid.
+    signed: SCHEME:FILE, as in `streams.signature.signed`: the gateway answers 401 unless the body is signed with one of
+        the secrets in this file and, if the scheme signs a time, within five minutes. The item is the whole message.
     """
 
     stream: str
     reply: Reply
     keep_head: bool = False
     json: Reply | None = None
+    signed: str = ""
 
 
 OK = reply("200 OK", b'{"message":"OK"}')

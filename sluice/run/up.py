@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sluice import settings, views
-from sluice.formats.registry import load_routes
+from sluice.formats.registry import load_routes, load_signed
 from sluice.run import configure, launch
 from sluice.run.configure import ROOT
 from sluice.views.contract import SOCKET
@@ -124,6 +124,7 @@ def check_modules(s: settings.Settings) -> None:
     from sluice.formats.streams import load_streams
 
     routes, views_paths = load_routes(s.routes), views.load(s)
+    load_signed(routes)
     for path in s.cors:
         if path.startswith("/") and path not in {*routes, *views_paths}:
             raise settings.SettingError(f"INGEST_CORS: there is no path {path} to post to or to read.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from pathlib import Path
 from sluice.http.routes import OK, Route
 ROUTES = {f"/{name}": Route(name, OK, keep_head=True) for name in ("github", "stripe", "standard")}
 ROUTES["/headless"] = Route("github", OK)
+for name in ("github", "stripe", "standard"):
+    ROUTES[f"/door/{name}"] = Route("door", OK, signed=f"{name}:{Path(__file__).with_name(name)}.secret")
 
 try:
     from sluice.streams.record import Record
@@ -29,7 +32,7 @@ else:
     class Hook(Record):
         action: str
 
-    STREAMS = {
+    STREAMS = {"door": stream("door", Hook)} | {
         name: signed(stream(name, Hook), Path(__file__).with_name(f"{name}.secret"), name)
         for name in ("github", "stripe", "standard")
     }
@@ -153,6 +156,30 @@ def test_an_invalid_record_of_a_signed_body_is_replayed_without_its_own_signatur
     assert len(fate(up, "github", BODY, {})) == 1
     whole = subprocess.run([*command, "whole"], env=env, capture_output=True, text=True, timeout=60)
     assert "0 stored" in whole.stdout
+
+
+@pytest.mark.parametrize("stream, sign", [("github", github), ("stripe", stripe), ("standard", standard)])
+def test_at_the_door_a_wrong_or_an_old_signature_gets_401_and_stores_nothing(
+    stream: str, sign: Callable[..., dict[str, str]], up: Server
+) -> None:
+    now = {} if stream == "github" else {"at": str(int(time.time()))}
+    path = f"/door/{stream}"
+    accepted = "SELECT coalesce(sum(last - first + 1), 0) FROM batches_ranges WHERE stream = 'door'"
+    before = ask(up.home, accepted)
+    wrong = [
+        (BODY + b" ", sign(**now)),
+        (BODY, {}),
+        (b"", sign(b"", **now)),
+        (BODY, {name: "x" for name in sign(**now)}),
+    ]
+    if now:
+        wrong += [(BODY, sign(at=str(int(time.time()) + off))) for off in (-310, 310)]
+    for body, headers in wrong:
+        status, fields, answer = post(up.port, path + "?action=opened", body, headers)
+        assert (status, fields["www-authenticate"]) == (401, "Webhook")
+        assert b"ignature: " in answer
+    assert post(up.port, path, BODY, sign(**now))[0] == 200
+    poll(lambda: ask(up.home, accepted)[0][0] == before[0][0] + 1)  # this one alone
 
 
 def test_the_signatures_in_the_senders_documentation_are_valid() -> None:

@@ -1,0 +1,122 @@
+"""Signatures of webhooks: the schemes, and the check that gateway and worker share. It runs on PyPy.
+
+A signature covers the body and, with two of the schemes, a time and an id; the other header fields are not protected.
+An attacker who records a message can send it again with its signature; TLS prevents the recording.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import time
+from base64 import b64decode
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from sluice.http.replies import Rejected, problem
+from sluice.http.request import read
+
+MAX_AGE_SECONDS = 300  # Standard Webhooks and Stripe: five minutes, either way
+Get = Callable[[str], str]
+
+
+class Scheme(NamedTuple):
+    """One way to sign with HMAC-SHA256.
+
+    field: the name of the header field with the signature.
+    key: converts a secret, as the sender displays it, to the key. Raises: ValueError.
+    read: parses the value of that field; `get` returns another one by its name. Returns the bytes that are signed
+        before the body, the signatures, of which one must match, and when it was signed, in seconds since 1970, if that
+        is signed too. Raises: ValueError.
+    """
+
+    field: str
+    key: Callable[[str], bytes]
+    read: Callable[[str, Get], tuple[bytes, list[bytes], int | None]]
+
+
+def github(value: str, get: Get) -> tuple[bytes, list[bytes], int | None]:
+    """sha256=HEX, over the body (docs.github.com, "Validating webhook deliveries")."""
+    if not value.startswith("sha256="):
+        raise ValueError
+    return b"", [bytes.fromhex(value[7:])], None
+
+
+def stripe(value: str, get: Get) -> tuple[bytes, list[bytes], int | None]:
+    """t=SECONDS,v1=HEX,v1=HEX, over the seconds, a dot and the body (docs.stripe.com, "Verify signatures")."""
+    pairs = [part.partition("=") for part in value.split(",")]
+    (seconds,) = [number(text) for name, _, text in pairs if name == "t"]
+    return f"{seconds}.".encode(), [bytes.fromhex(text) for name, _, text in pairs if name == "v1"], int(seconds)
+
+
+def standard(value: str, get: Get) -> tuple[bytes, list[bytes], int | None]:
+    """v1,BASE64 v1,BASE64, over id, seconds and body with dots between them (standardwebhooks.com)."""
+    name, seconds = get("webhook-id"), number(get("webhook-timestamp"))
+    if "." in name:
+        raise ValueError
+    given = [b64decode(text[3:]) for text in value.split() if text.startswith("v1,")]
+    return f"{name}.{seconds}.".encode(), given, int(seconds)
+
+
+def number(text: str) -> str:
+    """The text, if it is a number. A dot in it could shift the boundary between the number and the body."""
+    if not re.fullmatch("[0-9]{1,19}", text):
+        raise ValueError
+    return text
+
+
+SCHEMES = {
+    "github": Scheme("X-Hub-Signature-256", str.encode, github),
+    "stripe": Scheme("Stripe-Signature", str.encode, stripe),
+    "standard": Scheme(
+        "webhook-signature", lambda text: b64decode(text.removeprefix("whsec_"), validate=True), standard
+    ),
+}
+
+
+class Wrong(Exception):
+    """Raised with the reason: the signature is missing or not valid."""
+
+
+def keys(text: str, scheme: Scheme) -> list[bytes]:
+    """The keys in a file with one secret per line; empty if a line is malformed, or there is none."""
+    try:
+        return [scheme.key(line) for line in map(str.strip, text.splitlines()) if line]
+    except ValueError:
+        return []
+
+
+def check(scheme: Scheme, keys: list[bytes], get: Get, body: bytes, now: float | None = None) -> None:
+    """Check that a body is signed with one of the keys. now: Unix time, if the age counts. Raises: Wrong."""
+    if not body:  # the decoder would use the unsigned query string
+        raise Wrong("signature: only a body can be signed")
+    value = get(scheme.field)
+    if not value:
+        raise Wrong(f"signature: {scheme.field} is missing")
+    try:
+        before, given, signed_at = scheme.read(value, get)
+    except ValueError:
+        raise Wrong(f"signature: {scheme.field} is not understood") from None
+    if now is not None and signed_at is not None and abs(now - signed_at) > MAX_AGE_SECONDS:
+        raise Wrong("signature: older than five minutes")
+    made = [hmac.digest(key, before + body, "sha256") for key in keys]
+    if not any(hmac.compare_digest(sent, valid) for sent in given for valid in made):
+        raise Wrong("signature: wrong")
+
+
+def reading(scheme: Scheme, keys: list[bytes]) -> Callable[[dict[str, Any], bool, int], bytes]:
+    """`request.read` for a route with `signed`: a body that is not signed, or too long ago, gets 401."""
+
+    def signed_read(environ: dict[str, Any], keep_head: bool, max_body: int) -> bytes:
+        def get(name: str) -> str:
+            return str(environ.get("HTTP_" + name.upper().replace("-", "_"), ""))
+
+        item = read(environ, True, max_body)
+        try:
+            check(scheme, keys, get, item.partition(b"\r\n\r\n")[2], time.time())
+        except Wrong as wrong:
+            detail = f"S{str(wrong)[1:]}; the request had no effect."
+            raise Rejected(problem("401 Unauthorized", detail, ("WWW-Authenticate", "Webhook"))) from None
+        return item
+
+    return signed_read
