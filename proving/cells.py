@@ -76,6 +76,7 @@ class Cell:
 
     def start_up(self) -> None:
         """Start bin/up."""
+        harness.claim_home(self.home)
         up = self.machine.running([ROOT / "bin/up"], self.home / "up.out", self.environ)
         self.up = self.running.enter_context(up)
         renice(self.up, STARTING)

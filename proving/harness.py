@@ -311,12 +311,18 @@ def nginx(
         yield server
 
 
+def claim_home(home: Path) -> None:
+    """Make a directory that bin/up takes as its INGEST_HOME, whatever else is in it."""
+    (home / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
+    (home / "run/up.lock").touch(0o600)
+
+
 @contextlib.contextmanager
 def installation(tmp: Path, env: Mapping[str, object] | None = None, ready: bool = True) -> Iterator[Server]:
     """bin/up on a free port. ready: wait until /readyz answers 200."""
     surroundings = environment(tmp, {"INGEST_PORT": free_port()} | dict(env or {}))
     port = int(surroundings["INGEST_PORT"])
-    (tmp / "run").mkdir(parents=True, exist_ok=True)
+    claim_home(tmp)
     with running([ROOT / "bin/up"], tmp / "up.out", surroundings) as process:
         server = Server(process, tmp / "up.out", tmp, port, settings.load(surroundings).gateway_sockets)
         if ready:

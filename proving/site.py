@@ -95,6 +95,7 @@ class Site:
 
     def start(self) -> None:
         """Start bin/up, and wait until gateway and reader answer: on a busy machine the reader may be the last."""
+        harness.claim_home(self.home)
         up = harness.running([ROOT / "bin/up"], self.home / "up.out", self.environ)
         self.process = self.running.enter_context(up)
         self.wait_ready(300)

@@ -233,8 +233,7 @@ def write(s: settings.Settings, files: int = 0) -> None:
     """Write the configuration to $INGEST_HOME/etc, for this user only. files: as in `nginx_configuration`."""
     s.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in FOLDERS:
-        (s.home / name).mkdir(exist_ok=True)
-        (s.home / name).chmod(0o700)
+        (s.home / name).mkdir(mode=0o700, exist_ok=True)
     views_redis = replaced(
         (ROOT / "deploy/redis/views.conf").read_text(),
         ("unixsocket /run/sluice/views.sock", f"unixsocket {quoted(s.home / SOCKET)}"),
@@ -252,7 +251,7 @@ def write(s: settings.Settings, files: int = 0) -> None:
         )
     else:  # without this file, systemd starts no Redis
         (s.home / "etc/redis.conf").unlink(missing_ok=True)
-    for name, text in (texts | nginx_configuration(s, files)).items():
+    for name, text in (nginx_configuration(s, files) | texts).items():
         path = s.home / "etc" / name
         if not path.exists() or path.read_text() != text:  # so a second bin/provision services changes nothing
             path.write_text(text)

@@ -38,7 +38,8 @@ READ = """
              curl '{short}/votes/tally?poll=cookies'"""
 AS_ROOT = """
   user       root, and so is every program: better a user of its own, or bin/provision services"""
-MARKS = "etc/sluice.conf", "run/up.lock"  # one of them is in each $INGEST_HOME that was ever used
+# one of them is in each $INGEST_HOME that was ever used, or in a copy of one
+MARKS = "etc/sluice.conf", "run/up.lock", "redis/appendonlydir"
 # the order in which the programs of a killed bin/up are ended, after all others: a worker may have a batch to finish,
 # and writes are accepted until the others end
 ORDER = ("worker", "nginx", "gateway", "reader", "follower", "views", "redis")
@@ -75,13 +76,20 @@ def check_home(home: Path) -> None:
             raise settings.SettingError(f"INGEST_HOME: {path} belongs to another user: use a directory of your own.")
         if found.st_mode & 0o002 or found.st_mode & 0o020 and found.st_gid not in groups:
             raise settings.SettingError(f"INGEST_HOME: other users may write to {path}: chmod go-w it.")
-    if not any((home / mark).exists() for mark in MARKS):
-        for path in (home / name for name in configure.FOLDERS):
-            if path.is_dir() and any(path.iterdir()):
-                raise settings.SettingError(
-                    f"INGEST_HOME={str(home)!r} has the {path.name}/ of another program: use a directory of its own, "
-                    f"such as {home / 'sluice'}."
-                )
+    if home != ROOT / "var" and not any((home / mark).exists() for mark in MARKS) and (other := stranger(home)):
+        raise settings.SettingError(
+            f"INGEST_HOME={str(home)!r} has files of another program ({other}): use an empty directory, such as "
+            f"{home / 'sluice'}."
+        )
+
+
+def stranger(home: Path) -> str:
+    """The first name in a directory that neither Sluice, nor mkfs or useradd, puts there; or ""."""
+    for path in sorted(home.iterdir()):
+        ours = path.name in configure.FOLDERS and path.is_dir() and not any(path.iterdir())
+        if not ours and path.name != "lost+found" and not path.name.startswith((".", "ingest.db")):
+            return path.name
+    return ""
 
 
 def lock_home(s: settings.Settings) -> None:

@@ -31,7 +31,7 @@ from proving.harness import (
     short_tmp,
 )
 from sluice import settings
-from sluice.run import parts, up
+from sluice.run import configure, parts, up
 
 PROGRAMS = ("redis", "worker", "gateway", "nginx", "views", "follower", "reader")
 
@@ -323,15 +323,39 @@ def test_a_home_with_other_characters_works(tmp: Path) -> None:
         assert get(up.port, "/status/status.json")[0] in (200, 404)
 
 
-def test_a_home_that_something_else_uses_is_refused_and_unchanged(tmp: Path) -> None:
-    """As INGEST_HOME=/ or /var would be."""
-    (tmp / "etc").mkdir(mode=0o755)
-    (tmp / "etc/nginx.conf").write_text("mine")
+@pytest.mark.parametrize("name", ["etc/nginx.conf", "log/syslog", "notes.txt", "src/main.c", "run"])
+def test_a_directory_that_something_else_uses_is_refused_and_unchanged(name: str, tmp: Path) -> None:
+    """As INGEST_HOME=/, /var or ~ would be."""
+    (tmp / name).parent.mkdir(mode=0o755, exist_ok=True)
+    (tmp / name).write_text("mine")
+    before = {path: (path.stat().st_mode, path.stat().st_mtime_ns) for path in (tmp, *tmp.rglob("*"))}
     status, words = refused({"INGEST_PORT": free_port()}, tmp)
     assert (status, words.count("\n")) == (2, 1)
-    assert f"INGEST_HOME='{tmp}' has the etc/ of another program: use a directory of its own" in words
-    assert [path.name for path in tmp.rglob("*")] == ["etc", "nginx.conf"]
-    assert ((tmp / "etc").stat().st_mode & 0o777, (tmp / "etc/nginx.conf").read_text()) == (0o755, "mine")
+    other = name.partition("/")[0]
+    assert f"INGEST_HOME='{tmp}' has files of another program ({other}): use an empty directory, such as " in words
+    assert {path: (path.stat().st_mode, path.stat().st_mtime_ns) for path in (tmp, *tmp.rglob("*"))} == before
+    assert (tmp / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("mark", ["etc/sluice.conf", "run/up.lock", "redis/appendonlydir/x"])
+def test_a_home_of_an_earlier_version_is_used_and_its_modes_stay(mark: str, tmp: Path) -> None:
+    (tmp / mark).parent.mkdir(parents=True)
+    (tmp / mark).write_text("")
+    (tmp / "log").mkdir(mode=0o750)
+    (tmp / "log").chmod(0o750)  # for a collector of logs
+    (tmp / "mine.txt").write_text("")
+    up.check_home(tmp)
+    configure.write(settings.load({"INGEST_HOME": str(tmp)}))
+    assert (tmp / "log").stat().st_mode & 0o777 == 0o750
+    assert (tmp / "etc/redis.conf").exists()
+
+
+def test_a_new_disk_an_empty_home_and_a_restored_database_are_used(tmp: Path) -> None:
+    for name in "lost+found", "run":
+        (tmp / name).mkdir()
+    for name in ".bashrc", "ingest.db", "ingest.db-wal":
+        (tmp / name).write_text("")
+    up.check_home(tmp)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -355,7 +379,6 @@ def test_a_home_is_accepted_only_if_no_other_user_can_replace_its_files(tmp: Pat
     for name in "run", "log":
         (home / name).mkdir(0o755)  # empty: a killed start left it
     up.check_home(home)
-    (home / "mine.txt").write_text("")
     os.chown(home, -1, os.getegid())
     home.chmod(0o775)  # the group is this user's own
     up.check_home(home)
