@@ -10,7 +10,7 @@ from typing import Any
 from sluice import settings
 from sluice.fastlane.interface import Options
 from sluice.formats.registry import load_routes, load_signed
-from sluice.http import replies, signature
+from sluice.http import influx, replies, signature
 from sluice.http.endpoints import Endpoint, Endpoints
 from sluice.http.replies import Rejected
 from sluice.http.routes import NO_CONTENT, OK, Reply
@@ -78,8 +78,10 @@ def respond(reply: Reply, path: str, start_response: Callable[..., Any], method:
 
 
 def probe(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """Answer a health check; /readyz asks Redis whether it accepts writes, unless the cell is draining."""
+    """Answer what senders ask besides; /readyz asks Redis whether it accepts writes, unless the cell is draining."""
     path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
+    if path == "/query" and method in ("GET", "POST"):
+        return respond(influx.query(environ), path, start_response)
     if path not in PROBES:
         tell(replies.NOT_FOUND, "", environ)
         return respond(replies.NOT_FOUND, "", start_response, method)
@@ -107,6 +109,6 @@ ENDPOINTS = Endpoints(ROUTES, counts.counter)
 PLAIN = ENDPOINTS.plain
 for at, known in load_signed(ROUTES).items():
     PLAIN[at].read = signature.reading(*known)
-PROBES = {"/healthz": OK, "/readyz": OK, "/ping": NO_CONTENT}
+PROBES = {"/health": influx.HEALTH, "/healthz": OK, "/readyz": OK, "/ping": NO_CONTENT}
 app.fastlane = Options(MAX_BODY, tick, shares_environ=True)  # type: ignore[attr-defined]
 atexit.register(INLET.report, last=True)

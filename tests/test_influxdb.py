@@ -231,7 +231,9 @@ def test_without_the_options_the_javascript_client_of_version_2_gives_up_soon(
     assert numbers(up, "changed") == [1]
 
 
-def test_no_sync_gets_404(up: Server, clients: dict[str, Start]) -> None:
+def test_points_of_version_3_are_stored_without_sync(up: Server, clients: dict[str, Start]) -> None:
     more = '"any", writeOptions: { noSync: true }'
     with changed(clients, "@influxdata/influxdb3-client", up.port, '"any"', more) as write:
-        assert "404" in write(range(1))
+        assert write(range(1)) == "ok"
+    poll(lambda: numbers(up, "changed"))
+    assert numbers(up, "changed")[-1] == 0

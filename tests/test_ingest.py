@@ -509,6 +509,25 @@ def test_the_health_checks_answer(site: Site) -> None:
     assert site.items() == []
 
 
+def test_what_senders_ask_influxdb_before_they_write_is_answered(site: Site) -> None:
+    status, _, body = get(site.where, "/health")
+    assert (status, json.loads(body)["name"], json.loads(body)["status"]) == (200, "influxdb", "pass")
+    create = "q=CREATE+DATABASE+%22a%22"
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    for given in (
+        get(site.where, f"/query?{create}"),
+        post(site.where, f"/query?{create}"),
+        post(site.where, "/query?db=a", create.encode(), form),
+        post(site.where, f"/query?{create}", b"db=a", form),
+    ):
+        assert (given[0], given[2]) == (200, b'{"results":[{"statement_id":0}]}')
+    for target, body in ("/query?q=SELECT+1", b""), ("/query", b""), ("/query", b"q=%zz"), ("/query", b"&" * 200):
+        assert post(site.where, target, body)[0] == 400
+    assert post(site.where, "/query", bytes(9000))[0] == 413
+    assert get(site.where, "/query?q=SELECT+1")[0] == 400
+    assert site.items() == site.items("metrics") == []
+
+
 def test_the_fast_lane_copies_no_dictionary_for_the_application() -> None:
     assert ingest.app.fastlane.shares_environ  # type: ignore[attr-defined]
 

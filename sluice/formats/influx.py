@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Remainder
-from sluice.streams.message import Message, parameter
+from sluice.streams.message import Message
 from sluice.streams.record import INT64, UINT64, Invalid, Metric, Reject
 
 HEADS = 1024  # parsed names and tags that are kept: lines with the same ones often follow each other
@@ -27,7 +27,16 @@ SCALES = {
     "s": 10**9,
     "m": 60 * 10**9,
     "h": 3600 * 10**9,
+    # of version 3, whose default is `auto`
+    "nanosecond": 1,
+    "microsecond": 10**3,
+    "millisecond": 10**6,
+    "second": 10**9,
+    "auto": 0,
 }
+# The unit of a timestamp with `auto`, by its size, as InfluxDB 3 (influxdb3_write, `guess_precision`)
+GUESSES = (5 * 10**9, 10**9), (5 * 10**12, 10**6), (5 * 10**15, 10**3)
+VERSION_3 = "/api/v3/write_lp"
 BOOLEANS = {"t": 1, "T": 1, "true": 1, "True": 1, "TRUE": 1, "f": 0, "F": 0, "false": 0, "False": 0, "FALSE": 0}
 
 # a line ends with a newline that is not in a quoted string; only the = of a field starts a quoted string
@@ -63,7 +72,7 @@ def decode(body: bytes, message: Message | None, budget: Budget) -> Iterator[Met
     """
     if not body:  # a test of the connection
         raise Empty
-    unit = unit_of(message.query) if message else 1
+    unit = unit_of(message) if message else 1
     body = body.removeprefix(bodies.BOM)
     heads: dict[str, Head] = {}
     plain = not CONTROL_IN_BODY.search(body)
@@ -97,9 +106,9 @@ def replayable(part: bytes) -> bytes:
     return b"#\n" + part if other else part
 
 
-def unit_of(query: bytes) -> int:
-    """Nanoseconds of one unit of the timestamps. Raises: Invalid."""
-    precision = parameter(query, "precision")
+def unit_of(message: Message) -> int:
+    """Nanoseconds of one unit of the timestamps; 0: each says its own. Raises: Invalid."""
+    precision = message.parameter("precision") or "auto" * message.path.endswith(VERSION_3)
     if precision not in SCALES:
         raise Invalid(f"unknown precision: {precision!r:.40}")
     return SCALES[precision]
@@ -182,13 +191,19 @@ def parse_head(head: str, heads: dict[str, Head]) -> Head:
 
 
 def when(stamp: str, unit: int) -> int:
-    """Nanoseconds since 1970 of a timestamp. Raises: Invalid if it is not one, or exceeds 64 bits."""
+    """Nanoseconds since 1970 of a timestamp in this unit (0: see `GUESSES`).
+
+    Raises: Invalid if it is not one, or exceeds 64 bits.
+    """
     if len(stamp) < 20 and stamp.isdecimal() and stamp.isascii():
         time = int(stamp) * unit
     elif INTEGER.fullmatch(stamp):
         time = integer(stamp, "timestamp") * unit
     else:
         raise Invalid(f"not a timestamp: {stamp!r:.60}")
+    if not unit:
+        time = int(stamp)
+        time *= next((unit for end, unit in GUESSES if abs(time) < end), 1)
     if time not in INT64:
         raise Invalid("timestamp out of range")
     return time

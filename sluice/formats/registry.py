@@ -22,7 +22,8 @@ FORMATS = (
     Format("metrics", "sluice.formats.prometheus:decode", {"/api/v1/write": NO_CONTENT}, keep_head=True),
     # InfluxDB's clients accept only 204; the query string has the precision
     Format(
-        "metrics", "sluice.formats.influx:decode", {"/write": NO_CONTENT, "/api/v2/write": NO_CONTENT},
+        "metrics", "sluice.formats.influx:decode",
+        dict.fromkeys(("/write", "/api/v2/write", "/api/v3/write_lp"), NO_CONTENT),
         keep_head=True, text=True,
     ),
     # OTLP: an empty ExportMetricsServiceResponse, ExportLogsServiceResponse …, without a partial success
@@ -56,7 +57,7 @@ ROUTES = {f"/{stream}": Route(stream, OK) for stream in ("metrics", "gps", "vote
 
 STREAM = r"[A-Za-z_]\w*"
 PATH = r"(?:/[\w.~!$&'()*+,;=:@-]*)+"
-RESERVED = r"/(?:status(?:/.*)?|healthz|readyz|ping|_sluice_.*)$"
+RESERVED = r"/(?:status(?:/.*)?|health|healthz|readyz|ping|query|_sluice_.*)$"
 
 
 def load_signed(routes: Mapping[str, Route]) -> dict[str, tuple[signature.Scheme, list[bytes]]]:

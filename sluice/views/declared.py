@@ -14,7 +14,7 @@ from sluice.views.kinds.tally import tally
 from sluice.views.kinds.view import View
 
 PATH = re.compile(r"(?=.{2,201}\Z)(/(?!\.\.?(/|\Z))[\w.~-]+)+/?", re.ASCII)  # as nginx passes it on
-TAKEN = re.compile(r"/(healthz|readyz|ping|_sluice_problem|status(/.*)?)")  # by gateway and nginx
+TAKEN = re.compile(r"/(health|healthz|readyz|ping|query|_sluice_problem|status(/.*)?)")  # by gateway and nginx
 NAME = "INGEST_VIEWS"
 
 VIEWS: dict[str, View] = {

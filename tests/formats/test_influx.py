@@ -539,3 +539,22 @@ def test_a_form_is_distinguished_from_line_protocol():
     assert reject_reason(b"a=b,name=c") == "no field"
     assert reject_reason(b"name=a&value=1e999") == "value out of range"
     assert reject_reason(b'{"name":"a","fields":{"v":1%b}}' % (b"0" * 400)) == "value out of range"
+
+
+@pytest.mark.parametrize(
+    ("query", "stamp"),
+    [
+        ("precision=nanosecond", "1766600000000000000"),
+        ("precision=microsecond", "1766600000000000"),
+        ("precision=millisecond", "1766600000000"),
+        ("precision=second", "1766600000"),
+        *(
+            (auto, "1766600000" + "0" * zeros)
+            for auto in ("precision=auto", "db=a&no_sync=true")
+            for zeros in (0, 3, 6, 9)
+        ),
+    ],
+)
+def test_version_3_names_the_unit_or_guesses_it(query: str, stamp: str) -> None:
+    (found,) = decode(write(b"m v=1 " + stamp.encode(), f"/api/v3/write_lp?{query}"))
+    assert found.time == 1_766_600_000 * 10**9

@@ -154,15 +154,16 @@ def test_another_method_at_the_path_of_remote_write_reaches_the_gateway(web: Ser
     assert len(gateway.requests) == 1
 
 
-def test_a_get_to_gpslogger_becomes_a_post_that_is_sent_once(web: Server, gateway: Gateway) -> None:
-    assert get(web.port, "/gpslogger?lat=1")[0] == 200
-    assert gateway.requests.pop().startswith(b"POST /gpslogger?lat=1 HTTP/1.1\r\n")
-    assert post(web.port, "/gpslogger", b"lat=1")[0] == 200
+@pytest.mark.parametrize("path", ["/gpslogger", "/traccar"])
+def test_a_get_of_a_tracker_becomes_a_post_that_is_sent_once(web: Server, gateway: Gateway, path: str) -> None:
+    assert get(web.port, f"{path}?lat=1")[0] == 200
+    assert gateway.requests.pop().startswith(f"POST {path}?lat=1 HTTP/1.1\r\n".encode())
+    assert post(web.port, path, b"lat=1")[0] == 200
     assert gateway.requests.pop().endswith(b"\r\n\r\nlat=1")
-    assert request(web.port, b"DELETE /gpslogger?lat=1 HTTP/1.1\r\n" + HOST + b"\r\n")[0] == 200
+    assert request(web.port, f"DELETE {path}?lat=1 HTTP/1.1\r\n".encode() + HOST + b"\r\n")[0] == 200
     assert gateway.requests.pop().startswith(b"DELETE ")
     gateway.reply = b""  # it closes the connection instead of answering
-    assert get(web.port, "/gpslogger?lat=1")[0] == 502
+    assert get(web.port, f"{path}?lat=1")[0] == 502
     assert len(gateway.requests) == 1
 
 

@@ -1,0 +1,36 @@
+"""What InfluxDB answers besides writes, because senders ask it before they write: /health, and CREATE DATABASE."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import parse_qsl
+
+from sluice.http.replies import Rejected, problem
+from sluice.http.request import read
+from sluice.http.routes import Reply, reply
+
+HEALTH = reply(
+    "200 OK",
+    b'{"name":"influxdb","message":"ready for queries and writes","status":"pass","checks":[],"version":"sluice"}',
+)
+CREATED = reply("200 OK", b'{"results":[{"statement_id":0}]}')
+NO_QUERIES = problem(
+    "400 Bad Request",
+    "Sluice answers no queries; the only statement that it takes is CREATE DATABASE.",
+)
+CREATE = re.compile(r"\s*CREATE\s+DATABASE\s", re.IGNORECASE)
+MOST = 8192  # bytes of a statement
+
+
+def query(environ: dict[str, Any]) -> Reply:
+    """The answer to /query of InfluxDB 1: its statement is the parameter `q` of the query string or of the form."""
+    try:
+        form = read(environ, False, MOST).decode("latin-1")
+        pairs = parse_qsl(f"{environ.get('QUERY_STRING', '')}&{form}", max_num_fields=100)
+    except Rejected as rejected:
+        answer: Reply = rejected.args[0]
+        return answer
+    except ValueError:
+        return NO_QUERIES
+    return CREATED if any(name == "q" and CREATE.match(value) for name, value in pairs) else NO_QUERIES
