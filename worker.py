@@ -39,7 +39,7 @@ from sluice.spool.outlet import ALONE, MAX_BODIES, MAX_BYTES, Outlet
 from sluice.store.bounds import TURN_SECONDS
 from sluice.store.entries import SAMPLE, Entries, trace
 from sluice.store.expiry import Expiry, KeyExpiry
-from sluice.store.registry import open_store
+from sluice.store.registry import check_store, open_store
 from sluice.store.store import Elsewhere, Store
 from sluice.store.types import NewerTables, Outcome, Unavailable
 from sluice.streams import registry
@@ -401,6 +401,7 @@ def main(arguments: list[str]) -> int:
         config = settings.load()
         daemon.start_logging(config.log)
         streams = load_streams(config)
+        check_store(config.store)
         elsewhere = open_elsewhere(config.rows, streams)
     inspector = open_inspector(config.spool, config.figures, UNHURRIED_SECONDS)
     publisher = Publisher(inspector, streams, config.cell, keep=not config.has_own_redis, replicas=config.replicas)

@@ -26,7 +26,7 @@ from sluice.spool import open_inspector
 from sluice.spool.claim import Claim
 from sluice.spool.errors import SPOOL_ERRORS, in_one_line
 from sluice.spool.inspector import Inspector, Process, Snapshot
-from sluice.store.registry import open_store
+from sluice.store.registry import check_store, open_store
 from sluice.store.store import Store
 from sluice.store.types import Ledger, Unavailable
 from sluice.views import figures
@@ -49,6 +49,7 @@ class Observer:
         # the streams that have a decoder or a route
         self.names = {*self.streams, *(route.stream for route in load_routes(s.routes).values())}
         self.url, self.cell = s.store, s.cell
+        check_store(s.store)
         self.places = [s.home]  # where bytes are written
         if s.store.startswith("sqlite:"):
             self.places.append(Path(s.store.removeprefix("sqlite:///")).parent)

@@ -23,7 +23,8 @@ PRIVATE = (
 )
 AUTO = ("auto",)
 CLIENTS = {"all": EVERYBODY, "private": PRIVATE, "none": (), "auto": AUTO}
-HOST = r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}"
+PORT = r"(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])(?![0-9])"
+HOST = rf"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):{PORT}"
 LOGIN = r"[^:@/?#\s]*:[^:@/?#\s]*@"
 QUERY = r"(?:partitions=[1-9][0-9]{0,4}|replicas=[1-9][0-9]?|properties=/[^&#\s]+|[a-z]+(?:\.[a-z]+)+=[^&#\s]*)"
 KAFKA_URL = rf"kafka://(?:{LOGIN})?{HOST}(?:,{HOST})*(?:/[\w.-]{{1,100}})?(?:\?{QUERY}(?:&{QUERY})*)?"
@@ -99,16 +100,21 @@ def limit(high: int) -> Callable[[str], int]:
     return parse
 
 
-def size(low: int, high: int = 1 << 50) -> Callable[[str], int]:
+def size(low: int, high: int = 1 << 40) -> Callable[[str], int]:
     """A parser of sizes in bytes; the suffix k, m or g stands for KiB, MiB or GiB."""
 
     def parse(text: str) -> int:
         match = re.fullmatch(r"([0-9]{1,12})([kmg]?)(?:i?b)?", text.lower())
         if not match or not low <= int(match[1]) * UNITS[match[2]] <= high:
-            raise ValueError(f"a size from {low} to {high} bytes, such as {max(low, 1 << 20)} or 64m")
+            raise ValueError(f"a size from {in_units(low)} to {in_units(high)}, such as 64m")
         return int(match[1]) * UNITS[match[2]]
 
     return parse
+
+
+def in_units(size: int) -> str:
+    """A size in bytes as the shortest text with a suffix."""
+    return next(f"{size // UNITS[unit]}{unit}" for unit in ("g", "m", "k", "") if size % UNITS[unit] == 0)
 
 
 def rows(text: str) -> Rows:
@@ -243,8 +249,8 @@ def module(text: str) -> str:
 
 
 def views(text: str) -> str:
-    if text == "off":
-        return text
+    if text.lower() == "off":
+        return "off"
     try:
         return module(text)
     except ValueError as error:

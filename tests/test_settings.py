@@ -72,6 +72,17 @@ def test_sizes_may_have_a_unit(text: str, size: int) -> None:
     assert parsers.size(1)(text) == size
 
 
+def test_a_size_that_is_refused_is_answered_with_sizes_that_are_taken() -> None:
+    for name, expected in {"INGEST_MAX_BODY": "from 1 to 500m", "INGEST_MAX_MEMORY": "from 8m to 1024g"}.items():
+        with pytest.raises(settings.SettingError, match=f"expected a size {expected}, such as 64m"):
+            settings.load({name: "0"})
+
+
+@pytest.mark.parametrize("text", ["off", "OFF"])
+def test_views_are_off_in_either_case(text: str) -> None:
+    assert settings.load({"INGEST_VIEWS": text}).views == "off"
+
+
 @pytest.mark.parametrize(
     "more", [{"INGEST_MAX_MEMORY": "100m"}, {"INGEST_SPOOL": "kafka://h:1", "INGEST_MAX_MEMORY": "1g"}]
 )
@@ -111,6 +122,8 @@ WRONG = [
     ("INGEST_KEEP", "1d,2d"),
     ("INGEST_KEEP", "gps="),
     ("INGEST_SPOOL", "redis://h"),
+    ("INGEST_SPOOL", "redis://h:65536"),
+    ("INGEST_SPOOL", "redis://h:0"),
     ("INGEST_SPOOL", "redis://h:1,i:2"),
     ("INGEST_SPOOL", "redis://h:1/main"),
     ("INGEST_SPOOL", "redis://h:1?retry_on_timeout=yes"),

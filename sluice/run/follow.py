@@ -8,6 +8,7 @@ import os
 from sluice import settings, views
 from sluice.base import daemon
 from sluice.formats.streams import load_streams
+from sluice.store.registry import check_store
 from sluice.views.contract import SOCKET
 from sluice.views.follower import Follower
 from sluice.views.refresh import Refresher
@@ -20,6 +21,7 @@ def main() -> None:
         streams = load_streams(s)
         declared = views.load(s)
         views.verify(declared, streams)
+        check_store(s.store)
     socket = str(s.home / SOCKET)
     daemon.give_way()  # to what accepts and stores; a count may take seconds of CPU
     follower = Follower(socket, s.store, declared, streams)

@@ -201,6 +201,7 @@ def main(words: list[str]) -> None:
             up.check_modules(s)
             up.check_access(s)
             up.check_home(s.home)
+            up.check_places(s)
             configure.write(s, configure.MAX_FILES)  # LimitNOFILE= of nginx in deploy/systemd/
             return
         if words == ["check"]:  # before nginx reloads

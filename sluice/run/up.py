@@ -126,10 +126,30 @@ def check_addresses(s: settings.Settings) -> None:
         raise Failed(f"another server listens on {path}, where bin/up starts {whose}.")
 
 
+def check_places(s: settings.Settings) -> None:
+    """Make the directories that settings name, for files that are not in $INGEST_HOME. Raises: SettingError."""
+    places = [("INGEST_STORE", s.store.removeprefix("sqlite:///"))] if s.store.startswith("sqlite:") else []
+    places += [("INGEST_SPOOL", s.spool)] if s.has_own_redis else []
+    urls = {url for url in (s.rows.rest, *s.rows.streams.values()) if url and url.startswith("parquet:")}
+    places += [("INGEST_ROWS", f"{url.removeprefix('parquet://')}/rows") for url in sorted(urls)]
+    for name, file in places:
+        folder = Path(file).parent
+        if folder.is_relative_to(s.home):
+            continue
+        try:
+            folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+            problem = "" if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+        except OSError as error:
+            problem = error.strerror or str(error)
+        if problem:
+            raise settings.SettingError(f"{name}: the directory {folder} cannot be used: {problem}.")
+
+
 def check_modules(s: settings.Settings) -> None:
     """Check what settings name: a program without its module or stream restarts forever. Raises: SettingError."""
     from sluice.elsewhere.registry import check_rows
     from sluice.formats.streams import load_streams
+    from sluice.store.registry import check_store
 
     routes, views_paths = load_routes(s.routes), views.load(s)
     load_signed(routes)
@@ -145,12 +165,15 @@ def check_modules(s: settings.Settings) -> None:
             )
     views.verify(views_paths, streams)
     check_rows(s.rows, streams)
+    check_store(s.store)
 
 
 def check_access(s: settings.Settings) -> None:
     """Check the modes and contents of the files of secrets. Raises: SettingError."""
-    if s.passwords:
-        settings.secret("INGEST_PASSWORDS", s.passwords)
+    if s.passwords and not re.search(
+        r"^[^:#\s][^:\n]*:[^\s:]+", settings.secret("INGEST_PASSWORDS", s.passwords), re.MULTILINE
+    ):
+        raise settings.SettingError(f"INGEST_PASSWORDS={str(s.passwords)!r} has no NAME:HASH; htpasswd writes them.")
     if s.tls_key:
         name = "INGEST_TLS_KEY" if s.tls_key != s.tls_certificate else "INGEST_TLS_CERTIFICATE"
         if "PRIVATE KEY-----" not in settings.secret(name, s.tls_key):
@@ -220,6 +243,7 @@ def main() -> None:
         check_modules(s)
         check_access(s)
         check_home(s.home)
+        check_places(s)
         lock_home(s)
         check_addresses(s)
         configure.write(s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -39,13 +40,20 @@ def database_of(url: str) -> Database:
     return next(each for each in DATABASES if url.partition("://")[0] in each.schemes)
 
 
+def check_store(url: str) -> None:
+    """Raises: SettingError if no database can have this address."""
+    database = database_of(url)
+    with contextlib.suppress(Unavailable):  # without the driver; who opens the store says so
+        getattr(database.module("store"), database.store).check(url)
+
+
 def open_store(
     url: str, streams: dict[str, Stream], make: bool = True, keep: Keep = FOREVER, elsewhere: Elsewhere | None = None
 ) -> Store[Any]:
     """The store of a URL. make: create the database and its tables, or add missing columns.
 
     keep: INGEST_KEEP. elsewhere: of INGEST_ROWS; none: all rows are in tables.
-    Raises: Unavailable if the database cannot be reached, or its driver is not installed.
+    Raises: Unavailable if the database cannot be reached, or its driver is not installed; SettingError, see above.
     """
     database = database_of(url)
     backend = getattr(database.module("store"), database.store)

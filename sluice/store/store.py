@@ -121,6 +121,10 @@ class Store(Bookkeeping[Db]):
         self.db: Db | None = None
         self.swept = {}
 
+    @staticmethod
+    def check(url: str) -> None:
+        """Raises: SettingError if no database can have this address. It is not connected to."""
+
     def persist(self, claim: Claim, entries: Iterable[Entry]) -> Outcome:
         """Store a claim's records and bury its rejects in one transaction; `entries` may be iterated several times.
 

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -453,6 +454,45 @@ def test_settings_that_would_let_nobody_in_stop_the_start(tmp: Path) -> None:
     (tmp / "keys").write_text("# none yet\n")
     with pytest.raises(settings.SettingError, match="has no key: every request would get 401."):
         up.check_access(settings.load({"INGEST_API_KEYS": str(tmp / "keys")}))
+    with pytest.raises(settings.SettingError, match="has no NAME:HASH; htpasswd writes them."):
+        up.check_access(settings.load({"INGEST_PASSWORDS": str(tmp / "keys")}))
+    (tmp / "keys").write_text("# of the office\nann:$apr1$x$y\n")
+    up.check_access(settings.load({"INGEST_PASSWORDS": str(tmp / "keys")}))
+
+
+@pytest.mark.parametrize(
+    "url, problem",
+    [
+        ("postgresql://h/d?sslmod=require", "PostgreSQL has no parameter sslmod."),
+        ("postgresql://u:p@ss@h/d", "in the password, write each @ : / ? # % as %40 %3A %2F %3F %23 %25."),
+        ("postgresql://u:p%zz@h/d", "in the password, write each"),
+    ],
+)
+def test_an_address_that_no_postgresql_has_stops_every_program(url: str, problem: str, tmp: Path) -> None:
+    with pytest.raises(settings.SettingError) as caught:
+        up.check_modules(settings.load({"INGEST_STORE": url}))
+    assert problem in str(caught.value)
+    env = environment(tmp, {"INGEST_STORE": url})
+    modules = ("sluice.run.follow", "sluice.run.page", "sluice.run.exporter")
+    for command in (["worker.py", "run"], *(["-m", name] for name in modules), ["-m", "sluice.ops", "dead"]):
+        done = subprocess.run([sys.executable, *command], env=env, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (2, f"sluice: {caught.value}\n"), command
+
+
+@pytest.mark.parametrize(
+    "name, value", [("INGEST_ROWS", "parquet:///proc/x"), ("INGEST_STORE", "sqlite:////proc/x/y.db")]
+)
+def test_a_directory_that_cannot_be_made_stops_the_start(name: str, value: str) -> None:
+    with pytest.raises(settings.SettingError, match=f"^{name}: the directory /proc/x cannot be used: No such file"):
+        up.check_places(settings.load({name: value}))
+    with pytest.raises(settings.SettingError, match="^INGEST_SPOOL: the directory /dev/null cannot be used"):
+        up.check_places(settings.load({"INGEST_SPOOL": "/dev/null/redis.sock"}))
+
+
+def test_the_directories_that_settings_name_are_made(tmp: Path) -> None:
+    urls = {"INGEST_ROWS": f"votes=parquet://{tmp}/rows", "INGEST_STORE": f"sqlite:///{tmp}/store/a.db"}
+    up.check_places(settings.load(urls | {"INGEST_HOME": str(tmp / "home")}))
+    assert sorted(path.name for path in tmp.iterdir()) == ["rows", "store"]
 
 
 @pytest.mark.parametrize("argument, status", [("--help", 0), ("-h", 0), ("start", 2)])

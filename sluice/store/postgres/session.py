@@ -16,6 +16,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from sluice.settings import SettingError
 from sluice.store.types import Unavailable
 
 # Set for each transaction, so that it also works behind a connection pooler. lock_timeout limits the wait for another
@@ -73,22 +74,26 @@ class Session(psycopg.Connection[Any]):
 
 
 def given(url: str) -> dict[str, Any]:
-    """The parameters in a connection string of libpq. Raises: Unavailable; it quotes no password."""
+    """The parameters in a connection string of libpq. Raises: SettingError; it quotes no password."""
     try:
         found: dict[str, Any] = conninfo_to_dict(url)
         # with an unquoted @ or / in a password, libpq takes parts of the password for the host or the database
         clear = url.count("@") <= 1 and ("@" in url) <= ("user" in found)
-    except psycopg.Error:
+    except psycopg.Error as error:
+        unknown = re.search(r'invalid URI query parameter: "([a-z_]+)"', str(error))
+        if unknown and "@" not in url.partition("?")[2]:  # else it may be a part of the password
+            raise SettingError(f"INGEST_STORE is invalid: PostgreSQL has no parameter {unknown[1]}.") from None
         clear = False
     if not clear:  # libpq's own error could quote the password
-        raise Unavailable(
-            "PostgreSQL: not a valid connection string; in the password, write each @ : / % as %40 %3A %2F %25"
+        raise SettingError(
+            "INGEST_STORE is no connection string of PostgreSQL: in the password, write each @ : / ? # % as "
+            "%40 %3A %2F %3F %23 %25."
         )
     return found
 
 
 def connect(url: str) -> Session:
-    """Connect. What the URL sets is left as it is. Raises: psycopg.Error, Unavailable."""
+    """Connect. What the URL sets is left as it is. Raises: psycopg.Error, Unavailable, SettingError."""
     defaults = {name: value for name, value in CONNECTION.items() if name not in given(url)}
     db = Session.connect(url, autocommit=True, prepare_threshold=None, **defaults)
     try:

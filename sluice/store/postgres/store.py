@@ -84,6 +84,11 @@ class Postgres(Store[Session]):
         with self.transaction():
             pass
 
+    @staticmethod
+    @override
+    def check(url: str) -> None:
+        given(url)
+
     def open(self) -> Session:
         if self.db is None:
             self.checked.clear()

@@ -34,6 +34,16 @@ def inode(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+def require_file(path: str) -> os.stat_result:
+    """Raises: Unavailable if there is no database, or this user cannot reach it."""
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        raise Unavailable(f"{path}: there is no database yet") from None
+    except OSError as error:
+        raise Unavailable(f"{path}: {error.strerror}") from None
+
+
 def check_place(path: str) -> None:
     """Raises: Unavailable if a directory is on a network file system."""
     place, kind = Path(path).resolve(), ""

@@ -21,7 +21,7 @@ from sluice.settings import Keep
 from sluice.spool.claim import Claim
 from sluice.store import bounds
 from sluice.store.bookkeeping import FOLDED, HAS_LETTERS
-from sluice.store.sqlite.file import Identity, check_place, cut_log, empty_log, identity, inode, start_log
+from sluice.store.sqlite.file import Identity, check_place, cut_log, empty_log, identity, inode, require_file, start_log
 from sluice.store.sqlite.table import Table
 from sluice.store.store import Elsewhere, Store, check_layout
 from sluice.store.tables import INDEXES, LAYOUT, PRIMARY_KEYS, RENAMED, TABLES
@@ -81,8 +81,8 @@ class Sqlite(Store[apsw.Connection]):
                 os.makedirs(folder, mode=0o700, exist_ok=True)
                 check_place(folder)
                 flags |= apsw.SQLITE_OPEN_CREATE
-            elif not os.path.exists(self.path):
-                raise Unavailable(f"{self.path}: there is no database yet")
+            else:
+                require_file(self.path)
             db = apsw.Connection(self.path, flags)
             try:
                 db.set_busy_handler(busy_handler())

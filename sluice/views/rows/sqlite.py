@@ -16,6 +16,7 @@ import apsw
 import msgspec
 
 from sluice.base.override import override
+from sluice.store.sqlite.file import require_file
 from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types
@@ -72,10 +73,8 @@ class SqliteRows(RowSource):
     def open(self) -> Iterator[Any]:
         try:
             if self.db is None:
-                if not os.path.exists(self.path):
-                    raise Unavailable(f"{self.path}: there is no database yet")
+                file = require_file(self.path)
                 self.version = self.schema = -1
-                file = os.stat(self.path)
                 self.file = file.st_dev, file.st_ino
                 self.db = apsw.Connection(self.path, apsw.SQLITE_OPEN_READWRITE)  # a WAL needs its shared memory
                 self.db.set_busy_timeout(5000)
