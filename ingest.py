@@ -19,7 +19,6 @@ from sluice.spool import open_inlet
 from sluice.spool.inlet import Group
 
 SETTINGS = settings.load_or_exit()
-MAX_BODY = SETTINGS.max_body
 CLOSING, DRAINING = SETTINGS.closing, SETTINGS.draining
 INLET = open_inlet(SETTINGS.spool, SETTINGS.figures, SETTINGS.replicas, SETTINGS.max_memory // 2, SETTINGS.gateways)
 append, commit, counts = INLET.append, INLET.commit, INLET.counts
@@ -61,7 +60,7 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
         tell(replies.POST_ONLY, endpoint.path, environ)
         return respond(replies.POST_ONLY, endpoint.path, start_response, environ["REQUEST_METHOD"])
     try:
-        item = endpoint.read(environ, endpoint.keep_head, MAX_BODY)
+        item = endpoint.read(environ, endpoint.keep_head, endpoint.max_body)
     except Rejected as rejected:
         reply = endpoint.error(rejected.args[0])
         if reply is not endpoint.reply:
@@ -105,10 +104,10 @@ def tick() -> None:
 
 
 ROUTES = load_routes(SETTINGS.routes)
-ENDPOINTS = Endpoints(ROUTES, counts.counter)
+ENDPOINTS = Endpoints(ROUTES, counts.counter, SETTINGS.max_body, SETTINGS.max_batch)
 PLAIN = ENDPOINTS.plain
 for at, known in load_signed(ROUTES).items():
     PLAIN[at].read = signature.reading(*known)
 PROBES = {"/health": influx.HEALTH, "/healthz": OK, "/readyz": OK, "/ping": NO_CONTENT}
-app.fastlane = Options(MAX_BODY, tick, shares_environ=True)  # type: ignore[attr-defined]
+app.fastlane = Options(SETTINGS.max_body, tick, shares_environ=True)  # type: ignore[attr-defined]
 atexit.register(INLET.report, last=True)

@@ -25,6 +25,8 @@ T = TypeVar("T")
 KAFKA = "kafka://"
 VIEWS_SOCKET = "run/views.sock"  # of the views' Redis, below INGEST_HOME
 SOCKETS = 4  # of gateway and of reader: one Unix socket refuses (502) when its backlog is full (nginx/sluice.conf)
+MAX_ITEM = 500 << 20  # bytes of a body: an item of a list may have 512 MiB, with its head
+BATCH = 8  # times INGEST_MAX_BODY: what a batch may have, and what any compressed body may inflate to
 SOCKET_PATH = 107  # bytes: sun_path in unix(7), without its NUL
 
 
@@ -89,9 +91,9 @@ class Settings:
         "may fail over to a replica ([replicas](spool.md#replicas))",
     )
     max_body: int = setting(
-        size(1, 500 << 20), "1m",  # an item of a list may have 512 MiB, with its head
-        "Bytes in one body, up to 500m; a larger one gets 413. A compressed body may inflate to 8 times as many. Raise "
-        "it when clients send larger batches",
+        size(1, MAX_ITEM), "1m",
+        "Bytes in one body, up to 500m; a larger one gets 413. A [batch](http.md#paths) may have 8 times as many, and "
+        "any compressed body may inflate to as many. Raise it when clients send more",
     )
     max_memory: int = setting(
         size(8 << 20), "1g",
@@ -224,6 +226,16 @@ class Settings:
         return self.spool.startswith(KAFKA)
 
     @property
+    def body_limit(self) -> int:
+        """The most that INGEST_MAX_BODY may be. A larger body would never be accepted."""
+        return 60 << 20 if self.has_kafka else self.max_memory // 2
+
+    @property
+    def max_batch(self) -> int:
+        """Bytes in a body on the paths of batches."""
+        return min(BATCH * self.max_body, MAX_ITEM, self.body_limit)
+
+    @property
     def figures(self) -> str:
         """The Redis to which the processes report their counts: that of the list, or with Kafka that of the views."""
         return str(self.home / VIEWS_SOCKET) if self.has_kafka else self.spool
@@ -299,10 +311,10 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
             raise SettingError(f"{name} is too long: the path of the socket {socket} may have {SOCKET_PATH} bytes.")
     if loaded.has_kafka and loaded.runtime == "pypy":
         raise SettingError("INGEST_SPOOL=kafka://… needs INGEST_RUNTIME=cpython: its client does not run on PyPy.")
-    half, why = (60 << 20, "Kafka's records") if loaded.has_kafka else (loaded.max_memory // 2, "INGEST_MAX_MEMORY")
-    if loaded.max_body > half:
+    if loaded.max_body > loaded.body_limit:
+        why = "Kafka's records" if loaded.has_kafka else "INGEST_MAX_MEMORY"
         raise SettingError(
-            f"INGEST_MAX_BODY is too large for {why}: at most {half} bytes, or no such body is accepted."
+            f"INGEST_MAX_BODY is too large for {why}: at most {loaded.body_limit} bytes, or no such body is accepted."
         )
     if loaded.has_kafka and loaded.replicas:
         raise SettingError("INGEST_REPLICAS is for Redis: in INGEST_SPOOL=kafka://…?replicas=N, N counts all replicas.")

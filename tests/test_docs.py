@@ -67,7 +67,8 @@ def test_the_table_of_paths_is_the_routing_table():
         text = b"".join(route.reply.chunks).decode()
         in_json = f"; to JSON `{b''.join(route.json.chunks).decode()}`" if route.json else ""
         assert answer == route.reply.status.split()[0] + (f" `{text}`" if text else "") + in_json
-        assert item == ("the whole HTTP message" if route.keep_head else "the body")
+        kept = "the whole HTTP message" if route.keep_head else "the body"
+        assert item == kept + ("; a batch" if route.batch else "")
 
 
 def test_the_table_of_answers_has_exactly_the_errors_that_gateway_and_nginx_give():

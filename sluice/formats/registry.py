@@ -48,8 +48,11 @@ FORMATS = (
     Format("gps", "sluice.formats.homeassistant:decode", {"/homeassistant": OK}, keep_head=True, objects=()),
 )  # fmt: skip
 
-ROUTES = {f"/{stream}": Route(stream, OK) for stream in ("metrics", "gps", "votes", "logs")} | {
-    path: Route(known.stream, answer, known.keep_head, known.json)
+BATCHED = "metrics", "logs", "spans"  # the streams whose senders collect records
+ROUTES = {
+    f"/{stream}": Route(stream, OK, batch=stream in BATCHED) for stream in ("metrics", "gps", "votes", "logs")
+} | {
+    path: Route(known.stream, answer, known.keep_head, known.json, batch=known.stream in BATCHED)
     for known in FORMATS
     for path, answer in known.paths.items()
 }

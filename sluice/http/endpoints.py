@@ -13,13 +13,28 @@ from sluice.http.routes import JSON, Reply, Route
 
 
 class Endpoint:
-    """A route at its path. in_json: which encoding it is for, if its answers have the encoding of their request."""
+    """A route at its path. max_body: bytes. in_json: which encoding it is for, if its answers have the encoding of
+    their request.
+    """
 
-    __slots__ = ("acknowledged", "in_json", "keep_head", "path", "read", "replies", "reply", "signed", "stream")
+    __slots__ = (
+        "acknowledged",
+        "in_json",
+        "keep_head",
+        "max_body",
+        "path",
+        "read",
+        "replies",
+        "reply",
+        "signed",
+        "stream",
+    )
 
-    def __init__(self, path: str, route: Route, counter: Callable[[str], Counter], in_json: bool | None = None) -> None:
-        self.path, self.in_json = path, in_json
-        self.stream, reply, self.keep_head, json_reply, self.signed = route
+    def __init__(
+        self, path: str, route: Route, counter: Callable[[str], Counter], max_body: int, in_json: bool | None = None
+    ) -> None:
+        self.path, self.max_body, self.in_json = path, max_body, in_json
+        self.stream, reply, self.keep_head, json_reply, self.signed, _ = route
         self.read: Callable[[dict[str, Any], bool, int], bytes] = (
             read  # of a signed route, the gateway sets another one
         )
@@ -39,14 +54,18 @@ class Endpoint:
 class Endpoints:
     """All endpoints. plain: those that the path alone names."""
 
-    def __init__(self, routes: Mapping[str, Route], counter: Callable[[str], Counter]) -> None:
-        """counter: name -> a counter of the gateway."""
-        self.plain = {path: Endpoint(path, route, counter) for path, route in routes.items() if not route.json}
-        self.rpc = {
-            path: [Endpoint(path, route, counter, in_json) for in_json in (False, True)]
-            for path, route in routes.items()
-            if route.json
-        }
+    def __init__(
+        self, routes: Mapping[str, Route], counter: Callable[[str], Counter], max_body: int, max_batch: int
+    ) -> None:
+        """counter: name -> a counter of the gateway. max_body, max_batch: bytes."""
+        self.plain: dict[str, Endpoint] = {}
+        self.rpc: dict[str, list[Endpoint]] = {}
+        for path, route in routes.items():
+            most = max_batch if route.batch else max_body
+            if route.json:
+                self.rpc[path] = [Endpoint(path, route, counter, most, in_json) for in_json in (False, True)]
+            else:
+                self.plain[path] = Endpoint(path, route, counter, most)
 
     def __iter__(self) -> Iterator[Endpoint]:
         return chain(self.plain.values(), *self.rpc.values())

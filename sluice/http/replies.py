@@ -32,7 +32,7 @@ BAD_KEY = problem(
 EMPTY = problem("400 Bad Request", "The request has neither a body nor a query string; the request had no effect.")
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def too_large(max_body: int) -> Reply:
     return problem("413 Content Too Large", f"A body may have at most {max_body} bytes; the request had no effect.")
 

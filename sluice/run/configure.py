@@ -16,6 +16,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from sluice import settings, views
+from sluice.formats.registry import load_routes
 from sluice.parsers import EVERYBODY, PRIVATE, THIS_MACHINE
 from sluice.views.contract import SOCKET
 
@@ -100,6 +101,22 @@ def with_views(text: str, s: settings.Settings) -> str:
     return replaced(text, (f'"~^({shipped})(', f'"~^({own or "(?!)"})('))  # (?!) matches nothing
 
 
+def with_batches(text: str, s: settings.Settings) -> str:
+    """nginx/sluice.conf with a location for each path of batches, unless it has one of its own."""
+    begin, end = text.index("    location = /metrics {"), text.index("    # --- end of the batches\n")
+    template = text[begin : text.index("    }\n", begin) + len("    }\n")]
+    rest, routes = text[:begin] + text[end:], load_routes(s.routes)
+    paths = (path for path in routes if routes[path].batch and f"location = {path} {{" not in rest)
+    made = "".join(replaced(template, ("= /metrics {", f"= {quoted_path(path)} {{")) for path in paths)
+    text = text[:begin] + made + text[end:]
+    return replaced(text, ("client_max_body_size 8m", f"client_max_body_size {s.max_batch}"))
+
+
+def quoted_path(path: str) -> str:
+    """The path of a location, in quotation marks if nginx would not read it as one word."""
+    return f'"{path}"' if re.search("[;']", path) else path
+
+
 def allows(networks: Collection[str]) -> str:
     return " ".join(f"allow {network};" for network in networks)
 
@@ -161,7 +178,7 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
     )
     rejected = f"syslog:server=unix:{s.rejected},nohostname"
     server = replaced(
-        with_views((ROOT / "nginx/sluice.conf").read_text(), s),
+        with_views(with_batches((ROOT / "nginx/sluice.conf").read_text(), s), s),
         *(
             (f"unix:/run/sluice/{path.name} ", f"{quoted(f'unix:{path}')} ")
             for path in s.gateway_sockets + s.reader_sockets

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from sluice.settings import Settings
+from sluice.settings import BATCH, Settings
 from sluice.streams import custom
 from sluice.streams.decoder import JsonDecoder, LineDecoder
 from sluice.streams.record import Limits, Record, Reject
 from sluice.streams.unique import Rule
 
-INFLATED = 8  # times INGEST_MAX_BODY: a compressed body may inflate to this
 # The number of records in a body (docs/DECISIONS.md: A body has a budget)
 BYTES_PER_RECORD = 32  # gzip packs four million short lines into 8 KB, and rejecting one takes 3 µs
 MIN_RECORDS = 100_000
@@ -67,5 +66,5 @@ def stream(
 
 def limits(config: Settings) -> Limits:
     """The limits of one body."""
-    inflated = INFLATED * config.max_body
+    inflated = BATCH * config.max_body
     return Limits(inflated, max(MIN_RECORDS, inflated // BYTES_PER_RECORD))
