@@ -164,6 +164,17 @@ def test_python_logging_loki_accepts_the_answer_and_its_lines_are_rows(up: Serve
     assert failed == []
 
 
+@pytest.mark.parametrize("path", ["/loki/api/v1/push", "/api/prom/push"])
+def test_python_logging_loki_in_its_old_version_is_stored(path: str, up: Server) -> None:
+    handler = logging_loki.LokiHandler(f"http://localhost:{up.port}{path}", {"service": "old"}, version="0")
+    failed: list[logging.LogRecord] = []
+    handler.handleError = failed.append
+    handler.handle(logging.LogRecord("web", logging.ERROR, "", 0, f"old {path}", None, None))
+    sql = f"SELECT level, service, attributes FROM logs WHERE message = 'old {path}'"
+    assert poll(lambda: ask(up.home, sql)) == [("error", "old", '{"logger":"web"}')]
+    assert failed == []
+
+
 @pytest.mark.parametrize("encoding", [(), ("Content-Encoding: snappy",)])
 def test_loki_in_protobuf_gets_204(encoding: tuple[str, ...], up: Server) -> None:
     line = f"protobuf {len(encoding)}"

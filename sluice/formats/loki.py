@@ -1,7 +1,8 @@
 """Decodes what Loki's clients push (its HTTP API, "Ingest logs"): JSON, or protobuf in a snappy block.
 
-The protobuf messages are in `loki.proto`. Labels and structured metadata become attributes of each line: a table of
-streams, as in Loki, would save 50 to 100 bytes a row, and each query would need a join.
+A stream may also have the shape of Loki before 1.0, `labels` and `entries`, which python-logging-loki sends unless told
+otherwise. The protobuf messages are in `loki.proto`. Labels and structured metadata become attributes of each line: a
+table of streams, as in Loki, would save 50 to 100 bytes a row, and each query would need a join.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sluice.streams.decoder import INVALID_COST
 from sluice.streams.logs import level, take
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Log, Reject, check_texts
-from sluice.streams.times import SECOND
+from sluice.streams.times import SECOND, nanoseconds
 
 messages = load_messages("loki")
 STREAMS = LABELS = 1  # numbers of the fields of a request and of a stream
@@ -35,6 +36,8 @@ LETTERS = dict(zip("abfnrtv", "\a\b\f\n\r\t\v"))
 
 TIME = re.compile(r"-?[0-9]{1,19}")  # nanoseconds since 1970
 
+Time = str | int | float
+
 Labels = dict[str, str]
 
 
@@ -43,20 +46,37 @@ class Push(msgspec.Struct):
 
 
 class LogStream(msgspec.Struct):
-    values: msgspec.Raw
+    values: msgspec.Raw = msgspec.Raw(b"")
     stream: msgspec.Raw = msgspec.Raw(b"{}")
+    labels: str = ""
+    entries: msgspec.Raw = msgspec.Raw(b"")
 
 
 class Entry(msgspec.Struct, array_like=True):
-    time: str
+    time: Time
     line: str
     metadata: Labels = {}
+
+
+class OldEntry(msgspec.Struct):
+    line: str
+    ts: Time = ""
+    timestamp: Time = ""
+
+    @property
+    def time(self) -> Time:
+        return self.ts or self.timestamp
+
+    @property
+    def metadata(self) -> Labels:
+        return {}
 
 
 read = msgspec.json.Decoder(Push).decode
 read_stream = msgspec.json.Decoder(LogStream).decode
 read_labels = msgspec.json.Decoder(Labels).decode
 read_entry = msgspec.json.Decoder(Entry).decode
+read_old_entry = msgspec.json.Decoder(OldEntry).decode
 
 
 def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Log | Reject]:
@@ -103,16 +123,22 @@ def from_json(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
             return
         try:
             stream = read_stream(element)
-            values = bodies.array(stream.values, "values")
-            check_labels(stream.stream, budget)
-            labels = read_labels(stream.stream)
-            check_texts(*labels, *labels.values())
+            if old := bool(bytes(stream.entries)):
+                check_labels(stream.labels.encode(), budget)
+                values, labels = bodies.array(stream.entries, "entries"), labels_of(stream.labels)
+                head = b'{"labels":%b,"entries":[' % msgspec.json.encode(stream.labels)
+            else:
+                if not bytes(stream.values):
+                    raise Invalid("missing: values")
+                check_labels(stream.stream, budget)
+                values, labels = bodies.array(stream.values, "values"), read_labels(stream.stream)
+                check_texts(*labels, *labels.values())
+                head = b'{"stream":%b,"values":[' % bytes(stream.stream)
         except Exception as error:
             budget.left -= INVALID_COST
             yield Reject(element, bodies.reason(error))
             continue
         size = bodies.written(labels)
-        head = b'{"stream":%b,"values":[' % bytes(stream.stream)
         invalid: list[bytes] = []
         reason = ""
         budget.left -= values == b"[]"
@@ -124,10 +150,10 @@ def from_json(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
             try:
                 if len(value) > budget.limits.record:
                     raise Invalid(f"line larger than {budget.limits.record} bytes")
-                entry = read_entry(value)
-                if not TIME.fullmatch(entry.time):
-                    raise Invalid(f"not a timestamp: {entry.time!r:.40}")
-                yield record(labels, int(entry.time), entry.line, entry.metadata)
+                entry = read_old_entry(value) if old else read_entry(value)
+                time = entry.time
+                plain = isinstance(time, str) and TIME.fullmatch(time)
+                yield record(labels, int(time) if plain else nanoseconds(time), entry.line, entry.metadata)
             except Exception as error:
                 budget.left -= INVALID_COST
                 reason = reason or bodies.reason(error)

@@ -32,8 +32,12 @@ FORMATS = (
     Format("spans", "sluice.formats.otlp_traces:decode", {"/v1/traces": PROTOBUF_OK}, keep_head=True, json=JSON_OK),
     Format("metrics", "sluice.formats.telegraf:points", objects=("metrics",)),
     Format("metrics", "sluice.formats.telegraf:point", objects=("fields",)),
+    Format("metrics", "sluice.formats.collectd:decode", {"/collectd": NO_CONTENT}, keep_head=True),
     # Loki's clients accept only 204; the Content-Type says whether it is protobuf
-    Format("logs", "sluice.formats.loki:decode", {"/loki/api/v1/push": NO_CONTENT}, keep_head=True),
+    Format(
+        "logs", "sluice.formats.loki:decode", dict.fromkeys(("/loki/api/v1/push", "/api/prom/push"), NO_CONTENT),
+        keep_head=True,
+    ),
     Format("logs", "sluice.formats.gelf:decode", {"/gelf": ACCEPTED}, keep_head=True),
     Format("logs", "sluice.formats.reports:decode", {"/reports": NO_CONTENT}, keep_head=True),
     # X-Limit-U and X-Limit-D may have the device's name

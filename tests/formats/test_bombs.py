@@ -172,6 +172,27 @@ def prometheus_2_descriptions(size: int) -> bytes:
     return bytes(cramjam.snappy.compress_raw(body))
 
 
+@bomb("/collectd")
+def collectd_values_of_long_names(size: int) -> bytes:
+    names = b",".join([b'"a"'] * (QUARTER // 8))
+    part = b'{"plugin":"p","host":"%b","dsnames":[%b],"values":[%b]}' % (
+        text(size)[: size // 8], names[: size // 4 // 4 * 4 - 1], b",".join([b"1"] * min(QUARTER // 8, size // 16)),
+    )  # fmt: skip
+    return filled(b"[", part, b"]", size)
+
+
+@bomb("/collectd")
+def collectd_lines(size: int) -> bytes:
+    return filled(b"", b"PUTVAL a/b/c N:1", b"", size, b"\n")
+
+
+@bomb("/collectd")
+def collectd_lines_of_many_values(size: int) -> bytes:
+    return filled(
+        b"", b"PUTVAL %b/b/c N%b" % (text(size // 8)[:9_000], b":1" * min(size // 16, 9_000)), b"", size, b"\n"
+    )
+
+
 def metrics(resource: bytes, metric: dict[str, Any], count: int) -> Any:
     request = ExportMetricsServiceRequest()
     below = request.resource_metrics.add(resource={"attributes": [attribute("t", string_value=resource.decode())]})
@@ -350,6 +371,12 @@ def loki_entries_that_are_invalid(size: int) -> bytes:
     entry = wrapped(2, loki.Entry(line="\0").SerializeToString())
     stream = wrapped(1, b'{t="%b"}' % text(size)) + wrapped(2, b"") + entry * ((size - len(text(size))) // len(entry))
     return bytes(cramjam.snappy.compress_raw(wrapped(1, stream)))
+
+
+@bomb("/api/prom/push", "Content-Type: application/json")
+def loki_old_entries_of_large_labels(size: int) -> bytes:
+    head = b'{"streams":[{"labels":"{t=\\"%b\\"}","entries":[' % text(size)
+    return filled(head, b'{"ts":1,"line":""}', b"]}]}", size)
 
 
 # --- GELF and reports

@@ -103,13 +103,13 @@ def test_labels_in_protobuf_are_text(text: str, labels: dict[str, str] | str) ->
 
 def test_invalid_lines_are_buried_together_as_a_request_that_can_be_replayed() -> None:
     good = [str(NOON), "full"]
-    bad: list[Any] = [["1.5", "a"], [str(NOON), "\0"], [str(NOON)], 5, [str(NOON), "x" * LIMITS.record]]
+    bad: list[Any] = [["noon", "a"], [str(NOON), "\0"], [str(NOON)], 5, [str(NOON), "x" * LIMITS.record]]
     last = {"stream": LABELS, "values": [good]}
     sent = pushed(
         {"stream": LABELS, "values": [bad[0], good, *bad[1:]]}, {"stream": {"a": "\0"}, "values": [good]}, last
     )
     row, after, reject = decode("logs", sent)
-    assert (row, after, reject.reason, reject.whole) == (ROW, ROW, "not a timestamp: '1.5'", False)
+    assert (row, after, reject.reason, reject.whole) == (ROW, ROW, "time not understood: 'noon'", False)
     buried = json.loads(reject.part.split(b"\r\n\r\n")[1])
     assert buried["streams"] == [{"stream": LABELS, "values": bad}, {"stream": {"a": "\0"}, "values": [good]}]
     assert decode("logs", reject.part) == [Reject(reject.part, reject.reason, True)]
@@ -223,3 +223,30 @@ def test_the_rest_of_a_request_with_too_many_lines_is_buried_and_continues_there
                 assert records >= 12
                 rows.append(last)
             assert [(row.attributes["n"], row.message) for row in rows] == every
+
+
+@pytest.mark.parametrize(
+    ("time", "stored"),
+    [
+        ('"2024-05-08T18:52:26.164724+08:00"', 1_715_165_546_164_724_000),
+        ("1715165546164724000", 1_715_165_546_164_724_000),
+        ('"1715165546.5"', 1_715_165_546_500_000_000),
+        ("1715165546", 1_715_165_546_000_000_000),
+    ],
+)
+def test_a_time_may_be_in_rfc_3339_or_a_number(time: str, stored: int) -> None:
+    body = b'{"streams":[{"stream":{},"values":[[%b,"a"]]}]}' % time.encode()
+    (found,) = decode("logs", kept(body, "/loki/api/v1/push"))
+    assert found == Log(time=stored, message="a")
+
+
+@pytest.mark.parametrize("path", ["/loki/api/v1/push", "/api/prom/push"])
+def test_the_shape_of_loki_before_1_0_is_stored(path: str) -> None:
+    entries = (
+        b'{"ts":"2024-05-08T10:52:26Z","line":"a"},{"timestamp":"1715165546000000001","line":"b"},{"ts":1,"line":2}'
+    )
+    body = b'{"streams":[{"labels":"{job=\\"api\\",level=\\"warn\\"}","entries":[%b]}]}' % entries
+    one, two, bad = decode("logs", kept(body, path))
+    assert one == Log(time=1_715_165_546 * 10**9, level="warn", message="a", attributes={"job": "api"})
+    assert (two.time, two.message) == (1_715_165_546_000_000_001, "b")
+    assert bad.part.endswith(b'{"labels":"{job=\\"api\\",level=\\"warn\\"}","entries":[{"ts":1,"line":2}]}]}')
