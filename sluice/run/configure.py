@@ -18,6 +18,7 @@ from pathlib import Path
 from sluice import settings, views
 from sluice.formats.registry import load_routes
 from sluice.parsers import EVERYBODY, PRIVATE, THIS_MACHINE
+from sluice.run import keys
 from sluice.views.contract import SOCKET
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +69,14 @@ def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]
     most = STRANGERS if strangers else s.client_connections
     counted = "zone $sluice_stranger " if strangers else "zone $sluice_network "
     return [
-        ("api-keys", s.api_keys is not None, [("/etc/sluice/api-keys", quoted(s.api_keys))]),
+        ("api-keys", s.api_keys is not None, [("/etc/sluice/api-keys", quoted(s.home / "etc" / keys.KEYS))]),
+        (
+            "senders", s.api_keys is not None,
+            [
+                *((f"/etc/sluice/{name}", quoted(s.home / "etc" / name)) for name in (keys.SENDERS, keys.QUOTAS)),
+                ('Sluice-Sender "";', "Sluice-Sender $sluice_sender;"),
+            ],
+        ),
         ("passwords", s.passwords is not None, [("/etc/sluice/passwords", quoted(s.passwords))]),
         (
             "tls", s.tls_certificate is not None,
@@ -204,7 +212,7 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
             server = replaced(server, *values)
     if os.geteuid() == 0:
         main = replaced(main, ("#user root;", "user root;"))
-    return {"nginx.conf": main, "sluice.conf": server}
+    return {"nginx.conf": main, "sluice.conf": server} | keys.files(s)
 
 
 def program_path() -> str:
@@ -244,6 +252,12 @@ def supervisor_configuration(s: settings.Settings) -> str:
             common=COMMON.format(root=plain(ROOT)),
         )
     )
+
+
+def write_keys(s: settings.Settings) -> None:
+    """Write what nginx reads of INGEST_API_KEYS, before it reads its configuration again."""
+    for name, text in keys.files(s).items():
+        (s.home / "etc" / name).write_text(text)
 
 
 def write(s: settings.Settings, files: int = 0) -> None:

@@ -54,10 +54,14 @@ def reason(told: dict[str, Any]) -> str:
         return str(told["reason"]).partition(": ")[0].removesuffix("; the request had no effect.").rstrip(".")
     if status == 401 and not told.get("given"):
         return "no API key or password"
+    if status == 403 and told.get("may") == "0":
+        return "the key may not post to this path"
     if status == 403:
         return "a page of another site (INGEST_CORS)" if told.get("foreign") else "the address has no access"
     if status == 429 and told.get("connections") == "REJECTED":
         return "INGEST_CLIENT_CONNECTIONS"
+    if status == 429 and told.get("name"):
+        return "the rate of the key, or INGEST_CLIENT_RATE"
     return REASONS.get(status, "rejected")
 
 
@@ -97,7 +101,11 @@ class Rejections:
         told = json.loads(datagram[datagram.index(b"{") :].decode("utf-8", "replace"))
         if "reason" not in told:  # the gateway counts its own answers
             self.counts.counter(f"answered {told['status']} nginx").n += 1
-        texts = {"path": told["path"], "reason": reason(told), "sender": told["from"]}
+        texts = {
+            "path": told["path"],
+            "reason": reason(told),
+            "sender": " ".join(filter(None, (told.get("name"), told["from"]))),
+        }
         entry = {name: screen.shown(text)[:TEXT] for name, text in texts.items()}
         with self.lock:
             self.keep({"time": round(time.time(), 3), "status": int(told["status"])} | entry)

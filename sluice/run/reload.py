@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from sluice import settings
 from sluice.base import screen
-from sluice.run import launch, up
+from sluice.run import configure, launch, up
 from sluice.run.up import Failed
 
 T = TypeVar("T")
@@ -37,6 +37,7 @@ def run(s: settings.Settings, notice: int | None) -> int:
             elif name not in ("redis", "gateway", "nginx", "views", "reader"):
                 restart(home, name)
         if notice is not None:
+            configure.write_keys(given)
             reload_nginx(home, master(home, "nginx"), notice)
     except (Failed, OSError) as error:  # a process may end while it is examined
         screen.complain(error)

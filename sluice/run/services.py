@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import re
 import shlex
 import socket
@@ -205,7 +206,14 @@ def main(words: list[str]) -> None:
             configure.write(s, configure.MAX_FILES)  # LimitNOFILE= of nginx in deploy/systemd/
             return
         if words == ["check"]:  # before nginx reloads
-            up.check_access(settings.load(given(DEFAULTS.read_text(), {})))
+            s = settings.load(given(DEFAULTS.read_text(), {}))
+            user = pwd.getpwnam(USER)  # in whose directory no file is written as root
+            os.initgroups(USER, user.pw_gid)
+            os.setgid(user.pw_gid)
+            os.setuid(user.pw_uid)
+            os.umask(0o077)
+            up.check_access(s)
+            configure.write_keys(s)
             return
         values = given(DEFAULTS.read_text() if DEFAULTS.exists() else "", os.environ)
         s = settings.load(values)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from sluice import settings, views
 from sluice.formats.registry import load_routes, load_signed
-from sluice.run import configure, launch
+from sluice.run import configure, keys, launch
 from sluice.run.configure import ROOT
 from sluice.views.contract import SOCKET
 
@@ -178,16 +178,7 @@ def check_access(s: settings.Settings) -> None:
         name = "INGEST_TLS_KEY" if s.tls_key != s.tls_certificate else "INGEST_TLS_CERTIFICATE"
         if "PRIVATE KEY-----" not in settings.secret(name, s.tls_key):
             raise settings.SettingError(f"{name}={str(s.tls_key)!r} has no private key: INGEST_TLS_KEY names its file.")
-    known: set[str] = set()
-    for number, line in enumerate(settings.secret("INGEST_API_KEYS", s.api_keys).splitlines() if s.api_keys else (), 1):
-        if not re.fullmatch(r"\s*(#.*)?", line):
-            entry = re.fullmatch(r"\s*([A-Za-z0-9_-]{32,46})\s+[\w.@-]+\s*;\s*(#.*)?", line)
-            if not entry or entry[1].lower() in known:  # nginx's map ignores case
-                reason = "a duplicate key" if entry else "not `KEY NAME;` with 32 to 46 letters or digits in KEY"
-                raise settings.SettingError(f"INGEST_API_KEYS: line {number} of {s.api_keys} is {reason}.")
-            known.add(entry[1].lower())
-    if s.api_keys and not known:
-        raise settings.SettingError(f"INGEST_API_KEYS={str(s.api_keys)!r} has no key: every request would get 401.")
+    keys.load(s)
 
 
 def check_nginx(home: Path) -> None:

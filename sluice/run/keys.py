@@ -1,0 +1,111 @@
+"""API keys: the file of INGEST_API_KEYS, and what nginx reads of it.
+
+A line is `KEY NAME;`, which nginx reads itself, or `KEY name=NAME rate=N streams=A,B`, with a name that goes along with
+each request. A rate counts all keys of its name together.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from sluice import settings
+from sluice.formats.registry import load_routes
+from sluice.parsers import EVERYBODY
+from sluice.settings import SettingError, Settings
+
+KEYS, SENDERS, QUOTAS = "api-keys", "senders.conf", "quotas.conf"  # below $INGEST_HOME/etc
+PLAIN = re.compile(r"([A-Za-z0-9_-]{32,46})\s+[\w.@-]+\s*;", re.ASCII)
+NAMED = re.compile(r"([A-Za-z0-9_-]{32,46})((?:\s+(?:name|rate|streams)=[^\s;]+)+)", re.ASCII)
+NAME = re.compile(r"[A-Za-z0-9_][\w.@-]{0,62}", re.ASCII)
+ANYWHERE = "healthz", "readyz", "ping"  # paths that every key may ask for
+
+
+class Key(NamedTuple):
+    """A line. name: "" if the key has none. rate: requests per second, 0: no limit. paths: None: all of them."""
+
+    key: str
+    name: str = ""
+    rate: int = 0
+    paths: frozenset[str] | None = None
+
+
+def load(s: Settings) -> list[Key]:
+    """The keys in the file, none without INGEST_API_KEYS. Raises: SettingError."""
+    if s.api_keys is None:
+        return []
+    streams: dict[str, set[str]] = {}
+    for path, route in load_routes(s.routes).items():
+        streams.setdefault(route.stream, set()).add(path)
+        streams[path] = {path}
+    found: list[Key] = []
+    rights: dict[str, Key] = {}
+    for number, line in enumerate(settings.secret("INGEST_API_KEYS", s.api_keys).splitlines(), 1):
+        if not (text := line.partition("#")[0].strip()):
+            continue
+        where = f"INGEST_API_KEYS: line {number} of {s.api_keys}"
+        try:
+            key = parse(text, streams)
+        except ValueError as error:
+            raise SettingError(f"{where} {error}.") from None
+        if any(other.key.lower() == key.key.lower() for other in found):  # nginx's map ignores case
+            raise SettingError(f"{where} is a duplicate key.")
+        if key.name and rights.setdefault(key.name, key)[1:] != key[1:]:
+            raise SettingError(f"{where} has another rate, or other streams, than an earlier key of {key.name}.")
+        found.append(key)
+    if not found:
+        raise SettingError(f"INGEST_API_KEYS={str(s.api_keys)!r} has no key: every request would get 401.")
+    return found
+
+
+def parse(text: str, streams: dict[str, set[str]]) -> Key:
+    """One line. streams: name of a stream, or a path -> its paths. Raises: ValueError, whose text says what it is."""
+    if plain := PLAIN.fullmatch(text):
+        return Key(plain[1])
+    if not (named := NAMED.fullmatch(text)):
+        raise ValueError("is not `KEY NAME;` or `KEY name=NAME …` with 32 to 46 letters or digits in KEY")
+    words = [word.partition("=")[::2] for word in named[2].split()]
+    values = dict(words)
+    if len(words) != len(values) or not NAME.fullmatch(values.get("name", "")):
+        raise ValueError("has no valid name=, or a word twice")
+    rate = values.get("rate", "0")
+    if not re.fullmatch("0|[1-9][0-9]{0,6}", rate):
+        raise ValueError("has a rate that is no whole number of requests per second")
+    if "streams" not in values:
+        return Key(named[1], values["name"], int(rate))
+    asked = values["streams"].split(",")
+    if unknown := [name for name in asked if name not in streams]:
+        raise ValueError(f"names {unknown[0]}, which is no stream with a path, and no path")
+    return Key(named[1], values["name"], int(rate), frozenset().union(*(streams[name] for name in asked)))
+
+
+def files(s: Settings) -> dict[str, str]:
+    """The files that nginx/sluice.conf includes, by name; none without INGEST_API_KEYS. Raises: SettingError."""
+    if s.api_keys is None:
+        return {}
+    known = load(s)
+    by_name = {key.name: key for key in known if key.name}
+    if not by_name:
+        senders = 'map $sluice_client $sluice_sender { default ""; }\nmap "" $sluice_may { default 1; }\n'
+        return {KEYS: f'include "{s.api_keys}";\n', SENDERS: senders, QUOTAS: ""}
+    lines = ["map $sluice_client $sluice_sender {", "    default $sluice_client;", '    - "";', "}"]
+    lines += ['map "$sluice_sender $sluice_view$request_uri" $sluice_may {', "    default 1;"]
+    for name, key in by_name.items():
+        if key.paths is not None:
+            paths = "|".join(re.escape(path) for path in sorted(key.paths))
+            lines += [f'    "~^{re.escape(name)} (view|/({"|".join(ANYWHERE)})(\\?|$))" 1;']
+            lines += [f'    "~^{re.escape(name)} ({paths})(\\?|$)" 1;', f'    "~^{re.escape(name)} " 0;']
+    lines.append("}")
+    # an address that may not send uses up nobody's rate, and does not learn whether a key is valid
+    allowed = "default 1;" if s.allow == EVERYBODY else "default 0; " + " ".join(f"{each} 1;" for each in s.allow)
+    lines.append(f"geo $sluice_sends {{ {allowed} }}")
+    rates = sorted({key.rate for key in by_name.values() if key.rate})
+    for rate in rates:
+        lines += [f'map "$sluice_sends $sluice_sender" $sluice_quota_{rate} {{', '    default "";']
+        lines += [f'    "1 {name}" {name};' for name, key in by_name.items() if key.rate == rate]
+        lines += ["}", f"limit_req_zone $sluice_quota_{rate} zone=sluice_quota_{rate}:1m rate={rate}r/s;"]
+    return {
+        KEYS: "".join(f"{key.key} {key.name or '-'};\n" for key in known),
+        SENDERS: "\n".join(lines) + "\n",
+        QUOTAS: "".join(f"limit_req zone=sluice_quota_{rate} burst={2 * rate} nodelay;\n" for rate in rates),
+    }

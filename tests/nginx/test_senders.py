@@ -1,0 +1,111 @@
+"""Named keys: a rate, streams and a name for each, through a real nginx."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import verbs
+from access import KEY, OTHER, curl, private
+from proving import harness
+from proving.harness import installation
+from sluice import settings
+from sluice.run import keys
+from sluice.settings import SettingError
+from stand_in import front
+
+poll = partial(harness.poll, seconds=60)
+THIRD = "third0123456789abcdef0123456789abcdef"
+VOTE = '{"poll":"p","choice":"c"}'
+
+
+def post(port: int, path: str, key: str, *more: str) -> int:
+    return curl("-d", VOTE, "-H", f"X-API-Key: {key}", *more, f"localhost:{port}{path}")[0]
+
+
+def test_a_key_has_a_rate_and_streams_of_its_own_and_changes_without_a_restart(tmp: Path) -> None:
+    file = private(
+        tmp / "keys", f"{KEY} name=acme rate=1 streams=votes  # hourly\n{OTHER} name=other\n{THIRD} plain;\n"
+    )
+    with installation(tmp / "home", {"INGEST_API_KEYS": file}, ready=False) as up:
+        poll(lambda: curl("-H", f"X-API-Key: {OTHER}", f"localhost:{up.port}/readyz")[0] == 200)
+        mine = [post(up.port, "/votes", KEY) for _ in range(9)]
+        assert mine[:3] == [200] * 3  # a burst of twice the rate
+        assert 429 in mine[3:]
+        late = curl("-d", VOTE, "-H", f"X-API-Key: {KEY}", f"localhost:{up.port}/votes")
+        assert late[0] == 200 or late[1]["retry-after"] == ["1"]
+        assert [post(up.port, path, key) for path in ("/votes", "/gps") for key in [OTHER, THIRD] * 9] == [200] * 36
+        poll(lambda: post(up.port, "/gps?x=/votes", KEY) == 403)
+        for path in "/gps", "/GPS", "/votes/../gps", "/votes/", "//votes", "/g%70s":
+            assert post(up.port, path, KEY, "--path-as-is") in (403, 429)
+        poll(lambda: curl("-H", f"X-API-Key: {KEY}", f"localhost:{up.port}/gps/latest?device=x")[0] == 404)
+
+        def told() -> set[tuple[int, str, str]]:
+            rows = json.loads(verbs.sluice(tmp / "home", "errors", "--json")[1])
+            return {(row["status"], row["sender"], row["reason"]) for row in rows}
+
+        poll(
+            lambda: (
+                {
+                    (429, "acme 127.0.0.1", "the rate of the key, or INGEST_CLIENT_RATE"),
+                    (403, "acme 127.0.0.1", "the key may not post to this path"),
+                }
+                <= {(status, sender.replace("::1", "127.0.0.1"), reason) for status, sender, reason in told()}
+            )
+        )
+        # a file with plain keys and one with names are exchanged while bin/up runs
+        (pid,) = up.pids("nginx")[:1]
+        file.write_text(f"{KEY[::-1]} plain;\n")
+        assert verbs.sluice(tmp / "home", "reload", "--nginx", "--notice", "0")[0] == 0
+        poll(lambda: post(up.port, "/gps", KEY[::-1]) == 200)
+        poll(lambda: post(up.port, "/gps", KEY) == 401)
+        file.write_text(f"{KEY} name=acme streams=/gps\n")
+        assert verbs.sluice(tmp / "home", "reload", "--nginx", "--notice", "0")[0] == 0
+        poll(lambda: (post(up.port, "/gps", KEY), post(up.port, "/votes", KEY)) == (200, 403))
+        assert pid in up.pids("nginx")
+        file.write_text(f"{KEY} name=acme rate=many\n")
+        assert verbs.sluice(tmp / "home", "reload", "--nginx", "--notice", "0")[0] != 0
+        assert post(up.port, "/gps", KEY) == 200
+
+
+def test_the_gateway_gets_the_name_of_the_key_and_none_that_a_client_sends(tmp: Path) -> None:
+    file = private(tmp / "keys", f"{KEY} name=acme\n{THIRD} plain;\n")
+    forged = ["-H", "Sluice-Sender: forged", "-H", "Sluice_Sender: forged"]
+    for setting, key, name in (
+        ({"INGEST_API_KEYS": file}, KEY, b"acme"),
+        ({"INGEST_API_KEYS": file}, THIRD, b""),
+        ({}, "", b""),
+    ):
+        with front(**setting) as (web, gateway):
+            assert post(web.port, "/owntracks", key, *forged) == 200
+            request = gateway.requests.pop()
+            assert b"forged" not in request
+            assert (b"Sluice-Sender: acme\r\n" in request) == (name == b"acme")
+            assert request.lower().count(b"sluice-sender") == bool(name)
+
+
+def test_an_address_that_may_not_send_does_not_use_up_the_rate_of_a_name(tmp: Path) -> None:
+    file = private(tmp / "keys", f"{KEY} name=acme rate=1\n")
+    with front(("rate=1r/s", "rate=1r/m"), INGEST_API_KEYS=file, INGEST_ALLOW="127.0.0.2") as (web, _):
+        url = f"127.0.0.1:{web.port}"
+        ask = ["-d", "x", "-H", f"X-API-Key: {KEY}"]
+        assert [curl(*ask, url)[0] for _ in range(9)] == [403] * 9
+        assert [curl(*ask, "--interface", "127.0.0.2", url)[0] for _ in range(4)] == [200, 200, 200, 429]
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        (f"{KEY} name=a b", "is not `KEY NAME;`"), (f"{KEY} rate=1", "has no valid name="),
+        (f"{KEY} name=a name=b", "a word twice"), (f"{KEY} name=a rate=x", "no whole number"),
+        (f"{KEY} name=a streams=nowhere", "names nowhere"), (f'{KEY} name=a";', "is not"),
+        (f"{KEY} name=a$x", "has no valid name="), (f"{KEY} name=b\n{OTHER} name=b rate=2", "has another rate"),
+    ],
+)  # fmt: skip
+def test_a_malformed_line_is_refused(line: str, words: str, tmp: Path) -> None:
+    s = settings.load({"INGEST_HOME": str(tmp), "INGEST_API_KEYS": str(private(tmp / "keys", line))})
+    with pytest.raises(SettingError, match=words):
+        keys.load(s)
