@@ -25,7 +25,8 @@ NO_KEY = problem("Unauthorized", 401, "The API key or the password is missing or
 DENIED = problem(
     "Forbidden",
     403,
-    "This address, this key, or the page of another site that sent the request, has no access here; the request had no effect.",
+    "This address, this key, or the page of another site that sent the request, has no access here; "
+    "the request had no effect.",
 )
 FAST = problem(
     "Too Many Requests", 429, "Too many requests from this client; this one had no effect. Send it again later."
