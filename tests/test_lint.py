@@ -124,6 +124,7 @@ WALL_CLOCKS = {
     "sluice/spool/kafka/inspector.py": 1,  # shown
     "sluice/spool/kafka/outlet.py": 1,  # makes an id unique
     "sluice/store/expiry.py": 1,  # bounded by the monotonic clock
+    "sluice/store/keys.py": 1,  # a key is at least as young as its row
     "sluice/store/sqlite/store.py": 1,  # persisted_at
     "sluice/views/follower.py": 2,  # shown
     "sluice/views/kinds/followed.py": 1,  # shown

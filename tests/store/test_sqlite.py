@@ -231,6 +231,20 @@ class TestSqlite(StoreTests):
         assert store.persist(*votes("b", first=2)) == Outcome(0, 0, again=True)  # its commit is in that file
         assert self.choices(backend) == ["a", "b"]
 
+    def test_no_new_database_begins_beside_the_log_of_one_that_is_away(
+        self, backend: SqliteStore, store: Store
+    ) -> None:
+        store.persist(*votes("a"))
+        kept = backend.path.parent / "kept"
+        backend.path.rename(kept)
+        with pytest.raises(Unavailable, match="is gone, but .*-wal has rows of it"):
+            open_store(backend.url, STREAMS)
+        assert not backend.path.exists()
+        kept.rename(backend.path)
+        open_store(backend.url, STREAMS).close()
+        assert self.choices(backend) == ["a"]
+        store.close()
+
     def test_nothing_is_stored_while_another_file_has_the_place_of_the_database(
         self, backend: SqliteStore, store: Store
     ) -> None:
@@ -266,7 +280,8 @@ class TestSqlite(StoreTests):
         store.persist(*votes("a"))
         assert reader.ledger("votes").bodies == 1
         store.close()
-        backend.path.rename(backend.path.parent / "former.db")
+        for suffix in "", "-wal", "-shm":
+            Path(f"{backend.path}{suffix}").rename(backend.path.parent / f"former.db{suffix}")
         open_store(backend.url, STREAMS).close()
         with pytest.raises(Unavailable):
             reader.ledger("votes")

@@ -56,6 +56,16 @@ def check_place(path: str) -> None:
         raise Unavailable(f"{path} is on a network file system ({kind}), where SQLite can damage a database")
 
 
+def check_log(path: str) -> None:
+    """Raises: Unavailable if a log is there without its database: SQLite would delete it to begin a new one."""
+    log = Path(f"{path}-wal")
+    with contextlib.suppress(FileNotFoundError):
+        if log.stat().st_size and not os.path.exists(path):
+            raise Unavailable(
+                f"{path} is gone, but {log} has rows of it: put it back; or delete {log}, for a new database"
+            )
+
+
 def start_log(db: apsw.Connection, path: str) -> None:
     """Turn the write-ahead log on. Raises: Unavailable if the file system cannot have one."""
     mode = db.execute("PRAGMA journal_mode=WAL").get

@@ -21,7 +21,17 @@ from sluice.settings import Keep
 from sluice.spool.claim import Claim
 from sluice.store import bounds
 from sluice.store.bookkeeping import FOLDED, HAS_LETTERS
-from sluice.store.sqlite.file import Identity, check_place, cut_log, empty_log, identity, inode, require_file, start_log
+from sluice.store.sqlite.file import (
+    Identity,
+    check_log,
+    check_place,
+    cut_log,
+    empty_log,
+    identity,
+    inode,
+    require_file,
+    start_log,
+)
 from sluice.store.sqlite.table import Table
 from sluice.store.store import Elsewhere, Store, check_layout
 from sluice.store.tables import INDEXES, LAYOUT, PRIMARY_KEYS, RENAMED, TABLES
@@ -80,6 +90,7 @@ class Sqlite(Store[apsw.Connection]):
                 folder = os.path.dirname(os.path.abspath(self.path))
                 os.makedirs(folder, mode=0o700, exist_ok=True)
                 check_place(folder)
+                check_log(self.path)
                 flags |= apsw.SQLITE_OPEN_CREATE
             else:
                 require_file(self.path)
