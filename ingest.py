@@ -10,7 +10,7 @@ from typing import Any
 from sluice import settings
 from sluice.fastlane.interface import Options
 from sluice.formats.registry import load_routes, load_signed
-from sluice.http import influx, replies, signature
+from sluice.http import influx, replies, request, signature
 from sluice.http.endpoints import Endpoint, Endpoints
 from sluice.http.replies import Rejected
 from sluice.http.routes import NO_CONTENT, OK, Reply
@@ -109,5 +109,6 @@ PLAIN = ENDPOINTS.plain
 for at, known in load_signed(ROUTES).items():
     PLAIN[at].read = signature.reading(*known)
 PROBES = {"/health": influx.HEALTH, "/healthz": OK, "/readyz": OK, "/ping": NO_CONTENT}
-app.fastlane = Options(SETTINGS.max_body, tick, shares_environ=True)  # type: ignore[attr-defined]
+FIELDS = request.FIELDS | signature.FIELDS
+app.fastlane = Options(SETTINGS.max_body, tick, shares_environ=True, fields=FIELDS)  # type: ignore[attr-defined]
 atexit.register(INLET.report, last=True)

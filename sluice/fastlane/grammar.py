@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from io import BytesIO
-from typing import Any
+from typing import Any, Optional
 
 from gunicorn.http.wsgi import base_environ
 
 CACHED_HEADS = 1024  # 3 kB each
 MAX_CACHED_BYTES = 1024  # a longer head is not cached
-TARGET = len(b"GET ")  # where the target of a GET begins
 TOKEN = rb"[!#$%&'*+.^`|~0-9A-Za-z-]+"  # RFC 9110, 5.6.2, without "_", which gunicorn may drop or reject
 # The path needs no decoding and cannot be read as an authority; the query is printable ASCII without a fragment.
 LINE = re.compile(rb"(POST|GET) ((?:/[A-Za-z0-9._~-]+)*/?)(?:\?([!\"$-~]*))? HTTP/1\.1")
@@ -21,79 +21,111 @@ FIELDS = re.compile(rb"((?:" + TOKEN + rb":[\t -~\x80-\xff]*\r\n)+)\r\n")
 FIELD = re.compile(rb"(" + TOKEN + rb"):([\t -~\x80-\xff]*)\r\n")
 LENGTH = re.compile(r"0|[1-9][0-9]{0,9}")
 DECLINED = frozenset((b"TRANSFER-ENCODING", b"EXPECT", b"UPGRADE", b"HTTP2-SETTINGS", b"TRAILER", b"TE"))
+DECIDING = frozenset(("HTTP_HOST", "HTTP_CONNECTION"))
 
 # The environ without the body, the length of the body in bytes, and whether the connection stays open
 ParsedHead = tuple[dict[str, Any], int, bool]
-KEYS = b"\r\nIdempotency-Key: ", b"\r\nidempotency-key: "
-# The cache of a listener. The head of a GET with a query is there without it and without the empty line, that of a POST
-# with a key without its field and without the empty line
-Heads = dict[bytes, ParsedHead]
+# The cache of a listener, of two kinds of keys. A head that came twice is there with an environ of its own; one that
+# came once is there with None. The shape of a head is what decides how it is parsed (`Grammar.shape`); its environ has
+# the values of the request that came last
+Heads = dict[bytes, Optional[ParsedHead]]
+PRINTABLE = bytes([9, *range(32, 127), *range(128, 256)])
+QUERY = bytes([33, 34, *range(36, 127)])
 
 
 class Grammar:
     """Parses plain heads as gunicorn's parser does, and declines all others."""
 
-    def __init__(self, cfg: Any) -> None:
-        """cfg: gunicorn's settings; its limits apply."""
+    def __init__(self, cfg: Any, wanted: Collection[str] | None = None) -> None:
+        """cfg: gunicorn's settings; its limits apply. wanted: the fields that the environ has; None: all."""
         self.base = base_environ(cfg)
         self.base.update({"SCRIPT_NAME": "", "SERVER_PROTOCOL": "HTTP/1.1"})
         limits = cfg.limit_request_line, cfg.limit_request_field_size
         self.max_head = min(limit for limit in (*limits, 8190) if limit > 0)
         self.max_fields = cfg.limit_request_fields if cfg.limit_request_fields > 0 else 100
         self.schemes = {name.encode(): value for name, value in cfg.secure_scheme_headers.items()}
+        self.wanted = wanted
+        # By name as received: the key in the environ of a field that decides nothing; "": the environ does not have it
+        self.known: dict[bytes, str] = {}
 
     def parse(self, head: bytes, server: Any, heads: Heads) -> ParsedHead | None:
-        """Parse a head that is not in the cache, including its empty line. None: declined. The environ is shared.
+        """Parse a head that is not in the cache, or came once; including its empty line. None: declined.
 
-        server: the listener's name from getsockname(). heads: of the listener.
+        The environ is shared with the next request of this shape. server: the listener's name from getsockname().
+        heads: of the listener.
         """
-        if head.startswith(b"POST "):
-            return self.parse_key(head, server, heads) or self.parse_new(head, head, server, heads)
-        end = head.find(b" ", TARGET)
-        at = head.find(b"?", TARGET, end)
-        # the query of a GET names what is asked for, and seldom comes again; the rest does
-        if at == -1 or len(head) > MAX_CACHED_BYTES or not head.startswith(b"GET "):
-            return self.parse_new(head, head, server, heads)
-        query = head[at + 1 : end].decode("latin-1")
-        # printable ASCII without a fragment, as in LINE, but in half the time
-        if len(head) > self.max_head or not query.isascii() or not query.isprintable() or "#" in query:
+        lines = head.split(b"\r\n")
+        # nothing else than lines of printable characters
+        if len(head) > self.max_head or head.translate(None, PRINTABLE) != b"\r\n" * (len(lines) - 1):
             return None
-        key = head[:at] + head[end:-4]  # whatever a client sends ends with an empty line, so no head equals it
-        parsed = heads.get(key) or self.parse_new(key + b"\r\n\r\n", key, server, heads)
+        shape, values = self.shape(lines)
+        parsed = heads.get(shape)
         if parsed is None:
-            return None
-        environ = parsed[0]
-        environ["QUERY_STRING"] = query
-        environ["RAW_URI"] = f"{environ['PATH_INFO']}?{query}"
-        environ["fastlane.head"] = head
-        return parsed
-
-    def parse_key(self, head: bytes, server: Any, heads: Heads) -> ParsedHead | None:
-        """Parse the head of a POST with a key, which is new in each request; the rest is not. None: it is not so."""
-        at = max(map(head.find, KEYS))
-        if at == -1 or len(head) > MAX_CACHED_BYTES:
-            return None
-        end = head.find(b"\r\n", at + 2)
-        value = head[at + len(KEYS[0]) : end].decode("latin-1")
-        if not value.isascii() or not value.isprintable():
-            return None
-        key = head[:at] + head[end:-4]
-        parsed = heads.get(key)
-        if parsed is None:
-            parsed = self.parse_new(key + b"\r\n\r\n", key, server, heads)
-            if parsed is None or "HTTP_IDEMPOTENCY_KEY" in parsed[0]:  # a second one
-                heads.pop(key, None)
+            parsed = self.parse_new(head, server)
+            if parsed is None:
                 return None
-        environ = parsed[0]
-        environ["HTTP_IDEMPOTENCY_KEY"] = value.strip(" ")
+            self.learn(lines)
+            shape, values = self.shape(lines)
+            if len(shape) <= MAX_CACHED_BYTES:
+                keep(heads, shape, parsed)
+        environ, length, keep_alive = parsed
+        environ.update(values)
         environ["fastlane.head"] = head
+        if length:
+            length = int(values["CONTENT_LENGTH"])
+            parsed = environ, length, keep_alive
+        if len(head) <= MAX_CACHED_BYTES:
+            keep(heads, head, (environ.copy(), length, keep_alive) if head in heads else None)
         return parsed
 
-    def parse_new(self, head: bytes, key: bytes, server: Any, heads: Heads) -> ParsedHead | None:
-        """Parse a head, and cache it under the key. None: declined."""
+    def shape(self, lines: list[bytes]) -> tuple[bytes, dict[str, str]]:
+        """What decides how a head is parsed, and the values of the rest. No head has the bytes of a shape."""
+        line, mark, rest = lines[0].partition(b"?")
+        values = {}
+        if mark:
+            query, _, rest = rest.rpartition(b" ")
+            if query.translate(None, QUERY):
+                mark = query
+            text = query.decode("latin-1")
+            values["QUERY_STRING"] = text
+            values["RAW_URI"] = f"{line[line.find(b' ') + 1 :].decode('latin-1')}?{text}"
+        kept = [line, mark, rest]
+        known = self.known
+        for line in lines[1:-2]:
+            name, colon, value = line.partition(b":")
+            key = known.get(name)
+            if key is None or not colon:
+                kept.append(line + b"\n")
+            elif key:
+                kept.append(name)
+                text = values[key] = value.strip(b" \t").decode("latin-1")
+                if key == "CONTENT_LENGTH" and (text == "0" or not LENGTH.fullmatch(text)):
+                    kept.append(line + b"\n")
+        return b"\n".join(kept), values
+
+    def learn(self, lines: list[bytes]) -> None:
+        """Note which fields of a head that was parsed decide nothing."""
+        if len(self.known) >= CACHED_HEADS:
+            self.known.clear()
+        for line in lines[1:-2]:
+            name = line.partition(b":")[0]
+            upper = name.upper()
+            if (key := self.key(upper)) not in DECIDING and upper not in self.schemes:
+                self.known[name] = key
+
+    def key(self, name: bytes) -> str:
+        """The key in the environ of a field, by its name in upper case; "": the environ does not have it."""
+        key = name.decode().replace("-", "_")
+        if key in ("CONTENT_TYPE", "CONTENT_LENGTH"):
+            return key
+        key = "HTTP_" + key
+        return key if self.wanted is None or key in self.wanted or key in DECIDING else ""
+
+    def parse_new(self, head: bytes, server: Any) -> ParsedHead | None:
+        """Parse a head of a new shape. None: declined."""
         line, _, block = head.partition(b"\r\n")
         match = LINE.fullmatch(line)
-        if match is None or len(head) > self.max_head:
+        if match is None:
             return None
         method, target, query = match.groups()
         fields = self.fields(block, server)
@@ -106,13 +138,7 @@ class Grammar:
         environ["PATH_INFO"] = target.decode()
         environ["QUERY_STRING"] = query.decode() if query else ""
         environ["RAW_URI"] = line[len(method) + 1 : -9].decode()
-        environ["fastlane.head"] = head
-        parsed = environ, max(0, length), keep_alive
-        if len(key) <= MAX_CACHED_BYTES:
-            if len(heads) >= CACHED_HEADS:
-                heads.clear()
-            heads[key] = parsed
-        return parsed
+        return environ, max(0, length), keep_alive
 
     def fields(self, block: bytes, server: Any) -> ParsedHead | None:
         """Parse the fields, including the empty line. None: declined. Without Content-Length the length is -1."""
@@ -129,12 +155,6 @@ class Grammar:
                 return None
             seen.add(name)
             value = raw.strip(b" \t").decode("latin-1")
-            if name == b"CONTENT-TYPE":
-                environ["CONTENT_TYPE"] = value
-                continue
-            if name == b"CONTENT-LENGTH":
-                environ["CONTENT_LENGTH"] = value
-                continue
             if name == b"HOST":
                 host = value
             elif name == b"CONNECTION":
@@ -146,7 +166,8 @@ class Grammar:
                 if not isinstance(server, str) or "wsgi.url_scheme" in environ:
                     return None
                 scheme = environ["wsgi.url_scheme"] = "https" if value == self.schemes[name] else "http"
-            environ["HTTP_" + name.decode().replace("-", "_")] = value
+            if key := self.key(name):
+                environ[key] = value
         length = environ.get("CONTENT_LENGTH")
         if length is not None and not LENGTH.fullmatch(length):
             return None
@@ -156,6 +177,13 @@ class Grammar:
         environ |= {"SERVER_NAME": name, "SERVER_PORT": port, "REMOTE_ADDR": "", "wsgi.url_scheme": scheme}
         environ["wsgi.input"] = BytesIO()  # of requests without a body, if they share the environ
         return environ, -1 if length is None else int(length), keep_alive
+
+
+def keep(heads: Heads, key: bytes, parsed: ParsedHead | None) -> None:
+    """Put a head or a shape into the cache."""
+    if len(heads) >= CACHED_HEADS:
+        heads.clear()
+    heads[key] = parsed
 
 
 def served(server: Any, host: str, scheme: str) -> tuple[str, str]:

@@ -105,13 +105,14 @@ class FastLane(SlowLane):
             and "SCRIPT_NAME" not in os.environ
             and all(setting.get() == setting.default for setting in settings)
         )
-        self.parse: Parse = Grammar(self.cfg).parse if supported else lambda head, server, heads: None
         self.application = self.wsgi
         options: Options = getattr(self.wsgi, "fastlane", Options())
         self.max_body = min(MAX_BODY_BYTES, options.max_body)
         self.tick = options.tick
         self.answers = Answers(self.cfg, self.log)
         self.shares_environ = options.shares_environ and not self.answers.logged
+        self.grammar = Grammar(self.cfg, None if self.answers.logged else options.fields)
+        self.parse: Parse = self.grammar.parse if supported else lambda head, server, heads: None
         self.connections: dict[int, Connection] = {}  # by descriptor; without those in the slow lane
         self.slow_count = 0  # greenlets beside the loop: one for each connection in the slow lane
         self.pending: list[Pending] = []

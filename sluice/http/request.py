@@ -14,6 +14,7 @@ from sluice.http.replies import BAD_KEY, CODED, CUT_OFF, EMPTY, NO_LENGTH, Rejec
 
 # The fields with a key of the request, in the order in which they count
 KEYED = (b"idempotency-key", b"webhook-id", b"x-github-delivery", b"ce-id")
+FIELDS = frozenset(f"HTTP_{name.decode().upper().replace('-', '_')}" for name in KEYED)  # that `read` looks at
 # A String (RFC 8941, 3.3.3), or else visible ASCII without quotation marks around it
 QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\]){1,255})"')
 BARE = re.compile(r"[!#-~][!-~]{0,254}")

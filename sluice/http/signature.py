@@ -73,6 +73,11 @@ SCHEMES = {
     ),
 }
 
+FIELDS = frozenset(
+    "HTTP_" + name.upper().replace("-", "_")
+    for name in ("webhook-id", "webhook-timestamp", *(scheme.field for scheme in SCHEMES.values()))
+)
+
 
 class Wrong(Exception):
     """Raised with the reason: the signature is missing or not valid."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import time
 from collections.abc import Mapping
@@ -38,8 +39,15 @@ class Teller:
         entry = {
             "status": int(reply.status[:3]),
             "path": (path or about.get("PATH_INFO", ""))[:MOST_PATH],
-            "from": about.get("HTTP_X_REAL_IP", ""),
+            "from": sender(about),
             "reason": json.loads(b"".join(reply.chunks))["detail"],
         }
         with contextlib.suppress(OSError):
             self.socket.sendto(json.dumps(entry).encode(), self.path)
+
+
+def sender(environ: Mapping[str, Any]) -> str:
+    """The address that nginx passes; "": it is a plain route, where nginx passes what the gateway needs only."""
+    head: bytes = environ.get("fastlane.head", b"")
+    found = re.search(rb"\r\nX-Real-IP: ([^\r]*)", head)
+    return found[1].decode("latin-1") if found else str(environ.get("HTTP_X_REAL_IP", ""))
