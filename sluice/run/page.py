@@ -16,8 +16,6 @@ from pathlib import Path
 from statistics import linear_regression
 from typing import Any, NoReturn
 
-from redis.exceptions import RedisError
-
 from sluice import settings
 from sluice.account import STATES, sums
 from sluice.base import daemon, screen
@@ -64,7 +62,7 @@ def main() -> NoReturn:
             rejections.write()
         except Exception as error:  # the next reading may succeed
             screen.complain(f"the status page is not updated: {error}")
-        with contextlib.suppress(RedisError, OSError):  # they are in the next report
+        with contextlib.suppress(Exception):  # they are in the next report
             rejections.report()
         time.sleep(READING_SECONDS)
 

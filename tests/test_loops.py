@@ -1,0 +1,174 @@
+"""Each background loop goes on after an item that raises, whatever it raises; that no loop is missing: see `test_lint`.
+
+The loops are the programs' own. Each gets an item that raises what nobody foresaw, and then one that ends the loop.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import worker
+from sluice import settings
+from sluice.base import connect, daemon
+from sluice.formats.streams import STREAMS
+from sluice.run import page, scale
+from sluice.spool import inlet
+from sluice.spool.kafka import inlet as kafka
+from sluice.views import follower, lease, refresh
+from sluice.views.kinds.tally import tally
+from test_lint import LOOPS
+
+
+class Over(BaseException):
+    """Ends a loop."""
+
+
+class Odd:
+    """An item: whatever is asked of it raises an error that nobody foresaw; the second time, Over."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        self.asked += 1
+        raise RuntimeError("nobody foresaw this") if self.asked == 1 else Over
+
+    def __getattr__(self, _: str) -> Any:
+        return self
+
+
+def made(kind: type[Any], **given: Any) -> Any:
+    """An object of a class with these attributes alone."""
+    one = object.__new__(kind)
+    vars(one).update(given)
+    return one
+
+
+def work(odd: Odd, _: pytest.MonkeyPatch) -> None:
+    outlet: Any = SimpleNamespace(name="the list", has_work=odd)
+    given = {"outlet": outlet, "store": odd, "states": [], "stopping": False, "logged": {}, "renew": lambda: None}
+    made(worker.Worker, **given, wake=SimpleNamespace(acquire=lambda timeout: None)).run()
+
+
+def renew(odd: Odd, _: pytest.MonkeyPatch) -> None:
+    claims = [SimpleNamespace(claim="a claim", stream=STREAMS["votes"], error="")]
+    made(worker.Worker, outlet=SimpleNamespace(renew=odd), states=claims, stopping=False).renew()
+
+
+def ask(odd: Odd, _: pytest.MonkeyPatch) -> None:
+    made(connect.Sentinels, name="sluice", learn=lambda *_: None).ask(0, odd)
+
+
+def show(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "Page", lambda _: SimpleNamespace(look=odd))
+    monkeypatch.setattr(page, "Rejections", lambda _: SimpleNamespace(report=lambda: None))
+    page.main()
+
+
+def report(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "Page", lambda _: SimpleNamespace(look=dict))
+    monkeypatch.setattr(page, "Rejections", lambda _: SimpleNamespace(report=odd))
+    page.main()
+
+
+def count(odd: Odd, _: pytest.MonkeyPatch) -> None:
+    made(page.Rejections, inbox=odd).count()
+
+
+def size(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "Pool", lambda _: SimpleNamespace(replace=odd, close=lambda: None))
+    scale.main()
+
+
+def reconnect(odd: Odd, _: pytest.MonkeyPatch) -> None:
+    made(inlet.Inlet, away=True, redis=odd).reconnect()
+
+
+def keep(odd: Odd, _: pytest.MonkeyPatch) -> None:
+    made(kafka.Inlet).keep(odd, None, 0.0)
+
+
+def follow(odd: Odd, _: pytest.MonkeyPatch) -> None:
+    given = {"stopping": False, "token": "t", "turn": odd, "reason": None, "socket": "", "generations": []}
+    made(follower.Follower, **given, wake=SimpleNamespace(acquire=lambda timeout: None)).run()
+
+
+def hold(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "ViewsClient", lambda _: odd)
+    lease.keep("", lambda: "t")
+
+
+def extend(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    class Thread(threading.Thread):
+        def run(self) -> None:
+            with suppress(Over):
+                super().run()
+            ended.set()
+
+    monkeypatch.setattr(refresh.threading, "Thread", Thread)
+    with refresh.held(odd, "lock", "token", 0.0):  # type: ignore[arg-type]
+        ended.wait(30)
+    raise Over
+
+
+def recount(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refresh, "open_row_source", lambda *_: odd)
+    given = {"client": odd, "url": "", "streams": {}, "every": 0.0, "reason": "", "stopping": threading.Event()}
+    made(refresh.Refresher, **given).run("/votes/tally", True)
+
+
+def index(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    monkeypatch.setattr(refresh, "open_row_source", lambda *_: odd)
+    for by in "choice", "voter":
+        slow.put(tally("votes", key="poll", by=by))
+    monkeypatch.setattr("sluice.views.kinds.counted.Counted.make_countable", odd)
+    made(refresh.Refresher, slow=slow, url="", streams={}).index()
+
+
+ITEMS: dict[Callable[[Odd, pytest.MonkeyPatch], None], tuple[str, str]] = {
+    work: ("worker.py", "run"),
+    renew: ("worker.py", "renew"),
+    ask: ("sluice/base/connect.py", "ask"),
+    show: ("sluice/run/page.py", "main"),
+    report: ("sluice/run/page.py", "main"),
+    count: ("sluice/run/page.py", "count"),
+    size: ("sluice/run/scale.py", "main"),
+    reconnect: ("sluice/spool/inlet.py", "reconnect"),
+    keep: ("sluice/spool/kafka/inlet.py", "keep"),
+    follow: ("sluice/views/follower.py", "run"),
+    hold: ("sluice/views/lease.py", "keep"),
+    extend: ("sluice/views/refresh.py", "renew"),
+    recount: ("sluice/views/refresh.py", "run"),
+    index: ("sluice/views/refresh.py", "index"),
+}
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: "-".join(ITEMS[item]) + f"-{item.__name__}")
+def test_a_loop_goes_on_after_an_item_that_raises(
+    item: Callable[[Odd, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    odd = Odd()
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(settings, "load", lambda: SimpleNamespace(home=tmp_path, workers=1))
+    monkeypatch.setattr(daemon, "give_way", lambda: None)  # this process has signals and a priority of its own
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(Over):
+        item(odd, monkeypatch)
+    assert odd.asked >= 2
+
+
+def test_each_background_loop_has_an_item_here() -> None:
+    assert set(ITEMS.values()) == {(name, loop) for name, loops in LOOPS.items() for loop in loops}
