@@ -1,4 +1,8 @@
-"""Times as ISO 8601."""
+"""Times as ISO 8601.
+
+A wall clock is read for times that are shown or stored. What lasts is measured by the monotonic clock, and what a
+clock that has stepped could delete or delay has a bound.
+"""
 
 from __future__ import annotations
 

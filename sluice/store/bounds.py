@@ -1,4 +1,7 @@
-"""How much one transaction of the store changes, and what is held in memory for it."""
+"""How much one transaction of the store changes, and what is held in memory for it.
+
+A bound is one of what costs, bytes or seconds; one of rows stands only where a row has a largest size.
+"""
 
 from __future__ import annotations
 

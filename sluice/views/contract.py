@@ -9,6 +9,8 @@ How to read a value of a view. Generations change while the view is served, so:
 3. if it is another generation, read again with that one. If it is FULL or absent, or its name does not begin with
    `fingerprint` of the reader's own declaration, the answer is 503.
 
+What clients can name has a bound, and what was asked for longest ago goes first.
+
 A generation's keys are deleted only after the state has changed, which is why the state is read last.
 """
 

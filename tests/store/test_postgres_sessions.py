@@ -26,6 +26,10 @@ from store_tests import again, claim, votes
 
 WEEK = settings.Keep(7 * 86_400, {"votes": None})
 PREFIX = "@%c %a@ "  # the session and its program, before each line of the log
+PINNED = (
+    "TimeZone", "DateStyle", "IntervalStyle", "standard_conforming_strings", "extra_float_digits", "bytea_output",
+    "statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "search_path",
+)  # fmt: skip
 # what is said of a session outside its transactions
 OUTSIDE = r"SELECT quote_ident\(current_schema|(RE)?SET statement_timeout|(CREATE|DROP) INDEX|BEGIN|COMMIT|ROLLBACK"
 
@@ -106,7 +110,7 @@ def test_every_transaction_first_sets_what_our_sql_depends_on(pg: Postgres) -> N
         inside = False
         for statement in statements:
             if before == "BEGIN":
-                assert "search_path" in statement and "TimeZone" in statement, statement
+                assert all(f" {name} =" in f" {statement}" for name in PINNED), statement
             inside = (inside or statement == "BEGIN") and statement not in ("COMMIT", "ROLLBACK")
             pinned = statement.startswith("SET LOCAL TimeZone")
             assert inside or pinned or re.match(OUTSIDE, statement), statement
