@@ -21,7 +21,7 @@ import worker
 from sluice import settings
 from sluice.base import connect, daemon
 from sluice.formats.streams import STREAMS
-from sluice.run import page, scale
+from sluice.run import page, rejections, scale
 from sluice.spool import inlet
 from sluice.spool.kafka import inlet as kafka
 from sluice.views import follower, lease, refresh
@@ -71,18 +71,18 @@ def ask(odd: Odd, _: pytest.MonkeyPatch) -> None:
 
 def show(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "Page", lambda _: SimpleNamespace(look=odd))
-    monkeypatch.setattr(page, "Rejections", lambda _: SimpleNamespace(report=lambda: None))
+    monkeypatch.setattr(page, "Rejections", lambda *_: SimpleNamespace(write=odd, report=lambda: None))
     page.main()
 
 
 def report(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "Page", lambda _: SimpleNamespace(look=dict))
-    monkeypatch.setattr(page, "Rejections", lambda _: SimpleNamespace(report=odd))
+    monkeypatch.setattr(page, "Rejections", lambda *_: SimpleNamespace(write=lambda: None, report=odd))
     page.main()
 
 
 def count(odd: Odd, _: pytest.MonkeyPatch) -> None:
-    made(page.Rejections, inbox=odd).count()
+    made(rejections.Rejections, inbox=odd).listen()
 
 
 def size(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ ITEMS: dict[Callable[[Odd, pytest.MonkeyPatch], None], tuple[str, str]] = {
     ask: ("sluice/base/connect.py", "ask"),
     show: ("sluice/run/page.py", "main"),
     report: ("sluice/run/page.py", "main"),
-    count: ("sluice/run/page.py", "count"),
+    count: ("sluice/run/rejections.py", "listen"),
     size: ("sluice/run/scale.py", "main"),
     reconnect: ("sluice/spool/inlet.py", "reconnect"),
     keep: ("sluice/spool/kafka/inlet.py", "keep"),
@@ -163,6 +163,7 @@ def test_a_loop_goes_on_after_an_item_that_raises(
     odd = Odd()
     monkeypatch.setattr(time, "sleep", lambda _: None)
     monkeypatch.setattr(settings, "load", lambda: SimpleNamespace(home=tmp_path, workers=1))
+    (tmp_path / "run").mkdir()
     monkeypatch.setattr(daemon, "give_way", lambda: None)  # this process has signals and a priority of its own
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     with pytest.raises(Over):
