@@ -197,6 +197,7 @@ BOUNDS = {
     "sluice/http/endpoints.py": {"plain": "routes", "rpc": "routes"},
     "sluice/run/rejections.py": {"kinds": "KINDS, and KEPT of each"},
     "sluice/fastlane/answers.py": {"rendered": "MAX_RENDERED"},
+    "sluice/fastlane/grammar.py": {"known": "CACHED_HEADS"},
     "sluice/fastlane/connection.py": {"pieces": "bytes that were admitted"},
     "sluice/fastlane/slow.py": {"pieces": "bytes that were admitted"},
     "sluice/fastlane/loop.py": {
@@ -233,6 +234,7 @@ TARGETS = {
 }
 IDENTITIES = {
     "sluice/elsewhere/parquet.py: stat": "how old and how large our own files are",
+    "sluice/fastlane/grammar.py: HTTP_HOST": "a field with two values is declined; nginx checks names",
     "sluice/fastlane/grammar.py: REMOTE_ADDR": "for applications of others; nginx checks addresses",
     "sluice/run/up.py: lstat": "the owner of a link counts, too",
     "sluice/run/up.py: stat": "owners and modes of a home",
