@@ -13,7 +13,7 @@ from sluice.formats.registry import load_routes, load_signed
 from sluice.http import influx, replies, request, signature
 from sluice.http.endpoints import Endpoint, Endpoints
 from sluice.http.replies import Rejected
-from sluice.http.routes import NO_CONTENT, OK, Reply
+from sluice.http.routes import OK, Reply
 from sluice.http.tell import Teller
 from sluice.spool import open_inlet
 from sluice.spool.inlet import Group
@@ -108,7 +108,7 @@ ENDPOINTS = Endpoints(ROUTES, counts.counter, SETTINGS.max_body, SETTINGS.max_ba
 PLAIN = ENDPOINTS.plain
 for at, known in load_signed(ROUTES).items():
     PLAIN[at].read = signature.reading(*known)
-PROBES = {"/health": influx.HEALTH, "/healthz": OK, "/readyz": OK, "/ping": NO_CONTENT}
+PROBES = {"/health": influx.HEALTH, "/healthz": OK, "/readyz": OK, "/ping": influx.PING}
 FIELDS = request.FIELDS | signature.FIELDS
 app.fastlane = Options(SETTINGS.max_body, tick, shares_environ=True, fields=FIELDS)  # type: ignore[attr-defined]
 atexit.register(INLET.report, last=True)

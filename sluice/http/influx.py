@@ -1,4 +1,4 @@
-"""What InfluxDB answers besides writes, because senders ask it before they write: /health, and CREATE DATABASE."""
+"""What InfluxDB answers besides writes, because senders ask before they write: /ping, /health, and CREATE DATABASE."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sluice.http.replies import Rejected, problem
 from sluice.http.request import read
 from sluice.http.routes import Reply, reply
 
+PING = reply("204 No Content", b"", "", ("X-Influxdb-Version", "sluice"))  # Python's client, version 1, reads it
 HEALTH = reply(
     "200 OK",
     b'{"name":"influxdb","message":"ready for queries and writes","status":"pass","checks":[],"version":"sluice"}',

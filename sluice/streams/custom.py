@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from sluice.streams.decoder import out_of_range
-from sluice.streams.record import Record, Vote
+from sluice.streams.record import Invalid, Record, Vote
 from sluice.streams.times import TIMES, Time, first
 
 
@@ -54,16 +54,22 @@ def wire(record: type[Record]) -> tuple[type[msgspec.Struct], Callable[[Any], Re
     names = tuple(field.name for field in own)
     taken = {field.encode_name for field in own}
     times = [name for name in TIMES if name not in taken]
+    # an event must not pass for a record that has the names of an event's own members, or only optional ones
+    events = [] if "specversion" in taken else [("specversion_", Any, msgspec.field(default=None, name="specversion"))]
     struct = msgspec.defstruct(
         record.__name__,
         [(field.name, field.type, field_of(field)) for field in own]
-        + [(f"{name}_", Time, msgspec.field(default=None, name=name)) for name in times],
+        + [(f"{name}_", Time, msgspec.field(default=None, name=name)) for name in times]
+        + events,
         kw_only=True,
     )
+    mixed = bool(events)
     get = attrgetter(*(f"{name}_" for name in times), *names)
     count = len(times)
 
     def build(wire: Any) -> Record:
+        if mixed and wire.specversion_ is not None:
+            raise Invalid("a CloudEvent")
         values = get(wire)
         fields = values[count:]
         for value in fields:  # as LineDecoder does: a call takes 50 ns more, `in INT64` 17 ns

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from sluice.settings import BATCH, Settings
 from sluice.streams import custom
-from sluice.streams.decoder import JsonDecoder, LineDecoder
+from sluice.streams.cloudevents import EventDecoder
+from sluice.streams.decoder import LineDecoder
 from sluice.streams.record import Limits, Record, Reject
 from sluice.streams.unique import Rule
 
@@ -44,8 +45,8 @@ def stream(
 ) -> Stream:
     """A user-defined stream: docs/ADDING-A-STREAM.md.
 
-    The bodies are JSON objects, arrays, NDJSON or forms with the fields of the record type; with `parse`, lines of any
-    other format.
+    The bodies are JSON objects, arrays, NDJSON or forms with the fields of the record type, or CloudEvents whose `data`
+    is such an object; with `parse`, lines of any other format.
 
     parse: makes one record from one line, without the white space around it. Raises: ValueError, whose text becomes
         the reason of the dead letter. Empty lines are skipped. gzip, kept heads and limits are handled before it.
@@ -58,7 +59,7 @@ def stream(
         raise TypeError(f"unique={unique!r} is no tuple of fields of {record_type.__name__}")
     fields = tuple(unique) or None
     if parse is None:
-        return Stream(name, record, JsonDecoder(*custom.wire(record)).fast_path(), unique=fields)
+        return Stream(name, record, EventDecoder(*custom.wire(record)).fast_path(), unique=fields)
     if record is not record_type:  # a metaclass that sets kw_only loses CPython's vectorcall: 460 instead of 110 ns
         raise TypeError(f"the record type {record_type.__name__} needs kw_only=True: its first field must be time")
     return Stream(name, record, LineDecoder(record, parse).decode, unique=fields)

@@ -20,7 +20,7 @@ from sluice.formats.streams import STREAMS, load_streams
 from sluice.streams.body import Budget, elements
 from sluice.streams.decoder import CHUNK_BYTES
 from sluice.streams.message import parse
-from sluice.streams.record import Gps, Log, Metric, Record, Reject, Vote
+from sluice.streams.record import Gps, Log, Metric, Record, Reject, Span, Vote
 from sluice.streams.registry import Stream, stream
 from sluice.streams.schema import valid_name
 from sluice.streams.times import nanoseconds
@@ -32,24 +32,28 @@ GOOD = {
     "gps": b'{"device":"a1","lat":48.1,"lon":11.6}',
     "votes": b'{"poll":"cookies","choice":"oreo"}',
     "logs": b'{"message":"oreo","level":"info"}',
+    "spans": b'{"trace_id":"ab","span_id":"cd","name":"oreo"}',
 }
 BAD = {
     "metrics": b'{"name":"room"}',
     "gps": b'{"device":"a1","lat":91,"lon":11.6}',
     "votes": b'{"poll":"cookies"}',
     "logs": b'{"level":"info"}',
+    "spans": b'{"trace_id":"ab","span_id":"cd"}',
 }
 FORMS = {
     "metrics": b"name=room&value=21.5",
     "gps": b"device=a1&lat=48.1&lon=11.6",
     "votes": b"poll=cookies&choice=oreo",
     "logs": b"level=info&message=oreo",
+    "spans": b"trace_id=ab&span_id=cd&name=oreo",
 }
 RECORDS = {
     "metrics": Metric(name="room", tags={}, field="value", value=21.5, type="float"),
     "gps": Gps(device="a1", lat=48.1, lon=11.6),
     "votes": Vote(poll="cookies", choice="oreo"),
     "logs": Log(level="info", message="oreo"),
+    "spans": Span(trace_id="ab", span_id="cd", name="oreo"),
 }
 HEAD = b"POST /anything?x=1 HTTP/1.1\r\nHost: a\r\n"
 every_stream = pytest.mark.parametrize("name", list(STREAMS))
@@ -922,7 +926,7 @@ def test_the_streams_of_a_user_module_are_added_or_replace_built_in_ones(tmp_pat
         'STREAMS = {"orders": stream("orders", Order), "votes": stream("votes", Order)}\n'
     )
     streams = load_streams(settings.load({"INGEST_RECORDS": str(module)}))
-    assert list(streams) == ["metrics", "gps", "logs", "votes", "orders"]
+    assert list(streams) == ["metrics", "gps", "logs", "spans", "votes", "orders"]
     assert streams["orders"].decode(b'{"sku":"a"}', LIMITS)[0].sku == "a"
     assert streams["votes"]._replace(rule=None) == sys.modules["mine"].STREAMS["votes"]
     assert {name: known._replace(rule=None) for name, known in load_streams(settings.load({})).items()} == STREAMS

@@ -1,0 +1,48 @@
+"""CloudEvents in JSON (cloudevents.io, JSON Event Format 1.0) for the streams of a user's own: `data` is the record.
+
+A structured event is one object, a batch an array of them. In the binary mode the body is the record itself.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Iterable
+
+import msgspec
+
+from sluice.base.override import override
+from sluice.streams.body import Budget
+from sluice.streams.decoder import JsonDecoder, Result, check_text
+from sluice.streams.message import Message
+from sluice.streams.record import Invalid
+from sluice.streams.times import nanoseconds
+
+
+class Event(msgspec.Struct):
+    """data_base64: instead of `data`, if the sender takes it for bytes. time: that of a record without its own."""
+
+    specversion: str
+    data: msgspec.Raw = msgspec.Raw(b"")
+    data_base64: str = ""
+    time: str | None = None
+
+
+read_event = msgspec.json.Decoder(Event).decode
+
+
+class EventDecoder(JsonDecoder):
+    """Decodes plain objects and, if these are not of the stream's type, events."""
+
+    @override
+    def object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:
+        try:
+            event = read_event(part)
+        except msgspec.MsgspecError:
+            return super().object(part, message, budget, error)
+        data = bytes(event.data) or b64decode(event.data_base64)
+        if not data:
+            raise Invalid("CloudEvent without data")
+        record = self.build(self.read(data))
+        if record.time is None and event.time:
+            record = msgspec.structs.replace(record, time=nanoseconds(event.time))
+        return (check_text(record),)
