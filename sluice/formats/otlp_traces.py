@@ -26,8 +26,7 @@ PARTS = 10_000
 
 def span(message: Any, context: Context) -> tuple[Span]:
     """The row of a span. Raises: Invalid."""
-    start, end = message.start_time_unix_nano, message.end_time_unix_nano
-    time = when(start) or when(end)
+    start, end = when(message.start_time_unix_nano), when(message.end_time_unix_nano)
     tags = attributes(message.attributes, plain)
     kind, status = message.kind, message.status
     if not 0 <= kind < len(KINDS):
@@ -51,15 +50,15 @@ def span(message: Any, context: Context) -> tuple[Span]:
         raise Invalid(f"span with more than {PARTS} events and links")
     return (
         Span(
-            time=time,
+            time=start or end,
             trace_id=identity(message.trace_id),
             span_id=identity(message.span_id),
             parent_id=identity(message.parent_span_id) or None,
             name=clean(message.name),
             kind=KINDS[kind],
             service=context.service,
-            start=time,
-            duration=end - start if 0 < start <= end else None,
+            start=start or end,
+            duration=end - start if start and end and end >= start else None,
             status=STATUSES[code],
             attributes=context.merged(tags),
             events=[event(each) for each in events] if events else None,

@@ -138,6 +138,11 @@ def test_an_invalid_span_is_buried_with_its_resource_and_its_scope() -> None:
     assert in_json(traceId=5)[0].whole
 
 
+def test_a_time_beyond_64_bits_makes_a_span_invalid() -> None:
+    found = [decode("spans", sent) for sent in items("/v1/traces", request(GIVEN | {"end_time_unix_nano": 2**63}))]
+    assert {reject.reason for (reject,) in found} == {"time out of range"}
+
+
 def test_a_span_has_a_bounded_number_of_events() -> None:
     found = [decode("spans", sent) for sent in items("/v1/traces", request(GIVEN | {"events": [{}] * (PARTS + 1)}))]
     assert {reject.reason for (reject,) in found} == {f"span with more than {PARTS} events and links"}

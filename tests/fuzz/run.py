@@ -19,7 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 WORK = HERE.parents[1] / "var/fuzz"
-TARGETS = "fastlane", "gps", "influx", "loki", "metrics", "otlp", "packed", "plain", "prometheus"
+TARGETS = "fastlane", "gps", "influx", "loki", "metrics", "otlp", "packed", "plain", "posted", "prometheus"
 HANG = 10  # seconds for one input
 MEMORY = 64  # MiB that the process may grow by, from its first input to its last
 LENGTH = 4096  # bytes of an input

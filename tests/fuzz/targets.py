@@ -10,6 +10,7 @@ import importlib
 import json
 import re
 import sys
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -25,16 +26,12 @@ from sluice.streams import registry  # noqa: E402
 from sluice.streams.body import BOM, GZIP, ZSTD, inflate  # noqa: E402
 from sluice.streams.decoder import SEPARATE_REJECTS  # noqa: E402
 from sluice.streams.message import parse  # noqa: E402
-from sluice.streams.record import Invalid, Log, Record, Reject  # noqa: E402
+from sluice.streams.record import Invalid, Log, Record, Reject, Span  # noqa: E402
 from sluice.streams.registry import Stream  # noqa: E402
 
-for name in (
-    "loki",
-    "otlp_logs",
-    "otlp_metrics",
-    "otlp_traces",
-    "prometheus",
-):  # what decoders import late: here it is instrumented
+# what decoders import late: here it is instrumented
+LATE = "collectd", "gelf", "loki", "otlp_logs", "otlp_metrics", "otlp_traces", "prometheus", "reports"
+for name in LATE:
     importlib.import_module(f"sluice.formats.{name}")
 LIMITS = registry.limits(settings.load({}))
 HEAD = b"POST /any HTTP/1.1\r\nContent-Encoding: gzip\r\n\r\n"
@@ -130,6 +127,16 @@ def otlp(data: bytes) -> None:
                 same(results, promises(stream, packed, empty=True))
 
 
+def posted(data: bytes) -> None:
+    """GELF, which zlib may pack; reports of browsers; collectd; CloudEvents; InfluxDB's lines without a precision."""
+    paths = {"gelf": "logs", "reports": "logs", "collectd": "metrics", "api/v3/write_lp": "metrics"}
+    for path, stream in paths.items():
+        may_be_empty = path.endswith("lp") and (not data.strip() or data.startswith((GZIP, ZSTD, BOM)))
+        promises(STREAMS[stream], f"POST /{path} HTTP/1.1\r\n\r\n".encode() + data, empty=may_be_empty)
+    promises(STREAMS["logs"], b"POST /gelf HTTP/1.1\r\n\r\n" + zlib.compress(data))
+    promises(STREAMS["own"], b'{"specversion":"1.0","data":%b}' % data)
+
+
 def packed(data: bytes) -> None:
     """gzip: several members, trailing zeros, damage. The result, if any, is that of the standard library."""
     choices = wire.Choices(data)
@@ -179,7 +186,8 @@ def fastlane(data: bytes) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    function.__name__: function for function in (metrics, influx, prometheus, loki, otlp, gps, plain, packed, fastlane)
+    function.__name__: function
+    for function in (metrics, influx, prometheus, loki, otlp, gps, plain, packed, posted, fastlane)
 }
 
 
@@ -229,7 +237,7 @@ def storable(record: Record) -> None:
     for value in (getattr(record, name) for name in record.__struct_fields__):
         for part in [*value, *value.values()] if isinstance(value, dict) else [value]:
             assert not isinstance(part, str) or (part.encode() is not None and "\0" not in part)
-            assert isinstance(record, Log) or not isinstance(part, int) or -(2**63) <= part < 2**63
+            assert isinstance(record, (Log, Span)) or not isinstance(part, int) or -(2**63) <= part < 2**63
             assert not isinstance(part, float) or part - part == 0
     assert record.time is None or -(2**63) <= record.time < 2**63
 
