@@ -17,7 +17,8 @@ from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
 
 ZLIB = b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda"  # how it begins, by its level
-SERVICES = "_service", "_service_name", "_application_name", "_app_name", "_app", "facility"  # `facility` is of GELF 1.0
+# `facility` is of GELF 1.0
+SERVICES = "_service", "_service_name", "_application_name", "_app_name", "_app", "facility"
 
 
 def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:

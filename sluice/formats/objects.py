@@ -25,15 +25,18 @@ def records(body: bytes, budget: Budget, build: Callable[[dict[str, Any]], Itera
     def decode(part: bytes) -> Iterable[Result]:
         if len(part) > budget.limits.record:  # an object takes about 20 bytes of memory per byte
             raise Invalid(f"record larger than {budget.limits.record} bytes")
+        if rows:
+            bodies.check_json(part)  # its reason is the one that the line has by itself
         made = build(read(part))
         return map(check_text, made) if NUL in part else made
 
-    body = body.removeprefix(bodies.BOM).strip()
+    rows, body = False, body.removeprefix(bodies.BOM).strip()
     try:
         bodies.check_json(body)
     except Invalid:
         if b"\n" not in body:
             raise
+        rows = True
         return each(bodies.lines(body, budget), decode)
     if body.startswith(b"["):
         return each(bodies.elements(body, budget), decode, b"[", b"]")
