@@ -16,7 +16,7 @@ from sluice.elsewhere.destination import Carried, InMemory, Rejected, Rows, alon
 from sluice.store.types import FarRow
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
-from sluice.streams.schema import field_types
+from sluice.streams.schema import field_types, plain_records
 
 HOUR = "%Y-%m-%dT%H"  # the partition of rows in files and objects
 EXACT = 1 << 53  # integers up to this have an exact float
@@ -45,6 +45,7 @@ class Columns:
 
     def __init__(self, stream: Stream) -> None:
         self.metric = stream.record is Metric
+        self.plain = plain_records(stream.record)
         self.types: dict[str, pa.DataType] = {}
         for name, kinds in field_types(stream.record).items():
             kind = kinds.pop() if len(kinds) == 1 else object
@@ -65,7 +66,7 @@ class Columns:
 
     def made(self, batch: int, rows: Rows) -> pa.Table:
         """`table`, with any error."""
-        records: list[Any] = rows.records
+        records: list[Any] = [*map(self.plain, rows.records)] if self.plain else rows.records
         if self.metric:
             when = [one.time if one.time is not None else at * 1000 for at, one in zip(rows.received, records)]
         else:

@@ -18,7 +18,7 @@ class Kind(NamedTuple):
     """A kind of destination.
 
     target: "module:Class". form: how a URL is written. pattern: of its URLs. library: `bin/provision TARGET` installs
-    it. stream: the only one that it takes, if it is not for all.
+    it. stream: the only one that it takes, if it is not for all. column: that it adds to those of a table.
     """
 
     target: str
@@ -26,14 +26,19 @@ class Kind(NamedTuple):
     pattern: str
     library: str = ""
     stream: str = ""
+    column: str = ""
 
 
 DESTINATIONS = {
-    "parquet": Kind("sluice.elsewhere.parquet:Parquet", "parquet:///DIRECTORY", r"parquet:///[^?#]+", "parquet"),
-    "s3": Kind("sluice.elsewhere.delta:Delta", "s3://BUCKET/PREFIX", r"s3://[\w.-]+(?:/[\w./=-]+)?", "s3"),
+    "parquet": Kind(
+        "sluice.elsewhere.parquet:Parquet", "parquet:///DIRECTORY", r"parquet:///[^?#]+", "parquet", column="hour"
+    ),
+    "s3": Kind(
+        "sluice.elsewhere.delta:Delta", "s3://BUCKET/PREFIX", r"s3://[\w.-]+(?:/[\w./=-]+)?", "s3", column="hour"
+    ),
     "clickhouse": Kind(
         "sluice.elsewhere.clickhouse:ClickHouse", "clickhouse://USER:PASSWORD@HOST:PORT/DATABASE",
-        rf"clickhouse://(?:{LOGIN})?{HOST}/\w+(?:\?secure)?", "clickhouse",
+        rf"clickhouse://(?:{LOGIN})?{HOST}/\w+(?:\?secure)?", "clickhouse", column="object",
     ),
     "kafka": Kind("sluice.elsewhere.topics:Topics", "kafka://HOST:PORT,HOST:PORT", KAFKA_URL, "kafka"),
     "statsd": Kind(
@@ -49,24 +54,26 @@ def open_elsewhere(rows: settings.Rows, streams: Mapping[str, Stream]) -> Outbox
 
 def check_rows(rows: settings.Rows, streams: Mapping[str, Stream]) -> None:
     """Check the URLs of INGEST_ROWS, without the libraries of their destinations. Raises: SettingError."""
-    for name in streams:
+    for name, stream in streams.items():
         if url := rows.of(name):
-            kind_of(url, name)
+            kind_of(url, stream)
 
 
-def kind_of(url: str, stream: str) -> Kind:
+def kind_of(url: str, stream: Stream) -> Kind:
     """The kind of destination that a URL names. Raises: SettingError if a stream cannot have it."""
     kind = DESTINATIONS.get(url.partition(":")[0])
-    if kind is None or not re.fullmatch(kind.pattern, url, re.ASCII) or kind.stream not in ("", stream):
+    shown = f"INGEST_ROWS={settings.without_password(url)!r} is invalid for {stream.name}"
+    if kind is None or not re.fullmatch(kind.pattern, url, re.ASCII) or kind.stream not in ("", stream.name):
         forms = ", ".join(kind.form for kind in DESTINATIONS.values())
-        shown = settings.without_password(url)
-        raise settings.SettingError(f"INGEST_ROWS={shown!r} is invalid for {stream}: expected store or one of {forms}.")
+        raise settings.SettingError(f"{shown}: expected store or one of {forms}.")
+    if kind.column and kind.column in map(str.lower, stream.record.__struct_fields__):
+        raise settings.SettingError(f"{shown}: it has a field {kind.column}, and the destination has such a column.")
     return kind
 
 
 def open_destination(url: str, stream: Stream) -> Destination:
     """The destination of a URL. Raises: SettingError if it is invalid, or a library is not installed."""
-    kind = kind_of(url, stream.name)
+    kind = kind_of(url, stream)
     module, _, name = kind.target.partition(":")
     try:
         destination: Destination = getattr(import_module(module), name)(url, stream)

@@ -31,6 +31,7 @@ from sluice.store.bounds import GROUP_RECORDS
 from sluice.store.types import FarRow
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
+from sluice.streams.schema import plain_records
 
 PREFIX = "rows"  # of the names of topics and groups, unless the URL says otherwise
 KEYS = {"logs": "service"}  # the key is the first field of other streams: device, name, poll
@@ -126,6 +127,7 @@ class Topics(Carried):
     def __init__(self, url: str, stream: Stream) -> None:
         super().__init__(url, stream)
         self.key = attrgetter(KEYS.get(stream.name, stream.record.__struct_fields__[1]))
+        self.plain = plain_records(stream.record)
         self.width, self.unit = (9, 1) if stream.record is Metric else (3, 1_000_000)  # digits of a time; nanoseconds
         self.admin: Admin | None = None
         self.idle: Writer | None = None  # this one, between two transactions; None: the producer's state is not known
@@ -206,7 +208,8 @@ class Topics(Carried):
         form = b'{"received_at":"%%b","time":"%%b.%%0%ddZ"%%b,"batch":%d,"seq":%%d}' % (self.width, batch)
         last, arrived, moment, text = -1, b"", -1, b""
         record: Any
-        for seq, received, record in zip(rows.seqs, rows.received, rows.records):
+        records = map(self.plain, rows.records) if self.plain else rows.records
+        for seq, received, record in zip(rows.seqs, rows.received, records):
             if received != last:
                 last, arrived = received, instant(received).encode()
             when = received * 1000 if record.time is None else record.time

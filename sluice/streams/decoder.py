@@ -111,6 +111,7 @@ class JsonDecoder(Decoder):
         self.no_shape = shape()
         self.read_shape: Callable[[bytes], Any] = msgspec.json.Decoder(shape).decode
         self.wire = wire
+        self.switches = switches(wire)
         self.build = build
         self.read: Callable[[bytes], Any] = msgspec.json.Decoder(wire).decode
         self.read_lines: Callable[[bytes], list[Any]] = msgspec.json.Decoder(wire).decode_lines
@@ -228,7 +229,19 @@ class JsonDecoder(Decoder):
 
     def plain_form(self, fields: dict[str, str]) -> Record:
         """The record of a form that has no format. Raises: Invalid, or msgspec's errors."""
+        if self.switches:
+            fields |= {name: "true" for name in self.switches if fields.get(name) == "on"}  # a checkbox in HTML
         return check_text(self.build(msgspec.convert(fields, self.wire, strict=False)))
+
+
+def switches(wire: type) -> list[str]:
+    """The names of the fields of a form that are booleans, and cannot be a text."""
+    if not issubclass(wire, msgspec.Struct):
+        return []
+    known = [(field.encode_name, msgspec.inspect.type_info(field.type)) for field in msgspec.structs.fields(wire)]
+    parts = [(name, {part.__class__ for part in getattr(kind, "types", (kind,))}) for name, kind in known]
+    text, switch = msgspec.inspect.StrType, msgspec.inspect.BoolType
+    return [name for name, kinds in parts if switch in kinds and text not in kinds]
 
 
 def each(

@@ -5,10 +5,16 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Iterable
+from base64 import b64encode
+from collections.abc import Callable, Iterable
+from datetime import date, datetime, time, timezone
+from decimal import Decimal
+from enum import Enum
 from typing import Any
+from uuid import UUID
 
-from msgspec.structs import fields
+from msgspec import inspect
+from msgspec.structs import fields, replace
 
 from sluice.streams.record import Record
 from sluice.streams.registry import Stream
@@ -39,6 +45,8 @@ def stream_problem(name: object, stream: Stream) -> str:
             return f"the name of a field must be an identifier of up to {MAX_NAME} bytes, not {field!r:.80}"
         if field.lower() in RESERVED_COLUMNS:
             return f"the field name {field!r} of the stream {stream.name!r} is reserved: every table has such a column"
+    if problem := type_problem(stream.record):
+        return f"of the stream {stream.name!r}, {problem}"
     return case_conflict(names)
 
 
@@ -57,9 +65,93 @@ def case_conflict(names: Iterable[str]) -> str:
 
 
 def field_types(record: type[Record]) -> dict[str, set[Any]]:
-    """The fields of a record type without `time`, each with the types that its values may have, except None."""
-    known = {}
-    for name, hint in typing.get_type_hints(record).items():
-        union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-        known[name] = {kind for kind in (typing.get_args(hint) if union else (hint,)) if kind is not types.NoneType}
-    return {field.name: known[field.name] for field in fields(record)[1:]}
+    """The fields of a record type without `time`, each with the types of what is stored of its values, except None."""
+    known = {name: {kind for part in parts_of(hint) for kind in stored(part)} for name, hint in hints(record).items()}
+    return {field.name: known[field.name] - {types.NoneType} for field in fields(record)[1:]}
+
+
+def hints(record: type[Record]) -> dict[str, Any]:
+    return typing.get_type_hints(record)
+
+
+def parts_of(hint: Any) -> tuple[Any, ...]:
+    """The types of a union; of another type, itself."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if union else (getattr(hint, "__supertype__", hint),)  # of a NewType
+
+
+def stored(kind: Any) -> set[Any]:
+    """The types of what is stored of a value of some type."""
+    if typing.get_origin(kind) is typing.Literal:
+        return {type(value) for value in typing.get_args(kind)}
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return {type(one.value) for one in kind}
+    return {str} if kind in TEXTS else {kind}
+
+
+def in_utc(moment: datetime) -> str:
+    """A text whose order is that of the times. A time without a zone is taken for UTC, as that of a record is."""
+    moment = moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment.astimezone(timezone.utc)
+    return f"{moment.replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
+
+
+# of which every database has the text: that of JSON, but of a datetime
+TEXTS: dict[Any, Callable[[Any], str]] = {
+    **{Decimal: str, UUID: str, date: date.isoformat, time: time.isoformat, datetime: in_utc},
+    bytes: lambda value: b64encode(value).decode(),
+}
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    text = TEXTS.get(value.__class__)
+    return text(value) if text else value
+
+
+def plain_records(record: type[Record]) -> Callable[[Any], Any] | None:
+    """What makes a record of which all values have the types of `field_types`; None if they have them anyway."""
+    known = hints(record)
+    names = [field.name for field in fields(record)[1:] if any(map(is_converted, parts_of(known[field.name])))]
+    if not names:
+        return None
+    return lambda one: replace(one, **{name: plain(getattr(one, name)) for name in names})
+
+
+def is_converted(kind: Any) -> bool:
+    return kind in TEXTS or isinstance(kind, type) and issubclass(kind, Enum)
+
+
+def type_problem(record: type[Record]) -> str:
+    """Which field of a record type has a type that not every database and destination stores alike; or ""."""
+    for field in inspect.type_info(record).fields[1:]:  # type: ignore[attr-defined]
+        if refused := refused_in(field.type, set()):
+            return f"the field {field.name!r} has the type {refused}; {TYPES}"
+    return ""
+
+
+TYPES = (
+    "there are str, int, float, bool, Decimal, UUID, datetime, date, time, bytes, Enum and Literal; and, as JSON, "
+    "list, tuple, dict, Struct and unions of these types"
+)
+REFUSED = {
+    inspect.SetType: "set", inspect.FrozenSetType: "frozenset", inspect.TimeDeltaType: "timedelta",
+    inspect.ByteArrayType: "bytearray", inspect.MemoryViewType: "memoryview", inspect.RawType: "Raw",
+    inspect.ExtType: "Ext",
+}  # fmt: skip
+
+
+def refused_in(kind: Any, seen: set[Any]) -> str:
+    """The name of a refused type that a type is or contains, or ""."""
+    if isinstance(kind, inspect.CustomType):
+        return kind.cls.__name__
+    if (own := getattr(kind, "cls", None)) is not None:
+        if own in seen:
+            return ""
+        seen.add(own)
+    if kind.__class__ in REFUSED:
+        return REFUSED[kind.__class__]
+    inner = [getattr(kind, name) for name in kind.__struct_fields__]
+    parts = [part for value in inner for part in (value if isinstance(value, tuple) else (value,))]
+    types_inside = [part.type if isinstance(part, inspect.Field) else part for part in parts]
+    return next(filter(None, (refused_in(part, seen) for part in types_inside if isinstance(part, inspect.Type))), "")

@@ -169,6 +169,17 @@ def test_every_stream_and_value_is_stored(store: Store, place: Place) -> None:
     assert place.read("logs", "level", "service", "message") == [("error", None, "disk full")]
 
 
+@each
+def test_every_type_of_a_field_is_stored_as_in_a_table(place: Place) -> None:
+    own = stream("parcels", store_tests.Parcel)
+    with contextlib.closing(place.connect({"parcels": own})) as store:
+        store.persist(claim("parcels", 2), decoded(own, [store_tests.PARCEL, store_tests.EMPTY_PARCEL]))
+        assert not outbox(store).late
+    first, second = place.read("parcels", *store_tests.STORED)
+    assert store_tests.plainly(first) == store_tests.STORED
+    assert set(second) == {None}
+
+
 @only("s3")
 def test_times_of_metrics_in_an_object_store_have_their_nanoseconds_beside(store: Store, place: Place) -> None:
     store.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [b"m a=1 1700000000123456789\nm b=1 -1"]))

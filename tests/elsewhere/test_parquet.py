@@ -631,6 +631,20 @@ def test_other_destinations_are_refused(text: str) -> None:
         check_rows(settings.load({"INGEST_ROWS": text}).rows, STREAMS)
 
 
+def test_a_field_with_the_name_of_a_column_of_the_destination_is_refused() -> None:
+    class Shop(Record):
+        name: str
+        Hour: int = 0
+        object: str = ""
+
+    streams = {"shops": stream("shops", Shop)}
+    for url, name in ("parquet:///a", "hour"), ("s3://a/b", "hour"), ("clickhouse://h:1/d", "object"):
+        with pytest.raises(settings.SettingError, match=f"for shops: it has a field {name}, and the destination has"):
+            check_rows(settings.load({"INGEST_ROWS": url}).rows, streams)
+    for url in "kafka://h:1", "store":
+        check_rows(settings.load({"INGEST_ROWS": url}).rows, streams)
+
+
 def test_a_stream_that_does_not_exist_is_refused() -> None:
     s = settings.load({"INGEST_ROWS": "trips=parquet:///a"})
     with pytest.raises(settings.SettingError, match="INGEST_ROWS: there is no stream 'trips'; there are metrics, gps"):

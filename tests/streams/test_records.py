@@ -7,8 +7,11 @@ import json
 import sys
 import tracemalloc
 import zlib
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import settings as profiles
@@ -22,7 +25,7 @@ from sluice.streams.decoder import CHUNK_BYTES
 from sluice.streams.message import parse
 from sluice.streams.record import Gps, Log, Metric, Record, Reject, Span, Vote
 from sluice.streams.registry import Stream, stream
-from sluice.streams.schema import valid_name
+from sluice.streams.schema import stream_problem, valid_name
 from sluice.streams.times import nanoseconds
 
 profiles.register_profile("formats", deadline=None)  # a busy machine is no failure
@@ -746,6 +749,41 @@ def test_the_fields_of_a_record_type_may_have_any_order():
         text: str
 
     assert list(stream("logs", Log).decode(b'{"text":"a","ts":5}', LIMITS)) == [Log(time=5 * 10**9, text="a")]
+
+
+def test_a_checkbox_of_a_form_is_a_boolean():
+    class Signup(Record):
+        name: str
+        news: bool = False
+        terms: bool | None = None
+        note: bool | str = ""
+
+    signups = stream("signups", Signup)
+    for form, expected in {
+        b"name=on&news=on&terms=on&note=on": ("on", True, True, "on"),
+        b"name=a": ("a", False, None, ""),
+        b"name=a&news=false&terms=1": ("a", False, True, ""),
+    }.items():
+        assert [(x.name, x.news, x.terms, x.note) for x in signups.decode(form, LIMITS)] == [expected]
+    (reject,) = signups.decode(b"name=a&news=maybe", LIMITS)
+    assert reject.whole
+
+
+class Tree(msgspec.Struct):
+    branches: list[Tree] = []
+    leaves: dict[str, list[set[str]]] = {}
+
+
+@pytest.mark.parametrize(
+    "kind, named",
+    [(set[str], "set"), (frozenset[int] | None, "frozenset"), (complex, "complex"), (object, "object"), (Tree, "set"),
+     (timedelta, "timedelta"), (msgspec.Raw, "Raw"), (list[complex], "complex"), (int | bytearray, "bytearray")],
+)  # fmt: skip
+def test_a_type_that_is_not_stored_alike_everywhere_is_refused_with_those_that_are(kind: Any, named: str) -> None:
+    made = stream("own", msgspec.defstruct("Own", [("a", int), ("x", kind)], bases=(Record,), kw_only=True))
+    assert stream_problem("own", made).startswith(
+        f"of the stream 'own', the field 'x' has the type {named}; there are str, int, float, bool, Decimal, UUID, "
+    )
 
 
 class Odd(Record):

@@ -11,7 +11,7 @@ from msgspec.structs import astuple
 from sluice.store.types import Row
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
-from sluice.streams.schema import field_types
+from sluice.streams.schema import field_types, plain_records
 
 STAMP = "timestamp with time zone"
 PLAIN = {float: "double precision", int: "bigint", bool: "boolean", str: "text"}  # all other types are jsonb
@@ -37,6 +37,7 @@ class Table:
         self.name = stream.name
         self.metric = stream.record is Metric
         self.columns = {"received_at": f"{STAMP} NOT NULL", "time": f"{STAMP} NOT NULL"}
+        self.plain = plain_records(stream.record)
         self.encoded: list[int] = []  # positions of values that are sent as jsonb
         for at, (name, kinds) in enumerate(field_types(stream.record).items(), 2):
             self.columns[name] = PLAIN.get(kinds.pop(), "jsonb") if len(kinds) == 1 else "jsonb"
@@ -60,7 +61,7 @@ class Table:
             tags = b"\1" + msgspec.json.encode(record.tags)
             below = 0 if time is None else time % 1000
             return arrived, at, record.name, tags, record.field, number, record.type, text, below, batch, seq
-        row = (arrived, at, *astuple(record)[1:], batch, seq)
+        row = (arrived, at, *astuple(self.plain(record) if self.plain else record)[1:], batch, seq)
         if not self.encoded:
             return row
         values = list(row)

@@ -15,7 +15,7 @@ from sluice.store.tables import BURY
 from sluice.store.types import Entry, Row
 from sluice.streams.record import Metric, Reject
 from sluice.streams.registry import Stream
-from sluice.streams.schema import field_types
+from sluice.streams.schema import field_types, plain_records
 
 PLAIN = {float: "REAL", int: "INTEGER", bool: "INTEGER", str: "TEXT"}
 
@@ -26,7 +26,8 @@ class Table:
     def __init__(self, stream: Stream) -> None:
         self.name = stream.name
         self.columns = {"received_at": "TEXT NOT NULL", "time": "TEXT NOT NULL"}
-        self.encoded: list[int] = []  # positions of values that may need `plain`
+        self.plain = plain_records(stream.record)
+        self.encoded: list[int] = []  # positions of values that may need `as_json`
         for at, (name, kinds) in enumerate(field_types(stream.record).items(), 1):
             if not kinds <= PLAIN.keys():
                 self.encoded.append(at)
@@ -62,7 +63,7 @@ class Table:
         Buries each reject when it comes. count: set to the number of rows and of letters.
         whole: False if the entries come from a partial dead letter.
         """
-        encoded, nanoseconds = self.encoded, self.nanoseconds
+        plain, encoded, nanoseconds = self.plain, self.encoded, self.nanoseconds
         last, arrived, number = None, "", 0
         thing: Any
         for seq, received, _, thing in entries:
@@ -82,7 +83,7 @@ class Table:
                 at = f"{second(when // 1_000_000_000)}.{when // 1_000_000 % 1000:03d}Z"
             else:
                 at = instant(when // 1000)
-            row = astuple(thing) + (arrived, at, batch, seq)
+            row = astuple(plain(thing) if plain else thing) + (arrived, at, batch, seq)
             yield self.encode(row) if encoded else row
         count[0] = number
 
@@ -90,12 +91,12 @@ class Table:
         values = list(row)
         for at in self.encoded:
             if values[at] is not None:
-                values[at] = plain(values[at])
+                values[at] = as_json(values[at])
         return tuple(values)
 
 
-def plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """A value as a type of SQLite: an object or a list becomes JSON, any other value a text or a number."""
     if not isinstance(value, (dict, list)):
-        value = msgspec.to_builtins(value, builtin_types=(bytes,))
-    return msgspec.json.encode(value).decode() if isinstance(value, (dict, list)) else value
+        value = msgspec.to_builtins(value)
+    return msgspec.json.encode(value).decode() if isinstance(value, (dict, list, tuple)) else value
