@@ -25,7 +25,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
     """The messages of a body. Raises: Invalid."""
     if body.startswith(ZLIB):
         body = unpacked(body, budget)
-    return records(body.strip(b"\0"), budget, lambda sent: (log(sent),))  # TCP's delimiter
+    return records(body, budget, lambda sent: (log(sent),))
 
 
 def unpacked(body: bytes, budget: Budget) -> bytes:
