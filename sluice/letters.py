@@ -51,6 +51,12 @@ class Letters:
             above = part[-1].id
 
 
+def require_stream(name: str | None, streams: Collection[str]) -> None:
+    """Raises: SettingError if a stream without letters is none that is known."""
+    if name is not None and name not in streams:
+        raise SettingError(f"there is no stream {name!r}; there are {', '.join(streams)}.")
+
+
 def among(streams: Collection[str]) -> str:
     """The SQL condition that a dead letter belongs to one of these streams."""
     return "stream IN ({})".format(",".join("'{}'".format(name.replace("'", "''")) for name in streams))

@@ -133,8 +133,8 @@ class Settings:
     )
     spool: str = setting(
         parsers.spool, "$INGEST_HOME/run/redis.sock",
-        "Where bodies wait for the workers: the Unix socket of the Redis that `bin/up` starts. Change it when the path "
-        "in `INGEST_HOME` is too long for a socket, to `redis://USER:PASSWORD@HOST:PORT`, `rediss://…` or "
+        "Where bodies wait for the workers: the Unix socket of the Redis that `bin/up` starts. Change it "
+        "to `redis://USER:PASSWORD@HOST:PORT`, `rediss://…` or "
         "`redis+sentinel://…` to use a Redis on other machines ([addresses](spool.md#redis-on-other-machines)), or to "
         "`kafka://HOST:PORT,HOST:PORT` ([Kafka](spool.md#kafka)); then `bin/up` starts none for them",
     )

@@ -12,6 +12,13 @@ from pathlib import Path
 PROGRAM = "sluice" if Path(sys.argv[0]).name == "sluice" else "bin/sluice"
 
 
+def whole_number(text: str) -> int:
+    """The type of an option that is a number of things. Raises: ArgumentTypeError."""
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"expected a number of at least 0, not {text!r}")
+    return int(text)
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1) -> str:
     """Rows under a head; the first `left` columns are left-aligned, the others right-aligned."""
     lines = [[str(cell) for cell in row] for row in (head, *rows)]

@@ -15,25 +15,32 @@ from sluice.base import screen
 from sluice.base.screen import shown
 from sluice.base.times import instant
 from sluice.formats.streams import load_streams
-from sluice.letters import Letters
+from sluice.letters import Letters, require_stream
 from sluice.settings import Settings
 from sluice.store.registry import open_store
 from sluice.store.types import DeadLetter
+from sluice.streams.message import after_head
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--where", metavar="CONDITION", help="only letters that match this condition")
     parser.add_argument("--stream", metavar="NAME", help="only letters of this stream")
-    parser.add_argument("--limit", metavar="N", type=int, default=10, help="number of newest letters to show (10)")
+    parser.add_argument("--limit", metavar="N", type=screen.whole_number, default=10, help="how many to show (10)")
     parser.add_argument("--full", action="store_true", help="show whole bodies")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.epilog = "exit status: 0; 1 if the database is unavailable; 2 if a setting or the condition is invalid"
+    parser.epilog = (
+        "exit status: 0; 1 if the database is unavailable; 2 if a setting or the condition is invalid, or there is no "
+        "such stream"
+    )
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    store = open_store(s.store, load_streams(s), make=False)
+    streams = load_streams(s)
+    store = open_store(s.store, streams, make=False)
     matching = Letters(store, arguments.where, arguments.stream)
     counts = matching.reasons()
+    if not counts:
+        require_stream(arguments.stream, streams)
     letters = matching.newest(arguments.limit)
     store.close()
     if arguments.json:
@@ -65,6 +72,7 @@ def describe(letter: DeadLetter, full: bool) -> str:
     about = f"{instant(letter.received)}  {shown(letter.stream)} {letter.seq}  ({len(letter.body)} bytes{part})"
     if full:
         return f"{about}\n  {shown(letter.reason)}\n{screen.printable(letter.body, lines=True)}"
+    body = after_head(letter.body)
     width = shutil.get_terminal_size().columns - 2
     # a byte takes at most four columns (\x1b), so the rest of a large body need not be made printable
-    return "\n  ".join(screen.cut(x, width) for x in (about, shown(letter.reason), shown(letter.body[: width * 4])))
+    return "\n  ".join(screen.cut(x, width) for x in (about, shown(letter.reason), shown(body[: width * 4])))

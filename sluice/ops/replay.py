@@ -17,7 +17,7 @@ from sluice.base import screen
 from sluice.base.screen import shown
 from sluice.elsewhere.registry import open_elsewhere
 from sluice.formats.streams import load_streams
-from sluice.letters import Letters
+from sluice.letters import Letters, require_stream
 from sluice.settings import Settings
 from sluice.store.entries import failed
 from sluice.store.registry import open_store
@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="change nothing; show what would happen")
     parser.epilog = (
         "exit status: 0 if no letter is still dead; 1 if one is, or the database is unavailable; 2 if a setting or "
-        "the condition is invalid; 130 if interrupted"
+        "the condition is invalid, or there is no such stream; 130 if interrupted"
     )
 
 
@@ -47,6 +47,8 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     store = open_store(s.store, streams, make=False, elsewhere=open_elsewhere(s.rows, streams))
     letters = Letters(store, arguments.where, arguments.stream)
     counts = letters.reasons()
+    if not counts:
+        require_stream(arguments.stream, streams)
     for stream, _, count in counts:
         if stream not in streams:
             undecodable[stream] += count

@@ -12,11 +12,12 @@ import sys
 from sluice import ledger
 from sluice.base import screen
 from sluice.settings import Settings
+from sluice.streams.message import after_head
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("stream", metavar="STREAM")
-    parser.add_argument("--count", metavar="N", type=int, default=0, help="stop after N bodies")
+    parser.add_argument("--count", metavar="N", type=screen.whole_number, default=0, help="stop after N bodies")
     parser.add_argument("--full", action="store_true", help="show whole bodies")
     parser.epilog = (
         "exit status: 0; 1 if Redis is unavailable; 2 if a setting is invalid or there is no such stream; "
@@ -33,7 +34,8 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         if isinstance(body, int):
             print(f"… {body} not shown", flush=True)
             continue
-        print(screen.body_line(*body, arguments.full), flush=True)
+        seq, state, item = body
+        print(screen.body_line(seq, state, item if arguments.full else after_head(item), arguments.full), flush=True)
         shown += 1
         if shown == arguments.count:
             break

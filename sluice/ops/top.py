@@ -102,14 +102,15 @@ class Dashboard:
         while len(self.seen) > 1 and now["time"] - self.seen[1]["time"] >= SPAN_SECONDS:
             self.seen.popleft()
         self.seen.append(now)
-        parts: list[RenderableType] = [self.head(now), "", self.streams(now)]
+        parts: list[RenderableType] = [self.head(now)]
+        parts += [Text(f"! {line}", "bold red") for line in now["trouble"]]  # not below the edge of the terminal
+        parts += ["", self.streams(now)]
         if workers := self.workers(now):
             parts += ["", workers]
         if now["views"]:
             parts += ["", self.views(now)]
         if now["dead_letters"]:
             parts += ["", self.letters(now)]
-        parts += [Text(f"! {line}", "bold red") for line in now["trouble"]]
         return Group(*parts)
 
     def head(self, now: Figures) -> Text:

@@ -48,6 +48,11 @@ def parse(item: bytes) -> Message | None:
     return Message(start[0], item[start.end() : len(head) + 2], path.decode("latin-1"), query, body)
 
 
+def after_head(item: bytes) -> bytes:
+    """The body in a list item, to show it: what a head has is longer than a line, and may be a password."""
+    return item.partition(b"\r\n\r\n")[2] if START.match(item) and b"\r\n\r\n" in item else item
+
+
 def field(lines: bytes, name: str) -> str:
     """The value of the first of these field lines that has this name; "" if there is none."""
     lines = b"\r\n" + lines  # searched as a whole: three times as fast as line by line

@@ -208,6 +208,7 @@ def test_top_reports_what_is_unavailable(tmp: Path) -> None:
     assert code == 0
     assert "! Redis is unavailable: " in out
     assert "! the database is unavailable: " in out
+    assert out.index("! Redis is unavailable") < out.index("stream")  # not below the edge of a small terminal
 
 
 @pytest.mark.parametrize("colour", [True, False])
