@@ -15,13 +15,17 @@ class Between(socketserver.ThreadingTCPServer):
     """A proxy that answers the first requests itself, with one of `replies` each, and forwards all others.
 
     replies: whole answers; an empty one forwards the request and closes the connection instead of answering.
-    answered: the bodies of the requests that got one of these.
+    cut: of so many further requests, the last one is forwarded and gets no answer; 0: all get one.
+    answered: the bodies of the requests that got one of `replies`. accepted: those that got 2xx behind the proxy, in
+    their order, as they were sent. lost: how many of these answers the sender did not get.
     """
 
     daemon_threads = allow_reuse_address = True
 
-    def __init__(self, port: int, replies: list[bytes]) -> None:
+    def __init__(self, port: int, replies: list[bytes], cut: int = 0) -> None:
         self.answered: list[bytes] = []
+        self.accepted: list[bytes] = []
+        self.lost = self.forwarded = 0
         between, lock = self, threading.Lock()
 
         class Handler(socketserver.StreamRequestHandler):
@@ -38,10 +42,17 @@ class Between(socketserver.ThreadingTCPServer):
                     with lock:
                         reply = replies.pop(0) if replies else None
                         between.answered += [body] if reply is not None else []
+                        if reply is None:
+                            between.forwarded += 1
+                            reply = b"" if cut and between.forwarded % cut == 0 else None
                     if reply:
                         self.wfile.write(reply)
                         continue
                     status, headers, _ = request(port, head + sent)
+                    if status < 300:
+                        with lock:
+                            between.accepted.append(body)
+                            between.lost += reply is not None
                     if reply is not None:
                         return
                     retry = f"Retry-After: {headers['retry-after']}\r\n" if "retry-after" in headers else ""

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from proving.harness import ROOT, short_tmp
+from proving.harness import ROOT, Server, ask, short_tmp
 
 PAGE = (ROOT / "docs/INTEGRATIONS.md").read_text()
 
@@ -52,3 +52,8 @@ def program(*command: object, env: Mapping[str, str] | None = None) -> Iterator[
             yield write
         finally:
             process.kill()
+
+
+def duplicates(up: Server) -> int:
+    """How many bodies were not stored again, because of their keys."""
+    return sum(bodies for (bodies,) in ask(up.home, "SELECT bodies FROM batches_duplicates"))

@@ -149,7 +149,7 @@ def test_influxdb_version_1_client_writes_at_every_precision(gzip: bool, up: Ser
 
 
 def test_python_logging_loki_accepts_the_answer_and_its_lines_are_rows(up: Server) -> None:
-    (sample,) = samples("Loki", up.port)
+    sample, _ = samples("Loki", up.port)
     names: dict[str, Any] = {"logging": logging, "logging_loki": logging_loki}
     exec(sample, names)  # noqa: S102  # our own document
     (handler,) = logging.getLogger("web").handlers

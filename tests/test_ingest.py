@@ -281,7 +281,8 @@ def test_a_request_with_a_key_is_kept_whole(site: Site, field: str) -> None:
     [
         ('"a b\\\\c"', 200), ("a" * 255, 200), (f'"{"a" * 255}"', 200), ("8e03978e-40d5-43dd-bc93-6894a57f9324", 200),
         ("a" * 256, 400), (f'"{"a" * 256}"', 400), ("", 400), ('""', 400), ("a b", 400), ('"a', 400), ('"a"b', 400),
-        ('"\\a"', 400), ("\xe4", 400),
+        ('"\\a"', 400), ("\xe4", 400), ('a"b', 400), ("a,b", 400), ('"a,b"', 200),
+        ("a\r\nIdempotency-Key: b", 400), ('"a"\r\nidempotency-key: "a"', 400), ("a\r\nIDEMPOTENCY-KEY: ", 400),
     ],
 )  # fmt: skip
 def test_a_malformed_key_is_rejected_with_the_reason(site: Site, key: str, status: int) -> None:

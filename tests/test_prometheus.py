@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 import pytest
 
 from between import Between, closing, reply
-from integrations import samples
+from integrations import duplicates, samples
 from proving import harness
 from proving.harness import Server, ask, free_port, installation, running, short_tmp
 from sluice.formats.prometheus import messages
@@ -246,10 +246,6 @@ def test_prometheus_repeats_a_request_after_5xx_and_drops_it_after_4xx(
         assert same(stored(up), kept) and dropped.isdisjoint(stored(up))
         assert value(port, "prometheus_remote_storage_samples_failed_total") == len(dropped)
         assert bool(value(port, "prometheus_remote_storage_samples_retried_total")) == retried
-
-
-def duplicates(up: Server) -> int:
-    return sum(bodies for (bodies,) in ask(up.home, "SELECT bodies FROM batches_duplicates"))
 
 
 def test_prometheus_sends_again_what_it_got_no_answer_to(tmp: Path) -> None:

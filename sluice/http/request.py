@@ -15,9 +15,9 @@ from sluice.http.replies import BAD_KEY, CODED, CUT_OFF, EMPTY, NO_LENGTH, Rejec
 # The fields with a key of the request, in the order in which they count
 KEYED = (b"idempotency-key", b"webhook-id", b"x-github-delivery", b"ce-id")
 FIELDS = frozenset(f"HTTP_{name.decode().upper().replace('-', '_')}" for name in KEYED)  # that `read` looks at
-# A String (RFC 8941, 3.3.3), or else visible ASCII without quotation marks around it
+# A String (RFC 8941, 3.3.3), or else visible ASCII without quotation marks; a server joins repeated fields with commas
 QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\]){1,255})"')
-BARE = re.compile(r"[!#-~][!-~]{0,254}")
+BARE = re.compile(r"[!#-+\--~]{1,255}")
 START = re.compile(rb"POST (/[^ \r\n]*) HTTP/1\.[01]\r\n")  # of a whole HTTP message, its path and query
 
 

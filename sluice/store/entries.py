@@ -123,7 +123,10 @@ class Decoded(Part):
         for seq, received, item in self.bodies():
             results = None
             if rule.content and item.startswith(b"{") and seq % SAMPLE:
-                results = decode(item, limits)
+                try:
+                    results = decode(item, limits)
+                except Exception as error:
+                    results = [failed(self.entries.claim.stream, item, error)]
                 if results.__class__ is tuple:  # one plain object
                     unique.add_record(seq, received, item, results[0])
                     if unique.size >= bounds.KEYED_BYTES:

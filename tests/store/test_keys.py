@@ -298,6 +298,21 @@ def test_a_rejected_row_takes_neither_the_others_nor_their_keys_along(url: str, 
     assert here.replay()[:2] == (0, 1)
 
 
+def test_a_body_on_which_the_decoder_fails_is_buried_and_the_others_are_stored(url: str) -> None:
+    here = Here(url)
+    gps = here.streams["gps"]
+
+    def decode(item: bytes, limits: Limits) -> Any:
+        if b"odd" in item:
+            raise RuntimeError
+        return gps.decode(item, limits)
+
+    here.streams["gps"] = gps._replace(decode=decode)
+    for _ in range(2):
+        here.put("gps", *(fix(f"odd{n}" if n % 2 else f"d{n}") for n in range(40)))
+    assert (here.rows("gps"), here.store.ledger("gps").dead) == (20, 40)
+
+
 def test_old_keys_are_deleted_in_steps_and_are_as_old_as_their_rows_whatever_the_clock_of_redis_says(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

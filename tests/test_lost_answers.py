@@ -1,0 +1,163 @@
+"""Real senders, unmodified, through a proxy that swallows one answer in ten: what they send again is stored once.
+
+The senders with a file of their own are there: OpenTelemetry, Prometheus, InfluxDB's clients, syslog-ng, rsyslog.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import re
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from between import Between, closing, reply
+from integrations import duplicates, program, samples
+from proving import harness
+from proving.harness import Server, ask, free_port, installation, running
+
+poll = partial(harness.poll, seconds=60, interval=0.05)
+HERE = Path(__file__).parent
+JARS = harness.ROOT / "var/loki/libs"
+TELEGRAF = harness.ROOT / "var/telegraf/telegraf"
+FIRST = 1_767_268_800  # noon, 1 January 2026
+
+
+@contextlib.contextmanager
+def cut(tmp: Path, **settings: str) -> Iterator[tuple[Server, Between, int]]:
+    """An installation, and a proxy before it that swallows one answer in ten, with its port."""
+    with installation(tmp, settings) as up, closing(between := Between(up.port, [], cut=10)) as port:
+        yield up, between, port
+
+
+def found(up: Server, sql: str) -> list[int]:
+    """The numbers that a query finds, sorted."""
+    return sorted(int(number) for (number,) in ask(up.home, sql))
+
+
+def sent_in_steps(up: Server, between: Between, sql: str, write: Callable[[range], object]) -> int:
+    """Write ten at a time, each ten once the ten before are stored, until three answers are lost; how many in all."""
+    for first in itertools.count(0, 10):
+        write(range(first, first + 10))
+        poll(lambda: len(found(up, sql)) >= first + 10)  # noqa: B023
+        if between.lost >= 3:
+            return first + 10
+    raise AssertionError
+
+
+def repeated(between: Between, numbers: Callable[[bytes], set[int]] | None = None) -> int:
+    """How many of the accepted bodies were sent before. numbers: of a body; it is a copy if none of them is new."""
+    if not numbers:
+        return len(between.accepted) - len(set(between.accepted))
+    seen, copies = set[int](), 0
+    for body in between.accepted:
+        copies += numbers(body) <= seen
+        seen |= numbers(body)
+    return copies
+
+
+@pytest.mark.parametrize("stream", ["gps", "votes"])
+def test_what_javas_own_client_repeats_by_itself_is_stored_once(stream: str, tmp: Path) -> None:
+    """By content, and with a key. HttpURLConnection repeats a POST without telling the program."""
+    if not shutil.which("java"):
+        pytest.skip("no java")
+    sql = {"gps": "SELECT device FROM gps", "votes": "SELECT choice FROM votes"}[stream]
+    with cut(tmp) as (up, between, port):
+        with program("java", HERE / "java/Post.java", f"http://127.0.0.1:{port}", stream) as write:
+            assert write(range(100)) == "ok"
+        assert between.lost >= 10
+        poll(lambda: duplicates(up) == repeated(between) == between.lost)
+        assert found(up, sql) == [*range(100)]
+
+
+def test_every_sample_of_vmagent_is_stored_once(tmp: Path) -> None:
+    if not shutil.which("vmagent"):
+        pytest.skip("no vmagent")
+    listen, sql = free_port(), "SELECT value FROM metrics WHERE name = 'given'"
+
+    def write(numbers: range) -> None:
+        lines = "".join(f"given {n} {(FIRST + n) * 1000}\n" for n in numbers).encode()
+        assert harness.post(listen, "/api/v1/import/prometheus", lines)[0] == 204
+
+    with cut(tmp) as (up, between, port):
+        command = ["vmagent", f"-httpListenAddr=127.0.0.1:{listen}", "-remoteWrite.flushInterval=100ms"]
+        command += [f"-remoteWrite.url=http://127.0.0.1:{port}/api/v1/write", f"-remoteWrite.tmpDataPath={tmp}/vm"]
+        with running(command, tmp / "vmagent.out", harness.environment(tmp), signal.SIGKILL):
+            poll(lambda: harness.get(listen, "/health")[0] == 200)
+            count = sent_in_steps(up, between, sql, write)
+            poll(lambda: duplicates(up) == repeated(between) == between.lost)
+        assert found(up, sql) == [*range(count)]
+
+
+TELEGRAF_OUTPUTS = {
+    # the query that finds the numbers of what is stored, the numbers of a body
+    "http": (
+        "SELECT value FROM metrics WHERE name = 'given'",
+        lambda body: {metric["fields"]["n"] for metric in json.loads(body)["metrics"]},
+    ),
+    "influxdb_v2": (
+        "SELECT value FROM metrics WHERE name = 'given'",
+        lambda body: {int(n) for n in re.findall(rb" n=(\d+)i", body)},
+    ),
+    "loki": (
+        """SELECT trim(message, 'n=" ') FROM logs""",
+        lambda body: {int(n) for n in re.findall(rb'n=\\"(\d+)', body)},
+    ),
+}
+
+
+@pytest.mark.parametrize("output", TELEGRAF_OUTPUTS)
+def test_every_metric_of_telegraf_is_stored_once_with_keys_of_records(output: str, tmp: Path) -> None:
+    """Telegraf groups anew what it sends again, with what came meanwhile."""
+    if not TELEGRAF.exists():
+        pytest.skip("no Telegraf: bin/provision engines builds it")
+    listen = free_port()
+    sql, numbers = TELEGRAF_OUTPUTS[output]
+    with cut(tmp, INGEST_UNIQUE="metrics=1d/record,logs=1d/record") as (up, between, port):
+        (documented,) = [text for text in samples("Telegraf", port) if f"outputs.{output}]" in text]
+        (tmp / "telegraf.conf").write_text(f"""
+[agent]
+  interval = "100ms"
+  flush_interval = "100ms"
+  omit_hostname = true
+[[inputs.socket_listener]]
+  service_address = "tcp://127.0.0.1:{listen}"
+  data_format = "influx"
+{documented}
+""")
+        with (
+            running([TELEGRAF, tmp / "telegraf.conf"], tmp / "telegraf.out", harness.environment(tmp), signal.SIGKILL),
+            poll(lambda: socket.create_connection(("127.0.0.1", listen))) as connection,
+        ):
+
+            def write(asked: range) -> None:
+                connection.sendall(b"".join(b"given n=%di %d000000000\n" % (n, FIRST + n) for n in asked))
+
+            count = sent_in_steps(up, between, sql, write)
+            write(range(count, count + 10))
+            poll(lambda: len(found(up, sql)) >= count + 10)
+            poll(lambda: duplicates(up) == repeated(between, numbers))
+        assert found(up, sql) == [*range(count + 10)]
+
+
+def test_loki4j_sends_a_line_again_after_503_and_not_after_a_lost_answer(tmp: Path) -> None:
+    if not JARS.is_dir() or not shutil.which("java"):
+        pytest.skip("no java, or no jars: bin/provision test gets them")
+    sql = "SELECT substr(message, 6) FROM logs"
+    with installation(tmp) as up, closing(between := Between(up.port, [reply(503)], cut=10)) as port:
+        (documented,) = [text for text in samples("Loki", port) if "Loki4j" in text]
+        quick = documented.replace("<http>", "<batchTimeoutMs>100</batchTimeoutMs><http>")
+        (tmp / "logback.xml").write_text(f"<configuration>{quick}</configuration>")
+        with program("java", "-cp", f"{JARS}/*", HERE / "java/Loki.java", tmp / "logback.xml") as write:
+            count = sent_in_steps(up, between, sql, write)
+            write(range(count, count + 10))
+            poll(lambda: len(found(up, sql)) >= count + 10)
+        assert (duplicates(up), repeated(between), len(between.answered)) == (0, 0, 1)
+        assert found(up, sql) == [*range(count + 10)]
