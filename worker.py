@@ -5,7 +5,8 @@ worker.py burst   until the lists are empty; status 1 if anything was buried in 
 
 No body holds up the others. A transaction ends about a second after it began, between two bodies, and the rest of its
 claim follows when the other streams had their turn. A body that takes CPU_SECONDS ends this process. A claim that has
-ended two of them is stored body by body, and a body that then ends two more is buried as it was sent.
+ended two of them is stored body by body, and a body that then ends two more is buried as it was sent. So is one that
+needs more of the disk than there is, although there is some.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from sluice.store.entries import SAMPLE, Entries, trace
 from sluice.store.expiry import Expiry, KeyExpiry
 from sluice.store.registry import check_store, open_store
 from sluice.store.store import Elsewhere, Store
-from sluice.store.types import NewerTables, Outcome, Unavailable
+from sluice.store.types import Full, NewerTables, Outcome, Unavailable
 from sluice.streams import registry
 from sluice.streams.record import Limits, Reject
 from sluice.streams.registry import Stream
@@ -58,6 +59,8 @@ FIRST_BODIES = 64
 SLOW_SECONDS = 0.25
 CPU_SECONDS = 30.0  # for one transaction; SIGPROF then ends the process: no Python code runs beside a hanging pattern
 DEADLY = "the worker ended while it decoded this body"
+UNFIT = "it becomes more than the disk has room for"
+ROOM_BYTES = 8 << 20  # with less room for one transaction, nothing is buried for that: it is the disk that is full
 ATTEMPTS = 2  # to store a body alone that did not return; after these it is buried
 BACKOFF_SECONDS = (0.1, 10.0)  # between two attempts while the store or Redis is unavailable: first, maximum
 CHORES_SHARE = 10  # chores take at most 1/10 of the time
@@ -79,6 +82,7 @@ class StreamState:
         self.max_bodies = FIRST_BODIES  # of the next claim
         self.error = ""  # of the last attempt to persist a claim
         self.backoff = 0.0  # seconds between two attempts to persist the claim
+        self.unfit = 0  # the number of the body that needs more of the disk than there is
         self.retry_at = AT_ONCE  # monotonic
         self.slow, self.began = False, 0.0  # whether the last step was slow; when it began
 
@@ -291,6 +295,10 @@ class Worker:
             if self.store is None:
                 self.store = self.connect()
             entries = Entries(claim, self.outlet.items(claim), state.stream, self.limits, state.decoded)
+            if state.backoff:  # the disk may have room for what one body becomes
+                entries.seconds = 0.0
+                if state.unfit == claim.first:
+                    bury_first(entries, UNFIT)
             # the spool executes the next claim while these bodies are stored; before, they would have waited for it
             self.prefetch(state, claim)
             with self.alone(self.store, entries) if claim.deliveries >= ALONE else contextlib.nullcontext():
@@ -302,6 +310,8 @@ class Worker:
             state.errors.n += 1
             state.error = f"{error.what} is unavailable: {error}"
             self.log_change(state.stream.name, state.error)
+            if isinstance(error, Full) and state.backoff and error.room >= ROOM_BYTES:
+                state.unfit = claim.first
         except Lost as error:
             log.warning("%s", error)
             state.claim = None
@@ -326,7 +336,7 @@ class Worker:
         ended = self.outlet.attempt(claim) - 1
         if ended >= ATTEMPTS:
             log.error("%s: claim %s has ended %d workers: its first body is buried", name, claim.id, ALONE - 1 + ended)
-            entries.stream = entries.stream._replace(decode=lambda item, limits: (Reject(item, DEADLY, True),))
+            bury_first(entries, DEADLY)
         else:
             log.warning("%s: delivery %d of claim %s: stored body by body", name, claim.deliveries, claim.id)
         try:
@@ -371,6 +381,11 @@ class Worker:
         if why != self.logged.get(subject):
             self.logged[subject] = why
             log.warning("%s: %s", subject, why) if why else log.info("%s: recovered", subject)
+
+
+def bury_first(entries: Entries, reason: str) -> None:
+    """Have the first body buried as it was sent. No other one is stored with it."""
+    entries.stream = entries.stream._replace(decode=lambda item, limits: [Reject(item, reason, True)])
 
 
 def chores(streams: Mapping[str, Stream], keep: Keep, elsewhere: Elsewhere | None) -> Iterator[Chore]:

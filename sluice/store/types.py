@@ -25,6 +25,15 @@ class Unavailable(Exception):
     what = "the database"
 
 
+class Full(Unavailable):
+    """A transaction needs more of the disk than it may have."""
+
+    def __init__(self, why: str, room: int) -> None:
+        """room: bytes that it might have written."""
+        super().__init__(why)
+        self.room = room
+
+
 class Conflict(Unavailable):
     """Another transaction was in the way, for now: a deadlock, a lock that did not come in time, and the like."""
 

@@ -6,12 +6,27 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
-from proving.harness import ask, gateway, get, installation, poll, post, redis_server, strike
+from items import kept
+from proving.harness import (
+    ROOT,
+    ask,
+    environment,
+    gateway,
+    get,
+    installation,
+    poll,
+    post,
+    redis_server,
+    running,
+    strike,
+)
 from sluice.base import disk
 from sluice.formats.streams import STREAMS
 from sluice.ledger import Observer
@@ -19,6 +34,7 @@ from sluice.settings import load
 from sluice.spool.errors import DISK_FULL
 from sluice.store.registry import open_store
 from sluice.store.types import Unavailable
+from worker import UNFIT
 
 VOTE = b'{"poll":"cookies","choice":"oreo"}'
 
@@ -86,6 +102,16 @@ def test_a_transaction_of_sqlite_leaves_half_of_the_reserve(home: Path) -> None:
     with store.transaction() as db:
         db.execute("CREATE TABLE small (body)")
     store.close()
+
+
+def test_a_body_that_needs_more_of_the_disk_than_there_is_is_buried_and_those_beside_it_are_stored(home: Path) -> None:
+    lines = b",".join([b'["1",""]'] * 100_000)
+    large = kept(b'{"streams":[{"stream":{"t":"%b"},"values":[%b]}]}' % (b"x" * 300, lines), "/loki/api/v1/push")
+    with redis_server(home) as redis, Redis(unix_socket_path=str(redis.socket)) as db:
+        db.rpush("ingest:{logs}", b"first", large, b"third")
+        with running([sys.executable, ROOT / "worker.py"], home / "worker.out", environment(home)):
+            poll(lambda: ask(home, "SELECT seq FROM logs ORDER BY seq") == [(1,), (3,)], 120)
+            assert ask(home, "SELECT seq, reason, body, whole FROM dead_letters") == [(2, UNFIT, large, 1)]
 
 
 def test_a_cell_whose_disk_was_full_to_the_last_byte_serves_again_once_there_is_room(home: Path) -> None:

@@ -35,7 +35,7 @@ from sluice.store.sqlite.file import (
 from sluice.store.sqlite.table import Table
 from sluice.store.store import Elsewhere, Store, check_layout
 from sluice.store.tables import INDEXES, LAYOUT, PRIMARY_KEYS, RENAMED, TABLES
-from sluice.store.types import Entry, Outcome, Row, RowsRejected, Unavailable
+from sluice.store.types import Entry, Full, Outcome, Row, RowsRejected, Unavailable
 from sluice.streams.registry import Stream
 
 SWEEP_PART = 10  # all rows are searched for old ones ten times in the age to which they are kept
@@ -76,6 +76,7 @@ class Sqlite(Store[apsw.Connection]):
         self.path = url.removeprefix("sqlite:///")
         self.make = make
         self.file: Identity = ()
+        self.room = 0  # bytes that the present transaction may write
         self.sweep_at: dict[str, float] = {}  # stream -> when all of its rows are searched again, monotonic
         with self.transaction(read=True):
             pass
@@ -161,6 +162,8 @@ class Sqlite(Store[apsw.Connection]):
         except (apsw.Error, OSError) as error:
             with contextlib.suppress(apsw.Error):
                 super().close()  # which file it was is not forgotten
+            if isinstance(error, apsw.FullError):
+                raise Full(f"{self.path}: {error}", self.room) from error
             raise Unavailable(f"{self.path}: {error}") from error
 
     def replaced(self) -> Unavailable:
@@ -179,9 +182,9 @@ class Sqlite(Store[apsw.Connection]):
 
         A page is written to the WAL, perhaps twice, and to the file.
         """
-        room = max(0, disk.spare(os.path.dirname(os.path.abspath(self.path)), 2))
+        self.room = max(0, disk.spare(os.path.dirname(os.path.abspath(self.path)), 2)) // 3
         pages, size = (self.run(db, f"PRAGMA {name}")[0][0] for name in ("page_count", "page_size"))
-        db.execute(f"PRAGMA max_page_count={max(1, pages + room // (3 * size))}")
+        db.execute(f"PRAGMA max_page_count={max(1, pages + self.room // size)}")
 
     @override
     def run(self, db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> list[Row]:
