@@ -4,7 +4,8 @@
     redis-server --port 0 --unixsocket /tmp/redis.sock --appendonly yes --appendfsync always &
     python examples/mini.py /tmp/redis.sock
 
-A post returns once its body is on a Redis list and the list is on disk. A worker stores it later, exactly once.
+A post returns once its body is on a Redis list and the list is on disk. A worker stores it later, exactly once. So a
+client that got no answer may post again, if its body is JSON with a "key".
 """
 
 import sqlite3
@@ -77,10 +78,10 @@ def claim(redis, lease=LEASE):
 
 
 def store(db, id, bodies):
-    """Inserts the bodies and the claim's id in one transaction; inserts nothing if the id is stored already."""
+    """Inserts the bodies and the claim's id in one transaction; nothing if the id is stored, no body whose key is."""
     with db:
         if db.execute("INSERT OR IGNORE INTO claims VALUES (?)", (id,)).rowcount:
-            db.executemany("INSERT INTO bodies VALUES (?, ?)", ((id, body) for body in bodies))
+            db.executemany("INSERT OR IGNORE INTO bodies VALUES (?, ?)", ((id, body) for body in bodies))
 
 
 def settle(redis, id):
@@ -99,6 +100,8 @@ def database(path):
     db = sqlite3.connect(path)
     db.execute("CREATE TABLE IF NOT EXISTS claims (id TEXT PRIMARY KEY)")
     db.execute("CREATE TABLE IF NOT EXISTS bodies (claim TEXT REFERENCES claims, body BLOB)")
+    key = "CASE WHEN json_valid(CAST(body AS TEXT)) THEN json_extract(CAST(body AS TEXT), '$.key') END"  # or null
+    db.execute(f"CREATE UNIQUE INDEX IF NOT EXISTS keys ON bodies ({key})")
     return db
 
 

@@ -312,6 +312,16 @@ def test_mini_stores_the_claim_of_a_killed_worker_once(mini_redis: Server, mini:
     assert gateway.redis.keys("mini:*") == []
 
 
+def test_mini_stores_what_is_posted_again_with_its_key_once(mini_redis: Server, mini: dict, tmp: Path) -> None:
+    gateway, db = mini["Gateway"](str(mini_redis.socket)), mini["database"](tmp / "mini.db")
+    for body in (b'{"key":"a"}', b'{"key":"b"}', b'{"key":"a","again":1}', b"x", b"x", b"1", b"1"):
+        gateway.post(body)
+    mini["work"](gateway.redis, db)
+    gateway.post(b'{"key":"b"}')
+    mini["work"](gateway.redis, db)
+    assert rows(tmp / "mini.db") == [b'{"key":"a"}', b'{"key":"b"}', b"x", b"x", b"1", b"1"]
+
+
 def test_mini_leaves_a_claim_alone_while_its_lease_runs(mini_redis: Server, mini: dict) -> None:
     gateway = mini["Gateway"](str(mini_redis.socket))
     gateway.post(b"x")
