@@ -1,6 +1,7 @@
-"""Discard the READY bodies of a stream. This cannot be undone.
+"""Discard the READY bodies of a stream, or with --missing count those as purged that are gone. This cannot be undone.
 
 `status` shows how many were purged.
+After --missing, `missing` is 0 until other bodies are missing: for a restored copy, or a disk that was lost.
 Bodies that arrive while the question is on the screen stay, and so do claimed bodies.
 """
 
@@ -11,12 +12,18 @@ import argparse
 from sluice import ledger
 from sluice.base import screen
 from sluice.settings import Settings
+from sluice.spool.inspector import Inspector
 
-arguments = screen.confirmed_arguments
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    screen.confirmed_arguments(parser)
+    parser.add_argument("--missing", action="store_true", help="count the missing bodies as purged")
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     name, inspector = arguments.stream, ledger.inspector(arguments.stream, s, "purge")
+    if arguments.missing:
+        return write_off(arguments, s, inspector)
     seen = inspector.snapshot(name)
     if not seen.ready:
         print(f"{name}: no body is ready.")
@@ -24,4 +31,21 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     if not screen.confirmed(arguments, f"{name}: discard {seen.ready} accepted bodies that are not yet stored?"):
         return 1
     print(f"{name}: {inspector.purge(name, seen)} bodies discarded")
+    return 0
+
+
+def write_off(arguments: argparse.Namespace, s: Settings, inspector: Inspector) -> int:
+    found = ledger.Observer(s).ledger()
+    name, missing = arguments.stream, found["streams"][arguments.stream]["missing"]
+    if missing is None:
+        for line in found["trouble"]:
+            screen.complain(line)
+        return 1
+    if not missing:
+        print(f"{name}: no body is missing.")
+        return 0
+    if not screen.confirmed(arguments, f"{name}: {missing} accepted bodies are missing; count them as purged?"):
+        return 1
+    inspector.write_off(name, missing)
+    print(f"{name}: {missing} bodies are counted as purged")
     return 0

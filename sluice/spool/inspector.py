@@ -145,6 +145,10 @@ class Inspector:
         keys, epoch = Keys.of(stream), seen.history[-1].epoch if seen.history else ""
         return int(self.redis.eval(contract.PURGE, 6, *keys[:5], keys.history, seen.taken + seen.ready, epoch))
 
+    def write_off(self, stream: str, bodies: int) -> None:
+        """Count bodies that are neither here nor in the database as purged."""
+        self.redis.incrby(Keys.of(stream).purged, bodies)
+
     def release(self, stream: str) -> int:
         """End the leases of all open claims, so that they are claimed again; returns their number."""
         keys = Keys.of(stream)

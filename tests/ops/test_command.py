@@ -16,6 +16,7 @@ import pytest
 
 from proving.harness import ROOT, environment
 from sluice.account import STATES
+from sluice.formats.streams import STREAMS
 from sluice.ops.__main__ import FORMER, VERBS, module_of
 from verbs import sluice
 
@@ -67,7 +68,7 @@ def test_the_json_of_status_has_the_documented_keys(tmp: Path) -> None:
     waiting = ["unpublished", "unpublished_seconds", "unpublished_reason", "error"]
     keys = ["stream", *STATES, "purged", "expired", "deleted", "oldest_seconds", "decoder", *waiting]
     assert STATES == ("accepted", "ready", "claimed", "stored", "dead", "duplicate", "missing")
-    assert [list(row) for row in found["streams"]] == [keys] * 4
+    assert [list(row) for row in found["streams"]] == [keys] * len(STREAMS)
 
 
 def test_the_version_is_that_of_the_package(tmp: Path) -> None:

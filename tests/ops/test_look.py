@@ -151,6 +151,29 @@ def test_purge_asks_and_discards_the_bodies_that_were_ready(
     assert sluice(tmp, "purge", "votes", "--yes")[:2] == (0, "votes: no body is ready.\n")
 
 
+def test_bodies_that_a_restore_has_lost_are_acknowledged_once_and_the_next_loss_shows(
+    tmp: Path, redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(redis, *map(vote, range(2)))
+    drain(tmp)
+    assert sluice(tmp, "purge", "--missing", "votes")[:2] == (0, "votes: no body is missing.\n")
+    for lost in 3, 4:
+        assert sluice(tmp, "backup", str(tmp / f"copy{lost}"))[0] == 0
+        push(redis, *map(vote, range(lost)))
+        drain(tmp)
+        assert sluice(tmp, "restore", "--replace", str(tmp / f"copy{lost}"))[0] == 0
+        code, found, _ = status(tmp)
+        assert (code, found["votes"]["missing"]) == (1, lost)
+        answering("n\n", monkeypatch)
+        code, _, question = sluice(tmp, "purge", "--missing", "votes")
+        assert code == 1
+        assert question.startswith(f"votes: {lost} accepted bodies are missing; count them as purged? [y/N] ")
+        assert sluice(tmp, "purge", "--missing", "--yes", "votes")[1] == f"votes: {lost} bodies are counted as purged\n"
+        code, found, trouble = status(tmp)
+        assert (code, found["votes"]["missing"], trouble) == (0, 0, [])
+    assert (found["votes"]["accepted"], found["votes"]["purged"], found["votes"]["stored"]) == (9, 7, 2)
+
+
 def test_bodies_that_arrive_while_purge_asks_are_kept(tmp: Path, redis: Server) -> None:
     push(redis, b"old", b"old")
     seen = Inspector(str(redis.socket)).snapshot("votes")
