@@ -82,7 +82,7 @@ class StreamState:
         self.max_bodies = FIRST_BODIES  # of the next claim
         self.error = ""  # of the last attempt to persist a claim
         self.backoff = 0.0  # seconds between two attempts to persist the claim
-        self.unfit = 0  # the number of the body that needs more of the disk than there is
+        self.unfit = "", 0  # epoch and number of the body that needs more of the disk than there is
         self.retry_at = AT_ONCE  # monotonic
         self.slow, self.began = False, 0.0  # whether the last step was slow; when it began
 
@@ -297,7 +297,7 @@ class Worker:
             entries = Entries(claim, self.outlet.items(claim), state.stream, self.limits, state.decoded)
             if state.backoff:  # the disk may have room for what one body becomes
                 entries.seconds = 0.0
-                if state.unfit == claim.first:
+                if state.unfit == (claim.epoch, claim.first):
                     bury_first(entries, UNFIT)
             # the spool executes the next claim while these bodies are stored; before, they would have waited for it
             self.prefetch(state, claim)
@@ -311,7 +311,7 @@ class Worker:
             state.error = f"{error.what} is unavailable: {error}"
             self.log_change(state.stream.name, state.error)
             if isinstance(error, Full) and state.backoff and error.room >= ROOM_BYTES:
-                state.unfit = claim.first
+                state.unfit = claim.epoch, claim.first
         except Lost as error:
             log.warning("%s", error)
             state.claim = None
