@@ -44,6 +44,7 @@ from sluice.store.registry import check_store, open_store
 from sluice.store.store import Elsewhere, Store
 from sluice.store.types import Full, NewerTables, Outcome, Unavailable
 from sluice.streams import registry
+from sluice.streams.body import WITHOUT_ROWS
 from sluice.streams.record import Limits, Reject
 from sluice.streams.registry import Stream
 
@@ -77,6 +78,7 @@ class StreamState:
         self.decoded = counts.histogram(f"decode_seconds {stream.name}", counters.SECONDS)
         self.persisted = counts.histogram(f"persist_seconds {stream.name}", counters.SECONDS)
         self.errors = counts.counter(f"store_errors {stream.name}")
+        self.counts = counts
         self.claim: Claim | None = None
         self.prefetched: Callable[[], Claim | None] | None = None  # reads the reply to the request for the next claim
         self.max_bodies = FIRST_BODIES  # of the next claim
@@ -267,6 +269,7 @@ class Worker:
             claim = state.claim = read_reply()
             if claim is None:
                 return False
+        without_rows = WITHOUT_ROWS.copy()
         cpu, decoding, began = time.thread_time(), state.decoded.sum, time.monotonic()
         stored = self.persist(state, claim)
         took = time.monotonic() - began
@@ -274,6 +277,8 @@ class Worker:
         if stored is None:
             return state.claim is None
         outcome, end = stored
+        for kind, n in (WITHOUT_ROWS - without_rows).items():
+            state.counts.counter(f"without_rows {state.stream.name} {kind}").n += n
         state.persisted.add(took)
         self.log_change(state.stream.name, None)
         self.buried += outcome.letters

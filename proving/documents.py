@@ -78,7 +78,8 @@ def sample() -> Any:
     stream = Sample(decode=histogram, persist=histogram)
     cell = Sample(cell="", streams=[collections.defaultdict(int)])
     return Sample(
-        streams={"": stream}, commit=histogram, commit_bodies=histogram, answered=[], refused=[], dead_letters=[],
+        streams={"": stream}, commit=histogram, commit_bodies=histogram, answered=[], refused=[], without_rows=[],
+        dead_letters=[],
         cells=[cell], views=[Sample(path="", reads={})], processes=[],
     )  # fmt: skip
 

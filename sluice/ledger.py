@@ -135,7 +135,7 @@ class Observer:
         dead_letters: a list of stream, reason, letters, the most frequent first
         ledger_seconds: the age of stored, dead, missing and dead_letters, which take long to count
         answered: a list of route ("" for unknown paths, "nginx" for its own), status, count
-        refused: a list of stream, reason, bodies
+        refused: a list of stream, reason, bodies. without_rows: of stream, kind, messages
         commit_bodies: a histogram of bodies per commit. commit: one of seconds per commit
         processes: a list of role, pid, and for a worker its claims: stream, first (sequence number), bodies, seconds
         memory: bytes of Redis: used, and most (maxmemory; 0: no limit)
@@ -158,7 +158,7 @@ class Observer:
         self.hindrances(rows, processes or [], reading["trouble"])
         reading["dead_letters"] = self.counted.get("reasons")
         reading["ledger_seconds"] = time.monotonic() - self.counted["at"] if self.counted else None
-        reading["answered"], reading["refused"] = [], []
+        reading["answered"], reading["refused"], reading["without_rows"] = [], [], []
         for field, n in (counted or {}).items():
             name, _, rest = field.partition(" ")
             key, _, rest = rest.partition(" ")
@@ -166,6 +166,8 @@ class Observer:
                 reading["answered"].append({"route": rest, "status": key, "count": n})
             elif name == "refused":
                 reading["refused"].append({"stream": key, "reason": rest, "bodies": n})
+            elif name == "without_rows":
+                reading["without_rows"].append({"stream": key, "kind": rest, "messages": n})
         reading["commit_bodies"] = histogram(counted, "commit_bodies", SIZES)
         reading["commit"] = histogram(counted, "commit_seconds", SECONDS)
         reading["processes"] = processes and [

@@ -180,7 +180,10 @@ def test_an_empty_body_is_replaced_by_the_query_string(site: Site) -> None:
     assert post(site.where, f"/traccar?{query}")[0] == 200
     assert post(site.where, f"/traccar?{query}", b"body")[0] == 200
     assert send(site.where, f"POST /traccar?{query} HTTP/1.1\r\nHost: x\r\n\r\n".encode())[0] == 200
-    assert site.items("gps") == [query.encode(), b"body", query.encode()]
+    plain, message, again = site.items("gps")
+    assert plain == again == query.encode()
+    # the query string of a request with a body may name the device
+    assert message.startswith(f"POST /traccar?{query} HTTP/1.1\r\n".encode()) and message.endswith(b"\r\n\r\nbody")
 
 
 def test_a_route_with_keep_head_queues_the_whole_message(site: Site) -> None:

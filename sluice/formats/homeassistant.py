@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import astuple
 
-from sluice.streams.body import Budget
+from sluice.streams.body import Budget, Empty
+from sluice.streams.lenient import reader
 from sluice.streams.message import Message
-from sluice.streams.position import Number, position
+from sluice.streams.position import Number, position, sender
 from sluice.streams.record import Gps, Invalid
 
 
@@ -31,8 +32,12 @@ class Kind(msgspec.Struct):
     type: str = ""
 
 
+# The other types of the apps (developers.home-assistant.io, "Sending data home"); `encrypted` may hide a position
+OTHERS = {"call_service", "conversation_process", "enable_cloudhook", "fire_event", "get_config", "get_zones"}
+OTHERS |= {"register_sensor", "render_template", "scan_tag", "stream_camera", "update_registration"}
+OTHERS |= {"update_sensor_states"}
 read_kind = msgspec.json.Decoder(Kind).decode
-read = msgspec.json.Decoder(Request).decode
+read = reader(Request)
 
 
 def decode(part: bytes, message: Message, budget: Budget) -> tuple[Gps]:
@@ -41,9 +46,9 @@ def decode(part: bytes, message: Message, budget: Budget) -> tuple[Gps]:
     Raises: Invalid if it is not a valid position; msgspec's errors.
     """
     kind = read_kind(part).type
+    if kind in OTHERS:
+        raise Empty(kind)
     if kind != "update_location":
         raise Invalid(f"not a position: type {kind!r:.40}")
     about = read(part).data
-    device = message.parameter("device")
-    budget.charge(len(device))
-    return (position(device, *about.gps, None, *astuple(about)[1:]),)
+    return (position(sender(message, budget, "homeassistant"), *about.gps, None, *astuple(about)[1:]),)

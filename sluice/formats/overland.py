@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from msgspec.structs import astuple
 
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget
+from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import Result, each
+from sluice.streams.lenient import reader
 from sluice.streams.message import Message
-from sluice.streams.position import Number, position
+from sluice.streams.position import Number, position, sender
 from sluice.streams.record import Gps, Invalid
 from sluice.streams.times import Time
 
@@ -40,6 +42,7 @@ class Properties(msgspec.Struct):
     horizontal_accuracy: Number = None
     course: Number = None
     battery_level: Number = None
+    type: Any = None
 
 
 class Feature(msgspec.Struct):
@@ -47,9 +50,9 @@ class Feature(msgspec.Struct):
     properties: Properties
 
 
-read = msgspec.json.Decoder(Request).decode
-read_feature = msgspec.json.Decoder(Feature).decode
-read_coordinates = msgspec.json.Decoder(list[float | None]).decode
+read = reader(Request)
+read_feature = reader(Feature)
+read_coordinates = msgspec.json.Decoder(list[Any]).decode
 
 
 def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
@@ -63,19 +66,22 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Res
     head = b"{" + owner + b'"locations":['
 
     def positions(part: bytes) -> tuple[Gps]:
-        budget.charge(len(owner))
-        return (feature(part, request.device_id),)
+        if request.device_id:
+            budget.charge(len(owner))
+        return (feature(part, request.device_id or sender(message, budget, "overland")),)
 
     return each(bodies.elements(features, budget), positions, head, b"]}")
 
 
-def feature(element: bytes, device: str | int | None) -> Gps:
+def feature(element: bytes, device: str | int) -> Gps:
     sent = read_feature(element)
+    if sent.properties.type == "trip":  # its point is where the trip began; the positions are features of their own
+        raise Empty("trip")
     if sent.geometry.type != "Point":
         raise Invalid(f"not a position: geometry {sent.geometry.type!r:.40}")
     coordinates = bytes(sent.geometry.coordinates)
     if len(coordinates) > MAX_COORDINATES:
         raise Invalid("coordinates too long")
     lon, lat, *_ = *read_coordinates(coordinates), None, None
-    own_device, *values = astuple(sent.properties)
+    own_device, *values, _ = astuple(sent.properties)
     return position(own_device or device, lat, lon, *values, battery_unit=100)

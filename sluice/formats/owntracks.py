@@ -7,9 +7,10 @@ from functools import lru_cache
 import msgspec
 from msgspec.structs import astuple
 
-from sluice.streams.body import Budget
+from sluice.streams.body import Budget, Empty
+from sluice.streams.lenient import reader
 from sluice.streams.message import Message, field, parameter
-from sluice.streams.position import KMH, Number, position
+from sluice.streams.position import KMH, Number, position, sender
 from sluice.streams.record import Gps, Invalid
 from sluice.streams.times import Time
 
@@ -30,29 +31,41 @@ class Location(msgspec.Struct, rename={"kind": "_type"}):
     batt: Number = None
 
 
-read = msgspec.json.Decoder(Location).decode
+# Of the Booklet's types, "JSON": those with a position, and those without one. `encrypted` may hide one: it is invalid
+POSITIONS = "location", "transition"
+OTHERS = frozenset(
+    ("beacon", "card", "cmd", "configuration", "dump", "lwt", "request", "status", "steps", "waypoint", "waypoints")
+)
+read = reader(Location)
 
 
 def decode(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
     """The position of a payload.
 
-    The device is `user/device` of the fields X-Limit-U and X-Limit-D or of the parameters u and d, else the topic
-    without `owntracks/`, else the tracker id of two letters.
+    The device is `user/device` of the fields X-Limit-U and X-Limit-D or of the parameters u and d (or device), else the
+    topic without `owntracks/`, else the tracker id of two letters, else the last part of the path.
 
     Raises: Invalid if it is not a valid position; msgspec's errors.
     """
     location = read(part)
-    if location.kind != "location":
-        raise Invalid(f"not a position: _type {location.kind!r:.40}")
-    named = sender(message.fields, message.query) if message else ""
+    if location.kind not in POSITIONS:
+        raise (
+            Empty(location.kind) if location.kind in OTHERS else Invalid(f"not a position: _type {location.kind!r:.40}")
+        )
+    named = user(message.fields, message.query) if message else ""
     budget.charge(len(named))
-    device = named or (location.topic or "").removeprefix("owntracks/") or location.tid
+    device = named or topic(location.topic or "") or location.tid or sender(message, budget, "owntracks")
     return (position(device, *astuple(location)[3:], speed_unit=KMH),)
 
 
 @lru_cache(maxsize=1)  # a body may have many payloads
-def sender(lines: bytes, query: bytes) -> str:
+def user(lines: bytes, query: bytes) -> str:
     """`user/device`, or only the one that was sent; "" if neither was. lines, query: of the message."""
-    user = field(lines, "X-Limit-U") or parameter(query, "u")
-    device = field(lines, "X-Limit-D") or parameter(query, "d")
-    return "/".join(x for x in (user, device) if x)
+    name = field(lines, "X-Limit-U") or parameter(query, "u")
+    device = field(lines, "X-Limit-D") or parameter(query, "d") or parameter(query, "device")
+    return "/".join(x for x in (name, device) if x)
+
+
+def topic(name: str) -> str:
+    """The user and the device in a topic: `owntracks/USER/DEVICE`, or that and `/event`."""
+    return name.removeprefix("owntracks/").removesuffix("/event")

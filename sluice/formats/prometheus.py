@@ -47,11 +47,15 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
         raise Invalid(f"Content-Encoding {encoding!r:.40}: only snappy is supported")
     version = version_of(message.field("Content-Type"))
     symbols: list[Field] = []
+    known = False
     for field in fields(body):  # all of them: from here on, `fields` does not raise
         if version == 2 and field.number == SYMBOLS:
             if len(symbols) >= budget.limits.records:
                 raise Invalid(f"more than {budget.limits.records} symbols")
             symbols.append(field)
+        known |= field.number in (SERIES[version], METADATA[version], SYMBOLS)
+    if body and not known:  # of the other version, or of another format
+        raise Invalid("no record in it")
     head = b"".join(body[symbol.start : symbol.end] for symbol in symbols)
     request = Request(version, [body[symbol.content : symbol.end].decode() for symbol in symbols])
     invalid: list[bytes] = []

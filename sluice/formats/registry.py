@@ -47,7 +47,7 @@ FORMATS = (
         "gps", "sluice.formats.traccar:decode", {"/traccar": OK},
         objects=("location",), form="sluice.formats.traccar:form",
     ),
-    Format("gps", paths={"/gpslogger": OK}, form="sluice.formats.gpslogger:form"),
+    Format("gps", paths={"/gpslogger": OK}, keep_head=True),  # a position without a device has the path's name
     # The parameter `device` has the name of the phone
     Format("gps", "sluice.formats.homeassistant:decode", {"/homeassistant": OK}, keep_head=True, objects=()),
 )  # fmt: skip

@@ -29,7 +29,7 @@ STREAMS: dict[str, Stream] = {
     "gps": built_in("gps", Gps, gps.GpsDecoder, gps.Plain, gps.build),
     "logs": built_in("logs", Log, logs.LogsDecoder, dict, logs.build),
     "spans": built_in("spans", Span, Unbounded, *custom.wire(Span)),
-    "votes": built_in("votes", Vote, JsonDecoder, votes.Plain, votes.build),
+    "votes": built_in("votes", Vote, votes.VotesDecoder, votes.Plain, votes.build),
 }
 
 

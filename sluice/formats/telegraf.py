@@ -9,10 +9,11 @@ import msgspec
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
 from sluice.streams.decoder import NUL, Result, check_text, each
+from sluice.streams.lenient import reader, text, texts
 from sluice.streams.message import Message
 from sluice.streams.metrics import Name, Value, typed
 from sluice.streams.record import Invalid, Metric
-from sluice.streams.times import Time, first
+from sluice.streams.times import Time, known
 
 
 class Points(msgspec.Struct):
@@ -30,8 +31,30 @@ class Point(msgspec.Struct):
     timestamp: Time = None
 
 
+class LoosePoint(Point):
+    fields: dict[str, msgspec.Raw]  # type: ignore[assignment]
+    tags: dict[str, msgspec.Raw] | None = None  # type: ignore[assignment]
+
+
 read = msgspec.json.Decoder(Points).decode
-read_point = msgspec.json.Decoder(Point).decode
+read_strict = msgspec.json.Decoder(Point).decode
+read_loose = reader(LoosePoint)
+read_value = msgspec.json.Decoder(Value | None).decode
+
+
+def read_point(part: bytes) -> Point:
+    """A point. A value that has no type of InfluxDB is stored as its JSON. Raises: Invalid, msgspec's errors."""
+    try:
+        return read_strict(part)
+    except msgspec.ValidationError:
+        point = read_loose(part)
+    values: dict[str, Value | None] = {}
+    for name, sent in point.fields.items():
+        try:
+            values[name] = read_value(sent)
+        except msgspec.DecodeError:
+            values[name] = text(sent)
+    return Point(point.name, values, texts(point.tags), point.time, point.ts, point.timestamp)
 
 
 def points(part: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
@@ -45,7 +68,7 @@ def point(part: bytes, message: Message | None, budget: Budget) -> list[Metric]:
     if len(part) > budget.limits.record:
         raise Invalid(f"record larger than {budget.limits.record} bytes")
     point = read_point(part)
-    time = first(point.time, point.ts, point.timestamp)
+    time = known(point.time, point.ts, point.timestamp)
     tags = point.tags or {}
     metrics = []
     for key, value in point.fields.items():

@@ -6,8 +6,9 @@ import msgspec
 from msgspec.structs import astuple
 
 from sluice.streams.body import Budget
+from sluice.streams.lenient import reader
 from sluice.streams.message import Message
-from sluice.streams.position import KNOT, Number, position
+from sluice.streams.position import KNOT, Number, position, sender
 from sluice.streams.record import Gps, Invalid
 from sluice.streams.times import Time
 
@@ -40,7 +41,7 @@ class Request(msgspec.Struct):
     device_id: str | int | None = None
 
 
-read = msgspec.json.Decoder(Request).decode
+read = reader(Request)
 
 
 def decode(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
@@ -48,7 +49,8 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
     request = read(part)
     location = request.location
     lat, lon, *values = *astuple(location.coords), location.battery.level if location.battery else None
-    return (position(request.device_id, lat, lon, location.timestamp, *values, battery_unit=100),)
+    device = request.device_id or sender(message, budget, "traccar")
+    return (position(device, lat, lon, location.timestamp, *values, battery_unit=100),)
 
 
 def form(fields: dict[str, str]) -> Gps | None:
@@ -63,7 +65,7 @@ def form(fields: dict[str, str]) -> Gps | None:
         if not comma:
             raise Invalid("missing: longitude")
     return position(
-        fields.get("id") or fields.get("deviceid"),
+        fields.get("id") or fields.get("deviceid") or "",
         lat,
         lon,
         fields.get("timestamp"),

@@ -2,7 +2,8 @@
 
 The decoder must see the path that chose the route, so the head has PATH_INFO: no other form of the target is looked at.
 No body can pass for a whole message: one that looks like it is kept as a whole message, too. A request that has a key
-is kept whole: the worker looks there for the key. Nothing is looked up here.
+is kept whole: the worker looks there for the key. So is one with a query string beside its body, which may name the
+device, and a form with spaces. Nothing is looked up here.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ FIELDS = frozenset(f"HTTP_{name.decode().upper().replace('-', '_')}" for name in
 # A String (RFC 8941, 3.3.3), or else visible ASCII without quotation marks; a server joins repeated fields with commas
 QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\]){1,255})"')
 BARE = re.compile(r"[!#-+\--~]{1,255}")
+FORM = "application/x-www-form-urlencoded"
 START = re.compile(rb"POST (/[^ \r\n]*) HTTP/1\.[01]\r\n")  # of a whole HTTP message, its path and query
 
 
 def read(environ: dict[str, Any], keep_head: bool, max_body: int) -> bytes:
     """The item for the list: the body, or the query string if the body is empty; the whole message with keep_head, if
-    the request has a key, or if the body looks like a message.
+    the request has a key or a query string, or if the body looks like a message or is a form with spaces.
 
     max_body: bytes. Raises: Rejected.
     """
@@ -61,7 +63,16 @@ def read(environ: dict[str, Any], keep_head: bool, max_body: int) -> bytes:
             raise Rejected(EMPTY)
         if not keep_head:
             return query.encode("latin-1")
+    elif not keep_head and (environ.get("QUERY_STRING") or is_spaced_form(environ, body)):
+        keep_head = True
     return head(environ) + body if keep_head or (body.startswith(b"POST /") and START.match(body)) else body
+
+
+def is_spaced_form(environ: dict[str, Any], body: bytes) -> bool:
+    """Whether a body says that it is a form and is not encoded as one: only the head tells it from a line of text."""
+    return (
+        environ.get("CONTENT_TYPE", "").lower().startswith(FORM) and not body.startswith((b"{", b"[")) and b" " in body
+    )
 
 
 def idempotency_key(value: str) -> str:

@@ -109,6 +109,9 @@ def metrics(figures: Figures) -> Iterator[Metric]:
     )  # fmt: skip
     refused = (([row["stream"], row["reason"]], row["bodies"]) for row in figures["refused"])
     yield family(COUNTER, "sluice_refused_bodies", "Bodies that got 503.", "stream reason", refused)
+    without = (([row["stream"], row["kind"]], row["messages"]) for row in figures["without_rows"])
+    about = "Messages that are valid and have nothing to store."
+    yield family(COUNTER, "sluice_messages_without_rows", about, "stream kind", without)
     letters: Counter[tuple[str, str]] = Counter()
     for at, row in enumerate(figures["dead_letters"] or ()):
         labels = row["stream"], row["reason"][:REASON_CHARACTERS] if at < LABELLED_REASONS else "others"

@@ -15,9 +15,9 @@ from typing import Any, cast
 import msgspec
 
 from sluice.base.override import override
-from sluice.http.request import START
+from sluice.http.request import FORM, START
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget, Empty, Remainder
+from sluice.streams.body import WITHOUT_ROWS, Budget, Empty, Remainder
 from sluice.streams.format import Format
 from sluice.streams.message import Message, parse
 from sluice.streams.record import INT64, Invalid, Limits, Record, Reject
@@ -26,6 +26,7 @@ Result = Record | Reject
 load: Callable[[str], Callable[..., Iterable[Result]]] = cache(resolve_name)  # the function that a `Format` names
 
 NUL = b"\\u0000"  # the only spelling in JSON; PostgreSQL's text cannot hold a NUL, SQLite's tools end the text there
+SEPARATOR = b"\x1e"
 CHUNK_BYTES = 1 << 20  # that are decoded to a list at once; the list takes about 10 bytes of memory per byte
 REASON_CHARACTERS = 200
 SEPARATE_REJECTS = 100  # of one body; further invalid records are buried together
@@ -39,23 +40,31 @@ class Decoder:
     def decode(self, item: bytes, limits: Limits) -> Iterator[Result]:
         """The records and rejects of an item; one reject of the whole item if nothing of it can be stored.
 
-        Nothing, if a valid request of OTLP has no record.
+        Nothing, if it is valid and has no record.
         """
         results = self.unpack(item, limits)
         reason = ""
+        before = WITHOUT_ROWS.copy()
         try:
             for result in results:
                 if not isinstance(result, Reject):
                     break
                 reason = reason or result.reason
             else:
-                raise Invalid(reason or "no record in it")
-        except Empty:
+                if reason:
+                    raise Invalid(reason)
+                if before == WITHOUT_ROWS:
+                    raise Empty
+                return
+        except Empty as empty:
+            empty.count()
             return
         except Exception as error:  # also exceptions of a user's record type or parser
             yield Reject(item, one_line(bodies.reason(error)), True)
             return
         if reason:  # rejects before the first valid record were not kept, to save memory: decode them again
+            WITHOUT_ROWS.clear()
+            WITHOUT_ROWS.update(before)
             results = self.unpack(item, limits)
         else:
             yield result
@@ -100,7 +109,9 @@ class JsonDecoder(Decoder):
     bounded = True
 
     def __init__(self, wire: type, build: Callable[[Any], Record], formats: Sequence[Format] = ()) -> None:
-        self.bodies = {path: known.decoder for known in formats if known.objects is None for path in known.paths}
+        self.bodies = {
+            path: known.decoder for known in formats if known.objects is None and known.decoder for path in known.paths
+        }
         self.objects = {name: known.decoder for known in formats for name in known.objects or ()}
         self.objects_at = {path: known.decoder for known in formats if known.objects == () for path in known.paths}
         self.forms = [known.form for known in formats if known.form]
@@ -140,7 +151,9 @@ class JsonDecoder(Decoder):
                     return load(decoder)(body, message, budget)
         body = body.removeprefix(bodies.BOM).strip() or (message.query if message else b"")
         if not body:
-            raise Invalid("empty")
+            raise Empty
+        if body.startswith(SEPARATOR):  # RFC 7464; no JSON text contains it
+            body = body.replace(SEPARATOR, b"\n").strip()
         return (self.json if body.startswith((b"{", b"[")) else self.text)(body, message, budget)
 
     def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
@@ -170,7 +183,14 @@ class JsonDecoder(Decoder):
 
     def rows(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         """The records of lines, each decoded as if it had been sent alone."""
-        return each(bodies.lines(body, budget), lambda row: self.contents(row, message, budget))
+
+        def decode(row: bytes) -> Iterable[Result]:
+            if b"\n" not in row:
+                return self.contents(row, message, budget)
+            bodies.check_json(row)
+            return self.value(row, message, budget)
+
+        return each(bodies.rows(body, budget), decode)
 
     def chunk(self, read: Callable[[bytes], list[Any]], body: bytes, budget: Budget) -> list[Record]:
         """All records at once, if all are plain and valid, and within the budget; otherwise an empty list."""
@@ -196,6 +216,8 @@ class JsonDecoder(Decoder):
                 yield from self.object(part, message, budget, error)
             else:
                 yield record
+        except Empty as empty:
+            empty.count()
         except Exception as error:  # any exception of a user's record type
             yield Reject(part if part.startswith(b"{") else b"[" + part + b"]", bodies.reason(error))
 
@@ -207,9 +229,12 @@ class JsonDecoder(Decoder):
                     return load(decoder)(part, message, budget)
         if message and message.path in self.objects_at:
             return load(self.objects_at[message.path])(part, message, budget)
-        return (self.loose_object(part, error),)
+        if not self.bounded and len(part) > budget.limits.record:
+            raise error
+        record = self.loose_object(part, message, budget, error)
+        return (check_text(record) if NUL in part else record,)
 
-    def loose_object(self, part: bytes, error: Exception) -> Record:
+    def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Record:
         """The record of a JSON object that has no format, and is not plain. Raises: any exception."""
         raise error
 
@@ -218,16 +243,16 @@ class JsonDecoder(Decoder):
         if b"\n" in body:
             yield from self.rows(body, message, budget)
         else:
-            yield self.form(bodies.form(body, budget.limits))
+            yield self.form(bodies.form(body, budget.limits), message, budget)
 
-    def form(self, fields: dict[str, str]) -> Record:
+    def form(self, fields: dict[str, str], message: Message | None, budget: Budget) -> Record:
         for form in self.forms:
             record = cast("Record | None", load(form)(fields))
             if record is not None:
                 return record
-        return self.plain_form(fields)
+        return self.plain_form(fields, message, budget)
 
-    def plain_form(self, fields: dict[str, str]) -> Record:
+    def plain_form(self, fields: dict[str, str], message: Message | None, budget: Budget) -> Record:
         """The record of a form that has no format. Raises: Invalid, or msgspec's errors."""
         if self.switches:
             fields |= {name: "true" for name in self.switches if fields.get(name) == "on"}  # a checkbox in HTML
@@ -244,6 +269,18 @@ def switches(wire: type) -> list[str]:
     return [name for name, kinds in parts if switch in kinds and text not in kinds]
 
 
+def typed_form(body: bytes, message: Message | None, budget: Budget, names: Sequence[str]) -> dict[str, str]:
+    """The fields of a form that its sender has not encoded, so that it has spaces; {} if it has none of these fields.
+
+    The Content-Type alone does not say so: curl sends it with any body. Raises: Invalid.
+    """
+    declared = message is not None and message.field("Content-Type").lower().startswith(FORM)
+    if not declared or b"=" not in body or b"\n" in body:
+        return {}
+    fields = bodies.form(body, budget.limits)
+    return fields if any(name in fields for name in names) else {}
+
+
 def each(
     parts: Iterable[bytes], decode: Callable[[bytes], Iterable[Result]], head: bytes = b"", end: bytes = b""
 ) -> Iterator[Result]:
@@ -258,6 +295,8 @@ def each(
             return
         try:
             yield from decode(part)
+        except Empty as empty:
+            empty.count()
         except Exception as error:  # any exception of a user's record type
             yield Reject(head + part + end, bodies.reason(error))
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from msgspec.structs import astuple
+from msgspec import UNSET, Raw, UnsetType
 
 from sluice.base.override import override
+from sluice.streams.body import Budget
 from sluice.streams.decoder import JsonDecoder
-from sluice.streams.position import RANGES, Number, position
+from sluice.streams.lenient import scalar
+from sluice.streams.message import Message
+from sluice.streams.position import ALIASES, RANGES, Number, from_names, sender
 from sluice.streams.record import Gps
-from sluice.streams.times import TIMES, Time, first
+from sluice.streams.times import TIMES, Time, known
+
+PATH = "gps"  # the name of a device that has none, if the head of its request was not kept
 
 
 def within(least: float, most: float) -> Any:
@@ -25,22 +30,19 @@ Plain = msgspec.defstruct(
     + [(name, within(*RANGES[name]) | None, None) for name in RANGES]
     + [(name, Time, None) for name in TIMES],
     gc=False,
+    forbid_unknown_fields=True,  # it may be another name of one of these
 )
-# A plain object with numbers that are out of range or sent as strings; its fields are in the order of `position`
+# Any other one: its fields may have other names, and are read one by one. `coords` holds some of them in browsers
 Loose = msgspec.defstruct(
     "Loose",
-    [("device", str | int | None, None)]
-    + [(name, Number, None) for name in ("lat", "lon")]
-    + [("time", Time, None)]
-    + [(name, Number, None) for name in RANGES]
-    + [(name, Time, None) for name in TIMES[1:]],
+    [(name, Raw | UnsetType, UNSET) for name in ("coords", *(name for names in ALIASES.values() for name in names))],
 )
 read_loose = msgspec.json.Decoder(Loose).decode
 
 
 def build(wire: Any) -> Gps:
     return Gps(  # by each name: with ** it takes twice as long
-        time=first(wire.time, wire.ts, wire.timestamp),
+        time=known(wire.time, wire.ts, wire.timestamp),
         device=wire.device,
         lat=wire.lat,
         lon=wire.lon,
@@ -54,9 +56,20 @@ def build(wire: Any) -> Gps:
 
 class GpsDecoder(JsonDecoder):
     @override
-    def loose_object(self, part: bytes, error: Exception) -> Gps:
-        return position(*astuple(read_loose(part)))
+    def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Gps:
+        sent: list[Any] = [read_loose(part)]
+        if (nested := sent[0].coords) is not UNSET and bytes(nested).startswith(b"{"):
+            sent.append(read_loose(bytes(nested)))
+
+        def get(name: str) -> Number:
+            for fields in sent:
+                value: Any = getattr(fields, name)
+                if value is not UNSET and (name not in ALIASES["device"] or bytes(value)[:1] not in b"tf[{"):
+                    return scalar(value)
+            return None
+
+        return from_names(get, lambda: sender(message, budget, PATH))
 
     @override
-    def plain_form(self, fields: dict[str, str]) -> Gps:
-        return position(*astuple(msgspec.convert(fields, Loose)))
+    def plain_form(self, fields: dict[str, str], message: Message | None, budget: Budget) -> Gps:
+        return from_names(fields.get, lambda: sender(message, budget, PATH))

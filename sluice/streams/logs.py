@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -11,29 +13,46 @@ import msgspec
 from sluice.base.override import override
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
-from sluice.streams.decoder import JsonDecoder, Result
+from sluice.streams.decoder import JsonDecoder, Result, typed_form
 from sluice.streams.message import Message
-from sluice.streams.record import Invalid, Log
-from sluice.streams.times import Time, first
+from sluice.streams.record import Invalid, Log, Record
+from sluice.streams.times import SECOND, Time, known
 
 # The names that a field has in the formats of log libraries, in the order in which they are tried: OpenTelemetry and
-# Elastic's ECS, pino, slog, zap, structlog, Docker, Logstash
-MESSAGES = "message", "msg", "log", "event"
-LEVEL_FIELDS = "level", "severity", "log.level"
-SERVICES = "service", "service.name"
-TIMES = "time", "ts", "timestamp", "@timestamp"
+# Elastic's ECS, pino, slog, zap, structlog, Docker, Logstash; then, each from its own documentation,
+# Fluent Bit ("HTTP output": date, in seconds), GELF ("GELF Payload Specification": short_message, level of syslog),
+# journald (systemd.journal-fields(7) and "Journal JSON Format": microseconds, level of syslog, arrays of bytes),
+# Google ("Structured logging": timestamp with seconds and nanos), python-json-logger (asctime, levelname),
+# Monolog (JsonFormatter: level_name, datetime), Serilog ("CLEF": @t, @m, @mt, @l; without @l it is information, and
+# JsonFormatter: RenderedMessage), .NET (JsonConsoleFormatter: Timestamp, LogLevel, Message), Log4j (JsonTemplateLayout:
+# instant), VictoriaLogs (_msg, _time)
+MESSAGES = (
+    *("message", "msg", "log", "event", "short_message", "MESSAGE", "@m", "Message", "RenderedMessage", "_msg"),
+    *("textPayload", "text", "body", "@mt", "MessageTemplate", "jsonPayload"),
+)
+LEVEL_FIELDS = (
+    *("level_name", "levelname", "level", "severity", "log.level", "LogLevel", "@l", "Level", "PRIORITY", "loglevel"),
+    *("logLevel", "lvl", "severity_text", "severityText"),
+)
+SERVICES = "service", "service.name", "service_name", "SYSLOG_IDENTIFIER"
+TIMES = (
+    *("time", "ts", "timestamp", "@timestamp", "date", "datetime", "asctime", "@t", "Timestamp"),
+    *("__REALTIME_TIMESTAMP", "instant", "_time", "eventTime", "timeMillis"),
+)
+# The objects that are a time: their names of the seconds since 1970 and of the rest in nanoseconds
+MOMENTS = ("seconds", "nanos"), ("epochSecond", "nanoOfSecond")
 
 # The levels are those of OpenTelemetry. Each has the names and numbers that mean the same elsewhere: of syslog (0 to
-# 7), of pino and Bunyan (10 to 60), of Java's and Python's libraries, and of Serilog
+# 7), of pino and Bunyan (10 to 60), of Monolog (100 to 600), of Java's and Python's libraries, and of Serilog
 LEVELS = {
     name: level
     for level, names in {
         "trace": "trace verbose finest finer silly 10",
-        "debug": "debug fine 7 20",
-        "info": "info information informational notice 5 6 30",
-        "warn": "warn warning 4 40",
-        "error": "error err severe 3 50",
-        "fatal": "fatal critical crit alert emerg emergency panic 0 1 2 60",
+        "debug": "debug fine 7 20 100",
+        "info": "info information informational notice 5 6 30 200 250",
+        "warn": "warn warning 4 40 300",
+        "error": "error err severe 3 50 400",
+        "fatal": "fatal critical crit alert emerg emergency panic 0 1 2 60 500 550 600",
     }.items()
     for name in names.split()
 }
@@ -41,10 +60,6 @@ LEVELS = {
 # Only what begins so must be JSON, because a plain line may begin with anything, often with `[`. A truncated object is
 # more often a mistake of its sender than a message: it is buried, and can be repaired
 OBJECTS = re.compile(rb"\{|\[\s*\{")
-
-
-class Timed(msgspec.Struct):
-    time: Time
 
 
 def take(fields: dict[str, Any], names: tuple[str, ...]) -> Any:
@@ -67,31 +82,82 @@ def level(sent: object) -> tuple[str | None, object]:
     return stored or None, sent if stored != text or isinstance(sent, int) else None
 
 
+def moment(attributes: dict[str, Any]) -> int | None:
+    """Remove the first field that is understood as a time; its nanoseconds since 1970. None: there is none."""
+    for name in TIMES:
+        if name not in attributes:
+            continue
+        sent = attributes[name]
+        if isinstance(sent, dict):
+            for seconds, rest in MOMENTS:
+                if seconds in sent:
+                    whole, more = known(scalar(sent[seconds])), scalar(sent.get(rest, 0))
+                    sent = whole + more if whole and type(more) is int and 0 <= more < SECOND else None
+                    break
+            time = sent if isinstance(sent, int) else None
+        else:
+            time = known(scalar(sent))
+        if time is not None or sent == "":
+            del attributes[name]
+        if time is not None:
+            return time
+    return None
+
+
+def scalar(sent: object) -> Time:
+    """A number or a text; None for anything else."""
+    return sent if isinstance(sent, int | float | str) and not isinstance(sent, bool) else None
+
+
+def unpacked(value: Any) -> Any:
+    """A value of journald: what is not UTF-8 is an array of its bytes."""
+    if isinstance(value, list) and value and all(type(byte) is int and 0 <= byte < 256 for byte in value):
+        return bytes(value).decode("utf-8", "replace").replace("\0", "\ufffd")
+    return value
+
+
 def build(wire: dict[str, Any]) -> Log:
     """The record of a JSON object. Whatever is not a field of the record becomes an attribute. Raises: Invalid."""
     attributes = {name: value for name, value in wire.items() if value is not None}
     own = attributes.pop("attributes", None)
-    message, sent, service, time = (take(attributes, names) for names in (MESSAGES, LEVEL_FIELDS, SERVICES, TIMES))
+    if "@t" in attributes and "@l" not in attributes:
+        attributes["@l"] = "Information"
+    if "MESSAGE" in attributes:
+        attributes = {name: unpacked(value) for name, value in attributes.items()}
+    message, sent, service = (take(attributes, names) for names in (MESSAGES, LEVEL_FIELDS, SERVICES))
     if message is None:
         raise Invalid("missing: message")
     if not isinstance(message, str):
         message = msgspec.json.encode(message).decode()
-    if not isinstance(time, int | float | str | None) or isinstance(time, bool):
-        msgspec.convert({"time": time}, Timed)  # raises the error that all streams have for it
+    time = moment(attributes)
     stored, sent = level(sent)
     if sent is not None:
-        attributes["level"] = sent
+        attributes.setdefault("level", sent)
     if service is not None and not isinstance(service, str):
         attributes["service"], service = service, None
     if isinstance(own, dict) and own.keys().isdisjoint(attributes):
         attributes |= own
     elif own is not None:
         attributes["attributes"] = own
-    return Log(time=first(time), level=stored, service=service, message=message, attributes=attributes)
+    return Log(time=time, level=stored, service=service, message=message, attributes=attributes)
+
+
+def real(text: str) -> float | str:
+    """A number; one that no database holds is a text."""
+    number = float(text)
+    return number if isfinite(number) else text
 
 
 class LogsDecoder(JsonDecoder):
     bounded = False  # attributes take about 20 bytes of memory per byte
+
+    @override
+    def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Record:
+        if not isinstance(error, msgspec.ValidationError):
+            raise error
+        log = build(json.loads(part, parse_float=real))
+        msgspec.json.encode(log)  # raises for half of a surrogate pair
+        return log
 
     @override
     def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
@@ -107,7 +173,9 @@ class LogsDecoder(JsonDecoder):
         if b"\n" in body:
             yield from self.rows(body, message, budget)
         elif bodies.is_form(body, b"message"):  # a line of a log has spaces
-            yield self.form(bodies.form(body, budget.limits))
+            yield self.form(bodies.form(body, budget.limits), message, budget)
+        elif form := typed_form(body, message, budget, MESSAGES):
+            yield self.form(form, message, budget)
         elif len(body) > budget.limits.record:
             raise Invalid(f"line longer than {budget.limits.record} bytes")
         elif b"\0" in body:

@@ -12,10 +12,11 @@ import msgspec
 from sluice.base.override import override
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
-from sluice.streams.decoder import JsonDecoder, Result, check_text, load
+from sluice.streams.decoder import JsonDecoder, Result, check_text, load, typed_form
+from sluice.streams.lenient import reader, texts
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, UINT64, Invalid, Metric, Record
-from sluice.streams.times import Time, first
+from sluice.streams.times import Time, known
 
 Value = float | int | str | bool
 Name = Annotated[str, msgspec.Meta(min_length=1)]
@@ -39,7 +40,7 @@ def build(wire: Plain) -> Metric:
     if type(value) is not float:
         value, kind = typed(value)
     return Metric(
-        time=first(wire.time, wire.ts, wire.timestamp),
+        time=known(wire.time, wire.ts, wire.timestamp),
         name=wire.name,
         tags=wire.tags or {},
         field=wire.field,
@@ -69,19 +70,34 @@ def typed(value: Value) -> tuple[float | int | str, str]:
         raise Invalid("value out of range") from None
 
 
+class Loose(Plain):
+    tags: dict[str, msgspec.Raw] | None = None  # type: ignore[assignment]
+
+
+read_loose = reader(Loose)
+
+
 class MetricsDecoder(JsonDecoder):
     bounded = False  # tags and fields take about 20 bytes of memory per byte
 
     @override
+    def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Record:
+        wire = read_loose(part)
+        return self.build(msgspec.structs.replace(wire, tags=texts(wire.tags)))
+
+    @override
     def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         if bodies.is_form(body, b"name"):  # line protocol has a space before the fields of a line
-            yield self.form(bodies.form(body, budget.limits))
+            yield self.form(bodies.form(body, budget.limits), message, budget)
+            return
+        if form := typed_form(body, message, budget, ("name",)):
+            yield self.form(form, message, budget)
             return
         for decoder in self.texts:
             yield from load(decoder)(body, None, budget)
 
     @override
-    def plain_form(self, fields: dict[str, str]) -> Record:
+    def plain_form(self, fields: dict[str, str], message: Message | None, budget: Budget) -> Record:
         # a value written as a JSON number or boolean is stored as one
         plain: dict[str, Value] = {**fields}
         text = fields.get("value", "")

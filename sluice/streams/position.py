@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from sys import float_info
 
+from sluice.streams.body import Budget
+from sluice.streams.message import Message
 from sluice.streams.record import Gps, Invalid
-from sluice.streams.times import Time, first
+from sluice.streams.times import Time, known
 
-Number = float | str | None
+Number = float | int | str | None
 
 # What a position may also have: the least and the greatest value. Clients send others for "unknown"
 MOST = float_info.max
@@ -19,6 +22,23 @@ RANGES = {
     "bearing": (0, 360),
     "battery": (0, 100),
 }
+
+# The names that a field has in what phones send, in the order in which they are tried: of Sluice, of OwnTracks and
+# Colota (colota.app, "API Reference": metres per second, percent), of GPSLogger, of browsers ("Geolocation"), of
+# Transistor's and Expo's libraries, of Home Assistant. Names that mean another unit elsewhere are left out
+# (`battery_level`, `level`)
+NAMES = {
+    "device": "device device_id deviceId deviceid deviceID imei tid id",
+    "lat": "lat latitude Latitude LAT",
+    "lon": "lon lng long longitude Longitude LON",
+    "time": "time ts timestamp tst datetime date recorded_at Timestamp",
+    "altitude": "altitude alt elevation ele",
+    "speed": "speed vel velocity spd s",
+    "accuracy": "accuracy acc horizontal_accuracy horizontalAccuracy gps_accuracy hacc",
+    "bearing": "bearing bear heading course cog direction dir",
+    "battery": "battery batt bat",
+}
+ALIASES = {field: tuple(names.split()) for field, names in NAMES.items()}
 
 NUMBER = re.compile(
     r"[+-]?(?:(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:e[+-]?[0-9]++)?|nan|inf(?:inity)?)", re.ASCII | re.IGNORECASE
@@ -31,6 +51,10 @@ def number(value: Number, what: str) -> float | None:
     """A number, also one sent as a string; None if it is missing or blank. Raises: Invalid."""
     if value is None or isinstance(value, float):
         return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, str):
+        raise Invalid(f"{what} is not a number: {value!r:.40}")
     if not (text := value.strip()):
         return None
     if not NUMBER.fullmatch(text):
@@ -49,8 +73,12 @@ def required(value: Number, what: str, limit: float) -> float:
 
 
 def optional(value: Number, field: str, unit: float = 1.0) -> float | None:
-    """A number times `unit`; None if it is not in the range of its field. Raises: Invalid if it is not a number."""
-    if value is None or (sent := value if isinstance(value, float) else number(value, field)) is None:
+    """A number times `unit`; None if it is none, or not in the range of its field."""
+    try:
+        sent = value if isinstance(value, float) else number(value, field)
+    except (Invalid, OverflowError):
+        return None
+    if sent is None:
         return None
     least, most = RANGES[field]
     sent *= unit
@@ -58,7 +86,7 @@ def optional(value: Number, field: str, unit: float = 1.0) -> float | None:
 
 
 def position(
-    device: str | int | None,
+    device: str | int,
     lat: Number,
     lon: Number,
     time: Time = None,
@@ -67,25 +95,24 @@ def position(
     accuracy: Number = None,
     bearing: Number = None,
     battery: Number = None,
-    ts: Time = None,
-    timestamp: Time = None,
     *,
     speed_unit: float = 1.0,
     battery_unit: float = 1.0,
 ) -> Gps:
     """A position. speed_unit: in metres per second. battery_unit: in percent.
 
-    The decoders' Structs have their fields in the order of these parameters.
+    The decoders' Structs have their fields in the order of these parameters. An optional value that is not understood
+    is unknown; without a time, the position has that of its arrival.
 
-    Raises: Invalid if device, latitude, longitude or time are missing or invalid, or an optional value is not a number.
+    Raises: Invalid if device, latitude or longitude are missing or invalid.
     """
-    name = "" if device is None else str(device)
+    name = str(device)
     if not name:
         raise Invalid("missing: device")
     if "\0" in name:  # `check_texts` takes 0.3 µs
         raise Invalid("text with a NUL")
     return Gps(
-        time=first(time, ts, timestamp),
+        time=known(time),
         device=name,
         lat=required(lat, "latitude", 90),
         lon=required(lon, "longitude", 180),
@@ -95,3 +122,28 @@ def position(
         bearing=optional(bearing, "bearing"),
         battery=optional(battery, "battery", battery_unit),
     )
+
+
+def sender(message: Message | None, budget: Budget, path: str) -> str:
+    """The device of a position that names none: the parameter `device` of the URL, else the last part of the path.
+
+    path: this part, if the head was not kept. Raises: Invalid.
+    """
+    name = (message.parameter("device") or message.path.rpartition("/")[2] if message else "") or path
+    budget.charge(len(name))
+    return name
+
+
+def from_names(get: Callable[[str], Number], device: Callable[[], str]) -> Gps:
+    """A position of fields that have any of their ALIASES.
+
+    get: what was sent under a name. device: called if the position names none. Raises: Invalid.
+    """
+    values: dict[str, Number] = {}
+    for field, names in ALIASES.items():
+        for name in names:
+            if (value := get(name)) is not None and value != "":
+                values[field] = value
+                break
+    name = str(values.pop("device", "") or device())
+    return position(name, values.pop("lat", None), values.pop("lon", None), **values)  # type: ignore[arg-type]

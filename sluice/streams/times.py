@@ -72,6 +72,20 @@ def iso(text: str) -> int:
     return seconds * SECOND + int(f"{fraction or '0':0<9.9}")
 
 
+def known(*times: Time) -> int | None:
+    """The time of a record: the first of these that is understood; None if none is: the time of arrival is stored."""
+    for time in times:
+        if type(time) is int and 0 < time < END:  # as `nanoseconds`, without the call
+            return time * SECOND
+        if time is None or time == "":
+            continue
+        try:
+            return nanoseconds(time)
+        except (Invalid, OverflowError):
+            continue
+    return None
+
+
 def first(time: Time, ts: Time = None, timestamp: Time = None) -> int | None:
     """The time of a record: the first of its three fields that was sent, or None. Raises: Invalid."""
     if time is None:

@@ -6,8 +6,13 @@ from typing import Annotated
 
 import msgspec
 
+from sluice.base.override import override
+from sluice.streams.body import Budget
+from sluice.streams.decoder import JsonDecoder
+from sluice.streams.lenient import reader
+from sluice.streams.message import Message
 from sluice.streams.record import Vote
-from sluice.streams.times import Time, first
+from sluice.streams.times import Time, known
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -22,4 +27,13 @@ class Plain(msgspec.Struct, gc=False):
 
 
 def build(wire: Plain) -> Vote:
-    return Vote(time=first(wire.time, wire.ts, wire.timestamp), poll=wire.poll, choice=wire.choice, voter=wire.voter)
+    return Vote(time=known(wire.time, wire.ts, wire.timestamp), poll=wire.poll, choice=wire.choice, voter=wire.voter)
+
+
+read_loose = reader(Plain)
+
+
+class VotesDecoder(JsonDecoder):
+    @override
+    def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Vote:
+        return build(read_loose(part))

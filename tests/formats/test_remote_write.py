@@ -261,7 +261,6 @@ GOOD = request(series(UP, samples=[sample(1)]))
         (item(b"\xff" * 20), "not protobuf: number too long"),
         (item(b"\x0a\x02\x0a\x7f"), "not protobuf: "),
         (item(b"\x22\x01\xff", 2), "not UTF-8: "),
-        (item(b""), "no record in it"),
         (item(GOOD, 2), "no record in it"),
         (item(b"\x08\x01\x11" + bytes(8) + b"\x1d" + bytes(4)), "no record in it"),
         (kept(GOOD, "/api/v1/write", "Content-Type: text/plain"), "not remote write: Content-Type 'text/plain'"),
@@ -274,6 +273,10 @@ GOOD = request(series(UP, samples=[sample(1)]))
 )
 def test_a_damaged_request_is_buried_as_a_whole(given: bytes, reason: str) -> None:
     assert reject_reason("metrics", given).startswith(reason)
+
+
+def test_a_request_without_a_series_is_valid() -> None:
+    assert decode("metrics", item(b"")) == decode("metrics", item(b"\x22\x00", 2)) == []
 
 
 def one_bucket_each(*deltas: int) -> bytes:

@@ -110,9 +110,14 @@ def test_an_array_ndjson_and_a_form_are_records(name):
 
 
 @every_stream
-@pytest.mark.parametrize("item", [b"", b" \n", b"[]", b"[ ]", b"{}"])
-def test_a_body_without_a_record_is_one_reject_of_the_whole_body(name, item):
-    assert reject_reason(name, item)
+@pytest.mark.parametrize("item", [b"", b" \n", b"[]", b"[ ]"])
+def test_a_body_without_a_record_is_valid(name, item):
+    assert decode(name, item) == []
+
+
+@every_stream
+def test_an_object_without_a_field_is_invalid(name):
+    assert reject_reason(name, b"{}")
 
 
 @streams_with_a_grammar
@@ -366,7 +371,6 @@ def test_gzip_of_several_members_and_zeros_behind_it_is_one_body():
         (b"\x1f\x8b", "gzip: truncated"),
         (gzip.compress(GOOD["votes"]) + b"x", "gzip: other bytes after the last member"),
         (gzip.compress(GOOD["votes"]) + GOOD["votes"], "gzip: other bytes after the last member"),
-        (gzip.compress(b""), "empty"),
         (gzip.compress(gzip.compress(GOOD["votes"], mtime=0)), "neither JSON nor a form"),
         (b"\x28\xb5\x2f\xfd\x00", "zstd: only gzip is supported"),
     ],
@@ -478,36 +482,37 @@ def test_every_form_of_time_is_converted_to_nanoseconds(name, key, written, nano
 
 
 @pytest.mark.parametrize(
-    ("written", "reason"),
+    "written",
     [
-        ("0", "time out of range: 0"),
-        ("-1", "time out of range: -1"),
-        ("7258118400", "time out of range: 7258118400"),
-        ("99999999999", "time out of range: 99999999999"),
-        ("99999999999999", "time out of range: 99999999999999"),
-        ("99999999999999999999", "time out of range: 99999999999999999999"),
-        ("1e300", "time out of range: 1e+300"),
-        ('"0"', "time out of range: '0'"),
-        ('"2200-01-01"', "time out of range: '2200-01-01'"),
-        ('"1970-01-01T00:00:00Z"', "time out of range: '1970-01-01T00:00:00Z'"),
-        ('"1969-12-31T23:59:59Z"', "time out of range: '1969-12-31T23:59:59Z'"),
-        ('"1970-01-01T00:00:01+00:01"', "time out of range: '1970-01-01T00:00:01+00:01'"),
-        ('"0001-01-01T00:00:00+14:00"', "time out of range: '0001-01-01T00:00:00+14:00'"),
-        ('"2025-13-01"', "time not understood: '2025-13-01'"),
-        ('"2016-12-31T12:59:60Z"', "time not understood: '2016-12-31T12:59:60Z'"),
-        ('"2016-12-31T23:59:61Z"', "time not understood: '2016-12-31T23:59:61Z'"),
-        ('"2025-12-24T25:00:00Z"', "time not understood: '2025-12-24T25:00:00Z'"),
-        ('"now"', "time not understood: 'now'"),
-        ('"nan"', "time not understood: 'nan'"),
-        ('"\u0661\u0662"', "time not understood: '\u0661\u0662'"),
-        ('"1_000_000_000"', "time not understood: '1_000_000_000'"),
-        ("true", "wrong type or range: Expected `int | float | str | null`, got `bool` - at `$.time`"),
-        ("[]", "wrong type or range: Expected `int | float | str | null`, got `array` - at `$.time`"),
+        "0",
+        "-1",
+        "7258118400",
+        "99999999999",
+        "99999999999999",
+        "99999999999999999999",
+        "1e300",
+        '"0"',
+        '"2200-01-01"',
+        '"1970-01-01T00:00:00Z"',
+        '"1969-12-31T23:59:59Z"',
+        '"1970-01-01T00:00:01+00:01"',
+        '"0001-01-01T00:00:00+14:00"',
+        '"2025-13-01"',
+        '"2016-12-31T12:59:60Z"',
+        '"2016-12-31T23:59:61Z"',
+        '"2025-12-24T25:00:00Z"',
+        '"now"',
+        '"nan"',
+        '"\u0661\u0662"',
+        '"1_000_000_000"',
+        "true",
+        "[]",
     ],
 )
 @every_stream
-def test_an_invalid_time_makes_the_record_invalid(name, written, reason):
-    assert reject_reason(name, GOOD[name][:-1] + f',"time":{written}}}'.encode()) == reason
+def test_a_time_that_is_not_understood_does_not_cost_the_record(name, written):
+    (record,) = decode(name, GOOD[name][:-1] + f',"time":{written}}}'.encode())
+    assert record.time is None
 
 
 def test_time_takes_precedence_over_ts_and_timestamp():
@@ -600,7 +605,7 @@ def test_forms_have_limits_and_must_be_utf8():
 
 
 def test_a_reason_is_one_short_line():
-    long = b'{"device":"a","lat":1,"lon":1,"time":"' + "\u2028\u00e9".encode() * 500 + b'"}'
+    long = b'{"device":"a","lon":1,"lat":"' + "\u2028\u00e9".encode() * 500 + b'"}'
     reason = reject_reason("gps", long)
     assert len(reason) <= 200 and reason.isprintable()
 
@@ -655,7 +660,6 @@ anything = st.binary(max_size=200) | st.lists(shapes | st.binary(max_size=3), ma
 def test_for_any_bytes_there_are_records_or_rejects_and_never_an_exception(name, item, pack, limit):
     item = gzip.compress(item, 1) if pack else item
     results = decode(name, item, LIMITS._replace(inflated=limit))
-    assert results
     rejects = [x for x in results if isinstance(x, Reject)]
     assert all(type(x) is STREAMS[name].record for x in results if x not in rejects)
     for reject in rejects:
@@ -840,7 +844,7 @@ def test_a_record_whose_type_bounds_its_memory_may_have_any_size(name, body):
 def test_for_any_bytes_a_user_defined_stream_yields_records_or_rejects(item):
     for made in (Order, Odd):
         results = list(stream("own", made).decode(item, LIMITS))
-        assert results and all(isinstance(x, Record | Reject) for x in results)
+        assert all(isinstance(x, Record | Reject) for x in results)
 
 
 class Tide(Record, kw_only=True):
@@ -900,8 +904,8 @@ def test_an_invalid_line_is_buried_alone_and_can_be_decoded_again(head, line, re
 
 
 @pytest.mark.parametrize("item", [b"", b"\n \r\n", gzip.compress(b"")])
-def test_a_body_without_a_line_is_one_reject_of_the_whole_body(item):
-    assert list(tides.decode(item, LIMITS)) == [Reject(item, "no record in it", True)]
+def test_a_body_without_a_line_is_valid(item):
+    assert list(tides.decode(item, LIMITS)) == []
 
 
 def test_lines_of_a_parser_have_the_limits_of_all_bodies():
@@ -938,7 +942,6 @@ def test_any_exception_of_a_parser_is_the_reason_of_its_line():
 @given(anything)
 def test_for_any_bytes_a_parser_yields_rejects_that_can_be_decoded_again(item):
     results = list(tides.decode(item, LIMITS))
-    assert results
     for result in results:
         assert isinstance(result, Reject)
         assert list(tides.decode(result.part, LIMITS)) == [Reject(result.part, result.reason, True)]
