@@ -239,6 +239,16 @@ class StoreTests:
         traced = "SELECT claim, stream, first, bodies, records FROM votes JOIN batches ON batch = id"
         assert backend.ask(traced) == [(given.id, "votes", 7, 2, 2)] * 2
 
+    def test_a_span_keeps_its_nanoseconds_and_its_events_are_json(self, backend: Backend, store: Store) -> None:
+        body = b'{"trace_id":"ab","span_id":"cd","name":"n","time":1767268800,"start":1767268800000000001,'
+        body += b'"duration":5,"attributes":{"a":[1]},"events":[{"name":"e"}]}'
+        assert store.persist(claim("spans", 1), decoded(STREAMS["spans"], [body])) == Outcome(1, 0)
+        columns = "time, trace_id, parent_id, start, duration, attributes, events, links"
+        ((*row, attributes, events, links),) = backend.ask(f"SELECT {columns} FROM spans")
+        assert row == ["2026-01-01T12:00:00.000Z", "ab", None, 1767268800000000001, 5]
+        as_json = [json.loads(x) if isinstance(x, str) else x for x in (attributes, events, links)]
+        assert as_json == [{"a": [1]}, [{"name": "e"}], None]
+
     def test_times_have_milliseconds(self, backend: Backend, store: Store) -> None:
         arrived, time = NOON + 123_999, 1_766_600_000_123_456_789
         for name, record in (

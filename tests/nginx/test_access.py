@@ -299,7 +299,10 @@ def cors(headers: dict[str, list[str]]) -> dict[str, list[str]]:
 
 def test_a_page_of_a_listed_origin_may_post_to_a_listed_path_and_nginx_answers_the_preflight(tmp: Path) -> None:
     origin = "https://shop.example"
-    with front(INGEST_CORS=f"/votes /gps {origin} http://localhost:3000", INGEST_API_KEYS=keys(tmp)) as (web, gateway):
+    with front(INGEST_CORS=f"/votes /gps /reports {origin} http://localhost:3000", INGEST_API_KEYS=keys(tmp)) as (
+        web,
+        gateway,
+    ):
         status, headers, body = preflight(web, "/votes?x=1", origin)
         assert (status, body, gateway.requests) == (204, "", [])
         assert cors(headers) == {
@@ -310,7 +313,8 @@ def test_a_page_of_a_listed_origin_may_post_to_a_listed_path_and_nginx_answers_t
             "access-control-expose-headers": ["Retry-After"],
             "vary": ["Origin"],
         }
-        assert preflight(web, "/gps", "http://localhost:3000")[0] == 204
+        for path in "/gps", "/reports":
+            assert preflight(web, path, "http://localhost:3000")[0] == 204
         for number, more in enumerate(([], ["-H", f"X-API-Key: {KEY}"])):
             status, headers, _ = curl("-d", "x", "-H", f"Origin: {origin}", *more, f"localhost:{web.port}/votes")
             assert (status, len(gateway.requests)) == ((401, 0), (200, 1))[number]
