@@ -40,6 +40,7 @@ AS_ROOT = """
   user       root, and so is every program: better a user of its own, or bin/provision services"""
 # one of them is in each $INGEST_HOME that was ever used, or in a copy of one
 MARKS = "etc/sluice.conf", "run/up.lock", "redis/appendonlydir"
+MIN_FILES = 1024  # supervisord's own `minfds`
 # the order in which the programs of a killed bin/up are ended, after all others: a worker may have a batch to finish,
 # and writes are accepted until the others end
 ORDER = ("worker", "nginx", "gateway", "reader", "follower", "views", "redis")
@@ -145,6 +146,14 @@ def check_places(s: settings.Settings) -> None:
             raise settings.SettingError(f"{name}: the directory {folder} cannot be used: {problem}.")
 
 
+def check_files() -> None:
+    """Raises: Failed if supervisord would refuse to start."""
+    if (most := configure.file_limit()) < MIN_FILES:
+        raise Failed(
+            f"this user may open {most} files, and {MIN_FILES} are needed: raise the limit that ulimit -Hn shows."
+        )
+
+
 def check_modules(s: settings.Settings) -> None:
     """Check what settings name: a program without its module or stream restarts forever. Raises: SettingError."""
     from sluice.elsewhere.registry import check_rows
@@ -235,6 +244,7 @@ def main() -> None:
         check_access(s)
         check_home(s.home)
         check_places(s)
+        check_files()
         lock_home(s)
         check_addresses(s)
         configure.write(s)

@@ -489,6 +489,14 @@ def test_a_directory_that_cannot_be_made_stops_the_start(name: str, value: str) 
         up.check_places(settings.load({"INGEST_SPOOL": "/dev/null/redis.sock"}))
 
 
+def test_too_low_a_limit_of_open_files_is_one_line_and_status_1(tmp: Path) -> None:
+    command = f"ulimit -n 256 && exec '{ROOT}/bin/up'"
+    env = environment(tmp / "home", {"INGEST_PORT": free_port()})
+    done = subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True, timeout=60)
+    words = "sluice: this user may open 256 files, and 1024 are needed: raise the limit that ulimit -Hn shows.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", words)
+
+
 def test_the_directories_that_settings_name_are_made(tmp: Path) -> None:
     urls = {"INGEST_ROWS": f"votes=parquet://{tmp}/rows", "INGEST_STORE": f"sqlite:///{tmp}/store/a.db"}
     up.check_places(settings.load(urls | {"INGEST_HOME": str(tmp / "home")}))
