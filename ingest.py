@@ -69,6 +69,12 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
     return PostAnswer(append(endpoint.stream, item), endpoint, start_response)
 
 
+def plain(environ: dict[str, Any]) -> bool:
+    """Whether nothing in a head but its path and length matters to the gateway."""
+    endpoint = PLAIN.get(environ["PATH_INFO"]) or ENDPOINTS.by_encoding(environ)
+    return endpoint is not None and request.is_plain(environ, endpoint.keep_head)
+
+
 def respond(reply: Reply, path: str, start_response: Callable[..., Any], method: str = "POST") -> Iterable[bytes]:
     """Answer without appending. path: of a route or a probe; "" counts all other paths together."""
     counts.counter(f"answered {reply.status[:3]} {path}").n += 1
@@ -110,5 +116,5 @@ for at, known in load_signed(ROUTES).items():
     PLAIN[at].read = signature.reading(*known)
 PROBES = {"/health": influx.HEALTH, "/healthz": OK, "/readyz": OK, "/ping": influx.PING}
 FIELDS = request.FIELDS | signature.FIELDS
-app.fastlane = Options(SETTINGS.max_body, tick, shares_environ=True, fields=FIELDS)  # type: ignore[attr-defined]
+app.fastlane = Options(SETTINGS.max_body, tick, True, FIELDS, plain)  # type: ignore[attr-defined]
 atexit.register(INLET.report, last=True)

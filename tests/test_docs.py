@@ -335,7 +335,7 @@ def test_every_dependency_is_pinned_with_hashes(group):
     assert entries and all(entries)
     pins = {found[1] for found in entries}
     for wanted in groups()[group]:
-        name, _, version = re.sub(r"\[.*?\]", "", wanted).lower().partition("==")
+        name, _, version = re.sub(r"\[.*?\]|;.*", "", wanted).lower().partition("==")
         assert [pin for pin in pins if pin.startswith(f"{name}=={version}")], wanted
     listed = rf"^\w+=\(\S+ stamp ([\w-]+ )*{group}\b|^ +with_group (\S+ )*{group}\b|^([\w ]+ \| )?{group}( \| \w+)*\)$"
     scheme = rf"^{group} = .*# INGEST_"  # bin/provision reads these from pyproject.toml

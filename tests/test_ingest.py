@@ -298,6 +298,30 @@ def test_a_malformed_key_is_rejected_with_the_reason(site: Site, key: str, statu
         assert b"Idempotency-Key" in given[2]
 
 
+@pytest.mark.parametrize("path", ["/votes", "/write", "/v1/logs"])
+def test_an_unknown_content_encoding_is_rejected_on_every_path(site: Site, path: str) -> None:
+    """Also by the fast lane, which has seen a head that differs in this value alone."""
+    for encoding, status in ("gzip", 2), ("br", 415), ("gzip, gzip", 415), ("ZSTD", 2), ("br", 415), ("", 2):
+        given = post(site.where, path, b"abc", {"Content-Encoding": encoding})
+        assert given[0] == status or given[0] // 100 == status
+        if status == 415:
+            assert given[1]["accept-encoding"] == "gzip, zstd, deflate, snappy"
+            assert b"Content-Encoding is none of gzip" in given[2]
+    assert len(site.items(ROUTES[path].stream)) == 3
+
+
+def test_a_body_whose_compression_only_the_head_tells_is_kept_whole(site: Site) -> None:
+    for encoding in "gzip", "deflate", "identity", "Snappy", "deflate":
+        assert post(site.where, "/votes", b"abc", {"Content-Encoding": encoding})[0] == 200
+    items = site.items()
+    assert [item.startswith(b"POST /votes HTTP/1.1\r\n") for item in items] == [False, True, False, True, True]
+    assert [field(parse(item)) for item in items if item != b"abc"] == ["deflate", "Snappy", "deflate"]
+
+
+def field(message: Any) -> str:
+    return str(message.field("Content-Encoding"))
+
+
 def test_answers_close_their_connections_while_the_gateway_is_told_to(private_redis: Server) -> None:
     with harness.short_tmp() as tmp, gateway(tmp, private_redis) as server:
 

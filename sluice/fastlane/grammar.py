@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from io import BytesIO
 from typing import Any, Optional
 
@@ -21,7 +21,7 @@ FIELDS = re.compile(rb"((?:" + TOKEN + rb":[\t -~\x80-\xff]*\r\n)+)\r\n")
 FIELD = re.compile(rb"(" + TOKEN + rb"):([\t -~\x80-\xff]*)\r\n")
 LENGTH = re.compile(r"0|[1-9][0-9]{0,9}")
 DECLINED = frozenset((b"TRANSFER-ENCODING", b"EXPECT", b"UPGRADE", b"HTTP2-SETTINGS", b"TRAILER", b"TE"))
-DECIDING = frozenset(("HTTP_HOST", "HTTP_CONNECTION"))
+DECIDING = frozenset(("HTTP_HOST", "HTTP_CONNECTION", "CONTENT_TYPE", "HTTP_CONTENT_ENCODING"))
 
 # The environ without the body, the length of the body in bytes, and whether the connection stays open
 ParsedHead = tuple[dict[str, Any], int, bool]
@@ -36,8 +36,16 @@ QUERY = bytes([33, 34, *range(36, 127)])
 class Grammar:
     """Parses plain heads as gunicorn's parser does, and declines all others."""
 
-    def __init__(self, cfg: Any, wanted: Collection[str] | None = None) -> None:
-        """cfg: gunicorn's settings; its limits apply. wanted: the fields that the environ has; None: all."""
+    def __init__(
+        self,
+        cfg: Any,
+        wanted: Collection[str] | None = None,
+        is_plain: Callable[[dict[str, Any]], bool] = lambda environ: False,
+    ) -> None:
+        """cfg: gunicorn's settings; its limits apply. wanted: the fields that the environ has; None: all. is_plain: see
+        `Options`.
+        """
+        self.is_plain = is_plain
         self.base = base_environ(cfg)
         self.base.update({"SCRIPT_NAME": "", "SERVER_PROTOCOL": "HTTP/1.1"})
         limits = cfg.limit_request_line, cfg.limit_request_field_size
@@ -138,6 +146,8 @@ class Grammar:
         environ["PATH_INFO"] = target.decode()
         environ["QUERY_STRING"] = query.decode() if query else ""
         environ["RAW_URI"] = line[len(method) + 1 : -9].decode()
+        if method == b"POST" and self.is_plain(environ):
+            environ["fastlane.plain"] = True
         return environ, max(0, length), keep_alive
 
     def fields(self, block: bytes, server: Any) -> ParsedHead | None:

@@ -16,7 +16,7 @@ an answer's waits         whether it may raise Later while it is iterated; only 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MAX_BODY_BYTES = 1 << 20  # the application reads a longer body itself, in the slow lane
 
@@ -30,13 +30,17 @@ class Options(NamedTuple):
     shares_environ: the application neither changes environ nor keeps it after its call. Then equal heads share one
         dictionary, which is not copied for each request.
     fields: of the header fields, environ has only these, such as "HTTP_ORIGIN", and CONTENT_TYPE, CONTENT_LENGTH, and
-        what decides how a request is served (Host, Connection). None: all. A field that is not here costs least.
+        what decides how a request is served (Host, Connection, Content-Encoding). None: all. A field that is not here
+        costs least.
+    is_plain: asked once for all POSTs with the same path, fields, type and encoding of content. Where it returns True,
+        environ["fastlane.plain"] is there.
     """
 
     max_body: int = MAX_BODY_BYTES
     tick: Callable[[], None] = lambda: None
     shares_environ: bool = False
     fields: Collection[str] | None = None
+    is_plain: Callable[[dict[str, Any]], bool] = lambda environ: False
 
 
 class Later(Exception):

@@ -111,7 +111,7 @@ class FastLane(SlowLane):
         self.tick = options.tick
         self.answers = Answers(self.cfg, self.log)
         self.shares_environ = options.shares_environ and not self.answers.logged
-        self.grammar = Grammar(self.cfg, None if self.answers.logged else options.fields)
+        self.grammar = Grammar(self.cfg, None if self.answers.logged else options.fields, options.is_plain)
         self.parse: Parse = self.grammar.parse if supported else lambda head, server, heads: None
         self.connections: dict[int, Connection] = {}  # by descriptor; without those in the slow lane
         self.slow_count = 0  # greenlets beside the loop: one for each connection in the slow lane

@@ -5,13 +5,13 @@ A message is a row of `logs`. Additional fields lose their underscore. Unlike UD
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
 from sluice.formats.objects import records
 from sluice.streams.body import GROWTH, Budget
 from sluice.streams.decoder import Result
+from sluice.streams.encoding import deflated
 from sluice.streams.logs import build, take
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
@@ -24,23 +24,9 @@ SERVICES = "_service", "_service_name", "_application_name", "_app_name", "_app"
 def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
     """The messages of a body. Raises: Invalid."""
     if body.startswith(ZLIB):
-        body = unpacked(body, budget)
+        body = deflated(body, budget.limits.inflated)
+        budget.charge(-GROWTH * len(body))
     return records(body, budget, lambda sent: (log(sent),))
-
-
-def unpacked(body: bytes, budget: Budget) -> bytes:
-    """The content of zlib (RFC 1950). Raises: Invalid."""
-    packed, limit = zlib.decompressobj(), budget.limits.inflated
-    try:
-        content = packed.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise Invalid(f"zlib: {error}") from None
-    if len(content) > limit:
-        raise Invalid(f"zlib: inflates to more than {limit} bytes")
-    if not packed.eof:
-        raise Invalid("zlib: truncated")
-    budget.charge(-GROWTH * len(content))
-    return content
 
 
 def log(sent: dict[str, Any]) -> Log:

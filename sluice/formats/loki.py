@@ -15,6 +15,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from sluice.formats.protobuf import fields, load_messages, uncompress, wrapped
+from sluice.http.request import SNAPPY
 from sluice.http.routes import PROTOBUF
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Remainder
@@ -85,7 +86,9 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Log | Reje
     Raises, before it yields: Invalid, msgspec's errors.
     """
     if message.field("Content-Type").startswith(PROTOBUF):
-        results = from_protobuf(uncompress(body, budget), budget)
+        if message.field("Content-Encoding").lower() not in SNAPPY:  # the head need not say so
+            body = uncompress(body, budget)
+        results = from_protobuf(body, budget)
         join = joined_protobuf
     else:
         results, join = from_json(body, budget), joined_json

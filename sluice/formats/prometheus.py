@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from google.protobuf.message import DecodeError
 
-from sluice.formats.protobuf import Field, fields, load_messages, uncompress
+from sluice.formats.protobuf import Field, fields, load_messages
 from sluice.http.routes import PROTOBUF
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Remainder
@@ -40,11 +40,6 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
 
     Raises, before it yields: Invalid.
     """
-    encoding = message.field("Content-Encoding").lower()  # as nginx compares it
-    if encoding == "snappy":
-        body = uncompress(body, budget)
-    elif encoding:  # the head of a buried part has none
-        raise Invalid(f"Content-Encoding {encoding!r:.40}: only snappy is supported")
     version = version_of(message.field("Content-Type"))
     symbols: list[Field] = []
     known = False

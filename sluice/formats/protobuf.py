@@ -7,13 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import cramjam
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message_factory import GetMessageClass
 
 from sluice.streams.body import GROWTH, Budget
+from sluice.streams.encoding import unsnapped
 from sluice.streams.record import Invalid
 
 # protoc -I. -o sluice/formats/messages.binpb sluice/formats/loki.proto sluice/formats/prometheus.proto
@@ -96,16 +96,7 @@ def wrapped(number: int, content: bytes) -> bytes:
 
 
 def uncompress(data: bytes, budget: Budget) -> bytes:
-    """The content of a snappy block (google/snappy, format_description.txt).
-
-    A block begins with its size, and only as much is allocated.
-    Raises: Invalid if the block is damaged, or has more content than a body may.
-    """
-    try:
-        size = cramjam.snappy.decompress_raw_len(data)
-        if size > budget.limits.inflated:
-            raise Invalid(f"snappy: inflates to more than {budget.limits.inflated} bytes")
-        budget.charge(-GROWTH * size)
-        return bytes(cramjam.snappy.decompress_raw(data))
-    except cramjam.DecompressionError as error:
-        raise Invalid(str(error)) from None  # begins with "snappy"
+    """The content of a snappy block. Raises: Invalid if it is damaged, or has more content than a body may."""
+    content = unsnapped(data, budget.limits.inflated)
+    budget.charge(-GROWTH * len(content))
+    return content

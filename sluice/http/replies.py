@@ -29,6 +29,11 @@ BAD_KEY = problem(
     "400 Bad Request",
     "Idempotency-Key is neither a quoted string nor up to 255 visible ASCII characters; the request had no effect.",
 )
+UNSUPPORTED = problem(
+    "415 Unsupported Media Type",
+    "Content-Encoding is none of gzip, zstd, deflate and snappy; the request had no effect.",
+    ("Accept-Encoding", "gzip, zstd, deflate, snappy"),
+)
 EMPTY = problem("400 Bad Request", "The request has neither a body nor a query string; the request had no effect.")
 
 

@@ -11,11 +11,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sluice.http.replies import BAD_KEY, CODED, CUT_OFF, EMPTY, NO_LENGTH, Rejected, too_large
+from sluice.http.replies import BAD_KEY, CODED, CUT_OFF, EMPTY, NO_LENGTH, UNSUPPORTED, Rejected, too_large
 
 # The fields with a key of the request, in the order in which they count
 KEYED = (b"idempotency-key", b"webhook-id", b"x-github-delivery", b"ce-id")
-FIELDS = frozenset(f"HTTP_{name.decode().upper().replace('-', '_')}" for name in KEYED)  # that `read` looks at
+FIELDS = frozenset(f"HTTP_{name.decode().upper().replace('-', '_')}" for name in KEYED)  # that `examine` looks at
+# The values of Content-Encoding, and whether a body needs its head: its first bytes do not show its compression
+SNAPPY = "snappy", "x-snappy-framed"
+ENCODINGS = {"identity": False, "gzip": False, "x-gzip": False, "zstd": False, "deflate": True}
+ENCODINGS |= dict.fromkeys(SNAPPY, True)
 # A String (RFC 8941, 3.3.3), or else visible ASCII without quotation marks; a server joins repeated fields with commas
 QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\]){1,255})"')
 BARE = re.compile(r"[!#-+\--~]{1,255}")
@@ -29,15 +33,8 @@ def read(environ: dict[str, Any], keep_head: bool, max_body: int) -> bytes:
 
     max_body: bytes. Raises: Rejected.
     """
-    if not keep_head and (
-        "HTTP_IDEMPOTENCY_KEY" in environ
-        or "HTTP_WEBHOOK_ID" in environ
-        or "HTTP_X_GITHUB_DELIVERY" in environ
-        or "HTTP_CE_ID" in environ
-    ):
-        keep_head = True
-    if keep_head and "HTTP_IDEMPOTENCY_KEY" in environ and not idempotency_key(environ["HTTP_IDEMPOTENCY_KEY"]):
-        raise Rejected(BAD_KEY)
+    if "fastlane.plain" not in environ:
+        keep_head = examine(environ, keep_head)
     length = environ.get("CONTENT_LENGTH") or "0"
     if "HTTP_TRANSFER_ENCODING" in environ or not length.isdecimal():
         if not environ.get("wsgi.input_terminated") or "CONTENT_LENGTH" in environ:
@@ -73,6 +70,34 @@ def is_spaced_form(environ: dict[str, Any], body: bytes) -> bool:
     return (
         environ.get("CONTENT_TYPE", "").lower().startswith(FORM) and not body.startswith((b"{", b"[")) and b" " in body
     )
+
+
+def examine(environ: dict[str, Any], keep_head: bool) -> bool:
+    """Whether the whole message is kept: also one that has a key, or a body that only its head explains.
+
+    Raises: Rejected if the head is invalid, whatever the body is.
+    """
+    encoding = environ.get("HTTP_CONTENT_ENCODING", "").lower()
+    if encoding and encoding not in ENCODINGS:
+        raise Rejected(UNSUPPORTED)
+    if "HTTP_IDEMPOTENCY_KEY" in environ and not idempotency_key(environ["HTTP_IDEMPOTENCY_KEY"]):
+        raise Rejected(BAD_KEY)
+    return (
+        keep_head
+        or "HTTP_IDEMPOTENCY_KEY" in environ
+        or "HTTP_WEBHOOK_ID" in environ
+        or "HTTP_X_GITHUB_DELIVERY" in environ
+        or "HTTP_CE_ID" in environ
+        or ENCODINGS.get(encoding, False)
+    )
+
+
+def is_plain(environ: dict[str, Any], keep_head: bool) -> bool:
+    """Whether `examine` finds nothing in any head with these fields, this type and this encoding."""
+    try:
+        return "HTTP_IDEMPOTENCY_KEY" not in environ and examine(environ, keep_head) == keep_head
+    except Rejected:
+        return False
 
 
 def idempotency_key(value: str) -> str:

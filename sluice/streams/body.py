@@ -1,4 +1,4 @@
-"""Splits bodies into records for the decoders: gzip, JSON arrays, NDJSON and forms, in bounded memory.
+"""Splits bodies into records for the decoders: JSON arrays, NDJSON and forms, in bounded memory.
 
 Each takes time in proportion to the body: no pattern has two quantifiers for the same characters side by side.
 """
@@ -6,7 +6,6 @@ Each takes time in proportion to the body: no pattern has two quantifiers for th
 from __future__ import annotations
 
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from urllib.parse import parse_qsl
@@ -15,11 +14,7 @@ import msgspec
 
 from sluice.streams.record import Invalid, Limits
 
-GZIP = b"\x1f\x8b"
-ZSTD = b"\x28\xb5\x2f\xfd"
 BOM = b"\xef\xbb\xbf"
-CHUNK = 1 << 16
-MEMBERS = 1_000  # of a gzip file: each takes as long as 100 KB, and an empty one has 20 bytes
 MANY_PAIRS, PAIR_BYTES = 100, 100
 GROWTH = 8  # bytes that a body may become beside `Limits.room`, for each of its own
 
@@ -86,35 +81,6 @@ class Budget:
         if times * size > self.limits.repeated:
             raise Invalid(f"becomes more than {self.limits.repeated} bytes of rows")
         self.charge(times * size)
-
-
-def inflate(data: bytes, limit: int) -> bytes:
-    """The content of a gzip file (RFC 1952) with one or more members; zeros after the last member are allowed.
-
-    limit: bytes of content.
-    Raises: Invalid if the file is damaged or truncated, inflates to more, or is followed by other bytes.
-    """
-    out: list[bytes] = []
-    size = at = 0
-    for _ in range(MEMBERS):
-        member = zlib.decompressobj(31)
-        while not member.eof:
-            chunk = data[at : at + CHUNK]
-            if not chunk:
-                raise Invalid("gzip: truncated")
-            try:
-                out.append(member.decompress(chunk, limit + 1 - size))
-            except zlib.error as error:
-                raise Invalid(f"gzip: {error}") from None
-            size += len(out[-1])
-            if size > limit:
-                raise Invalid(f"gzip: inflates to more than {limit} bytes")
-            at += len(chunk) - len(member.unused_data)
-        if not data.startswith(GZIP, at):
-            if data[at:].strip(b"\0"):
-                raise Invalid("gzip: other bytes after the last member")
-            return b"".join(out)
-    raise Invalid(f"gzip: more than {MEMBERS} members")
 
 
 def check_json(text: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The decoders' common part: gzip, kept heads, the record budget, rejects; and plain JSON objects, arrays and forms.
+"""The decoders' common part: compression, heads, the record budget, rejects; plain JSON objects, arrays and forms.
 
 A decoder is a pure function `decode(item, limits)`. It never raises: it yields a `Reject` for each part that cannot be
 stored.
@@ -18,6 +18,7 @@ from sluice.base.override import override
 from sluice.http.request import FORM, START
 from sluice.streams import body as bodies
 from sluice.streams.body import WITHOUT_ROWS, Budget, Empty, Remainder
+from sluice.streams.encoding import GZIP, ZSTD, inflated
 from sluice.streams.format import Format
 from sluice.streams.message import Message, parse
 from sluice.streams.record import INT64, Invalid, Limits, Record, Reject
@@ -72,13 +73,11 @@ class Decoder:
             yield result._replace(reason=one_line(result.reason)) if isinstance(result, Reject) else result
 
     def unpack(self, item: bytes, limits: Limits) -> Iterator[Result]:
-        """Remove a kept head and gzip, and decode the contents. Puts the head before each reject. Raises: Invalid."""
+        """Decode the contents, without head and compression. Puts the head before each reject. Raises: Invalid."""
         message = parse(item)
         body = message.body if message else item
-        if body.startswith(bodies.GZIP):
-            body = bodies.inflate(body, limits.inflated)
-        elif body.startswith(bodies.ZSTD):
-            raise Invalid("zstd: only gzip is supported")
+        if message or body.startswith((GZIP, ZSTD)):
+            body = inflated(body, message.field("Content-Encoding") if message else "", limits.inflated)
         budget = Budget(limits, len(body))
         head = b""
         for result in merge_rejects(self.contents(body, message, budget), budget):
@@ -87,7 +86,7 @@ class Decoder:
                 head = head or (message.head() if message else b"")
                 budget.charge(len(head) + len(part))
                 # so that a replay does not mistake a line that begins like a gzip file or a kept message for one
-                if part.startswith((bodies.GZIP, bodies.ZSTD)) or START.match(part):
+                if part.startswith((GZIP, ZSTD)) or START.match(part):
                     part = b"\n" + part
                 result = Reject(head + part, result.reason)
             yield result

@@ -49,7 +49,7 @@ def stream(
     is such an object; with `parse`, lines of any other format.
 
     parse: makes one record from one line, without the white space around it. Raises: ValueError, whose text becomes
-        the reason of the dead letter. Empty lines are skipped. gzip, kept heads and limits are handled before it.
+        the reason of the dead letter. Empty lines are skipped. Compression, heads and limits are handled before it.
     unique: fields; of the records that have the same values of them within INGEST_UNIQUE, one is stored.
     Raises: TypeError if the record type is not a subclass of Record or, with `parse`, not keyword-only, or lacks one of
         the unique fields.

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sluice.http.request import KEYED, idempotency_key
-from sluice.streams import body as bodies
+from sluice.streams.encoding import GZIP, ZSTD, inflated
 from sluice.streams.message import Message, parse
 from sluice.streams.record import Invalid, Limits, Record
 
 GIVEN_BYTES = 16  # of the hash of a key that was given: all of the key
 CONTENT_BYTES = 12  # of the hash of a content, behind the seconds of its time in four bytes: 16 together
-SPECIAL = frozenset((b"P", bodies.GZIP[:1]))  # how kept messages and gzip files begin
+SPECIAL = frozenset((b"P", GZIP[:1], ZSTD[:1]))  # how kept messages and compressed bodies begin
 SECOND = 1_000_000_000
 # Header fields that decide what a body means, as its path and its query string do; others may differ in a retry
 DECIDING = "X-Limit-U", "X-Limit-D"
@@ -49,13 +49,14 @@ class Rule(NamedTuple):
         try:
             message = parse(item) if item.startswith(b"POST /") else None
             body = message.body if message else item
-            zipped = body.startswith(bodies.GZIP)
+            encoding = message.field("Content-Encoding") if message else ""
+            zipped = body.startswith((GZIP, ZSTD)) or encoding.lower() not in ("", "identity")
             if message and (given := given_key(message)):
                 # unknown, and not read for this
                 size = limits.inflated if zipped else len(body)
                 return blake2b(given, digest_size=GIVEN_BYTES).digest(), size
-            if zipped and self.content:  # the head of the file has a time
-                body = bodies.inflate(body, limits.inflated)
+            if zipped and self.content:  # the head of a gzip file has a time
+                body = inflated(body, encoding, limits.inflated)
         except Invalid:  # the decoder says why
             return None, len(item)
         if not self.content:

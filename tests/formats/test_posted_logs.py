@@ -56,9 +56,9 @@ def test_a_gelf_message_may_have_a_service_and_no_time() -> None:
     [
         (b"{}", "missing: short_message"),
         (b'{"short_message":"a\\u0000"}', "text with a NUL"),
-        (zlib.compress(b"{}" * 99)[:-5], "zlib: truncated"),
-        (b"x\x9c" + bytes(9), "zlib: Error -3"),
-        (zlib.compress(bytes(LIMITS.inflated + 1)), "zlib: inflates to more than"),
+        (zlib.compress(b"{}" * 99)[:-5], "deflate: truncated"),
+        (b"x\x9c" + bytes(9), "deflate: Error -3"),
+        (zlib.compress(bytes(LIMITS.inflated + 1)), "deflate: inflates to more than"),
     ],
 )
 def test_an_invalid_gelf_message_is_buried(body: bytes, reason: str) -> None:

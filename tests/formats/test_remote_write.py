@@ -265,7 +265,6 @@ GOOD = request(series(UP, samples=[sample(1)]))
         (item(b"\x08\x01\x11" + bytes(8) + b"\x1d" + bytes(4)), "no record in it"),
         (kept(GOOD, "/api/v1/write", "Content-Type: text/plain"), "not remote write: Content-Type 'text/plain'"),
         (kept(GOOD, "/api/v1/write", f"Content-Type: {TYPES[1]};proto=x"), "not remote write: Content-Type "),
-        (kept(GOOD, "/api/v1/write", "Content-Encoding: br"), "Content-Encoding 'br': only snappy is supported"),
         (item(bytes(LIMITS.inflated + 1)), f"snappy: inflates to more than {LIMITS.inflated} bytes"),
         (item(request(series({"__name__": "x" * LIMITS.record}))), f"series larger than {LIMITS.record} bytes"),
         (item(b"\x22\x00" * (LIMITS.records + 1), 2), f"more than {LIMITS.records} symbols"),

@@ -23,8 +23,9 @@ import wire  # noqa: E402
 from sluice import settings  # noqa: E402
 from sluice.formats import streams  # noqa: E402
 from sluice.streams import registry  # noqa: E402
-from sluice.streams.body import BOM, GZIP, ZSTD, inflate  # noqa: E402
+from sluice.streams.body import BOM  # noqa: E402
 from sluice.streams.decoder import SEPARATE_REJECTS  # noqa: E402
+from sluice.streams.encoding import GZIP, ZSTD, inflated  # noqa: E402
 from sluice.streams.message import parse  # noqa: E402
 from sluice.streams.record import Invalid, Log, Record, Reject, Span  # noqa: E402
 from sluice.streams.registry import Stream  # noqa: E402
@@ -146,10 +147,10 @@ def packed(data: bytes) -> None:
         content += part
         whole += gzip.compress(part, choices.number(10), mtime=0)
     whole += bytes(choices.number(4))
-    assert inflate(bytes(whole), len(content)) == content
+    assert inflated(bytes(whole), "", len(content)) == content
     if content:
         try:
-            inflate(bytes(whole), len(content) - 1)
+            inflated(bytes(whole), "", len(content) - 1)
         except Invalid:
             pass
         else:
@@ -158,7 +159,7 @@ def packed(data: bytes) -> None:
         whole[choices.place(len(whole) - 1)] ^= 1 << choices.number(8)
     del whole[choices.place(len(whole)) if choices.seldom() else len(whole) :]
     try:
-        given = inflate(bytes(whole), LIMITS.inflated)
+        given = inflated(bytes(whole), "", LIMITS.inflated)
     except Invalid:
         return
     # unlike zlib, the standard library ignores a wrong header checksum and other defects

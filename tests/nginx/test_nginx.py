@@ -128,7 +128,8 @@ def test_each_worker_of_nginx_has_a_processor_of_its_own(web: Server) -> None:
         (f"{PROTOBUF};proto=io.prometheus.write.v3.Request", "snappy", 415),
         (f"{PROTOBUF};proto=", "snappy", 415),
         ("application/json", "snappy", 415),
-        (PROTOBUF, "gzip", 415),
+        (PROTOBUF, "zstd", 200),
+        (PROTOBUF, "br", 415),
         (PROTOBUF, "", 415),
         ("", "snappy", 415),
     ],
@@ -144,9 +145,10 @@ def test_remote_write_in_an_unknown_format_gets_415(
         (received,) = gateway.requests
         assert all(f"\r\n{name}: {text}\r\n".encode() in received for name, text in headers.items())
         return
-    accepts = "This path accepts only Prometheus remote write 1.0 or 2.0, compressed with snappy"
+    accepts = "This path accepts only Prometheus remote write 1.0 or 2.0, compressed with snappy or zstd"
     assert text == problem("Unsupported Media Type", 415, f"{accepts}; the request had no effect.")
     assert fields["content-type"] == "application/problem+json" and gateway.requests == []
+    assert fields["accept-encoding"] == "snappy, zstd, gzip, deflate"
 
 
 def test_another_method_at_the_path_of_remote_write_reaches_the_gateway(web: Server, gateway: Gateway) -> None:

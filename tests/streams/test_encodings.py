@@ -1,0 +1,124 @@
+"""Compressed bodies: each content coding, its limits, and what is no valid body of it."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable
+
+import cramjam
+import pytest
+from backports import zstd
+
+from items import LIMITS, decode, kept, reject_reason
+from sluice.formats.streams import STREAMS
+from sluice.http.request import ENCODINGS
+from sluice.streams.encoding import MEMBERS, inflated
+from sluice.streams.record import Invalid, Metric, Vote
+from sluice.streams.unique import Rule
+
+VOTE = b'{"poll":"p","choice":"c"}'
+Compress = Callable[[bytes], bytes]
+
+
+def raw(data: bytes) -> bytes:
+    return zlib.compress(data, wbits=-15)
+
+
+def block(data: bytes) -> bytes:
+    return bytes(cramjam.snappy.compress_raw(data))
+
+
+def framed(data: bytes) -> bytes:
+    return bytes(cramjam.snappy.compress(data))
+
+
+def streamed(data: bytes) -> bytes:
+    """zstd whose head does not have the size of the content."""
+    compressor = zstd.ZstdCompressor()
+    return compressor.compress(data) + compressor.flush()
+
+
+CODINGS: list[tuple[str, Compress]] = [
+    ("gzip", gzip.compress), ("x-gzip", gzip.compress), ("zstd", zstd.compress), ("zstd", streamed),
+    ("deflate", zlib.compress), ("Deflate", raw), ("snappy", block), ("x-snappy-framed", framed), ("snappy", framed),
+    ("identity", bytes),
+]  # fmt: skip
+codings = pytest.mark.parametrize(("encoding", "compress"), CODINGS)
+
+
+def test_each_coding_that_the_gateway_takes_is_here() -> None:
+    assert {encoding.lower() for encoding, _ in CODINGS} == set(ENCODINGS)
+
+
+@codings
+def test_a_body_in_each_coding_is_stored(encoding: str, compress: Compress) -> None:
+    head = f"Content-Encoding: {encoding}"
+    assert decode("votes", kept(compress(VOTE), "/votes", head)) == [Vote(poll="p", choice="c")]
+    large = VOTE + b"\n" + b" " * 200_000 + VOTE
+    assert len(decode("votes", kept(compress(large), "/votes", head))) == 2
+    for path in "/write", "/api/v2/write":
+        (row,) = decode("metrics", kept(compress(b"m f=1 1767268800000000000"), path, head))
+        assert isinstance(row, Metric) and row.value == 1
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstd.compress, streamed])
+def test_gzip_and_zstd_are_known_by_their_first_bytes(compress: Compress) -> None:
+    assert decode("votes", compress(VOTE)) == [Vote(poll="p", choice="c")]
+    assert len(decode("votes", compress(VOTE + b"\n") + compress(VOTE) + b"\0\0")) == 2
+
+
+@codings
+def test_nothing_compressed_is_an_empty_body(encoding: str, compress: Compress) -> None:
+    head = f"Content-Encoding: {encoding}"
+    assert inflated(compress(b""), encoding, 0) == b""
+    assert inflated(b"", encoding, 0) == b""
+    assert decode("metrics", kept(compress(b""), "/write", head)) == decode("metrics", kept(b"", "/write")) == []
+
+
+@codings
+def test_the_limit_of_the_content_is_exact(encoding: str, compress: Compress) -> None:
+    if encoding == "identity":
+        return
+    data = bytes(100_000)
+    assert inflated(compress(data), encoding, len(data)) == data
+    with pytest.raises(Invalid, match="inflates to more than"):
+        inflated(compress(data), encoding, len(data) - 1)
+
+
+@codings
+def test_a_damaged_or_truncated_body_is_one_dead_letter(encoding: str, compress: Compress) -> None:
+    if encoding == "identity":
+        return
+    data = compress(VOTE * 9)
+    reason = reject_reason("votes", kept(data[:-1], "/votes", f"Content-Encoding: {encoding}"))
+    assert reason.startswith(encoding.lower().removeprefix("x-").removesuffix("-framed"))
+
+
+def test_a_window_larger_than_8_mib_is_not_allocated() -> None:
+    option = zstd.CompressionParameter
+    bomb = zstd.compress(bytes(16 << 20), options={option.window_log: 24, option.content_size_flag: 0})
+    assert "too much memory" in reject_reason("votes", bomb)
+    fits = zstd.compress(bytes(8 << 20), options={option.window_log: 23})
+    assert inflated(fits, "", LIMITS.inflated) == bytes(8 << 20)
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstd.compress])
+def test_many_members_are_one_dead_letter(compress: Compress) -> None:
+    assert inflated(compress(b"") * (MEMBERS - 1) + compress(VOTE), "", LIMITS.inflated) == VOTE
+    assert "more than 1000 members" in reject_reason("votes", compress(b"") * (MEMBERS + 1))
+
+
+@codings
+def test_a_body_has_the_same_key_in_each_coding(encoding: str, compress: Compress) -> None:
+    rule = Rule(60, True)
+    line = b"m f=1 1767268800000000000"
+    plain = rule.read(kept(line, "/write"), LIMITS)
+    assert rule.read(kept(compress(line), "/write", f"Content-Encoding: {encoding}"), LIMITS) == plain
+    assert plain[1] == len(line)
+
+
+def test_the_invalid_part_of_a_compressed_body_can_be_replayed() -> None:
+    item = kept(zlib.compress(VOTE + b"\n{}\n" + VOTE), "/votes", "Content-Encoding: deflate")
+    _, reject, _ = STREAMS["votes"].decode(item, LIMITS)
+    assert reject.part == kept(b"{}", "/votes")  # type: ignore[union-attr]
