@@ -7,6 +7,7 @@ So only one log record, span or data point is in memory, and an invalid one does
 
 from __future__ import annotations
 
+import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
@@ -19,6 +20,7 @@ from sluice.formats import protobuf
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Remainder
 from sluice.streams.decoder import CHUNK_BYTES, INVALID_COST, Result
+from sluice.streams.lenient import real
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Record, Reject, finite
 
@@ -162,10 +164,15 @@ class Json:
         return b"{%b}" % b",".join(members)
 
     def parse(self, node: Node, data: bytes) -> Any:
+        descriptor = node.kind.DESCRIPTOR
         try:
-            return node.kind(**arguments(node.kind.DESCRIPTOR, msgspec.json.decode(data)))
+            return node.kind(**arguments(descriptor, msgspec.json.decode(data)))
+        except (TypeError, ValueError, OverflowError, msgspec.ValidationError):
+            pass
+        try:
+            return node.kind(**lenient(descriptor, json.loads(data, parse_float=real)))
         except (TypeError, ValueError, OverflowError) as error:
-            raise Invalid(f"not a {node.kind.DESCRIPTOR.name} of OTLP: {error}") from None
+            raise Invalid(f"not a {descriptor.name} of OTLP: {error}") from None
 
 
 class Context(NamedTuple):
@@ -295,6 +302,43 @@ def arguments(descriptor: Any, value: Any) -> dict[str, Any]:
     elif odd and "message" in known:  # of a status
         made.setdefault("message", odd[0]["value"]["string_value"])
     return made
+
+
+def lenient(descriptor: Any, value: Any) -> dict[str, Any]:
+    """`arguments`, but an odd field becomes an attribute, as it was sent; it is left out if the message has none.
+
+    Raises: TypeError if the message is no object.
+    """
+    if not isinstance(value, dict):
+        raise TypeError("not a JSON object")
+    known, made, odd = converters(descriptor), dict[str, Any](), list[dict[str, Any]]()
+    for key, given in value.items():
+        if given is None or key not in known:
+            continue
+        field = descriptor.fields_by_camelcase_name[key]
+        try:
+            one = arguments(descriptor, {key: given})
+            descriptor._concrete_class(**one)
+        except (TypeError, ValueError, OverflowError):
+            nested = field.message_type
+            if nested and nested.name == "AnyValue":
+                one = {field.name: {"string_value": as_sent(given)}}
+            elif nested and field.is_repeated and isinstance(given, list):
+                one = {field.name: [lenient(nested, part) for part in given if isinstance(part, dict)]}
+            elif nested and isinstance(given, dict) and not field.is_repeated:
+                one = {field.name: lenient(nested, given)}
+            else:
+                odd.append({"key": key, "value": {"string_value": as_sent(given)}})
+                continue
+        for name, content in one.items():
+            made[name] = made.get(name, []) + content if name == "attributes" else content
+    if odd and "attributes" in known:
+        made["attributes"] = made.get("attributes", []) + odd
+    return made
+
+
+def as_sent(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable
+from math import isfinite
 from typing import Any, TypeVar
 
 import msgspec
@@ -77,6 +78,12 @@ def scalar(sent: Raw) -> Scalar | None:
         return read_scalar(written)
     except msgspec.DecodeError:
         return written[:TEXT_BYTES].decode("utf-8", "replace")
+
+
+def real(text: str) -> float | str:
+    """A number of a JSON text; one that no database holds is a text."""
+    number = float(text)
+    return number if isfinite(number) else text
 
 
 def text(sent: Raw) -> str | None:

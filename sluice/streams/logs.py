@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from math import isfinite
 from typing import Any
 
 import msgspec
@@ -14,6 +13,7 @@ from sluice.base.override import override
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
 from sluice.streams.decoder import JsonDecoder, Result, typed_form
+from sluice.streams.lenient import real
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log, Record
 from sluice.streams.times import SECOND, Time, known
@@ -140,12 +140,6 @@ def build(wire: dict[str, Any]) -> Log:
     elif own is not None:
         attributes["attributes"] = own
     return Log(time=time, level=stored, service=service, message=message, attributes=attributes)
-
-
-def real(text: str) -> float | str:
-    """A number; one that no database holds is a text."""
-    number = float(text)
-    return number if isfinite(number) else text
 
 
 class LogsDecoder(JsonDecoder):

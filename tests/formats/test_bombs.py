@@ -86,6 +86,26 @@ def logs_of_one_letter(size: int) -> bytes:
     return filled(b"", b"x", b"", size, b"\n")
 
 
+@bomb("/logs")
+def logs_of_indented_objects(size: int) -> bytes:
+    return filled(b"", b'{\n "message": "a"\n}', b"", size, b"\n")
+
+
+@bomb("/logs")
+def logs_of_objects_that_do_not_end(size: int) -> bytes:
+    return filled(b'{"message":"a"}\n', b'{\n"a"', b"", size, b"\n")
+
+
+@bomb("/logs")
+def logs_after_separators(size: int) -> bytes:
+    return filled(b"", b'\x1e{"message":"a"}', b"", size, b"\n")
+
+
+@bomb("/gps")
+def gps_with_other_names(size: int) -> bytes:
+    return filled(b"[", b'{"latitude":1,"lng":2,"vel":[1]}', b"]", size)
+
+
 # --- formats of metrics
 
 
