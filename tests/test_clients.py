@@ -135,6 +135,8 @@ def test_influxdb_version_1_client_writes_at_every_precision(gzip: bool, up: Ser
     with contextlib.closing(influxdb.InfluxDBClient("localhost", up.port, "u", "p", database="d", gzip=gzip)) as client:
         fields = {"load": 0.64, "cores": 2, "on": False, "text": 'a "b" c'}
         point = {"measurement": name, "tags": {"host": "a b"}, "time": NOON.isoformat(), "fields": fields}
+        assert client.ping() == "sluice"
+        client.create_database("d")  # as Telegraf does before it writes
         assert client.write_points([point])
         for n, precision in enumerate(["s", "m", "h", "ms", "u", "n"]):
             assert client.write_points([point | {"fields": {f"p{n}": n}}], time_precision=precision)
