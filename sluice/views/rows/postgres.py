@@ -343,7 +343,7 @@ class PostgresRows(RowSource):
                         self.indexes += [number for number, _, valid in indexes(db, stream) if valid]
         except Exception as error:
             reason = message(error) if isinstance(error, psycopg.Error) else repr(error)
-            log.warning("no index on batch, so reading new rows of a large table is slow: %s", reason)
+            log.warning("cannot make or find the index on batch, which makes reading large tables fast: %s", reason)
 
 
 def has(db: Any, batch: int, claim: str, folded: bool) -> bool:
