@@ -311,6 +311,10 @@ def test_an_unknown_content_encoding_is_rejected_on_every_path(site: Site, path:
 
 
 def test_a_body_whose_compression_only_the_head_tells_is_kept_whole(site: Site) -> None:
+    form = {"Content-Type": "multipart/form-data; boundary=x"}
+    for headers, starts in ({"Content-Type": "text/plain"}, b"abc"), (form, b"POST /gps HTTP"):
+        assert post(site.where, "/gps", b"abc", headers)[0] == 200
+        assert site.items("gps")[-1].startswith(starts)
     for encoding in "gzip", "deflate", "identity", "Snappy", "deflate":
         assert post(site.where, "/votes", b"abc", {"Content-Encoding": encoding})[0] == 200
     items = site.items()

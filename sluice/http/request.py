@@ -24,6 +24,7 @@ ENCODINGS |= dict.fromkeys(SNAPPY, True)
 QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\]){1,255})"')
 BARE = re.compile(r"[!#-+\--~]{1,255}")
 FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
 START = re.compile(rb"POST (/[^ \r\n]*) HTTP/1\.[01]\r\n")  # of a whole HTTP message, its path and query
 
 
@@ -89,6 +90,7 @@ def examine(environ: dict[str, Any], keep_head: bool) -> bool:
         or "HTTP_X_GITHUB_DELIVERY" in environ
         or "HTTP_CE_ID" in environ
         or ENCODINGS.get(encoding, False)
+        or environ.get("CONTENT_TYPE", "").lower().startswith(MULTIPART)
     )
 
 

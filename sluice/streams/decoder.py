@@ -17,6 +17,7 @@ import msgspec
 from sluice.base.override import override
 from sluice.http.request import FORM, START
 from sluice.streams import body as bodies
+from sluice.streams import multipart
 from sluice.streams.body import WITHOUT_ROWS, Budget, Empty, Remainder
 from sluice.streams.encoding import GZIP, ZSTD, inflated
 from sluice.streams.format import Format
@@ -148,6 +149,8 @@ class JsonDecoder(Decoder):
             for path, decoder in self.bodies.items():
                 if message.path.endswith(path):  # a user's route may have a prefix, such as /plant/write
                     return load(decoder)(body, message, budget)
+        if boundary := multipart.boundary_of(message):
+            return self.multipart(multipart.split(body, boundary, budget.limits), message, budget)
         body = body.removeprefix(bodies.BOM).strip() or (message.query if message else b"")
         if not body:
             raise Empty
@@ -243,6 +246,16 @@ class JsonDecoder(Decoder):
             yield from self.rows(body, message, budget)
         else:
             yield self.form(bodies.form(body, budget.limits), message, budget)
+
+    def multipart(self, parts: multipart.Parts, message: Message | None, budget: Budget) -> Iterator[Result]:
+        """The record of the fields of a form, and a reject of its files."""
+        if parts.fields:
+            try:
+                yield self.form(parts.fields, message, budget)
+            except Exception as error:  # any exception of a user's record type
+                yield Reject(parts.plain, bodies.reason(error))
+        if parts.files:
+            yield Reject(parts.files, "files of a form are not stored")
 
     def form(self, fields: dict[str, str], message: Message | None, budget: Budget) -> Record:
         for form in self.forms:

@@ -1,0 +1,67 @@
+"""Forms of browsers in multipart/form-data: the fields are one record, files are dead letters."""
+
+from __future__ import annotations
+
+import pytest
+
+from items import LIMITS, decode, kept, reject_reason
+from sluice.streams.multipart import split
+from sluice.streams.record import Log, Reject, Vote
+
+TYPE = "Content-Type: multipart/form-data; boundary=----WebKitFormBoundaryAbC123"
+LINE = b"------WebKitFormBoundaryAbC123"
+
+
+def form(*parts: bytes) -> bytes:
+    return b"".join(LINE + b"\r\n" + part + b"\r\n" for part in parts) + LINE + b"--\r\n"
+
+
+def field(name: str, value: str) -> bytes:
+    return f'Content-Disposition: form-data; name="{name}"\r\n\r\n{value}'.encode()
+
+
+FILE = (
+    b'Content-Disposition: form-data; name="a"; filename="blob"\r\nContent-Type: application/json\r\n\r\n{"poll":"x"}'
+)
+VOTE = field("poll", "a b & c=d"), field("choice", "é\r\nx")
+
+
+def test_the_fields_are_one_record() -> None:
+    assert decode("votes", kept(form(*VOTE, field("voter", "")), "/votes", TYPE)) == [
+        Vote(poll="a b & c=d", choice="é\r\nx")
+    ]
+
+
+def test_a_log_may_be_a_form() -> None:
+    body = form(field("message", "two\nlines"), field("level", "WARN"), field("a %22b%22", "1"))
+    (row,) = decode("logs", kept(body, "/logs", TYPE))
+    assert isinstance(row, Log)
+    assert (row.message, row.level, row.attributes) == ("two\nlines", "warn", {'a "b"': "1"})
+
+
+def test_a_file_is_buried_beside_the_record_and_can_be_decoded_again() -> None:
+    vote, reject = decode("votes", kept(form(VOTE[0], FILE, VOTE[1]), "/votes", TYPE))
+    assert isinstance(vote, Vote) and isinstance(reject, Reject)
+    assert reject == Reject(kept(form(FILE), "/votes", TYPE), "files of a form are not stored")
+    assert reject_reason("votes", reject.part) == reject.reason
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (form(VOTE[0]), "missing: choice"),
+        (form(*VOTE)[:-4], "multipart: truncated"),
+        (b"x", "multipart: truncated"),
+        (form(b"\r\nx"), "multipart: part without a name"),
+        (form(*[field("a", "1")] * (LIMITS.fields + 1)), f"form has more than {LIMITS.fields} fields"),
+        (form(field("a", "x" * LIMITS.record)), f"form larger than {LIMITS.record} bytes"),
+        (form(b'Content-Disposition: form-data; name="a"\r\n\r\n\xff'), "not UTF-8: invalid start byte"),
+    ],
+)
+def test_an_invalid_form_is_one_dead_letter(body: bytes, reason: str) -> None:
+    assert reject_reason("votes", kept(body, "/votes", TYPE)) == reason
+
+
+def test_the_files_of_a_form_are_one_dead_letter() -> None:
+    parts = split(form(*[FILE] * 900), LINE, LIMITS)
+    assert parts.files == form(*[FILE] * 900) and not parts.fields and not parts.plain
