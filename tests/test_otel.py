@@ -30,7 +30,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Link, SpanKind
 
 from between import Between, closing, reply
-from integrations import Write, npm_packages, program, samples
+from integrations import Write, duplicates, npm_packages, program, samples
 from proving import harness
 from proving.harness import Server, ask, installation, short_tmp
 
@@ -196,6 +196,17 @@ def test_the_python_sdk_sends_again_after_what_may_pass_and_drops_what_is_reject
     assert len(between.answered) == count
     poll(lambda: any(text == "line 2" for _, text, _ in logs(up, f"after {kind}")))
     assert [text for _, text, _ in logs(up, f"after {kind}")] == ["line 1"] * times + ["line 2"]
+
+
+def test_every_log_record_of_the_python_sdk_is_stored_once_although_one_answer_in_ten_is_lost(tmp: Path) -> None:
+    with installation(tmp) as up, closing(between := Between(up.port, [], cut=10)) as port:
+        made = provider("cut", endpoint=f"{variables(port)['OTEL_EXPORTER_OTLP_ENDPOINT']}/v1/logs")
+        for n in range(40):
+            emit(made, n)
+        made.shutdown()
+        poll(lambda: len(logs(up, "cut")) >= 40 and duplicates(up) == between.lost)
+        assert between.lost == len(between.accepted) - len(set(between.accepted)) == 4
+        assert [attributes["n"] for _, _, attributes in logs(up, "cut")] == [*range(40)]
 
 
 @pytest.fixture(scope="module")
