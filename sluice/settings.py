@@ -251,6 +251,11 @@ class Settings:
         return self.home / "run/rejected.sock"
 
     @property
+    def names(self) -> Path:
+        """The names of keys. While there is one, the gateway keeps each head, into which nginx puts the name."""
+        return self.home / "etc/names"
+
+    @property
     def closing(self) -> Path:
         """While this file exists, 2xx responses close their connections."""
         return self.home / "run/closing"

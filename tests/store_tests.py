@@ -771,8 +771,8 @@ class StoreTests:
         body = b'{"name":"a","value":"1","time":1766600000123456789}\n{"name":"b","value":"2"}'
         assert store.persist(claim("metrics", 1), decoded(own, [body])) == Outcome(2, 0)
         assert backend.ask("SELECT * FROM metrics ORDER BY name") == [
-            ("2026-01-01T12:00:00.000Z", "2025-12-24T18:13:20.123Z", "a", "1", 1, 1),
-            ("2026-01-01T12:00:00.000Z", "2026-01-01T12:00:00.000Z", "b", "2", 1, 1),
+            ("2026-01-01T12:00:00.000Z", "2025-12-24T18:13:20.123Z", "a", "1", 1, 1, ""),
+            ("2026-01-01T12:00:00.000Z", "2026-01-01T12:00:00.000Z", "b", "2", 1, 1, ""),
         ]
         store.close()
 
@@ -784,7 +784,7 @@ class StoreTests:
             assert store.persist(claim(name, 1), decoded(own, [line])) == Outcome(2, 0)
         columns = backend.ask("SELECT * FROM metrics ORDER BY field")
         renamed = backend.ask("SELECT * FROM readings ORDER BY field")
-        assert [row[:-2] for row in columns] == [row[:-2] for row in renamed]  # all but batch and seq
+        assert [row[:-3] for row in columns] == [row[:-3] for row in renamed]  # all but batch, seq, sender
         assert backend.ask("SELECT name, field, type FROM readings ORDER BY field") == [
             ("m", "f", "float"),
             ("m", "n", "unsigned"),

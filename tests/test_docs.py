@@ -286,7 +286,7 @@ def shell(line: str, server: harness.Server) -> str:
 
 def constant(output: str) -> str:
     """An output without its times and sequence numbers."""
-    return re.sub(r"\d{4}-\S+?Z|\|\d+\|\d+$", "X", output.strip())
+    return re.sub(r"\d{4}-\S+?Z|\|\d+\|\d+\|?$", "X", output.strip())
 
 
 def test_the_commands_of_the_readme_print_its_transcript(running):

@@ -201,6 +201,8 @@ class ClickHouse(Tables):
                 kind = "Map(LowCardinality(String), String)"
             elif field.name in ("batch", "seq"):
                 kind = "Int64"
+            elif field.name == "sender":
+                kind = "LowCardinality(String)"
             else:
                 kind = TYPES[field.type] if field.name in required else f"Nullable({TYPES[field.type]})"
                 kind = f"LowCardinality({kind})" if field.name in low else kind

@@ -55,7 +55,8 @@ class Columns:
             self.types |= {"tags": TAGS, "value": pa.float64(), "text": pa.string()}
             self.encoded -= {"tags", "value"}
         fields = [("received_at", MICROSECONDS), ("time", NANOSECONDS if self.metric else MICROSECONDS)]
-        self.schema = pa.schema([*fields, *self.types.items(), ("batch", pa.int64()), ("seq", pa.int64())])
+        ours = [("batch", pa.int64()), ("seq", pa.int64()), ("sender", pa.string())]
+        self.schema = pa.schema([*fields, *self.types.items(), *ours])
 
     def table(self, batch: int, rows: Rows) -> pa.Table:
         """Rows as a table. Raises: Rejected."""
@@ -80,7 +81,7 @@ class Columns:
             else:
                 values = [*map(attrgetter(name), records)]
                 columns.append(whole(values) if self.types[name] == pa.int64() else values)
-        columns += [pa.repeat(pa.scalar(batch, pa.int64()), len(records)), rows.seqs]
+        columns += [pa.repeat(pa.scalar(batch, pa.int64()), len(records)), rows.seqs, rows.senders]
         arrays = [
             column if isinstance(column, pa.Array) else pa.array(column, field.type)
             for column, field in zip(columns, self.schema)

@@ -12,6 +12,7 @@ import msgspec
 
 from sluice.base.override import override
 from sluice.store.types import FarRow
+from sluice.streams.message import SENDER
 from sluice.streams.record import Metric, Record
 from sluice.streams.registry import Stream
 
@@ -19,7 +20,7 @@ Group = TypeVar("Group")
 
 
 class Rows:
-    """Records on their way to a destination, with the sequence number and the arrival of their bodies.
+    """Records on their way to a destination, with the sequence number, the arrival and the sender of their bodies.
 
     received: microseconds since 1970.
     """
@@ -28,6 +29,7 @@ class Rows:
         self.seqs: list[int] = []
         self.received: list[int] = []
         self.records: list[Record] = []
+        self.senders: list[str] = []
 
 
 class Unwritable(Exception):
@@ -212,11 +214,12 @@ def writer_of(name: str) -> tuple[str, int]:
 def alone(record: type[Record], values: dict[str, Any]) -> bytes:
     """A body that has one row alone, which its stream decodes to the same record. values: by the names of its fields.
 
-    time: ISO 8601.
+    time: ISO 8601. It has a head if the row has a sender.
     """
+    head = b"POST / HTTP/1.1%b%b\r\n\r\n" % (SENDER, who.encode()) if (who := values.pop("sender", "")) else b""
     if record is Metric and values["type"] == "boolean":
         values["value"] = bool(values["value"])
     elif record is Metric and values["type"] == "unsigned":
         values["value"] = int(values["value"])
     names = {field.name: field.encode_name for field in msgspec.structs.fields(record)}
-    return msgspec.json.encode({names[name]: value for name, value in values.items() if name in names})
+    return head + msgspec.json.encode({names[name]: value for name, value in values.items() if name in names})

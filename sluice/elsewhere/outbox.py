@@ -32,6 +32,7 @@ from sluice.store import bounds
 from sluice.store.entries import trace
 from sluice.store.store import Attempt, Elsewhere, Insert, Store
 from sluice.store.types import Entry, Outcome, RowsRejected, Unavailable, shown
+from sluice.streams.message import sender
 from sluice.streams.record import Reject
 
 NOTES = "SELECT stream, name, address, reason FROM batches_objects ORDER BY name"
@@ -267,8 +268,9 @@ class Storing(Attempt):
             with self.store.savepoint(self.db):
                 thing: Any
                 held = 0  # bytes of the rejects
+                known, who = b"", ""
                 for entry in entries:
-                    seq, received, _, thing = entry
+                    seq, received, item, thing = entry
                     if thing.__class__ is Reject:
                         rejects.append(entry)
                         held += len(thing.part)
@@ -277,6 +279,9 @@ class Storing(Attempt):
                         rows.seqs.append(seq)
                         rows.received.append(received)
                         rows.records.append(thing)
+                        if item is not known:
+                            known, who = item, sender(item)
+                        rows.senders.append(who)
                         full = len(rows.seqs) >= bounds.GROUP_RECORDS
                     if full:
                         flush()

@@ -205,11 +205,12 @@ class Topics(Carried):
         """The records of rows; those of which the key is unknown go to any partition. Raises: an error of msgspec."""
         key, unit, within = self.key, self.unit, 1_000_000_000 // self.unit
         # between the times and the batch are the fields without `time`, which is the first one and a number or null
-        form = b'{"received_at":"%%b","time":"%%b.%%0%ddZ"%%b,"batch":%d,"seq":%%d}' % (self.width, batch)
+        ends = b'"batch":%d,"seq":%%d,"sender":"%%b"}' % batch
+        form = b'{"received_at":"%%b","time":"%%b.%%0%ddZ"%%b,' % self.width + ends
         last, arrived, moment, text = -1, b"", -1, b""
         record: Any
         records = map(self.plain, rows.records) if self.plain else rows.records
-        for seq, received, record in zip(rows.seqs, rows.received, records):
+        for seq, received, record, who in zip(rows.seqs, rows.received, records, rows.senders):
             if received != last:
                 last, arrived = received, instant(received).encode()
             when = received * 1000 if record.time is None else record.time
@@ -217,7 +218,7 @@ class Topics(Carried):
                 moment = when // 1_000_000_000
                 text = second(moment).encode()
             own = encode(record)
-            value = form % (arrived, text, when // unit % within, own[own.index(b",") : -1], seq)
+            value = form % (arrived, text, when // unit % within, own[own.index(b",") : -1], seq, who.encode())
             owner = key(record)
             yield None if owner is None else str(owner).encode(), value
 

@@ -80,14 +80,17 @@ def parse(text: str, streams: dict[str, set[str]]) -> Key:
 
 
 def files(s: Settings) -> dict[str, str]:
-    """The files that nginx/sluice.conf includes, by name; none without INGEST_API_KEYS. Raises: SettingError."""
+    """The files that nginx/sluice.conf includes, and the names for the gateway; none without INGEST_API_KEYS.
+
+    Raises: SettingError.
+    """
     if s.api_keys is None:
         return {}
     known = load(s)
     by_name = {key.name: key for key in known if key.name}
     if not by_name:
         senders = 'map $sluice_client $sluice_sender { default ""; }\nmap "" $sluice_may { default 1; }\n'
-        return {KEYS: f'include "{s.api_keys}";\n', SENDERS: senders, QUOTAS: ""}
+        return {KEYS: f'include "{s.api_keys}";\n', SENDERS: senders, QUOTAS: "", s.names.name: ""}
     lines = ["map $sluice_client $sluice_sender {", "    default $sluice_client;", '    - "";', "}"]
     lines += ['map "$sluice_sender $sluice_view$request_uri" $sluice_may {', "    default 1;"]
     for name, key in by_name.items():
@@ -105,6 +108,7 @@ def files(s: Settings) -> dict[str, str]:
         lines += [f'    "1 {name}" {name};' for name, key in by_name.items() if key.rate == rate]
         lines += ["}", f"limit_req_zone $sluice_quota_{rate} zone=sluice_quota_{rate}:1m rate={rate}r/s;"]
     return {
+        s.names.name: "".join(f"{name}\n" for name in by_name),
         KEYS: "".join(f"{key.key} {key.name or '-'};\n" for key in known),
         SENDERS: "\n".join(lines) + "\n",
         QUOTAS: "".join(f"limit_req zone=sluice_quota_{rate} burst={2 * rate} nodelay;\n" for rate in rates),

@@ -13,6 +13,8 @@ from urllib.parse import parse_qsl
 from sluice.http.request import START
 from sluice.streams.record import Invalid
 
+# The field in which nginx puts the name of the key; it takes away one that a client sends (nginx/sluice.conf)
+SENDER = b"\r\nSluice-Sender: "
 # these describe the original body, not a part of it
 ENTITY = re.compile(rb"(?:content-encoding|content-length|transfer-encoding):[^\n]*\n", re.IGNORECASE)
 
@@ -51,6 +53,14 @@ def parse(item: bytes) -> Message | None:
 def after_head(item: bytes) -> bytes:
     """The body in a list item, to show it: what a head has is longer than a line, and may be a password."""
     return item.partition(b"\r\n\r\n")[2] if START.match(item) and b"\r\n\r\n" in item else item
+
+
+def sender(item: bytes) -> str:
+    """The name of the API key with which a list item was sent; "" if it has none."""
+    if not item.startswith(b"POST /") or not START.match(item):  # a body may begin like a message without being one
+        return ""
+    at = item.find(SENDER, 0, item.find(b"\r\n\r\n") + 2)
+    return item[at + len(SENDER) : item.index(b"\r\n", at + 2)].decode("latin-1") if at >= 0 else ""
 
 
 def field(lines: bytes, name: str) -> str:

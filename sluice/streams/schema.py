@@ -24,7 +24,7 @@ MAX_NAME = 63  # bytes: PostgreSQL truncates longer names
 RESERVED_TABLES = re.compile(r"(batches|dead_letters|view_changes)(_.*)?|sqlite_.*", re.IGNORECASE)
 # the store's own columns, the system columns of every table in PostgreSQL, and SQLite's names of the number of a row
 SYSTEM_COLUMNS = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"} | {"rowid", "oid", "_rowid_"}
-RESERVED_COLUMNS = {"received_at", "batch", "seq", *SYSTEM_COLUMNS}
+RESERVED_COLUMNS = {"received_at", "batch", "seq", "sender", *SYSTEM_COLUMNS}
 
 
 def stream_problem(name: object, stream: Stream) -> str:

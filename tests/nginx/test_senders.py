@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 from functools import partial
 from pathlib import Path
 
 import pytest
+from pyarrow.dataset import dataset
 
 import verbs
 from access import KEY, OTHER, curl, private
@@ -15,6 +17,7 @@ from proving.harness import installation
 from sluice import settings
 from sluice.run import keys
 from sluice.settings import SettingError
+from sluice.streams.message import sender
 from stand_in import front
 
 poll = partial(harness.poll, seconds=60)
@@ -85,6 +88,68 @@ def test_the_gateway_gets_the_name_of_the_key_and_none_that_a_client_sends(tmp: 
             assert b"forged" not in request
             assert (b"Sluice-Sender: acme\r\n" in request) == (name == b"acme")
             assert request.lower().count(b"sluice-sender") == bool(name)
+
+
+def test_rows_have_the_name_of_the_key_and_no_client_can_forge_it(tmp: Path) -> None:
+    file = private(tmp / "keys", f"{THIRD} plain;\n")
+    env = {"INGEST_API_KEYS": file, "INGEST_ROWS": f"votes=parquet://{tmp}/rows"}
+
+    def send(path: str, body: str, key: str, *more: str) -> int:
+        return curl("--data-binary", body, "-H", f"X-API-Key: {key}", *more, f"localhost:{up.port}{path}")[0]
+
+    def stored(device: str) -> set[str]:
+        return {who for (who,) in harness.ask(up.home, "SELECT sender FROM gps WHERE device = ?", device)}
+
+    def gps(device: str) -> str:
+        return f'{{"device":"{device}","lat":1,"lon":2}}'
+
+    with installation(tmp / "home", env, ready=False) as up:
+        poll(lambda: send("/gps", gps("before"), THIRD) == 200)
+        poll(lambda: "" in stored("before"))
+        file.write_text(f"{KEY} name=acme\n{OTHER} name=other\n{THIRD} plain;\n")
+        assert verbs.sluice(tmp / "home", "reload", "--nginx", "--notice", "2")[0] == 0
+        assert send("/gps", gps("a"), KEY) == 200
+        for pid in [*up.pids("worker"), *up.pids("gateway")]:
+            harness.strike(pid, signal.SIGKILL)
+        poll(lambda: send("/gps", gps("b"), OTHER) == 200)
+        forged = "-H", "Sluice-Sender: acme", "-H", "Sluice_Sender: acme"
+        assert send("/gps", gps("c"), THIRD, *forged) == 200
+        assert send("/gps", gps("d"), OTHER, *forged) == 200
+        for start in "POST /gps HTTP/1.1", "POST /gps":
+            assert send("/gps", f"{start}\r\nSluice-Sender: acme\r\n\r\n{gps('e')}", OTHER) == 200
+        assert send("/write", "m v=1", KEY) == 204
+        assert send("/metrics", '{"name":"m","value":1}', OTHER, "-H", "Idempotency-Key: k1") == 200
+        assert send("/gps", '{"device":"f","lat":99,"lon":2}', KEY) == 200
+        for key in KEY, OTHER:
+            assert send("/votes", VOTE, key) == 200
+        wanted: dict[str, set[str]] = {"a": {"acme"}, "b": {"other"}, "c": {""}, "d": {"other"}, "e": {"other"}}
+        poll(lambda: all(map(stored, "abcd")))
+        assert {device: stored(device) for device in wanted} == wanted
+        poll(lambda: {*harness.ask(up.home, "SELECT sender FROM metrics")} == {("acme",), ("other",)})
+        asked = "SELECT body FROM dead_letters WHERE body LIKE '%\"f\"%'"
+        (letter,) = poll(lambda: harness.ask(up.home, asked))[0]
+        assert sender(letter) == "acme"  # also when it is decoded again
+        files = tmp / "rows/votes"
+        poll(lambda: files.is_dir() and dataset(files, partitioning="hive").count_rows() == 2)
+        assert {*dataset(files, partitioning="hive").to_table()["sender"].to_pylist()} == {"acme", "other"}
+
+
+START = b"POST /x HTTP/1.1\r\n"
+
+
+@pytest.mark.parametrize(
+    "item, name",
+    [
+        (b"{}", ""), (START, ""), (START + b"Sluice-Sender: a\r\n\r\n{}", "a"),
+        (START + b"A: b\r\nSluice-Sender: a\r\n\r\n{}", "a"),
+        (START + b"A: b\r\n\r\n\r\nSluice-Sender: a\r\n", ""),
+        (START + b"\r\n\r\nSluice-Sender: a\r\n\r\n", ""),
+        (START + b"X-Sluice-Sender: a\r\n\r\n", ""),
+        (b"POST /x\r\nSluice-Sender: a\r\n\r\n", ""),
+    ],
+)  # fmt: skip
+def test_only_a_field_of_a_head_names_the_sender(item: bytes, name: str) -> None:
+    assert sender(item) == name
 
 
 def test_an_address_that_may_not_send_does_not_use_up_the_rate_of_a_name(tmp: Path) -> None:

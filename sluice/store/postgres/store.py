@@ -40,6 +40,7 @@ from sluice.store.postgres.tables import (
 )
 from sluice.store.store import Elsewhere, Store, check_layout
 from sluice.store.types import Conflict, Entry, Outcome, Row, RowsRejected, Unavailable
+from sluice.streams.message import sender
 from sluice.streams.record import Reject
 from sluice.streams.registry import Stream
 
@@ -226,16 +227,19 @@ class Postgres(Store[Session]):
         with db.cursor() as cursor, cursor.copy(table.copy) as copy:
             copy.set_types(table.sent)
             write, row = copy.write_row, table.row
+            known, who = b"", ""
             thing: Any
-            for seq, received, _, thing in entries:
+            for seq, received, item, thing in entries:
                 if thing.__class__ is Reject:
                     rejects.append(letter(table.name, batch, whole, seq, received, thing))
                     size += len(thing.part)
                     if size >= bounds.LETTER_BYTES:
                         return records, True
                     continue
+                if item is not known:
+                    known, who = item, sender(item)
                 try:
-                    write(row(batch, seq, received, thing))
+                    write(row(batch, seq, received, thing, who))
                 except VALUE_ERRORS as error:
                     raise RowsRejected(str(error)) from None
                 records += 1

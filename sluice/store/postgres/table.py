@@ -27,7 +27,7 @@ BURIED = ("int8", "text", "bytea", "bytea", "bool", "int8", "int8")
 
 
 class Table:
-    """A stream's table: the columns are the arrival time, the fields of the record type, and batch and seq.
+    """A stream's table: the columns are the arrival time, the fields of the record type, batch, seq and sender.
 
     Metrics have three more: a timestamp has microseconds only, so `nanoseconds` has the last three digits; `value` is
     an exact number or null, `text` a string or null.
@@ -45,13 +45,14 @@ class Table:
                 self.encoded.append(at)
         if self.metric:
             self.columns |= {"tags": "jsonb", "value": "numeric", "text": "text", "nanoseconds": "smallint"}
-        self.columns |= {"batch": "bigint NOT NULL", "seq": "bigint NOT NULL"}  # a foreign key costs more than the row
-        self.sent = [SENT[kind.removesuffix(" NOT NULL")] for kind in self.columns.values()]
+        # no foreign key: it costs more than the row
+        self.columns |= {"batch": "bigint NOT NULL", "seq": "bigint NOT NULL", "sender": "text NOT NULL DEFAULT ''"}
+        self.sent = [SENT[kind.partition(" NOT NULL")[0]] for kind in self.columns.values()]
         names = ", ".join(f'"{name}"' for name in self.columns)
         self.copy = f'COPY "{self.name}" ({names}) FROM STDIN (FORMAT BINARY)'
 
-    def row(self, batch: int, seq: int, received: int, record: Any) -> Row:
-        """A record as a row for COPY."""
+    def row(self, batch: int, seq: int, received: int, record: Any, who: str = "") -> Row:
+        """A record as a row for COPY. who: its sender."""
         arrived, time = received - Y2000, record.time
         at = arrived if time is None else time // 1000 - Y2000
         if self.metric:
@@ -60,8 +61,8 @@ class Table:
             number = None if text is not None else Decimal(repr(value) if value.__class__ is float else value)
             tags = b"\1" + msgspec.json.encode(record.tags)
             below = 0 if time is None else time % 1000
-            return arrived, at, record.name, tags, record.field, number, record.type, text, below, batch, seq
-        row = (arrived, at, *astuple(self.plain(record) if self.plain else record)[1:], batch, seq)
+            return arrived, at, record.name, tags, record.field, number, record.type, text, below, batch, seq, who
+        row = (arrived, at, *astuple(self.plain(record) if self.plain else record)[1:], batch, seq, who)
         if not self.encoded:
             return row
         values = list(row)

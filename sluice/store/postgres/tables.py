@@ -110,7 +110,7 @@ def ensure(db: psycopg.Connection[Any], name: str, columns: dict[str, str], inde
         plain = kind.partition(" NOT NULL")[0].partition(" PRIMARY")[0]
         if column not in present:
             # a reader of the table, such as a backup, is in the way, and all that store into it wait behind this
-            alter = f'ALTER TABLE "{name}" ADD COLUMN "{column}" {plain}'
+            alter = f'ALTER TABLE "{name}" ADD COLUMN "{column}" {kind if "DEFAULT" in kind else plain}'
             execute(db, f"SET LOCAL lock_timeout = '1s'; {alter}; SET LOCAL lock_timeout = '5s'")
         elif present[column].replace("character varying", "text") != plain:
             raise Unavailable(

@@ -13,6 +13,7 @@ from msgspec.structs import astuple
 from sluice.base.times import instant, second
 from sluice.store.tables import BURY
 from sluice.store.types import Entry, Row
+from sluice.streams.message import sender
 from sluice.streams.record import Metric, Reject
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types, plain_records
@@ -21,7 +22,7 @@ PLAIN = {float: "REAL", int: "INTEGER", bool: "INTEGER", str: "TEXT"}
 
 
 class Table:
-    """A stream's table: the columns are the arrival time, the fields of the record type, and batch and seq."""
+    """A stream's table: the columns are the arrival time, the fields of the record type, batch, seq and sender."""
 
     def __init__(self, stream: Stream) -> None:
         self.name = stream.name
@@ -33,10 +34,10 @@ class Table:
                 self.encoded.append(at)
             kind = kinds.pop() if len(kinds) == 1 else object
             self.columns[name] = PLAIN.get(kind, "TEXT" if typing.get_origin(kind) else "")  # dict[…] is JSON
-        self.columns |= {"batch": "INTEGER NOT NULL", "seq": "INTEGER NOT NULL"}
+        self.columns |= {"batch": "INTEGER NOT NULL", "seq": "INTEGER NOT NULL", "sender": "TEXT NOT NULL DEFAULT ''"}
         self.nanoseconds = stream.record is Metric
-        # A row is bound as msgspec gives it: the record, whose own `time` is not used, then these four values
-        bound = [*self.columns][2:-2] + ["received_at", "time", "batch", "seq"]
+        # A row is bound as msgspec gives it: the record, whose own `time` is not used, then these five values
+        bound = [*self.columns][2:-3] + ["received_at", "time", "batch", "seq", "sender"]
         self.slots = {name: f"?{at}" for at, name in enumerate(bound, 2)}
         self.insert = ""
 
@@ -48,7 +49,8 @@ class Table:
             present = [row[1] for row in db.execute(f'PRAGMA table_info("{self.name}")')]
             for name, kind in self.columns.items():
                 if name not in present:
-                    db.execute(f'ALTER TABLE "{self.name}" ADD COLUMN "{name}" {kind.partition(" ")[0]}')
+                    added = kind if "DEFAULT" in kind else kind.partition(" ")[0]
+                    db.execute(f'ALTER TABLE "{self.name}" ADD COLUMN "{name}" {added}')
                     present.append(name)
         # apsw hashes the text for each row, so the column names are omitted unless the table has other columns too
         ours = [name for name in present if name in self.slots]
@@ -65,8 +67,9 @@ class Table:
         """
         plain, encoded, nanoseconds = self.plain, self.encoded, self.nanoseconds
         last, arrived, number = None, "", 0
+        known, who = b"", ""
         thing: Any
-        for seq, received, _, thing in entries:
+        for seq, received, item, thing in entries:
             if received != last:
                 last, arrived = received, instant(received)
             if thing.__class__ is Reject:
@@ -74,6 +77,8 @@ class Table:
                 count[1] += 1
                 continue
             number += 1
+            if item is not known:
+                known, who = item, sender(item)
             when = thing.time
             if when is None:
                 at = arrived if not nanoseconds else arrived[:-1] + "000000Z"
@@ -83,7 +88,7 @@ class Table:
                 at = f"{second(when // 1_000_000_000)}.{when // 1_000_000 % 1000:03d}Z"
             else:
                 at = instant(when // 1000)
-            row = astuple(plain(thing) if plain else thing) + (arrived, at, batch, seq)
+            row = astuple(plain(thing) if plain else thing) + (arrived, at, batch, seq, who)
             yield self.encode(row) if encoded else row
         count[0] = number
 
