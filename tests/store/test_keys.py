@@ -184,6 +184,15 @@ def test_the_records_of_a_batch_that_was_grouped_anew_are_stored_once(url: str) 
     assert here.store.ledger("gps").duplicate == 3
 
 
+@pytest.mark.parametrize("unique", ["1d", "gps=1d/record"])
+def test_a_body_without_rows_is_stored_and_is_no_duplicate(url: str, unique: str) -> None:
+    here = Here(url, unique)
+    nothing = b"[]", b'{"_type":"lwt"}', keyed("a", b"[]", "/gps"), keyed("a", b"[]", "/gps")
+    assert here.put("gps", *nothing, fix("a"), fix("a"), b"[" + b" " * bounds.SMALL_BYTES + b"]") == (1, 0)
+    ledger = here.store.ledger("gps")
+    assert (ledger.bodies, ledger.dead, ledger.duplicate, here.rows("gps")) == (7, 0, 1, 1)
+
+
 def test_a_stream_of_ones_own_says_which_fields_make_records_one(url: str) -> None:
     here = Here(url)
     assert here.put("orders", b'{"id":"1","total":5}\n{"id":"2"}\n{"id":"1","total":6}', b'{"id":"3"}') == (3, 0)
