@@ -128,9 +128,9 @@ def peak(pid: int) -> int:
 
 def test_nginx_has_the_locations_of_the_routes(tmp_path: Path) -> None:
     shipped = (harness.ROOT / "nginx/sluice.conf").read_text()
-    made = configure.with_batches(shipped, settings.load({}))
+    made = configure.with_routes(shipped, settings.load({}))
     assert made == shipped.replace("client_max_body_size 8m", f"client_max_body_size {MAX_BATCH}")
-    own = "from sluice import OK, Route\nROUTES = {p: Route('own', OK, batch=True) for p in ('/own', '/a;b')}\n"
+    own = "from sluice import OK, Route\nROUTES = {'/own': Route('own', OK), '/a;b': Route('own', OK, batch=True)}\n"
     (tmp_path / "own.py").write_text(own)
-    made = configure.with_batches(shipped, settings.load({"INGEST_ROUTES": str(tmp_path / "own.py")}))
-    assert "    location = /own {\n" in made and '    location = "/a;b" {\n' in made
+    made = configure.with_routes(shipped, settings.load({"INGEST_ROUTES": str(tmp_path / "own.py")}))
+    assert "    location = /own {\n        #cors#" in made and '    location = "/a;b" {\n' in made

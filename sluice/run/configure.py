@@ -109,14 +109,21 @@ def with_views(text: str, s: settings.Settings) -> str:
     return replaced(text, (f'"~^({shipped})(', f'"~^({own or "(?!)"})('))  # (?!) matches nothing
 
 
-def with_batches(text: str, s: settings.Settings) -> str:
-    """nginx/sluice.conf with a location for each path of batches, unless it has one of its own."""
-    begin, end = text.index("    location = /metrics {"), text.index("    # --- end of the batches\n")
-    template = text[begin : text.index("    }\n", begin) + len("    }\n")]
-    rest, routes = text[:begin] + text[end:], load_routes(s.routes)
-    paths = (path for path in routes if routes[path].batch and f"location = {path} {{" not in rest)
-    made = "".join(replaced(template, ("= /metrics {", f"= {quoted_path(path)} {{")) for path in paths)
-    text = text[:begin] + made + text[end:]
+def with_routes(text: str, s: settings.Settings) -> str:
+    """nginx/sluice.conf with a location for each path that needs one: its head is not kept, or it may have batches."""
+    routes = load_routes(s.routes)
+    plain = {path: not (route.keep_head or route.json or route.signed) for path, route in routes.items()}
+    for first, last, takes in ("/metrics", "plain routes", True), ("/write", "batches", False):
+        location = re.search(rf"^ +location = {first} \{{\n.*?^ +\}}\n", text, re.MULTILINE | re.DOTALL)
+        assert location, f"the configuration has no location for {first}"
+        end = re.search(rf"^ +# --- end of the {last}\n", text, re.MULTILINE)
+        assert end, f"the configuration has no end of the {last}"
+        rest, made = text[: location.start()] + text[end.start() :], ""
+        for path, route in routes.items():
+            if plain[path] == takes and (takes or route.batch) and f"location = {path} {{" not in rest:
+                one = replaced(location[0], (f"= {first} {{", f"= {quoted_path(path)} {{"))
+                made += one if route.batch else re.sub(r"^ +client_max_body_size .*\n", "", one, flags=re.MULTILINE)
+        text = text[: location.start()] + made + text[end.start() :]
     return replaced(text, ("client_max_body_size 8m", f"client_max_body_size {s.max_batch}"))
 
 
@@ -186,7 +193,7 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
     )
     rejected = f"syslog:server=unix:{s.rejected},nohostname"
     server = replaced(
-        with_views(with_batches((ROOT / "nginx/sluice.conf").read_text(), s), s),
+        with_views(with_routes((ROOT / "nginx/sluice.conf").read_text(), s), s),
         *(
             (f"unix:/run/sluice/{path.name} ", f"{quoted(f'unix:{path}')} ")
             for path in s.gateway_sockets + s.reader_sockets

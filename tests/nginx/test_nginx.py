@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from proving.harness import ROOT, Server, answer, connect, free_port, get, nginx, poll, post, request, short_tmp
+from sluice.formats.registry import ROUTES
 from stand_in import HOST, OK, Gateway, front, problem
 
 
@@ -232,8 +233,33 @@ def test_secrets_are_not_passed_to_the_gateway(web: Server, gateway: Gateway) ->
     assert b"\r\nX-Limit-U: jane\r\n" in gateway.requests[0]
 
 
+SENT = {
+    "Content-Type": "text/plain", "Content-Encoding": "gzip", "Idempotency-Key": "1", "webhook-id": "2",
+    "X-GitHub-Delivery": "3", "ce-id": "4", "ce-source": "5",
+}  # fmt: skip
+OTHERS = {"User-Agent": "test", "traceparent": "00-1-2-01", "X-Limit-U": "jane", "Accept": "*/*", "Range": "bytes=0-1"}
+
+
+@pytest.mark.parametrize("path", sorted(ROUTES))
+def test_a_route_passes_the_whole_head_if_it_keeps_it_and_else_what_the_gateway_uses(
+    path: str, web: Server, gateway: Gateway
+) -> None:
+    route = ROUTES[path]
+    encoded = {"Content-Type": "application/x-protobuf", "Content-Encoding": "snappy"} if "v1/write" in path else {}
+    post(web.port, path, b"x", SENT | OTHERS | encoded)
+    lines = gateway.requests[0].partition(b"\r\n\r\n")[0].decode().split("\r\n")[1:]
+    passed = dict(line.split(": ", 1) for line in lines)
+    whole = OTHERS | {"X-Real-IP": "127.0.0.1"} if route.keep_head or route.json else {}
+    assert passed == {"Host": "localhost", "Content-Length": "1"} | SENT | encoded | whole
+
+
+def test_a_view_gets_no_fields(web: Server, gateway: Gateway) -> None:
+    get(web.port, "/gps/latest?device=a")
+    assert gateway.reads[0] == b"GET /gps/latest?device=a HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
 def test_the_clients_address_comes_from_nginx_not_from_the_client(web: Server, gateway: Gateway) -> None:
-    post(web.port, "/votes", b"x", {"X-Real-IP": "6.6.6.6"})
+    post(web.port, "/write", b"x", {"X-Real-IP": "6.6.6.6"})
     assert b"X-Real-IP: 127.0.0.1\r\n" in gateway.requests[0]
     assert b"6.6.6.6" not in gateway.requests[0]
 
