@@ -165,6 +165,15 @@ def a_body(site: Site) -> str:
     return "413; one byte less: 200"
 
 
+def a_batch(site: Site) -> str:
+    with connect(site.port) as connection:
+        connection.sendall(b"POST /write HTTP/1.1\r\n" + HEAD + b"Content-Length: %d\r\n\r\n" % ((8 << 20) + 1))
+        seen = status(harness.answer(connection))
+    assert seen == 413
+    assert post(site.port, "/write", b"batch value=1".ljust(8 << 20))[0] == 204
+    return "413; one byte less: 204"
+
+
 def a_request_line(site: Site) -> str:
     seen = status(request(site.port, b"POST /votes?" + b"a" * 8000 + b" HTTP/1.1\r\n" + HEAD + b"\r\n"))
     assert seen == 414
@@ -338,6 +347,12 @@ def an_inflation_bomb(site: Site) -> str:
     return f"{len(bomb) >> 10} KiB to 64 MiB: {reason}"
 
 
+def members_of_a_gzip_file(site: Site) -> str:
+    reason = site.buried("/votes", gzip.compress(b"") * 1001)
+    assert reason == "gzip: more than 1000 members"
+    return f"1,001: {reason}"
+
+
 def records_in_a_body(site: Site) -> str:
     reason = site.buried("/write", gzip.compress(b"limits value=1\n" * 263_144))
     assert site.ask("SELECT count(*) FROM metrics WHERE name = 'limits'") == [(262_144,)]
@@ -371,6 +386,14 @@ def parts_of_a_histogram(site: Site) -> str:
     body = json.dumps({"resourceMetrics": [{"scopeMetrics": [{"metrics": [metric]}]}]})
     reason = site.buried("/v1/metrics", body.encode())
     assert reason == "data point with more than 10000 parts"
+    return f"10,001: {reason}"
+
+
+def parts_of_a_span(site: Site) -> str:
+    span = {"traceId": "01" * 16, "spanId": "01" * 8, "name": "parts", "startTimeUnixNano": "1767268800000000000"}
+    span |= {"endTimeUnixNano": "1767268800000000001", "events": [{}] * 10_001}  # type: ignore[dict-item]
+    reason = site.buried("/v1/traces", json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}).encode())
+    assert reason == "span with more than 10000 events and links"
     return f"10,001: {reason}"
 
 
@@ -454,10 +477,10 @@ def a_key_of_a_read(site: Site) -> str:
 
 
 LIMITS: list[Callable[[Site], str]] = [
-    *(a_body, a_request_line, header_fields, a_backlog_in_bodies, a_backlog_in_bytes, all_backlogs),
+    *(a_body, a_batch, a_request_line, header_fields, a_backlog_in_bodies, a_backlog_in_bytes, all_backlogs),
     *(connections, requests_under_way, a_slow_head, a_slow_body, an_idle_connection),
-    *(an_inflation_bomb, records_in_a_body, keys_in_an_object, fields_of_a_form),
-    *(parts_of_a_histogram, coordinates_of_a_point, nested_json),
+    *(an_inflation_bomb, members_of_a_gzip_file, records_in_a_body, keys_in_an_object, fields_of_a_form),
+    *(parts_of_a_histogram, parts_of_a_span, coordinates_of_a_point, nested_json),
     *(a_number_of_10_000_digits, a_lone_surrogate, a_nul, invalid_utf_8, bodies_in_a_claim, bytes_in_a_claim),
     *(keys_of_a_read, a_key_of_a_read),
 ]
