@@ -317,7 +317,8 @@ def test_nginx_tries_the_next_socket_when_one_refuses() -> None:
 
 
 def test_without_a_gateway_the_answer_is_a_502_with_retry_after() -> None:
-    with short_tmp() as tmp, nginx(tmp) as web:
+    with short_tmp() as tmp, nginx(tmp) as web, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as page:
+        page.bind(str(tmp / "run/rejected.sock"))
         status, headers, body = post(web.port, "/votes", b"x")
         assert (status, headers["content-type"], body) == (502, "application/problem+json", GONE)
         assert int(headers["retry-after"]) > 0
