@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis as client
 
 from proving.harness import ROOT, Answer, ask, environment, gateway, post, redis_server, short_tmp
 from sluice.formats.registry import ROUTES
@@ -29,8 +30,8 @@ POSTS = [
 
 
 @pytest.fixture(scope="module")
-def arrived() -> Iterator[tuple[Path, dict[str, tuple[Answer, str, int]]]]:
-    """The directory of the database; for each case the answer, the stream and the number of the body."""
+def arrived() -> Iterator[tuple[Path, dict[str, tuple[Answer, str, int]], Any]]:
+    """The directory of the database; for each case the answer, the stream and the number of the body; the counts."""
     answers: dict[str, tuple[Any, str, int]] = {}
     counts: dict[str, int] = {}
     with short_tmp() as tmp, redis_server(tmp, appendfsync="no") as redis:
@@ -42,12 +43,14 @@ def arrived() -> Iterator[tuple[Path, dict[str, tuple[Answer, str, int]]]]:
                 answers[case["name"]] = post(server.socket, case["path"], body, case["headers"]), stream, counts[stream]
         env = environment(tmp, {"INGEST_SPOOL": redis.socket})
         subprocess.run([sys.executable, "worker.py", "burst"], env=env, cwd=ROOT, timeout=120, check=False)
-        yield tmp, answers
+        with client.Redis(unix_socket_path=str(redis.socket), decode_responses=True) as db:
+            counted = db.hgetall("ingest:counts")
+        yield tmp, answers, counted
 
 
 @pytest.mark.parametrize("case", POSTS, ids=lambda case: case["name"])
 def test_what_a_sender_sends_arrives(case: dict[str, Any], arrived: Any) -> None:
-    tmp, answers = arrived
+    tmp, answers, _ = arrived
     answer, stream, seq = answers[case["name"]]
     assert answer[0] == case["status"]
     letters = ask(tmp, "SELECT reason FROM dead_letters WHERE stream = ? AND seq = ?", stream, seq)
@@ -57,7 +60,8 @@ def test_what_a_sender_sends_arrives(case: dict[str, Any], arrived: Any) -> None
 
 
 def test_messages_without_rows_are_stored_and_counted(arrived: Any) -> None:
-    tmp, answers = arrived
+    tmp, answers, counted = arrived
+    assert {counted[f"without_rows gps {kind}"] for kind in ("lwt", "status", "waypoint", "trip")} == {"1"}
     for stream in {stream for _, stream, _ in answers.values()}:
         bodies = max(seq for _, of, seq in answers.values() if of == stream)
         assert ask(tmp, "SELECT sum(bodies) FROM batches WHERE stream = ?", stream) == [(bodies,)]
