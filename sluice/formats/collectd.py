@@ -21,7 +21,7 @@ from sluice.streams.times import nanoseconds
 
 TAGS = "host", "plugin_instance", "type", "type_instance"
 NUMBER = int, float
-PUTVAL = re.compile(r'PUTVAL +(?:"([^"]+)"|(\S+))((?: +\w+=(?:"[^"]*"|\S+))*) +([^"\s]+)')
+PUTVAL = re.compile(r'PUTVAL +(?:"([^"]++)"|([^"\s]++))((?: ++\w++=(?:"[^"]*+"|[^"\s]++))*) ++([^"\s]++)')
 PART = re.compile(r"([^/-]+)(?:-(.*))?", re.DOTALL)
 UNKNOWN = "NaN"
 

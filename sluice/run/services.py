@@ -207,10 +207,11 @@ def main(words: list[str]) -> None:
             return
         if words == ["check"]:  # before nginx reloads
             s = settings.load(given(DEFAULTS.read_text(), {}))
-            user = pwd.getpwnam(USER)  # in whose directory no file is written as root
-            os.initgroups(USER, user.pw_gid)
-            os.setgid(user.pw_gid)
-            os.setuid(user.pw_uid)
+            with contextlib.suppress(KeyError):  # before `bin/provision services` there is no user
+                user = pwd.getpwnam(USER)  # in whose directory no file is written as root
+                os.initgroups(USER, user.pw_gid)
+                os.setgid(user.pw_gid)
+                os.setuid(user.pw_uid)
             os.umask(0o077)
             up.check_access(s)
             configure.write_keys(s)

@@ -343,8 +343,10 @@ def test_nginx_does_not_reload_if_every_user_can_read_a_file_of_secrets(tmp: Pat
     (line,) = re.findall(r"^ExecReload=\+(.+)$", unit, re.M)
     assert line == "/usr/bin/env -C /opt/sluice .venv/bin/python -m sluice.run.services check"
     (tmp / "keys").write_text(f"{'k' * 32} me;\n")
+    (tmp / "etc").mkdir()
     (tmp / "defaults").write_text(f"INGEST_API_KEYS={tmp}/keys\n")
-    script = f"from pathlib import Path; from sluice.run import services; services.DEFAULTS = Path('{tmp}/defaults')\n"
+    script = "from pathlib import Path; from sluice.run import services\n"
+    script += f"services.HOME = Path('{tmp}'); services.DEFAULTS = services.HOME / 'defaults'\n"
     command = [sys.executable, "-c", f"{script}services.main(['check'])"]
     for mode, status in (0o644, 2), (0o600, 0):
         (tmp / "keys").chmod(mode)
