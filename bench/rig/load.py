@@ -32,6 +32,22 @@ function done(summary, latency)
 end
 """
 
+# The heads of --heads: of a client that traces its requests. wrk's pairs() has no order, so all heads are made before
+HEADS = """
+local made, at = {}, 0
+function init()
+  for n = 1, HEADS do
+    wrk.headers['traceparent'] = string.format('00-%032x-%016x-01', n * 7919, n * 104729)
+    wrk.headers['User-Agent'] = 'Mozilla/5.0 (X11; Linux x86_64; rv:' .. 100 + n % 40 .. '.0) Gecko/20100101 Firefox'
+    made[n] = wrk.format()
+  end
+end
+function request()
+  at = at % HEADS + 1
+  return made[at]
+end
+"""
+
 
 class Stalled(Exception):
     """The load generator did not end in time: the machine was suspended, as virtual machines sometimes are."""
@@ -60,15 +76,17 @@ def post(target: str, body: bytes) -> bytes:
     return head % (target.encode(), len(body)) + body
 
 
-def wrk(tmp: Path, url: str, parts: Parts, seconds: float, connections: int, body: bytes) -> Figures:
-    """Load by wrk on one thread.
+def wrk(tmp: Path, url: str, parts: Parts, seconds: float, connections: int, body: bytes, heads: int = 0) -> Figures:
+    """Load by wrk on one thread. heads: so many different ones, with more fields, one after the other; 0: a short one.
 
     Returns: rate (2xx/s), p50, p99, p999, mean, max (ms), errors, and CPU and memory as in `measured`.
     """
     lua = tmp / "load.lua"
     lua.write_text(
         f"wrk.method = 'POST'\nwrk.body = [==[{body.decode()}]==]\n"
-        "wrk.headers['Content-Type'] = 'application/json'\n" + DONE
+        "wrk.headers['Content-Type'] = 'application/json'\n"
+        + (heads and HEADS.replace("HEADS", str(heads)) or "")
+        + DONE
     )
     command = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "10s", "-s", lua, url]
     text, more = measured(tmp, command, parts, seconds)

@@ -337,16 +337,21 @@ class Stand:
         connections: int = 64,
         size: int = 80,
         clear: bool = True,
+        heads: int = 0,
+        path: str = "",
     ) -> Callable[[float], Figures]:
-        """A case for `rounds`: load by wrk on one candidate. durability: "": unchanged. clear: Redis."""
+        """A case for `rounds`: load by wrk on one candidate.
+
+        durability: "": unchanged. clear: Redis. heads: as in `wrk`. path: "": that of the candidate.
+        """
 
         def run(seconds: float) -> Figures:
             if durability:
                 self.set_durability(durability)
             if clear:
                 self.clear()
-            url = f"http://127.0.0.1:{candidate.port}{candidate.path}"
+            url = f"http://127.0.0.1:{candidate.port}{path or candidate.path}"
             body = generators.body(size, candidate.line)
-            return generators.wrk(self.tmp, url, candidate.parts, seconds, connections, body)
+            return generators.wrk(self.tmp, url, candidate.parts, seconds, connections, body, heads)
 
         return run
