@@ -168,9 +168,9 @@ def test_an_error_of_otlp_is_a_status_in_the_encoding_of_its_request(site: Site,
         status, fields, answer = post(site.where, path, b"\n\x00", {"Content-Type": "application/x-protobuf"})
         assert (status, fields["content-type"], fields["retry-after"]) == (503, "application/x-protobuf", "1")
         assert Status.FromString(answer) == Status(message=message)
-    status, _, answer = post(site.where, path, bytes(MAX_BODY + 1), {"Content-Type": "application/x-protobuf"})
+    status, _, answer = post(site.where, path, bytes(8 * MAX_BODY + 1), {"Content-Type": "application/x-protobuf"})
     assert (status, Status.FromString(answer).message[:15]) == (413, "A body may have")
-    status, _, answer = post(site.where, path, bytes(MAX_BODY + 1), {"Content-Type": "application/json"})
+    status, _, answer = post(site.where, path, bytes(8 * MAX_BODY + 1), {"Content-Type": "application/json"})
     assert (status, json.loads(answer)["message"][:15]) == (413, "A body may have")
     assert not site.client.keys("ingest:{*")
 
@@ -255,7 +255,10 @@ def test_a_chunked_body_is_accepted_if_the_server_finds_its_end(site: Site) -> N
     if site.is_gunicorn:
         assert given[0] == 200
         assert send(site.where, CHUNKED + b"0\r\n\r\n")[0] == 200
-        assert site.items() == [b"abcd", b"a=b"]
+        whole, query = site.items()
+        assert whole.startswith(b"POST /votes?a=b HTTP/1.1\r\n")
+        assert whole.endswith(b"\r\n\r\nabcd")
+        assert query == b"a=b"
     else:
         is_problem(given, 400)
         assert b"length" in given[2]
@@ -484,7 +487,7 @@ def test_a_chunked_body_that_is_too_large_gets_413(site: Site) -> None:
     chunk = b"2710\r\n" + bytes(10_000) + b"\r\n"
     assert send(site.where, CHUNKED + chunk * (MAX_BODY // 10_000) + b"0\r\n\r\n")[0] == 200
     is_problem(send(site.where, CHUNKED + chunk * (MAX_BODY // 10_000) + b"1\r\nx\r\n0\r\n\r\n"), 413)
-    assert [len(item) for item in site.items()] == [MAX_BODY]
+    assert [len(item.partition(b"\r\n\r\n")[2]) for item in site.items()] == [MAX_BODY]
 
 
 # --- 503 -------------------------------------------------------------------------------------------------------------

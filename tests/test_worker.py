@@ -572,10 +572,11 @@ def test_a_worker_folds_batches_and_deletes_rows_by_age(tmp: Path, redis: Server
     with database(tmp / "ingest.db") as db, db:
         some = "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < ?) "
         db.execute(some + "INSERT INTO batches SELECT n, 's-1:'||n||':1', 'votes', n, 1, 1, '' FROM n", (8_000,))
+        columns = "(received_at, time, poll, choice, voter, batch, seq)"
         row = "'2020-01-01T00:00:00.000Z', '2020-01-01T00:00:00.000Z', 'p', 'old', NULL, n, n"
         now = "strftime('%Y-%m-%dT%H:%M:%fZ')"
-        db.execute(some + f"INSERT INTO votes SELECT {row} FROM n", (12_000,))
-        db.execute(some + f"INSERT INTO votes SELECT {now}, {now}, 'p', 'new', NULL, n, n FROM n", (2,))
+        db.execute(some + f"INSERT INTO votes {columns} SELECT {row} FROM n", (12_000,))
+        db.execute(some + f"INSERT INTO votes {columns} SELECT {now}, {now}, 'p', 'new', NULL, n, n FROM n", (2,))
     with worker(tmp, {"INGEST_KEEP": "10m"}):
         poll(lambda: ask(tmp, "SELECT count(*) FROM batches") < [(6_000,)])
         poll(lambda: ask(tmp, "SELECT count(*) FROM votes") == [(2,)])

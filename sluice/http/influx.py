@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from sluice.http.replies import Rejected, problem
-from sluice.http.request import read
+from sluice.http.request import START, read
 from sluice.http.routes import Reply, reply
 
 PING = reply("204 No Content", b"", "", ("X-Influxdb-Version", "sluice"))  # Python's client, version 1, reads it
@@ -27,7 +27,8 @@ MOST = 8192  # bytes of a statement
 def query(environ: dict[str, Any]) -> Reply:
     """The answer to /query of InfluxDB 1: its statement is the parameter `q` of the query string or of the form."""
     try:
-        form = read(environ, False, MOST).decode("latin-1")
+        item = read(environ, False, MOST)
+        form = (START.match(item) and item.partition(b"\r\n\r\n")[2] or item).decode("latin-1")
         pairs = parse_qsl(f"{environ.get('QUERY_STRING', '')}&{form}", max_num_fields=100)
     except Rejected as rejected:
         answer: Reply = rejected.args[0]
