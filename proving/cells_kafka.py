@@ -120,6 +120,7 @@ class KafkaCells(Cells):
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
         """A block in which all that was acknowledged is stored, and no gateway runs."""
+        self.settled()  # a broker that has just become a leader knows only later where the partition ends
         tags = [tag for cell in self.cells for tag in (cell.home / "run").resolve().glob("gateway*.tag")]
         with stopped(*(pid for tag in tags for pid in launch.holders(tag))):
             time.sleep(IN_FLIGHT)
