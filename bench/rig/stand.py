@@ -30,7 +30,7 @@ THEIRS = {"cpython": VENV / "bin/python", "pypy": ROOT / ".venv-pypy/bin/python"
 harness.PYTHON.update({name: str(path) for name, path in OURS.items()})
 CFLAGS = ("-O2", "-Wall", "-Wextra", "-Werror")
 # No worker drains the lists, and a gateway that refuses bodies at its limit would look fast.
-UNBOUNDED = {"INGEST_MAX_MEMORY": "2048g"}
+UNBOUNDED = {"INGEST_MAX_MEMORY": "1024g"}
 UNBOUNDED_BEFORE = {"INGEST_MAX_BACKLOG_BYTES": "1024g"}  # a setting before the package
 # For nginx in front of a server that is not Sluice's reader: all paths go to the upstream of the gateway.
 NO_VIEWS = {"INGEST_VIEWS": "off"}
