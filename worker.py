@@ -64,6 +64,7 @@ UNFIT = "it becomes more than the disk has room for"
 ROOM_BYTES = 8 << 20  # with less room for one transaction, nothing is buried for that: it is the disk that is full
 ATTEMPTS = 2  # to store a body alone that did not return; after these it is buried
 BACKOFF_SECONDS = (0.1, 10.0)  # between two attempts while the store or Redis is unavailable: first, maximum
+LEFT_SECONDS = 86400  # that keys are kept if no stream has any now
 CHORES_SHARE = 10  # chores take at most 1/10 of the time
 FOLD_SECONDS = 10.0  # between two looks for old batches
 PUBLISH_SECONDS, TIDY_SECONDS = 10.0, 60.0  # between two looks for rows to publish, and for objects to merge
@@ -402,9 +403,9 @@ def chores(streams: Mapping[str, Stream], keep: Keep, elsewhere: Elsewhere | Non
         yield Chore("publishing of rows", elsewhere.publish, PUBLISH_SECONDS)
         for name in elsewhere.streams:
             yield Chore(f"merging of {name}", partial(elsewhere.tidy, name), TIDY_SECONDS)
-    if ages := {name: stream.rule.seconds for name, stream in streams.items() if stream.rule}:
-        keys = KeyExpiry(ages)
-        yield Chore("deleting old keys", keys.step, keys.pause())
+    # without a stream that has keys, those from before INGEST_UNIQUE=off are deleted
+    keys = KeyExpiry({name: each.rule.seconds for name, each in streams.items() if each.rule} or {"": LEFT_SECONDS})
+    yield Chore("deleting old keys", keys.step, keys.pause())
     for name in (*streams, settings.DEAD):
         age = keep.of(name)
         if age is not None:

@@ -4,9 +4,8 @@
       ^                 │  ^
     commit              └──┘ claimed again when the lease ends
 
-READY and CLAIMED bodies are in Redis, STORED and DEAD ones in the store. Bodies are opaque bytes here. A number means a
-body only together with its epoch. The gateway's
-side is `inlet`, the worker's `outlet`, the operator's `inspector`.
+READY and CLAIMED bodies are in Redis, STORED and DEAD ones in the store. Bodies are opaque bytes here. A number names a
+body only together with its epoch. The gateway's side is `inlet`, the worker's `outlet`, the operator's `inspector`.
 """
 
 from __future__ import annotations

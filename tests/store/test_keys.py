@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import worker as program
 from proving.harness import ROOT, poll
 from proving.postgres import Postgres, postgres_server
 from sluice import parsers, settings
@@ -339,6 +340,24 @@ def test_old_keys_are_deleted_in_steps_and_are_as_old_as_their_rows_whatever_the
     assert steps == 4
     assert here.put("votes", keyed("a", VOTE)) == (0, 0)
     assert here.put("gps", fix("d3")) == (1, 0)
+
+
+def test_without_a_rule_the_keys_from_before_are_deleted(url: str) -> None:
+    here = Here(url)
+    assert here.put("gps", fix("a")) == (1, 0)
+    here = Here(url, unique="off")
+    (old,) = [
+        each
+        for each in program.chores({"gps": here.streams["gps"]}, settings.load({}).keep, None)
+        if "keys" in each.name
+    ]
+    keys = old.step.__self__  # type: ignore[attr-defined]
+    now = int(time.time() * 1e6)
+    for seconds, left in (86_000, 1), (86_500, 0):
+        while keys.delete(here.store, now + int((seconds - 86_400) * 1e6)):
+            pass
+        with here.store.transaction(read=True) as db:
+            assert here.store.run(db, "SELECT count(*) FROM batches_keys", ())[0][0] == left
 
 
 def test_beyond_a_number_the_oldest_keys_go(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
