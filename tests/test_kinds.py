@@ -283,7 +283,7 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
          "an_object_without_rows_or_of_another_kind_holds_up_its_stream_for_a_while"),
     ),
     "a number without its generation": (
-        "sluice/spool/contract.py", "A number means a body only together with its epoch.",
+        "sluice/spool/contract.py", "A number names a body only together with its epoch.",
         ("the_code_follows_the_rule", "bodies_with_the_offsets_of_lost_ones_are_stored",
          "after_a_flushall_the_store_ignores_no_new_body",
          "a_topic_that_was_made_again_is_a_new_spool"),

@@ -597,6 +597,7 @@ def test_old_rows_are_looked_for_once_in_a_fiftieth_of_their_age_but_at_least_on
         "folding of batches": program.FOLD_SECONDS,
         "publishing of rows": program.PUBLISH_SECONDS,
         "merging of logs": program.TIDY_SECONDS,
+        "deleting old keys": program.LEFT_SECONDS / 50,
     }
     assert pauses == others | {rows("gps"): 2, rows("votes"): 3600}
 
