@@ -31,6 +31,7 @@ from sluice.base import counters, daemon
 from sluice.elsewhere.outbox import Outbox
 from sluice.elsewhere.registry import open_elsewhere
 from sluice.formats.streams import load_streams
+from sluice.senders import Senders
 from sluice.settings import FOREVER, Keep
 from sluice.spool import open_inspector, open_outlet
 from sluice.spool.claim import Claim
@@ -79,7 +80,7 @@ class StreamState:
         self.decoded = counts.histogram(f"decode_seconds {stream.name}", counters.SECONDS)
         self.persisted = counts.histogram(f"persist_seconds {stream.name}", counters.SECONDS)
         self.errors = counts.counter(f"store_errors {stream.name}")
-        self.counts = counts
+        self.counts, self.senders = counts, Senders(counts)
         self.claim: Claim | None = None
         self.prefetched: Callable[[], Claim | None] | None = None  # reads the reply to the request for the next claim
         self.max_bodies = FIRST_BODIES  # of the next claim
@@ -309,7 +310,10 @@ class Worker:
             self.prefetch(state, claim)
             with self.alone(self.store, entries) if claim.deliveries >= ALONE else contextlib.nullcontext():
                 signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-                return entries.persist(self.store), entries.end
+                outcome = entries.persist(self.store)
+            if not outcome.again:
+                state.senders.stored(claim.stream, entries.items[: entries.end - claim.first])
+            return outcome, entries.end
         except NewerTables:
             raise
         except Unavailable as error:

@@ -79,7 +79,7 @@ def sample() -> Any:
     cell = Sample(cell="", streams=[collections.defaultdict(int)])
     return Sample(
         streams={"": stream}, commit=histogram, commit_bodies=histogram, answered=[], refused=[], without_rows=[],
-        dead_letters=[],
+        dead_letters=[], senders=[],
         cells=[cell], views=[Sample(path="", reads={})], processes=[],
     )  # fmt: skip
 

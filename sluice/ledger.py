@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
-from sluice import settings, views
+from sluice import senders, settings, views
 from sluice.account import STATES, Figures, account, balance, sums
 from sluice.base import screen
 from sluice.base.counters import SECONDS, SIZES
@@ -48,7 +48,7 @@ class Observer:
         self.streams = load_streams(s)
         # the streams that have a decoder or a route
         self.names = {*self.streams, *(route.stream for route in load_routes(s.routes).values())}
-        self.url, self.cell = s.store, s.cell
+        self.url, self.cell, self.sender_names = s.store, s.cell, s.names
         check_store(s.store)
         self.places = [s.home]  # where bytes are written
         if s.store.startswith("sqlite:"):
@@ -136,6 +136,7 @@ class Observer:
         ledger_seconds: the age of stored, dead, missing and dead_letters, which take long to count
         answered: a list of route ("" for unknown paths, "nginx" for its own), status, count
         refused: a list of stream, reason, bodies. without_rows: of stream, kind, messages
+        senders: as from `sluice.senders.listed`
         commit_bodies: a histogram of bodies per commit. commit: one of seconds per commit
         processes: a list of role, pid, and for a worker its claims: stream, first (sequence number), bodies, seconds
         memory: bytes of Redis: used, and most (maxmemory; 0: no limit)
@@ -168,6 +169,7 @@ class Observer:
                 reading["refused"].append({"stream": key, "reason": rest, "bodies": n})
             elif name == "without_rows":
                 reading["without_rows"].append({"stream": key, "kind": rest, "messages": n})
+        reading["senders"] = senders.listed(counted or {}, self.sender_names)
         reading["commit_bodies"] = histogram(counted, "commit_bodies", SIZES)
         reading["commit"] = histogram(counted, "commit_seconds", SECONDS)
         reading["processes"] = processes and [

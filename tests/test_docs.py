@@ -117,7 +117,10 @@ def test_the_verbs_of_the_contract_are_append_commit_and_the_scripts():
 
 
 def test_the_fields_of_the_counts_are_those_that_the_processes_count():
-    sources = "".join((harness.ROOT / name).read_text() for name in ("ingest.py", "sluice/spool/inlet.py", "worker.py"))
+    sources = "".join(
+        (harness.ROOT / name).read_text()
+        for name in ("ingest.py", "sluice/spool/inlet.py", "sluice/senders.py", "worker.py")
+    )
     counted = set(re.findall(r"\.(?:counter|counters|histogram)[(\[]f?\"(\w+)", sources))
     assert {field.split()[0] for field in table(SPOOL, "field")} == counted
 

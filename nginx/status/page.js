@@ -197,6 +197,15 @@ function cells() {
   }));
 }
 
+function senders() {
+  $("#senders").hidden = !shown.senders.length; // no key has a name
+  table("#senders table", shown.senders.map(({ sender, stored, stored_rate: speed, rejected }) => {
+    const all = (counts) => Object.values(counts).reduce((a, b) => a + b, 0);
+    const [rate, path] = [rejected[429] ?? 0, rejected[403] ?? 0];
+    return [sender, number(all(stored)), `${each(speed)} /s`, number(rate), number(path), number(all(rejected) - rate - path)];
+  }));
+}
+
 // Seconds that a view is behind the database; a tally, the view with refreshes, may be as old as its period.
 const delay = (view) => (view.refreshes == null ? view.lag ?? 0 : 0);
 
@@ -496,6 +505,7 @@ async function look() {
   left();
   ledger();
   cells();
+  senders();
   views();
   letters();
   paths();

@@ -69,6 +69,10 @@ OWN_GAUGES = (  # of this cell
     ("sluice_disk_bytes", "Size of that file system.", lambda own: own["disk"] and own["disk"]["size"]),
     ("sluice_ledger_age_seconds", "Age of the figures stored, dead and missing.", lambda own: own["ledger_seconds"]),
 )  # fmt: skip
+SENDERS = (
+    ("sluice_sender_bodies", "Bodies in the database, by the name of their API key.", "stored", "stream"),
+    ("sluice_sender_rejections", "Requests with a named API key that nginx rejected.", "rejected", "status"),
+)
 HISTOGRAMS = (
     ("sluice_decode_seconds", "Time to decode a body; one in 16 is timed.", "decode"),
     ("sluice_persist_seconds", "Time to decode and store a claim.", "persist"),
@@ -112,6 +116,9 @@ def metrics(figures: Figures) -> Iterator[Metric]:
     without = (([row["stream"], row["kind"]], row["messages"]) for row in figures["without_rows"])
     about = "Messages that are valid and have nothing to store."
     yield family(COUNTER, "sluice_messages_without_rows", about, "stream kind", without)
+    for name, about, outcome, label in SENDERS:
+        by_name = (([row["sender"], of], n) for row in figures["senders"] for of, n in row[outcome].items())
+        yield family(COUNTER, name, about, f"sender {label}", by_name)
     letters: Counter[tuple[str, str]] = Counter()
     for at, row in enumerate(figures["dead_letters"] or ()):
         labels = row["stream"], row["reason"][:REASON_CHARACTERS] if at < LABELLED_REASONS else "others"

@@ -76,7 +76,8 @@ class Page:
             self.paths.setdefault(route.stream, []).append(path)
         self.looks = 0
         self.gateway = False
-        self.seen: deque[tuple[float, dict[str, Row], dict[str, Any]]] = deque(maxlen=RECENT_READINGS + 1)
+        self.seen: deque[tuple[float, dict[str, Row], dict[str, Any], dict[str, int]]]
+        self.seen = deque(maxlen=RECENT_READINGS + 1)
         rows = []
         with contextlib.suppress(OSError, ValueError, KeyError):  # the chart survives a restart
             before = json.loads((s.home / "run" / FILE).read_text())
@@ -90,9 +91,10 @@ class Page:
         reading = self.observer.look()
         now, streams = reading["time"], reading["streams"]
         bodies = {name: [row["accepted"], row["taken"]] for name, row in streams.items()}
-        self.seen.append((now, bodies, {view["path"]: view["reads"] for view in reading["views"]}))
-        then, before, read = self.seen[0]
-        rows, views = [], []
+        by_key = {row["sender"]: sum(row["stored"].values()) for row in reading["senders"]}
+        self.seen.append((now, bodies, {view["path"]: view["reads"] for view in reading["views"]}, by_key))
+        then, before, read, by_key_then = self.seen[0]
+        rows, views, senders = [], [], []
         for name, row in streams.items():
             pairs = zip(before.get(name, [None, None]), bodies[name], strict=True)
             accepted, taken = (rate(old, new, now - then) for old, new in pairs)
@@ -102,6 +104,9 @@ class Page:
             reads, hits = figures.rates(read.get(view["path"]), view["reads"], now - then)
             about = {name: view[name] for name in ("path", "state", "keys", "lag", "refreshes")}
             views.append(about | {"reads_rate": reads, "hits": hits})
+        for row in reading["senders"]:
+            name = row["sender"]
+            senders.append(row | {"stored_rate": rate(by_key_then.get(name, 0), by_key[name], now - then)})
         memory = reading["memory"]
         self.hour.add(
             now,
@@ -129,6 +134,7 @@ class Page:
             "views": views,
             "trouble": reading["trouble"],
             "dead": self.dead(reading["dead_letters"]),
+            "senders": senders,
             "turned_away": turned_away(reading["answered"], reading["refused"]),
             "hour": list(self.hour.rows),
         }

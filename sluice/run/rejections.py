@@ -16,7 +16,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from sluice import settings
+from sluice import senders, settings
 from sluice.base import screen
 from sluice.base.connect import client
 from sluice.base.counters import Counts
@@ -76,6 +76,7 @@ class Rejections:
     def __init__(self, s: settings.Settings, timeout: float) -> None:
         """timeout: seconds to wait for Redis."""
         self.counts = Counts()
+        self.senders = senders.Senders(self.counts)
         self.redis: Any = client(s.figures, timeout)
         self.file = s.home / "run" / FILE
         self.kinds: dict[tuple[int, str], deque[dict[str, Any]]] = {}
@@ -101,6 +102,7 @@ class Rejections:
         told = json.loads(datagram[datagram.index(b"{") :].decode("utf-8", "replace"))
         if "reason" not in told:  # the gateway counts its own answers
             self.counts.counter(f"answered {told['status']} nginx").n += 1
+            self.senders.rejected(told["status"], told.get("name", ""))
         texts = {
             "path": told["path"],
             "reason": reason(told),

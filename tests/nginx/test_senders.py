@@ -6,6 +6,7 @@ import json
 import signal
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyarrow.dataset import dataset
@@ -14,7 +15,8 @@ import verbs
 from access import KEY, OTHER, curl, private
 from proving import harness
 from proving.harness import installation
-from sluice import settings
+from sluice import senders, settings
+from sluice.base.counters import Counts
 from sluice.run import keys
 from sluice.settings import SettingError
 from sluice.streams.message import sender
@@ -132,6 +134,59 @@ def test_rows_have_the_name_of_the_key_and_no_client_can_forge_it(tmp: Path) -> 
         files = tmp / "rows/votes"
         poll(lambda: files.is_dir() and dataset(files, partitioning="hive").count_rows() == 2)
         assert {*dataset(files, partitioning="hive").to_table()["sender"].to_pylist()} == {"acme", "other"}
+
+
+def test_bodies_and_rejections_are_counted_by_name(tmp: Path) -> None:
+    file = private(tmp / "keys", f"{KEY} name=acme rate=1 streams=votes\n{OTHER} name=other\n{THIRD} plain;\n")
+
+    def figures() -> dict[str, Any]:
+        shown = json.loads(harness.get(up.port, "/status/status.json")[2])
+        return {row.pop("sender"): row for row in shown["senders"]}
+
+    with installation(tmp / "home", {"INGEST_API_KEYS": file}, ready=False) as up:
+        poll(lambda: post(up.port, "/votes", THIRD) == 200)
+        mine = [post(up.port, "/votes", KEY) for _ in range(12)]
+        assert post(up.port, "/gps", OTHER) == 200  # a dead letter
+        assert [post(up.port, "/votes", OTHER) for _ in range(5)] == [200] * 5
+        poll(lambda: post(up.port, "/gps", KEY) == 403)
+
+        def counted() -> bool:
+            found = figures()
+            assert found.keys() <= {"acme", "other"}
+            return (
+                found["other"]["stored"] == {"gps": 1, "votes": 5}
+                and found["acme"]["stored"] == {"votes": mine.count(200)}
+                and found["acme"]["rejected"].get("403") == 1
+                and found["acme"]["rejected"]["429"] >= mine.count(429) > 0
+                and found["other"]["stored_rate"] == 0
+            )
+
+        poll(counted)
+        text = harness.get(up.port, "/status/metrics")[2].decode()
+        assert 'sluice_sender_bodies_total{sender="other",stream="votes"} 5.0' in text
+        assert 'sluice_sender_rejections_total{sender="acme",status="403"} 1.0' in text
+
+
+def test_so_many_names_are_counted_and_no_more(tmp: Path) -> None:
+    counts = Counts()
+    of = senders.Senders(counts)
+    for n in range(2 * senders.SENDERS):
+        of.stored("votes", [b"POST /votes HTTP/1.1\r\nSluice-Sender: n%d\r\n\r\n{}" % n, b"{}"])
+    file = tmp / "names"
+    file.write_text("n999\nn998\nnever\n")
+    of.rejected(429, "n998")
+    assert len(counts.totals()) == senders.SENDERS + 2
+    rows = senders.listed(counts.totals() | {"answered 200 /votes": 1}, file)
+    assert len(rows) == senders.SHOWN + 1
+    assert rows[0] == {
+        "sender": senders.OTHERS,
+        "stored": {"votes": 2 * senders.SENDERS - senders.SHOWN},
+        "rejected": {},
+    }
+    shown = {row["sender"]: row for row in rows}
+    assert shown["n998"] == {"sender": "n998", "stored": {"votes": 1}, "rejected": {"429": 1}}
+    assert "n999" in shown
+    assert keys.NAME.fullmatch(senders.OTHERS) is None
 
 
 START = b"POST /x HTTP/1.1\r\n"
