@@ -16,11 +16,11 @@ from sluice.fastlane.interface import Later, Options
 from sluice.http import replies
 from sluice.http.replies import Rejected
 from sluice.http.routes import JSON, Reply, reply
-from sluice.views.contract import KEY_BYTES, SOCKET
+from sluice.views.contract import KEY_BYTES
 from sluice.views.reads import BUILDING, DOWN, FULL, GroupReads, ServedView
 
 SETTINGS = settings.load_or_exit()
-READS = GroupReads(str(SETTINGS.home / SOCKET))
+READS = GroupReads(SETTINGS.views_redis)
 MAX_KEYS = 100  # of one request
 MAX_BYTES = 8 << 20  # of an answer with several keys
 PATIENCE_SECONDS = 10.0  # that a request waits for the first count of a tally; nginx waits 15

@@ -31,8 +31,8 @@ from sluice.base import counters, daemon
 from sluice.elsewhere.outbox import Outbox
 from sluice.elsewhere.registry import open_elsewhere
 from sluice.formats.streams import load_streams
+from sluice.parsers import DEAD, FOREVER, Keep
 from sluice.senders import Senders
-from sluice.settings import FOREVER, Keep
 from sluice.spool import open_inspector, open_outlet
 from sluice.spool.claim import Claim
 from sluice.spool.contract import AT_ONCE, LEASE_SECONDS, UNHURRIED_SECONDS
@@ -410,7 +410,7 @@ def chores(streams: Mapping[str, Stream], keep: Keep, elsewhere: Elsewhere | Non
     # without a stream that has keys, those from before INGEST_UNIQUE=off are deleted
     keys = KeyExpiry({name: each.rule.seconds for name, each in streams.items() if each.rule} or {"": LEFT_SECONDS})
     yield Chore("deleting old keys", keys.step, keys.pause())
-    for name in (*streams, settings.DEAD):
+    for name in (*streams, DEAD):
         age = keep.of(name)
         if age is not None:
             expiry = Expiry(name, age)

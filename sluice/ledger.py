@@ -31,7 +31,6 @@ from sluice.store.store import Store
 from sluice.store.types import Ledger, Unavailable
 from sluice.views import figures
 from sluice.views.client import ViewsClient
-from sluice.views.contract import SOCKET
 from sluice.views.kinds.view import ViewFigures
 
 T = TypeVar("T")
@@ -54,7 +53,7 @@ class Observer:
         if s.store.startswith("sqlite:"):
             self.places.append(Path(s.store.removeprefix("sqlite:///")).parent)
         self.views = views.load(s)
-        self.link = ViewsClient(str(s.home / SOCKET), figures.PATIENCE_SECONDS)
+        self.link = ViewsClient(s.views_redis, figures.PATIENCE_SECONDS)
         self.spool = open_inspector(s.spool, s.figures, TIMEOUT_SECONDS)
         self.store: Store[Any] | None = None
         self.counted: Figures = {}  # the database's last answer, and when it came (monotonic)

@@ -14,12 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 from sluice import parsers
-from sluice.parsers import AUTO, LogStyle, Span, Unique, choice, clients, integer, size
-from sluice.parsers import DEAD as DEAD
-from sluice.parsers import FOREVER as FOREVER
-from sluice.parsers import IN_TABLES as IN_TABLES
-from sluice.parsers import Keep as Keep
-from sluice.parsers import Rows as Rows
+from sluice.parsers import AUTO, Keep, LogStyle, Rows, Span, Unique, choice, clients, integer, size
 
 T = TypeVar("T")
 KAFKA = "kafka://"
@@ -238,7 +233,11 @@ class Settings:
     @property
     def figures(self) -> str:
         """The Redis to which the processes report their counts: that of the list, or with Kafka that of the views."""
-        return str(self.home / VIEWS_SOCKET) if self.has_kafka else self.spool
+        return self.views_redis if self.has_kafka else self.spool
+
+    @property
+    def views_redis(self) -> str:
+        return str(self.home / VIEWS_SOCKET)
 
     @property
     def draining(self) -> Path:

@@ -13,6 +13,7 @@ import pytest
 from proving import documents
 from proving.harness import ROOT, environment
 from sluice import extension, parsers, settings
+from sluice.parsers import FOREVER
 from sluice.run import configure
 
 
@@ -238,7 +239,7 @@ def test_streams_and_dead_letters_may_have_ages_of_their_own() -> None:
     found = settings.load({"INGEST_KEEP": "30d, gps=12h votes=90s,dead=10m"}).keep
     assert [found.of(name) for name in ("logs", "gps", "votes", "dead")] == [30 * 86_400, 12 * 3600, 90, 600]
     assert settings.load({"INGEST_KEEP": "30d"}).keep.of("dead") is None
-    assert settings.load({}).keep == settings.FOREVER
+    assert settings.load({}).keep == FOREVER
 
 
 def test_a_certificate_and_its_key_are_in_two_files_or_in_one() -> None:

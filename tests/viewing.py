@@ -17,13 +17,13 @@ from proving import harness
 from proving.postgres import Postgres
 from sluice import settings, views
 from sluice.formats.streams import load_streams
+from sluice.settings import VIEWS_SOCKET
 from sluice.spool.claim import Claim
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Entry
 from sluice.views import contract
 from sluice.views.check import Checker
-from sluice.views.contract import SOCKET
 from sluice.views.kinds import feed as feeds
 from sluice.views.kinds.latest import MAX_EACH, ORDER_BYTES
 
@@ -78,7 +78,7 @@ class Site:
 
     @property
     def socket(self) -> str:
-        return str(self.tmp / SOCKET)
+        return str(self.tmp / VIEWS_SOCKET)
 
     def connect(self) -> Store[Any]:
         """Another worker's connection to the database."""

@@ -12,6 +12,7 @@ from proving import harness
 from proving.postgres import Postgres, postgres_server
 from readside.site import FOLLOWER, Site, Targets, requests
 from rig import LIMIT_COLOUR, OURS_COLOUR, THEIRS_COLOUR, Candidate
+from sluice.settings import VIEWS_SOCKET
 from sluice.views import contract
 from sluice.views.kinds import feed as feeds
 from sluice.views.kinds.latest import ORDER_BYTES
@@ -132,7 +133,7 @@ def start(
     ours = site.front(OURS, programs, read, runtime="cpython")
     # another reader of the same views
     twin = Site(stand)
-    (twin.home / contract.SOCKET).symlink_to(site.home / contract.SOCKET)
+    (twin.home / VIEWS_SOCKET).symlink_to(site.home / VIEWS_SOCKET)
     pypy = twin.front(PYPY, {**programs, "reader": twin.reader("pypy")}, read, runtime="pypy")
     served = values(site, options.devices, ours.port)
     stand.client.flushall()

@@ -11,6 +11,7 @@ import msgspec
 import rig
 from readside.site import FOLLOWER, WORKER, Site, Targets, requests
 from sluice.formats.streams import load_streams
+from sluice.settings import VIEWS_SOCKET
 from sluice.views import Feed, contract
 from sluice.views.check import Checker
 from sluice.views.kinds import feed as feeds
@@ -120,7 +121,7 @@ def run(options: argparse.Namespace) -> bool:
             rig.progress(f"  round {n + 1}/{options.rounds}: p99.99 {tail:.1f} ms")
         took = site.caught_up()
         keys, largest, doubled, _ = audit(site, view)
-        checker = Checker(str(site.home / contract.SOCKET), site.settings.store, load_streams(site.settings))
+        checker = Checker(str(site.home / VIEWS_SOCKET), site.settings.store, load_streams(site.settings))
         different = checker.check(PATH, view).different
         checker.close()
 

@@ -18,6 +18,7 @@ from proving import harness
 from rig.stand import UNBOUNDED
 from sluice import settings, views
 from sluice.run import configure
+from sluice.settings import VIEWS_SOCKET
 from sluice.spool.inlet import Inlet
 from sluice.views import contract
 
@@ -39,7 +40,7 @@ class Site:
         self.settings = settings.load(self.env)
         self.declared = views.load(self.settings)
         configure.write(self.settings)
-        self.client: Any = redis.Redis(unix_socket_path=str(self.home / contract.SOCKET), socket_timeout=60)
+        self.client: Any = redis.Redis(unix_socket_path=str(self.home / VIEWS_SOCKET), socket_timeout=60)
 
     def python(self, name: str, command: Sequence[object], **env: object) -> harness.Server:
         """Start a program of Sluice, such as WORKER."""
@@ -49,7 +50,7 @@ class Site:
     def views(self) -> harness.Server:
         """Start the views' Redis."""
         command = ["redis-server", self.home / "etc/views.conf"]
-        return self.stand.run(self.home, command, self.env, self.home / contract.SOCKET, "views")
+        return self.stand.run(self.home, command, self.env, self.home / VIEWS_SOCKET, "views")
 
     def reader(self, runtime: str) -> harness.Server:
         """Start the reader."""

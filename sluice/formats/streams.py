@@ -6,6 +6,7 @@ from typing import Any
 
 from sluice import extension, settings
 from sluice.formats.registry import FORMATS
+from sluice.parsers import DEAD
 from sluice.streams import custom, gps, logs, metrics, votes
 from sluice.streams.decoder import JsonDecoder
 from sluice.streams.record import Gps, Log, Metric, Record, Span, Vote
@@ -49,7 +50,7 @@ def load_streams(config: settings.Settings) -> dict[str, Stream]:
     if problem:
         raise settings.SettingError(f"INGEST_RECORDS={config.records!r} is invalid: {problem}.")
     for setting, named, known in (
-        ("INGEST_KEEP", config.keep.streams, [*streams, settings.DEAD]),
+        ("INGEST_KEEP", config.keep.streams, [*streams, DEAD]),
         ("INGEST_ROWS", config.rows.streams, [*streams]),
         ("INGEST_UNIQUE", config.unique.streams, [*streams]),
     ):

@@ -13,7 +13,8 @@ from functools import partial
 from sluice.base import screen
 from sluice.elsewhere.registry import open_elsewhere
 from sluice.formats.streams import load_streams
-from sluice.settings import DEAD, Settings
+from sluice.parsers import DEAD
+from sluice.settings import Settings
 from sluice.store.registry import open_store
 from sluice.store.store import retried
 

@@ -48,8 +48,8 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     chosen = {path: declared[path]} if path else declared
     try:
         if arguments.action == "check":
-            return check(Checker(str(s.home / contract.SOCKET), s.store, streams, s.keep), chosen)
-        client = ViewsClient(str(s.home / contract.SOCKET))
+            return check(Checker(s.views_redis, s.store, streams, s.keep), chosen)
+        client = ViewsClient(s.views_redis)
         return rebuild(client, chosen) if arguments.action == "rebuild" else show(client, declared)
     except RedisError as error:
         screen.complain(f"the views' Redis is unavailable: {error}")

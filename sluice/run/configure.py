@@ -19,7 +19,6 @@ from sluice import settings, views
 from sluice.formats.registry import load_routes
 from sluice.parsers import EVERYBODY, PRIVATE, THIS_MACHINE
 from sluice.run import keys
-from sluice.views.contract import SOCKET
 
 ROOT = Path(__file__).resolve().parents[2]
 # PyPy sizes the nursery of its garbage collector by the CPU's caches. In a small one, each collection finds many
@@ -274,7 +273,7 @@ def write(s: settings.Settings, files: int = 0) -> None:
         (s.home / name).mkdir(mode=0o700, exist_ok=True)
     views_redis = replaced(
         (ROOT / "deploy/redis/views.conf").read_text(),
-        ("unixsocket /run/sluice/views.sock", f"unixsocket {quoted(s.home / SOCKET)}"),
+        ("unixsocket /run/sluice/views.sock", f"unixsocket {quoted(s.views_redis)}"),
         ("dir /run/sluice", f"dir {quoted(s.home / 'run')}"),
         ("maxmemory 268435456", f"maxmemory {s.views_memory}"),
     )

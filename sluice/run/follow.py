@@ -9,7 +9,6 @@ from sluice import settings, views
 from sluice.base import daemon
 from sluice.formats.streams import load_streams
 from sluice.store.registry import check_store
-from sluice.views.contract import SOCKET
 from sluice.views.follower import Follower
 from sluice.views.refresh import Refresher
 
@@ -22,7 +21,7 @@ def main() -> None:
         declared = views.load(s)
         views.verify(declared, streams)
         check_store(s.store)
-    socket = str(s.home / SOCKET)
+    socket = s.views_redis
     daemon.give_way()  # to what accepts and stores; a count may take seconds of CPU
     follower = Follower(socket, s.store, declared, streams)
     refresher = Refresher(socket, s.store, declared, streams)

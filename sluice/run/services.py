@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sluice import settings
+from sluice.parsers import Rows
 from sluice.run import configure, page, up
 from sluice.run.configure import ROOT
 from sluice.run.parts import parts
@@ -88,7 +89,7 @@ def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, st
     return texts
 
 
-def remote_rows(rows: settings.Rows) -> bool:
+def remote_rows(rows: Rows) -> bool:
     """Whether rows of any stream go elsewhere over the network."""
     return any(url and not url.startswith("parquet:") for url in (rows.rest, *rows.streams.values()))
 

@@ -21,7 +21,6 @@ from sluice import settings, views
 from sluice.formats.registry import load_routes, load_signed
 from sluice.run import configure, keys, launch
 from sluice.run.configure import ROOT
-from sluice.views.contract import SOCKET
 
 FIRST_SCREEN = """\
 Sluice takes writes at {url} and stores them in {store}
@@ -118,7 +117,7 @@ def check_addresses(s: settings.Settings) -> None:
             reason = "is in use" if error.errno == errno.EADDRINUSE else f"is not available ({error.strerror})"
             raise Failed(f"port {s.port} {reason}; set INGEST_PORT to use another.") from None
     own = [(s.spool, "its own Redis")] if s.has_own_redis else []
-    for path, whose in *own, (str(s.home / SOCKET), "that of the views"):
+    for path, whose in *own, (s.views_redis, "that of the views"):
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(path)

@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from sluice import settings
 from sluice.base.override import override
 from sluice.base.screen import ago
+from sluice.parsers import DEAD
 from sluice.store import bounds
 from sluice.store.bookkeeping import LAST_KEY
 from sluice.store.store import Store
@@ -53,7 +53,7 @@ class Expiry:
 
     def delete(self, store: Store[Any], before: int) -> bool:
         """Delete some that are older than a time (microseconds since 1970); whether there may be more."""
-        return store.expire_letters(before) if self.name == settings.DEAD else store.expire(self.name, before)
+        return store.expire_letters(before) if self.name == DEAD else store.expire(self.name, before)
 
     def pause(self) -> float:
         """Seconds between two looks."""

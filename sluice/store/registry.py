@@ -7,7 +7,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from sluice.settings import FOREVER, Keep
+from sluice.parsers import FOREVER, Keep
 from sluice.store.store import Elsewhere, Store
 from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream

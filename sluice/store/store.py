@@ -18,7 +18,7 @@ from operator import itemgetter
 from typing import Any, TypeVar, cast
 
 from sluice.base.override import override
-from sluice.settings import Keep
+from sluice.parsers import Keep
 from sluice.spool.claim import Claim
 from sluice.store import bounds
 from sluice.store.bookkeeping import Bookkeeping, Db

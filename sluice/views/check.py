@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from sluice.settings import FOREVER, Keep
+from sluice.parsers import FOREVER, Keep
 from sluice.streams.registry import Stream
 from sluice.views import contract
 from sluice.views.client import ViewsClient

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from sluice import settings
-
 KEY_BYTES = 512  # a record whose key is longer is in no view
 LEASE_SECONDS = 3.0  # after which another follower may take over from one that is stopped
 ASKED_KEYS = 1_000  # of a tally that clients wait for; a client waits ten seconds, so a longer queue helps nobody
@@ -27,7 +25,6 @@ WANTED_KEYS = 10_000  # of a tally that are refreshed: clients can name any numb
 FULL = b"full"  # the state of a view whose data did not fit into maxmemory
 
 LAYOUT = 3  # of the values; with another one all views are built again
-SOCKET = settings.VIEWS_SOCKET
 
 HOLDER = "lease"  # string: the follower's token
 TAKEN = "taken"  # string: the token of the last follower that took the lease. Renewing the lease does not change it

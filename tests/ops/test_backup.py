@@ -18,7 +18,7 @@ import pytest
 from proving.harness import ROOT, Server, environment, poll, redis_server, running
 from proving.postgres import Postgres, postgres_server
 from sluice.formats.streams import STREAMS
-from sluice.settings import Keep
+from sluice.parsers import Keep
 from sluice.store import copies
 from sluice.store.postgres.copies import run
 from sluice.store.registry import open_store

@@ -15,8 +15,8 @@ from redis.exceptions import RedisError
 from proving.harness import environment, installation, poll, redis_server
 from proving.postgres import postgres_server
 from sluice import settings
+from sluice.parsers import Span
 from sluice.run.scale import READING_SECONDS, Pool, Reading, Rules, Work, step
-from sluice.settings import Span
 
 EACH = 950  # bodies/s that one worker of the model stores
 

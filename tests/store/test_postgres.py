@@ -29,6 +29,7 @@ from proving import harness
 from proving.postgres import Postgres, postgres_server
 from sluice import settings
 from sluice.formats.streams import STREAMS
+from sluice.parsers import Keep
 from sluice.settings import SettingError
 from sluice.spool.claim import Claim
 from sluice.spool.errors import Lost
@@ -367,7 +368,7 @@ def arriving(*ages: float) -> Iterable[Entry]:
 
 
 def test_a_table_whose_rows_have_an_age_is_partitioned_and_old_partitions_are_dropped(pg: Postgres):
-    keep = settings.Keep(None, {"gps": 600})
+    keep = Keep(None, {"gps": 600})
     store = open_store(pg.url, STREAMS, keep=keep)
     assert len(parts(pg)) == 5 and not parts(pg, "votes")  # of a minute each: now, three ahead, and other times
     store.persist(claim(count=4), arriving(0, 0, 0, 7 * 86_400))
@@ -381,7 +382,7 @@ def test_a_table_whose_rows_have_an_age_is_partitioned_and_old_partitions_are_dr
     assert set(parts(pg).values()) == {0}
     # with another age the next partitions begin where the last one ends, and existing tables stay as they are
     store.close()
-    longer = open_store(pg.url, STREAMS, keep=settings.Keep(86_400, {}))
+    longer = open_store(pg.url, STREAMS, keep=Keep(86_400, {}))
     assert longer.persist(claim(count=2, name="other:1:1"), arriving(0, 0)).records == 2
     assert pg.ask("SELECT relkind FROM pg_class WHERE oid = 'votes'::regclass") == [("r",)]
     longer.close()
@@ -404,7 +405,7 @@ DAY = 86_400
     ],
 )
 def test_a_partition_is_at_most_an_eighth_of_the_age(pg: Postgres, age: int, period: int):
-    with contextlib.closing(open_store(pg.url, STREAMS, keep=settings.Keep(age, {}))) as store:
+    with contextlib.closing(open_store(pg.url, STREAMS, keep=Keep(age, {}))) as store:
         for _ in range(2):
             with psycopg.connect(pg.url) as db:
                 ends = [one.end for one in partitions.partitions(db, "gps")]
@@ -415,7 +416,7 @@ def test_a_partition_is_at_most_an_eighth_of_the_age(pg: Postgres, age: int, per
 
 
 def test_a_partition_that_would_have_rows_of_the_default_one_is_left_out(pg: Postgres):
-    keep = settings.Keep(600, {})
+    keep = Keep(600, {})
     open_store(pg.url, STREAMS, keep=keep).close()
     for name in set(parts(pg)) - {'"gps$other"'}:
         pg.ask(f"DROP TABLE {name}")
@@ -429,7 +430,7 @@ def test_a_partition_that_would_have_rows_of_the_default_one_is_left_out(pg: Pos
 
 
 def test_the_views_are_read_from_a_partitioned_table(pg: Postgres, caplog: pytest.LogCaptureFixture):
-    store = open_store(pg.url, STREAMS, keep=settings.Keep(600, {}))
+    store = open_store(pg.url, STREAMS, keep=Keep(600, {}))
     store.persist(claim(count=2), arriving(0, 7 * 86_400))
     with contextlib.closing(open_row_source(pg.url, STREAMS)) as own:
         own.index(["gps"])  # type: ignore[attr-defined]

@@ -13,8 +13,8 @@ import pytest
 
 from proving.harness import poll
 from proving.postgres import Postgres, postgres_server
-from sluice import settings
 from sluice.formats.streams import STREAMS
+from sluice.parsers import Keep
 from sluice.store.postgres import partitions
 from sluice.store.postgres.session import connect
 from sluice.store.registry import open_store
@@ -24,7 +24,7 @@ from sluice.streams.registry import stream
 from sluice.views.rows.registry import open_row_source
 from store_tests import claim
 
-KEEP = settings.Keep(600, {})
+KEEP = Keep(600, {})
 MINUTE_AGO = 60.0
 
 

@@ -15,8 +15,8 @@ import pytest
 from proving import harness
 from proving.harness import ROOT, poll
 from proving.postgres import Postgres, postgres_server, unprivileged
-from sluice import settings
 from sluice.formats.streams import STREAMS
+from sluice.parsers import Keep
 from sluice.store import bounds
 from sluice.store.registry import open_store
 from sluice.store.types import Entry, Epoch
@@ -24,7 +24,7 @@ from sluice.streams.record import Gps, Reject, Vote
 from sluice.views.rows.registry import open_row_source
 from store_tests import again, claim, votes
 
-WEEK = settings.Keep(7 * 86_400, {"votes": None})
+WEEK = Keep(7 * 86_400, {"votes": None})
 PREFIX = "@%c %a@ "  # the session and its program, before each line of the log
 PINNED = (
     "TimeZone", "DateStyle", "IntervalStyle", "standard_conforming_strings", "extra_float_digits", "bytea_output",

@@ -20,7 +20,7 @@ import redis
 from proving import harness
 from proving.postgres import Postgres, postgres_server
 from sluice.base import daemon
-from sluice.settings import Keep
+from sluice.parsers import Keep
 from sluice.store.registry import open_store
 from sluice.streams.record import Vote
 from sluice.views import Tally, contract, refresh, tally

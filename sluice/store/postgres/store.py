@@ -19,7 +19,7 @@ import msgspec
 import psycopg
 
 from sluice.base.override import override
-from sluice.settings import Keep
+from sluice.parsers import Keep
 from sluice.spool.claim import Claim
 from sluice.store import bounds
 from sluice.store.bookkeeping import FOLDED, HAS_LETTERS

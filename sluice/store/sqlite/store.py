@@ -17,7 +17,7 @@ import msgspec
 from sluice.base import disk
 from sluice.base.override import override
 from sluice.base.times import instant
-from sluice.settings import Keep
+from sluice.parsers import Keep
 from sluice.spool.claim import Claim
 from sluice.store import bounds
 from sluice.store.bookkeeping import FOLDED, HAS_LETTERS
