@@ -651,7 +651,13 @@ class StoreTests:
                 assert store.run(db, NOTES) == [("gps", "w-000000000001", "clickhouse://h:8123/d", "")]
             assert store.persist(*votes("b", first=2)) == Outcome(0, 0, again=True)
             store.close()
-        assert store.persist(*votes("e", first=6)) == Outcome(1, 0)
+        # the table gets the column `sender`
+        named = b"POST /votes HTTP/1.1\r\nSluice-Sender: acme\r\n\r\n" + vote("e")
+        assert store.persist(claim("votes", 1, first=6), decoded(STREAMS["votes"], [named], 6)) == Outcome(1, 0)
+        assert backend.ask("SELECT choice, sender FROM votes ORDER BY choice") == [
+            *((choice, "") for choice in "abcd"),
+            ("e", "acme"),
+        ]
         store.close()
 
     def test_a_database_of_a_layout_before_the_first_release_is_refused(self, backend: Backend, store: Store) -> None:

@@ -30,6 +30,8 @@ def run(s: settings.Settings, notice: int | None) -> int:
         given = settings.load(dict(os.fsdecode(entry).partition("=")[::2] for entry in environ))
         up.check_modules(given)
         up.check_access(given)
+        if notice is not None:  # the new gateway keeps heads before nginx puts names into them
+            configure.write_keys(given)
         upgrade(home, "gateway", gateway)
         for name in sorted(tag.stem for tag in launch.tags(home)):
             if name == "reader" and masters(home, name):
@@ -37,7 +39,6 @@ def run(s: settings.Settings, notice: int | None) -> int:
             elif name not in ("redis", "gateway", "nginx", "views", "reader"):
                 restart(home, name)
         if notice is not None:
-            configure.write_keys(given)
             reload_nginx(home, master(home, "nginx"), notice)
     except (Failed, OSError) as error:  # a process may end while it is examined
         screen.complain(error)

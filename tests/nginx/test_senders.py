@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from pyarrow.dataset import dataset
 
 import verbs
 from access import KEY, OTHER, curl, private
-from proving import harness
+from posting import Threads
+from proving import harness, kafka
 from proving.harness import installation
 from sluice import senders, settings
 from sluice.base.counters import Counts
@@ -134,6 +137,77 @@ def test_rows_have_the_name_of_the_key_and_no_client_can_forge_it(tmp: Path) -> 
         files = tmp / "rows/votes"
         poll(lambda: files.is_dir() and dataset(files, partitioning="hive").count_rows() == 2)
         assert {*dataset(files, partitioning="hive").to_table()["sender"].to_pylist()} == {"acme", "other"}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if not kafka.available():
+        pytest.skip(kafka.MISSING)
+    with kafka.brokers(tmp_path_factory.mktemp("kafka")) as found:
+        yield found.url
+
+
+class Named(Threads):
+    """A client for each key, which posts bodies with its name to a table and to files, each until it is accepted.
+
+    accepted: the number of its last body, by name. failed: other answers than 200.
+    """
+
+    def __init__(self, port: int, keys: dict[str, str]) -> None:
+        self.port = port
+        self.stop = threading.Event()
+        self.accepted = dict.fromkeys(keys, 0)
+        self.failed: set[int] = set()
+        self.threads = [threading.Thread(target=self.run, args=pair) for pair in keys.items()]
+
+    def run(self, name: str, key: str) -> None:
+        while not self.stop.is_set():
+            number = self.accepted[name] + 1
+            headers = {"X-API-Key": key, "Idempotency-Key": f"{name}-{number}"}
+            vote = f'{{"poll":"{name}","choice":"{number}"}}'
+            gps = f'{{"device":"{name}","lat":1,"lon":2,"speed":{number}}}'
+            for path, body in ("/votes", vote), ("/gps", gps):
+                poll(partial(self.is_accepted, path, body.encode(), headers), interval=0.01)
+            self.accepted[name] = number
+
+    def is_accepted(self, path: str, body: bytes, headers: dict[str, str]) -> bool:
+        try:
+            status = harness.post(self.port, path, body, headers)[0]
+        except (OSError, EOFError):  # the connection broke
+            return False
+        self.failed |= {status} - {200}
+        return status == 200
+
+    def more(self) -> None:
+        before = dict(self.accepted)
+        poll(lambda: all(self.accepted[name] > n + 5 for name, n in before.items()))
+
+
+@pytest.mark.parametrize("spool", ["redis", "kafka"])
+def test_each_row_has_its_sender_through_kills(spool: str, tmp: Path, request: pytest.FixtureRequest) -> None:
+    names = {"acme": KEY, "other": OTHER}
+    file = private(tmp / "keys", "".join(f"{key} name={name}\n" for name, key in names.items()))
+    env = {"INGEST_API_KEYS": file, "INGEST_ROWS": f"votes=parquet://{tmp}/rows"}
+    if spool == "kafka":
+        env["INGEST_SPOOL"] = f"{request.getfixturevalue('broker')}/{tmp.name}?partitions=2"
+    with installation(tmp / "home", env, ready=False) as up:
+        poll(lambda: curl("-H", f"X-API-Key: {KEY}", f"localhost:{up.port}/readyz")[0] == 200)
+        with Named(up.port, names) as load:
+            for program in ["worker", "gateway", "worker", *(["redis"] if spool == "redis" else []), "nginx"]:
+                load.more()
+                for pid in up.pids(program):
+                    harness.strike(pid, signal.SIGKILL)
+            load.more()
+        assert load.failed <= {502, 503, 504}
+        files = tmp / "rows/votes"
+        wanted = load.accepted
+        rows = "SELECT device, sender, CAST(speed AS INTEGER) FROM gps"
+        poll(lambda: len(harness.ask(up.home, rows)) >= sum(wanted.values()))
+        poll(lambda: dataset(files, partitioning="hive").count_rows() >= sum(wanted.values()))
+        each = sorted((name, name, number) for name, last in wanted.items() for number in range(1, last + 1))
+        assert sorted(harness.ask(up.home, rows)) == each
+        found = dataset(files, partitioning="hive").to_table().to_pylist()
+        assert sorted((row["poll"], row["sender"], int(row["choice"])) for row in found) == each
 
 
 def test_bodies_and_rejections_are_counted_by_name(tmp: Path) -> None:

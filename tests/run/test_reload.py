@@ -57,11 +57,11 @@ class Load(Threads):
     kept: number of clients that keep their connection and follow RFC 9112, 9.3 and 9.5: if it was closed while idle,
     they open another; if it is closed after a request and before any byte of the response, they send the request
     `again`, once, on a new one. fresh: number of clients that open a connection per request and never send it twice.
-    pause: maximum seconds between two requests of a client.
+    pause: maximum seconds between two requests of a client. fields: field lines of each request.
     """
 
-    def __init__(self, port: int, kept: int, fresh: int, pause: float) -> None:
-        self.port = port
+    def __init__(self, port: int, kept: int, fresh: int, pause: float, fields: bytes = b"") -> None:
+        self.port, self.fields = port, fields
         self.pause = pause
         self.stop = threading.Event()
         self.acknowledged: list[str] = []
@@ -78,7 +78,7 @@ class Load(Threads):
             count += 1
             name = f"{number}-{count}"
             body = b'{"poll":"p","choice":"%b"}' % name.encode()
-            more = b"" if keep else b"Connection: close\r\n"
+            more = self.fields + (b"" if keep else b"Connection: close\r\n")
             data = b"POST /votes HTTP/1.1\r\nHost: a\r\n%bContent-Length: %d\r\n\r\n%b" % (more, len(body), body)
             sent = time.monotonic()
             if connection is not None and select.select([connection], [], [], 0)[0]:
@@ -333,6 +333,42 @@ def test_a_reload_checks_the_files_of_secrets_again(tmp: Path) -> None:
             assert why in done.stderr
         assert (set(up.pids("gateway")), set(up.pids("nginx"))) == before
         assert post(up.port, "/votes", b"{}", key)[0] == 200
+
+
+def test_keys_change_under_load_and_no_request_of_a_key_that_stays_fails(tmp: Path) -> None:
+    key, other = "k" * 32, "o" * 32
+    keys = tmp / "keys"
+    keys.touch(0o600)
+    keys.write_text(f"{key} me;\n")
+
+    def sent(name: str, by: str = key) -> int:
+        return post(up.port, "/votes", b'{"poll":"q","choice":"%b"}' % name.encode(), {"X-API-Key": by})[0]
+
+    with installation(tmp, {"INGEST_API_KEYS": keys}, ready=False) as up:
+        poll(lambda: sent("ready") == 200, 60)
+        master = reload.master(tmp, "nginx")
+        with Load(up.port, 12, 4, 0.0, b"X-API-Key: %b\r\n" % key.encode()) as load:
+            for lines in (
+                f"{key} name=acme\n",
+                f"{key} name=acme streams=votes\n{other} name=new\n",
+                f"{key} name=renamed rate=100000\n",
+            ):
+                keys.write_text(lines)
+                before = len(load.acknowledged)
+                command = [str(ROOT / "bin/sluice"), "reload", "--nginx"]
+                subprocess.run(command, env=environment(tmp), check=True, stdout=subprocess.DEVNULL, timeout=120)
+                name = lines.partition("name=")[2].split()[0]
+                assert sent(name) == 200
+                assert sent("new", other) == (200 if "new" in lines else 401)
+                assert len(load.acknowledged) > before
+        assert load.failed == load.again == []
+        assert reload.master(tmp, "nginx") == master
+        poll(lambda: len(harness.ask(tmp, "SELECT choice FROM votes WHERE poll = 'p'")) == len(load.acknowledged), 60)
+        rows = harness.ask(tmp, "SELECT choice, sender FROM votes WHERE poll = 'q' AND choice != 'ready'")
+        assert sorted(rows) == [(name, name) for name in ("acme", "acme", "new", "renamed")]
+        # those of the clients change their name in this order
+        found = harness.ask(tmp, "SELECT sender FROM votes WHERE poll = 'p' GROUP BY sender ORDER BY min(rowid)")
+        assert found == [("",), ("acme",), ("renamed",)]
 
 
 def test_a_reload_without_a_running_bin_up_is_one_line_and_status_1(tmp: Path) -> None:

@@ -26,6 +26,7 @@ from store_tests import claim
 
 KEEP = Keep(600, {})
 MINUTE_AGO = 60.0
+NAMED = b"POST /gps HTTP/1.1\r\nSluice-Sender: acme\r\n\r\n{}"
 
 
 @pytest.fixture(scope="module")
@@ -178,3 +179,15 @@ def test_a_table_of_the_same_name_in_another_schema_is_left_alone(pg: Postgres) 
     assert pg.ask("SELECT count(*) FROM public.gps, public.batches") == [(1,)]
     columns = "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'other' ORDER BY 1"
     assert pg.ask(columns) == [("batches", "mine"), ("gps", "mine")]
+
+
+def test_a_partitioned_table_gets_the_column_of_the_sender(pg: Postgres) -> None:
+    store = open_store(pg.url, STREAMS, KEEP)
+    store.persist(claim("gps", 1), gps(MINUTE_AGO))
+    store.close()
+    pg.ask("ALTER TABLE gps DROP COLUMN sender")
+    store = open_store(pg.url, STREAMS, KEEP)
+    named = [(*entry[:2], NAMED, entry[3]) for entry in gps(0, first=2)]
+    store.persist(claim("gps", 1, first=2), named)
+    store.close()
+    assert pg.ask("SELECT sender FROM gps ORDER BY seq") == [("",), ("acme",)]
