@@ -182,11 +182,11 @@ def test_a_table_of_the_same_name_in_another_schema_is_left_alone(pg: Postgres) 
 
 
 def test_a_partitioned_table_gets_the_column_of_the_sender(pg: Postgres) -> None:
-    store = open_store(pg.url, STREAMS, KEEP)
+    store = open_store(pg.url, STREAMS, keep=KEEP)
     store.persist(claim("gps", 1), gps(MINUTE_AGO))
     store.close()
     pg.ask("ALTER TABLE gps DROP COLUMN sender")
-    store = open_store(pg.url, STREAMS, KEEP)
+    store = open_store(pg.url, STREAMS, keep=KEEP)
     named = [(*entry[:2], NAMED, entry[3]) for entry in gps(0, first=2)]
     store.persist(claim("gps", 1, first=2), named)
     store.close()
