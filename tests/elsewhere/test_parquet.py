@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -239,11 +238,9 @@ def test_a_claim_of_rejects_alone_makes_no_object(store: Store, tmp: Path) -> No
 
 def test_the_lines_of_the_documents_read_the_rows(store: Store, tmp: Path) -> None:
     store.persist(claim("gps", 1), decoded(STREAMS["gps"], [b'{"device":"bike","lat":1,"lon":2,"time":7}']))
-    protocol = (ROOT / "docs/protocol/database.md").read_text()
-    (query,) = re.findall(r"^    (SELECT .*?)  +-- DuckDB$", protocol, re.M)
-    (python,) = re.findall(r"^    (pyarrow.*?)  +# Python$", protocol, re.M)
-    _, line = samples("Parquet")
-    for program in f"duckdb.sql({query!r})", line, python:
+    _, *programs = samples("Parquet")
+    assert len(programs) == 2
+    for program in programs:
         text = f"import duckdb, pyarrow.dataset; print({program.strip()})".replace("/srv", str(tmp))
         assert "bike" in subprocess.check_output([sys.executable, "-c", text], text=True)
 
