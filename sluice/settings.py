@@ -109,9 +109,8 @@ class Settings:
         parsers.rows, "store",
         "Where rows go: `store`, the tables of `INGEST_STORE`; `parquet:///DIRECTORY`, `s3://BUCKET/PREFIX`, "
         "`clickhouse://USER:PASSWORD@HOST:PORT/DATABASE` or `kafka://HOST:PORT,HOST:PORT`, for all streams or for some "
-        "of them (`gps=parquet:///DIRECTORY,logs=s3://BUCKET/PREFIX`); `metrics=statsd://HOST:PORT`. The ledger and "
-        "dead letters stay in `INGEST_STORE`. Set it when one database is too small for the rows "
-        "([elsewhere](database.md#rows-elsewhere))",
+        "of them (`gps=parquet:///DIRECTORY,logs=s3://BUCKET/PREFIX`); `metrics=statsd://HOST:PORT`. Set it "
+        "when one database is too small for the rows ([elsewhere](database.md#rows-elsewhere))",
     )
     keep: Keep = setting(
         parsers.keep, "forever",

@@ -33,6 +33,7 @@ from sluice.streams import logs, signature
 HTTP, SPOOL, DATABASE, OPERATOR = (
     (harness.ROOT / f"docs/protocol/{name}.md").read_text() for name in ("http", "spool", "database", "operator")
 )
+STREAM = (harness.ROOT / "docs/ADDING-A-STREAM.md").read_text()
 NGINX = (harness.ROOT / "nginx/sluice.conf").read_text()
 README = (harness.ROOT / "README.md").read_text()
 DOCUMENTS = sorted(
@@ -156,10 +157,10 @@ def test_the_checks_of_access_are_the_lines_that_nginx_has_for_them():
 
 
 def test_the_schemes_and_reasons_of_signed_webhooks_are_those_of_the_code():
-    assert {scheme.partition("`")[0] for scheme in table(OPERATOR, "scheme")} == signature.SCHEMES.keys()
+    assert {scheme.partition("`")[0] for scheme in table(STREAM, "scheme")} == signature.SCHEMES.keys()
     texts = [Path(module.__file__).read_text() for module in (signature, webhooks)]
     reasons = re.findall(r'"(signature: [^"]*)"', "".join(texts))
-    documented = table(OPERATOR, "reason in `dead_letters`").keys()
+    documented = table(STREAM, "reason in `dead_letters`").keys()
     assert documented == {text.replace("{scheme.field}", "FIELD") for text in reasons}
 
 
