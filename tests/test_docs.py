@@ -190,6 +190,35 @@ def test_a_limit_has_the_value_of_its_constant(name, text):
         assert limit(constant) == stated * (2 if "half" in text else 1)
 
 
+def test_a_limit_in_a_table_names_its_constant():
+    for page, first in LIMITS:
+        for name, cells in table(page, first, "MAX_").items():
+            others = "nested JSON", "a number of 10,000 digits"  # of Python, of the databases
+            assert "`" in cells[0] or not re.search(r"\d", cells[1]) or name in others
+
+
+PAGES = {"http": HTTP, "spool": SPOOL, "database": DATABASE, "operator": OPERATOR}
+CONSTANT = r"`((?!otel)(?:[a-z_]+\.)+[A-Z_]+)`"
+BOUND = r"\b(?:at most|up to|more than|longer than|older than|above|[Bb]eyond|[Aa]fter(?: the first)?|the last) "
+UNIT = r"(?:KiB|MiB|bytes|s|seconds|characters|names|parameters|rows|keys|records|requests|invalid)\b"
+NAMED_ELSEWHERE = {  # gunicorn's, PostgreSQL's; and what the tables of limits have
+    *("more than 8,190 bytes", "up to 63 bytes", "more than 0.2 s"),
+    *("up to 0.1 s", "up to 64 MiB", "more than 10,000 keys"),
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_limit_in_a_sentence_names_its_constant_and_has_its_value(page):
+    text = re.sub(r"<!-- (\w+) -->.*?<!-- /\1 -->", "", PAGES[page], flags=re.S)
+    text = re.sub(rf"^\| [^|]+ \| (?:{CONSTANT}|`\w+`).*", "", text, flags=re.M)  # the tables of limits
+    stated = re.findall(rf"(\d[\d,]*(?:\.\d+)?)(?: (\w+))?(?: \w+)*,? \(?{CONSTANT}", text)
+    assert len(stated) == len(re.findall(CONSTANT, text))
+    for number, unit, name in stated:
+        assert limit(name) == float(number.replace(",", "")) * UNITS.get(unit, 1), name
+    bounds = re.findall(rf"({BOUND}[\d,.]+ {UNIT})(?! \(`|(?: \w+)* \(`|, `)", text)
+    assert not set(bounds) - NAMED_ELSEWHERE
+
+
 def test_every_variable_that_any_document_names_is_a_setting():
     known = {*settings.NAMES, *(name for name, _, _ in settings.FORMER), "INGEST_"}
     for name in DOCUMENTS:

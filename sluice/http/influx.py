@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from sluice.http.replies import Rejected, problem
-from sluice.http.request import START, read
+from sluice.http.request import MAX_PARAMETERS, START, read
 from sluice.http.routes import Reply, reply
 
 PING = reply("204 No Content", b"", "", ("X-Influxdb-Version", "sluice"))  # Python's client, version 1, reads it
@@ -29,7 +29,7 @@ def query(environ: dict[str, Any]) -> Reply:
     try:
         item = read(environ, False, MOST)
         form = (START.match(item) and item.partition(b"\r\n\r\n")[2] or item).decode("latin-1")
-        pairs = parse_qsl(f"{environ.get('QUERY_STRING', '')}&{form}", max_num_fields=100)
+        pairs = parse_qsl(f"{environ.get('QUERY_STRING', '')}&{form}", max_num_fields=MAX_PARAMETERS)
     except Rejected as rejected:
         answer: Reply = rejected.args[0]
         return answer

@@ -21,8 +21,10 @@ SNAPPY = "snappy", "x-snappy-framed"
 ENCODINGS = {"identity": False, "gzip": False, "x-gzip": False, "zstd": False, "deflate": True}
 ENCODINGS |= dict.fromkeys(SNAPPY, True)
 # A String (RFC 8941, 3.3.3), or else visible ASCII without quotation marks; a server joins repeated fields with commas
-QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\]){1,255})"')
-BARE = re.compile(r"[!#-+\--~]{1,255}")
+KEY_CHARACTERS = 255
+QUOTED = re.compile(rf'"((?:[ !#-\[\]-~]|\\["\\]){{1,{KEY_CHARACTERS}}})"')
+BARE = re.compile(rf"[!#-+\--~]{{1,{KEY_CHARACTERS}}}")
+MAX_PARAMETERS = 100  # of a query string or a form that is taken apart
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 START = re.compile(rb"POST (/[^ \r\n]*) HTTP/1\.[01]\r\n")  # of a whole HTTP message, its path and query

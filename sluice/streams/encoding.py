@@ -19,7 +19,7 @@ ZSTD = b"\x28\xb5\x2f\xfd"
 FRAMED = b"\xff\x06\x00\x00sNaPpY"  # a stream of snappy (google/snappy, framing_format.txt)
 CHUNK = 1 << 16
 MEMBERS = 1_000  # of a gzip file, or frames of zstd: each takes as long as 100 KB, and an empty one has 20 bytes
-WINDOW_LOG = 23  # 8 MiB: what zstd may ask for in HTTP (RFC 9659)
+WINDOW_BYTES = 8 << 20  # that zstd may ask for in HTTP (RFC 9659)
 
 
 def inflated(body: bytes, encoding: str, limit: int) -> bytes:
@@ -48,7 +48,7 @@ def unzstd() -> Callable[[], Any]:
         from compression import zstd
     else:
         from backports import zstd
-    options = {int(zstd.DecompressionParameter.window_log_max): WINDOW_LOG}
+    options = {int(zstd.DecompressionParameter.window_log_max): WINDOW_BYTES.bit_length() - 1}
     return lambda: zstd.ZstdDecompressor(options=options)
 
 

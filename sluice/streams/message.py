@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
-from sluice.http.request import START
+from sluice.http.request import MAX_PARAMETERS, START
 from sluice.streams.record import Invalid
 
 # The field in which nginx puts the name of the key; it takes away one that a client sends (nginx/sluice.conf)
@@ -77,7 +77,7 @@ def field(lines: bytes, name: str) -> str:
 def parameter(query: bytes, name: str) -> str:
     """The first parameter of this name in a query string; "" if there is none. Raises: Invalid."""
     try:
-        pairs = parse_qsl(query.decode("latin-1"), max_num_fields=100, errors="replace")
+        pairs = parse_qsl(query.decode("latin-1"), max_num_fields=MAX_PARAMETERS, errors="replace")
     except ValueError:
-        raise Invalid("query string has more than 100 parameters") from None
+        raise Invalid(f"query string has more than {MAX_PARAMETERS} parameters") from None
     return next((value for key, value in pairs if key == name), "")
