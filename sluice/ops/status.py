@@ -1,6 +1,6 @@
 """Show the ledger: where the accepted bodies of each stream are.
 
-accepted = ready + claimed + stored + dead + duplicate + missing, counted in bodies; besides, those that were purged, and
+accepted = ready + claimed + stored + dead + duplicate + missing, counted in bodies; besides those that were purged and
 those whose dead letters were deleted by age. missing is 0, under any load. stored is the number that was ever stored.
 oldest is the age of the oldest body that is not yet in the database.
 With --all: the cells that store in this database, each from the figures that it published there last.
