@@ -67,7 +67,7 @@ PATH = r"(?:/[\w.~!$&'()*+,;=:@-]*)+"
 RESERVED = r"/(?:status(?:/.*)?|health|healthz|readyz|ping|query|_sluice_.*)$"
 
 
-def load_signed(routes: Mapping[str, Route]) -> dict[str, tuple[signature.Scheme, list[bytes]]]:
+def load_signed(routes: Mapping[str, Route]) -> dict[str, tuple[signature.Scheme, list[signature.Key]]]:
     """The scheme and the keys of each route with `signed`. Raises: SettingError."""
     found = {}
     for path, route in routes.items():
@@ -76,7 +76,10 @@ def load_signed(routes: Mapping[str, Route]) -> dict[str, tuple[signature.Scheme
             where = f"INGEST_ROUTES: the secret of {path}"
             if (scheme := signature.SCHEMES.get(name)) is None:
                 raise SettingError(f"{where}: {name!r} is no scheme: expected {', '.join(signature.SCHEMES)}.")
-            found[path] = scheme, signature.keys(settings.secret(where, file), scheme)
+            try:
+                found[path] = scheme, signature.keys(settings.secret(where, file), scheme)
+            except signature.Missing as missing:
+                raise SettingError(f"{where}: a public key needs {missing}: {signature.INSTALL}.") from None
             if not found[path][1]:
                 raise SettingError(f"{where}: {file} has no line with a secret of {name}.")
     return found

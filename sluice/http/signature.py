@@ -6,22 +6,53 @@ An attacker who records a message can send it again with its signature; TLS prev
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import re
 import time
 from base64 import b64decode
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 from sluice.http.replies import Rejected, problem
 from sluice.http.request import read
 
 MAX_AGE_SECONDS = 300  # Standard Webhooks and Stripe: five minutes, either way
+MOST_GIVEN = 8  # signatures in a field that are looked at: a sender with several keys makes one with each
 Get = Callable[[str], str]
+INSTALL = "bin/provision webhooks installs it"
+
+
+class Missing(Exception):
+    """Raised with the name of a library that is not installed."""
+
+
+class PublicKey:
+    """A key of ed25519 (RFC 8032). Its library is not needed for secrets, and there is none for PyPy."""
+
+    def __init__(self, raw: bytes) -> None:
+        """Raises: ValueError, Missing."""
+        try:
+            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+        except ImportError:
+            raise Missing("cryptography") from None
+        self.key = Ed25519PublicKey.from_public_bytes(raw)
+
+    def has_made(self, signature: bytes, data: bytes) -> bool:
+        from cryptography.exceptions import InvalidSignature
+
+        try:
+            self.key.verify(signature, data)
+        except InvalidSignature:
+            return False
+        return True
+
+
+Key = Union[bytes, PublicKey]  # a secret, or the public key of the sender
 
 
 class Scheme(NamedTuple):
-    """One way to sign with HMAC-SHA256.
+    """One way to sign: with HMAC-SHA256, or with ed25519.
 
     field: the name of the header field with the signature.
     key: converts a secret, as the sender displays it, to the key. Raises: ValueError.
@@ -31,7 +62,7 @@ class Scheme(NamedTuple):
     """
 
     field: str
-    key: Callable[[str], bytes]
+    key: Callable[[str], Key]
     read: Callable[[str, Get], tuple[bytes, list[bytes], int | None]]
 
 
@@ -50,11 +81,18 @@ def stripe(value: str, get: Get) -> tuple[bytes, list[bytes], int | None]:
 
 
 def standard(value: str, get: Get) -> tuple[bytes, list[bytes], int | None]:
-    """v1,BASE64 v1,BASE64, over id, seconds and body with dots between them (standardwebhooks.com)."""
+    """v1,BASE64 v1a,BASE64, over id, seconds and body with dots between them (standardwebhooks.com).
+
+    v1 is an HMAC of 32 bytes, v1a a signature of ed25519 of 64, so neither can pass for the other.
+    """
     name, seconds = get("webhook-id"), number(get("webhook-timestamp"))
     if "." in name:
         raise ValueError
-    given = [b64decode(text[3:]) for text in value.split() if text.startswith("v1,")]
+    given = []
+    for version, _, text in (part.partition(",") for part in value.split()):
+        if version in ("v1", "v1a"):
+            with contextlib.suppress(ValueError):  # others may be valid
+                given.append(b64decode(text))
     return f"{name}.{seconds}.".encode(), given, int(seconds)
 
 
@@ -65,12 +103,17 @@ def number(text: str) -> str:
     return text
 
 
+def standard_key(text: str) -> Key:
+    """whsec_BASE64, a secret, or whpk_BASE64, a public key. Raises: ValueError, Missing."""
+    if text.startswith("whpk_"):
+        return PublicKey(b64decode(text[5:], validate=True))
+    return b64decode(text.removeprefix("whsec_"), validate=True)
+
+
 SCHEMES = {
     "github": Scheme("X-Hub-Signature-256", str.encode, github),
     "stripe": Scheme("Stripe-Signature", str.encode, stripe),
-    "standard": Scheme(
-        "webhook-signature", lambda text: b64decode(text.removeprefix("whsec_"), validate=True), standard
-    ),
+    "standard": Scheme("webhook-signature", standard_key, standard),
 }
 
 FIELDS = frozenset(
@@ -83,15 +126,15 @@ class Wrong(Exception):
     """Raised with the reason: the signature is missing or not valid."""
 
 
-def keys(text: str, scheme: Scheme) -> list[bytes]:
-    """The keys in a file with one secret per line; empty if a line is malformed, or there is none."""
+def keys(text: str, scheme: Scheme) -> list[Key]:
+    """The keys in a file with one per line; empty if a line is malformed, or there is none. Raises: Missing."""
     try:
         return [scheme.key(line) for line in map(str.strip, text.splitlines()) if line]
     except ValueError:
         return []
 
 
-def check(scheme: Scheme, keys: list[bytes], get: Get, body: bytes, now: float | None = None) -> None:
+def check(scheme: Scheme, keys: list[Key], get: Get, body: bytes, now: float | None = None) -> None:
     """Check that a body is signed with one of the keys. now: Unix time, if the age counts. Raises: Wrong."""
     if not body:  # the decoder would use the unsigned query string
         raise Wrong("signature: only a body can be signed")
@@ -104,12 +147,19 @@ def check(scheme: Scheme, keys: list[bytes], get: Get, body: bytes, now: float |
         raise Wrong(f"signature: {scheme.field} is not understood") from None
     if now is not None and signed_at is not None and abs(now - signed_at) > MAX_AGE_SECONDS:
         raise Wrong("signature: older than five minutes")
-    made = [hmac.digest(key, before + body, "sha256") for key in keys]
-    if not any(hmac.compare_digest(sent, valid) for sent in given for valid in made):
+    if not any(has_made(key, given[:MOST_GIVEN], before + body) for key in keys):
         raise Wrong("signature: wrong")
 
 
-def reading(scheme: Scheme, keys: list[bytes]) -> Callable[[dict[str, Any], bool, int], bytes]:
+def has_made(key: Key, given: list[bytes], data: bytes) -> bool:
+    """Whether one of the given signatures is that of a key."""
+    if isinstance(key, PublicKey):
+        return any(key.has_made(sent, data) for sent in given if len(sent) == 64)
+    valid = hmac.digest(key, data, "sha256")
+    return any(hmac.compare_digest(sent, valid) for sent in given)
+
+
+def reading(scheme: Scheme, keys: list[Key]) -> Callable[[dict[str, Any], bool, int], bytes]:
     """`request.read` for a route with `signed`: a body that is not signed, or too long ago, gets 401."""
 
     def signed_read(environ: dict[str, Any], keep_head: bool, max_body: int) -> bytes:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from sluice import settings, views
 from sluice.formats.registry import load_routes, load_signed
+from sluice.http.signature import PublicKey
 from sluice.run import configure, keys, launch
 from sluice.run.configure import ROOT
 
@@ -160,7 +161,12 @@ def check_modules(s: settings.Settings) -> None:
     from sluice.store.registry import check_store
 
     routes, views_paths = load_routes(s.routes), views.load(s)
-    load_signed(routes)
+    for path, (_, known) in load_signed(routes).items():
+        if s.runtime == "pypy" and any(isinstance(key, PublicKey) for key in known):
+            raise settings.SettingError(
+                f"INGEST_RUNTIME=pypy cannot check the public key of {path}: use cpython, or let the worker check "
+                "(signed in the module of INGEST_RECORDS)."
+            )
     for path in s.cors:
         if path.startswith("/") and path not in {*routes, *views_paths}:
             raise settings.SettingError(f"INGEST_CORS: there is no path {path} to post to or to read.")

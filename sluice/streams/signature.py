@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sluice import settings
-from sluice.http.signature import SCHEMES, Scheme, Wrong, check, keys
+from sluice.http.signature import INSTALL, SCHEMES, Key, Missing, Scheme, Wrong, check, keys
 from sluice.streams.message import parse
 from sluice.streams.record import Invalid, Limits, Record, Reject
 from sluice.streams.registry import Stream
 
 
-def verify(item: bytes, scheme: Scheme, known: list[bytes]) -> None:
+def verify(item: bytes, scheme: Scheme, known: list[Key]) -> None:
     """Check that a list item is a message signed with one of the keys. Raises: Invalid."""
     message = parse(item)
     if message is None:
@@ -30,16 +30,20 @@ def signed(stream: Stream, secrets: str, scheme: str) -> Stream:
 
     Its routes must have keep_head=True.
 
-    secrets: the path of a file with one secret per line; the old and the new one while a secret is replaced.
+    secrets: the path of a file with one secret, or public key (whpk_…), per line; the old and the new one while it is
+        replaced.
     scheme: github, stripe or standard (standardwebhooks.com).
-    Raises: SettingError if the scheme is unknown, or the file has no valid secret.
+    Raises: SettingError if the scheme is unknown, the file has no valid secret, or a library is not installed.
     """
     name = f"the secret of the stream {stream.name!r}"
     rules = SCHEMES.get(scheme)
     if rules is None:
         raise settings.SettingError(f"scheme={scheme!r} is invalid: expected {', '.join(SCHEMES)}.")
     text = settings.secret(name, secrets)
-    made = keys(text, rules)
+    try:
+        made = keys(text, rules)
+    except Missing as missing:
+        raise settings.SettingError(f"{name}: a public key needs {missing}: {INSTALL}.") from None
     if not made:
         raise settings.SettingError(f"{name}: {secrets} has no line with a secret of {scheme}.")
 

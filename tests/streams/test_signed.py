@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,15 +13,18 @@ from pathlib import Path
 import pytest
 
 from proving.harness import ROOT, Server, ask, environment, installation, poll, post, short_tmp
+from sluice import settings
+from sluice.run.up import check_modules
 from sluice.streams.signature import SCHEMES, verify
 
 OWN = """
 from pathlib import Path
 from sluice.http.routes import OK, Route
-ROUTES = {f"/{name}": Route(name, OK, keep_head=True) for name in ("github", "stripe", "standard")}
+SCHEMES = {"github": "github", "stripe": "stripe", "standard": "standard", "public": "standard"}
+ROUTES = {f"/{name}": Route(name, OK, keep_head=True) for name in SCHEMES}
 ROUTES["/headless"] = Route("github", OK)
-for name in ("github", "stripe", "standard"):
-    ROUTES[f"/door/{name}"] = Route("door", OK, signed=f"{name}:{Path(__file__).with_name(name)}.secret")
+for name, scheme in SCHEMES.items():
+    ROUTES[f"/door/{name}"] = Route("door", OK, signed=f"{scheme}:{Path(__file__).with_name(name)}.secret")
 
 try:
     from sluice.streams.record import Record
@@ -33,8 +37,8 @@ else:
         action: str
 
     STREAMS = {"door": stream("door", Hook)} | {
-        name: signed(stream(name, Hook), Path(__file__).with_name(f"{name}.secret"), name)
-        for name in ("github", "stripe", "standard")
+        name: signed(stream(name, Hook), Path(__file__).with_name(f"{name}.secret"), scheme)
+        for name, scheme in SCHEMES.items()
     }
 """
 Sign = Callable[[], dict[str, str]]
@@ -66,6 +70,29 @@ def standard(body: bytes = BODY, name: str = "msg_1", at: str = "1700000000") ->
     return {"webhook-id": name, "webhook-timestamp": at, "webhook-signature": f"v1a,abc v1,{'A' * 43}= v1,{signature}"}
 
 
+PRIVATE, OTHER = (
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519"], capture_output=True, check=True).stdout
+    for _ in range(2)
+)
+
+
+def public(key: bytes = PRIVATE) -> str:
+    """The public key, as a sender displays it."""
+    command = ["openssl", "pkey", "-pubout", "-outform", "DER"]
+    made = subprocess.run(command, input=key, capture_output=True, check=True).stdout
+    return "whpk_" + base64.b64encode(made[-32:]).decode()
+
+
+def asymmetric(body: bytes = BODY, name: str = "msg_1", at: str = "1700000000", key: bytes = PRIVATE) -> dict[str, str]:
+    with tempfile.NamedTemporaryFile() as file, tempfile.NamedTemporaryFile() as data:
+        Path(file.name).write_bytes(key)
+        Path(data.name).write_bytes(f"{name}.{at}.".encode() + body)
+        command = ["openssl", "pkeyutl", "-sign", "-rawin", "-inkey", file.name, "-in", data.name]
+        made = subprocess.run(command, capture_output=True, check=True).stdout
+    signature = base64.b64encode(made).decode()
+    return standard(body, name, at) | {"webhook-signature": f"v1,{'A' * 43}= v1a,{'A' * 86}== v1a,{signature}"}
+
+
 @pytest.fixture(scope="module")
 def up() -> Iterator[Server]:
     with short_tmp() as tmp:
@@ -73,6 +100,8 @@ def up() -> Iterator[Server]:
         for name, secret in SECRETS.items():
             (tmp / f"{name}.secret").touch(0o600)
             (tmp / f"{name}.secret").write_text(f"an older one\n\n{secret}\n" if name != "standard" else secret)
+        (tmp / "public.secret").touch(0o600)
+        (tmp / "public.secret").write_text(f"{public(OTHER)}\n{SECRETS['standard']}\n{public()}\n")
         with installation(tmp / "var", {"INGEST_ROUTES": tmp / "own.py", "INGEST_RECORDS": tmp / "own.py"}) as server:
             yield server
 
@@ -90,7 +119,9 @@ def fate(up: Server, stream: str, body: bytes, headers: dict[str, str], target: 
     return [reason for (reason,) in letters]
 
 
-@pytest.mark.parametrize("stream, sign", [("github", github), ("stripe", stripe), ("standard", standard)])
+@pytest.mark.parametrize(
+    "stream, sign", [("github", github), ("stripe", stripe), ("standard", standard), ("public", asymmetric)]
+)
 def test_a_signed_body_is_stored_and_a_changed_one_is_not(stream: str, sign: Sign, up: Server) -> None:
     assert fate(up, stream, BODY, sign()) == []
     assert fate(up, stream, BODY + b" ", sign()) == ["signature: wrong"]
@@ -120,6 +151,19 @@ WRONG: dict[str, tuple[str, dict[str, str], str]] = {
         "standard", standard(at="2.2") | {"webhook-id": "msg_1.2", "webhook-timestamp": "2"},
         "signature: webhook-signature is not understood",
     ),
+    "another_private_key": (
+        "public", asymmetric(key=subprocess.check_output(["openssl", "genpkey", "-algorithm", "ed25519"])),
+        "signature: wrong",
+    ),
+    "another_time_of_ed25519": ("public", asymmetric() | {"webhook-timestamp": "1700000001"}, "signature: wrong"),
+    "a_signature_of_ed25519_cut_short": (
+        "public", {**asymmetric(), "webhook-signature": asymmetric()["webhook-signature"][:-4]}, "signature: wrong"
+    ),
+    "too_many_signatures": (
+        "public", {**asymmetric(), "webhook-signature": f"v1a,{'A' * 86}== " * 8 + asymmetric()["webhook-signature"]},
+        "signature: wrong",
+    ),
+    "a_signature_of_ed25519_where_there_are_secrets_only": ("standard", asymmetric(), "signature: wrong"),
     "a_point_in_the_time": ("standard", standard(at="2.2"), "signature: webhook-signature is not understood"),
 }  # fmt: skip
 
@@ -158,7 +202,9 @@ def test_an_invalid_record_of_a_signed_body_is_replayed_without_its_own_signatur
     assert "0 stored" in whole.stdout
 
 
-@pytest.mark.parametrize("stream, sign", [("github", github), ("stripe", stripe), ("standard", standard)])
+@pytest.mark.parametrize(
+    "stream, sign", [("github", github), ("stripe", stripe), ("standard", standard), ("public", asymmetric)]
+)
 def test_at_the_door_a_wrong_or_an_old_signature_gets_401_and_stores_nothing(
     stream: str, sign: Callable[..., dict[str, str]], up: Server
 ) -> None:
@@ -186,7 +232,7 @@ def test_the_signatures_in_the_senders_documentation_are_valid() -> None:
     """GitHub's documentation, and the reference of Standard Webhooks."""
     message = b"POST /x HTTP/1.1\r\nX-Hub-Signature-256: sha256=%b\r\n\r\nHello, World!"
     signature = b"757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"
-    verify(message % signature, SCHEMES["github"], [b"It's a Secret to Everybody"])
+    verify(message % signature, SCHEMES["github"], [SCHEMES["github"].key("It's a Secret to Everybody")])
     message = (
         b"POST /x HTTP/1.1\r\nwebhook-id: msg_p5jXN8AQM9LWM0D4loKWxJek\r\nwebhook-timestamp: 1614265330\r\n"
         b'webhook-signature: v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=\r\n\r\n{"test": 2432232314}'
@@ -199,6 +245,7 @@ def test_the_signatures_in_the_senders_documentation_are_valid() -> None:
     [
         (None, "github", "cannot be read: No such file"), ("", "github", "has no line with a secret of github"),
         ("whsec_?", "standard", "has no line with a secret of standard"),
+        ("whpk_AAAA", "standard", "has no line with a secret of standard"),
         ("x", "gitlab", "is invalid: expected github, stripe, standard"),
     ],
 )  # fmt: skip
@@ -218,3 +265,20 @@ def test_an_invalid_secret_stops_the_start_with_one_line(
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert words in done.stderr
     assert "whsec" not in done.stderr
+
+
+def test_a_public_key_needs_its_library_and_cpython(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text(public())
+    (tmp_path / "own.py").write_text(
+        f"from sluice import OK, Route\nROUTES = {{'/votes': Route('votes', OK, signed='standard:{secret}')}}"
+    )
+    s = settings.load({"INGEST_ROUTES": str(tmp_path / "own.py"), "INGEST_RUNTIME": "pypy"})
+    with pytest.raises(settings.SettingError, match="INGEST_RUNTIME=pypy cannot check the public key of /votes"):
+        check_modules(s)
+    # a Python that has only the packages of the gateway
+    program = "import sys; sys.modules['cryptography'] = None; from sluice.formats.registry import *; import sluice\n"
+    program += f"print(load_signed(load_routes({str(tmp_path / 'own.py')!r})))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert "a public key needs cryptography: bin/provision webhooks installs it." in done.stderr
