@@ -1,8 +1,9 @@
 /* A load generator: all users connect, then send requests over keep-alive connections.
  *
- *   users PORT USERS WARM SECONDS TIMEOUT RATE FILE
+ *   users PORT USERS ADDRESSES WARM SECONDS TIMEOUT RATE FILE
  *
- * FILE holds whole HTTP requests, which are sent in this order, from the first again after the last. With RATE 0 each
+ * Each connection comes from another one of ADDRESSES loopback addresses, from the first again after the last. FILE
+ * holds whole HTTP requests, which are sent in this order, from the first again after the last. With RATE 0 each
  * user sends as soon as it has a response (closed loop). Otherwise RATE requests are due each second, at equal
  * distances, whatever the server does (open loop), and the users take turns: a latency begins when the request was due,
  * so a request that waits for a free user is as slow as it is for a client. The clock is looked at once a millisecond,
@@ -17,9 +18,9 @@
  * slot in microseconds and the number of requests. `timeline` has, for each tenth of a second in which requests were
  * due, answers, failures and the longest latency in microseconds; it includes WARM.
  *
- * Unlike wrk it sends only once all users are connected, and distinguishes failures: by status, `timeout` (no response
- * within TIMEOUT seconds), `reset` (the connection ended without a response), `connect`. After a failure without a
- * response the user connects again. At the end it waits for the responses of open requests. */
+ * It sends only once all users are connected, and distinguishes failures: by status, `timeout` (no response within
+ * TIMEOUT seconds), `reset` (the connection ended without a response), `connect`. After a failure without a response the
+ * user connects again. At the end it waits for the responses of open requests. */
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -38,7 +39,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { ADDRESSES = 8, MAX_CONNECTING = 500, STEPS = 128, SLOTS = 64 * STEPS / 2, MAX_HEAD = 2048, STATUSES = 600 };
+enum { MAX_CONNECTING = 500, STEPS = 128, SLOTS = 64 * STEPS / 2, MAX_HEAD = 2048, STATUSES = 600 };
 enum { PERIOD = 20000, BIN = 100000, TICK = 1000 }; /* microseconds: between looks for timeouts; of the timeline; of the
                                                        clock */
 enum state { DISCONNECTED, CONNECTING, IDLE, WAITING };
@@ -70,7 +71,7 @@ static struct user **ticks; /* own loops: a list of the users who come in each t
 static struct request *requests;
 static struct bin *timeline;
 static size_t requests_count, bins, idle_first, idle_count;
-static int poller, users_count, connecting, connected, waiting;
+static int poller, users_count, addresses, connecting, connected, waiting;
 static uint64_t patience, last_try, sent, total; /* total: requests of an open loop */
 static uint64_t ticks_count, ticks_done, owed;   /* owed: users with a pending request */
 static double rate, low, high;                   /* low, high: seconds, of own loops; else high is 0 */
@@ -190,10 +191,11 @@ static void connected_now(struct user *u) {
 }
 
 static void begin(struct user *u) {
-    static int next;
+    static uint32_t next;
     int one = 1;
+    uint32_t host = 1 + next++ % addresses * (0xfffffd / addresses); /* of 127.0.0.0/8, without its first and last */
     struct sockaddr_in me = {.sin_family = AF_INET};
-    me.sin_addr.s_addr = htonl(0x7f000001 + next++ % ADDRESSES); /* an address has fewer than 30,000 ephemeral ports */
+    me.sin_addr.s_addr = htonl(0x7f000000 + host);
     u->fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
     setsockopt(u->fd, SOL_IP, IP_BIND_ADDRESS_NO_PORT, &one, sizeof one);
     setsockopt(u->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -332,18 +334,18 @@ static void print_slots(const char *name, const uint64_t *slots) {
 }
 
 int main(int count, char **arguments) {
-    FILE *file = count == 8 ? fopen(arguments[7], "r") : NULL;
+    FILE *file = count == 9 ? fopen(arguments[8], "r") : NULL;
     struct stat about;
     if (!file || fstat(fileno(file), &about))
-        return fprintf(stderr, "usage: users PORT USERS WARM SECONDS TIMEOUT RATE FILE\n"), 2;
+        return fprintf(stderr, "usage: users PORT USERS ADDRESSES WARM SECONDS TIMEOUT RATE FILE\n"), 2;
     char *text = calloc(1, about.st_size + 1);
     divide(text, fread(text, 1, about.st_size, file));
-    if (!requests_count) return fprintf(stderr, "%s: no request\n", arguments[7]), 2;
+    if (!requests_count) return fprintf(stderr, "%s: no request\n", arguments[8]), 2;
     server = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(atoi(arguments[1]))};
     server.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    uint64_t warm = atof(arguments[3]) * 1e6, seconds = atof(arguments[4]) * 1e6;
-    users_count = atoi(arguments[2]), patience = atof(arguments[5]) * 1e6;
-    if (sscanf(arguments[6], "%lf-%lf", &low, &high) < 2) rate = low, high = 0;
+    uint64_t warm = atof(arguments[4]) * 1e6, seconds = atof(arguments[5]) * 1e6;
+    users_count = atoi(arguments[2]), addresses = atoi(arguments[3]), patience = atof(arguments[6]) * 1e6;
+    if (sscanf(arguments[7], "%lf-%lf", &low, &high) < 2) rate = low, high = 0;
     else if (low * 1e6 <= patience || high < low) return fprintf(stderr, "needs TIMEOUT < LOW <= HIGH\n"), 2;
     users = calloc(users_count, sizeof *users), idle = calloc(users_count, sizeof *idle);
     for (int n = 0; n < users_count; n++) users[n].fd = -1;

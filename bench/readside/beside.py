@@ -12,12 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import rig
 from proving import harness
 from readside.crowd import VIEWS, device
-from readside.site import FOLLOWER, WORKER, Site, Targets, requests
+from readside.site import FOLLOWER, WORKER, Site, Targets
 
 ALONE, SOME, ALL = "posts alone", "beside 1,000 readers, 5 reads/s each", "beside 1,000 readers at full speed"
 READERS, EACH = 1_000, 5.0
@@ -66,8 +65,9 @@ def following(site: Site) -> Iterator[None]:
         yield
 
 
-def accepted(stand: rig.Stand, options: argparse.Namespace, file: Path) -> dict[str, rig.Figures]:
+def accepted(stand: rig.Stand, options: argparse.Namespace, posts: list[rig.Request]) -> dict[str, rig.Figures]:
     """Posts at full speed, without and with the programs of the views, and the same while a worker stores them."""
+    file = stand.requests(posts)
     off = Site(stand, INGEST_VIEWS="off")
     on = Site(stand)
     read = VIEWS["latest"] + device(0)
@@ -105,9 +105,11 @@ def accepted(stand: rig.Stand, options: argparse.Namespace, file: Path) -> dict[
 
 
 @contextlib.contextmanager
-def readers(stand: rig.Stand, port: int, rate: float, seconds: float, found: rig.Figures) -> Iterator[None]:
+def readers(
+    stand: rig.Stand, port: int, reads: rig.Requests, rate: float, seconds: float, found: rig.Figures
+) -> Iterator[None]:
     """A crowd of readers beside the block; then `found` has what they got. rate: of all; 0: full speed."""
-    command = [stand.compiled("users"), port, READERS, 1, seconds, 10, rate, stand.tmp / "reads"]
+    command = [stand.compiled("users"), port, READERS, reads.addresses, 1, seconds, 10, rate, reads.path]
     process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True)
     try:
         time.sleep(1)  # until they are connected
@@ -118,18 +120,18 @@ def readers(stand: rig.Stand, port: int, rate: float, seconds: float, found: rig
 
 
 def posted(
-    stand: rig.Stand, candidate: rig.Candidate, file: Path, options: argparse.Namespace
+    stand: rig.Stand, candidate: rig.Candidate, posts: rig.Requests, gets: rig.Requests, options: argparse.Namespace
 ) -> dict[str, rig.Figures]:
     """Posts at full speed, alone and beside readers; the worker and the follower run."""
 
     def case(rate: float | None) -> Callable[[float], rig.Figures]:
-        load = stand.users(candidate, file, 64)
+        load = stand.users(candidate, posts, 64)
 
         def run(seconds: float) -> rig.Figures:
             if rate is None:
                 return load(seconds)
             reads: rig.Figures = {}
-            with readers(stand, candidate.port, rate, seconds + 2, reads):
+            with readers(stand, candidate.port, gets, rate, seconds + 2, reads):
                 found = load(seconds)
             more = {"reads/s": reads["rate"], "reads p99": reads["p99"]}
             return found | more | {"errors": found["errors"] + reads["errors"]}
@@ -176,13 +178,13 @@ class Probe(threading.Thread):
             time.sleep(random.uniform(0, 0.05))
 
 
-def fresh(stand: rig.Stand, candidate: rig.Candidate, file: Path, options: argparse.Namespace) -> rig.Figures:
+def fresh(stand: rig.Stand, candidate: rig.Candidate, posts: rig.Requests, options: argparse.Namespace) -> rig.Figures:
     """The seconds from a 2xx until a GET shows the value, while events come in."""
     until = time.monotonic() + WARM + options.fresh
     probes = [Probe(candidate.port, f"probe-{n}", until) for n in range(PROBES)]
     for probe in probes:
         threading.Timer(WARM, probe.start).start()
-    found = stand.users(candidate, file, 256, options.events, WARM)(WARM + options.fresh)
+    found = stand.users(candidate, posts, 256, options.events, WARM)(WARM + options.fresh)
     for probe in probes:
         probe.join()
     times = sorted(took for probe in probes for took in probe.times)
@@ -197,14 +199,14 @@ def run(options: argparse.Namespace) -> bool:
     report = rig.Report("reads-beside", question, options)
     chosen = random.Random(3)
     numbers = [chosen.randrange(KEYS) for _ in range(NUMBER)]
-    posts = [rig.post("/gps", position(n)) for n in numbers]
+    posts: list[rig.Request] = [("/gps", position(n)) for n in numbers]
     with rig.Stand(options) as stand:
         storing = drained(stand, options)
     with rig.Stand(options, max_memory="8g") as stand:
-        accepting = accepted(stand, options, requests(stand.tmp / "posts", posts))
+        accepting = accepted(stand, options, posts)
     with rig.Stand(options, "always", "8g") as stand:
-        file = requests(stand.tmp / "posts", posts)
-        requests(stand.tmp / "reads", (rig.get(VIEWS["latest"] + device(n)) for n in numbers))
+        events = stand.requests(posts)
+        gets = stand.requests((VIEWS["latest"] + device(n), None) for n in numbers)
         site = Site(stand)
         site.put("gps", map(position, range(KEYS)))
         programs = {"views": site.views(), "reader": site.reader(options.runtime)}
@@ -212,8 +214,8 @@ def run(options: argparse.Namespace) -> bool:
         programs["gateway"] = site.gateway(options.runtime)
         site.caught_up()
         candidate = site.front("Sluice", programs, VIEWS["latest"] + device(0))
-        freshness = fresh(stand, candidate, file, options)
-        posting = posted(stand, candidate, file, options)
+        freshness = fresh(stand, candidate, events, options)
+        posting = posted(stand, candidate, events, gets, options)
     report.data |= {"drained": storing, "accepted": accepting, "posted": posting, "fresh": freshness}
 
     report.table(

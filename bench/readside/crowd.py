@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import rig
 from proving import harness
 from proving.postgres import Postgres, postgres_server
-from readside.site import FOLLOWER, Site, Targets, requests
+from readside.site import FOLLOWER, Site, Targets
 from rig import LIMIT_COLOUR, OURS_COLOUR, THEIRS_COLOUR, Candidate
 from sluice.settings import VIEWS_SOCKET
 from sluice.views import contract
@@ -184,11 +184,10 @@ def measure(
     chosen = random.Random(2)
     for view in options.views.split(","):
         target = VIEWS[view]
-        gets = (rig.get(target + chosen.choice(keys[view])) for _ in range(NUMBER))
-        file = requests(stand.tmp / view, gets)
+        gets = stand.requests((target + chosen.choice(keys[view]), None) for _ in range(NUMBER))
         for step in steps if view == "latest" or not options.quick else steps[:1]:
             rig.progress(label((view, step)))
-            cases = {name: stand.users(c, file, step) for name, c in candidates[view].items()}
+            cases = {name: stand.users(c, gets, step) for name, c in candidates[view].items()}
             warm = {name: min(1.0, options.warm) for name in cases if step != steps[0] or "PyPy" not in name}
             found[view, step] = rig.rounds(options, cases, OURS, warm)
     return found

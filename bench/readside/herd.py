@@ -6,7 +6,7 @@ import argparse
 
 import rig
 from proving import harness
-from readside.site import Site, Targets, requests
+from readside.site import Site, Targets
 
 AHEAD, CACHE = "refresh-ahead", "plain cache"
 TARGET = "/votes/tally?poll=cookies"
@@ -46,12 +46,12 @@ def cache(stand: rig.Stand, options: argparse.Namespace) -> rig.Candidate:
 
 def herd(stand: rig.Stand, candidate: rig.Candidate, options: argparse.Namespace) -> rig.Figures:
     """Load, with the value in the cache at the start."""
-    file = requests(stand.tmp / "herd", [rig.get(TARGET)])
+    reads = stand.requests([(TARGET, None)])
     harness.get(candidate.port, TARGET)
     warm = options.period
     seconds = warm + options.periods * options.period
     stand.client.delete("computed", "missed")
-    load = stand.users(candidate, file, options.readers, options.reads, warm, details=True)
+    load = stand.users(candidate, reads, options.readers, options.reads, warm, details=True)
     found = load(seconds)
     begins = sorted(map(float, stand.client.lrange("computed", 0, -1)))
     gaps = [b - a for a, b in zip(begins, begins[1:])]

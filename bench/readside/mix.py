@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 import rig
-from readside.site import FOLLOWER, WORKER, Site, Targets, requests
+from readside.site import FOLLOWER, WORKER, Site, Targets
 from sluice.formats.streams import load_streams
 from sluice.settings import VIEWS_SOCKET
 from sluice.views import Feed, contract
@@ -48,16 +48,16 @@ def full(users: int, cap: int) -> Iterator[bytes]:
         yield notification(chosen, n % users)
 
 
-def mixed(users: int, limit: int, cap: int) -> Iterator[bytes]:
+def mixed(users: int, limit: int, cap: int) -> Iterator[rig.Request]:
     """Two reads to one write, for users by chance."""
     chosen = random.Random(2)
     more = f"&limit={limit}" if limit < cap else ""
     for n in range(NUMBER):
         user = chosen.randrange(users)
         if n % 3 == 2:
-            yield rig.post("/notifications", notification(chosen, user))
+            yield "/notifications", notification(chosen, user)
         else:
-            yield rig.get(f"{PATH}?user=user-{user:05}{more}")
+            yield f"{PATH}?user=user-{user:05}{more}", None
 
 
 def within(slots: rig.Slots, milliseconds: float, failures: int) -> float:
@@ -105,9 +105,9 @@ def run(options: argparse.Namespace) -> bool:
         candidate = site.front("Sluice", programs, f"{PATH}?user=user-00000")
         stand.set_durability(options.durability)
         stand.clear()
-        file = requests(stand.tmp / "mix", mixed(options.users, options.limit, view.cap))
+        asked = stand.requests(mixed(options.users, options.limit, view.cap))
         warm = min(5.0, seconds / 3)
-        load = stand.users(candidate, file, options.clients, options.rate, warm, details=True)
+        load = stand.users(candidate, asked, options.clients, options.rate, warm, details=True)
         runs = []
         stand.client.config_set("latency-monitor-threshold", 1)
         for n in range(options.rounds):

@@ -6,7 +6,6 @@ import itertools
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import rig
@@ -128,9 +127,3 @@ class Targets:
         self.report.table(["target", "", "measured", ""], self.rows)
         self.report.write()
         return self.met
-
-
-def requests(path: Path, some: Iterable[bytes]) -> Path:
-    """A file for `Stand.users`."""
-    path.write_bytes(b"".join(some))
-    return path

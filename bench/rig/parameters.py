@@ -26,15 +26,23 @@ def options(
     rounds: int,
     seconds: float,
     warm: float = 8,
+    heads: bool = False,
     extra: Callable[[argparse.ArgumentParser], object] | None = None,
 ) -> argparse.Namespace:
-    """Parse the command line: the options of every benchmark, and those that `extra` adds to the parser."""
+    """Parse the command line: the options of every benchmark, and those that `extra` adds to the parser.
+
+    heads: it measures clients, whose heads can be chosen.
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=rounds, help="alternating rounds (%(default)s)")
     parser.add_argument("--seconds", type=float, default=seconds, help="seconds of load per run (%(default)s)")
     parser.add_argument(
         "--warm", type=float, default=warm, help="seconds of discarded load first, for the JIT of PyPy (%(default)s)"
     )
+    if heads:
+        parser.add_argument(
+            "--one-head", action="store_true", help="one head and one address for all clients, instead of real ones"
+        )
     parser.add_argument(
         "--quick", action="store_true", help="one round of two seconds, to check that the benchmark runs"
     )
@@ -93,7 +101,6 @@ def machine(where: str) -> dict[str, str]:
         "redis": output("redis-server", "--version").partition("v=")[2].partition(" ")[0],
         "CPython": versions(OURS["cpython"], *packages),
         "PyPy": versions(OURS["pypy"], *packages),
-        "wrk": output("wrk", "-v").partition(" [")[0].removeprefix("wrk "),
         "commit": output("git", "rev-parse", "--short=12", "HEAD") + dirty,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rig import heads
 from rig.environment import BENCH, ROOT
 from rig.parameters import Figures, machine
 from rig.rounds import Ratio
@@ -36,11 +37,14 @@ class Report:
     """Prints the parameters at once; collects text, tables, plots and data for `write`."""
 
     def __init__(self, name: str, question: str, options: argparse.Namespace, **more: Any) -> None:
-        self.name = name
+        self.kind = heads.kind(options)
+        self.name = name + "-one-head" * (self.kind == heads.ONE)
         self.question = question
         self.results: Path = options.results
         self.details = ROOT / "var/bench" if self.results == BENCH / "results" else self.results
         chosen = {key: str(value) for key, value in vars(options).items() if key not in PATHS}
+        if chosen.pop("one_head", None):
+            chosen["heads"] = self.kind
         command = re.sub(r" --(results|dir)[ =]\S+", "", " ".join([f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]]))
         command = re.sub(r"--against[ =]\S+", "--against DIR", command)
         self.parameters = {"command": command, **machine(options.dir), **chosen}
@@ -58,7 +62,9 @@ class Report:
         print("\n" + text, flush=True)
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
-        """Add a table. Numbers are formatted by `show`."""
+        """Add a table. Numbers are formatted by `show`. The title says if all clients send one head."""
+        if self.kind == heads.ONE:
+            title = ", ".join(filter(None, [title, self.kind]))
         cells = [[show(cell) for cell in row] for row in rows]
         lines = [list(head), ["---"] + ["--:"] * (len(head) - 1), *cells]
         wide = [max(len(line[n]) for line in lines) for n in range(len(head))]

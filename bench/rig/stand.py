@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,7 @@ import redis
 
 from proving import harness
 from proving.kafka import Broker
+from rig import heads
 from rig import load as generators
 from rig.environment import BENCH, ROOT, VENV
 from rig.parameters import OURS, Figures
@@ -78,6 +79,7 @@ class Stand:
         self.stack = contextlib.ExitStack()
         self.count = 0
         self.servers: list[harness.Server] = []
+        self.posts: dict[tuple[str, int, bool, str], heads.Requests] = {}  # of `load`
 
     def __enter__(self) -> Stand:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -291,8 +293,13 @@ class Stand:
             name, self.home(), {}, ("proxy_pass http://sluice_gateway;", answer), runtime="C", worker="nginx"
         )
 
+    def requests(self, some: Iterable[heads.Request], kind: str = "") -> heads.Requests:
+        """Requests for `users`. kind: of their heads (rig/heads.py); "": that of the options."""
+        self.count += 1
+        return heads.requests(self.tmp / f"requests-{self.count}", some, kind or heads.kind(self.options))
+
     def users(
-        self, candidate: Candidate, requests: Path, count: int, rate: float | str = 0, warm: float = 0,
+        self, candidate: Candidate, requests: heads.Requests, count: int, rate: float | str = 0, warm: float = 0,
         patience: float = 10, details: bool = False,
     ) -> Callable[[float], Figures]:  # fmt: skip
         """A case for `rounds`: load by users.c on one candidate; see `rig.load.users`. details: `slots`, `timeline`."""
@@ -300,7 +307,7 @@ class Stand:
 
         def run(seconds: float) -> Figures:
             found = generators.users(
-                self.tmp, program, candidate.port, requests, candidate.parts, seconds, count, rate, warm, patience
+                program, candidate.port, requests, candidate.parts, seconds, count, rate, warm, patience
             )
             if not details:
                 del found["slots"], found["timeline"]
@@ -337,21 +344,23 @@ class Stand:
         connections: int = 64,
         size: int = 80,
         clear: bool = True,
-        heads: int = 0,
+        kind: str = "",
         path: str = "",
     ) -> Callable[[float], Figures]:
-        """A case for `rounds`: load by wrk on one candidate.
+        """A case for `rounds`: each connection posts again as soon as it has an answer.
 
-        durability: "": unchanged. clear: Redis. heads: as in `wrk`. path: "": that of the candidate.
+        durability: "": unchanged. clear: Redis. kind: as for `requests`. path: "": that of the candidate.
         """
+        asked = path or candidate.path, size, candidate.line, kind
+        if asked not in self.posts:
+            self.posts[asked] = self.requests([(asked[0], generators.body(size, candidate.line))], kind)
+        load = self.users(candidate, self.posts[asked], connections)
 
         def run(seconds: float) -> Figures:
             if durability:
                 self.set_durability(durability)
             if clear:
                 self.clear()
-            url = f"http://127.0.0.1:{candidate.port}{path or candidate.path}"
-            body = generators.body(size, candidate.line)
-            return generators.wrk(self.tmp, url, candidate.parts, seconds, connections, body, heads)
+            return load(seconds)
 
         return run

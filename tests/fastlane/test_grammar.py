@@ -7,8 +7,11 @@ from __future__ import annotations
 import math
 import os
 import random
+import re
+import runpy
 import subprocess
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,6 +109,16 @@ def test_the_cache_of_heads_has_a_limit(everywhere: wire.Everywhere) -> None:
     assert place.check([post(b"X: " + b"y" * 5_000, FIVE, body=BODY)]) == 1
     assert place.check([post(b"X: " + b"y" * 5_000, line=b"GET /gps/latest HTTP/1.1")]) == 1
     assert len(place.listener.heads) == before
+
+
+def test_real_heads_outnumber_the_cache_and_are_taken(everywhere: wire.Everywhere, tmp: Path) -> None:
+    heads = runpy.run_path(str(harness.ROOT / "bench/rig/heads.py"))  # the package is for bench/.venv
+    file = heads["requests"](
+        tmp / "requests", [("/write", b"up value=1"), ("/gps/latest?device=a", None)], heads["REAL"]
+    )
+    found = re.findall(rb"(?:POST|GET) .*?\r\n\r\n", file.path.read_bytes(), re.DOTALL)
+    assert len(set(found)) == len(found) > 2 * grammar.CACHED_HEADS
+    assert [everywhere.agree_on(head + b"up value=1" * head.startswith(b"POST")) for head in found[:50]] == [1] * 50
 
 
 def test_with_script_name_in_the_environment_every_request_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
