@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from sluice.formats import protobuf
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Remainder
-from sluice.streams.decoder import CHUNK_BYTES, INVALID_COST, Result
+from sluice.streams.decoder import CHUNK_BYTES, INVALID_COST, Result, each
 from sluice.streams.lenient import real
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Record, Reject, finite
@@ -49,10 +49,8 @@ class Node:
         fields = kind.DESCRIPTOR.fields_by_camelcase_name
         self.numbers = {fields[name].number: name for name in self.children}
         self.repeated = {name for name in self.children if fields[name].is_repeated}
-        self.wire: Any = msgspec.defstruct(
-            kind.DESCRIPTOR.name,
-            [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in fields],
-        )
+        parts = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in fields]
+        self.wire: Any = msgspec.defstruct(kind.DESCRIPTOR.name, parts)
 
 
 class Child(NamedTuple):
@@ -204,30 +202,32 @@ def decode(root: Node, body: bytes, message: Message, budget: Budget) -> Iterato
     Raises: Invalid if it is no request; Empty if there is nothing in it.
     """
     declared = message.field("content-type").lower().startswith("application/json")
-    json = declared or body.startswith(b"{")
-    encoding = Json() if json else Protobuf()
-    requests: Iterable[bytes] = (body,)
-    if json:
-        try:
-            bodies.check_json(body)
-        except Invalid:
-            if not declared or b"\n" not in body.strip():  # a line of its own might be taken for protobuf
-                raise
-            requests = bodies.lines(body, budget)
+    if not declared and not body.startswith(b"{"):
+        return request(Protobuf(), root, body, budget)
+
+    def checked(text: bytes) -> Iterator[Result]:
+        bodies.check_json(text)
+        return request(Json(), root, text, budget)
+
+    try:
+        return checked(body)
+    except Invalid:
+        if not declared or b"\n" not in body.strip():  # a line of its own might be taken for protobuf
+            raise
+        return each(bodies.lines(body, budget), checked)
+
+
+def request(encoding: Protobuf | Json, root: Node, data: bytes, budget: Budget) -> Iterator[Result]:
+    """The records of one request. Raises: Empty if there is nothing in it."""
+    refused = Refused()
     has_record = False
-    for request in requests:
-        if isinstance(request, Remainder):
-            yield Reject(request, Remainder.reason)
-            return
-        refused = Refused()
-        for record in walk(encoding, root, Child("", request), Context(budget), budget, refused):
-            has_record = True
-            yield record
-        for parts, reason in (refused.invalid, refused.reason), (refused.rest, Remainder.reason):
-            for part in parts:
-                has_record = True
-                yield Reject(part.data, reason)
-    if not has_record:
+    for record in walk(encoding, root, Child("", data), Context(budget), budget, refused):
+        has_record = True
+        yield record
+    rejects = [Reject(part.data, refused.reason) for part in refused.invalid]
+    rejects += [Reject(part.data, Remainder.reason) for part in refused.rest]
+    yield from rejects
+    if not has_record and not rejects:
         raise Empty
 
 
