@@ -210,7 +210,7 @@ def decode(root: Node, body: bytes, message: Message, budget: Budget) -> Iterato
         return request(Json(), root, text, budget)
 
     try:
-        return checked(body)
+        return checked(body.strip())
     except Invalid:
         if not declared or b"\n" not in body.strip():  # a line of its own might be taken for protobuf
             raise

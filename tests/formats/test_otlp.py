@@ -336,11 +336,11 @@ def test_json_is_recognised_without_its_content_type_and_may_be_lines() -> None:
     assert decode("metrics", item("/v1/metrics", indented, "Application/JSON; charset=utf-8")) == [one]
 
 
-@pytest.mark.parametrize("line", [b"1 2", b'name", "a"c', b'{"resourceMetrics": []} x'])
-def test_an_invalid_line_of_json_has_the_reason_that_it_has_alone(line: bytes) -> None:
+@pytest.mark.parametrize("line", [b"1 2", b'name", "a"c', b"\x28\xb5\x2f\xfd", b'{"resourceMetrics": []} x'])
+def test_the_dead_letter_of_a_line_of_json_has_the_same_reason_again(line: bytes) -> None:
     text = in_json(metrics(gauge({"as_int": 1})))
     _, reject = decode("metrics", item("/v1/metrics", text + b"\n" + line, JSON))
-    assert reject.reason == reject_reason("metrics", item("/v1/metrics", line, JSON))
+    assert reject.reason == reject_reason("metrics", reject.part)
 
 
 def test_an_id_in_json_that_is_not_hexadecimal_is_stored_as_it_was_sent() -> None:
