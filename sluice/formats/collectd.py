@@ -7,7 +7,7 @@ plugin's instance, the type and its instance. A value that collectd does not kno
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from sluice.formats.objects import records
@@ -27,10 +27,14 @@ UNKNOWN = "NaN"
 
 
 def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
-    """The values of a body. Raises: Invalid if it is neither JSON nor lines."""
+    """The values of a body, or of a line as if it were sent alone. Raises: Invalid if it is neither JSON nor lines."""
+
+    def decode_line(line: bytes) -> Iterable[Result]:
+        return command(line.decode(), budget) if line[:1] not in (b"[", b"{") else decode(line, message, budget)
+
     if body.lstrip()[:1] in (b"[", b"{"):
         return records(body, budget, lambda sent: value_list(sent, budget))
-    return each(bodies.lines(body, budget), lambda line: command(line.decode(), budget))
+    return each(bodies.lines(body, budget), decode_line)
 
 
 def value_list(sent: dict[str, Any], budget: Budget) -> list[Metric]:
