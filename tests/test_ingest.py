@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cramjam
 import pytest
 import redis as redis_client
 from google.rpc.status_pb2 import Status
@@ -28,8 +29,10 @@ from proving import harness
 from proving.harness import Server, answer, connect, gateway, get, poll, post, redis_server
 from proving.harness import request as send
 from runtimes import GUNICORN, SERVERS, is_problem, simple_server
+from sluice.formats.prometheus import messages
 from sluice.formats.registry import ROUTES
 from sluice.formats.streams import STREAMS
+from sluice.http import written
 from sluice.http.replies import NO_LENGTH, Rejected
 from sluice.http.request import read
 from sluice.streams.message import parse
@@ -139,6 +142,35 @@ def test_a_body_on_the_list_gets_the_answer_of_its_route(site: Site, path: str) 
         assert item.startswith(f"POST {path} HTTP/1.1\r\n".encode()) and item.endswith(b'\r\n\r\n{"a":1}\xff\x00')
     else:
         assert item == b'{"a":1}\xff\x00'
+
+
+WRITE_2 = {"Content-Type": "application/x-protobuf;proto=io.prometheus.write.v2.Request", "Content-Encoding": "snappy"}
+
+
+def test_the_answer_to_remote_write_2_counts_what_is_on_the_list(site: Site) -> None:
+    series = messages.Series2(
+        samples=[messages.Sample()] * 2, histograms=[messages.Histogram(sum=n / 7) for n in range(200)]
+    )
+    series.exemplars.add()
+    request = messages.Request2(
+        symbols=["", "a" * 200], timeseries=[series, messages.Series2(samples=[messages.Sample()])]
+    )
+    body = bytes(cramjam.snappy.compress_raw(request.SerializeToString()))
+    for path in "/api/v1/write", "/metrics":
+        status, headers, answer = post(site.where, path, body, WRITE_2)
+        found = [headers.get(f"x-prometheus-remote-write-{name}-written") for name in written.NAMES]
+        expected = (204, b"", ["3", "200", "1"]) if path == "/api/v1/write" else (200, b'{"message":"OK"}', [None] * 3)
+        assert (status, answer, found) == expected
+    assert [item.partition(b"\r\n\r\n")[2] for item in site.items("metrics")][:1] == [body]
+
+
+def test_remote_write_2_that_is_not_counted_is_on_the_list_and_its_answer_says_why(site: Site) -> None:
+    for body in b"no snappy", bytes(cramjam.snappy.compress_raw(b"*\0" * 30_000)):
+        status, headers, answer = post(site.where, "/api/v1/write", body, WRITE_2)
+        assert (status, headers["content-type"]) == (200, "text/plain; charset=utf-8")
+        assert answer.startswith(b"The request is stored, but its samples were not counted: it ")
+        assert "x-prometheus-remote-write-samples-written" not in headers
+    assert len(site.items("metrics")) == 2
 
 
 RPC = [path for path, route in ROUTES.items() if route.json]

@@ -186,6 +186,8 @@ CACHES = {
     "sluice/http/replies.py: encoded_status": "our own texts",
     "sluice/http/replies.py: too_large": "one number",
     "sluice/http/replies.py: unavailable": "our own texts, and seconds",
+    "sluice/http/written.py: unknown": "our own texts",
+    "sluice/http/written.py: written": "three numbers below 20,000",
     "sluice/store/postgres/store.py: placeholders": "our own SQL",
     "sluice/streams/decoder.py: load": "names in our own tables",
     "sluice/streams/message.py: parameter": "queries that are shorter than a head",

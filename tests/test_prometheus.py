@@ -1,4 +1,4 @@
-"""Debian's Prometheus, unmodified, writes what it scrapes from itself to a whole installation."""
+"""Prometheus, unmodified, writes what it scrapes from itself to a whole installation: Debian's, and version 3."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from sluice.streams.record import Limits
 
 poll = partial(harness.poll, seconds=60, interval=0.05)
 Sample = tuple[str, str, int]  # name, tags, milliseconds
+VERSION_3 = harness.ROOT / "var/prometheus/prometheus"
+FEATURES = "exemplar-storage,native-histograms"
 
 
 class Target(socketserver.ThreadingTCPServer):
@@ -53,24 +55,26 @@ class Target(socketserver.ThreadingTCPServer):
 
 
 @contextlib.contextmanager
-def prometheus(tmp: Path, write: int, scrape: int = 0, options: str = "") -> Iterator[int]:
+def prometheus(
+    tmp: Path, write: int, scrape: int = 0, options: str = "", binary: object = "prometheus", documented: int = 0
+) -> Iterator[int]:
     """Prometheus, which scrapes itself and the port `scrape`, and writes to the port `write`. Returns: its port.
 
-    options: further lines of queue_config.
+    options: further lines of queue_config. documented: which of the samples in INTEGRATIONS.
     """
     port = free_port()
     targets = [f"127.0.0.1:{each}" for each in (port, scrape) if each]
-    (documented,) = samples("Prometheus", write)
-    (tmp / "prometheus.yml").write_text(f"""{documented}
+    native = ", scrape_native_histograms: true" if binary == VERSION_3 else ""  # else a feature is enough
+    (tmp / "prometheus.yml").write_text(f"""{samples("Prometheus", write)[documented]}
     send_exemplars: true
     send_native_histograms: true
     metadata_config: {{send_interval: 2s}}
     queue_config: {{max_shards: 1, batch_send_deadline: 200ms, {options}}}
-global: {{scrape_interval: 500ms, scrape_timeout: 500ms}}
+global: {{scrape_interval: 500ms, scrape_timeout: 500ms{native}}}
 scrape_configs: [{{job_name: all, static_configs: [{{targets: {json.dumps(targets)}}}]}}]
 """)
-    command = ["prometheus", f"--config.file={tmp}/prometheus.yml", f"--storage.tsdb.path={tmp}/tsdb"]
-    command += [f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage,native-histograms"]
+    command = [binary, f"--config.file={tmp}/prometheus.yml", f"--storage.tsdb.path={tmp}/tsdb"]
+    command += [f"--web.listen-address=127.0.0.1:{port}", f"--enable-feature={FEATURES}"]
     # SIGKILL: at its end it would wait for a gateway that has gone
     with running(command, tmp / "prometheus.out", harness.environment(tmp), signal.SIGKILL):
         poll(lambda: harness.get(port, "/-/ready")[0] == 200)
@@ -98,7 +102,7 @@ def scraped(port: int) -> dict[Sample, float]:
     for series in query(port, '{__name__=~".+"}[1h]'):
         name = series["metric"].pop("__name__")
         tags = json.dumps(series["metric"], sort_keys=True)
-        found |= {(name, tags, round(time * 1000)): float(text) for time, text in series["values"]}
+        found |= {(name, tags, round(time * 1000)): float(text) for time, text in series.get("values", ())}
     return found
 
 
@@ -215,6 +219,22 @@ def test_native_histograms_are_stored(up: Server, tmp: Path) -> None:
         count, whole, total = poll(lambda: ask(up.home, sql))
     assert (count, total) == (("count", "integer", 7), ("sum", "float", 12.5))
     assert json.loads(whole[2])["buckets"] == [[-0.001, 0.001, 1], [1, 2**0.5, 1], [2**0.5, 2, 3], [2, 2**1.5, 1]]
+
+
+def test_version_3_reports_no_failed_sample_with_remote_write_2(up: Server, tmp: Path) -> None:
+    if not VERSION_3.exists():
+        pytest.skip("no Prometheus 3: bin/provision engines builds it")
+    names = "samples", "histograms", "exemplars"
+    target = Target()
+    target.text = TEXT
+    with closing(target) as scrape, prometheus(tmp, up.port, scrape, binary=VERSION_3, documented=1) as port:
+        poll(lambda: all(value(port, f"prometheus_remote_storage_{name}_total") for name in names))
+        theirs = scraped(port)
+        poll(lambda: theirs.keys() <= stored(up).keys())
+        assert same(stored(up), theirs)
+        failed = {name: value(port, f"prometheus_remote_storage_{name}_failed_total") for name in names}
+        assert failed == dict.fromkeys(names, 0)
+        assert value(port, "prometheus_remote_storage_samples_retried_total") == 0
 
 
 @pytest.mark.parametrize(

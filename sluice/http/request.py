@@ -27,14 +27,19 @@ BARE = re.compile(rf"[!#-+\--~]{{1,{KEY_CHARACTERS}}}")
 MAX_PARAMETERS = 100  # of a query string or a form that is taken apart
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
+COUNTED = "io.prometheus.write.v2.Request"  # in a Content-Type; see sluice/http/written.py
 START = re.compile(rb"POST (/[^ \r\n]*) HTTP/1\.[01]\r\n")  # of a whole HTTP message, its path and query
+
+
+class Counted(Exception):
+    """Raised with keep_head: the answer to this request says how much is in it."""
 
 
 def read(environ: dict[str, Any], keep_head: bool, max_body: int) -> bytes:
     """The item for the list: the body, or the query string if the body is empty; the whole message with keep_head, if
     the request has a key or a query string, or if the body looks like a message or is a form with spaces.
 
-    max_body: bytes. Raises: Rejected.
+    max_body: bytes. Raises: Rejected, Counted.
     """
     if "fastlane.plain" not in environ:
         keep_head = examine(environ, keep_head)
@@ -78,29 +83,33 @@ def is_spaced_form(environ: dict[str, Any], body: bytes) -> bool:
 def examine(environ: dict[str, Any], keep_head: bool) -> bool:
     """Whether the whole message is kept: also one that has a key, or a body that only its head explains.
 
-    Raises: Rejected if the head is invalid, whatever the body is.
+    Raises: Rejected if the head is invalid, whatever the body is; Counted.
     """
     encoding = environ.get("HTTP_CONTENT_ENCODING", "").lower()
     if encoding and encoding not in ENCODINGS:
         raise Rejected(UNSUPPORTED)
     if "HTTP_IDEMPOTENCY_KEY" in environ and not idempotency_key(environ["HTTP_IDEMPOTENCY_KEY"]):
         raise Rejected(BAD_KEY)
-    return (
+    content_type: str = environ.get("CONTENT_TYPE", "")
+    keep_head = (
         keep_head
         or "HTTP_IDEMPOTENCY_KEY" in environ
         or "HTTP_WEBHOOK_ID" in environ
         or "HTTP_X_GITHUB_DELIVERY" in environ
         or "HTTP_CE_ID" in environ
         or ENCODINGS.get(encoding, False)
-        or environ.get("CONTENT_TYPE", "").lower().startswith(MULTIPART)
+        or content_type.lower().startswith(MULTIPART)
     )
+    if COUNTED in content_type:
+        raise Counted(keep_head)
+    return keep_head
 
 
 def is_plain(environ: dict[str, Any], keep_head: bool) -> bool:
     """Whether `examine` finds nothing in any head with these fields, this type and this encoding."""
     try:
         return "HTTP_IDEMPOTENCY_KEY" not in environ and examine(environ, keep_head) == keep_head
-    except Rejected:
+    except (Rejected, Counted):
         return False
 
 

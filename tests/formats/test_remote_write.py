@@ -11,6 +11,7 @@ import pytest
 
 from items import LIMITS, decode, kept, reject_reason
 from sluice.formats.prometheus import messages
+from sluice.http import written
 from sluice.streams.body import Remainder
 from sluice.streams.record import Metric, Reject
 
@@ -355,3 +356,51 @@ def test_the_rest_of_a_request_with_too_many_samples_is_buried_and_continues_the
     assert decode("metrics", reject.part) == rows[: len(one.samples)]
     *rows, reject = decode("metrics", item(request(*[series(UP, samples=[sample(1)])] * 5)), LIMITS._replace(records=3))
     assert (len(rows), len(decode("metrics", reject.part))) == (3, 2)
+
+
+# --- what the gateway counts -----------------------------------------------------------------------------------------
+
+
+def series2(**parts: Any) -> bytes:
+    return messages.Request2(timeseries=[messages.Series2(**parts)]).SerializeToString()
+
+
+def test_the_gateway_counts_samples_histograms_and_exemplars() -> None:
+    whole = series2(
+        labels_refs=range(200), samples=[sample(n / 7) for n in range(3)], histograms=[histogram()] * 2,
+        exemplars=[messages.Exemplar2(labels_refs=range(500), value=1)],
+        metadata=messages.Metadata2(type=1, help_ref=300),
+        created_timestamp=NOON,
+    )  # fmt: skip
+    symbols = messages.Request2(symbols=["", "a" * 200, "b" * 20_000]).SerializeToString()
+    assert written.parts(symbols + whole * 5, 1000) == (15, 10, 5)
+    assert written.count(compressed(b"")) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "tag", [b"\x0b\0", b"\x0d1234", b"\x08\1", b"\xaa\1\0", b"\x2a\x02\x10\1", b"*\5\x12\4", b"*", b"*\xff"]
+)
+def test_the_gateway_does_not_count_what_it_does_not_know(tag: bytes) -> None:
+    with pytest.raises((written.Uncounted, IndexError)):
+        written.parts(tag, 1000)
+    with pytest.raises(written.Uncounted, match="no snappy block"):
+        written.count(compressed(bytes(range(256)) + tag))
+
+
+def test_the_gateway_counts_in_bounded_steps_and_memory() -> None:
+    long = b"*\x87\0" + b"\x12\5abcde"  # a length of two bytes counts as four steps
+    assert written.parts(b"*\0" * 10, 10) == (0, 0, 0) and written.parts(long, 5) == (1, 0, 0)
+    for data, steps in (b"*\0" * 11, 10), (b"*\2\x12\0", 1), (long, 4), (b"*\0" * 4_000_000, written.MOST_STEPS):
+        with pytest.raises(written.Uncounted, match="parts"):
+            written.parts(data, steps)
+    with pytest.raises(written.Uncounted, match="parts, or more than bytes"):
+        written.count(compressed(b"*\0" * 5000))
+    with pytest.raises(written.Uncounted, match="inflates"):
+        written.count(compressed(bytes(written.MOST_BYTES + 1))[:4])  # its size stands first
+
+
+def test_the_gateway_counts_what_prometheus_sends_by_default() -> None:
+    """2,000 samples, each of a series with its own metadata and symbol, take half of the steps."""
+    part = series2(labels_refs=range(20), samples=[sample(1)], metadata=messages.Metadata2(type=1))
+    symbols = messages.Request2(symbols=[f"symbol {n}" for n in range(2_000)]).SerializeToString()
+    assert written.parts(symbols + part * 2_000, written.MOST_STEPS // 2) == (2_000, 0, 0)

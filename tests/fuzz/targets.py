@@ -18,10 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import cramjam  # noqa: E402
+from google.protobuf.message import DecodeError  # noqa: E402
 
 import wire  # noqa: E402
 from sluice import settings  # noqa: E402
 from sluice.formats import streams  # noqa: E402
+from sluice.formats.prometheus import messages  # noqa: E402
+from sluice.http import written  # noqa: E402
 from sluice.streams import registry  # noqa: E402
 from sluice.streams.body import BOM  # noqa: E402
 from sluice.streams.decoder import SEPARATE_REJECTS  # noqa: E402
@@ -98,7 +101,7 @@ def influx(data: bytes) -> None:
 
 
 def prometheus(data: bytes) -> None:
-    """Remote write: an uncompressed request, of both versions; and the same compressed."""
+    """Remote write: an uncompressed request, of both versions, and the same compressed. The gateway counts alike."""
     for version in b"prometheus.WriteRequest", b"io.prometheus.write.v2.Request":
         head = b"POST /api/v1/write HTTP/1.1\r\nContent-Type: application/x-protobuf;proto=%b\r\n" % version
         if data.strip() and not data.startswith((GZIP, ZSTD)):  # see Decoder.unpack
@@ -106,6 +109,12 @@ def prometheus(data: bytes) -> None:
             block = bytes(cramjam.snappy.compress_raw(data))
             same(results, promises(STREAMS["metrics"], head + b"Content-Encoding: snappy\r\n\r\n" + block))
         promises(STREAMS["metrics"], head + b"Content-Encoding: snappy\r\n\r\n" + data)
+    try:
+        counted = written.parts(data, len(data))
+        series = messages.Request2.FromString(data).timeseries
+    except (written.Uncounted, IndexError, DecodeError):
+        return
+    assert counted == tuple(sum(len(getattr(each, name)) for each in series) for name in written.NAMES)
 
 
 def loki(data: bytes) -> None:
