@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -35,14 +36,33 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return files
 
 
+@pytest.fixture
+def kills(request: pytest.FixtureRequest) -> int:
+    """How often a program is killed while others send."""
+    return int(request.config.getoption("--kills"))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="skip each test at the point where it starts a program")
-    parser.addoption("--reloads", type=int, default=2, help="reloads of each program in test_reload.py (2)")
-    parser.addoption("--leaves", type=int, default=2, help="how often a cell leaves in test_balancer.py (2)")
+    parser.addoption("--reloads", type=int, default=1, help="reloads of each program in test_reload.py (1)")
+    parser.addoption("--leaves", type=int, default=1, help="how often a cell leaves in test_balancer.py (1)")
+    parser.addoption(
+        "--kills", type=int, default=4, help="of a program in test_drill.py and in the tests of senders (4)"
+    )
     parser.addoption("--failovers", type=int, default=2, help="failovers by Sentinels in test_failover.py (2)")
     parser.addoption("--leaders", type=int, default=0, help="leaders of Kafka killed in test_kafka.py (0)")
+    parser.addoption("--seconds", type=int, default=20, help="of the drill with all faults in test_drill.py (20)")
     parser.addoption("--machines", type=int, default=0, help="seconds of a drill of cells in test_cells.py (0: short)")
     parser.addoption("--containers", nargs="?", const="", metavar="BASE", help="run test_containers.py; see there")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put long files first, then those with many tests: processes of xdist, each of which takes the next file, then end
+    at about the same time.
+    """
+    counts = Counter(item.path for item in items)
+    long = {item.path for item in items if item.get_closest_marker("long")}
+    items.sort(key=lambda item: (item.path not in long, -counts[item.path], item.path))
 
 
 # --- bin/test --fast: a test is skipped at the point where it starts a program ---------------------------------------

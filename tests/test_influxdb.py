@@ -23,6 +23,8 @@ from integrations import Write, npm_packages, program, samples
 from proving import harness
 from proving.harness import Server, ask, installation, request, short_tmp
 
+pytestmark = pytest.mark.long
+
 poll = partial(harness.poll, seconds=60, interval=0.05)
 HERE = Path(__file__).parent / "influx"
 JARS = harness.ROOT / "var/influx/libs"
@@ -175,21 +177,21 @@ def outcomes(up: Server, clients: dict[str, Start]) -> Iterator[dict[str, Future
         yield {client: pool.submit(refused, up, client, start) for client, start in clients.items()}
 
 
-def test_every_point_is_stored_exactly_once_although_the_worker_is_killed_twenty_times(
-    up: Server, clients: dict[str, Start], outcomes: dict[str, Future[list[str]]]
+def test_every_point_is_stored_exactly_once_although_the_worker_is_killed(
+    up: Server, clients: dict[str, Start], outcomes: dict[str, Future[list[str]]], kills: int
 ) -> None:
     assert outcomes.keys() == clients.keys()  # they run meanwhile
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(start(up.port, f"{client}-kills")) for client, start in clients.items()]
-        for n in range(20):
+        for n in range(kills):
             (worker,) = poll(lambda: up.pids("worker"))
             assert [write(range(n * 100, n * 100 + 100)) for write in writers] == ["ok"] * len(writers)
             os.kill(worker, signal.SIGKILL)
             poll(lambda worker=worker: worker not in up.pids("worker"))  # type: ignore[misc]
         for client in clients:
-            poll(lambda client=client: len(numbers(up, f"{client}-kills")) >= 2000)  # type: ignore[misc]
+            poll(lambda client=client: len(numbers(up, f"{client}-kills")) >= kills * 100)  # type: ignore[misc]
     for client in clients:
-        assert numbers(up, f"{client}-kills") == list(range(2000))
+        assert numbers(up, f"{client}-kills") == list(range(kills * 100))
     assert ask(up.home, "SELECT reason FROM dead_letters") == []
 
 

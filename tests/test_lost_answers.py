@@ -23,6 +23,8 @@ from integrations import duplicates, program, samples
 from proving import harness
 from proving.harness import Server, ask, free_port, installation, running
 
+pytestmark = pytest.mark.long
+
 poll = partial(harness.poll, seconds=60, interval=0.05)
 HERE = Path(__file__).parent
 JARS = harness.ROOT / "var/loki/libs"

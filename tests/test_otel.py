@@ -34,6 +34,8 @@ from integrations import Write, duplicates, npm_packages, program, samples
 from proving import harness
 from proving.harness import Server, ask, installation, short_tmp
 
+pytestmark = pytest.mark.long
+
 poll = partial(harness.poll, seconds=60)
 HERE = Path(__file__).parent
 T = TypeVar("T", bound=Sized)
@@ -219,8 +221,8 @@ def sender() -> Iterator[Path]:
 
 
 @pytest.mark.usefixtures("configured")
-def test_every_log_record_is_stored_exactly_once_although_the_worker_is_killed_twenty_times(
-    up: Server, request: pytest.FixtureRequest
+def test_every_log_record_is_stored_exactly_once_although_the_worker_is_killed(
+    up: Server, request: pytest.FixtureRequest, kills: int
 ) -> None:
     made = provider("kills")
 
@@ -233,7 +235,7 @@ def test_every_log_record_is_stored_exactly_once_although_the_worker_is_killed_t
         if shutil.which("npm"):
             command = ["node", request.getfixturevalue("sender"), "proto", "javascript kills"]
             senders["javascript kills"] = stack.enter_context(program(*command))
-        for n in range(20):
+        for n in range(kills):
             (worker,) = poll(lambda: up.pids("worker"))
             for send in senders.values():
                 assert send(range(n * 100, n * 100 + 100)) == "ok"
@@ -241,8 +243,8 @@ def test_every_log_record_is_stored_exactly_once_although_the_worker_is_killed_t
             poll(lambda worker=worker: worker not in up.pids("worker"))  # type: ignore[misc]
     made.shutdown()
     for name in senders:
-        poll(lambda name=name: len(logs(up, name)) >= 2000)  # type: ignore[misc]
-        assert sorted(attributes["n"] for _, _, attributes in logs(up, name)) == list(range(2000))
+        poll(lambda name=name: len(logs(up, name)) >= kills * 100)  # type: ignore[misc]
+        assert sorted(attributes["n"] for _, _, attributes in logs(up, name)) == list(range(kills * 100))
     assert ask(up.home, "SELECT reason FROM dead_letters") == []
 
 

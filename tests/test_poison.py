@@ -24,10 +24,12 @@ from sluice.store.registry import open_store
 from sluice.streams import registry
 from verbs import sluice, status
 
+pytestmark = pytest.mark.long
+
 LIMITS = registry.limits(settings.load({}))
 KEYS = Keys.of("items")
-# CPU_SECONDS: a second is enough for what a worker does here, and short for a test
-BURST = "import sys, worker; worker.CPU_SECONDS = 1.0; sys.exit(worker.main(['burst']))"
+# CPU_SECONDS: enough for what a worker does here, and short for a test
+BURST = "import sys, worker; worker.CPU_SECONDS = 0.4; sys.exit(worker.main(['burst']))"
 OWN = """
 import os, re
 from sluice.streams.record import Record

@@ -20,6 +20,8 @@ from proving import harness
 from proving.harness import Server, ask, free_port, installation, running
 from sluice.run.configure import program_path
 
+pytestmark = pytest.mark.long
+
 poll = partial(harness.poll, seconds=60, interval=0.05)
 RSYSLOG = harness.ROOT / "var/rsyslog"
 Start = Callable[[Path, int], contextlib.AbstractContextManager[socket.socket]]  # a directory, where to send
@@ -93,10 +95,10 @@ def test_lines_are_rows_with_level_service_and_host(sender: Start, tmp: Path) ->
     assert {row[4][4:19] for row in rows} == {"-01-15T12:00:00"}
 
 
-def test_every_line_is_stored_exactly_once_although_the_worker_is_killed_twenty_times(sender: Start, tmp: Path) -> None:
+def test_every_line_is_stored_exactly_once_although_the_worker_is_killed(sender: Start, tmp: Path, kills: int) -> None:
     with installation(tmp) as up, sender(tmp, up.port) as connection:
         sent = 0
-        for _ in range(20):
+        for _ in range(kills):
             (before,) = poll(lambda: up.pids("worker"))
             connection.sendall(b"".join(map(line, range(sent, sent + 500))))
             sent += 500

@@ -42,8 +42,6 @@ SETTINGS = {"async_insert": 0, "insert_deduplicate": 1, "max_insert_threads": 1,
 
 
 class ClickHouse(Tables):
-    """See `Destination`."""
-
     def __init__(self, url: str, stream: Stream) -> None:
         super().__init__(url, stream)
         self.server = urlsplit(url)

@@ -43,8 +43,6 @@ KIND = 'Timestamp(Microsecond, Some("UTC"))'  # of `received_at`, for DataFusion
 
 
 class Delta(Tables):
-    """See `Destination`."""
-
     def __init__(self, url: str, stream: Stream) -> None:
         super().__init__(url, stream)
         self.table_url = f"{url.rstrip('/')}/{stream.name}"

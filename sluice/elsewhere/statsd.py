@@ -33,8 +33,6 @@ class Lines(InMemory[list[bytes]]):
 
 
 class Statsd(Destination):
-    """See `Destination`."""
-
     lasting = False
 
     def __init__(self, url: str, stream: Stream) -> None:

@@ -122,8 +122,6 @@ class Transaction(InMemory[list[Pair]]):
 
 
 class Topics(Carried):
-    """See `Destination`."""
-
     def __init__(self, url: str, stream: Stream) -> None:
         super().__init__(url, stream)
         self.key = attrgetter(KEYS.get(stream.name, stream.record.__struct_fields__[1]))

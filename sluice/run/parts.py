@@ -15,7 +15,6 @@ GROUP = re.compile(r"^(\w+) = .*# INGEST_", re.MULTILINE)  # of packages for a s
 
 
 def parts(s: settings.Settings) -> list[str]:
-    """The parts, each once."""
     schemes = {url.partition(":")[0] for url in (s.spool, s.rows.rest, *s.rows.streams.values()) if url}
     groups = GROUP.findall((ROOT / "pyproject.toml").read_text())
     return ["pypy"] * (s.runtime == "pypy") + [group for group in groups if group in schemes]

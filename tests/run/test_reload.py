@@ -41,6 +41,8 @@ from runtimes import RUNTIMES
 from sluice.formats.registry import ROUTES
 from sluice.run import launch, reload
 
+pytestmark = pytest.mark.long
+
 
 class Sent(NamedTuple):
     """A request: its vote, start and end (seconds, monotonic), and the response, if it was not 200."""
@@ -264,7 +266,10 @@ def test_a_reload_replaces_all_but_redis_and_bin_up_supervises_the_new_processes
         (redis,) = up.pids("redis")
         before = {name: set(up.pids(name)) for name in ("gateway", "worker", "nginx")}
         # an upload that lasts longer than both; nginx waits 30 seconds for its next part
-        for more, part in ([], b'"choice":'), (["--nginx", "--notice=0"], b'"a"}'):
+        turns: list[tuple[list[str], bytes]] = [([], b'"choice":'), (["--nginx", "--notice=0"], b'"a"}')]
+        if runtime == "pypy":  # which programs are replaced does not depend on it
+            turns = [(turns[1][0], b'"choice":"a"}')]
+        for more, part in turns:
             command = [str(ROOT / "bin/sluice"), "reload", *more]
             done = subprocess.run(command, env=environment(tmp), capture_output=True, text=True, timeout=120)
             assert (done.returncode, done.stderr) == (0, "")
@@ -274,7 +279,7 @@ def test_a_reload_replaces_all_but_redis_and_bin_up_supervises_the_new_processes
             assert (before["nginx"] == set(up.pids("nginx"))) == (not more)
         assert answer(slow)[0] == 200
         poll(lambda: stored(tmp) == ["a"])
-        poll(lambda: up.said().count("up       | upgraded: gateway") == 2)
+        poll(lambda: up.said().count("up       | upgraded: gateway") == len(turns))
         assert "ended the processes that an earlier run left" not in up.said()
         assert not before["gateway"] & set(up.pids("gateway"))
         assert not before["worker"] & set(up.pids("worker"))
