@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
@@ -81,8 +81,11 @@ class Bookkeeping(ABC, Generic[Db]):
         """The stored ranges that overlap a claim, ascending: first and last sequence number of each."""
 
     @abstractmethod
-    def put_keys(self, db: Db, stream: str, batch: int, at: int, keys: Sequence[bytes]) -> int:
-        """Insert those keys of a stream that are not there; how many these were. at: of arrival, seconds since 1970."""
+    def put_keys(self, db: Db, stream: str, batch: int) -> Generator[None, tuple[int, list[bytes]] | None, int]:
+        """Insert those keys of a stream that are not there; how many these were.
+
+        It is sent pieces, the last of which is None: when the keys came (seconds since 1970), and keys of one length.
+        """
 
     def ledger(
         self,

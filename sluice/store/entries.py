@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import traceback
@@ -20,6 +21,7 @@ from sluice.store.types import Entry, Outcome
 from sluice.store.unique import Body, Unique
 from sluice.streams.record import Limits, Record, Reject
 from sluice.streams.registry import Stream
+from sluice.streams.unique import Rule
 
 log = logging.getLogger("sluice.worker")
 SAMPLE = 16  # the decoding of one in so many items is timed
@@ -117,7 +119,11 @@ class Decoded(Part):
         if rule is None:
             yield self, False
             return
-        unique = Unique(rule, keys)
+        with contextlib.closing(Unique(rule, keys)) as unique:
+            yield from self.keyed(unique, rule)
+
+    def keyed(self, unique: Unique, rule: Rule) -> Iterator[tuple[Iterable[Entry], bool]]:
+        """`units` of a stream whose bodies or records have keys."""
         decode, limits = self.entries.stream.decode, self.entries.limits
         results: Any
         for seq, received, item in self.bodies():

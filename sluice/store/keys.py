@@ -6,12 +6,15 @@ one key at the same time, one of them waits for the other. A key is kept whether
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Generator
+from typing import Any, TypeVar
 
 from sluice.store import bounds
 from sluice.store.bookkeeping import Bookkeeping
+
+T = TypeVar("T")
 
 
 class Keys:
@@ -23,19 +26,34 @@ class Keys:
         self.duplicates = 0
 
     def claim(self, keys: Collection[bytes], received: int) -> set[bytes]:
-        """Take keys for this batch; those of them that it or another batch had.
+        """Take keys for this batch; those of them that it or another batch had. received: see `claiming`."""
+        claiming = self.claiming()
+        next(claiming)
+        claiming.send((keys, received))
+        return end(claiming)
 
-        received: when they came (microseconds since 1970), by a clock that may be behind: a key is as old as the later
-            of this time and the present.
+    def claiming(self) -> Generator[None, tuple[Collection[bytes], int] | None, set[bytes]]:
+        """`claim` in pieces, the last of which is None: the database puts one while the next one is made.
+
+        A piece is keys and when they came (microseconds since 1970), by a clock that may be behind: a key is as old as
+        the later of this time and the present. No two pieces have a key in common. Until the end, nothing else may use
+        the connection.
         """
-        again = self.seen.intersection(keys)
-        self.seen.update(keys)
-        # sorted: two transactions take them in one order, and the index is read in its order
-        new = sorted(key for key in keys if key not in again)
-        at = max(received // 1_000_000, int(time.time()))
-        put = self.store.put_keys(self.db, self.stream, self.batch, at, new) if new else 0
-        if put == len(new):
-            return again
+        again, new = set[bytes](), list[bytes]()
+        put = self.store.put_keys(self.db, self.stream, self.batch)
+        with contextlib.closing(put):
+            next(put)
+            while given := (yield):
+                keys, received = given
+                known = self.seen.intersection(keys)
+                self.seen.update(keys)
+                again |= known
+                # sorted: two transactions take them in one order, and the index is read in its order
+                if piece := sorted([key for key in keys if key not in known] if known else keys):
+                    put.send((max(received // 1_000_000, int(time.time())), piece))
+                    new += piece
+            if end(put) == len(new):
+                return again
         for start in range(0, len(new), bounds.ASKED_KEYS):
             asked = new[start : start + bounds.ASKED_KEYS]
             listed = ", ".join("?" * len(asked))
@@ -57,3 +75,13 @@ class Keys:
                 "ON CONFLICT (stream, epoch) DO UPDATE SET bodies = d.bodies + excluded.bodies"
             )
             self.store.run(self.db, put, (self.stream, epoch, self.duplicates))
+
+
+def end(pieces: Generator[None, Any, T]) -> T:
+    """Tell a generator that there are no more pieces; what it returns."""
+    try:
+        pieces.send(None)
+    except StopIteration as ended:
+        value: T = ended.value
+        return value
+    raise AssertionError("it asks for more")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from hashlib import blake2b
 from itertools import chain, islice
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from sluice.base.override import override
 from sluice.store import bounds
 from sluice.store.fill import Part
-from sluice.store.keys import Keys
+from sluice.store.keys import Keys, end
 from sluice.store.types import Entry
 from sluice.streams.record import Record, Reject
 from sluice.streams.unique import CONTENT_BYTES, FORGED, GIVEN_BYTES, SECOND, Rule, key_of, record_key
@@ -44,13 +44,18 @@ class Body(Part):
 
 
 class Unique:
-    """Takes bodies, and gives back what is not stored yet of them. size: bytes of the bodies that it holds."""
+    """Takes bodies, and gives back what is not stored yet of them. size: bytes of the bodies that it holds.
+
+    While it holds bodies, nothing else may use the connection of the keys. To be closed.
+    """
 
     def __init__(self, rule: Rule, keys: Keys) -> None:
         self.keys = keys
         self.record_key = None if rule.fields is None else record_key(rule.fields)
         self.entries: list[Entry] = []
         self.new: dict[bytes, int] = {}  # key -> sequence number
+        self.begun = 0  # how many of them the database has
+        self.claiming: Generator[None, Any, set[bytes]] | None = None
         self.size = 0
 
     def add(self, digest: bytes | None, size: int, entries: list[Entry]) -> None:
@@ -65,24 +70,44 @@ class Unique:
 
     def add_record(self, seq: int, received: int, item: bytes, record: Record) -> None:
         """`add` for a body without a given key that is one record, in a third of the time."""
+        new = self.new
         if record.time is not None:
             digest = blake2b(item, digest_size=CONTENT_BYTES).digest()
             key = (record.time // SECOND & 0xFFFFFFFF).to_bytes(4, "big") + digest
-            if key in self.new:
+            if key in new:
                 self.keys.duplicates += 1
                 return
-            self.new[key] = seq
+            new[key] = seq
+            if len(new) == self.begun + bounds.PIECE_KEYS:
+                self.begin(received)
         self.entries.append((seq, received, item, record))
         self.size += len(item)
 
+    def begin(self, received: int) -> None:
+        """Have the database put the keys that it does not have, while the next bodies are decoded."""
+        if self.claiming is None:
+            self.claiming = self.keys.claiming()
+            next(self.claiming)
+        self.claiming.send((list(islice(self.new, self.begun, None)), received))
+        self.begun = len(self.new)
+
     def flush(self) -> Unit:
         """What is new of the bodies that were held."""
-        entries, new, self.entries, self.new, self.size = self.entries, self.new, [], {}, 0
-        if new and (taken := self.keys.claim(new, entries[-1][1])):
-            again = {new[key] for key in taken}
+        entries = self.entries
+        if self.begun < len(self.new):
+            self.begin(entries[-1][1])
+        taken = end(self.claiming) if self.claiming else ()
+        if taken:
+            again = {self.new[key] for key in taken}
             entries = [entry for entry in entries if entry[0] not in again]
             self.keys.duplicates += len(again)
+        self.entries, self.new, self.begun, self.claiming, self.size = [], {}, 0, None, 0
         return self.new_records(entries, complete=True) if self.record_key else (entries, False)
+
+    def close(self) -> None:
+        """Take back what was begun."""
+        if self.claiming:
+            self.claiming.close()
 
     def large(self, digest: bytes | None, body: Body) -> Iterator[Unit]:
         """What is new of a large body."""

@@ -323,6 +323,35 @@ def test_a_body_on_which_the_decoder_fails_is_buried_and_the_others_are_stored(u
     assert (here.rows("gps"), here.store.ledger("gps").dead) == (20, 40)
 
 
+def test_an_interrupt_while_keys_are_put_stores_nothing_and_leaves_the_connection_usable(url: str) -> None:
+    here = Here(url)
+    items = [fix("car", 1_767_000_000 + n) for n in range(2 * bounds.PIECE_KEYS + 1)]
+    decode, seen = here.streams["gps"].decode, []
+
+    def interrupted(item: bytes, limits: Limits) -> Any:
+        seen.append(item)
+        if len(seen) == len(items):
+            raise KeyboardInterrupt
+        return decode(item, limits)
+
+    here.streams["gps"] = here.streams["gps"]._replace(decode=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        here.put("gps", *items)
+    assert len(seen) == len(items)
+    here.next = 1
+    assert here.put("gps", *items) == (len(items), 0)
+    assert here.put("gps", *items) == (0, 0)
+    assert here.rows("gps") == len(items)
+
+
+def test_copies_within_a_piece_of_keys_across_pieces_and_in_another_claim_are_stored_once(url: str) -> None:
+    here = Here(url)
+    items = [fix("car", 1_767_000_000 + n) for n in range(bounds.PIECE_KEYS + 10)]
+    assert here.put("gps", *items[:7]) == (7, 0)
+    assert here.put("gps", *items, *items, items[-1]) == (len(items) - 7, 0)
+    assert here.rows("gps") == len(items)
+
+
 def test_old_keys_are_deleted_in_steps_and_are_as_old_as_their_rows_whatever_the_clock_of_redis_says(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

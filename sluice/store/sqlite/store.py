@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import apsw
@@ -226,11 +226,15 @@ class Sqlite(Store[apsw.Connection]):
         return batch
 
     @override
-    def put_keys(self, db: apsw.Connection, stream: str, batch: int, at: int, keys: Sequence[bytes]) -> int:
+    def put_keys(
+        self, db: apsw.Connection, stream: str, batch: int
+    ) -> Generator[None, tuple[int, list[bytes]] | None, int]:
         before = db.total_changes()
-        db.executemany(
-            "INSERT OR IGNORE INTO batches_keys VALUES (?, ?, ?, ?)", [(key, stream, at, batch) for key in keys]
-        )
+        while piece := (yield):
+            at, keys = piece
+            db.executemany(
+                "INSERT OR IGNORE INTO batches_keys VALUES (?, ?, ?, ?)", [(key, stream, at, batch) for key in keys]
+            )
         return db.total_changes() - before
 
     @override
