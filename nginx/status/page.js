@@ -17,6 +17,7 @@ let clock = 0; // the server's time of the fetch, seconds; the browser's clock m
 // --- words ---------------------------------------------------------------------------------------------------------
 
 const whole = new Intl.NumberFormat("en");
+const brief = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 2 });
 const number = (n) => (n == null ? "?" : whole.format(n));
 const each = (n) => (n == null ? "?" : n >= 100 ? whole.format(Math.round(n)) : String(+n.toFixed(1)));
 const bodies = (n) => `${number(n)} ${n === 1 ? "body" : "bodies"}`;
@@ -133,7 +134,7 @@ function say(section, state, title, text) {
 function station(id, figure, detail, state = "") {
   const place = $(`#${id}`);
   place.dataset.state = state;
-  place.children[1].textContent = number(figure);
+  place.children[1].textContent = figure >= 1e9 ? brief.format(figure) : number(figure); // the ledger has all digits
   place.children[2].textContent = detail;
 }
 
@@ -146,21 +147,21 @@ function picture() {
   station("claimed", claimed, workers(), claimed ? late : "");
   station("stored", sum("stored"), `${each(sum("taken_rate"))}/s`);
   const rejected = shown.turned_away.reduce((total, { answers }) => total + answers, 0);
-  station("dead", dead, rejected ? `${number(rejected)} requests were rejected` : "", dead ? "slow" : "");
+  station("dead", dead, rejected ? `${number(rejected)} ${rejected === 1 ? "request was" : "requests were"} rejected` : "", dead ? "slow" : "");
 }
 
 function left() {
   const { memory, disk, hours_left: hours } = shown;
-  const part = (name, free, soon) => `${name}: ${size(free)} free${soon == null ? "" : `, full in ${span(soon * 3600)} at the present rate`}.`;
+  const part = (name, free, soon, rate) => `${name}: ${size(free)} free${soon == null ? "" : `, full in ${span(soon * 3600)} at the rate of the last ${rate}`}.`;
   $("#left").textContent = [
-    disk && part("Disk", disk.free, hours.disk),
-    memory?.most && part("Redis's memory", Math.max(0, memory.most - memory.used), hours.memory),
+    disk && part("Disk", disk.free, hours.disk, "hour"),
+    memory?.most && part("Redis's memory", Math.max(0, memory.most - memory.used), hours.memory, "two minutes"),
   ].filter(Boolean).join(" ");
 }
 
 function workers() {
   const count = shown.workers;
-  return count == null ? "" : count === 0 ? "no worker is running" : count === 1 ? "1 worker" : `${count} workers`;
+  return count == null ? "" : count === 0 ? "no worker runs" : count === 1 ? "1 worker" : `${count} workers`;
 }
 
 // Replaces the rows of a table. rows: the name, then the cells, each a text, or a text and whether it is bad.
@@ -249,7 +250,11 @@ function letters() {
   $("#away-note").textContent = shown.turned_away.length ? "By reason, since counting began. A client gets 429 and 503 with the seconds to wait." : "None.";
   $("#turned-away").replaceChildren(...shown.turned_away.map(({ answers, where, reason }) => tally(answers, where, reason)));
   $("#newest").hidden = !letters.length;
-  if (more) $("#reasons").append(element("li", `and ${number(more)} other reasons`));
+  if (more) {
+    const rest = element("li");
+    rest.append(element("span", `and ${number(more)} other reasons`, { class: "all" }));
+    $("#reasons").append(rest);
+  }
   $("#letters").replaceChildren(...letters.map((letter) => {
     const line = element("li");
     line.append(when(letter.time), element("span", letter.stream, { class: "stream" }), element("span", letter.reason));
@@ -292,7 +297,7 @@ function round(n) {
   return power * [1, 2, 5, 10].find((step) => step * power >= n);
 }
 
-const short = (n) => (n >= 1e6 ? `${+(n / 1e6).toFixed(1)}M` : n >= 1e4 ? `${+(n / 1e3).toFixed(1)}k` : String(+n.toFixed(1)));
+const short = (n) => (n >= 1e9 ? `${+(n / 1e9).toFixed(1)}G` : n >= 1e6 ? `${+(n / 1e6).toFixed(1)}M` : n >= 1e4 ? `${+(n / 1e3).toFixed(1)}k` : String(+n.toFixed(1)));
 
 // A chart of the last hour. lines: [class, column of a row]; readings: row -> [class, label, figure] for the readout.
 class Chart {
@@ -351,7 +356,7 @@ class Chart {
       svg(this.svg, "text", { x: this.left - 8, y: y(max * part) + 4, "text-anchor": "end" }, short(max * part));
     }
     for (const part of this.width < 420 ? [1, 0.5, 0] : [1, 0.8, 0.6, 0.4, 0.2, 0]) {
-      const anchor = { 1: "start", 0: "end" }[part] ?? "middle";
+      const anchor = part ? "middle" : "end";
       svg(this.svg, "text", { x: this.width - (part * (this.width - this.left)), y: height + 18, "text-anchor": anchor }, part ? `−${+((this.span / 60) * part).toFixed(1)} min` : "now");
     }
     for (const [name, column] of this.lines)

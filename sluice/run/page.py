@@ -36,7 +36,7 @@ RECENT_READINGS = 5  # over which a rate is taken
 # what may become full: its column in a row of the last hour, and how many rows make a forecast, at least and at most.
 # Redis's memory can fill within minutes; the disk's free bytes go up and down with each rewrite of Redis's log
 RUNNING_OUT = {"disk": (5, 30, SLOTS), "memory": (6, 3, 12)}
-FORESEEN_HOURS = 10_000.0  # what becomes full later is not foreseen
+FORESEEN_HOURS = 720.0  # what becomes full later is not foreseen
 SHOWN_REASONS, SHOWN_LETTERS, EXCERPT_CHARACTERS = 20, 10, 160
 # per stream, copied from Observer.look()
 SHOWN = (

@@ -40,7 +40,7 @@ from sluice.run import page as program
 
 FAILED = "Failed to load resource"  # Chromium logs every response that is not 2xx
 LIVE = ROOT / "examples/live.html"
-PHONE, DESKTOP = (360, 740), (1280, 800)
+PHONE, TABLET, DESKTOP = (360, 740), (820, 1180), (1280, 800)
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
 expect.set_options(timeout=10_000)
@@ -240,6 +240,105 @@ CONTRAST = """() => {
   }
   return found;
 }"""
+
+
+# [text, what is wrong with its place]. Each line of a text is a box, without the space above and below
+CROWDED = """() => {
+  const boxes = [], wrong = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode, element = node.parentElement;
+    if (!node.data.trim() || !element.checkVisibility()) continue;
+    if (element.closest(".hidden, .skip, noscript, script, option")) continue;
+    const head = element.closest("thead");
+    if (head && getComputedStyle(head).position === "absolute") continue;  // invisible on a phone
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    const size = parseFloat(getComputedStyle(element).fontSize);
+    const card = element.closest("main > section:not(#charts), figure, body");
+    const outer = card.getBoundingClientRect();
+    const room = card.tagName === "BODY" ? 0 : 10;
+    for (const { left, right, top, bottom, width } of range.getClientRects()) {
+      const gap = element instanceof SVGElement ? 6 : -0.5;  // pixels
+      const spare = Math.max(0, (bottom - top - size) / 2);
+      const box = { text: node.data.trim(), left, right, top: top + spare, bottom: bottom - spare };
+      if (!width) continue;
+      if (left < outer.left + room || right > outer.right - room ||
+          box.top < outer.top + room / 2 || box.bottom > outer.bottom - room / 2)
+        wrong.push([box.text, "at the edge of its card"]);
+      for (const other of boxes)
+        if (Math.min(right, other.right) - Math.max(left, other.left) > -gap &&
+            Math.min(box.bottom, other.bottom) - Math.max(box.top, other.top) > 0.5)
+          wrong.push([box.text, "over " + other.text]);
+      boxes.push(box);
+    }
+  }
+  // figures that stand side by side have one height, and so do their details
+  for (const kind of [".figure", ".detail"]) {
+    const figures = [...document.querySelectorAll(`#picture li:not(#dead) ${kind}`)];
+    const rows = Map.groupBy(figures, (one) => Math.round(one.closest("li").getBoundingClientRect().top));
+    for (const row of rows.values())
+      if (new Set(row.map((one) => Math.round(one.getBoundingClientRect().top))).size > 1)
+        wrong.push([kind, "not level"]);
+  }
+  return wrong;
+}"""
+LONG = "a_stream_with_a_name_of_sixty_three_letters_which_is_the_longest"
+
+
+def crammed(route: Route) -> None:
+    """Pass status.json on with everything that the page can show, and large figures and long names."""
+    answer = route.fetch()
+    shown = answer.json()
+    many = 987_654_321
+    for row in shown["streams"]:
+        row |= dict.fromkeys(("accepted", "ready", "claimed", "stored", "dead", "duplicate", "missing"), many)
+        row |= {"purged": many, "deleted": many, "expired": many, "accepted_rate": 123_456.7, "taken_rate": 123_456.7}
+        row["oldest_seconds"] = 300_000
+    shown["streams"].append(shown["streams"][0] | {"stream": LONG, "paths": [f"/{LONG}"]})
+    view = shown["views"][0] | {"path": f"/{LONG}/latest", "keys": many, "lag": 300_000, "refreshes": many}
+    shown["views"].append(view | {"state": "unavailable", "reads_rate": 123_456.7})
+    cell = dict.fromkeys(("accepted", "ready", "claimed", "stored", "dead", "duplicate", "missing"), many)
+    shown["cells"] = [{"cell": name, "seconds": 300_000, "late": True} | cell for name in ("c1", LONG)]
+    shown["senders"] = [
+        {
+            "sender": LONG[:63],
+            "stored": {"votes": many},
+            "stored_rate": 123_456.7,
+            "rejected": {"429": many, "403": many},
+        }
+    ]
+    letter = {"time": "2026-01-31T12:00:00.000Z", "stream": LONG, "seq": 1, "reason": "x" * 200, "bytes": many}
+    shown["dead"] = {
+        "reasons": [{"stream": LONG, "reason": "wrong type " * 20, "letters": many}],
+        "more": 3,
+        "letters": [letter | {"excerpt": "x" * 160}],
+    }
+    shown["turned_away"] = [{"answers": many, "where": f"/{LONG}", "reason": "429 Too Many Requests"}]
+    shown["hours_left"] = {"disk": 30, "memory": 2}
+    shown["trouble"] = []
+    shown["hour"] = [[shown["time"] - 10 * n, 1e5, 123_456.7, many, 3000, 1, 1] for n in range(360, 0, -1)]
+    route.fulfill(response=answer, json=shown)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, TABLET, DESKTOP], ids=["phone", "tablet", "desktop"])
+def test_no_text_is_over_another_or_at_the_edge_of_its_card(
+    size: tuple[int, int], scheme: str, chromium: Browser, up: Server, tmp_path: Path
+) -> None:
+    post(up.port, "/gps", b'{"device":"d","lat":99,"lon":1}')
+    post(up.port, "/nowhere", b"x")
+    with context(chromium, size, scheme) as window:
+        page = opened(window, up)
+        expect(page.locator("#left")).not_to_be_empty()
+        page.locator("#errors summary").click()
+        expect(page.locator("#errors li")).not_to_have_count(0)
+        assert page.evaluate(CROWDED) == []
+        page.route("**/status.json", crammed)
+        expect(page.locator("#senders tbody tr")).to_have_count(1)
+        page.screenshot(path=tmp_path / "page.png", full_page=True)
+        assert page.evaluate(CROWDED) == []
+        assert page.evaluate(BEYOND) == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -670,7 +769,7 @@ def test_what_is_soon_full_is_shown_and_reported(page: Page) -> None:
         page.route("**/status.json", change)
 
     changed(disk=30, memory=None)
-    expect(page.locator("#left")).to_contain_text("free, full in 30 h at the present rate. Redis")
+    expect(page.locator("#left")).to_contain_text("free, full in 30 h at the rate of the last hour. Redis")
     expect(page.locator("#verdict")).to_have_attribute("data-state", "good")
     changed(disk=20, memory=1.5)
     expect(page.locator("#verdict h2")).to_have_text("The disk is full in 20 h")
