@@ -16,10 +16,11 @@ from typing import NamedTuple, Optional
 
 POOL = 4096
 MAX_ADDRESSES = 65_536
-# The kinds of heads. Those of SAME and FRESH differ in nothing but the values that are new in each request
+# The kinds of heads. Those of SAME, FRESH and KEYED differ in nothing but the values that are new in each request
 ONE = "one head"  # the fields that the request needs
 SAME = "one traced head"  # an SDK's, always the same
 FRESH = "new traces"  # the same SDK's
+KEYED = "new keys"  # the same SDK's, each with an Idempotency-Key of its own
 REAL = "real heads"
 
 Request = tuple[str, Optional[bytes]]  # target; body of a POST, None: a GET
@@ -135,7 +136,7 @@ def kind(options: argparse.Namespace) -> str:
 def requests(path: Path, some: Iterable[Request], kind: str) -> Requests:
     """Write these requests with heads of this kind, again and again until there are enough heads."""
     listed = list(some)
-    fresh = kind in (FRESH, REAL)
+    fresh = kind in (FRESH, KEYED, REAL)
     count = len(listed) * (-(-POOL // len(listed)) if fresh else 1)
     with open(path, "wb") as file:
         file.writelines(request(target, body, kind, n) for n, (target, body) in zip(range(count), cycle(listed)))
@@ -145,6 +146,8 @@ def requests(path: Path, some: Iterable[Request], kind: str) -> Requests:
 def request(target: str, body: bytes | None, kind: str, number: int) -> bytes:
     """One request. number: of its head."""
     content = "" if body is None else f"Content-Type: application/json\nContent-Length: {len(body)}\n"
+    if kind == KEYED:
+        content += f"Idempotency-Key: {hashlib.sha256(b'%d' % number).hexdigest()[:32]}\n"
     fields = content if kind == ONE else client(kind, number, content)
     method = "GET" if body is None else "POST"
     lines = f"{method} {target} HTTP/1.1\nHost: localhost\n{fields}\n"
