@@ -32,6 +32,7 @@ pytestmark = pytest.mark.long
 poll = partial(harness.poll, seconds=60, interval=0.05)
 Sample = tuple[str, str, int]  # name, tags, milliseconds
 VERSION_3 = harness.ROOT / "var/prometheus/prometheus"
+NO_VERSION_3 = "no Prometheus 3: bin/provision engines builds it"
 FEATURES = "exemplar-storage,native-histograms"
 
 
@@ -197,12 +198,14 @@ def test_stale_markers_exemplars_metadata_and_numbers_that_are_not_finite_are_st
 
 
 @contextlib.contextmanager
-def proxied(tmp: Path, replies: list[bytes], options: str = "") -> Iterator[tuple[Server, Between, int]]:
+def proxied(
+    tmp: Path, replies: list[bytes], options: str = "", binary: object = "prometheus"
+) -> Iterator[tuple[Server, Between, int]]:
     """An installation, and Prometheus that writes to it through a proxy. Returns: also the port of Prometheus."""
     with contextlib.ExitStack() as stack:
         up = stack.enter_context(installation(tmp))
         write = stack.enter_context(closing(between := Between(up.port, replies)))
-        yield up, between, stack.enter_context(prometheus(tmp, write, options=options))
+        yield up, between, stack.enter_context(prometheus(tmp, write, options=options, binary=binary))
 
 
 def test_native_histograms_are_stored(up: Server, tmp: Path) -> None:
@@ -225,7 +228,7 @@ def test_native_histograms_are_stored(up: Server, tmp: Path) -> None:
 
 def test_version_3_reports_no_failed_sample_with_remote_write_2(up: Server, tmp: Path) -> None:
     if not VERSION_3.exists():
-        pytest.skip("no Prometheus 3: bin/provision engines builds it")
+        pytest.skip(NO_VERSION_3)
     names = "samples", "histograms", "exemplars"
     target = Target()
     target.text = TEXT
@@ -239,6 +242,7 @@ def test_version_3_reports_no_failed_sample_with_remote_write_2(up: Server, tmp:
         assert value(port, "prometheus_remote_storage_samples_retried_total") == 0
 
 
+@pytest.mark.parametrize("binary", ["prometheus", VERSION_3], ids=["Debian's", "version 3"])
 @pytest.mark.parametrize(
     ("replies", "options", "retried"),
     [
@@ -250,10 +254,12 @@ def test_version_3_reports_no_failed_sample_with_remote_write_2(up: Server, tmp:
     ids=["4xx", "429", "429 with retry_on_http_429", "5xx"],
 )
 def test_prometheus_repeats_a_request_after_5xx_and_drops_it_after_4xx(
-    replies: list[bytes], options: str, retried: bool, tmp: Path
+    replies: list[bytes], options: str, retried: bool, binary: object, tmp: Path
 ) -> None:
+    if binary == VERSION_3 and not VERSION_3.exists():
+        pytest.skip(NO_VERSION_3)
     count = len(replies)
-    with proxied(tmp, replies, options) as (up, between, port):
+    with proxied(tmp, [*replies], options, binary) as (up, between, port):
         poll(lambda: len(between.answered) == count and stored(up))
         theirs = scraped(port)
         dropped: set[Sample] = set()

@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/collector/otelcol"
 	"go.opentelemetry.io/collector/receiver"
 	"go.opentelemetry.io/collector/receiver/otlpreceiver"
+	"go.opentelemetry.io/collector/service/telemetry/otelconftelemetry"
 )
 
 func factories() (otelcol.Factories, error) {
@@ -21,7 +22,8 @@ func factories() (otelcol.Factories, error) {
 		return otelcol.Factories{}, err
 	}
 	receivers, err := otelcol.MakeFactoryMap[receiver.Factory](otlpreceiver.NewFactory())
-	return otelcol.Factories{Receivers: receivers, Exporters: exporters}, err
+	telemetry := otelconftelemetry.NewFactory()
+	return otelcol.Factories{Receivers: receivers, Exporters: exporters, Telemetry: telemetry}, err
 }
 
 func main() {
@@ -29,6 +31,7 @@ func main() {
 		BuildInfo: component.BuildInfo{Command: "collector", Version: "0"},
 		Factories: factories,
 		ConfigProviderSettings: otelcol.ConfigProviderSettings{ResolverSettings: confmap.ResolverSettings{
+			DefaultScheme:     "file",
 			ProviderFactories: []confmap.ProviderFactory{fileprovider.NewFactory()},
 		}},
 	}

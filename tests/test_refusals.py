@@ -1,0 +1,135 @@
+"""Real senders, unmodified, through a proxy that refuses some requests: what they send again, and what they drop.
+
+Prometheus, InfluxDB's clients, syslog-ng and rsyslog have files of their own. docs/INTEGRATIONS.md says what is seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from between import Between, closing, reply
+from integrations import samples
+from proving import harness
+from proving.harness import ask, free_port, installation, running
+
+poll = partial(harness.poll, seconds=90, interval=0.05)
+TELEGRAF = harness.ROOT / "var/telegraf/telegraf"
+COLLECTOR = harness.ROOT / "var/collector/collector"
+FIRST = 1_767_268_800  # noon, 1 January 2026
+METRICS = "SELECT value FROM metrics WHERE name = 'given'"
+LOGS = """SELECT trim(message, 'n=" ') FROM logs"""
+
+Write = Callable[[range], object]
+Run = Callable[[Path, int], AbstractContextManager[Write]]
+
+
+@contextlib.contextmanager
+def vmagent(tmp: Path, port: int) -> Iterator[Write]:
+    if not shutil.which("vmagent"):
+        pytest.skip("no vmagent")
+    listen = free_port()
+
+    def write(numbers: range) -> None:
+        lines = "".join(f"given {n} {(FIRST + n) * 1000}\n" for n in numbers).encode()
+        assert harness.post(listen, "/api/v1/import/prometheus", lines)[0] == 204
+
+    command = ["vmagent", f"-httpListenAddr=127.0.0.1:{listen}", "-remoteWrite.flushInterval=100ms"]
+    command += [f"-remoteWrite.url=http://127.0.0.1:{port}/api/v1/write", f"-remoteWrite.tmpDataPath={tmp}/vm"]
+    with running(command, tmp / "vmagent.out", harness.environment(tmp), signal.SIGKILL):
+        poll(lambda: harness.get(listen, "/health")[0] == 200)
+        yield write
+
+
+@contextlib.contextmanager
+def telegraf(output: str, tmp: Path, port: int) -> Iterator[Write]:
+    if not TELEGRAF.exists():
+        pytest.skip("no Telegraf: bin/provision engines builds it")
+    listen = free_port()
+    (documented,) = [text for text in samples("Telegraf", port) if f"outputs.{output}]" in text]
+    (tmp / "telegraf.conf").write_text(f"""
+[agent]
+  interval = "100ms"
+  flush_interval = "100ms"
+  omit_hostname = true
+[[inputs.socket_listener]]
+  service_address = "tcp://127.0.0.1:{listen}"
+  data_format = "influx"
+{documented}
+""")
+    with (
+        running([TELEGRAF, tmp / "telegraf.conf"], tmp / "telegraf.out", harness.environment(tmp), signal.SIGKILL),
+        poll(lambda: socket.create_connection(("127.0.0.1", listen))) as connection,
+    ):
+        yield lambda asked: connection.sendall(b"".join(b"given n=%di %d000000000\n" % (n, FIRST + n) for n in asked))
+
+
+@contextlib.contextmanager
+def collector(tmp: Path, port: int) -> Iterator[Write]:
+    if not COLLECTOR.exists():
+        pytest.skip("no Collector: bin/provision engines builds it")
+    listen = free_port()
+    (documented,) = [text for text in samples("OpenTelemetry", port) if text.startswith("exporters:")]
+    (tmp / "collector.yaml").write_text(f"""
+receivers: {{otlp: {{protocols: {{http: {{endpoint: "127.0.0.1:{listen}"}}}}}}}}
+{documented}
+service:
+  telemetry: {{metrics: {{level: none}}}}
+  pipelines: {{metrics: {{receivers: [otlp], exporters: [otlp_http]}}}}
+""")
+
+    def write(numbers: range) -> None:
+        points = [{"asInt": str(n), "timeUnixNano": str((FIRST + n) * 10**9)} for n in numbers]
+        metric = {"name": "given", "gauge": {"dataPoints": points}}
+        body = json.dumps({"resourceMetrics": [{"scopeMetrics": [{"metrics": [metric]}]}]}).encode()
+        assert harness.post(listen, "/v1/metrics", body, {"Content-Type": "application/json"})[0] == 200
+
+    command = [COLLECTOR, f"--config={tmp}/collector.yaml"]
+    with running(command, tmp / "collector.out", harness.environment(tmp), signal.SIGKILL):
+        poll(lambda: socket.create_connection(("127.0.0.1", listen))).close()
+        yield write
+
+
+ALL = frozenset((503, 429, 413))
+SENDERS: dict[
+    str, tuple[Run, str, frozenset[int]]
+] = {  # what runs it, what finds the numbers that are stored, and after which answers it sends again
+    "vmagent": (vmagent, METRICS, ALL),
+    "telegraf http": (partial(telegraf, "http"), METRICS, ALL),
+    "telegraf influxdb_v2": (partial(telegraf, "influxdb_v2"), METRICS, ALL),
+    "telegraf loki": (partial(telegraf, "loki"), LOGS, ALL),
+    "collector": (collector, METRICS, frozenset((503, 429))),
+}
+
+
+@pytest.mark.parametrize("sender", SENDERS)
+def test_a_sender_sends_again_or_drops_what_was_refused(sender: str, tmp: Path) -> None:
+    """Nothing is lost where it sends again; what it drops is one request, and what follows arrives."""
+    run, sql, repeats = SENDERS[sender]
+    replies: list[bytes] = []
+    with installation(tmp) as up, closing(between := Between(up.port, replies)) as port, run(tmp, port) as write:
+
+        def found() -> set[int]:
+            return {int(number) for (number,) in ask(up.home, sql)}
+
+        expected = set[int]()
+        for first, status in enumerate((503, 429, 413)):
+            before, kept = len(between.answered), status in repeats
+            replies += [reply(status, "Retry-After: 1")] * (2 if kept else 1)
+            refused, later = range(first * 20, first * 20 + 10), range(first * 20 + 10, first * 20 + 20)
+            write(refused)
+            poll(lambda: not replies and len(between.answered) > before)  # noqa: B023
+            write(later)
+            expected |= {*later} | ({*refused} if kept else set())
+            poll(lambda: expected <= found())  # noqa: B023
+            assert {*refused} <= found() if kept else not {*refused} <= found()
+        assert ask(up.home, "SELECT reason FROM dead_letters") == []
