@@ -120,15 +120,11 @@ def with_routes(text: str, s: settings.Settings) -> str:
         rest, made = text[: location.start()] + text[end.start() :], ""
         for path, route in routes.items():
             if plain[path] == takes and (takes or route.batch) and f"location = {path} {{" not in rest:
-                one = replaced(location[0], (f"= {first} {{", f"= {quoted_path(path)} {{"))
+                word = f'"{path}"' if re.search("[;']", path) else path  # for nginx
+                one = replaced(location[0], (f"= {first} {{", f"= {word} {{"))
                 made += one if route.batch else re.sub(r"^ +client_max_body_size .*\n", "", one, flags=re.MULTILINE)
         text = text[: location.start()] + made + text[end.start() :]
     return replaced(text, ("client_max_body_size 8m", f"client_max_body_size {s.max_batch}"))
-
-
-def quoted_path(path: str) -> str:
-    """The path of a location, in quotation marks if nginx would not read it as one word."""
-    return f'"{path}"' if re.search("[;']", path) else path
 
 
 def allows(networks: Collection[str]) -> str:

@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sluice import settings
-from sluice.parsers import Rows
 from sluice.run import configure, page, up
 from sluice.run.configure import ROOT
 from sluice.run.parts import parts
@@ -66,10 +65,11 @@ def defaults(values: Mapping[str, str]) -> str:
 def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, str]:
     """The system's files for Sluice, path -> text. root: the checkout. nginx: whether to configure the system's."""
     network = not s.store.startswith("sqlite:") or not s.has_own_redis
+    remote_rows = any(url and not url.startswith("parquet:") for url in (s.rows.rest, *s.rows.streams.values()))
     wanted = {
         "sluice-gateway.service.d/zz-pypy.conf": s.runtime == "pypy",
         "sluice-reader.service.d/zz-pypy.conf": s.runtime == "pypy",
-        "sluice-worker@.service.d/network.conf": network or remote_rows(s.rows),
+        "sluice-worker@.service.d/network.conf": network or remote_rows,
         "nginx.service.d/sluice.conf": nginx,
     }
     places = {
@@ -87,11 +87,6 @@ def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, st
         units = DATABASE_USERS if s.has_own_redis else (*DATABASE_USERS, "sluice-gateway.service")
         texts |= {UNITS / f"{unit}.d/network.conf": text for unit in units}
     return texts
-
-
-def remote_rows(rows: Rows) -> bool:
-    """Whether rows of any stream go elsewhere over the network."""
-    return any(url and not url.startswith("parquet:") for url in (rows.rest, *rows.streams.values()))
 
 
 def check(s: settings.Settings) -> None:

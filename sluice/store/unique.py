@@ -39,7 +39,7 @@ class Body(Part):
             entries = self.decode()
         self.begun = None
         for entry in entries:
-            self.timed &= is_timed(entry[3])
+            self.timed &= isinstance(entry[3], Reject) or entry[3].time is not None
             yield entry
 
 
@@ -169,7 +169,3 @@ def body_key(digest: bytes, entries: list[Entry]) -> bytes | None:
     if len(digest) == GIVEN_BYTES:
         return digest if entries else None
     return key_of(digest, first.time) if first else None
-
-
-def is_timed(thing: Record | Reject) -> bool:
-    return isinstance(thing, Reject) or thing.time is not None

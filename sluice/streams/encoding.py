@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from sluice.http.request import SNAPPY
@@ -32,14 +33,10 @@ def inflated(body: bytes, encoding: str, limit: int) -> bytes:
     if encoding in SNAPPY:
         return unsnapped(body, limit)
     if body.startswith(GZIP):
-        return joined("gzip", body, gunzip, GZIP, limit)
+        return joined("gzip", body, partial(zlib.decompressobj, 31), GZIP, limit)
     if body.startswith(ZSTD):
         return joined("zstd", body, unzstd(), ZSTD, limit)
     return deflated(body, limit) if encoding == "deflate" and body else body
-
-
-def gunzip() -> Any:
-    return zlib.decompressobj(31)
 
 
 def unzstd() -> Callable[[], Any]:
