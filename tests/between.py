@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import socketserver
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from proving.harness import request
+from proving.harness import poll, request
 
 
 class Between(socketserver.ThreadingTCPServer):
@@ -70,6 +71,25 @@ class Between(socketserver.ThreadingTCPServer):
 
         super().__init__(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    def repeated(self, numbers: Callable[[bytes], set[int]] | None = None) -> int:
+        """How many of the accepted bodies were sent before. numbers: of a body; it is a copy if none of them is new."""
+        if not numbers:
+            return len(self.accepted) - len(set(self.accepted))
+        seen, copies = set[int](), 0
+        for body in self.accepted:
+            copies += numbers(body) <= seen
+            seen |= numbers(body)
+        return copies
+
+    def sent_in_steps(self, stored: Callable[[], list[int]], write: Callable[[range], object], step: int = 10) -> int:
+        """Write `step` at a time, each once those before are stored, until three answers are lost; how many in all."""
+        for first in itertools.count(0, step):
+            write(range(first, first + step))
+            poll(lambda: len(stored()) >= first + step, seconds=60, interval=0.05)  # noqa: B023
+            if self.lost >= 3:
+                return first + step
+        raise AssertionError
 
 
 @contextlib.contextmanager

@@ -209,6 +209,24 @@ def test_what_a_client_does_after_an_error(
             assert said != "ok", kind
 
 
+@pytest.mark.parametrize("client", AGAIN)
+def test_every_point_is_stored_once_although_one_answer_in_ten_is_lost(
+    client: str, up: Server, clients: dict[str, Start]
+) -> None:
+    """The application writes again what its client does not send again."""
+    if client not in clients:
+        pytest.skip("no npm, or no jars")
+    name = f"{client}-lost"
+    with closing(between := Between(up.port, [], cut=10)) as port, clients[client](port, name) as start:
+        count = between.sent_in_steps(
+            lambda: numbers(up, name), lambda asked: poll(lambda: start(asked) == "ok"), step=1
+        )
+        poll(lambda: between.repeated() == between.lost)
+        assert start(range(count, count + 1)) == "ok"
+        poll(lambda: count in numbers(up, name))
+    assert numbers(up, name) == [*range(count + 1)]
+
+
 def changed(
     clients: dict[str, Start], client: str, port: int, *change: str
 ) -> contextlib.AbstractContextManager[Write]:

@@ -6,13 +6,12 @@ The senders with a file of their own are there: OpenTelemetry, Prometheus, Influ
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import re
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -44,27 +43,6 @@ def found(up: Server, sql: str) -> list[int]:
     return sorted(int(number) for (number,) in ask(up.home, sql))
 
 
-def sent_in_steps(up: Server, between: Between, sql: str, write: Callable[[range], object]) -> int:
-    """Write ten at a time, each ten once the ten before are stored, until three answers are lost; how many in all."""
-    for first in itertools.count(0, 10):
-        write(range(first, first + 10))
-        poll(lambda: len(found(up, sql)) >= first + 10)  # noqa: B023
-        if between.lost >= 3:
-            return first + 10
-    raise AssertionError
-
-
-def repeated(between: Between, numbers: Callable[[bytes], set[int]] | None = None) -> int:
-    """How many of the accepted bodies were sent before. numbers: of a body; it is a copy if none of them is new."""
-    if not numbers:
-        return len(between.accepted) - len(set(between.accepted))
-    seen, copies = set[int](), 0
-    for body in between.accepted:
-        copies += numbers(body) <= seen
-        seen |= numbers(body)
-    return copies
-
-
 @pytest.mark.parametrize("stream", ["gps", "votes"])
 def test_what_javas_own_client_repeats_by_itself_is_stored_once(stream: str, tmp: Path) -> None:
     """By content, and with a key. HttpURLConnection repeats a POST without telling the program."""
@@ -75,7 +53,7 @@ def test_what_javas_own_client_repeats_by_itself_is_stored_once(stream: str, tmp
         with program("java", HERE / "java/Post.java", f"http://127.0.0.1:{port}", stream) as write:
             assert write(range(100)) == "ok"
         assert between.lost >= 10
-        poll(lambda: duplicates(up) == repeated(between) == between.lost)
+        poll(lambda: duplicates(up) == between.repeated() == between.lost)
         assert found(up, sql) == [*range(100)]
 
 
@@ -93,8 +71,8 @@ def test_every_sample_of_vmagent_is_stored_once(tmp: Path) -> None:
         command += [f"-remoteWrite.url=http://127.0.0.1:{port}/api/v1/write", f"-remoteWrite.tmpDataPath={tmp}/vm"]
         with running(command, tmp / "vmagent.out", harness.environment(tmp), signal.SIGKILL):
             poll(lambda: harness.get(listen, "/health")[0] == 200)
-            count = sent_in_steps(up, between, sql, write)
-            poll(lambda: duplicates(up) == repeated(between) == between.lost)
+            count = between.sent_in_steps(lambda: found(up, sql), write)
+            poll(lambda: duplicates(up) == between.repeated() == between.lost)
         assert found(up, sql) == [*range(count)]
 
 
@@ -142,10 +120,10 @@ def test_every_metric_of_telegraf_is_stored_once_with_keys_of_records(output: st
             def write(asked: range) -> None:
                 connection.sendall(b"".join(b"given n=%di %d000000000\n" % (n, FIRST + n) for n in asked))
 
-            count = sent_in_steps(up, between, sql, write)
+            count = between.sent_in_steps(lambda: found(up, sql), write)
             write(range(count, count + 10))
             poll(lambda: len(found(up, sql)) >= count + 10)
-            poll(lambda: duplicates(up) == repeated(between, numbers))
+            poll(lambda: duplicates(up) == between.repeated(numbers))
         assert found(up, sql) == [*range(count + 10)]
 
 
@@ -158,8 +136,8 @@ def test_loki4j_sends_a_line_again_after_503_and_not_after_a_lost_answer(tmp: Pa
         quick = documented.replace("<http>", "<batchTimeoutMs>100</batchTimeoutMs><http>")
         (tmp / "logback.xml").write_text(f"<configuration>{quick}</configuration>")
         with program("java", "-cp", f"{JARS}/*", HERE / "java/Loki.java", tmp / "logback.xml") as write:
-            count = sent_in_steps(up, between, sql, write)
+            count = between.sent_in_steps(lambda: found(up, sql), write)
             write(range(count, count + 10))
             poll(lambda: len(found(up, sql)) >= count + 10)
-        assert (duplicates(up), repeated(between), len(between.answered)) == (0, 0, 1)
+        assert (duplicates(up), between.repeated(), len(between.answered)) == (0, 0, 1)
         assert found(up, sql) == [*range(count + 10)]

@@ -273,6 +273,22 @@ def test_the_metrics_and_logs_of_the_javascript_sdk_are_stored(up: Server, sende
     assert {"n": 9, "tags": ["a", {"b": 1.5}], "otel.scope.name": "js"}.items() <= sent[9][2].items()
 
 
+def test_every_log_record_of_the_javascript_sdk_is_stored_once_although_one_answer_in_ten_is_lost(
+    up: Server, sender: Path
+) -> None:
+    def numbers() -> list[int]:
+        return sorted(attributes["n"] for _, _, attributes in logs(up, "cut javascript"))
+
+    with closing(between := Between(up.port, [], cut=10)) as port:
+        command = ["node", sender, "proto", "cut javascript"]
+        with program(*command, env=os.environ | variables(port)) as write:
+            count = between.sent_in_steps(numbers, write)
+            assert write(range(count, count + 1)) == "ok"
+        poll(lambda: count in numbers())
+        assert between.repeated() == between.lost
+    assert numbers() == [*range(count + 1)]
+
+
 @pytest.mark.parametrize("kind", AFTER)
 def test_the_javascript_sdk_does_the_same(up: Server, sender: Path, kind: str) -> None:
     replies, times = AFTER[kind]

@@ -142,6 +142,21 @@ def test_lines_that_got_no_answer_are_sent_again(sender: Start, tmp: Path) -> No
         assert sorted(stored(up)) == ["message 1", "message 2", "message 3"]
 
 
+def test_every_line_is_stored_once_although_one_answer_in_ten_is_lost(sender: Start, tmp: Path) -> None:
+    def numbers() -> list[int]:
+        return sorted(int(text.split()[1]) for text in stored(up))
+
+    with (
+        installation(tmp, {"INGEST_UNIQUE": "logs=1d/record"}) as up,
+        closing(between := Between(up.port, [], cut=10)) as port,
+        sender(tmp, port) as connection,
+    ):
+        count = between.sent_in_steps(numbers, lambda asked: connection.sendall(b"".join(map(line, asked))))
+        connection.sendall(line(count))  # goes with the last ones that are sent again, or behind them
+        poll(lambda: count in numbers())
+        assert numbers() == [*range(count + 1)]
+
+
 def test_rsyslog_sends_lines_in_parts_and_what_is_not_utf_8(tmp: Path) -> None:
     with installation(tmp, {"INGEST_MAX_BODY": "1k"}) as up, rsyslog(tmp, up.port) as connection:
         connection.sendall(line(-1).replace(b"message", b"caf\xe9") + b"".join(map(line, range(100))))
