@@ -39,6 +39,6 @@ from rig.stand import CFLAGS, OURS, THEIRS, Candidate, Stand
 __all__ = [
     "BENCH", "CFLAGS", "COLOURS", "GENERATOR", "LIMIT_COLOUR", "OURS", "OURS_COLOUR", "RATIOS", "ROOT", "THEIRS",
     "THEIRS_COLOUR", "FRESH", "KEYED", "REAL", "SAME", "Candidate", "Figures", "Ratio", "Request", "Requests", "Report",
-    "Slots", "Stand", "body", "cpu", "memory", "number", "options", "output", "percentile", "processes", "progress", "pyplot",
-    "ratio", "rounds", "sibling", "stolen", "summed", "tables",
+    "Slots", "Stand", "body", "cpu", "memory", "number", "options", "output", "percentile", "processes", "progress",
+    "pyplot", "ratio", "rounds", "sibling", "stolen", "summed", "tables",
 ]  # fmt: skip
