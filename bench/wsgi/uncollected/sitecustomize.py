@@ -1,0 +1,5 @@
+"""With this directory in PYTHONPATH, Python collects no garbage: for `bench/latency --off`."""
+
+import gc
+
+gc.disable()
