@@ -13,8 +13,10 @@ from functools import partial
 from typing import Any
 
 import cramjam
+import graypy
 import influxdb
 import logging_loki
+import pygelf
 import pytest
 from influxdb_client import InfluxDBClient, Point, WriteOptions, WritePrecision
 from influxdb_client.client.write_api import SYNCHRONOUS
@@ -187,6 +189,30 @@ def test_loki_in_protobuf_gets_204(encoding: tuple[str, ...], up: Server) -> Non
     assert sent(up, "\n".join([*head, "Content-Length: {length}"]), packed) == (204, b"")
     sql = f"SELECT time, attributes FROM logs WHERE message = '{line}'"
     assert poll(lambda: ask(up.home, sql)) == [("2026-01-01T12:00:00.005Z", '{"app":"x"}')]
+
+
+def test_pygelf_is_a_row_with_its_fields(up: Server) -> None:
+    names: dict[str, Any] = {"logging": logging, "pygelf": pygelf}
+    (sample,) = samples("Graylog (GELF)", up.port)
+    exec(sample.replace("getLogger()", "getLogger('pygelf')"), names)  # noqa: S102  # our own document
+    logger = logging.getLogger("pygelf")
+    logger.error("disk of %s", "pygelf", extra={"disk": "sda"})
+    logger.removeHandler(names["handler"])
+    sql = "SELECT level, service, attributes FROM logs WHERE message = 'disk of pygelf'"
+    ((level, service, attributes),) = poll(lambda: ask(up.home, sql))
+    assert (level, service, json.loads(attributes)["disk"]) == ("error", None, "sda")
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_graypy_is_a_row_with_its_fields(compress: bool, up: Server) -> None:
+    handler = graypy.GELFHTTPHandler("localhost", up.port, compress=compress, facility="web")
+    record = logging.LogRecord("graypy", logging.WARNING, "file.py", 7, f"graypy {compress}", None, None, "f")
+    record.disk = "sda"
+    handler.handle(record)
+    sql = f"SELECT level, service, attributes FROM logs WHERE message = 'graypy {compress}'"
+    ((level, service, attributes),) = poll(lambda: ask(up.home, sql))
+    found = json.loads(attributes)
+    assert (level, service, found["disk"], found["line"]) == ("warn", "web", "sda", 7)
 
 
 def test_owntracks_is_identified_by_its_headers_and_its_speed_is_in_kmh(up: Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import influxdb_client_3
 import pytest
 from influxdb_client import Point
 
@@ -47,6 +49,7 @@ AGAIN: dict[str, set[str]] = {
     "@influxdata/influxdb3-client": set(),
     "influxdb": {"a lost answer"},
     "influxdb-client": {"429", "503", "a lost answer"},
+    "influxdb3-python": set(),
     "influxdb-client-java": {"429", "503", "a lost answer"},
 }
 
@@ -106,6 +109,24 @@ def version_2(port: int, name: str) -> Iterator[Write]:
         yield write
 
 
+@contextlib.contextmanager
+def version_3(port: int, name: str) -> Iterator[Write]:
+    names: dict[str, Any] = {}
+    exec(sample("influxdb3-python", port), names)  # noqa: S102  # our own document
+
+    def write(numbers: range) -> str:
+        about = influxdb_client_3.Point(name).tag("place", PLACE).field("door", True).field("note", NOTE)
+        points = [copy.deepcopy(about).field("n", n).time(FIRST + n, "s") for n in numbers]
+        try:
+            names["client"].write(points)
+        except Exception as error:
+            return str(error)
+        return "ok"
+
+    with contextlib.closing(names["client"]):
+        yield write
+
+
 @pytest.fixture(scope="module")
 def up() -> Iterator[Server]:
     """bin/up that asks for a key."""
@@ -118,7 +139,7 @@ def up() -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def clients() -> Iterator[dict[str, Start]]:
     """The clients that can run here."""
-    found: dict[str, Start] = {"influxdb": version_1, "influxdb-client": version_2}
+    found: dict[str, Start] = {"influxdb": version_1, "influxdb-client": version_2, "influxdb3-python": version_3}
     with contextlib.ExitStack() as stack:
         if shutil.which("npm"):
             packages = stack.enter_context(npm_packages(HERE))

@@ -24,6 +24,7 @@ from proving.harness import ask, free_port, installation, running
 
 poll = partial(harness.poll, seconds=90, interval=0.05)
 TELEGRAF = harness.ROOT / "var/telegraf/telegraf"
+COLLECTD = harness.ROOT / "var/collectd"
 COLLECTOR = harness.ROOT / "var/collector/collector"
 FIRST = 1_767_268_800  # noon, 1 January 2026
 METRICS = "SELECT value FROM metrics WHERE name = 'given'"
@@ -99,6 +100,51 @@ service:
         yield write
 
 
+@contextlib.contextmanager
+def collectd(tmp: Path, port: int) -> Iterator[Write]:
+    program = COLLECTD / "usr/sbin/collectd"
+    if not program.exists():
+        pytest.skip("no collectd: bin/provision test gets Debian's package")
+    (libraries,) = COLLECTD.glob("usr/lib/*-linux-gnu")
+    (documented,) = samples("collectd", port)
+    documented = documented.replace("LoadPlugin write_http", QUICK)
+    (tmp / "collectd.conf").write_text(f"""
+Hostname "h"
+BaseDir "{tmp}"
+PluginDir "{COLLECTD}/usr/lib/collectd"
+TypesDB "{COLLECTD}/usr/share/collectd/types.db"
+LoadPlugin unixsock
+<Plugin unixsock>
+  SocketFile "{tmp}/collectd.sock"
+</Plugin>
+{documented}
+""")
+    env = harness.environment(tmp) | {"LD_LIBRARY_PATH": str(libraries)}
+    with (
+        running([program, "-f", "-C", tmp / "collectd.conf"], tmp / "collectd.out", env, signal.SIGKILL),
+        poll(lambda: connected(tmp / "collectd.sock")) as connection,
+        connection.makefile("rw") as file,
+    ):
+
+        def write(numbers: range) -> None:
+            for command in [f"PUTVAL h/given/gauge interval=1 {FIRST + n}:{n}" for n in numbers]:
+                print(command, file=file, flush=True)
+                assert file.readline().startswith("0 "), command
+
+        yield write
+
+
+QUICK = """<LoadPlugin write_http>
+  FlushInterval 0.1
+</LoadPlugin>"""
+
+
+def connected(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(path))
+    return connection
+
+
 ALL = frozenset((503, 429, 413))
 SENDERS: dict[
     str, tuple[Run, str, frozenset[int]]
@@ -108,6 +154,7 @@ SENDERS: dict[
     "telegraf influxdb_v2": (partial(telegraf, "influxdb_v2"), METRICS, ALL),
     "telegraf loki": (partial(telegraf, "loki"), LOGS, ALL),
     "collector": (collector, METRICS, frozenset((503, 429))),
+    "collectd": (collectd, METRICS, frozenset()),
 }
 
 
@@ -133,3 +180,12 @@ def test_a_sender_sends_again_or_drops_what_was_refused(sender: str, tmp: Path) 
             poll(lambda: expected <= found())  # noqa: B023
             assert {*refused} <= found() if kept else not {*refused} <= found()
         assert ask(up.home, "SELECT reason FROM dead_letters") == []
+
+
+def test_a_value_of_collectd_is_a_row_with_its_identifier_as_tags(tmp: Path) -> None:
+    sql = "SELECT time, tags, field, type, value FROM metrics WHERE name = 'given'"
+    with installation(tmp) as up, collectd(tmp, up.port) as write:
+        write(range(1, 2))
+        ((time, tags, *rest),) = poll(lambda: ask(up.home, sql))
+    assert (time, *rest) == ("2026-01-01T12:00:01.000000000Z", "value", "integer", 1)
+    assert json.loads(tags) == {"host": "h", "type": "gauge"}

@@ -20,6 +20,7 @@ FIELDS = frozenset(f"HTTP_{name.decode().upper().replace('-', '_')}" for name in
 SNAPPY = "snappy", "x-snappy-framed"
 ENCODINGS = {"identity": False, "gzip": False, "x-gzip": False, "zstd": False, "deflate": True}
 ENCODINGS |= dict.fromkeys(SNAPPY, True)
+MAX_CODINGS = 2  # in a list: pygelf and graypy say "gzip,deflate" of either
 # A String (RFC 8941, 3.3.3), or else visible ASCII without quotation marks; a server joins repeated fields with commas
 KEY_CHARACTERS = 255
 QUOTED = re.compile(rf'"((?:[ !#-\[\]-~]|\\["\\]){{1,{KEY_CHARACTERS}}})"')
@@ -86,8 +87,12 @@ def examine(environ: dict[str, Any], keep_head: bool) -> bool:
     Raises: Rejected if the head is invalid, whatever the body is; Counted.
     """
     encoding = environ.get("HTTP_CONTENT_ENCODING", "").lower()
+    is_encoded = ENCODINGS.get(encoding, False)
     if encoding and encoding not in ENCODINGS:
-        raise Rejected(UNSUPPORTED)
+        listed = codings(encoding)
+        if len(listed) > MAX_CODINGS or not ENCODINGS.keys() >= {*listed}:
+            raise Rejected(UNSUPPORTED)
+        is_encoded = any(ENCODINGS[coding] for coding in listed)
     if "HTTP_IDEMPOTENCY_KEY" in environ and not idempotency_key(environ["HTTP_IDEMPOTENCY_KEY"]):
         raise Rejected(BAD_KEY)
     content_type: str = environ.get("CONTENT_TYPE", "")
@@ -97,12 +102,17 @@ def examine(environ: dict[str, Any], keep_head: bool) -> bool:
         or "HTTP_WEBHOOK_ID" in environ
         or "HTTP_X_GITHUB_DELIVERY" in environ
         or "HTTP_CE_ID" in environ
-        or ENCODINGS.get(encoding, False)
+        or is_encoded
         or content_type.lower().startswith(MULTIPART)
     )
     if COUNTED in content_type:
         raise Counted(keep_head)
     return keep_head
+
+
+def codings(encoding: str) -> list[str]:
+    """The codings that a Content-Encoding lists, in the order in which they were applied (RFC 9110, 8.4)."""
+    return [coding.strip() for coding in encoding.split(",")]
 
 
 def is_plain(environ: dict[str, Any], keep_head: bool) -> bool:

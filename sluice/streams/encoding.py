@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from sluice.http.request import SNAPPY
+from sluice.http.request import SNAPPY, codings
 from sluice.streams.record import Invalid
 
 GZIP = b"\x1f\x8b"
@@ -30,6 +30,10 @@ def inflated(body: bytes, encoding: str, limit: int) -> bytes:
     Raises: Invalid if the body is damaged or truncated, inflates to more, or is followed by other bytes.
     """
     encoding = encoding.lower()
+    if "," in encoding:
+        for coding in reversed(codings(encoding)):
+            body = inflated(body, coding, limit)
+        return body
     if encoding in SNAPPY:
         return unsnapped(body, limit)
     if body.startswith(GZIP):

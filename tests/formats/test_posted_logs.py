@@ -29,6 +29,7 @@ def test_a_gelf_message_is_a_row_in_any_compression(pack: Any) -> None:
 def test_gelf_messages_may_be_an_array_or_lines() -> None:
     one = json.dumps(MESSAGE).encode()
     assert gelf(b"[%b,%b]" % (one, one)) == gelf(one + b"\n" + one) == [ROW] * 2
+    assert gelf(b"%b\n[]\n[%b]" % (one, one)) == [ROW] * 2  # each line as if it were sent alone
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,16 @@ def test_a_body_in_each_coding_is_stored(encoding: str, compress: Compress) -> N
         assert isinstance(row, Metric) and row.value == 1
 
 
+@pytest.mark.parametrize("compress", [gzip.compress, zlib.compress, lambda data: zlib.compress(gzip.compress(data))])
+def test_a_list_of_codings_names_those_that_were_applied_or_one_of_them(compress: Compress) -> None:
+    for encoding in "gzip,deflate", "identity, gzip, Deflate":
+        assert decode("votes", kept(compress(VOTE), "/votes", f"Content-Encoding: {encoding}")) == [
+            Vote(poll="p", choice="c")
+        ]
+    with pytest.raises(Invalid, match="inflates"):
+        inflated(zlib.compress(gzip.compress(bytes(5000))), "gzip,deflate", 4999)
+
+
 @pytest.mark.parametrize("compress", [gzip.compress, zstd.compress, streamed])
 def test_gzip_and_zstd_are_known_by_their_first_bytes(compress: Compress) -> None:
     assert decode("votes", compress(VOTE)) == [Vote(poll="p", choice="c")]
