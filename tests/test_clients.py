@@ -23,7 +23,7 @@ from influxdb_client.client.write_api import SYNCHRONOUS
 
 from integrations import samples
 from proving import harness
-from proving.harness import Server, ask, installation, request, short_tmp
+from proving.harness import Server, ask, chain, request, short_tmp
 from sluice.formats.loki import messages
 
 poll = partial(harness.poll, seconds=60)
@@ -32,7 +32,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 
 @pytest.fixture(scope="module")
 def up() -> Iterator[Server]:
-    with short_tmp() as tmp, installation(tmp, {"INGEST_CORS": "/votes"}) as server:
+    with short_tmp() as tmp, chain(tmp, {"INGEST_CORS": "/votes"}) as server:
         yield server
         command = str(harness.ROOT / "bin/sluice"), "status"
         done = subprocess.run(command, env=harness.environment(tmp), capture_output=True, text=True, timeout=60)

@@ -26,7 +26,7 @@ import redis
 import tomllib
 
 from proving import harness
-from proving.harness import ROOT, Server, ask, get, installation, post, redis_server, short_tmp
+from proving.harness import ROOT, Server, ask, chain, get, installation, post, redis_server, short_tmp
 from runtimes import RUNTIMES
 
 EXAMPLES = ROOT / "examples"
@@ -42,8 +42,8 @@ def up() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def slow() -> Iterator[Server]:
-    """An installation that accepts three bodies at once, then one per second, and answers 429 to all others."""
-    with short_tmp() as tmp, installation(tmp, {"INGEST_CLIENT_RATE": 1}) as server:
+    """A cell that accepts three bodies at once, then one per second, and answers 429 to all others."""
+    with short_tmp() as tmp, chain(tmp, {"INGEST_CLIENT_RATE": 1}) as server:
         yield server
 
 

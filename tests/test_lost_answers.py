@@ -20,7 +20,7 @@ import pytest
 from between import Between, closing, reply
 from integrations import duplicates, program, samples
 from proving import harness
-from proving.harness import Server, ask, free_port, installation, running
+from proving.harness import Server, ask, chain, free_port, running
 
 pytestmark = pytest.mark.long
 
@@ -34,7 +34,7 @@ FIRST = 1_767_268_800  # noon, 1 January 2026
 @contextlib.contextmanager
 def cut(tmp: Path, **settings: str) -> Iterator[tuple[Server, Between, int]]:
     """An installation, and a proxy before it that swallows one answer in ten, with its port."""
-    with installation(tmp, settings) as up, closing(between := Between(up.port, [], cut=10)) as port:
+    with chain(tmp, settings) as up, closing(between := Between(up.port, [], cut=10)) as port:
         yield up, between, port
 
 
@@ -131,7 +131,7 @@ def test_loki4j_sends_a_line_again_after_503_and_not_after_a_lost_answer(tmp: Pa
     if not JARS.is_dir() or not shutil.which("java"):
         pytest.skip("no java, or no jars: bin/provision test gets them")
     sql = "SELECT substr(message, 6) FROM logs"
-    with installation(tmp) as up, closing(between := Between(up.port, [reply(503)], cut=10)) as port:
+    with chain(tmp) as up, closing(between := Between(up.port, [reply(503)], cut=10)) as port:
         (documented,) = [text for text in samples("Loki", port) if "Loki4j" in text]
         quick = documented.replace("<http>", "<batchTimeoutMs>100</batchTimeoutMs><http>")
         (tmp / "logback.xml").write_text(f"<configuration>{quick}</configuration>")

@@ -32,7 +32,7 @@ from opentelemetry.trace import Link, SpanKind
 from between import Between, closing, reply
 from integrations import Write, duplicates, npm_packages, program, samples
 from proving import harness
-from proving.harness import Server, ask, installation, short_tmp
+from proving.harness import Server, ask, chain, installation, short_tmp
 
 pytestmark = pytest.mark.long
 
@@ -201,7 +201,7 @@ def test_the_python_sdk_sends_again_after_what_may_pass_and_drops_what_is_reject
 
 
 def test_every_log_record_of_the_python_sdk_is_stored_once_although_one_answer_in_ten_is_lost(tmp: Path) -> None:
-    with installation(tmp) as up, closing(between := Between(up.port, [], cut=10)) as port:
+    with chain(tmp) as up, closing(between := Between(up.port, [], cut=10)) as port:
         made = provider("cut", endpoint=f"{variables(port)['OTEL_EXPORTER_OTLP_ENDPOINT']}/v1/logs")
         for n in range(40):
             emit(made, n)

@@ -21,7 +21,7 @@ import pytest
 from between import Between, closing, reply
 from integrations import duplicates, samples
 from proving import harness
-from proving.harness import Server, ask, free_port, installation, running, short_tmp
+from proving.harness import Server, ask, chain, free_port, installation, running, short_tmp
 from sluice.formats.prometheus import messages
 from sluice.formats.protobuf import uncompress, wrapped
 from sluice.streams.body import Budget
@@ -130,7 +130,7 @@ def same(ours: dict[Sample, list[float]], theirs: dict[Sample, float]) -> bool:
 
 @pytest.fixture(scope="module")
 def up() -> Iterator[Server]:
-    with short_tmp() as tmp, installation(tmp) as server:
+    with short_tmp() as tmp, chain(tmp) as server:
         yield server
 
 
@@ -203,7 +203,7 @@ def proxied(
 ) -> Iterator[tuple[Server, Between, int]]:
     """An installation, and Prometheus that writes to it through a proxy. Returns: also the port of Prometheus."""
     with contextlib.ExitStack() as stack:
-        up = stack.enter_context(installation(tmp))
+        up = stack.enter_context(chain(tmp))
         write = stack.enter_context(closing(between := Between(up.port, replies)))
         yield up, between, stack.enter_context(prometheus(tmp, write, options=options, binary=binary))
 

@@ -17,7 +17,7 @@ import pytest
 from between import Between, closing, reply
 from integrations import samples
 from proving import harness
-from proving.harness import Server, ask, free_port, installation, running
+from proving.harness import Server, ask, chain, free_port, installation, running
 from sluice.run.configure import program_path
 
 pytestmark = pytest.mark.long
@@ -84,7 +84,7 @@ def stored(up: Server) -> list[str]:
 
 
 def test_lines_are_rows_with_level_service_and_host(sender: Start, tmp: Path) -> None:
-    with installation(tmp) as up, sender(tmp, up.port) as connection:
+    with chain(tmp) as up, sender(tmp, up.port) as connection:
         connection.sendall(line(-1, 3) + line(-2, 4) + line(-3, 7))
         poll(lambda: len(stored(up)) >= 3)
         rows = ask(up.home, "SELECT level, service, message, attributes, time FROM logs ORDER BY message")
@@ -111,7 +111,7 @@ def test_every_line_is_stored_exactly_once_although_the_worker_is_killed(sender:
 
 def test_lines_are_sent_again_after_429_and_5xx(sender: Start, tmp: Path) -> None:
     replies = [reply(status, "Retry-After: 1") for status in (429, 500, 502, 503, 504)]
-    with installation(tmp) as up, closing(between := Between(up.port, replies)) as port:
+    with chain(tmp) as up, closing(between := Between(up.port, replies)) as port:
         with sender(tmp, port) as connection:
             connection.sendall(b"".join(map(line, range(100))))
             poll(lambda: len(stored(up)) >= 100)
@@ -120,7 +120,7 @@ def test_lines_are_sent_again_after_429_and_5xx(sender: Start, tmp: Path) -> Non
 
 
 def test_lines_that_got_400_or_413_are_dropped(sender: Start, tmp: Path) -> None:
-    with installation(tmp) as up, closing(between := Between(up.port, [reply(400), reply(413)])) as port:
+    with chain(tmp) as up, closing(between := Between(up.port, [reply(400), reply(413)])) as port:
         with sender(tmp, port) as connection:
             for number in 1, 2, 3:
                 connection.sendall(line(number))
@@ -131,7 +131,7 @@ def test_lines_that_got_400_or_413_are_dropped(sender: Start, tmp: Path) -> None
 def test_lines_that_got_no_answer_are_sent_again(sender: Start, tmp: Path) -> None:
     """Each line has its time; syslog-ng adds new lines to those that it sends again."""
     with (
-        installation(tmp, {"INGEST_UNIQUE": "logs=1d/record"}) as up,
+        chain(tmp, {"INGEST_UNIQUE": "logs=1d/record"}) as up,
         closing(between := Between(up.port, [b""])) as port,
         sender(tmp, port) as connection,
     ):
@@ -158,7 +158,7 @@ def test_every_line_is_stored_once_although_one_answer_in_ten_is_lost(sender: St
 
 
 def test_rsyslog_sends_lines_in_parts_and_what_is_not_utf_8(tmp: Path) -> None:
-    with installation(tmp, {"INGEST_MAX_BODY": "1k"}) as up, rsyslog(tmp, up.port) as connection:
+    with chain(tmp, {"INGEST_MAX_BODY": "1k"}) as up, rsyslog(tmp, up.port) as connection:
         connection.sendall(line(-1).replace(b"message", b"caf\xe9") + b"".join(map(line, range(100))))
         poll(lambda: len(stored(up)) >= 101)
         assert sorted(stored(up)) == sorted(["caf\ufffd -1", *(f"message {n}" for n in range(100))])
