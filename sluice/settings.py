@@ -23,6 +23,7 @@ SOCKETS = 4  # of gateway and of reader: one Unix socket refuses (502) when its 
 MAX_ITEM = 500 << 20  # bytes of a body: an item of a list may have 512 MiB, with its head
 BATCH = 8  # times INGEST_MAX_BODY: what a batch may have, and what any compressed body may inflate to
 SOCKET_PATH = 107  # bytes: sun_path in unix(7), without its NUL
+SHOWN_CHARACTERS = 200  # of an invalid value
 
 
 class SettingError(ValueError):
@@ -300,7 +301,9 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         try:
             values[row.name] = row.metadata["parse"](text)
         except ValueError as error:
-            raise SettingError(f"{variable(row)}={without_password(text)!r} is invalid: expected {error}.") from None
+            shown = repr(without_password(text))
+            shown = shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}…"
+            raise SettingError(f"{variable(row)}={shown} is invalid: expected {error}.") from None
     if values["tls_key"] and not values["tls_certificate"]:
         raise SettingError("INGEST_TLS_KEY needs INGEST_TLS_CERTIFICATE.")
     values["tls_key"] = values["tls_key"] or values["tls_certificate"]

@@ -14,7 +14,7 @@ from proving import documents
 from proving.harness import ROOT, environment
 from sluice import extension, parsers, settings
 from sluice.parsers import FOREVER
-from sluice.run import configure
+from sluice.run import configure, up
 
 
 def test_the_table_shows_the_defaults() -> None:
@@ -192,6 +192,29 @@ def test_an_invalid_value_is_one_line_with_what_was_expected_and_status_2(
     said = capsys.readouterr().err
     assert said.startswith(f"sluice: {name}={value!r} is invalid: expected ")
     assert said.count("\n") == 1
+
+
+ODD = [
+    *(" ", ",", "-1", "0", "é", "x" * 5000, "%s", "{}", "/nonexistent/x", "http://x", "[", "1e9", "a=b", "=", "\udcff"),
+    *("a\nb", "a;b", "::", "none", "all", "9" * 30, "/dev/null", "/etc", "parquet:///proc/x", "postgresql://u@[::1"),
+    *("s3://", "kafka://h:99999", "redis://[", "sqlite:////proc/x"),
+]
+
+
+@pytest.mark.parametrize("name", settings.NAMES)
+def test_any_text_is_a_value_or_one_line_that_names_the_setting(name: str, tmp_path: Path) -> None:
+    for value in ODD:
+        try:
+            s = settings.load({"INGEST_HOME": str(tmp_path / "home"), name: value})
+            up.check_paths(s)
+            up.check_modules(s)
+            up.check_access(s)
+            configure.nginx_configuration(s)
+            configure.supervisor_configuration(s)
+        except settings.SettingError as error:
+            assert name in str(error) and "\n" not in str(error), value
+            # a path or the name of a module is shown whole, and may be in the reason, too
+            assert len(str(error)) < (700 if len(value) < 5000 or not value.startswith("x") else 10_500)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,13 @@ from pathlib import Path
 
 # as the operator calls it: the installed command, or the one of a checkout
 PROGRAM = "sluice" if Path(sys.argv[0]).name == "sluice" else "bin/sluice"
+
+
+def seconds(text: str) -> float:
+    """The type of an option that is a time. Raises: ArgumentTypeError."""
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?", text) or float(text) < 0.01:
+        raise argparse.ArgumentTypeError(f"expected seconds, at least 0.01, not {text!r}")
+    return float(text)
 
 
 def whole_number(text: str) -> int:

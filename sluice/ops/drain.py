@@ -16,7 +16,7 @@ from sluice.settings import Settings
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--notice", type=int, default=NOTICE_SECONDS, metavar="S",
+        "--notice", type=screen.whole_number, default=NOTICE_SECONDS, metavar="S",
         help="seconds for the balancer to see the 503, and again for its connections to close (%(default)s)",
     )  # fmt: skip
     parser.epilog = "exit status: 0; 1 if nothing runs here; 2 if a setting is invalid"

@@ -17,7 +17,9 @@ from sluice.settings import Settings
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sender", metavar="TEXT", help="only requests whose sender has this text")
-    parser.add_argument("--limit", metavar="N", type=int, default=20, help="number of requests to show (20)")
+    parser.add_argument(
+        "--limit", metavar="N", type=screen.whole_number, default=20, help="number of requests to show (20)"
+    )
     parser.add_argument("--json", action="store_true", help="print all of them as JSON")
     parser.epilog = "exit status: 0; 1 if the program `page` has not run here; 2 if a setting is invalid"
 
@@ -25,8 +27,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     try:
         entries: list[dict[str, Any]] = json.loads((s.home / "run" / FILE).read_text())
-    except OSError as error:
-        screen.complain(f"there is no list of rejected requests: {error}")
+    except OSError:
+        screen.complain(f"there is no list of rejected requests in {s.home}: is bin/up running there?")
         return 1
     found = [entry for entry in entries if (arguments.sender or "") in entry["sender"]]
     if arguments.json:

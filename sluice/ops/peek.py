@@ -12,7 +12,9 @@ from sluice.streams.message import after_head
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("stream", metavar="STREAM")
-    parser.add_argument("--from", metavar="N", type=int, default=0, dest="first", help="first sequence number to show")
+    parser.add_argument(
+        "--from", metavar="N", type=screen.whole_number, default=0, dest="first", help="first sequence number to show"
+    )
     parser.add_argument("--limit", metavar="N", type=screen.whole_number, default=10, help="how many to show (10)")
     parser.add_argument("--full", action="store_true", help="show whole bodies")
     parser.epilog = "exit status: 0; 1 if Redis is unavailable; 2 if a setting is invalid or there is no such stream"

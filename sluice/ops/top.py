@@ -40,8 +40,10 @@ OLD_SECONDS = 60.0  # a greater age is coloured
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--every", metavar="S", type=float, default=1.0, help="seconds between two readings (1)")
-    parser.add_argument("--count", metavar="N", type=int, default=0, help="stop after N readings")
+    parser.add_argument(
+        "--every", metavar="S", type=screen.seconds, default=1.0, help="seconds between two readings (1)"
+    )
+    parser.add_argument("--count", metavar="N", type=screen.whole_number, default=0, help="stop after N readings")
     parser.epilog = "exit status: 0; 2 if a setting is invalid"
 
 

@@ -195,6 +195,7 @@ def main(words: list[str]) -> None:
         if words == ["prepare"]:  # as USER
             os.umask(0o077)
             s = settings.load()
+            up.check_paths(s)
             up.check_modules(s)
             up.check_access(s)
             up.check_home(s.home)

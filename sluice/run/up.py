@@ -62,6 +62,16 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
+def check_paths(s: settings.Settings) -> None:
+    """Raises: SettingError if nginx or Redis would read the path of a setting as another one."""
+    for row in dataclasses.fields(s):
+        if isinstance(value := getattr(s, row.name), Path):
+            try:
+                configure.quoted(value)
+            except settings.SettingError as error:
+                raise settings.SettingError(f"{settings.variable(row)}: {error}") from None
+
+
 def check_home(home: Path) -> None:
     """Make $INGEST_HOME. Raises: SettingError if another user could replace its files, or another program uses it.
 
@@ -245,6 +255,7 @@ def main() -> None:
     os.environ.update({name: str(path) for name, path in paths.items() if isinstance(path, Path)})
     os.environ.update(INGEST_SPOOL=s.spool, PYTHONUNBUFFERED="1")
     with exit_on_error(s.home):
+        check_paths(s)
         check_modules(s)
         check_access(s)
         check_home(s.home)

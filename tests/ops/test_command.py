@@ -17,7 +17,7 @@ import pytest
 from proving.harness import ROOT, environment
 from sluice.account import STATES
 from sluice.formats.streams import STREAMS
-from sluice.ops.__main__ import FORMER, VERBS, module_of
+from sluice.ops.__main__ import FORMER, VERBS, module_of, parser
 from verbs import sluice
 
 (VERSION,) = re.findall(r"^version = (\S+)$", (ROOT / "setup.cfg").read_text(), re.M)
@@ -53,6 +53,23 @@ def test_the_help_lists_every_verb_and_imports_none(tmp: Path) -> None:
 def test_a_verb_imports_no_other_verb(verb: str) -> None:
     text = (ROOT / f"{module_of(verb).replace('.', '/')}.py").read_text()
     assert "sluice.ops" not in text and "from sluice import ops" not in text
+
+
+NUMBERS = [
+    (verb, action.option_strings[0])
+    for verb in VERBS
+    if verb != "drill"  # it would start one
+    for action in parser(verb)._subparsers._group_actions[0].choices[verb]._actions  # type: ignore[union-attr, index]
+    if action.option_strings and (action.type in (int, float) or action.metavar in ("N", "S"))
+]
+
+
+@pytest.mark.parametrize("verb, option", NUMBERS)
+@pytest.mark.parametrize("value", ["-1", "nan", "1e400", "²", "x"])
+def test_an_option_that_is_a_number_refuses_what_is_none(verb: str, option: str, value: str, tmp: Path) -> None:
+    code, out, words = sluice(tmp, verb, f"{option}={value}")
+    assert (code, out) == (2, "")
+    assert f"argument {option}: expected " in words
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -304,7 +304,8 @@ def test_an_unusable_home_is_one_line_and_status_1(tmp: Path) -> None:
 def test_a_path_that_nginx_would_read_as_another_is_one_line_and_status_2(tmp: Path) -> None:
     status, words = refused({"INGEST_PORT": free_port()}, tmp / "a$b")
     assert (status, words.count("\n")) == (2, 1)
-    assert words.startswith("sluice: nginx and Redis cannot use the path ")
+    assert words.startswith("sluice: INGEST_HOME: nginx and Redis cannot use the path ")
+    assert not (tmp / "a$b").exists()
     for name in "a%b", 'a"b', "a\\b":
         with pytest.raises(settings.SettingError, match="cannot use the path"):
             configure.write(settings.load({"INGEST_HOME": str(tmp / name)}))
