@@ -325,6 +325,8 @@ class LineDecoder(Decoder):
 
     @override
     def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+        if multipart.boundary_of(message):  # some of its lines could pass for records
+            raise Invalid("multipart: this stream takes lines")
         body = body.removeprefix(bodies.BOM).strip() or (message.query if message else b"")
         for line in bodies.lines(body, budget):
             if isinstance(line, Remainder):

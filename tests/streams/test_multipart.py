@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from items import LIMITS, decode, kept, reject_reason
+from sluice.streams import registry
 from sluice.streams.multipart import split
 from sluice.streams.record import Log, Reject, Vote
 
@@ -65,3 +66,10 @@ def test_an_invalid_form_is_one_dead_letter(body: bytes, reason: str) -> None:
 def test_the_files_of_a_form_are_one_dead_letter() -> None:
     parts = split(form(*[FILE] * 900), LINE, LIMITS)
     assert parts.files == form(*[FILE] * 900) and not parts.fields and not parts.plain
+
+
+def test_a_stream_with_a_parser_of_its_own_buries_a_form_as_a_whole() -> None:
+    """Else the lines of a field, or of an uploaded file, would be records between dead letters."""
+    lines = registry.stream("lines", Log, lambda line: Log(message=line.decode()))
+    item = kept(form(field("data", "one\ntwo"), FILE), "/lines", TYPE)
+    assert list(lines.decode(item, LIMITS)) == [Reject(item, "multipart: this stream takes lines", True)]
