@@ -5,8 +5,11 @@ The limits are an eighth of the default ones, so that the bodies are small.
 
 from __future__ import annotations
 
+import gzip
+import random
 import sys
 import tracemalloc
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +17,7 @@ from typing import Any
 import cramjam
 import msgspec
 import pytest
+from backports import zstd
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -26,6 +30,8 @@ from sluice.formats.prometheus import messages as prometheus
 from sluice.formats.protobuf import wrapped
 from sluice.formats.registry import FORMATS, ROUTES
 from sluice.formats.streams import STREAMS
+from sluice.streams import encoding
+from sluice.streams.encoding import FRAMED
 from sluice.streams.record import Limits, Log, Reject
 
 BODY = 1 << 20
@@ -464,6 +470,33 @@ def gpslogger_forms(size: int) -> bytes:
     return filled(b"longitude=1&lat=1&device=a\n", b"longitude=", b"", size, b"\n")
 
 
+# --- forms of browsers
+
+
+MULTIPART = "Content-Type: multipart/form-data; boundary=b"
+NAMED = b'--b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n'
+
+
+@bomb("/logs", MULTIPART)
+def multipart_fields(size: int) -> bytes:
+    return filled(NAMED % b"message" + b"m\r\n", NAMED % b"a" + b"1\r\n", b"--b--\r\n", size, b"")
+
+
+@bomb("/logs", MULTIPART)
+def multipart_field_of_boundaries(size: int) -> bytes:
+    return filled(NAMED % b"message", b"\r\n--", b"\r\n--b--\r\n", size, b"")
+
+
+@bomb("/logs", MULTIPART)
+def multipart_name_of_escapes(size: int) -> bytes:
+    return filled(b'--b\r\nContent-Disposition: form-data; name="', b"%22", b'"\r\n\r\n1\r\n--b--\r\n', size, b"")
+
+
+@bomb("/logs", MULTIPART)
+def multipart_head_of_names(size: int) -> bytes:
+    return filled(b"--b\r\n", b'; name="', b"\r\n\r\n1\r\n--b--\r\n", size, b"")
+
+
 def item(name: str, size: int) -> tuple[str, bytes, int]:
     """The stream, the item, and the inflated size of its body."""
     path, body, fields, stream = BOMBS[name](size)
@@ -531,3 +564,65 @@ def test_all_rows_of_a_body_fit_into_memory_together(name: str) -> None:
     stream, sent, size = item(name, BODY)
     results = STREAMS[stream].decode(sent, LIMITS._replace(records=1 << 20))
     assert 0 < sum(len(result.attributes) for result in results if isinstance(result, Log)) < size // 4
+
+
+# --- encodings
+
+
+def in_frames(compress: Callable[[bytes], bytes]) -> Callable[[int], bytes]:
+    """A body of so many members, frames or chunks of a kibibyte each, which do not compress."""
+    part = random.Random(1).randbytes(1024)
+    return lambda count: compress(part) * count
+
+
+def in_one(compress: Callable[[bytes], bytes]) -> Callable[[int], bytes]:
+    """The same in one stream."""
+    return lambda count: compress(random.Random(1).randbytes(1024 * count))
+
+
+def chunks(count: int) -> bytes:
+    """A stream of snappy of so many chunks."""
+    start, chunk = FRAMED, bytes(cramjam.snappy.compress(bytes(1024)))[len(FRAMED) :]
+    return start + chunk * count
+
+
+ENCODED = {
+    "gzip": in_frames(gzip.compress), "zstd": in_frames(zstd.compress), "snappy": chunks,
+    "gzip in one": in_one(gzip.compress), "zstd in one": in_one(zstd.compress), "deflate": in_one(zlib.compress),
+    "snappy in one": in_one(lambda data: bytes(cramjam.snappy.compress_raw(data))),
+}  # fmt: skip
+
+
+class Handed:
+    """A decompressor that counts the bytes that it gets."""
+
+    total = 0
+
+    def __init__(self, member: Any) -> None:
+        self.member = member
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.member, name)
+
+    def decompress(self, chunk: bytes, most: int) -> bytes:
+        Handed.total += len(chunk)
+        made: bytes = self.member.decompress(chunk, most)
+        return made
+
+
+@pytest.mark.parametrize("name", ENCODED)
+def test_twice_the_compressed_body_takes_at_most_twice_the_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = encoding.joined
+
+    def counted(name: str, data: bytes, start: Callable[[], Any], *rest: Any) -> bytes:
+        return joined(name, data, lambda: Handed(start()), *rest)
+
+    monkeypatch.setattr(encoding, "joined", counted)
+    found, handed = [], []
+    for count in 1, 490, 980:
+        body, before = ENCODED[name](count), Handed.total
+        found.append(calls(len(encoding.inflated(body, name.partition(" ")[0], BODY)) for _ in range(1)))
+        handed.append(Handed.total - before)
+    assert found[2] <= 2.2 * found[1] + 20
+    assert handed[2] <= 2.2 * handed[1]
+    assert (handed[2] > 0) != name.startswith("snappy")
