@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # its client is an optional package
     from sluice.spool.kafka.admin import Positions
 
 PORTS = 9092, 9093  # of each broker: for clients, for the other controllers
-IN_FLIGHT = 0.3  # seconds until what a stopped gateway has sent is in the topic
+IN_FLIGHT = 1.0  # seconds without a record after which nothing of a stopped gateway is on its way
 PARTITIONS = 2  # of a topic, for each broker
 AWARE = 1.0  # seconds until a broker that was cut off knows what it has missed; before, it says that all is in sync
 # The brokers of all machines share the cores of this one with everything else: a heartbeat that waits behind a batch
@@ -123,16 +123,24 @@ class KafkaCells(Cells):
         self.settled()  # a broker that has just become a leader knows only later where the partition ends
         tags = [tag for cell in self.cells for tag in (cell.home / "run").resolve().glob("gateway*.tag")]
         with stopped(*(pid for tag in tags for pid in launch.holders(tag))):
-            time.sleep(IN_FLIGHT)
-            wait(lambda: not self.waiting(), WHOLE, "all that was acknowledged is stored", interval=0.1)
+            wait(self.is_still, WHOLE, "all that was acknowledged is stored")
             yield
+
+    def is_still(self) -> bool:
+        """Whether all bodies are settled, and nothing that a stopped gateway has sent is on its way to a topic."""
+        before = [self.taken(stream) for stream in self.streams]
+        time.sleep(IN_FLIGHT)
+        return not self.waiting() and [self.taken(stream) for stream in self.streams] == before
 
     def replace_topic(self, stream: str) -> str:
         """Delete the topic of a stream. Returns: the details. Raises: Trouble."""
         with self.quiet():
             ended = self.taken(stream)
-            for deleted in self.brokers.admin.delete_topics([self.admin.address.topic(stream)]).values():
+            topic = self.admin.address.topic(stream)
+            for deleted in self.brokers.admin.delete_topics([topic]).values():
                 deleted.result()
+            # a broker that has not heard of it acknowledges bodies that go with the topic
+            wait(lambda: not any(broker.has(topic) for broker in self.brokers), WHOLE, "each broker has deleted it")
             self.past[stream] = ended
         return f"{stream}, {ended} bodies"
 

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import functools
 import os
+import re
 import shutil
 import socket
 import struct
@@ -118,6 +119,10 @@ class Broker:
         """End it by SIGKILL."""
         self.running.close()
         self.process = None
+
+    def has(self, topic: str) -> bool:
+        """Whether it has partitions of a topic, and takes records for them. A deleted one has another name at once."""
+        return any(re.fullmatch(rf"{re.escape(topic)}-\d+", each.name) for each in self.home.glob("data/*"))
 
     def cut(self, topic: str, partition: int, end: int) -> int:
         """Cut off the batches of a partition's log from an offset on, as a power failure may. The number of records
