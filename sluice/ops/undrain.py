@@ -9,7 +9,7 @@ import argparse
 import time
 
 from sluice.base import screen
-from sluice.run.page import answers
+from sluice.run.up import answers
 from sluice.settings import Settings
 
 PATIENCE_SECONDS = 10.0  # for Redis to accept writes

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from pathlib import Path
 from statistics import linear_regression
 from typing import Any, NoReturn
 
@@ -24,6 +22,7 @@ from sluice.formats.registry import load_routes
 from sluice.ledger import Observer
 from sluice.letters import Letters
 from sluice.run.rejections import Rejections, replace
+from sluice.run.up import answers
 from sluice.store.types import DeadLetter, Unavailable
 from sluice.views import figures
 
@@ -164,22 +163,6 @@ def turned_away(answered: list[dict[str, Any]], refused: list[dict[str, Any]]) -
             reason = f"{row['status']} {HTTPStatus(int(row['status'])).phrase}"
             rows.append({"answers": row["count"], "where": row["route"] or "other paths", "reason": reason})
     return sorted(rows, key=lambda row: -row["answers"])[:SHOWN_REASONS]
-
-
-def answers(sockets: list[Path], target: str) -> bool:
-    """Whether a gateway process answers GET with 200 within a second."""
-    for path in sockets:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(1)
-            try:
-                connection.connect(str(path))
-            except OSError:
-                continue
-            with contextlib.suppress(OSError):
-                connection.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-                return connection.recv(12) == b"HTTP/1.1 200"
-            return False
-    return False
 
 
 class Hour:

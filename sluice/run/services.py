@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sluice import settings
-from sluice.run import configure, page, up
+from sluice.run import configure, up
 from sluice.run.configure import ROOT
 from sluice.run.parts import parts
 from sluice.run.up import Failed
@@ -183,7 +183,7 @@ def start(changed: bool, gateway: Path, port: int) -> None:
     while time.monotonic() < deadline:
         # at the gateway's socket, because nginx may require a key or TLS
         with contextlib.suppress(OSError):
-            if page.answers([gateway], "/readyz"):
+            if up.answers([gateway], "/readyz"):
                 socket.create_connection(("127.0.0.1", port), 5).close()
                 return
         time.sleep(0.1)

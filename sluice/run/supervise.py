@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import os
 import signal
+from collections.abc import Callable
 from typing import Any
 
 from supervisor import loggers, poller, supervisord
@@ -17,9 +18,16 @@ PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
 class Poller(poller.Poller):
-    """Polls ten times a second: no signal interrupts supervisord's poll of a second since Python 3.5 (PEP 475)."""
+    """Polls ten times a second: no signal interrupts supervisord's poll of a second since Python 3.5 (PEP 475).
+
+    announced: called each time until it is true.
+    """
+
+    announced: Callable[[], bool] | None = None
 
     def poll(self, timeout: float) -> Any:
+        if Poller.announced and Poller.announced():
+            Poller.announced = None
         return super().poll(min(timeout, 0.1))
 
 
@@ -84,7 +92,8 @@ def own_stdout() -> None:
         os.close(write)
 
 
-def run(configuration: str) -> None:
+def run(configuration: str, announced: Callable[[], bool]) -> None:
+    Poller.announced = staticmethod(announced)  # of the process: supervisord makes the poller
     own_stdout()
     # a process whose parent has ended becomes a child of this process, not of init
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,7 @@ AS_ROOT = """
 # one of them is in each $INGEST_HOME that was ever used, or in a copy of one
 MARKS = "etc/sluice.conf", "run/up.lock", "redis/appendonlydir"
 MIN_FILES = 1024  # supervisord's own `minfds`
+ANNOUNCED_SECONDS = 20.0  # after the start: the first screen, also if no request would be accepted
 # the order in which the programs of a killed bin/up are ended, after all others: a worker may have a batch to finish,
 # and writes are accepted until the others end
 ORDER = ("worker", "nginx", "gateway", "reader", "follower", "views", "redis")
@@ -228,6 +230,31 @@ def exit_on_error(home: Path) -> Iterator[None]:
         sys.exit(f"sluice: {home} cannot be used: {error}")
 
 
+def answers(sockets: list[Path], target: str, seconds: float = 1.0) -> bool:
+    """Whether a gateway process answers GET with 200 within this time."""
+    for path in sockets:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(seconds)
+            try:
+                connection.connect(str(path))
+            except OSError:
+                continue
+            with contextlib.suppress(OSError):
+                connection.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+                return connection.recv(12) == b"HTTP/1.1 200"
+            return False
+    return False
+
+
+def serves(s: settings.Settings) -> bool:
+    """Whether nginx accepts connections, and the gateway bodies."""
+    try:
+        socket.create_connection(("127.0.0.1", s.port), 0.2).close()
+    except OSError:
+        return False
+    return answers(s.gateway_sockets, "/readyz", 0.2)
+
+
 def announce(s: settings.Settings) -> None:
     url = f"http{'s' if s.tls_certificate else ''}://localhost:{s.port}"
     store = settings.without_password(s.store).removeprefix("sqlite:///")
@@ -265,11 +292,17 @@ def main() -> None:
         check_addresses(s)
         configure.write(s)
         check_nginx(s.home)
-    announce(s)
+    due = time.monotonic() + ANNOUNCED_SECONDS
+
+    def announced() -> bool:
+        if time.monotonic() < due and not serves(s):
+            return False
+        announce(s)
+        return True
 
     from sluice.run import supervise  # supervisord; imported here, because other programs use the functions above
 
-    supervise.run(str(s.home / "etc/supervisord.conf"))
+    supervise.run(str(s.home / "etc/supervisord.conf"), announced)
 
 
 if __name__ == "__main__":

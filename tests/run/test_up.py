@@ -88,13 +88,19 @@ def test_a_stream_that_no_database_can_hold_stops_the_start(tmp: Path) -> None:
 
 
 def test_the_first_screen_shows_the_addresses_and_a_command_to_try(shared: Server) -> None:
-    screen = shared.said()
+    screen = poll(lambda: (said := shared.said()).partition("log files")[2] and said)
     assert f"http://localhost:{shared.port}" in screen
     assert f"""curl -d '{{"poll":"cookies","choice":"oreo"}}' localhost:{shared.port}/votes""" in screen
     assert f"{shared.home}/ingest.db" in screen
     assert "this machine and private networks may write, this machine may read;" in screen
     assert "Ctrl-C" in screen
     assert "install" not in screen  # not the first start in this checkout
+
+
+def test_what_the_first_screen_says_to_try_works_at_once(tmp: Path) -> None:
+    with installation(tmp, ready=False) as up:
+        poll(lambda: "Sluice takes writes at" in up.said(), 60)
+        assert vote(up, "at once") == 200
 
 
 def test_every_line_of_output_begins_with_its_program(tmp: Path) -> None:
