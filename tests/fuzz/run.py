@@ -19,7 +19,10 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 WORK = HERE.parents[1] / "var/fuzz"
-TARGETS = "fastlane", "gps", "influx", "loki", "metrics", "otlp", "packed", "plain", "posted", "prometheus"
+TARGETS = (
+    "encodings", "fastlane", "gps", "influx", "loki", "metrics", "multipart", "otlp", "packed", "plain", "posted",
+    "prometheus",
+)  # fmt: skip
 HANG = 10  # seconds for one input
 MEMORY = 64  # MiB that the process may grow by, from its first input to its last
 LENGTH = 4096  # bytes of an input

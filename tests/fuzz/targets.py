@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import cramjam  # noqa: E402
+from backports import zstd  # noqa: E402
 from google.protobuf.message import DecodeError  # noqa: E402
 
 import wire  # noqa: E402
@@ -176,6 +177,42 @@ def packed(data: bytes) -> None:
     assert given == gzip.decompress(bytes(whole))
 
 
+CODINGS: tuple[tuple[str, Callable[[bytes], bytes]], ...] = (
+    ("zstd", zstd.compress),
+    ("deflate", zlib.compress),
+    ("deflate", lambda data: zlib.compress(data, wbits=-15)),
+    ("snappy", lambda data: bytes(cramjam.snappy.compress_raw(data))),
+    ("snappy", lambda data: bytes(cramjam.snappy.compress(data))),
+)
+
+
+def encodings(data: bytes) -> None:
+    """The codings besides gzip: compressed bytes inflate to themselves, others within the limit."""
+    where = data[0] if data else 0
+    for coding, compress in CODINGS:
+        whole = compress(data)
+        assert inflated(whole, coding, len(data)) == data
+        if not whole:  # the framing of snappy, of nothing
+            continue
+        damaged = bytearray(whole)
+        damaged[where % len(whole)] ^= 1 << where % 8
+        for sent, limit in (data, 1 << 20), (bytes(damaged), 1 << 20), (whole, max(0, len(data) - 1)):
+            try:
+                assert len(inflated(sent, coding, limit)) <= max(limit, len(sent))
+            except Invalid:
+                continue
+            assert sent is not whole or not data, "the limit is not kept"
+
+
+def multipart(data: bytes) -> None:
+    """Forms of browsers, as the body itself and as a field and a file of one."""
+    head = b"POST /any HTTP/1.1\r\nContent-Type: multipart/form-data; boundary=b\r\n\r\n"
+    field = b'--b\r\nContent-Disposition: form-data; name="message"%b\r\n\r\n%b\r\n'
+    for body in data, field % (b"", data) + field % (b'; filename="a"', data) + b"--b--\r\n":
+        for name in "logs", "votes":
+            promises(STREAMS[name], head + body)
+
+
 everywhere = wire.Everywhere()
 
 
@@ -198,7 +235,20 @@ def fastlane(data: bytes) -> None:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     function.__name__: function
-    for function in (metrics, influx, prometheus, loki, otlp, gps, plain, packed, posted, fastlane)
+    for function in (
+        metrics,
+        influx,
+        prometheus,
+        loki,
+        otlp,
+        gps,
+        plain,
+        packed,
+        posted,
+        encodings,
+        multipart,
+        fastlane,
+    )
 }
 
 
