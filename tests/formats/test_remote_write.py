@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from typing import Any
 
 import cramjam
@@ -404,3 +405,11 @@ def test_the_gateway_counts_what_prometheus_sends_by_default() -> None:
     part = series2(labels_refs=range(20), samples=[sample(1)], metadata=messages.Metadata2(type=1))
     symbols = messages.Request2(symbols=[f"symbol {n}" for n in range(2_000)]).SerializeToString()
     assert written.parts(symbols + part * 2_000, written.MOST_STEPS // 2) == (2_000, 0, 0)
+
+
+def test_the_gateway_counts_nothing_without_a_library_for_snappy(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = compressed(series2(samples=[sample(1)]))
+    assert written.count(body) == (1, 0, 0)
+    monkeypatch.setitem(sys.modules, "cramjam", None)
+    with pytest.raises(written.Uncounted, match="no library for snappy"):
+        written.count(body)
