@@ -52,6 +52,8 @@ def reason(told: dict[str, Any]) -> str:
     status = told["status"]
     if "reason" in told:  # by the gateway: one sentence, without what it says to every client
         return str(told["reason"]).partition(": ")[0].removesuffix("; the request had no effect.").rstrip(".")
+    if status == 400 and told.get("https") == "":
+        return "HTTP on a port of HTTPS"
     if status == 401 and not told.get("given"):
         return "no API key or password"
     if status == 403 and told.get("may") == "0":

@@ -159,6 +159,9 @@ def test_a_client_that_trusts_the_certificate_connects_with_tls_1_2_and_1_3(cert
         assert "certificate" in words
         status, headers, body = curl("-d", "x", url.replace("https", "http"))
         assert (status, headers["content-type"]) == (400, ["application/problem+json"])
+        assert json.loads(body)["detail"] == "This port takes only HTTPS; the request had no effect."
+        malformed = curl("--cacert", certificate[0], "-H", "Host;", "-H", "Transfer-Encoding: x y", "-d", "x", url)
+        assert malformed[0] in (400, 501) and "HTTPS" not in malformed[2]
         assert len(gateway.requests) == 2
 
 

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import access
 import verbs
 from proving import harness
@@ -18,7 +20,7 @@ from proving.harness import connect, get, installation, request, stopped
 from sluice import settings
 from sluice.http.replies import NOT_FOUND
 from sluice.http.tell import MOST_TOLD, Teller
-from sluice.run.rejections import KEPT, Rejections
+from sluice.run.rejections import KEPT, Rejections, reason
 
 poll = partial(harness.poll, seconds=30)
 KEY = f"X-API-Key: {access.KEY}\r\n"
@@ -118,6 +120,13 @@ def test_a_list_is_bounded_and_has_no_control_characters(tmp: Path) -> None:
     assert any("\\x1b[31m\\u202e\\x00\\n" in text for text in texts)
     out = verbs.sluice(tmp, "errors", "--limit", "1000")[1]
     assert out.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(
+    "https, why", [("", "HTTP on a port of HTTPS"), ("on", "malformed HTTP"), (None, "malformed HTTP")]
+)
+def test_http_on_the_port_of_https_has_a_reason_of_its_own(https: str | None, why: str) -> None:
+    assert reason({"status": 400, "path": "", "from": "::1"} | ({} if https is None else {"https": https})) == why
 
 
 def test_a_rejection_waits_for_nobody(tmp: Path) -> None:
