@@ -25,9 +25,9 @@ DECIDING = frozenset(("HTTP_HOST", "HTTP_CONNECTION", "CONTENT_TYPE", "HTTP_CONT
 
 # The environ without the body, the length of the body in bytes, and whether the connection stays open
 ParsedHead = tuple[dict[str, Any], int, bool]
-# The cache of a listener, of two kinds of keys. A head that came twice is there with an environ of its own; one that
-# came once is there with None. The shape of a head is what decides how it is parsed (`Grammar.shape`); its environ has
-# the values of the request that came last
+# The cache of a listener, of three kinds of keys. A head that came twice is there with an environ of its own; one that
+# came once is there with None; so is the head of a GET without its query. The shape of a head is what decides how it is
+# parsed (`Grammar.shape`). The environ of the last two kinds has the values of the request that came last
 Heads = dict[bytes, Optional[ParsedHead]]
 PRINTABLE = bytes([9, *range(32, 127), *range(128, 256)])
 QUERY = bytes([33, 34, *range(36, 127)])
@@ -62,6 +62,12 @@ class Grammar:
         The environ is shared with the next request of this shape. server: the listener's name from getsockname().
         heads: of the listener.
         """
+        without = b""
+        if head.startswith(b"GET ") and (at := head.find(b"?", 0, head.find(b"\r")) + 1):
+            end = head.find(b" ", at)
+            without = head[:at] + head[end:-2]  # no head has these bytes: a line end is missing
+            if (parsed := heads.get(without)) and self.ask_again(parsed[0], head, head[at:end]):
+                return remember(heads, head, parsed)
         lines = head.split(b"\r\n")
         # nothing else than lines of printable characters
         if len(head) > self.max_head or head.translate(None, PRINTABLE) != b"\r\n" * (len(lines) - 1):
@@ -82,9 +88,18 @@ class Grammar:
         if length:
             length = int(values["CONTENT_LENGTH"])
             parsed = environ, length, keep_alive
-        if len(head) <= MAX_CACHED_BYTES:
-            keep(heads, head, (environ.copy(), length, keep_alive) if head in heads else None)
-        return parsed
+        if without:
+            remember(heads, without, parsed)
+        return remember(heads, head, parsed)
+
+    def ask_again(self, environ: dict[str, Any], head: bytes, query: bytes) -> bool:
+        """Set the query in the environ of a GET that differs in nothing else. False: it is malformed or too long."""
+        if query.translate(None, QUERY) or len(head) > self.max_head:
+            return False
+        environ["QUERY_STRING"] = text = query.decode("latin-1")
+        environ["RAW_URI"] = f"{environ['PATH_INFO']}?{text}"
+        environ["fastlane.head"] = head
+        return True
 
     def shape(self, lines: list[bytes]) -> tuple[bytes, dict[str, str]]:
         """What decides how a head is parsed, and the values of the rest. No head has the bytes of a shape."""
@@ -187,6 +202,14 @@ class Grammar:
         environ |= {"SERVER_NAME": name, "SERVER_PORT": port, "REMOTE_ADDR": "", "wsgi.url_scheme": scheme}
         environ["wsgi.input"] = BytesIO()  # of requests without a body, if they share the environ
         return environ, -1 if length is None else int(length), keep_alive
+
+
+def remember(heads: Heads, key: bytes, parsed: ParsedHead) -> ParsedHead:
+    """Keep a head that comes for the second time, with an environ of its own. Returns: parsed."""
+    if len(key) <= MAX_CACHED_BYTES:
+        environ, length, keep_alive = parsed
+        keep(heads, key, (environ.copy(), length, keep_alive) if key in heads else None)
+    return parsed
 
 
 def keep(heads: Heads, key: bytes, parsed: ParsedHead | None) -> None:

@@ -4,6 +4,7 @@ where the next request begins. `tests/wire.py` makes the bytes.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
@@ -184,12 +185,24 @@ def test_heads_that_differ_in_values_only_have_one_shape_and_each_gets_its_own_v
     others = [post(names[2] + b": %d" % n, b"Content-Length: %d" % n, body=b"x" * n) for n in range(1, 9)]
     gets = [post(line=b"GET /gps/latest?device=%d HTTP/1.1" % n) for n in range(9)]
     assert place.check([*others, *gets]) == 17
-    assert len(place.listener.heads) - len(heads_of(place)) == shapes + 1
+    assert len(place.listener.heads) - len(heads_of(place)) == shapes + 2  # one is the GET without its query
     for first, second in (names[:2], names[1::-1], (names[0], names[0])):
         assert place.check([post(first + b": 1", second + b": 2", FIVE, body=BODY)]) == 0
     for line in b"User-Agent", b"Content-Length", b"0", b" 0", b"Content-Length: 0", b"User-Agent\n: 1":
         assert place.check([post(line, FIVE, body=BODY)]) == 0
     assert place.check([post(FIVE, body=BODY), heads[0]]) == 2
+
+
+def test_a_get_whose_query_differs_gets_its_own_query_and_nothing_else() -> None:
+    place = wire.Place("", "/run/gateway-0.sock")
+    queries = b"?device=a", b"?device=b&limit=1", b"?device=%C3%A9", b"?", b"??a=/", b"", b"?device=a"
+    fields = b"X: 1", b"Referer: /?b=1 end", b"Referer: /?c=2 end", b"X: 2"
+    for query, field in itertools.product(queries * 2, fields * 2):
+        assert place.check([post(field, line=b"GET /gps/latest%b HTTP/1.1" % query)]) == 1
+        for bad in b"?device=\xe9", b"?device=a#b", b"?device=a b":
+            assert place.check([post(field, line=b"GET /gps/latest%b HTTP/1.1" % bad)]) == 0
+    long = b"GET /gps/latest?%b HTTP/1.1" % (b"a" * 8190)
+    assert place.check([post(b"X: 1", line=long)]) == 0
 
 
 def test_an_application_gets_the_fields_that_it_names() -> None:
