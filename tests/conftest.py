@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -54,15 +53,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seconds", type=int, default=20, help="of the drill with all faults in test_drill.py (20)")
     parser.addoption("--machines", type=int, default=0, help="seconds of a drill of cells in test_cells.py (0: short)")
     parser.addoption("--containers", nargs="?", const="", metavar="BASE", help="run test_containers.py; see there")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put long files first, then those with many tests: processes of xdist, each of which takes the next file, then end
-    at about the same time.
-    """
-    counts = Counter(item.path for item in items)
-    long = {item.path for item in items if item.get_closest_marker("long")}
-    items.sort(key=lambda item: (item.path not in long, -counts[item.path], item.path))
 
 
 # --- bin/test --fast: a test is skipped at the point where it starts a program ---------------------------------------

@@ -21,8 +21,6 @@ from sluice.settings import VIEWS_SOCKET
 from sluice.spool.contract import LEASE_SECONDS, Keys
 from sluice.views import contract
 
-pytestmark = pytest.mark.long
-
 VOTES = Keys.of("votes")
 HOUR, YEAR = 3600, 365 * 86_400
 # each of them from where the one before has led; on PyPy, the programs that keep clocks are the same

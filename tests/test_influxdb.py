@@ -25,8 +25,6 @@ from integrations import Write, npm_packages, program, samples
 from proving import harness
 from proving.harness import Server, ask, installation, request, short_tmp
 
-pytestmark = pytest.mark.long
-
 poll = partial(harness.poll, seconds=60, interval=0.05)
 HERE = Path(__file__).parent / "influx"
 JARS = harness.ROOT / "var/influx/libs"

@@ -22,8 +22,6 @@ from integrations import duplicates, program, samples
 from proving import harness
 from proving.harness import Server, ask, chain, free_port, running
 
-pytestmark = pytest.mark.long
-
 poll = partial(harness.poll, seconds=60, interval=0.05)
 HERE = Path(__file__).parent
 JARS = harness.ROOT / "var/loki/libs"

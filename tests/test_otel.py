@@ -34,8 +34,6 @@ from integrations import Write, duplicates, npm_packages, program, samples
 from proving import harness
 from proving.harness import Server, ask, chain, installation, short_tmp
 
-pytestmark = pytest.mark.long
-
 poll = partial(harness.poll, seconds=60)
 HERE = Path(__file__).parent
 T = TypeVar("T", bound=Sized)

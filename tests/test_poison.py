@@ -24,8 +24,6 @@ from sluice.store.registry import open_store
 from sluice.streams import registry
 from verbs import sluice, status
 
-pytestmark = pytest.mark.long
-
 LIMITS = registry.limits(settings.load({}))
 KEYS = Keys.of("items")
 # CPU_SECONDS: enough for what a worker does here, and short for a test

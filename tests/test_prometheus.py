@@ -27,8 +27,6 @@ from sluice.formats.protobuf import uncompress, wrapped
 from sluice.streams.body import Budget
 from sluice.streams.record import Limits
 
-pytestmark = pytest.mark.long
-
 poll = partial(harness.poll, seconds=60, interval=0.05)
 Sample = tuple[str, str, int]  # name, tags, milliseconds
 VERSION_3 = harness.ROOT / "var/prometheus/prometheus"

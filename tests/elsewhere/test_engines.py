@@ -35,8 +35,6 @@ from sluice.streams.record import Record
 from sluice.streams.registry import stream
 from store_tests import NOON, claim, decoded, outbox, today, votes
 
-pytestmark = pytest.mark.long
-
 KINDS = {"s3": engines.Store, "clickhouse": engines.ClickHouse, "kafka": engines.Kafka}
 each = pytest.mark.parametrize("engine", KINDS, indirect=True)
 

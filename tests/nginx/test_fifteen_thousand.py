@@ -95,8 +95,4 @@ def main(port: int, clients: int, number: int) -> None:
 if __name__ == "__main__":
     main(*map(int, sys.argv[1:]))
 else:
-    import pytest
-
     from proving.harness import ask, installation, poll, short_tmp
-
-    pytestmark = pytest.mark.long

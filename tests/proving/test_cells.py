@@ -22,8 +22,6 @@ from proving.harness import ROOT, environment, poll
 from proving.outages import OUTAGES
 from proving.site import Trouble
 
-pytestmark = pytest.mark.long
-
 DRILL = [str(ROOT / "bin/sluice"), "drill", "--cells", "3"]
 
 

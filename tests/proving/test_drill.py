@@ -25,8 +25,6 @@ from proving.postgres import Postgres, postgres_server
 from proving.report import KINDS
 from proving.site import Trouble
 
-pytestmark = pytest.mark.long
-
 PROMISES = ("missing", "doubled", "torn", "disorder", "misdated")
 FIVE = ("nginx", "master", "gateway", "worker", "redis")
 

@@ -25,8 +25,6 @@ from sluice import parsers
 from sluice.run import launch
 from stand_in import front
 
-pytestmark = pytest.mark.long
-
 
 def sluice(home: Path, *words: str) -> str:
     """The output of a verb that succeeds."""

@@ -41,8 +41,6 @@ from runtimes import RUNTIMES
 from sluice.formats.registry import ROUTES
 from sluice.run import launch, reload
 
-pytestmark = pytest.mark.long
-
 
 class Sent(NamedTuple):
     """A request: its vote, start and end (seconds, monotonic), and the response, if it was not 200."""

@@ -18,8 +18,6 @@ from sluice import settings
 from sluice.parsers import Span
 from sluice.run.scale import READING_SECONDS, Pool, Reading, Rules, Work, step
 
-pytestmark = pytest.mark.long
-
 EACH = 950  # bodies/s that one worker of the model stores
 
 

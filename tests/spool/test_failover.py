@@ -30,8 +30,6 @@ from sluice.base import connect
 from sluice.spool.contract import Keys
 from sluice.spool.inlet import Inlet
 
-pytestmark = pytest.mark.long
-
 VOTES = Keys.of("votes")
 VOTE = b'{"poll":"p","choice":"%b"}'
 WORKER = [sys.executable, str(ROOT / "worker.py")]

@@ -37,8 +37,6 @@ from sluice.spool.kafka.inlet import Inlet, note_loss
 from sluice.spool.kafka.inspector import Inspector
 from sluice.spool.kafka.outlet import Outlet
 
-pytestmark = pytest.mark.long
-
 POISON = """
 import os
 from sluice.formats.streams import STREAMS as BUILT_IN

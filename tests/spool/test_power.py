@@ -34,10 +34,7 @@ from sluice.streams import registry
 from store_tests import again
 from worker import Worker
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed (Debian: strace)"),
-]
+pytestmark = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed (Debian: strace)")
 
 VOTES = Keys.of("votes")
 LIMITS = registry.limits(settings.load({}))
