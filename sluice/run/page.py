@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -49,6 +51,8 @@ Row = list[Any]
 
 def main() -> NoReturn:
     """Take a reading each second and write it, until a signal ends the process."""
+    for number in signal.SIGTERM, signal.SIGINT:  # supervisord logs other ends as not expected
+        signal.signal(number, lambda number, frame: sys.exit(0))
     daemon.give_way()  # to gateway and workers
     with settings.exit_if_invalid():
         s = settings.load()

@@ -283,6 +283,7 @@ def test_a_reload_replaces_all_but_redis_and_bin_up_supervises_the_new_processes
         assert not before["worker"] & set(up.pids("worker"))
         poll(lambda: len(before["nginx"] & set(up.pids("nginx"))) == 1, what="the end of nginx's old processes")
         assert up.pids("redis") == [redis]
+        assert "not expected" not in up.said()
         successor = reload.master(tmp.resolve(), "gateway")
         os.kill(successor, signal.SIGKILL)
         poll(lambda: any(launch.leads(pid) for pid in up.pids("gateway") if pid != successor), what="another gateway")
