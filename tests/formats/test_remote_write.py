@@ -394,7 +394,7 @@ def test_the_gateway_counts_in_bounded_steps_and_memory() -> None:
     for data, steps in (b"*\0" * 11, 10), (b"*\2\x12\0", 1), (long, 4), (b"*\0" * 4_000_000, written.MOST_STEPS):
         with pytest.raises(written.Uncounted, match="parts"):
             written.parts(data, steps)
-    with pytest.raises(written.Uncounted, match="parts, or more than bytes"):
+    with pytest.raises(written.Uncounted, match="parts, or 2 for each byte"):
         written.count(compressed(b"*\0" * 5000))
     with pytest.raises(written.Uncounted, match="inflates"):
         written.count(compressed(bytes(written.MOST_BYTES + 1))[:4])  # its size stands first
@@ -404,6 +404,10 @@ def test_the_gateway_counts_what_prometheus_sends_by_default() -> None:
     """2,000 samples, each of a series with its own metadata and symbol, take half of the steps."""
     part = series2(labels_refs=range(20), samples=[sample(1)], metadata=messages.Metadata2(type=1))
     symbols = messages.Request2(symbols=[f"symbol {n}" for n in range(2_000)]).SerializeToString()
+    buckets = b"".join(
+        series2(labels_refs=(1, 2, 3, 4, 5, 6 + n % 12, 18, 19 + n // 12), samples=[sample(0)]) for n in range(2_000)
+    )
+    assert written.count(compressed(buckets)) == (2_000, 0, 0)  # the most similar ones that there may be
     assert written.parts(symbols + part * 2_000, written.MOST_STEPS // 2) == (2_000, 0, 0)
 
 
