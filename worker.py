@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import logging
 import signal
 import sys
@@ -435,6 +436,7 @@ def main(arguments: list[str]) -> int:
     daemon.stop_on_signal(worker)
     faulthandler.enable()  # a decoder that ends the process is shown in the log
     faulthandler.register(signal.SIGPROF, chain=True)
+    gc.set_threshold(50_000)  # the entries of a claim are thousands of objects without a cycle
     daemon.notify("READY=1")
     try:
         worker.run(burst=arguments == ["burst"])

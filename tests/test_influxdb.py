@@ -252,7 +252,7 @@ def changed(
     """A client for JavaScript whose sample is changed."""
     if client not in clients:
         pytest.skip("no npm")
-    return clients[client](port, "changed", change=change)  # type: ignore[call-arg]
+    return clients[client](port, f"{client}-changed", change=change)  # type: ignore[call-arg]
 
 
 def test_without_the_options_the_javascript_client_of_version_2_gives_up_soon(
@@ -266,13 +266,12 @@ def test_without_the_options_the_javascript_client_of_version_2_gives_up_soon(
         assert write(range(1)) != "ok"
         poll(lambda: len(between.answered) == 6)
         assert write(range(1, 2)) == "ok"
-        poll(lambda: numbers(up, "changed"))
-    assert numbers(up, "changed") == [1]
+        poll(lambda: numbers(up, "@influxdata/influxdb-client-changed"))
+    assert numbers(up, "@influxdata/influxdb-client-changed") == [1]
 
 
 def test_points_of_version_3_are_stored_without_sync(up: Server, clients: dict[str, Start]) -> None:
     more = '"any", writeOptions: { noSync: true }'
     with changed(clients, "@influxdata/influxdb3-client", up.port, '"any"', more) as write:
         assert write(range(1)) == "ok"
-    poll(lambda: numbers(up, "changed"))
-    assert numbers(up, "changed")[-1] == 0
+    poll(lambda: numbers(up, "@influxdata/influxdb3-client-changed") == [0])

@@ -81,6 +81,7 @@ def views_lose(scene: Scene) -> str:
                 return key, items
         return None
 
+    wait(trail, 60, "a trail")  # a stopped follower makes none
     with stopped(*scene.site.parents("follower")):
         key, items = wait(trail, 60, "a trail")
         # a client has seen it, and it does not fall off the end meanwhile

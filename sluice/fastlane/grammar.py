@@ -26,11 +26,13 @@ DECIDING = frozenset(("HTTP_HOST", "HTTP_CONNECTION", "CONTENT_TYPE", "HTTP_CONT
 # The environ without the body, the length of the body in bytes, and whether the connection stays open
 ParsedHead = tuple[dict[str, Any], int, bool]
 # The cache of a listener, of three kinds of keys. A head that came twice is there with an environ of its own; one that
-# came once is there with None; so is the head of a GET without its query. The shape of a head is what decides how it is
-# parsed (`Grammar.shape`). The environ of the last two kinds has the values of the request that came last
+# came once is there with None; so is the head of a GET without its query, and of a POST without its Idempotency-Key.
+# The shape of a head is what decides how it is parsed (`Grammar.shape`). The environ of the last two kinds has the
+# values of the request that came last
 Heads = dict[bytes, Optional[ParsedHead]]
 PRINTABLE = bytes([9, *range(32, 127), *range(128, 256)])
 QUERY = bytes([33, 34, *range(36, 127)])
+KEY = b"\r\nIdempotency-Key: "  # as nginx passes it; other spellings are parsed as other fields are
 
 
 class Grammar:
@@ -63,11 +65,15 @@ class Grammar:
         heads: of the listener.
         """
         without = b""
-        if head.startswith(b"GET ") and (at := head.find(b"?", 0, head.find(b"\r")) + 1):
-            end = head.find(b" ", at)
+        if is_get := head.startswith(b"GET "):
+            at = head.find(b"?", 0, head.find(b"\r")) + 1
+        elif at := head.find(KEY) + 1:
+            at += len(KEY) - 1
+        if at:
+            end = head.find(b" " if is_get else b"\r", at)
             without = head[:at] + head[end:-2]  # no head has these bytes: a line end is missing
-            if (parsed := heads.get(without)) and self.ask_again(parsed[0], head, head[at:end]):
-                return remember(heads, head, parsed)
+            if (parsed := heads.get(without)) and self.replace(parsed[0], head, head[at:end], is_get):
+                return remember(heads, head, parsed) if is_get else parsed
         lines = head.split(b"\r\n")
         # nothing else than lines of printable characters
         if len(head) > self.max_head or head.translate(None, PRINTABLE) != b"\r\n" * (len(lines) - 1):
@@ -90,14 +96,20 @@ class Grammar:
             parsed = environ, length, keep_alive
         if without:
             remember(heads, without, parsed)
-        return remember(heads, head, parsed)
+        return remember(heads, head, parsed) if is_get or not without else parsed  # a key comes once
 
-    def ask_again(self, environ: dict[str, Any], head: bytes, query: bytes) -> bool:
-        """Set the query in the environ of a GET that differs in nothing else. False: it is malformed or too long."""
-        if query.translate(None, QUERY) or len(head) > self.max_head:
+    def replace(self, environ: dict[str, Any], head: bytes, value: bytes, is_get: bool) -> bool:
+        """Set the query of a GET, or the Idempotency-Key of a POST, in the environ of a head that differs in nothing
+        else. False: it is malformed or too long.
+        """
+        if value.translate(None, QUERY if is_get else PRINTABLE) or len(head) > self.max_head:
             return False
-        environ["QUERY_STRING"] = text = query.decode("latin-1")
-        environ["RAW_URI"] = f"{environ['PATH_INFO']}?{text}"
+        text = value.decode("latin-1")
+        if is_get:
+            environ["QUERY_STRING"] = text
+            environ["RAW_URI"] = f"{environ['PATH_INFO']}?{text}"
+        elif "HTTP_IDEMPOTENCY_KEY" in environ:
+            environ["HTTP_IDEMPOTENCY_KEY"] = text.strip(" \t")
         environ["fastlane.head"] = head
         return True
 

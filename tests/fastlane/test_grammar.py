@@ -205,6 +205,18 @@ def test_a_get_whose_query_differs_gets_its_own_query_and_nothing_else() -> None
     assert place.check([post(b"X: 1", line=long)]) == 0
 
 
+def test_a_post_whose_idempotency_key_differs_gets_its_own_key_and_nothing_else() -> None:
+    place = wire.Place("", "/run/gateway-0.sock")
+    keys = b"a", b"b", b' "b c"\t', b"", b"caf\xc3\xa9", b"Idempotency-Key: x", b"a"
+    fields = b"X: 1", b"X: 2", b"X: Idempotency-Key: 2"
+    for key, field, body in itertools.product(keys * 2, fields * 2, (b"", BODY)):
+        length = b"Content-Length: %d" % len(body)
+        assert place.check([post(field, b"Idempotency-Key: " + key, length, b"Y: 1", body=body)]) == 1
+        for bad in b"a\x7f", b"a\x00", b"a\rb", b"a\nb", b"a\r\nIdempotency-Key: b":
+            assert place.check([post(field, b"Idempotency-Key: " + bad, length, b"Y: 1", body=body)]) == 0
+    assert place.check([post(FIVE, b"Idempotency-Key: " + b"a" * 8190, body=BODY)]) == 0
+
+
 def test_an_application_gets_the_fields_that_it_names() -> None:
     place = wire.Place("", "/run/gateway-0.sock")
     place.lane.wsgi.fastlane = Options(shares_environ=True, fields={"HTTP_ORIGIN"})  # type: ignore[attr-defined]

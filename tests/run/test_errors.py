@@ -45,6 +45,7 @@ def test_each_rejected_request_is_listed_with_its_reason(tmp: Path) -> None:
     env = {"INGEST_API_KEYS": access.keys(tmp), "INGEST_CLIENT_CONNECTIONS": 3, "INGEST_MAX_BODY": 1000}
     with installation(tmp / "home", env, ready=False) as up:
         home = tmp / "home"
+        poll(settings.load({"INGEST_HOME": str(home)}).rejected.exists)  # what nginx tells earlier, nobody hears
         ok = f"POST /votes?token=s3cret HTTP/1.1\r\n{KEY}"
         poll(lambda: send(up.port, ok + "X: y", b'{"poll":"p","choice":"c"}') == 200)
         assert send(up.port, "POST /votes?token=s3cret HTTP/1.1", b"s3cret") == 401

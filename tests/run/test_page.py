@@ -96,6 +96,8 @@ def context(chromium: Browser, size: tuple[int, int] = DESKTOP, scheme: str = "l
     ) as window:
         window.set_default_timeout(10_000)
         yield window
+        for page in window.pages:  # a request on its way would fail in a handler when the window is closed
+            page.unroute_all(behavior="ignoreErrors")
 
 
 def opened(window: BrowserContext, up: Server) -> Page:
