@@ -5,13 +5,20 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from proving.harness import ROOT, Server, ask, short_tmp
+import pytest
 
+from proving import harness
+from proving.harness import ROOT, Server, ask, free_port, running, short_tmp
+
+TELEGRAF = ROOT / "var/telegraf/telegraf"
+FIRST = 1_767_268_800  # noon, 1 January 2026
 PAGE = (ROOT / "docs/INTEGRATIONS.md").read_text()
 
 
@@ -57,3 +64,27 @@ def program(*command: object, env: Mapping[str, str] | None = None) -> Iterator[
 def duplicates(up: Server) -> int:
     """How many bodies were not stored again, because of their keys."""
     return sum(bodies for (bodies,) in ask(up.home, "SELECT bodies FROM batches_duplicates"))
+
+
+@contextlib.contextmanager
+def telegraf(output: str, tmp: Path, port: int) -> Iterator[Callable[[range], None]]:
+    """Telegraf with an output of docs/INTEGRATIONS.md, which sends what has the numbers that it is given."""
+    if not TELEGRAF.exists():
+        pytest.skip("no Telegraf: bin/provision engines builds it")
+    listen = free_port()
+    (documented,) = [text for text in samples("Telegraf", port) if f"outputs.{output}]" in text]
+    (tmp / "telegraf.conf").write_text(f"""
+[agent]
+  interval = "100ms"
+  flush_interval = "100ms"
+  omit_hostname = true
+[[inputs.socket_listener]]
+  service_address = "tcp://127.0.0.1:{listen}"
+  data_format = "influx"
+{documented}
+""")
+    with (
+        running([TELEGRAF, tmp / "telegraf.conf"], tmp / "telegraf.out", harness.environment(tmp), signal.SIGKILL),
+        harness.poll(lambda: socket.create_connection(("127.0.0.1", listen))) as connection,
+    ):
+        yield lambda asked: connection.sendall(b"".join(b"given n=%di %d000000000\n" % (n, FIRST + n) for n in asked))

@@ -10,7 +10,6 @@ import json
 import re
 import shutil
 import signal
-import socket
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,15 +17,13 @@ from pathlib import Path
 import pytest
 
 from between import Between, closing, reply
-from integrations import duplicates, program, samples
+from integrations import FIRST, duplicates, program, samples, telegraf
 from proving import harness
 from proving.harness import Server, ask, chain, free_port, running
 
 poll = partial(harness.poll, seconds=60, interval=0.05)
 HERE = Path(__file__).parent
 JARS = harness.ROOT / "var/loki/libs"
-TELEGRAF = harness.ROOT / "var/telegraf/telegraf"
-FIRST = 1_767_268_800  # noon, 1 January 2026
 
 
 @contextlib.contextmanager
@@ -94,30 +91,9 @@ TELEGRAF_OUTPUTS = {
 @pytest.mark.parametrize("output", TELEGRAF_OUTPUTS)
 def test_every_metric_of_telegraf_is_stored_once_with_keys_of_records(output: str, tmp: Path) -> None:
     """Telegraf groups anew what it sends again, with what came meanwhile."""
-    if not TELEGRAF.exists():
-        pytest.skip("no Telegraf: bin/provision engines builds it")
-    listen = free_port()
     sql, numbers = TELEGRAF_OUTPUTS[output]
     with cut(tmp, INGEST_UNIQUE="metrics=1d/record,logs=1d/record") as (up, between, port):
-        (documented,) = [text for text in samples("Telegraf", port) if f"outputs.{output}]" in text]
-        (tmp / "telegraf.conf").write_text(f"""
-[agent]
-  interval = "100ms"
-  flush_interval = "100ms"
-  omit_hostname = true
-[[inputs.socket_listener]]
-  service_address = "tcp://127.0.0.1:{listen}"
-  data_format = "influx"
-{documented}
-""")
-        with (
-            running([TELEGRAF, tmp / "telegraf.conf"], tmp / "telegraf.out", harness.environment(tmp), signal.SIGKILL),
-            poll(lambda: socket.create_connection(("127.0.0.1", listen))) as connection,
-        ):
-
-            def write(asked: range) -> None:
-                connection.sendall(b"".join(b"given n=%di %d000000000\n" % (n, FIRST + n) for n in asked))
-
+        with telegraf(output, tmp, port) as write:
             count = between.sent_in_steps(lambda: found(up, sql), write)
             write(range(count, count + 10))
             poll(lambda: len(found(up, sql)) >= count + 10)

@@ -18,15 +18,13 @@ from pathlib import Path
 import pytest
 
 from between import Between, closing, reply
-from integrations import samples
+from integrations import FIRST, samples, telegraf
 from proving import harness
 from proving.harness import ask, free_port, installation, running
 
 poll = partial(harness.poll, seconds=90, interval=0.05)
-TELEGRAF = harness.ROOT / "var/telegraf/telegraf"
 COLLECTD = harness.ROOT / "var/collectd"
 COLLECTOR = harness.ROOT / "var/collector/collector"
-FIRST = 1_767_268_800  # noon, 1 January 2026
 METRICS = "SELECT value FROM metrics WHERE name = 'given'"
 LOGS = """SELECT trim(message, 'n=" ') FROM logs"""
 
@@ -49,29 +47,6 @@ def vmagent(tmp: Path, port: int) -> Iterator[Write]:
     with running(command, tmp / "vmagent.out", harness.environment(tmp), signal.SIGKILL):
         poll(lambda: harness.get(listen, "/health")[0] == 200)
         yield write
-
-
-@contextlib.contextmanager
-def telegraf(output: str, tmp: Path, port: int) -> Iterator[Write]:
-    if not TELEGRAF.exists():
-        pytest.skip("no Telegraf: bin/provision engines builds it")
-    listen = free_port()
-    (documented,) = [text for text in samples("Telegraf", port) if f"outputs.{output}]" in text]
-    (tmp / "telegraf.conf").write_text(f"""
-[agent]
-  interval = "100ms"
-  flush_interval = "100ms"
-  omit_hostname = true
-[[inputs.socket_listener]]
-  service_address = "tcp://127.0.0.1:{listen}"
-  data_format = "influx"
-{documented}
-""")
-    with (
-        running([TELEGRAF, tmp / "telegraf.conf"], tmp / "telegraf.out", harness.environment(tmp), signal.SIGKILL),
-        poll(lambda: socket.create_connection(("127.0.0.1", listen))) as connection,
-    ):
-        yield lambda asked: connection.sendall(b"".join(b"given n=%di %d000000000\n" % (n, FIRST + n) for n in asked))
 
 
 @contextlib.contextmanager

@@ -48,7 +48,8 @@ class Keys:
                 known = self.seen.intersection(keys)
                 self.seen.update(keys)
                 again |= known
-                # sorted: two transactions take them in one order, and the index is read in its order
+                # sorted: the index is read in its order, and two transactions take the keys of a piece in one order. If
+                # they meet over pieces, the database ends one of them, and its worker stores the claim again
                 if piece := sorted([key for key in keys if key not in known] if known else keys):
                     put.send((max(received // 1_000_000, int(time.time())), piece))
                     new += piece
