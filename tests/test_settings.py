@@ -330,6 +330,15 @@ def test_a_users_module_is_imported_by_the_path_of_its_file(tmp_path: Path) -> N
     assert extension.dictionary("INGEST_ROUTES", str(tmp_path / "mine.py"), "ROUTES") == {"/x": 1}
 
 
+def test_an_edit_of_the_same_size_at_the_same_time_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    file = tmp_path / "edited.py"
+    for cap in (5, 7):
+        file.write_text(f"ROUTES = {{'/x': {cap}}}")
+        os.utime(file, (1, 1))
+        assert extension.dictionary("INGEST_ROUTES", str(file), "ROUTES") == {"/x": cap}
+
+
 def test_a_users_module_is_imported_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sluice_named.py").write_text("ROUTES = {'/x': 1}")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -58,10 +58,14 @@ def test_each_rejected_request_is_listed_with_its_reason(tmp: Path) -> None:
         assert send(up.port, f"GET /gps HTTP/1.1\r\n{KEY}X: y") == 405
         assert request(up.port, b"nonsense\r\n\r\n")[0] == 400
         with contextlib.ExitStack() as held:
-            for _ in range(3):
+
+            def refused() -> bool:
+                # another one each time: nginx may still count a request that has its answer, and then rejects this one
                 line = held.enter_context(connect(up.port))
                 line.sendall(f"{ok}Host: localhost\r\nContent-Length: 9\r\n\r\n".encode())
-            poll(lambda: send(up.port, ok + "X: y", b"x") == 429)
+                return send(up.port, ok + "X: y", b"x") == 429
+
+            poll(refused)
         with stopped(*up.pids("redis")):
             poll(lambda: send(up.port, ok + "X: y", b"x") == 503)
         wanted = {

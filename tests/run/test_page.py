@@ -260,11 +260,13 @@ CROWDED = """() => {
     const card = element.closest("main > section:not(#charts), figure, body");
     const outer = card.getBoundingClientRect();
     const room = card.tagName === "BODY" ? 0 : 10;
+    const list = element.closest("ol")?.getBoundingClientRect() ?? { top: -Infinity, bottom: Infinity };
     for (const { left, right, top, bottom, width } of range.getClientRects()) {
       const gap = element instanceof SVGElement ? 6 : -0.5;  // pixels
       const spare = Math.max(0, (bottom - top - size) / 2);
       const box = { text: node.data.trim(), left, right, top: top + spare, bottom: bottom - spare };
-      if (!width) continue;
+      // what a list has scrolled away is not seen
+      if (!width || box.top < list.top || box.bottom > list.bottom) continue;
       if (left < outer.left + room || right > outer.right - room ||
           box.top < outer.top + room / 2 || box.bottom > outer.bottom - room / 2)
         wrong.push([box.text, "at the edge of its card"]);
