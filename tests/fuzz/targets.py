@@ -138,13 +138,32 @@ def otlp(data: bytes) -> None:
                 same(results, promises(stream, packed))
 
 
-def posted(data: bytes) -> None:
-    """GELF, which zlib may pack; reports of browsers; collectd; CloudEvents; InfluxDB's lines without a precision."""
-    paths = {"gelf": "logs", "reports": "logs", "collectd": "metrics", "api/v3/write_lp": "metrics"}
-    for path, stream in paths.items():
-        promises(STREAMS[stream], f"POST /{path} HTTP/1.1\r\n\r\n".encode() + data)
-    promises(STREAMS["logs"], b"POST /gelf HTTP/1.1\r\n\r\n" + zlib.compress(data))
-    promises(STREAMS["own"], b'{"specversion":"1.0","data":%b}' % data)
+def gelf(data: bytes) -> None:
+    """Graylog's messages, as they are and packed by zlib."""
+    for body in data, zlib.compress(data):
+        promises(STREAMS["logs"], b"POST /gelf HTTP/1.1\r\n\r\n" + body)
+
+
+def reports(data: bytes) -> None:
+    """Reports of browsers."""
+    promises(STREAMS["logs"], b"POST /reports HTTP/1.1\r\n\r\n" + data)
+
+
+def collectd(data: bytes) -> None:
+    """collectd's JSON and its commands."""
+    promises(STREAMS["metrics"], b"POST /collectd HTTP/1.1\r\n\r\n" + data)
+
+
+def cloudevents(data: bytes) -> None:
+    """CloudEvents for a user-defined stream: as the event, as its `data`, and in a batch."""
+    event = b'{"specversion":"1.0","data":%b}' % data
+    for body in data, event, b"[%b]" % event:
+        promises(STREAMS["own"], body)
+
+
+def v3(data: bytes) -> None:
+    """Line protocol without a precision, as version 3 of InfluxDB takes it."""
+    promises(STREAMS["metrics"], b"POST /api/v3/write_lp HTTP/1.1\r\n\r\n" + data)
 
 
 def packed(data: bytes) -> None:
@@ -244,7 +263,11 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         gps,
         plain,
         packed,
-        posted,
+        gelf,
+        reports,
+        collectd,
+        cloudevents,
+        v3,
         encodings,
         multipart,
         fastlane,
