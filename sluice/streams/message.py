@@ -64,7 +64,12 @@ def sender(item: bytes) -> str:
 
 
 def field(lines: bytes, name: str) -> str:
-    """The value of the first of these field lines that has this name; "" if there is none."""
+    """The value of the first of these field lines that has this name, as text; "" if there is none."""
+    return raw_field(lines, name).decode("utf-8", "replace")
+
+
+def raw_field(lines: bytes, name: str) -> bytes:
+    """The value as it was sent: `field` makes one text of two that are not UTF-8."""
     lines = b"\r\n" + lines  # searched as a whole: three times as fast as line by line
     at = lines.lower().find(b"\r\n%b:" % name.lower().encode())
     if at < 0:

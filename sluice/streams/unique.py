@@ -19,7 +19,7 @@ import msgspec
 
 from sluice.http.request import KEYED, idempotency_key
 from sluice.streams.encoding import GZIP, ZSTD, inflated
-from sluice.streams.message import Message, parse
+from sluice.streams.message import Message, parse, raw_field
 from sluice.streams.record import Invalid, Limits, Record
 
 GIVEN_BYTES = 16  # of the hash of a key that was given: all of the key
@@ -61,7 +61,9 @@ class Rule(NamedTuple):
             return None, len(item)
         if not self.content:
             return None, limits.inflated if zipped else len(body)
-        means = message.start + b"".join(f"{message.field(name)}\n".encode() for name in DECIDING) if message else b""
+        means = message.start if message else b""
+        if message:
+            means += b"".join(raw_field(message.fields, name) + b"\n" for name in DECIDING)
         return blake2b(means + body, digest_size=CONTENT_BYTES).digest(), len(body)
 
 
@@ -78,14 +80,14 @@ def given_key(message: Message) -> bytes:
     for name in KEYED:
         if b"\r\n" + name + b":" not in b"\r\n" + fields:
             continue
-        value = message.field(name.decode())
+        value = raw_field(message.fields, name.decode())
         if name == b"idempotency-key":
-            value = idempotency_key(value)
+            value = idempotency_key(value.decode("latin-1")).encode()
         elif name == b"ce-id":
-            source = message.field("ce-source")
-            value = f"{source}\n{value}" if source and value else ""
+            source = raw_field(message.fields, "ce-source")
+            value = source + b"\n" + value if source and value else b""
         if value:
-            return name + b"\n" + value.encode()
+            return name + b"\n" + value
     return b""
 
 

@@ -138,6 +138,16 @@ def test_a_cloud_event_is_known_by_source_and_id(url: str) -> None:
     assert here.put("votes", keyed("1", VOTE, field="ce-id"), keyed("1", VOTE, field="ce-id")) == (2, 0)  # no source
 
 
+@pytest.mark.parametrize("field", [b"webhook-id", b"X-GitHub-Delivery", b"ce-id"])
+def test_keys_that_are_no_utf_8_are_not_one(url: str, field: bytes) -> None:
+    here = Here(url)
+    items = [
+        b"POST /votes HTTP/1.1\r\nce-source: %b\r\n%b: %b\r\n\r\n%b" % (source, field, key, VOTE)
+        for source, key in ((b"a", b"\xe8"), (b"a", b"\xe9"), (b"\xe9", b"x"), (b"\xe8", b"y"), (b"a", b"\xe8"))
+    ]
+    assert here.put("votes", *items) == (4, 0)
+
+
 def test_telemetry_is_its_own_key_if_each_record_has_its_time(url: str) -> None:
     here = Here(url)
     pair = b"[" + fix("a") + b"," + fix("a") + b"]"
