@@ -97,14 +97,15 @@ def record_key(fields: tuple[str, ...]) -> Callable[[Any], bytes | None]:
     if fields:
         values = attrgetter(*fields)
         timed = "time" in fields
+        named = "\n".join((*fields, "")).encode()  # the same value of another field, before or later, is another key
 
         def key(record: Record) -> bytes | None:
             found = values(record)
             if found is None or (len(fields) > 1 and None in found):
                 return None
             if timed:
-                return key_of(blake2b(encode(found), digest_size=CONTENT_BYTES).digest(), record.time)
-            return blake2b(encode(found), digest_size=GIVEN_BYTES).digest()
+                return key_of(blake2b(named + encode(found), digest_size=CONTENT_BYTES).digest(), record.time)
+            return blake2b(named + encode(found), digest_size=GIVEN_BYTES).digest()
 
         return key
     return lambda record: key_of(blake2b(encode(record), digest_size=CONTENT_BYTES).digest(), record.time)

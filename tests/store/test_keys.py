@@ -210,6 +210,21 @@ def test_a_stream_of_ones_own_says_which_fields_make_records_one(url: str) -> No
     assert here.put("orders", b'{"id":"2"}', b'{"id":"4"}') == (1, 0)
 
 
+def test_the_value_of_another_field_is_no_key_after_the_declaration_has_changed(url: str) -> None:
+    here = Here(url)
+
+    def declare(field: str) -> None:
+        gps = registry.stream("gps", here.streams["gps"].record, unique=(field,))
+        here.streams["gps"] = gps._replace(rule=rule(gps, *settings.load({}).unique.of("gps")))
+
+    declare("lat")
+    assert here.put("gps", b'{"device":"a","lat":7,"lon":1}', b'{"device":"b","lat":7,"lon":2}') == (1, 0)
+    declare("lon")
+    assert here.put("gps", b'{"device":"c","lat":8,"lon":7}', b'{"device":"d","lat":9,"lon":7}') == (1, 0)
+    declare("lat")
+    assert here.put("gps", b'{"device":"e","lat":7,"lon":3}') == (0, 0)
+
+
 def test_without_a_window_nothing_is_one(url: str) -> None:
     here = Here(url, "off")
     assert here.put("votes", keyed("a", VOTE), keyed("a", VOTE)) == (2, 0)
