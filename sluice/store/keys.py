@@ -68,6 +68,14 @@ class Keys:
         self.store.run(self.db, gone, (key, self.stream, self.batch))
         self.seen.discard(key)
 
+    def leave(self) -> None:
+        """Make these keys those of no batch: what else has one of them is a duplicate, also if it is of this batch."""
+        asked = sorted(self.seen)
+        for start in range(0, len(asked), bounds.ASKED_KEYS):
+            some = asked[start : start + bounds.ASKED_KEYS]
+            left = f"UPDATE batches_keys SET batch = 0 WHERE key IN ({', '.join('?' * len(some))}) AND stream = ? "
+            self.store.run(self.db, left + "AND batch = ?", (*some, self.stream, self.batch))
+
     def count(self, epoch: str) -> None:
         """Count the duplicates in the ledger."""
         if self.duplicates:

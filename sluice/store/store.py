@@ -202,10 +202,13 @@ class Store(Bookkeeping[Db]):
                 if not self.run(db, "DELETE FROM dead_letters WHERE id = ? RETURNING 1", (letter.id,)):
                     continue
                 entries = [(letter.seq, letter.received, letter.body, result) for result in decode(letter)]
-                unit, split = self.not_stored(db, letter, entries)
+                keys = Keys(self, db, letter.stream, letter.batch)
+                unit, split = self.not_stored(keys, letter, entries)
                 insert = self.inserter(attempt, letter.stream, letter.batch, letter.whole)
                 outcome = fill(insert, unit, split)
                 self.add_records(db, letter.batch, outcome.records)
+                if outcome.records and self.are_final(letter.stream, outcome):
+                    keys.leave()  # another letter of this batch may be a copy of this one
                 if outcome.records:
                     self.add_change(db, letter.stream, letter.batch)
                 records += outcome.records
@@ -221,12 +224,17 @@ class Store(Bookkeeping[Db]):
             stored, records, dead = max(0, stored - refused), records - refused, dead + min(stored, refused)
         return Replayed(stored, records, dead, reasons, seen)
 
-    def not_stored(self, db: Db, letter: DeadLetter, entries: list[Entry]) -> Unit:
+    def are_final(self, stream: str, replayed: Outcome) -> bool:
+        """Whether no letter of a body that was replayed may have keys of it: a part of a body has those of records."""
+        rule = self.rules.get(stream)
+        by_record = rule is not None and rule.fields is not None
+        return not by_record or not (replayed.letters or stream in self.elsewhere.streams)
+
+    def not_stored(self, keys: Keys, letter: DeadLetter, entries: list[Entry]) -> Unit:
         """The entries of a letter whose keys no other batch has. If another body has its key, it stays dead."""
         rule = self.rules.get(letter.stream)
         if rule is None:
             return entries, False
-        keys = Keys(self, db, letter.stream, letter.batch)
         unique = Unique(rule, keys)
         digest, size = rule.read(letter.body, Limits()) if letter.whole else (None, 0)
         unique.add(digest, size, entries)

@@ -73,9 +73,9 @@ def raw_field(lines: bytes, name: str) -> bytes:
     lines = b"\r\n" + lines  # searched as a whole: three times as fast as line by line
     at = lines.lower().find(b"\r\n%b:" % name.lower().encode())
     if at < 0:
-        return ""
+        return b""
     start = at + len(name) + 3
-    return lines[start : lines.index(b"\r\n", start)].strip().decode("utf-8", "replace")
+    return lines[start : lines.index(b"\r\n", start)].strip()
 
 
 @lru_cache(maxsize=64)  # a sender has always the same query

@@ -255,6 +255,26 @@ def test_a_letter_whose_key_was_stored_meanwhile_says_so(url: str) -> None:
     assert here.rows("votes") == 1
 
 
+@pytest.mark.parametrize(("unique", "partly"), [("1d", False), ("1d", True), ("gps=1d/record", False)])
+def test_of_two_copies_that_are_dead_in_one_batch_a_replay_stores_one(url: str, unique: str, partly: bool) -> None:
+    here = Here(url, unique)
+    gps = here.streams["gps"]
+
+    def broken(item: bytes, limits: Limits) -> Any:
+        raise RuntimeError
+
+    here.streams["gps"] = gps._replace(decode=broken)
+    body = b"[" + fix("a") + b"," + (b'{"device":"x"}' if partly else fix("b")) + b"]"
+    assert here.put("gps", body, body) == (0, 2)
+    here.streams["gps"] = gps
+    stored, dead, reasons = here.replay()
+    assert here.rows("gps") == (1 if partly else 2)
+    assert (stored, dead) == ((0, 2) if partly else (1, 1))
+    assert any(reason.startswith("duplicate: ") for reason in reasons)
+    here.replay()
+    assert here.rows("gps") == (1 if partly else 2)
+
+
 def test_a_body_that_is_not_its_senders_does_not_take_its_key(url: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("It's a Secret to Everybody\n")
