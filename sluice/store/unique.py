@@ -78,7 +78,7 @@ class Unique:
                 self.keys.duplicates += 1
                 return
             new[key] = seq
-            if len(new) == self.begun + bounds.PIECE_KEYS:
+            if len(new) >= self.begun + bounds.PIECE_KEYS:
                 self.begin(received)
         self.entries.append((seq, received, item, record))
         self.size += len(item)

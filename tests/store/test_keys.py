@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import worker as program
-from proving.harness import ROOT, poll
+from proving.harness import ROOT, poll, redis_server
 from proving.postgres import Postgres, postgres_server
 from sluice import parsers, settings
 from sluice.base.counters import Histogram
@@ -26,15 +27,19 @@ from sluice.formats.streams import load_streams, rule
 from sluice.letters import Letters
 from sluice.ops.replay import decoded
 from sluice.spool.claim import Claim
+from sluice.spool.inspector import Inspector
+from sluice.spool.outlet import Outlet
 from sluice.store import bounds
 from sluice.store.entries import Entries
 from sluice.store.expiry import KeyExpiry
+from sluice.store.keys import end
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Unavailable
 from sluice.streams import registry
 from sluice.streams.record import Limits, Record
 from sluice.streams.signature import signed
+from verbs import push
 
 NOON = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC in microseconds
 
@@ -329,6 +334,70 @@ def test_copies_that_two_workers_store_at_the_same_time_are_stored_once(url: str
         thread.join()
     assert sorted(done) == [0, 500]
     assert first.rows("gps") == 500
+
+
+@pytest.mark.parametrize("before", range(0, 16, 4))
+def test_keys_are_put_while_the_next_ones_are_made_whichever_bodies_are_timed(
+    before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Here(f"sqlite:///{tmp_path}/ingest.db")
+    here.next += before
+    put_keys, pieces = here.store.put_keys, list[int]()
+
+    def counted(*given: Any) -> Any:
+        putting = put_keys(*given)
+        next(putting)
+        while piece := (yield):
+            pieces.append(len(piece[1]))
+            putting.send(piece)
+        return end(putting)
+
+    monkeypatch.setattr(here.store, "put_keys", counted)
+    assert here.put("gps", *(fix(f"d{n}") for n in range(4 * bounds.PIECE_KEYS))) == (4 * bounds.PIECE_KEYS, 0)
+    assert len(pieces) == 4 and max(pieces) <= bounds.PIECE_KEYS + 1
+
+
+def test_two_workers_whose_keys_meet_over_pieces_end_in_a_deadlock_and_store_each_body_once(
+    server: Postgres, tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.ask("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    put = 2 * bounds.PIECE_KEYS  # PostgreSQL inserts the rows of a COPY 1,000 at a time
+    a, b = ([fix(f"{name}{n}") for n in range(put)] for name in "ab")
+    own = [
+        [fix(f"{name}{n}") for n in range(put)] for name in ("one", "two")
+    ]  # pushes the piece before it to the server
+    claims = [*a, *own[0], *b], [*b, *own[1], *a]
+    streams = {"gps": Here(server.url).streams["gps"]}
+    decode, waited = streams["gps"].decode, set[int]()
+
+    def both_hold_keys() -> bool:
+        return server.ask(f"SELECT count(*) FROM pg_stat_progress_copy WHERE tuples_processed >= {put}") == [(2,)]
+
+    def decode_after(item: bytes, limits: Limits) -> Any:
+        if item in (own[0][-1], own[1][-1]) and threading.get_ident() not in waited:
+            waited.add(threading.get_ident())
+            poll(both_hold_keys)
+        return decode(item, limits)
+
+    monkeypatch.setattr(program, "Entries", partial(Entries, seconds=300.0))  # a claim is one transaction
+    streams["gps"] = streams["gps"]._replace(decode=decode_after)
+    url = f"{server.url}&options=-c%20deadlock_timeout%3D10ms"
+    with redis_server(tmp, appendfsync="no") as redis:
+        push(redis, *claims[0], *claims[1], stream="gps")
+        workers = [program.Worker(Outlet(str(redis.socket)), url, streams, Limits()) for _ in claims]
+        for worker in workers:
+            worker.states[0].max_bodies = len(claims[0])
+        threads = [threading.Thread(target=worker.run, args=(True,)) for worker in workers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        taken = Inspector(str(redis.socket)).snapshot("gps").taken
+    errors = [worker.states[0].errors.n for worker in workers]
+    assert len(waited) == 2 and sorted(errors) == [0, 1] and caplog.text.count("deadlock detected") == 1
+    assert server.ask("SELECT count(*), count(DISTINCT device) FROM gps") == [(4 * put, 4 * put)]
+    ledger = Here(server.url).store.ledger("gps")
+    assert (ledger.bodies, ledger.duplicate, ledger.dead, taken) == (6 * put, 2 * put, 0, 6 * put)
 
 
 def test_rows_elsewhere_have_their_keys_in_the_database(url: str, tmp_path: Path) -> None:
