@@ -27,7 +27,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from sluice import settings
-from sluice.account import Publisher
+from sluice.account import SHARED, Publisher
 from sluice.base import counters, daemon
 from sluice.elsewhere.outbox import Outbox
 from sluice.elsewhere.registry import open_elsewhere
@@ -202,14 +202,12 @@ class Worker:
                 self.publish_figures(last=True)
 
     def publish_figures(self, last: bool = False) -> None:
-        """Publish the figures of this cell in the database, if it is available.
-
-        Raises: one of SPOOL_ERRORS, NewerTables.
-        """
+        """Publish the figures of this cell, if the database is available. Raises: one of SPOOL_ERRORS, NewerTables."""
         if not (self.publisher and self.store):
             return
         try:
             self.publisher.publish(self.store, last)
+            self.log_change(self.publisher.name, SHARED if self.publisher.shared else None)
         except NewerTables:
             raise
         except Unavailable:  # logged when there is something to store

@@ -17,7 +17,10 @@ from sluice.store.store import Store
 from sluice.store.types import Epoch, Ledger
 
 EVERY_SECONDS = 5.0  # between two publications of a cell
+LATE_INTERVALS = 3  # a cell that has published no figures for so many of its intervals is late
+SAID = 3  # publications after which a name that is no longer shared is no longer said to be: workers take turns
 COUNT_SHARE = 20  # counting takes at most 1/20 of a worker's time, however large the database is
+SHARED = "another installation stores in this database under this name; each needs an INGEST_CELL of its own"
 STATES = ("accepted", "ready", "claimed", "stored", "dead", "duplicate", "missing")
 Figures = dict[str, Any]
 
@@ -72,7 +75,9 @@ def sums(cells: Iterable[Figures]) -> Figures:
 class Publisher:
     """A worker's part in publishing the figures of its cell: the workers of a cell take turns.
 
-    The figures: `every`, seconds until the next ones; `streams`, a list of stream and the keys of `balance`.
+    The figures: `every`, seconds until the next ones; `streams`, a list of stream and the keys of `balance`; `epochs`,
+    those of all streams, by which an installation knows its own figures; `shared`: not 0 if another one publishes under
+    this name, and then for how many more publications this is said.
     """
 
     def __init__(self, inspector: Inspector, streams: Iterable[str], name: str, keep: bool, replicas: int = 0) -> None:
@@ -85,6 +90,8 @@ class Publisher:
         self.name, self.keep, self.replicas = name, keep, replicas
         self.named = False
         self.due = 0.0  # monotonic
+        self.epochs: set[str] | None = None  # that were published last
+        self.shared = 0
 
     def publish(self, store: Store[Any], last: bool = False) -> None:
         """Publish the figures if they are due, or `last`. Raises: one of SPOOL_ERRORS, Unavailable."""
@@ -94,20 +101,31 @@ class Publisher:
         self.due = began + EVERY_SECONDS
         if not self.named:
             self.name, self.named = self.inspector.name_cell(self.name, self.keep), True
-        age = next((cell.seconds for cell in store.cells() if cell.cell == self.name), EVERY_SECONDS)
-        if age < EVERY_SECONDS / 2 and not last:
-            self.due = began + EVERY_SECONDS - age
+        known = next((cell for cell in store.cells() if cell.cell == self.name), None)
+        theirs = set(known.figures.get("epochs", ())) if known else set[str]()
+        # figures of another list may be those of another installation, which is not given a turn
+        ours = self.epochs is not None and (not theirs or not theirs.isdisjoint(self.epochs))
+        if known and known.seconds < EVERY_SECONDS / 2 and ours and not last:
+            self.due = began + EVERY_SECONDS - known.seconds
             return
-        streams, epochs, confirmed = [], list[Epoch](), True
+        streams, epochs, confirmed, lists = [], list[Epoch](), True, set[str]()
         for stream in sorted(self.streams | self.inspector.streams()):
             snapshot = self.inspector.snapshot(stream, self.replicas if confirmed else 0)
             confirmed &= snapshot.confirmed
+            lists |= {past.epoch for past in snapshot.history} | snapshot.partitions.keys()
             ledger = account(store, stream, snapshot, self.name)
             streams.append({"stream": stream} | balance(snapshot, ledger))
             if confirmed:  # else a failover may lose numbers whose bodies got no 2xx
                 epochs += registered(stream, self.name, snapshot, ledger.purged)
         every = max(EVERY_SECONDS, COUNT_SHARE * (time.monotonic() - began))
-        store.publish_figures(self.name, {"every": every, "streams": streams}, epochs)
+        # a list that was emptied has other epochs too; then they are not those that this process has published
+        same = not lists.isdisjoint(self.epochs or ())
+        foreign = known and theirs and known.seconds < LATE_INTERVALS * every and same and not ours
+        said = known.figures.get("shared", 0) if known else 0
+        self.shared = SAID if foreign else max(0, said - 1)
+        figures = {"every": every, "streams": streams, "epochs": sorted(lists), "shared": self.shared}
+        store.publish_figures(self.name, figures, epochs)
+        self.epochs = lists
         self.due = began + every
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from redis.exceptions import RedisError
 
 from sluice import senders, settings, views
-from sluice.account import STATES, Figures, account, balance, sums
+from sluice.account import LATE_INTERVALS, SHARED, STATES, Figures, account, balance, sums
 from sluice.base import screen
 from sluice.base.counters import SECONDS, SIZES
 from sluice.base.disk import spare
@@ -35,7 +35,6 @@ from sluice.views.kinds.view import ViewFigures
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 3.0  # for a reply of Redis; an operator is waiting too
-LATE_INTERVALS = 3  # a cell that has published no figures for so many of its intervals is late
 COUNTING_SHARE = 1 / 20  # of the time, for counts in the database: they are slow with millions of batches
 
 
@@ -75,6 +74,9 @@ class Observer:
         }
         trouble += discrepancies(rows)
         self.hindrances(rows, processes, trouble)
+        for cell in (self.store and self.cells(trouble)) or ():
+            if cell["cell"] == self.cell:
+                trouble += complaints(cell | {"late": False})  # its own state is shown above
         return {"streams": rows, "trouble": trouble}
 
     def hindrances(self, rows: dict[str, Figures], processes: list[Process], trouble: list[str]) -> None:
@@ -111,15 +113,19 @@ class Observer:
         """The cells that store in this database, by name; None, with a line in `trouble`, if it is unavailable.
 
         cell, seconds: the name, and the age of its figures. late: it should have published others since.
+        shared: another installation publishes under this name.
         streams: a list of stream and the keys of `balance`.
         """
         published = self.ask_store(lambda store: store.cells(), trouble)
         if published is None:
             return None
         return [
-            {"cell": cell, "seconds": age, "late": age > LATE_INTERVALS * known["every"], "streams": known["streams"]}
+            {
+                "cell": cell, "seconds": age, "late": age > LATE_INTERVALS * known["every"],
+                "shared": bool(known.get("shared")), "streams": known["streams"],
+            }
             for cell, age, known in published
-        ]
+        ]  # fmt: skip
 
     def look(self) -> Figures:
         """All figures of this moment; an unknown one is None, and `trouble` has the reason.
@@ -179,7 +185,7 @@ class Observer:
         reading["cells"] = self.cells(reading["trouble"]) if self.store else None
         for cell in reading["cells"] or ():
             cell["late"] &= cell["cell"] != self.cell  # its own state is shown above
-            reading["trouble"] += absences(cell)
+            reading["trouble"] += complaints(cell)
         reading["disk"] = disk(self.places)
         try:
             seen = figures.look(self.link, self.views) if self.views else []
@@ -301,11 +307,11 @@ def discrepancies(rows: dict[str, Figures]) -> list[str]:
     ]
 
 
-def absences(cell: Figures) -> list[str]:
-    """A line if this cell publishes no figures any more."""
-    if not cell["late"]:
-        return []
-    return [f"{cell['cell']}: last seen {screen.ago(cell['seconds'])} ago, {waiting(cell):,} bodies waiting there."]
+def complaints(cell: Figures) -> list[str]:
+    """A line if this cell publishes no figures any more, or another one publishes under its name."""
+    if cell["late"]:
+        return [f"{cell['cell']}: last seen {screen.ago(cell['seconds'])} ago, {waiting(cell):,} bodies waiting there."]
+    return [f"{cell['cell']}: {SHARED}."] if cell["shared"] else []
 
 
 def waiting(cell: Figures) -> int:

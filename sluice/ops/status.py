@@ -13,7 +13,7 @@ import json
 
 from sluice.account import STATES, Figures, sums
 from sluice.base import screen
-from sluice.ledger import Observer, absences, discrepancies
+from sluice.ledger import Observer, complaints, discrepancies
 from sluice.settings import SettingError, Settings
 from sluice.store.registry import open_store
 
@@ -24,7 +24,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--forget", metavar="CELL", help="no longer show a cell that is gone for good; its rows stay")
     parser.epilog = (
         "exit status: 0; 1 if Redis or the database is unavailable, missing is not 0, a stream cannot be stored, rows "
-        "wait for their destination, or a cell publishes no figures; 2 if a setting is invalid or there is no such cell"
+        "wait for their destination, a cell publishes no figures, or another one has its name; 2 if a setting is "
+        "invalid or there is no such cell"
     )
 
 
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     if arguments.all:
         cells = observer.cells(trouble)
         for cell in cells or ():
-            trouble += absences(cell)
+            trouble += complaints(cell)
             trouble += discrepancies({f"{cell['cell']}: {row['stream']}": row for row in cell["streams"]})
         show_cells(cells, trouble, arguments.json)
     else:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -293,6 +294,55 @@ def test_all_cells_of_a_database_are_shown_and_a_dead_one_can_be_forgotten(tmp: 
     assert sluice(tmp, "status", "--forget", "c2")[::2] == (2, "sluice: there is no cell 'c2' in this database.\n")
     assert "c2" not in sluice(tmp, "status", "--all")[1]
     assert ask(tmp, "SELECT count(*) FROM votes") == [(8,)]
+
+
+def test_two_installations_with_one_name_are_noticed_until_one_gets_another(tmp: Path, redis: Server) -> None:
+    store = f"sqlite:///{tmp}/ingest.db"
+    (tmp / "other").mkdir()
+    with redis_server(tmp / "other", appendfsync="no") as other, contextlib.ExitStack() as programs:
+
+        def start(home: Path, name: str) -> contextlib.AbstractContextManager[Any]:
+            env = environment(home, {"INGEST_STORE": store, "INGEST_CELL": name})
+            return running([sys.executable, "worker.py"], home / "worker.out", env)
+
+        programs.enter_context(start(tmp, "c1"))
+        with start(tmp / "other", "c1"):
+            push(redis, *map(vote, range(3)))
+            push(other, *map(vote, range(5)))
+            told = "c1: another installation stores in this database under this name; "
+            told += "each needs an INGEST_CELL of its own."
+
+            def noticed(home: Path) -> bool:
+                trouble = status(home, INGEST_STORE=store, INGEST_CELL="c1")[2]
+                return trouble == [told] and told[:-1] in (home / "worker.out").read_text()
+
+            for home in tmp, tmp / "other":
+                poll(partial(noticed, home))
+                assert told in sluice(home, "status", "--all", INGEST_STORE=store)[2]
+        programs.enter_context(start(tmp / "other", "c2"))
+
+        def alone(home: Path, name: str, bodies: int) -> bool:
+            code, ledger, trouble = status(home, INGEST_STORE=store, INGEST_CELL=name)
+            return (code, ledger["votes"]["accepted"], trouble) == (0, bodies, [])
+
+        poll(partial(alone, tmp, "c1", 3))
+        poll(partial(alone, tmp / "other", "c2", 5))
+        assert ask(tmp, "SELECT count(*) FROM votes") == [(8,)]
+
+
+def test_a_list_that_was_emptied_is_not_another_installation(tmp: Path, redis: Server) -> None:
+    store = open_store(f"sqlite:///{tmp}/ingest.db", STREAMS)
+    workers = [Publisher(Inspector(str(redis.socket)), STREAMS, "c1", keep=False) for _ in "12"]
+    push(redis, vote(1))
+    for worker in workers:
+        worker.publish(store, last=True)
+    with client.Redis(unix_socket_path=str(redis.socket)) as db:
+        db.flushall()
+    push(redis, vote(2))
+    for worker in *workers, *workers:
+        worker.publish(store, last=True)
+        assert not worker.shared
+    store.close()
 
 
 def test_nothing_is_ever_missing_while_everything_runs_at_full_rate(tmp: Path) -> None:
