@@ -311,7 +311,7 @@ class Worker:
                 signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
                 outcome = entries.persist(self.store)
             if not outcome.again:
-                state.senders.stored(claim.stream, entries.items[: entries.end - claim.first])
+                state.senders.stored(claim.stream, (who for seq, who in entries.senders.items() if seq < entries.end))
             return outcome, entries.end
         except NewerTables:
             raise
@@ -323,7 +323,7 @@ class Worker:
                 state.unfit = claim.epoch, claim.first
         except Lost as error:
             log.warning("%s", error)
-            state.claim = None
+            state.claim, state.backoff, state.error = None, 0.0, ""
             return None
         except SPOOL_ERRORS:
             raise

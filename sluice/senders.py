@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from sluice.base.counters import Counts
-from sluice.streams.message import sender
 
 SENDERS = 1000  # whose counts a process keeps
 SHOWN = 100
@@ -25,10 +24,10 @@ class Senders:
         self.counts = counts
         self.names: set[str] = set()
 
-    def stored(self, stream: str, items: Iterable[bytes]) -> None:
-        for name, n in Counter(map(sender, items)).items():
-            if name:
-                self.counts.counter(f"stored_from {stream} {self.known(name)}").n += n
+    def stored(self, stream: str, names: Iterable[str]) -> None:
+        """names: of each body that has one."""
+        for name, n in Counter(names).items():
+            self.counts.counter(f"stored_from {stream} {self.known(name)}").n += n
 
     def rejected(self, status: int, name: str) -> None:
         if name:

@@ -653,7 +653,8 @@ class StoreTests:
             store.close()
         # the table gets the column `sender`
         named = b"POST /votes HTTP/1.1\r\nSluice-Sender: acme\r\n\r\n" + vote("e")
-        assert store.persist(claim("votes", 1, first=6), decoded(STREAMS["votes"], [named], 6)) == Outcome(1, 0)
+        entries = Entries(claim("votes", 1, first=6), [named], STREAMS["votes"], MOST, Histogram((1.0,)))
+        assert entries.persist(store) == Outcome(1, 0)
         assert backend.ask("SELECT choice, sender FROM votes ORDER BY choice") == [
             *((choice, "") for choice in "abcd"),
             ("e", "acme"),

@@ -190,6 +190,8 @@ CACHES = {
     "sluice/http/written.py: written": "three numbers below 20,000",
     "sluice/store/postgres/store.py: placeholders": "our own SQL",
     "sluice/streams/decoder.py: load": "names in our own tables",
+    "sluice/streams/message.py: beginning": "names in our own tables",
+    "sluice/streams/message.py: lowered": "one head",
     "sluice/streams/message.py: parameter": "queries that are shorter than a head",
     "sluice/views/rows/source.py: cached": "CACHED_BYTES",
     "sluice/views/rows/sqlite.py: since_1970": "20 characters",

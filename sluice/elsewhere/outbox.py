@@ -31,8 +31,7 @@ from sluice.elsewhere.destination import Carried, Destination, Object, Rejected,
 from sluice.store import bounds
 from sluice.store.entries import trace
 from sluice.store.store import Attempt, Elsewhere, Insert, Store
-from sluice.store.types import Entry, Outcome, RowsRejected, Unavailable, shown
-from sluice.streams.message import sender
+from sluice.store.types import Entry, Origin, Outcome, RowsRejected, Unavailable, shown
 from sluice.streams.record import Reject
 
 NOTES = "SELECT stream, name, address, reason FROM batches_objects ORDER BY name"
@@ -242,11 +241,12 @@ class Storing(Attempt):
         self.bodies: Counter[str] = Counter()  # stream -> bodies with rows in its object
 
     @override
-    def writer(self, stream: str, batch: int, whole: bool) -> Insert:
-        return partial(self.write, stream, batch, whole)
+    def writer(self, stream: str, origin: Origin) -> Insert:
+        return partial(self.write, stream, origin)
 
-    def write(self, stream: str, batch: int, whole: bool, entries: Iterable[Entry]) -> Outcome:
+    def write(self, stream: str, origin: Origin, entries: Iterable[Entry]) -> Outcome:
         """`Store.insert` into the object of the stream."""
+        batch, senders, whole = origin
         records = letters = 0
         kept, bodies = self.objects[stream].row_groups if stream in self.objects else 0, self.bodies[stream]
         rows, rejects = Rows(), list[Entry]()
@@ -268,9 +268,8 @@ class Storing(Attempt):
             with self.store.savepoint(self.db):
                 thing: Any
                 held = 0  # bytes of the rejects
-                known, who = b"", ""
                 for entry in entries:
-                    seq, received, item, thing = entry
+                    seq, received, _, thing = entry
                     if thing.__class__ is Reject:
                         rejects.append(entry)
                         held += len(thing.part)
@@ -279,9 +278,7 @@ class Storing(Attempt):
                         rows.seqs.append(seq)
                         rows.received.append(received)
                         rows.records.append(thing)
-                        if item is not known:
-                            known, who = item, sender(item)
-                        rows.senders.append(who)
+                        rows.senders.append(senders.get(seq, "") if senders else "")
                         full = len(rows.seqs) >= bounds.GROUP_RECORDS
                     if full:
                         flush()

@@ -11,8 +11,8 @@ from sluice.streams.body import Budget
 from sluice.streams.decoder import NUL, Result, check_text, each
 from sluice.streams.lenient import reader, text, texts
 from sluice.streams.message import Message
-from sluice.streams.metrics import Name, Value, typed
-from sluice.streams.record import Invalid, Metric
+from sluice.streams.metrics import Value, typed
+from sluice.streams.record import Invalid, Metric, Text
 from sluice.streams.times import Time, known
 
 
@@ -23,7 +23,7 @@ class Points(msgspec.Struct):
 class Point(msgspec.Struct):
     """A point. A field that is null is not stored."""
 
-    name: Name
+    name: Text
     fields: dict[str, Value | None]
     tags: dict[str, str] | None = None
     time: Time = None

@@ -19,6 +19,7 @@ from sluice.store.keys import Keys
 from sluice.store.store import Store
 from sluice.store.types import Entry, Outcome
 from sluice.store.unique import Body, Unique
+from sluice.streams.message import senders
 from sluice.streams.record import Limits, Record, Reject
 from sluice.streams.registry import Stream
 from sluice.streams.unique import Rule
@@ -54,6 +55,7 @@ class Entries(Divided):
         self.claim, self.items, self.stream, self.limits = claim, items, stream, limits
         self.decoded, self.seconds = decoded, seconds
         self.end = claim.first + len(items)
+        self.senders = senders(items, claim.first)
         self.buffered = False  # decode each item completely before its first entry
 
     def persist(self, store: Store[Any]) -> Outcome:
@@ -81,34 +83,40 @@ class Decoded(Part):
 
     entries: Entries
 
-    def bodies(self) -> Iterator[tuple[int, int, bytes]]:
-        """The sequence number, the time of arrival and the item of each body, until the time is over."""
-        claim, monotonic = self.entries.claim, time.monotonic
-        due = monotonic() + self.entries.seconds
-        seq, until = self.first, 0
-        for item in self.entries.items[seq - claim.first : self.end - claim.first]:
-            if seq >= until:
-                received, until = claim.received(seq)
-            yield seq, received, item
-            seq += 1
-            if monotonic() >= due and seq < self.end:
-                self.end = self.entries.end = seq
-                return
+    def runs(self) -> Iterator[tuple[int, Iterator[tuple[int, bytes]]]]:
+        """A time of arrival, and the sequence number and the item of each body that has it; one after the other."""
+        claim, seq = self.entries.claim, self.first
+        while seq < self.end:
+            received, until = claim.received(seq)
+            until = min(until, self.end)
+            items = self.entries.items[seq - claim.first : until - claim.first]
+            yield received, enumerate(items, seq)
+            seq = until
+
+    def stop(self, seq: int) -> None:
+        """This body is the last one: the time is over."""
+        self.end = self.entries.end = seq + 1
 
     def __iter__(self) -> Iterator[Entry]:
         decode, limits = self.entries.stream.decode, self.entries.limits
+        monotonic, due = time.monotonic, time.monotonic() + self.entries.seconds
         results: Any
-        for seq, received, item in self.bodies():
-            results = None
-            if seq % SAMPLE:
-                try:
-                    results = decode(item, limits)
-                except Exception as error:
-                    results = (failed(self.entries.claim.stream, item, error),)
-                if results.__class__ is tuple and len(results) == 1:  # a generator for each body would cost a tenth
-                    yield seq, received, item, results[0]
-                    continue
-            yield from self.decoded(seq, received, item, results)
+        for received, bodies in self.runs():
+            for seq, item in bodies:
+                results = None
+                if seq % SAMPLE:
+                    try:
+                        results = decode(item, limits)
+                    except Exception as error:
+                        results = (failed(self.entries.claim.stream, item, error),)
+                if results.__class__ is tuple:  # a generator for each body would cost a tenth
+                    for result in results:
+                        yield seq, received, item, result
+                else:
+                    yield from self.decoded(seq, received, item, results)
+                if monotonic() >= due:
+                    self.stop(seq)
+                    break
 
     def decoded(self, seq: int, received: int, item: bytes, results: Any = None) -> Iterator[Entry]:
         """The entries of an item. results: of its decoder, if it was called. If it raises, the item is buried.
@@ -140,27 +148,30 @@ class Decoded(Part):
     def keyed(self, unique: Unique, rule: Rule) -> Iterator[tuple[Iterable[Entry], bool]]:
         """`units` of a stream whose bodies or records have keys."""
         decode, limits = self.entries.stream.decode, self.entries.limits
+        monotonic, due = time.monotonic, time.monotonic() + self.entries.seconds
         results: Any
-        for seq, received, item in self.bodies():
-            results = None
-            if rule.content and item.startswith(b"{") and seq % SAMPLE:
-                try:
-                    results = decode(item, limits)
-                except Exception as error:
-                    results = [failed(self.entries.claim.stream, item, error)]
+        for received, bodies in self.runs():
+            for seq, item in bodies:
+                results, large = None, False
+                if rule.content and item.startswith(b"{") and seq % SAMPLE:
+                    try:
+                        results = decode(item, limits)
+                    except Exception as error:
+                        results = [failed(self.entries.claim.stream, item, error)]
                 if results.__class__ is tuple:  # one plain object
                     unique.add_record(seq, received, item, results[0])
-                    if unique.size >= bounds.KEYED_BYTES:
-                        yield unique.flush()
-                    continue
-            digest, size = rule.read(item, limits)
-            if size <= bounds.SMALL_BYTES:
-                unique.add(digest, size, self.whole(seq, received, item, results))
-                if unique.size < bounds.KEYED_BYTES:
-                    continue
-            yield unique.flush()
-            if size > bounds.SMALL_BYTES:
-                yield from unique.large(digest, Body(partial(self.decoded, seq, received, item), seq))
+                else:
+                    digest, size = rule.read(item, limits)
+                    large = size > bounds.SMALL_BYTES
+                    if not large:
+                        unique.add(digest, size, self.whole(seq, received, item, results))
+                if large or unique.size >= bounds.KEYED_BYTES:
+                    yield unique.flush()
+                if large:
+                    yield from unique.large(digest, Body(partial(self.decoded, seq, received, item), seq))
+                if monotonic() >= due:
+                    self.stop(seq)
+                    break
         yield unique.flush()
 
     def whole(self, seq: int, received: int, item: bytes, results: Any = None) -> list[Entry]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -16,6 +16,7 @@ from sluice.spool.claim import Claim
 from sluice.store import bounds
 from sluice.store.keys import Keys
 from sluice.store.types import Entry, Outcome, RowsRejected
+from sluice.streams.message import NOBODY
 from sluice.streams.record import Record, Reject
 
 
@@ -50,7 +51,12 @@ class Part:
 
 
 class Divided(ABC):
-    """Entries that are made for a part of their claim, so that nothing is decoded in vain."""
+    """Entries that are made for a part of their claim, so that nothing is decoded in vain.
+
+    senders: of the bodies that have one, by sequence number.
+    """
+
+    senders: Mapping[int, str] = NOBODY
 
     @abstractmethod
     def __iter__(self) -> Iterator[Entry]:

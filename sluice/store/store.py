@@ -32,12 +32,14 @@ from sluice.store.types import (
     Entry,
     FarRow,
     NewerTables,
+    Origin,
     Outcome,
     Replayed,
     Row,
     Unavailable,
 )
 from sluice.store.unique import Unique, Unit
+from sluice.streams.message import NOBODY, senders
 from sluice.streams.record import Limits, Reject
 from sluice.streams.registry import Stream
 
@@ -75,7 +77,7 @@ class Attempt:
 
     db: Any
 
-    def writer(self, stream: str, batch: int, whole: bool) -> Insert:
+    def writer(self, stream: str, origin: Origin) -> Insert:
         """`Store.insert` for a stream whose rows go elsewhere."""
         raise NotImplementedError
 
@@ -131,6 +133,7 @@ class Store(Bookkeeping[Db]):
         If they end before the claim, the bodies up to there are stored.
         Raises: Unavailable; and any exception of `entries`, with nothing stored.
         """
+        names = entries.senders if isinstance(entries, Divided) else NOBODY
         with self.elsewhere.attempt(self, {claim.stream}) as attempt:
             db: Db = attempt.db
             outcome = Outcome(0, 0, again=True)
@@ -145,7 +148,7 @@ class Store(Bookkeeping[Db]):
                 records = 0
                 given = (entries.part if isinstance(entries, Divided) else partial(Part, entries))(part.first, part.end)
                 keys = Keys(self, db, claim.stream, batch)
-                insert = self.inserter(attempt, claim.stream, batch, True)
+                insert = self.inserter(attempt, claim.stream, Origin(batch, names))
                 for unit, split in given.units(keys):
                     stored = fill(insert, unit, split)
                     outcome = Outcome(outcome.records + stored.records, outcome.letters + stored.letters)
@@ -174,11 +177,11 @@ class Store(Bookkeeping[Db]):
                 (*of, claim.end, last),
             )
 
-    def inserter(self, attempt: Attempt, stream: str, batch: int, whole: bool) -> Insert:
+    def inserter(self, attempt: Attempt, stream: str, origin: Origin) -> Insert:
         """`insert` for a stream, or what takes its rows elsewhere."""
         if stream in self.elsewhere.streams:
-            return attempt.writer(stream, batch, whole)
-        return partial(self.insert, attempt.db, self.table(attempt.db, stream), batch, whole)
+            return attempt.writer(stream, origin)
+        return partial(self.insert, attempt.db, self.table(attempt.db, stream), origin)
 
     @retried
     def replay(self, letters: list[DeadLetter], decode: Decode, dry: bool = False) -> Replayed:
@@ -204,7 +207,8 @@ class Store(Bookkeeping[Db]):
                 entries = [(letter.seq, letter.received, letter.body, result) for result in decode(letter)]
                 keys = Keys(self, db, letter.stream, letter.batch)
                 unit, split = self.not_stored(keys, letter, entries)
-                insert = self.inserter(attempt, letter.stream, letter.batch, letter.whole)
+                origin = Origin(letter.batch, senders([letter.body], letter.seq), letter.whole)
+                insert = self.inserter(attempt, letter.stream, origin)
                 outcome = fill(insert, unit, split)
                 self.add_records(db, letter.batch, outcome.records)
                 if outcome.records and self.are_final(letter.stream, outcome):
@@ -364,11 +368,8 @@ class Store(Bookkeeping[Db]):
         """
 
     @abstractmethod
-    def insert(self, db: Db, table: Any, batch: int, whole: bool, entries: Iterable[Entry]) -> Outcome:
-        """Store the records among the entries and bury the rejects. Raises: RowsRejected, with nothing done.
-
-        whole: False if the entries come from a partial dead letter.
-        """
+    def insert(self, db: Db, table: Any, origin: Origin, entries: Iterable[Entry]) -> Outcome:
+        """Store the records among the entries and bury the rejects. Raises: RowsRejected, with nothing done."""
 
     @abstractmethod
     def ask(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:

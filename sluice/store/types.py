@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from sluice.spool.errors import NewerLayout
@@ -14,6 +14,18 @@ Entry = tuple[int, int, bytes, "Record | Reject"]
 Row = tuple[Any, ...]
 # a row that is elsewhere: (batch, sequence number, received: microseconds since 1970, a body that has it alone)
 FarRow = tuple[int, int, int, bytes]
+
+
+class Origin(NamedTuple):
+    """Where the entries of one insert come from.
+
+    batch: the id of their claim in `batches`. senders: the names of those who sent the bodies, by sequence number.
+    whole: False if they are of a partial dead letter.
+    """
+
+    batch: int
+    senders: Mapping[int, str]
+    whole: bool = True
 
 
 class Unavailable(Exception):

@@ -23,6 +23,7 @@ from sluice.streams.encoding import GZIP, ZSTD, inflated
 from sluice.streams.format import Format
 from sluice.streams.message import Message, parse
 from sluice.streams.record import INT64, Invalid, Limits, Record, Reject
+from sluice.streams.times import known
 
 Result = Record | Reject
 load: Callable[[str], Callable[..., Iterable[Result]]] = cache(resolve_name)  # the function that a `Format` names
@@ -46,7 +47,7 @@ class Decoder:
         """
         results = self.unpack(item, limits)
         reason = ""
-        before = WITHOUT_ROWS.copy()
+        before = dict(WITHOUT_ROWS)  # copy() takes a microsecond
         try:
             for result in results:
                 if not isinstance(result, Reject):
@@ -128,8 +129,12 @@ class JsonDecoder(Decoder):
         self.read_lines: Callable[[bytes], list[Any]] = msgspec.json.Decoder(wire).decode_lines
         self.read_array: Callable[[bytes], list[Any]] = msgspec.json.Decoder(list[wire]).decode  # type: ignore[valid-type]
 
-    def fast_path(self) -> Callable[[bytes, Limits], Iterable[Result]]:
-        """`decode`, but faster for one plain JSON object."""
+    def fast_path(self, record: type[Record] | None = None) -> Callable[[bytes, Limits], Iterable[Result]]:
+        """`decode`, but faster for one plain JSON object.
+
+        record: the type to which it is decoded directly, if each of its fields has the name and the type that it has
+            there.
+        """
         read, build, slow = self.read, self.build, self.decode
 
         def decode(item: bytes, limits: Limits) -> Iterable[Result]:
@@ -139,6 +144,19 @@ class JsonDecoder(Decoder):
                 return slow(item, limits)
             return (record,) if item.find(NUL) < 0 else slow(item, limits)  # `in` takes 60 ns longer
 
+        if record:
+            read_record = msgspec.json.Decoder(record).decode
+
+            def direct(item: bytes, limits: Limits) -> Iterable[Result]:
+                try:
+                    made = read_record(item)
+                    if made.time is not None:
+                        made.time = known(made.time)
+                except Exception:
+                    return (decode if item.startswith(b"{") else slow)(item, limits)
+                return (made,) if item.find(NUL) < 0 else slow(item, limits)
+
+            return direct
         if self.bounded:
             return decode
         return lambda item, limits: decode(item, limits) if len(item) <= limits.record else slow(item, limits)
@@ -149,7 +167,7 @@ class JsonDecoder(Decoder):
             for path, decoder in self.bodies.items():
                 if message.path.endswith(path):  # a user's route may have a prefix, such as /plant/write
                     return load(decoder)(body, message, budget)
-        if boundary := multipart.boundary_of(message):
+        if not body.startswith((b"{", b"[")) and (boundary := multipart.boundary_of(message)):
             return self.multipart(multipart.split(body, boundary, budget.limits), message, budget)
         body = body.removeprefix(bodies.BOM).strip() or (message.query if message else b"")
         if not body:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -12,22 +12,17 @@ from sluice.streams.body import Budget
 from sluice.streams.decoder import JsonDecoder
 from sluice.streams.lenient import scalar
 from sluice.streams.message import Message
-from sluice.streams.position import ALIASES, RANGES, Number, from_names, sender
+from sluice.streams.position import ALIASES, Number, from_names, sender
 from sluice.streams.record import Gps
 from sluice.streams.times import TIMES, Time, known
 
 PATH = "gps"  # the name of a device that has none, if the head of its request was not kept
 
 
-def within(least: float, most: float) -> Any:
-    return Annotated[float, msgspec.Meta(ge=least, le=most)]
-
-
 # A valid plain object. The types contain the ranges, so that msgspec checks them while it decodes
 Plain = msgspec.defstruct(
     "Plain",
-    [("device", Annotated[str, msgspec.Meta(min_length=1)]), ("lat", within(-90, 90)), ("lon", within(-180, 180))]
-    + [(name, within(*RANGES[name]) | None, None) for name in RANGES]
+    [(field.name, field.type, msgspec.field(default=field.default)) for field in msgspec.structs.fields(Gps)[1:]]
     + [(name, Time, None) for name in TIMES],
     gc=False,
     forbid_unknown_fields=True,  # it may be another name of one of these

@@ -6,7 +6,10 @@ The gateway keeps the head of a body that begins like one, too, so `parse` never
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
+from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
@@ -15,6 +18,9 @@ from sluice.streams.record import Invalid
 
 # The field in which nginx puts the name of the key; it takes away one that a client sends (nginx/sluice.conf)
 SENDER = b"\r\nSluice-Sender: "
+KEPT = b"POST /"  # what a kept message begins with
+BEGINNING = itemgetter(slice(len(KEPT)))
+NOBODY: Mapping[int, str] = MappingProxyType({})
 # these describe the original body, not a part of it
 ENTITY = re.compile(rb"(?:content-encoding|content-length|transfer-encoding):[^\n]*\n", re.IGNORECASE)
 
@@ -57,10 +63,19 @@ def after_head(item: bytes) -> bytes:
 
 def sender(item: bytes) -> str:
     """The name of the API key with which a list item was sent; "" if it has none."""
-    if not item.startswith(b"POST /") or not START.match(item):  # a body may begin like a message without being one
+    if not item.startswith(KEPT):
         return ""
     at = item.find(SENDER, 0, item.find(b"\r\n\r\n") + 2)
-    return item[at + len(SENDER) : item.index(b"\r\n", at + 2)].decode("latin-1") if at >= 0 else ""
+    if at < 0 or not START.match(item):  # a body may begin like a message without being one
+        return ""
+    return item[at + len(SENDER) : item.index(b"\r\n", at + 2)].decode("latin-1")
+
+
+def senders(items: Sequence[bytes], first: int) -> Mapping[int, str]:
+    """The names of the API keys with which list items were sent, by sequence number. first: the number of the first."""
+    if KEPT not in map(BEGINNING, items):  # of a list of plain bodies, in a third of the time
+        return NOBODY
+    return {seq: name for seq, item in enumerate(items, first) if (name := sender(item))}
 
 
 def field(lines: bytes, name: str) -> str:
@@ -70,12 +85,21 @@ def field(lines: bytes, name: str) -> str:
 
 def raw_field(lines: bytes, name: str) -> bytes:
     """The value as it was sent: `field` makes one text of two that are not UTF-8."""
-    lines = b"\r\n" + lines  # searched as a whole: three times as fast as line by line
-    at = lines.lower().find(b"\r\n%b:" % name.lower().encode())
+    at = lowered(lines).find(beginning(name))  # as a whole: three times as fast as line by line
     if at < 0:
         return b""
-    start = at + len(name) + 3
+    start = at + len(name) + 1
     return lines[start : lines.index(b"\r\n", start)].strip()
+
+
+@lru_cache(maxsize=1)  # several fields are looked for in one head
+def lowered(lines: bytes) -> bytes:
+    return b"\r\n" + lines.lower()
+
+
+@lru_cache(maxsize=64)
+def beginning(name: str) -> bytes:
+    return f"\r\n{name.lower()}:".encode()
 
 
 @lru_cache(maxsize=64)  # a sender has always the same query

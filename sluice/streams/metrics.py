@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from typing import Annotated
 
 import msgspec
 
@@ -15,20 +14,19 @@ from sluice.streams.body import Budget
 from sluice.streams.decoder import JsonDecoder, Result, check_text, load, typed_form
 from sluice.streams.lenient import reader, texts
 from sluice.streams.message import Message
-from sluice.streams.record import INT64, UINT64, Invalid, Metric, Record
+from sluice.streams.record import INT64, UINT64, Invalid, Metric, Record, Text
 from sluice.streams.times import Time, known
 
 Value = float | int | str | bool
-Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,19})")
 FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
 class Plain(msgspec.Struct, gc=False):
-    name: Name
+    name: Text
     value: Value
-    field: Name = "value"
+    field: Text = "value"
     tags: dict[str, str] | None = None
     time: Time = None
     ts: Time = None

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from sys import float_info
 
 from sluice.streams.body import Budget
 from sluice.streams.message import Message
-from sluice.streams.record import Gps, Invalid
+from sluice.streams.record import RANGES, Gps, Invalid
 from sluice.streams.times import Time, known
 
 Number = float | int | str | None
-
-# What a position may also have: the least and the greatest value. Clients send others for "unknown"
-MOST = float_info.max
-RANGES = {
-    "altitude": (-MOST, MOST),
-    "speed": (0, MOST),
-    "accuracy": (0, MOST),
-    "bearing": (0, 360),
-    "battery": (0, 100),
-}
 
 # The names that a field has in what phones send, in the order in which they are tried: of Sluice, of OwnTracks and
 # Colota (colota.app, "API Reference": metres per second, percent), of GPSLogger, of browsers ("Geolocation"), of
@@ -49,9 +38,9 @@ KMH = 1 / 3.6
 
 def number(value: Number, what: str) -> float | None:
     """A number, also one sent as a string; None if it is missing or blank. Raises: Invalid."""
-    if value is None or isinstance(value, float):
+    if value is None or value.__class__ is float:
         return value
-    if isinstance(value, int) and not isinstance(value, bool):
+    if value.__class__ is int:
         return float(value)
     if not isinstance(value, str):
         raise Invalid(f"{what} is not a number: {value!r:.40}")
@@ -62,20 +51,23 @@ def number(value: Number, what: str) -> float | None:
     return float(text)
 
 
-def required(value: Number, what: str, limit: float) -> float:
-    """A number within ±limit. Raises: Invalid."""
+def required(value: Number, what: str, field: str) -> float:
+    """A number in the range of its field. Raises: Invalid."""
     sent = number(value, what)
     if sent is None:
         raise Invalid(f"missing: {what}")
-    if not -limit <= sent <= limit:
+    least, most = RANGES[field]
+    if not least <= sent <= most:
         raise Invalid(f"{what} out of range: {sent}")
     return sent
 
 
 def optional(value: Number, field: str, unit: float = 1.0) -> float | None:
-    """A number times `unit`; None if it is none, or not in the range of its field."""
+    """A number times `unit`; None if it is none, or not in the range of its field: clients mean "unknown" by it."""
+    if value is None:
+        return None
     try:
-        sent = value if isinstance(value, float) else number(value, field)
+        sent = number(value, field)
     except (Invalid, OverflowError):
         return None
     if sent is None:
@@ -114,8 +106,8 @@ def position(
     return Gps(
         time=known(time),
         device=name,
-        lat=required(lat, "latitude", 90),
-        lon=required(lon, "longitude", 180),
+        lat=required(lat, "latitude", "lat"),
+        lon=required(lon, "longitude", "lon"),
         altitude=optional(altitude, "altitude"),
         speed=optional(speed, "speed", speed_unit),
         accuracy=optional(accuracy, "accuracy"),

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from math import inf, isfinite
-from typing import Any, NamedTuple
+from sys import float_info
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 # What 64 bits hold, to look up an int in: for a float, `in` would search the whole range
 INT64, UINT64 = range(-(2**63), 2**63), range(2**64)
 NOT_FINITE = {inf: "+Inf", -inf: "-Inf"}  # Prometheus, exposition formats; any other is "NaN"
+
+
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+# What a position may have: the least and the greatest value
+RANGES = {
+    "lat": (-90, 90),
+    "lon": (-180, 180),
+    "altitude": (-float_info.max, float_info.max),
+    "speed": (0, float_info.max),
+    "accuracy": (0, float_info.max),
+    "bearing": (0, 360),
+    "battery": (0, 100),
+}
+
+
+def within(field: str) -> msgspec.Meta:
+    return msgspec.Meta(ge=RANGES[field][0], le=RANGES[field][1])
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -38,22 +56,23 @@ class Metric(Record, kw_only=True, gc=False):
     type: str
 
 
-class Gps(Record, kw_only=True, gc=False):
+# Plain objects are decoded to these two directly; any other field may be another name of one of theirs
+class Gps(Record, kw_only=True, gc=False, forbid_unknown_fields=True):
     """One position: degrees, metres, metres per second, degrees from north, percent. None: unknown."""
 
-    device: str
-    lat: float
-    lon: float
-    altitude: float | None = None
-    speed: float | None = None
-    accuracy: float | None = None
-    bearing: float | None = None
-    battery: float | None = None
+    device: Text
+    lat: Annotated[float, within("lat")]
+    lon: Annotated[float, within("lon")]
+    altitude: Annotated[float, within("altitude")] | None = None
+    speed: Annotated[float, within("speed")] | None = None
+    accuracy: Annotated[float, within("accuracy")] | None = None
+    bearing: Annotated[float, within("bearing")] | None = None
+    battery: Annotated[float, within("battery")] | None = None
 
 
-class Vote(Record, kw_only=True, gc=False):
-    poll: str
-    choice: str
+class Vote(Record, kw_only=True, gc=False, forbid_unknown_fields=True):
+    poll: Text
+    choice: Text
     voter: str | None = None
 
 

@@ -72,15 +72,15 @@ def iso(text: str) -> int:
     return seconds * SECOND + int(f"{fraction or '0':0<9.9}")
 
 
-def known(*times: Time) -> int | None:
+def known(time: Time, ts: Time = None, timestamp: Time = None) -> int | None:
     """The time of a record: the first of these that is understood; None if none is: the time of arrival is stored."""
-    for time in times:
-        if type(time) is int and 0 < time < END:  # as `nanoseconds`, without the call
-            return time * SECOND
-        if time is None or time == "":
+    if type(time) is int and 0 < time < END:  # as `nanoseconds`, without the call
+        return time * SECOND
+    for sent in (time, ts, timestamp):
+        if sent is None or sent == "":
             continue
         try:
-            return nanoseconds(time)
+            return nanoseconds(sent)
         except (Invalid, OverflowError):
             continue
     return None

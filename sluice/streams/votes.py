@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
 
 from sluice.base.override import override
@@ -11,10 +9,8 @@ from sluice.streams.body import Budget
 from sluice.streams.decoder import JsonDecoder
 from sluice.streams.lenient import reader
 from sluice.streams.message import Message
-from sluice.streams.record import Vote
+from sluice.streams.record import Text, Vote
 from sluice.streams.times import Time, known
-
-Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Plain(msgspec.Struct, gc=False):

@@ -23,6 +23,7 @@ from sluice.base.counters import Counts
 from sluice.run import keys
 from sluice.settings import SettingError
 from sluice.streams.message import sender
+from sluice.streams.message import senders as senders_of
 from stand_in import front
 
 poll = partial(harness.poll, seconds=60)
@@ -245,7 +246,7 @@ def test_so_many_names_are_counted_and_no_more(tmp: Path) -> None:
     counts = Counts()
     of = senders.Senders(counts)
     for n in range(2 * senders.SENDERS):
-        of.stored("votes", [b"POST /votes HTTP/1.1\r\nSluice-Sender: n%d\r\n\r\n{}" % n, b"{}"])
+        of.stored("votes", [f"n{n}"])
     file = tmp / "names"
     file.write_text("n999\nn998\nnever\n")
     of.rejected(429, "n998")
@@ -279,6 +280,7 @@ START = b"POST /x HTTP/1.1\r\n"
 )  # fmt: skip
 def test_only_a_field_of_a_head_names_the_sender(item: bytes, name: str) -> None:
     assert sender(item) == name
+    assert senders_of([b"{}", item, b""], 7) == ({8: name} if name else {})
 
 
 def test_an_address_that_may_not_send_does_not_use_up_the_rate_of_a_name(tmp: Path) -> None:

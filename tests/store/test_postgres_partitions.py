@@ -13,20 +13,22 @@ import pytest
 
 from proving.harness import poll
 from proving.postgres import Postgres, postgres_server
+from sluice.base.counters import Histogram
 from sluice.formats.streams import STREAMS
 from sluice.parsers import Keep
+from sluice.store.entries import Entries
 from sluice.store.postgres import partitions
 from sluice.store.postgres.session import connect
 from sluice.store.registry import open_store
 from sluice.store.types import Entry, Unavailable
-from sluice.streams.record import Gps, Vote
+from sluice.streams.record import Gps, Limits, Vote
 from sluice.streams.registry import stream
 from sluice.views.rows.registry import open_row_source
 from store_tests import claim
 
 KEEP = Keep(600, {})
 MINUTE_AGO = 60.0
-NAMED = b"POST /gps HTTP/1.1\r\nSluice-Sender: acme\r\n\r\n{}"
+NAMED = b"POST /gps HTTP/1.1\r\nSluice-Sender: acme\r\n\r\n" + b'{"device":"d","lat":1,"lon":2}'
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +189,6 @@ def test_a_partitioned_table_gets_the_column_of_the_sender(pg: Postgres) -> None
     store.close()
     pg.ask("ALTER TABLE gps DROP COLUMN sender")
     store = open_store(pg.url, STREAMS, keep=KEEP)
-    named = [(*entry[:2], NAMED, entry[3]) for entry in gps(0, first=2)]
-    store.persist(claim("gps", 1, first=2), named)
+    Entries(claim("gps", 1, first=2), [NAMED], STREAMS["gps"], Limits(), Histogram((1.0,))).persist(store)
     store.close()
     assert pg.ask("SELECT sender FROM gps ORDER BY seq") == [("",), ("acme",)]

@@ -1041,3 +1041,29 @@ def test_a_stream_that_no_database_can_hold_stops_the_start_with_one_line(tmp_pa
     text = str(caught.value)
     assert why in text
     assert text.startswith(f"INGEST_RECORDS='{module}' is invalid: ") and "\n" not in text
+
+
+TIMES = (
+    "1766600000",
+    "1766600000123",
+    "0",
+    "-1",
+    "1766600000.5",
+    '"1766600000"',
+    '"2025-12-24T18:13:20Z"',
+    "null",
+    "1e300",
+)
+MEMBERS = [f'"{name}":{value}' for name in ("time", "ts", "timestamp") for value in TIMES] + [
+    '"more":1', '"lon":1', '"voter":7', '"altitude":1e308', '"speed":-1', '"bearing":361', '"battery":null',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, known", [("gps", '"device":"a","lat":1,"lon":2'), ("votes", '"poll":"p","choice":"c"')])
+@pytest.mark.parametrize(
+    "members", [[], *([one] for one in MEMBERS), ['"time":null', '"ts":5'], ['"time":"x"', '"ts":5']]
+)
+def test_an_object_alone_is_the_record_that_it_is_in_an_array(name: str, known: str, members: list[str]) -> None:
+    body = "{" + ",".join([known, *members]) + "}"
+    decode = STREAMS[name].decode
+    assert [*decode(body.encode(), LIMITS)] == [*decode(f"[{body}]".encode(), LIMITS)]

@@ -39,8 +39,7 @@ from sluice.store.postgres.tables import (
     span,
 )
 from sluice.store.store import Elsewhere, Store, check_layout
-from sluice.store.types import Conflict, Entry, Outcome, Row, RowsRejected, Unavailable
-from sluice.streams.message import sender
+from sluice.store.types import Conflict, Entry, Origin, Outcome, Row, RowsRejected, Unavailable
 from sluice.streams.record import Reject
 from sluice.streams.registry import Stream
 
@@ -204,14 +203,14 @@ class Postgres(Store[Session]):
         self.run(db, "INSERT INTO view_changes (stream, batch) VALUES (?, ?)", (stream, batch))
 
     @override
-    def insert(self, db: Session, table: Table, batch: int, whole: bool, entries: Iterable[Entry]) -> Outcome:
+    def insert(self, db: Session, table: Table, origin: Origin, entries: Iterable[Entry]) -> Outcome:
         records = letters = 0
         remaining = iter(entries)
         try:
             with db.transaction():  # a savepoint
                 while True:
                     rejects: list[Row] = []
-                    count, more = self.copy(db, table, batch, whole, remaining, rejects)
+                    count, more = self.copy(db, table, origin, remaining, rejects)
                     records, letters = records + count, letters + len(rejects)
                     bury_all(db, rejects)
                     if not more:
@@ -222,27 +221,26 @@ class Postgres(Store[Session]):
             raise RowsRejected(message(error)) from None
 
     def copy(
-        self, db: Session, table: Table, batch: int, whole: bool, entries: Iterator[Entry], rejects: list[Row]
+        self, db: Session, table: Table, origin: Origin, entries: Iterator[Entry], rejects: list[Row]
     ) -> tuple[int, bool]:
         """Stream rows into the table until the entries end, or until `rejects` has LETTER_BYTES and must be buried.
 
         Returns the number of rows, and whether there may be more entries. Raises: RowsRejected.
         """
+        batch, senders, whole = origin
         records = size = 0
         with db.cursor() as cursor, cursor.copy(table.copy) as copy:
             copy.set_types(table.sent)
             write, row = copy.write_row, table.row
-            known, who = b"", ""
             thing: Any
-            for seq, received, item, thing in entries:
+            for seq, received, _, thing in entries:
                 if thing.__class__ is Reject:
                     rejects.append(letter(table.name, batch, whole, seq, received, thing))
                     size += len(thing.part)
                     if size >= bounds.LETTER_BYTES:
                         return records, True
                     continue
-                if item is not known:
-                    known, who = item, sender(item)
+                who = senders.get(seq, "") if senders else ""
                 try:
                     write(row(batch, seq, received, thing, who))
                 except VALUE_ERRORS as error:

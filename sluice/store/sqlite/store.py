@@ -35,7 +35,7 @@ from sluice.store.sqlite.file import (
 from sluice.store.sqlite.table import Table
 from sluice.store.store import Elsewhere, Store, check_layout
 from sluice.store.tables import INDEXES, LAYOUT, PRIMARY_KEYS, RENAMED, TABLES
-from sluice.store.types import Entry, Full, Outcome, Row, RowsRejected, Unavailable
+from sluice.store.types import Entry, Full, Origin, Outcome, Row, RowsRejected, Unavailable
 from sluice.streams.registry import Stream
 
 SWEEP_PART = 10  # all rows are searched for old ones ten times in the age to which they are kept
@@ -245,11 +245,11 @@ class Sqlite(Store[apsw.Connection]):
         return list(ranges)
 
     @override
-    def insert(self, db: apsw.Connection, table: Table, batch: int, whole: bool, entries: Iterable[Entry]) -> Outcome:
+    def insert(self, db: apsw.Connection, table: Table, origin: Origin, entries: Iterable[Entry]) -> Outcome:
         count = [0, 0]
         try:
             with self.savepoint(db):
-                db.executemany(table.insert, table.rows(db, batch, entries, whole, count))
+                db.executemany(table.insert, table.rows(db, origin, entries, count))
         except VALUE_ERRORS as error:
             if not db.in_transaction:  # a trigger's RAISE(ROLLBACK)
                 raise

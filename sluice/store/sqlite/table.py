@@ -12,8 +12,7 @@ from msgspec.structs import astuple
 
 from sluice.base.times import instant, second
 from sluice.store.tables import BURY
-from sluice.store.types import Entry, Row
-from sluice.streams.message import sender
+from sluice.store.types import Entry, Origin, Row
 from sluice.streams.record import Metric, Reject
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types, plain_records
@@ -57,19 +56,16 @@ class Table:
         names = "" if ours == present else "(" + ",".join(f'"{name}"' for name in ours) + ")"
         self.insert = f'INSERT INTO "{self.name}"{names} VALUES({",".join(self.slots[name] for name in ours)})'
 
-    def rows(
-        self, db: apsw.Connection, batch: int, entries: Iterable[Entry], whole: bool, count: list[int]
-    ) -> Iterator[Row]:
+    def rows(self, db: apsw.Connection, origin: Origin, entries: Iterable[Entry], count: list[int]) -> Iterator[Row]:
         """The rows of the records among the entries, one at a time: a batch is never in memory as a whole.
 
         Buries each reject when it comes. count: set to the number of rows and of letters.
-        whole: False if the entries come from a partial dead letter.
         """
+        batch, senders, whole = origin
         plain, encoded, nanoseconds = self.plain, self.encoded, self.nanoseconds
         last, arrived, number = None, "", 0
-        known, who = b"", ""
         thing: Any
-        for seq, received, item, thing in entries:
+        for seq, received, _, thing in entries:
             if received != last:
                 last, arrived = received, instant(received)
             if thing.__class__ is Reject:
@@ -77,8 +73,6 @@ class Table:
                 count[1] += 1
                 continue
             number += 1
-            if item is not known:
-                known, who = item, sender(item)
             when = thing.time
             if when is None:
                 at = arrived if not nanoseconds else arrived[:-1] + "000000Z"
@@ -88,6 +82,7 @@ class Table:
                 at = f"{second(when // 1_000_000_000)}.{when // 1_000_000 % 1000:03d}Z"
             else:
                 at = instant(when // 1000)
+            who = senders.get(seq, "") if senders else ""
             row = astuple(plain(thing) if plain else thing) + (arrived, at, batch, seq, who)
             yield self.encode(row) if encoded else row
         count[0] = number
