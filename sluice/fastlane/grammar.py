@@ -118,9 +118,10 @@ class Grammar:
         line, mark, rest = lines[0].partition(b"?")
         values = {}
         if mark:
-            query, _, rest = rest.rpartition(b" ")
+            query, space, rest = rest.rpartition(b" ")
+            mark += space
             if query.translate(None, QUERY):
-                mark = query
+                mark = query + space
             text = query.decode("latin-1")
             values["QUERY_STRING"] = text
             values["RAW_URI"] = f"{line[line.find(b' ') + 1 :].decode('latin-1')}?{text}"
@@ -131,11 +132,12 @@ class Grammar:
             key = known.get(name)
             if key is None or not colon:
                 kept.append(line + b"\n")
-            elif key:
-                kept.append(name)
-                text = values[key] = value.strip(b" \t").decode("latin-1")
-                if key == "CONTENT_LENGTH" and (text == "0" or not LENGTH.fullmatch(text)):
-                    kept.append(line + b"\n")
+            else:
+                kept.append(name)  # also of a field that decides nothing: one that comes twice does
+                if key:
+                    text = values[key] = value.strip(b" \t").decode("latin-1")
+                    if key == "CONTENT_LENGTH" and (text == "0" or not LENGTH.fullmatch(text)):
+                        kept.append(line + b"\n")
         return b"\n".join(kept), values
 
     def learn(self, lines: list[bytes]) -> None:

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gunicorn.config import Config
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -229,6 +230,61 @@ def test_an_application_gets_the_fields_that_it_names() -> None:
         assert {key for key in environ if key.startswith("HTTP_")} == {"HTTP_ORIGIN", "HTTP_HOST"}
     for line in b"X-Id", b"X-Id : 1", b"X-Id: \x00", b" X-Id: 1", b"Transfer-Encoding: chunked":
         assert not place.fast([post(line, FIVE, body=BODY)])[0]
+
+
+def test_a_head_is_parsed_as_if_none_had_been_parsed_before() -> None:
+    rng, cfg = random.Random(1), Config()
+    heads: grammar.Heads = {}
+    fields = {"HTTP_ORIGIN", "HTTP_IDEMPOTENCY_KEY"}
+    cached = grammar.Grammar(cfg, fields)
+    plain = [
+        b"Origin: a",
+        b"Idempotency-Key: a",
+        b"X-Id: 1",
+        b"Content-Type: a/b",
+        b"Accept: */*",
+        b"Connection: close",
+    ]
+    values = b"", b"5", b" b", b"a b", b"close", b"\xe9", b"\x00", b"a\rb", b"a\nb", b"a: b", b"HTTP/1.1"
+
+    def parsed(by: grammar.Grammar, head: bytes, heads: grammar.Heads) -> Any:
+        found = heads.get(head) or by.parse(head, "/run/x.sock", heads)
+        return found and ({name: found[0][name] for name in found[0] if not name.startswith("wsgi.")}, *found[1:])
+
+    def changed(head: bytes) -> bytes:
+        lines = head[:-4].split(b"\r\n")
+        at = rng.randrange(len(lines))
+        start, sign, _ = lines[at].partition(rng.choice((b"?", b": ")))
+        kind = rng.randrange(6)
+        if kind == 0:
+            lines[at] = start + sign + rng.choice(values)
+        elif kind == 1:
+            lines.insert(at, lines[-1])
+        elif kind == 2:
+            lines[at : at + 1] = []
+        elif kind == 3:
+            place = rng.randrange(len(lines[at]) or 1)
+            lines[at] = lines[at][:place] + lines[at][place + 1 :]
+        elif kind == 4:
+            lines[0] = b"%b /gps?%b HTTP/1.1" % (rng.choice((b"GET", b"POST")), rng.choice(values))
+        return b"\r\n".join([*lines, b"", b""])
+
+    taken = 0
+    for _ in range(20_000):
+        line = rng.choice((b"POST /gps HTTP/1.1", b"POST /gps?a=b HTTP/1.1", b"GET /gps? HTTP/1.1"))
+        length = [b"Content-Length: 5"] if line.startswith(b"POST") else []
+        head = b"\r\n".join([line, b"Host: x", *rng.sample(plain, rng.randrange(3)), *length, b"", b""])
+        for each in (head, changed(head)):
+            end = each.find(b"\r\n\r\n") + 4
+            result = parsed(cached, each[:end], heads)
+            assert result == parsed(grammar.Grammar(cfg, fields), each[:end], {}), each
+            taken += result is not None
+    assert taken > 25_000
+    many = b"".join(b"X-Id: %d\r\n" % n for n in range(2)), b"".join(b"X%d: 1\r\n" % n for n in range(101))
+    for some in many:
+        for name in re.findall(rb"[^:\n]+(?=:)", some):  # each of them is known
+            assert parsed(cached, post(name + b": 1", FIVE), heads)
+        assert not parsed(cached, post(some[:-2], FIVE), heads)
 
 
 def test_the_names_that_are_known_have_a_limit() -> None:
