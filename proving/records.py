@@ -11,7 +11,7 @@ import os
 import sluice
 from sluice.store import bounds
 
-bounds.KEEP_BATCHES, bounds.FOLD_BATCHES = 100, 20
+bounds.KEEP_BATCHES, bounds.FOLD_BATCHES = 50, 10
 
 
 class Crumb(sluice.Record, kw_only=True):
