@@ -93,7 +93,7 @@ class ClickHouse(Tables):
         return bool(found.result_rows)
 
     @override
-    def expire(self, before: int, dry: bool = False) -> int:
+    def expire(self, before: int, dry: bool) -> int:
         # rows go by the day of their arrival: a partition is dropped as a whole
         limit = datetime.fromtimestamp(before / 1e6, timezone.utc).date()
         with self.storing() as client:

@@ -111,7 +111,7 @@ class Delta(Tables):
         return False
 
     @override
-    def expire(self, before: int, dry: bool = False) -> int:
+    def expire(self, before: int, dry: bool) -> int:
         # rows go by the hour of their arrival
         limit = datetime.fromtimestamp(before // 3_600_000_000 * 3600, timezone.utc)
         with self.storing():

@@ -68,12 +68,10 @@ class Object(ABC):
         """Whether all that was added has been taken back."""
         return not self.row_groups
 
-    @abstractmethod
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027  # some need nothing
         """Write all to disk. Raises: Unwritable."""
 
-    @abstractmethod
-    def close(self, delete: bool) -> None:
+    def close(self, delete: bool) -> None:  # noqa: B027
         """The attempt has ended. delete: it has failed, and the object is not noted."""
 
 
@@ -98,14 +96,6 @@ class InMemory(Object, Generic[Group]):
     def undo(self, row_groups: int) -> None:
         del self.groups[row_groups:]
         self.row_groups = row_groups
-
-    @override
-    def finish(self) -> None:
-        pass
-
-    @override
-    def close(self, delete: bool) -> None:
-        pass
 
 
 class Destination(ABC):
@@ -142,19 +132,19 @@ class Destination(ABC):
         It may be visible already. Raises: Rejected, if it is `Carried`.
         """
 
-    @abstractmethod
     def tidy(self, noted: Callable[[], set[str]]) -> bool:
         """Delete objects that failed attempts have left, and merge small ones; whether there may be more to do.
 
         One call takes a second or two at most. noted: the names of all objects with a note. Raises: Unwritable.
         """
+        return False
 
-    @abstractmethod
-    def expire(self, before: int, dry: bool = False) -> int:
+    def expire(self, before: int, dry: bool) -> int:
         """Delete objects of which all rows arrived before a time; the number of these rows. dry: only count them.
 
         before: microseconds since 1970. Raises: Unwritable.
         """
+        return 0
 
 
 class Carried(Destination):
@@ -199,11 +189,6 @@ class Carried(Destination):
     def parts(self, carried: bytes) -> Iterator[FarRow]:
         """The rows that a note carries."""
         raise NotImplementedError
-
-    @override
-    def tidy(self, noted: Callable[[], set[str]]) -> bool:
-        # nothing is left by a failed attempt
-        return False
 
 
 def writer_of(name: str) -> tuple[str, int]:

@@ -230,7 +230,7 @@ class Parquet(Destination):
         return True
 
     @override
-    def expire(self, before: int, dry: bool = False) -> int:
+    def expire(self, before: int, dry: bool) -> int:
         rows = 0
         limit = datetime.fromtimestamp(before / 1e6, timezone.utc)
         with writing(), self.locked("merge"):

@@ -11,7 +11,7 @@ import logging
 import re
 import socket
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sluice.base.override import override
@@ -49,7 +49,7 @@ class Statsd(Destination):
         return self.opened
 
     @override
-    def publish(self, name: str, carried: bytes | None = None) -> bool:
+    def publish(self, name: str, carried: bytes | None) -> bool:
         # sends the lines that were opened last
         opened, self.opened = self.opened, None
         if opened is None or opened.name != name:
@@ -71,14 +71,6 @@ class Statsd(Destination):
             self.trouble = trouble
             log.warning("metrics are lost: %s", trouble) if trouble else log.info("metrics are sent again")
         return True
-
-    @override
-    def tidy(self, noted: Callable[[], set[str]]) -> bool:
-        return False
-
-    @override
-    def expire(self, before: int, dry: bool = False) -> int:
-        return 0
 
 
 def line(metric: Metric) -> bytes:

@@ -220,11 +220,6 @@ class Topics(Carried):
             owner = key(record)
             yield None if owner is None else str(owner).encode(), value
 
-    @override
-    def expire(self, before: int, dry: bool = False) -> int:
-        # topics have a retention of their own
-        return 0
-
 
 def settled(ask: Callable[[], T]) -> T:
     """The answer of a group's broker, once there is one. Raises: KafkaException."""

@@ -35,7 +35,6 @@ LOCK_SECONDS = 3.0  # after which another process computes if the holder of the 
 FAILED_SECONDS = 1.0  # before a computation that failed is tried again
 UNKNOWN_SECONDS = 1.0  # for which an empty value is kept
 PATIENCE_SECONDS = 10.0  # that Redis may take for one reply
-POLL_SECONDS = 0.02  # between two looks for the value that another process computes
 FAILING_KEYS = 1_000  # that are remembered, to log when one is counted again
 INDEX_SECONDS = 3600.0  # between two looks whether a tally has its index: it may have been dropped
 MEMORY_SHARE = 0.125  # of the views' Redis: the counts of all tallies; those asked for longest ago go first
@@ -43,71 +42,47 @@ KEY_BYTES = 256  # about what a count takes in addition to its key and value
 PERIOD_SHARE = 0.1  # of a period: a tally gets an index if its counts take longer than that
 
 
-def refresh_ahead(
-    client: redis.Redis, key: str, period: float, compute: Callable[[], bytes], patience: float = 15.0
-) -> bytes:
-    """The value of `key`, which is computed at most once a period, by one caller; all others get the kept value.
+def once_a_period(client: redis.Redis, key: str, period: float, compute: Callable[[], bytes]) -> None:
+    """Compute a value and keep it for two periods, unless it is younger than one, or another process computes it.
 
-    A value lives for twice the period. After one period the first caller computes it again while the others still get
-    the old value; a key for which nobody calls expires. Without a value one caller computes, the others wait for it.
-
-    - A holder that is killed: after LOCK_SECONDS another caller computes.
-    - A computation longer than a period: the value expires, callers wait; it still runs once at a time.
-    - `compute` raises: callers get the old value while it lives, and the exception or TimeoutError after that; the
-      next try is a second later.
+    - A holder of the lock that is killed: after LOCK_SECONDS another process computes.
+    - A computation longer than a period: the value expires; it still runs once at a time.
+    - `compute` raises: the old value is kept while it lives; the next try is a second later.
     - An empty value is kept for a second.
 
-    period: seconds. patience: seconds to wait for another caller's value.
-    Raises: TimeoutError, RedisError, and any exception of `compute`.
+    period: seconds. Raises: RedisError, and any exception of `compute`.
     """
-    deadline = time.monotonic() + patience
     lock, token = contract.lock(key), secrets.token_hex(16)
     hold = min(LOCK_SECONDS, period / 2)
-    while True:
-        value, young = kept(client, key, period)
-        if young:
-            assert value is not None
-            return value
-        if client.set(lock, token, nx=True, px=int(hold * 1000)):
-            again, young = kept(client, key, period)  # it may have been computed between the two calls
-            if young:
-                client.eval(contract.RELEASE, 1, lock, token)
-                assert again is not None
-                return again
-            try:
-                with held(client, lock, token, hold):
-                    fresh = compute()
-            except Exception as error:
-                client.eval(contract.EXTEND, 1, lock, token, int(FAILED_SECONDS * 1000))
-                if value is None:
-                    raise
-                log.debug("%s: the old value is kept: %s", key, error)  # each key would warn every second
-                return value
-            lifetime = 2 * period if fresh else UNKNOWN_SECONDS
-            if client.eval(contract.KEEP, 2, lock, key, token, fresh, int(lifetime * 1000)):
-                return fresh
-            return client.get(key) or fresh  # type: ignore[return-value]  # this process was stopped for too long
+    if is_fresh(client, key, period):
+        return
+    if not client.set(lock, token, nx=True, px=int(hold * 1000)):
         if client.pttl(lock) > 1000 * max(hold, FAILED_SECONDS):
             client.pexpire(lock, int(hold * 1000))  # the clock of Redis was ahead when the lock was taken
-        if value is not None:
-            return value
-        if time.monotonic() >= deadline:
-            raise TimeoutError(f"{key}: not computed within {patience:g} s")
-        time.sleep(POLL_SECONDS)
+        return
+    if is_fresh(client, key, period):  # it may have been computed between the two calls
+        client.eval(contract.RELEASE, 1, lock, token)
+        return
+    try:
+        with held(client, lock, token, hold):
+            value = compute()
+    except Exception:
+        client.eval(contract.EXTEND, 1, lock, token, int(FAILED_SECONDS * 1000))
+        raise
+    lifetime = 2 * period if value else UNKNOWN_SECONDS
+    client.eval(contract.KEEP, 2, lock, key, token, value, int(lifetime * 1000))
 
 
-def kept(client: redis.Redis, key: str, period: float) -> tuple[bytes | None, bool]:
-    """The value of a key, and whether it needs no refresh yet.
+def is_fresh(client: redis.Redis, key: str, period: float) -> bool:
+    """Whether the value of a key needs no refresh yet.
 
     A value that seems to live for longer than it was given has seen the clock of Redis step back: it needs one.
     """
     pipeline = client.pipeline(transaction=False)
-    pipeline.get(key)
+    pipeline.strlen(key)
     pipeline.pttl(key)
-    value, left = pipeline.execute()
-    if value is None:
-        return None, False
-    return value, young(left, period) if value else left <= UNKNOWN_SECONDS * 1000
+    size, left = pipeline.execute()
+    return young(left, period) if size else 0 <= left <= UNKNOWN_SECONDS * 1000
 
 
 def young(left: int, period: float) -> bool:
@@ -239,11 +214,11 @@ class Refresher:
             return value
 
         try:
-            refresh_ahead(self.client, contract.kept(path, view, key), view.period, compute, patience=0)
+            once_a_period(self.client, contract.kept(path, view, key), view.period, compute)
         except RedisError:
             raise
         except Exception as error:
-            log.debug("%s %s: %s", path, key, error)  # it was logged, or another thread computes the value
+            log.debug("%s %s: %s", path, key, error)  # `say` has logged the first one
 
     def index(self) -> None:
         """Create the index of each tally whose counts take long: without it, each count reads all rows.

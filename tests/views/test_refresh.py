@@ -24,7 +24,7 @@ from sluice.parsers import Keep
 from sluice.store.registry import open_store
 from sluice.streams.record import Vote
 from sluice.views import Tally, contract, refresh, tally
-from sluice.views.refresh import Refresher, refresh_ahead
+from sluice.views.refresh import Refresher, once_a_period
 from sluice.views.rows.registry import open_row_source
 from viewing import Site, site
 
@@ -65,67 +65,75 @@ def test_a_clock_of_redis_that_steps_back_keeps_no_value_and_no_lock(found: byte
     hour, count = 3600_000, Counted()
     client.set("k", found, px=hour)
     client.set(contract.lock("k"), "of a process that was killed", px=hour)
-    harness.poll(lambda: refresh_ahead(client, "k", 1.0, count) == b"1")
+
+    def computed() -> bool:
+        once_a_period(client, "k", 1.0, count)
+        return bool(client.get("k") == b"1")
+
+    harness.poll(computed)
     assert client.pttl("k") <= 2000
 
 
 def test_a_cold_start_with_many_callers_computes_once(client: redis.Redis) -> None:
-    compute, found = Counted(), []
+    compute = Counted()
     compute.gate.clear()
-    callers = [
-        threading.Thread(target=lambda: found.append(refresh_ahead(client, "k", 60, compute, 60))) for _ in range(80)
-    ]
+    callers = [threading.Thread(target=once_a_period, args=(client, "k", 60, compute)) for _ in range(80)]
     for caller in callers:
         caller.start()
-    harness.poll(lambda: compute.runs)
+    harness.poll(lambda: compute.runs and sum(caller.is_alive() for caller in callers) == 1)
     compute.gate.set()
     for caller in callers:
         caller.join()
-    assert (compute.runs, set(found), len(found)) == (1, {b"1"}, 80)
+    assert (compute.runs, client.get("k")) == (1, b"1")
 
 
 def test_a_young_value_is_kept_and_lives_for_two_periods(client: redis.Redis) -> None:
     compute = Counted()
-    assert [refresh_ahead(client, "k", 60, compute) for _ in range(3)] == [b"1"] * 3
+    for _ in range(3):
+        once_a_period(client, "k", 60, compute)
+    assert (compute.runs, client.get("k")) == (1, b"1")
     left: Any = client.pttl("k")
     assert 60_000 < left <= 120_000
 
 
-def test_after_a_period_one_caller_computes_and_the_others_get_the_old_value(client: redis.Redis) -> None:
+def test_after_a_period_one_caller_computes_while_the_old_value_is_there(client: redis.Redis) -> None:
     compute = Counted()
-    refresh_ahead(client, "k", 60, compute)
+    once_a_period(client, "k", 60, compute)
     age(client, "k", 60)
     compute.gate.clear()
-    first = threading.Thread(target=lambda: refresh_ahead(client, "k", 60, compute))
+    first = threading.Thread(target=once_a_period, args=(client, "k", 60, compute))
     first.start()
     harness.poll(lambda: compute.runs == 2)
-    assert [refresh_ahead(client, "k", 60, compute) for _ in range(50)] == [b"1"] * 50
+    for _ in range(50):
+        once_a_period(client, "k", 60, compute)
+    assert client.get("k") == b"1"
     compute.gate.set()
     first.join()
-    assert (refresh_ahead(client, "k", 60, compute), compute.runs) == (b"2", 2)
+    once_a_period(client, "k", 60, compute)
+    assert (client.get("k"), compute.runs) == (b"2", 2)
 
 
 def test_a_computation_that_fails_leaves_the_old_value(client: redis.Redis) -> None:
     def fail() -> bytes:
         raise OSError("the database is away")
 
-    assert refresh_ahead(client, "k", 60, lambda: b"1") == b"1"
+    compute = Counted()
+    once_a_period(client, "k", 60, compute)
     age(client, "k", 60)
-    assert refresh_ahead(client, "k", 60, fail) == b"1"
+    with pytest.raises(OSError):
+        once_a_period(client, "k", 60, fail)
+    assert client.get("k") == b"1"
     left: Any = client.pttl(contract.lock("k"))
     assert 0 < left <= refresh.FAILED_SECONDS * 1000  # until then nobody tries again
-    client.delete("k", contract.lock("k"))
-    with pytest.raises(OSError):
-        refresh_ahead(client, "k", 60, fail)
-    with pytest.raises(TimeoutError):  # another caller, within that second
-        refresh_ahead(client, "k", 60, fail, patience=0)
+    once_a_period(client, "k", 60, compute)
+    assert compute.runs == 1
 
 
 def test_a_killed_holder_is_replaced(client: redis.Redis, tmp: Path) -> None:
     code = (
-        "import redis, sys, threading; from sluice.views.refresh import refresh_ahead; "
+        "import redis, sys, threading; from sluice.views.refresh import once_a_period; "
         "c = redis.Redis(unix_socket_path=sys.argv[1]); "
-        "refresh_ahead(c, 'k', 60, lambda: (print('computing', flush=True), threading.Event().wait())[1])"
+        "once_a_period(c, 'k', 60, lambda: (print('computing', flush=True), threading.Event().wait())[1])"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(tmp / "r.sock")], stdout=subprocess.PIPE, cwd=harness.ROOT
@@ -133,14 +141,19 @@ def test_a_killed_holder_is_replaced(client: redis.Redis, tmp: Path) -> None:
         assert holder.stdout and holder.stdout.readline() == b"computing\n"
         os.kill(holder.pid, signal.SIGKILL)
     assert client.exists(contract.lock("k"))
-    assert refresh_ahead(client, "k", 60, lambda: b"mine", patience=60) == b"mine"
+
+    def replaced() -> bool:
+        once_a_period(client, "k", 60, lambda: b"mine")
+        return bool(client.get("k") == b"mine")
+
+    harness.poll(replaced)
 
 
 def test_the_lock_of_a_long_computation_is_renewed(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refresh, "LOCK_SECONDS", 0.3)
     compute = Counted()
     compute.gate.clear()
-    first = threading.Thread(target=lambda: refresh_ahead(client, "k", 60, compute, 60))
+    first = threading.Thread(target=once_a_period, args=(client, "k", 60, compute))
     first.start()
     harness.poll(lambda: compute.runs)
     extended = threading.Event()
@@ -150,8 +163,8 @@ def test_the_lock_of_a_long_computation_is_renewed(client: redis.Redis, monkeypa
                 break
             if "PEXPIRE" in command["command"]:
                 extended.set()
-    with pytest.raises(TimeoutError):
-        refresh_ahead(client, "k", 60, compute, patience=0)
+    once_a_period(client, "k", 60, compute)
+    assert compute.runs == 1
     compute.gate.set()
     first.join()
     assert (client.get("k"), compute.runs) == (b"1", 1)
@@ -163,14 +176,15 @@ def test_a_holder_that_was_stopped_for_too_long_does_not_overwrite_a_newer_value
         client.set("k", "newer")
         return b"older"
 
-    assert refresh_ahead(client, "k", 60, slow) == b"newer"
+    once_a_period(client, "k", 60, slow)
     assert client.get("k") == b"newer"
 
 
 def test_an_empty_value_is_kept_for_a_second_only(client: redis.Redis) -> None:
     compute = Counted()
-    assert refresh_ahead(client, "k", 60, lambda: b"") == b""
-    assert refresh_ahead(client, "k", 60, compute) == b""
+    once_a_period(client, "k", 60, lambda: b"")
+    once_a_period(client, "k", 60, compute)
+    assert (client.get("k"), compute.runs) == (b"", 0)
     left: Any = client.pttl("k")
     assert left <= refresh.UNKNOWN_SECONDS * 1000
 
