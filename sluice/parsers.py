@@ -5,12 +5,15 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import Callable, Generic, NamedTuple, Optional, TypeVar
 
+T = TypeVar("T")
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 DAY = 86_400
+AGE = r"(?P<number>[0-9]{1,5})(?P<unit>[smhd])"
 DEAD = "dead"  # in INGEST_KEEP: the dead letters
 STORE = "store"  # in INGEST_ROWS: the tables of the database
 EVERYBODY = ("0.0.0.0/0", "::/0")
@@ -30,37 +33,24 @@ QUERY = r"(?:partitions=[1-9][0-9]{0,4}|replicas=[1-9][0-9]?|properties=/[^&#\s]
 KAFKA_URL = rf"kafka://(?:{LOGIN})?{HOST}(?:,{HOST})*(?:/[\w.-]{{1,100}})?(?:\?{QUERY}(?:&{QUERY})*)?"
 
 
-class Rows(NamedTuple):
-    """The URLs of the destinations of rows, `rest` for those not in `streams`; None: a table of the database."""
+@dataclass(frozen=True)
+class ByStream(Generic[T]):
+    """A value for each of some `streams`, and one for the `rest` of them."""
 
-    rest: str | None
-    streams: dict[str, str | None]
+    rest: T
+    streams: dict[str, T]
 
-    def of(self, stream: str) -> str | None:
+    def of(self, stream: str) -> T:
         return self.streams.get(stream, self.rest)
 
-
-class Keep(NamedTuple):
-    """Seconds that rows are kept, `rest` for those not in `streams`, but not for `dead` letters; None: for ever."""
-
-    rest: int | None
-    streams: dict[str, int | None]
-
-    def of(self, stream: str) -> int | None:
-        return self.streams.get(stream, None if stream == DEAD else self.rest)
+    def values(self) -> list[T]:
+        return [self.rest, *self.streams.values()]
 
 
-class Unique(NamedTuple):
-    """Seconds that keys are kept, and whether records have keys, too; `rest` for streams not in `streams`; 0: off."""
-
-    rest: tuple[int, bool]
-    streams: dict[str, tuple[int, bool]]
-
-    def of(self, stream: str) -> tuple[int, bool]:
-        return self.streams.get(stream, self.rest)
-
-
-FOREVER = Keep(None, {})
+Rows = ByStream[Optional[str]]  # the URL of a destination; None: a table of the database
+Keep = ByStream[Optional[int]]  # seconds that rows are kept, and with DEAD dead letters; None: for ever
+Unique = ByStream[tuple[int, bool]]  # seconds that keys are kept, 0: off; whether records have keys, too
+FOREVER = Keep(None, {DEAD: None})
 IN_TABLES = Rows(None, {})
 
 
@@ -117,38 +107,44 @@ def in_units(size: int) -> str:
     return next(f"{size // UNITS[unit]}{unit}" for unit in ("g", "m", "k", "") if size % UNITS[unit] == 0)
 
 
+def by_stream(text: str, value: str, expected: str, separator: str = r"[,\s]+") -> dict[str, re.Match[str]]:
+    """What matches `value` in words such as `30d` and `gps=7d`, by stream; "": the rest. Raises: ValueError."""
+    found: dict[str, re.Match[str]] = {}
+    for word in filter(None, re.split(separator, text.strip())):
+        match = re.fullmatch(rf"(?:(?P<stream>\w+)=)?(?:{value})", word)
+        name = match["stream"] or "" if match else ""
+        if not match or name in found:
+            raise ValueError(expected)
+        found[name] = match
+    return found
+
+
+def seconds(age: re.Match[str]) -> int | None:
+    return int(age["number"]) * TIMES[age["unit"]] if age["number"] else None
+
+
 def rows(text: str) -> Rows:
     """The parser of INGEST_ROWS; which URLs there are is in sluice/elsewhere/registry.py."""
-    destinations: dict[str, str | None] = {}
-    # not at the commas between the brokers of a URL
-    for word in filter(None, re.split(r"[,\s]+(?=(?:\w+=)?(?:\w+:/|store\b))", text.strip())):
-        match = re.fullmatch(rf"(?:(\w+)=)?([a-z0-9]+://\S+|{STORE})", word, re.ASCII)
-        name = match[1] or "" if match else ""
-        if not match or name in destinations:
-            raise ValueError("store, a URL, or both for streams: gps=parquet:///DIRECTORY,votes=store")
-        destinations[name] = None if match[2] == STORE else match[2]
-    return Rows(destinations.pop("", None), destinations)
+    between = r"[,\s]+(?=(?:\w+=)?(?:\w+:/|store\b))"  # not the commas between the brokers of a URL
+    expected = "store, a URL, or both for streams: gps=parquet:///DIRECTORY,votes=store"
+    found = by_stream(text, rf"(?P<url>[a-z0-9]+://\S+)|{STORE}", expected, between)
+    urls = {name: match["url"] for name, match in found.items()}
+    return Rows(urls.pop("", None), urls)
 
 
 def keep(text: str) -> Keep:
-    ages: dict[str, int | None] = {}
-    for word in filter(None, re.split(r"[,\s]+", text)):
-        match = re.fullmatch(r"(?:(\w+)=)?(?:([0-9]{1,5})([smhd])|forever)", word)
-        name = match[1] or "" if match else ""
-        if not match or name in ages or match[2] and not int(match[2]):
-            raise ValueError("an age such as 10m, 12h or 30d, forever, or ages of streams: 30d,gps=7d,dead=90d")
-        ages[name] = int(match[2]) * TIMES[match[3]] if match[2] else None
+    expected = "an age such as 10m, 12h or 30d, forever, or ages of streams: 30d,gps=7d,dead=90d"
+    found = by_stream(text, rf"(?!0+[a-z]){AGE}|forever", expected)
+    ages = {DEAD: None} | {name: seconds(match) for name, match in found.items()}
     return Keep(ages.pop("", None), ages)
 
 
 def unique(text: str) -> Unique:
-    ages: dict[str, tuple[int, bool]] = {}
-    for word in filter(None, re.split(r"[,\s]+", text)):
-        match = re.fullmatch(r"(?:(\w+)=)?(?:([1-9][0-9]{0,4})([smhd])(/record)?|off)", word)
-        name = match[1] or "" if match else ""
-        if not match or name in ages or (match[4] and not name):
-            raise ValueError("an age such as 12h or 1d, off, or ages of streams: 1d,gps=7d,logs=off,metrics=1d/record")
-        ages[name] = (int(match[2]) * TIMES[match[3]] if match[2] else 0), bool(match[4])
+    expected = "an age such as 12h or 1d, off, or ages of streams: 1d,gps=7d,logs=off,metrics=1d/record"
+    found = by_stream(text, rf"(?!0){AGE}(?P<record>/record)?|off", expected)
+    if "" in found and found[""]["record"]:
+        raise ValueError(expected)
+    ages = {name: (seconds(match) or 0, bool(match["record"])) for name, match in found.items()}
     return Unique(ages.pop("", (DAY, False)), ages)
 
 

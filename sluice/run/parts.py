@@ -15,7 +15,7 @@ GROUP = re.compile(r"^(\w+) = .*# INGEST_", re.MULTILINE)  # of packages for a s
 
 
 def parts(s: settings.Settings) -> list[str]:
-    schemes = {url.partition(":")[0] for url in (s.spool, s.rows.rest, *s.rows.streams.values()) if url}
+    schemes = {url.partition(":")[0] for url in (s.spool, *s.rows.values()) if url}
     groups = GROUP.findall((ROOT / "pyproject.toml").read_text())
     return ["pypy"] * (s.runtime == "pypy") + [group for group in groups if group in schemes]
 

@@ -65,7 +65,7 @@ def defaults(values: Mapping[str, str]) -> str:
 def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, str]:
     """The system's files for Sluice, path -> text. root: the checkout. nginx: whether to configure the system's."""
     network = not s.store.startswith("sqlite:") or not s.has_own_redis
-    remote_rows = any(url and not url.startswith("parquet:") for url in (s.rows.rest, *s.rows.streams.values()))
+    remote_rows = any(url and not url.startswith("parquet:") for url in s.rows.values())
     wanted = {
         "sluice-gateway.service.d/zz-pypy.conf": s.runtime == "pypy",
         "sluice-reader.service.d/zz-pypy.conf": s.runtime == "pypy",

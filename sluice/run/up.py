@@ -143,7 +143,7 @@ def check_places(s: settings.Settings) -> None:
     """Make the directories that settings name, for files that are not in $INGEST_HOME. Raises: SettingError."""
     places = [("INGEST_STORE", s.store.removeprefix("sqlite:///"))] if s.store.startswith("sqlite:") else []
     places += [("INGEST_SPOOL", s.spool)] if s.has_own_redis else []
-    urls = {url for url in (s.rows.rest, *s.rows.streams.values()) if url and url.startswith("parquet:")}
+    urls = {url for url in s.rows.values() if url and url.startswith("parquet:")}
     places += [("INGEST_ROWS", f"{url.removeprefix('parquet://')}/rows") for url in sorted(urls)]
     for name, file in places:
         folder = Path(file).parent
