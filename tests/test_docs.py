@@ -157,7 +157,7 @@ def test_the_checks_of_access_are_the_lines_that_nginx_has_for_them():
 
 
 def test_the_schemes_and_reasons_of_signed_webhooks_are_those_of_the_code():
-    assert {scheme.partition("`")[0] for scheme in table(STREAM, "scheme")} == signature.SCHEMES.keys()
+    assert {scheme.partition("`")[0] for scheme in table(STREAM, "scheme")} == webhooks.SCHEMES.keys()
     texts = [Path(module.__file__).read_text() for module in (signature, webhooks)]
     reasons = re.findall(r'"(signature: [^"]*)"', "".join(texts))
     documented = table(STREAM, "reason in `dead_letters`").keys()

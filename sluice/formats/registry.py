@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from sluice import extension, settings
+from sluice import extension
 from sluice.http import signature
 from sluice.http.routes import NO_CONTENT, OK, PROTOBUF, Route, reply
 from sluice.settings import SettingError
@@ -64,7 +64,7 @@ ROUTES = {
 
 STREAM = r"[A-Za-z_]\w*"
 PATH = r"(?:/[\w.~!$&'()*+,;=:@-]*)+"
-RESERVED = r"/(?:status(?:/.*)?|health|healthz|readyz|ping|query|_sluice_.*)$"
+RESERVED = re.compile(r"/(?:status(?:/.*)?|health|healthz|readyz|ping|query|_sluice_.*)")  # by gateway and nginx
 
 
 def load_signed(routes: Mapping[str, Route]) -> dict[str, tuple[signature.Scheme, list[signature.Key]]]:
@@ -73,15 +73,7 @@ def load_signed(routes: Mapping[str, Route]) -> dict[str, tuple[signature.Scheme
     for path, route in routes.items():
         if route.signed:
             name, _, file = route.signed.partition(":")
-            where = f"INGEST_ROUTES: the secret of {path}"
-            if (scheme := signature.SCHEMES.get(name)) is None:
-                raise SettingError(f"{where}: {name!r} is no scheme: expected {', '.join(signature.SCHEMES)}.")
-            try:
-                found[path] = scheme, signature.keys(settings.secret(where, file), scheme)
-            except signature.Missing as missing:
-                raise SettingError(f"{where}: a public key needs {missing}: {signature.INSTALL}.") from None
-            if not found[path][1]:
-                raise SettingError(f"{where}: {file} has no line with a secret of {name}.")
+            found[path] = signature.load(f"INGEST_ROUTES: the secret of {path}", name, file)
     return found
 
 
@@ -94,7 +86,7 @@ def load_routes(module: str) -> dict[str, Route]:
     for path, route in own.items():
         if not isinstance(route, Route) or not re.fullmatch(STREAM, str(route.stream), re.ASCII):
             problem = "is no sluice.Route to a stream whose name has letters, digits and _ only"
-        elif not re.fullmatch(PATH, str(path)) or re.match(RESERVED, path):
+        elif not re.fullmatch(PATH, str(path)) or RESERVED.fullmatch(path):
             problem = "is no path such as /orders, or one that Sluice uses itself"
         elif route.signed and route.json:
             problem = "has both `signed` and `json`"

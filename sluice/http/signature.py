@@ -16,26 +16,20 @@ from typing import Any, NamedTuple, Union
 
 from sluice.http.replies import Rejected, problem
 from sluice.http.request import read
+from sluice.settings import SettingError, secret
 
 MAX_AGE_SECONDS = 300  # Standard Webhooks and Stripe: five minutes, either way
 MOST_GIVEN = 8  # signatures in a field that are looked at: a sender with several keys makes one with each
 Get = Callable[[str], str]
-INSTALL = "bin/provision webhooks installs it"
-
-
-class Missing(Exception):
-    """Raised with the name of a library that is not installed."""
 
 
 class PublicKey:
     """A key of ed25519 (RFC 8032). Its library is not needed for secrets, and there is none for PyPy."""
 
     def __init__(self, raw: bytes) -> None:
-        """Raises: ValueError, Missing."""
-        try:
-            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-        except ImportError:
-            raise Missing("cryptography") from None
+        """Raises: ValueError, ImportError."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
         self.key = Ed25519PublicKey.from_public_bytes(raw)
 
     def has_made(self, signature: bytes, data: bytes) -> bool:
@@ -104,7 +98,7 @@ def number(text: str) -> str:
 
 
 def standard_key(text: str) -> Key:
-    """whsec_BASE64, a secret, or whpk_BASE64, a public key. Raises: ValueError, Missing."""
+    """whsec_BASE64, a secret, or whpk_BASE64, a public key. Raises: ValueError, ImportError."""
     if text.startswith("whpk_"):
         return PublicKey(b64decode(text[5:], validate=True))
     secret = b64decode(text.removeprefix("whsec_"), validate=True)
@@ -129,12 +123,22 @@ class Wrong(Exception):
     """Raised with the reason: the signature is missing or not valid."""
 
 
-def keys(text: str, scheme: Scheme) -> list[Key]:
-    """The keys in a file with one per line; empty if a line is malformed, or there is none. Raises: Missing."""
+def load(where: str, name: str, file: str) -> tuple[Scheme, list[Key]]:
+    """A scheme, and the keys in a file with one per line. where: what has the secret. Raises: SettingError."""
+    scheme = SCHEMES.get(name)
+    if scheme is None:
+        raise SettingError(f"{where}: {name!r} is no scheme: expected {', '.join(SCHEMES)}.")
     try:
-        return [scheme.key(line) for line in map(str.strip, text.splitlines()) if line]
-    except ValueError:
-        return []
+        keys = [scheme.key(line) for line in map(str.strip, secret(where, file).splitlines()) if line]
+    except ImportError:
+        raise SettingError(f"{where}: a public key needs cryptography: bin/provision webhooks installs it.") from None
+    except ValueError as error:
+        if isinstance(error, SettingError):
+            raise
+        keys = []
+    if not keys:
+        raise SettingError(f"{where}: {file} has no line with a secret of {name}.")
+    return scheme, keys
 
 
 def check(scheme: Scheme, keys: list[Key], get: Get, body: bytes, now: float | None = None) -> None:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sluice import settings
-from sluice.http.signature import INSTALL, SCHEMES, Key, Missing, Scheme, Wrong, check, keys
+from sluice.http.signature import Key, Scheme, Wrong, check, load
 from sluice.streams.message import parse
 from sluice.streams.record import Invalid, Limits, Record, Reject
 from sluice.streams.registry import Stream
@@ -35,21 +34,11 @@ def signed(stream: Stream, secrets: str, scheme: str) -> Stream:
     scheme: github, stripe or standard (standardwebhooks.com).
     Raises: SettingError if the scheme is unknown, the file has no valid secret, or a library is not installed.
     """
-    name = f"the secret of the stream {stream.name!r}"
-    rules = SCHEMES.get(scheme)
-    if rules is None:
-        raise settings.SettingError(f"scheme={scheme!r} is invalid: expected {', '.join(SCHEMES)}.")
-    text = settings.secret(name, secrets)
-    try:
-        made = keys(text, rules)
-    except Missing as missing:
-        raise settings.SettingError(f"{name}: a public key needs {missing}: {INSTALL}.") from None
-    if not made:
-        raise settings.SettingError(f"{name}: {secrets} has no line with a secret of {scheme}.")
+    rules, known = load(f"the secret of the stream {stream.name!r}", scheme, secrets)
 
     def decode(item: bytes, limits: Limits) -> Iterable[Record | Reject]:
         try:
-            verify(item, rules, made)
+            verify(item, rules, known)
         except Invalid as error:
             return (Reject(item, str(error), True),)
         return stream.decode(item, limits)

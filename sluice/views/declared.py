@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from sluice import extension, settings
-from sluice.formats.registry import load_routes
+from sluice.formats.registry import RESERVED, load_routes
 from sluice.views.kinds.feed import feed
 from sluice.views.kinds.latest import latest
 from sluice.views.kinds.tally import tally
 from sluice.views.kinds.view import View
 
 PATH = re.compile(r"(?=.{2,201}\Z)(/(?!\.\.?(/|\Z))[\w.~-]+)+/?", re.ASCII)  # as nginx passes it on
-TAKEN = re.compile(r"/(health|healthz|readyz|ping|query|_sluice_problem|status(/.*)?)")  # by gateway and nginx
 NAME = "INGEST_VIEWS"
 
 VIEWS: dict[str, View] = {
@@ -50,7 +49,7 @@ def invalid(path: object, view: object) -> str:
     """Why a declaration cannot be a view, or ""."""
     if not (isinstance(path, str) and PATH.fullmatch(path)):
         return "a path is / and letters, digits or / . ~ - _, without // and /../"
-    if TAKEN.fullmatch(path):
+    if RESERVED.fullmatch(path):
         return "this path has another use"
     return view.problem if isinstance(view, View) else "the view is not made by a function of sluice.views"
 

@@ -14,8 +14,9 @@ import pytest
 
 from proving.harness import ROOT, Server, ask, environment, installation, poll, post, short_tmp
 from sluice import settings
+from sluice.http.signature import SCHEMES
 from sluice.run.up import check_modules
-from sluice.streams.signature import SCHEMES, verify
+from sluice.streams.signature import verify
 
 OWN = """
 from pathlib import Path
@@ -247,7 +248,7 @@ def test_the_signatures_in_the_senders_documentation_are_valid() -> None:
         ("whsec_?", "standard", "has no line with a secret of standard"),
         ("whsec_", "standard", "has no line with a secret of standard"),  # anybody could sign with it
         ("whpk_AAAA", "standard", "has no line with a secret of standard"),
-        ("x", "gitlab", "is invalid: expected github, stripe, standard"),
+        ("x", "gitlab", "'gitlab' is no scheme: expected github, stripe, standard"),
     ],
 )  # fmt: skip
 def test_an_invalid_secret_stops_the_start_with_one_line(
