@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,12 @@ def stop_on_signal(loop: Any) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+
+
+def exit_on_signal() -> None:
+    """At SIGTERM or SIGINT exit with status 0: supervisord logs other ends as not expected."""
+    for number in signal.SIGTERM, signal.SIGINT:
+        signal.signal(number, lambda number, frame: sys.exit(0))
 
 
 def give_way() -> None:

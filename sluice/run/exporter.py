@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import socketserver
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
@@ -17,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from sluice import settings
 from sluice.account import Figures, sums
+from sluice.base import daemon
 from sluice.ledger import Observer, waiting
 
 Family = Union[CounterMetricFamily, GaugeMetricFamily]
@@ -184,8 +183,7 @@ def main() -> None:
         def log_message(self, format: str, *args: Any) -> None:
             """Do not log requests."""
 
-    for number in signal.SIGTERM, signal.SIGINT:
-        signal.signal(number, lambda number, frame: sys.exit(0))
+    daemon.exit_on_signal()
     path = s.home / "run/metrics.sock"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -51,8 +49,7 @@ Row = list[Any]
 
 def main() -> NoReturn:
     """Take a reading each second and write it, until a signal ends the process."""
-    for number in signal.SIGTERM, signal.SIGINT:  # supervisord logs other ends as not expected
-        signal.signal(number, lambda number, frame: sys.exit(0))
+    daemon.exit_on_signal()
     daemon.give_way()  # to gateway and workers
     with settings.exit_if_invalid():
         s = settings.load()
@@ -126,8 +123,6 @@ class Page:
             "every": READING_SECONDS,
             "gateway": self.gateway,
             "workers": reading["processes"] and sum(process["role"] == "worker" for process in reading["processes"]),
-            "memory": memory,
-            "disk": reading["disk"],
             "hours_left": {name: hours_left(self.hour.rows, *columns) for name, columns in RUNNING_OUT.items()},
             "streams": rows,
             "cells": [
@@ -135,12 +130,11 @@ class Page:
                 for cell in reading["cells"] or ()
             ],
             "views": views,
-            "trouble": reading["trouble"],
             "dead": self.dead(reading["dead_letters"]),
             "senders": senders,
             "turned_away": turned_away(reading["answered"], reading["refused"]),
             "hour": list(self.hour.rows),
-        }
+        } | {name: reading[name] for name in ("memory", "disk", "trouble")}
 
     def dead(self, counts: list[dict[str, Any]] | None) -> dict[str, Any]:
         """Counts by reason, and the newest dead letters, which are read again when a count has changed."""

@@ -16,7 +16,7 @@ from collections import deque
 from typing import NamedTuple, NoReturn
 
 from sluice import settings
-from sluice.base import screen
+from sluice.base import daemon, screen
 from sluice.formats.streams import load_streams
 from sluice.parsers import Span
 from sluice.run.configure import ROOT
@@ -210,8 +210,7 @@ def main() -> NoReturn:
     with settings.exit_if_invalid():
         s = settings.load()
         pool, rules = Pool(s), Rules(s.workers)
-    for number in signal.SIGTERM, signal.SIGINT:
-        signal.signal(number, lambda *_: sys.exit())
+    daemon.exit_on_signal()
     try:
         while True:
             time.sleep(READING_SECONDS)
