@@ -336,13 +336,20 @@ def test_a_malformed_key_is_rejected_with_the_reason(site: Site, key: str, statu
 @pytest.mark.parametrize("path", ["/votes", "/write", "/v1/logs"])
 def test_an_unknown_content_encoding_is_rejected_on_every_path(site: Site, path: str) -> None:
     """Also by the fast lane, which has seen a head that differs in this value alone."""
-    for encoding, status in ("gzip", 2), ("br", 415), ("gzip, br", 415), ("ZSTD", 2), ("br", 415), ("", 2), (",,", 415):
+    sent = ("gzip", 2), ("UTF-8", 2), ("br", 415), ("gzip, br", 415), ("ZSTD", 2), ("br", 415), ("", 2), (",,", 415)
+    for encoding, status in sent:
         given = post(site.where, path, b"abc", {"Content-Encoding": encoding})
         assert given[0] == status or given[0] // 100 == status
         if status == 415:
             assert given[1]["accept-encoding"] == "gzip, zstd, deflate, snappy"
             assert b"Content-Encoding is none of gzip" in given[2]
-    assert len(site.items(ROUTES[path].stream)) == 3
+    assert len(site.items(ROUTES[path].stream)) == 4
+
+
+def test_an_empty_request_of_owntracks_is_accepted(site: Site) -> None:
+    assert post(site.where, "/owntracks", b"", {"X-Limit-U": "jo"})[::2] == (200, b"[]")
+    assert post(site.where, "/gps", b"")[0] == 400
+    assert site.items("gps") == []
 
 
 def test_a_list_of_content_codings_is_kept_with_the_body(site: Site) -> None:

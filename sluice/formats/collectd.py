@@ -12,7 +12,7 @@ from typing import Any
 
 from sluice.formats.objects import records
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget
+from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import Result, each
 from sluice.streams.message import Message
 from sluice.streams.metrics import typed
@@ -40,6 +40,8 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
 def value_list(sent: dict[str, Any], budget: Budget) -> list[Metric]:
     """The rows of an element of the JSON. Raises: Invalid."""
     values, names = sent.get("values"), sent.get("dsnames")
+    if "values" not in sent and "severity" in sent:  # as `Notifications true` sends
+        raise Empty("notification")
     if not isinstance(values, list) or not isinstance(names, list) or len(names) != len(values):
         raise Invalid("values and dsnames are not arrays of the same length")
     plugin, time = sent.get("plugin"), sent.get("time")

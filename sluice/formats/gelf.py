@@ -17,6 +17,7 @@ from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
 
 ZLIB = b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda"  # how it begins, by its level
+SHORT = "short_message", "message"  # Graylog takes both (GelfCodec, validateGELFMessage)
 # `facility` is of GELF 1.0
 SERVICES = "_service", "_service_name", "_application_name", "_app_name", "_app", "facility"
 
@@ -32,7 +33,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
 def log(sent: dict[str, Any]) -> Log:
     """The row of a message. Raises: Invalid, msgspec's errors."""
     sent.pop("version", None)
-    short, full = sent.pop("short_message", None), sent.pop("full_message", None)
+    short, full = take(sent, SHORT), sent.pop("full_message", None)
     if short is None and full is None:
         raise Invalid("missing: short_message")
     known = {

@@ -1,6 +1,11 @@
-"""Decodes the positions of Home Assistant's companion apps ("Sending data home", update_location)."""
+"""Decodes the positions of Home Assistant's companion apps ("Sending data home", update_location).
+
+An app that is set to send only its zone has `location_name` in the place of `gps` (home-assistant/iOS, pull 2015).
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 from msgspec.structs import astuple
@@ -21,6 +26,7 @@ class Location(msgspec.Struct):
     gps_accuracy: Number = None
     course: Number = None
     battery: Number = None
+    location_name: Any = None
 
 
 class Request(msgspec.Struct):
@@ -51,4 +57,6 @@ def decode(part: bytes, message: Message, budget: Budget) -> tuple[Gps]:
     if kind != "update_location":
         raise Invalid(f"not a position: type {kind!r:.40}")
     about = read(part).data
-    return (position(sender(message, budget, "homeassistant"), *about.gps, None, *astuple(about)[1:]),)
+    if about.location_name and about.gps == (None, None):
+        raise Empty("unlocated")
+    return (position(sender(message, budget, "homeassistant"), *about.gps, None, *astuple(about)[1:-1]),)

@@ -1,7 +1,10 @@
 """Decodes what Loki's clients push (its HTTP API, "Ingest logs"): JSON, or protobuf in a snappy block.
 
 A stream may also have the shape of Loki before 1.0, `labels` and `entries`, which python-logging-loki sends unless told
-otherwise. The protobuf messages are in `loki.proto`. Labels and structured metadata become attributes of each line: a
+otherwise; Fluentd's plugin sends its labels as an object. A body is JSON if its Content-Type says so, else it is
+protobuf, as for Loki (pkg/loghttp/push, ParseRequest): tracing-loki calls it application/x-snappy. So may be one that
+only looks like JSON. Labels, metadata and lines that are no texts (winston-loki, Node-RED) are stored as their JSON.
+The protobuf messages are in `loki.proto`. Labels and structured metadata become attributes of each line: a
 table of streams, as in Loki, would save 50 to 100 bytes a row, and each query would need a join.
 """
 
@@ -16,10 +19,11 @@ from google.protobuf.message import DecodeError
 
 from sluice.formats.protobuf import fields, load_messages, uncompress, wrapped
 from sluice.http.request import SNAPPY
-from sluice.http.routes import PROTOBUF
+from sluice.http.routes import JSON, PROTOBUF
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Remainder
 from sluice.streams.decoder import INVALID_COST
+from sluice.streams.lenient import text, texts
 from sluice.streams.logs import level, take
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Log, Reject, check_texts
@@ -35,6 +39,7 @@ LABEL = re.compile(r'\s*+([^\s,={}"]++)\s*+=\s*+"((?:[^"\\]++|\\.)*+)"\s*+(,?)',
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 LETTERS = dict(zip("abfnrtv", "\a\b\f\n\r\t\v"))
 
+OBJECT = re.compile(rb'[ \t\r\n]*+\{[ \t\r\n]*+["}]')
 TIME = re.compile(r"-?[0-9]{1,19}")  # nanoseconds since 1970
 
 Time = str | int | float
@@ -49,7 +54,7 @@ class Push(msgspec.Struct):
 class LogStream(msgspec.Struct):
     values: msgspec.Raw = msgspec.Raw(b"")
     stream: msgspec.Raw = msgspec.Raw(b"{}")
-    labels: str = ""
+    labels: msgspec.Raw = msgspec.Raw(b'""')
     entries: msgspec.Raw = msgspec.Raw(b"")
 
 
@@ -59,24 +64,25 @@ class Entry(msgspec.Struct, array_like=True):
     metadata: Labels = {}
 
 
+class LooseEntry(msgspec.Struct, array_like=True):
+    time: Time
+    line: msgspec.Raw
+    metadata: dict[str, msgspec.Raw] | None = None
+
+
 class OldEntry(msgspec.Struct):
-    line: str
+    line: msgspec.Raw
     ts: Time = ""
     timestamp: Time = ""
-
-    @property
-    def time(self) -> Time:
-        return self.ts or self.timestamp
-
-    @property
-    def metadata(self) -> Labels:
-        return {}
 
 
 read = msgspec.json.Decoder(Push).decode
 read_stream = msgspec.json.Decoder(LogStream).decode
+read_label_text = msgspec.json.Decoder(str).decode
 read_labels = msgspec.json.Decoder(Labels).decode
+read_loose_labels = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 read_entry = msgspec.json.Decoder(Entry).decode
+read_loose_entry = msgspec.json.Decoder(LooseEntry).decode
 read_old_entry = msgspec.json.Decoder(OldEntry).decode
 
 
@@ -85,7 +91,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Log | Reje
 
     Raises, before it yields: Invalid, msgspec's errors.
     """
-    if message.field("Content-Type").startswith(PROTOBUF):
+    if is_protobuf(message.field("Content-Type").lower(), body):
         if message.field("Content-Encoding").lower() not in SNAPPY:  # the head need not say so
             body = uncompress(body, budget)
         results = from_protobuf(body, budget)
@@ -109,6 +115,11 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Log | Reje
         yield Reject(join(rest), Remainder.reason)
 
 
+def is_protobuf(content_type: str, body: bytes) -> bool:
+    """Whether a body is protobuf. A block of snappy begins with its size and no reference to what is before it."""
+    return content_type.startswith(PROTOBUF) or not (content_type.startswith(JSON) or OBJECT.match(body))
+
+
 def joined_json(streams: list[bytes]) -> bytes:
     return b'{"streams":[' + b",".join(streams) + b"]}"
 
@@ -127,16 +138,19 @@ def from_json(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
         try:
             stream = read_stream(element)
             if old := bool(bytes(stream.entries)):
-                check_labels(stream.labels.encode(), budget)
-                values, labels = bodies.array(stream.entries, "entries"), labels_of(stream.labels)
-                head = b'{"labels":%b,"entries":[' % msgspec.json.encode(stream.labels)
+                given, values = stream.labels, bodies.array(stream.entries, "entries")
+                head = b'{"labels":%b,"entries":[' % bytes(given)
             else:
                 if not bytes(stream.values):
                     raise Invalid("missing: values")
-                check_labels(stream.stream, budget)
-                values, labels = bodies.array(stream.values, "values"), read_labels(stream.stream)
-                check_texts(*labels, *labels.values())
-                head = b'{"stream":%b,"values":[' % bytes(stream.stream)
+                given = stream.stream
+                values = b"[]" if bytes(stream.values) == b"null" else bodies.array(stream.values, "values")
+                head = b'{"stream":%b,"values":[' % bytes(given)
+            check_labels(given, budget)
+            if old and not bytes(given).startswith(b"{"):
+                labels = labels_of(read_label_text(given))
+            else:
+                labels = labels_in(given)
         except Exception as error:
             budget.left -= INVALID_COST
             yield Reject(element, bodies.reason(error))
@@ -153,7 +167,10 @@ def from_json(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
             try:
                 if len(value) > budget.limits.record:
                     raise Invalid(f"line larger than {budget.limits.record} bytes")
-                entry = read_old_entry(value) if old else read_entry(value)
+                try:
+                    entry = old_entry(value) if old else read_entry(value)
+                except msgspec.ValidationError:
+                    entry = loose_entry(value)
                 time = entry.time
                 plain = isinstance(time, str) and TIME.fullmatch(time)
                 yield record(labels, int(time) if plain else nanoseconds(time), entry.line, entry.metadata)
@@ -163,6 +180,28 @@ def from_json(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
                 invalid.append(value)
         if invalid:
             yield Reject(head + b",".join(invalid) + b"]}", reason)
+
+
+def labels_in(given: msgspec.Raw) -> Labels:
+    """The labels of a stream in an object. Raises: Invalid, msgspec's errors."""
+    try:
+        labels = read_labels(given)
+    except msgspec.ValidationError:
+        labels = texts(read_loose_labels(given))
+    check_texts(*labels, *labels.values())
+    return labels
+
+
+def loose_entry(value: bytes) -> Entry:
+    """A line that is no text, or that has metadata of another type. Raises: msgspec's errors."""
+    sent = read_loose_entry(value)
+    return Entry(sent.time, text(sent.line) or "", texts(sent.metadata))
+
+
+def old_entry(value: bytes) -> Entry:
+    """A line in the shape of Loki before 1.0. Raises: msgspec's errors."""
+    sent = read_old_entry(value)
+    return Entry(sent.ts or sent.timestamp, text(sent.line) or "")
 
 
 def from_protobuf(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
@@ -201,10 +240,10 @@ def from_protobuf(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
             try:
                 if part.end - part.content > budget.limits.record:
                     raise Invalid(f"line larger than {budget.limits.record} bytes")
-                entry = messages.Entry.FromString(stream[part.content : part.end])
-                time = entry.timestamp.seconds * SECOND + entry.timestamp.nanos
-                more = {pair.name: pair.value for pair in entry.structured_metadata}
-                yield record(pairs, time, entry.line, more)
+                sent = messages.Entry.FromString(stream[part.content : part.end])
+                time = sent.timestamp.seconds * SECOND + sent.timestamp.nanos
+                more = {pair.name: pair.value for pair in sent.structured_metadata}
+                yield record(pairs, time, sent.line, more)
             except (Invalid, DecodeError) as error:
                 budget.left -= INVALID_COST
                 reason = reason or (f"not protobuf: {error}" if isinstance(error, DecodeError) else str(error))

@@ -23,8 +23,10 @@ def records(body: bytes, budget: Budget, build: Callable[[dict[str, Any]], Itera
     """
 
     def decode(part: bytes) -> Iterable[Result]:
-        if rows and part.startswith(b"["):
-            return records(part, budget, build)  # as if it were sent alone
+        if rows:  # as if it were sent alone
+            part = part.removeprefix(bodies.BOM).strip()
+            if part.startswith(b"["):
+                return records(part, budget, build)
         if len(part) > budget.limits.record:  # an object takes about 20 bytes of memory per byte
             raise Invalid(f"record larger than {budget.limits.record} bytes")
         if rows:

@@ -1,4 +1,7 @@
-"""Decodes Overland (its README, "API"): GeoJSON features (RFC 7946) in `{"locations":[…]}`."""
+"""Decodes Overland (its README, "API"): GeoJSON features (RFC 7946) in `{"locations":[…]}`.
+
+An action of the app before its first position (GPSLogger/GLManager.m, logAction) is a feature without a geometry.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +53,14 @@ class Feature(msgspec.Struct):
     properties: Properties
 
 
+class Unlocated(msgspec.Struct):
+    geometry: msgspec.Raw = msgspec.Raw(b"")
+    properties: dict[str, msgspec.Raw] = {}
+
+
 read = reader(Request)
 read_feature = reader(Feature)
+read_unlocated = msgspec.json.Decoder(Unlocated).decode
 read_coordinates = msgspec.json.Decoder(list[Any]).decode
 
 
@@ -73,8 +82,19 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Res
     return each(bodies.elements(features, budget), positions, head, b"]}")
 
 
+def is_unlocated(element: bytes) -> bool:
+    """Whether a feature is an action without a position."""
+    sent = read_unlocated(element)
+    return bytes(sent.geometry) in (b"", b"null") and "action" in sent.properties
+
+
 def feature(element: bytes, device: str | int) -> Gps:
-    sent = read_feature(element)
+    try:
+        sent = read_feature(element)
+    except (Invalid, msgspec.ValidationError):
+        if is_unlocated(element):
+            raise Empty("unlocated") from None
+        raise
     if sent.properties.type == "trip":  # its point is where the trip began; the positions are features of their own
         raise Empty("trip")
     if sent.geometry.type != "Point":

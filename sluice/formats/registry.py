@@ -41,7 +41,11 @@ FORMATS = (
     Format("logs", "sluice.formats.gelf:decode", {"/gelf": ACCEPTED}, keep_head=True),
     Format("logs", "sluice.formats.reports:decode", {"/reports": NO_CONTENT}, keep_head=True),
     # X-Limit-U and X-Limit-D may have the device's name
-    Format("gps", "sluice.formats.owntracks:decode", {"/owntracks": NO_COMMANDS}, keep_head=True, objects=("_type",)),
+    # The app repeats a request without a body until it is accepted
+    Format(
+        "gps", "sluice.formats.owntracks:decode", {"/owntracks": NO_COMMANDS},
+        keep_head=True, objects=("_type",), empty=True,
+    ),
     Format("gps", "sluice.formats.overland:decode", {"/overland": OVERLAND_OK}, objects=("locations",)),
     Format(
         "gps", "sluice.formats.traccar:decode", {"/traccar": OK},
@@ -56,7 +60,7 @@ BATCHED = "metrics", "logs", "spans"  # the streams whose senders collect record
 ROUTES = {
     f"/{stream}": Route(stream, OK, batch=stream in BATCHED) for stream in ("metrics", "gps", "votes", "logs")
 } | {
-    path: Route(known.stream, answer, known.keep_head, known.json, batch=known.stream in BATCHED)
+    path: Route(known.stream, answer, known.keep_head, known.json, batch=known.stream in BATCHED, empty=known.empty)
     for known in FORMATS
     for path, answer in known.paths.items()
 }

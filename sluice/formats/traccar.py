@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import astuple
 
-from sluice.streams.body import Budget
+from sluice.streams.body import Budget, Empty
 from sluice.streams.lenient import reader
 from sluice.streams.message import Message
 from sluice.streams.position import KNOT, Number, position, sender
@@ -55,7 +55,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
 
 def form(fields: dict[str, str]) -> Gps | None:
     """The position of a form whose device is `id` or `deviceid`. The speed is in knots; `location` may replace lat and
-    lon. Raises: Invalid.
+    lon. A tracker without a fix sends the cells or networks that it sees (traccar.org/osmand). Raises: Invalid, Empty.
     """
     if "device" in fields or not ("id" in fields or "deviceid" in fields):
         return None
@@ -64,6 +64,8 @@ def form(fields: dict[str, str]) -> Gps | None:
         lat, comma, lon = fields["location"].partition(",")
         if not comma:
             raise Invalid("missing: longitude")
+    if lat is None and lon is None and ("cell" in fields or "wifi" in fields):
+        raise Empty("unlocated")
     return position(
         fields.get("id") or fields.get("deviceid") or "",
         lat,

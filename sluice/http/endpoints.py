@@ -19,6 +19,7 @@ class Endpoint:
 
     __slots__ = (
         "acknowledged",
+        "empty",
         "in_json",
         "keep_head",
         "max_body",
@@ -34,7 +35,8 @@ class Endpoint:
         self, path: str, route: Route, counter: Callable[[str], Counter], max_body: int, in_json: bool | None = None
     ) -> None:
         self.path, self.max_body, self.in_json = path, max_body, in_json
-        self.stream, reply, self.keep_head, json_reply, self.signed, _ = route
+        self.stream, reply, self.keep_head, json_reply, self.signed, _, empty = route
+        self.empty = empty or json_reply is not None
         self.read: Callable[[dict[str, Any], bool, int], bytes] = (
             read  # of a signed route, the gateway sets another one
         )
@@ -45,10 +47,9 @@ class Endpoint:
 
     def error(self, reply: Reply) -> Reply:
         """An error in the form that this path's clients expect."""
-        if self.in_json is None:
-            return reply
-        # a request without a body has no telemetry, which is no error
-        return self.reply if reply is replies.EMPTY else replies.rpc_status(reply, self.in_json)
+        if reply is replies.EMPTY and self.empty:
+            return self.reply
+        return reply if self.in_json is None else replies.rpc_status(reply, self.in_json)
 
 
 class Endpoints:

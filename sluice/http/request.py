@@ -20,6 +20,9 @@ FIELDS = frozenset(f"HTTP_{name.decode().upper().replace('-', '_')}" for name in
 SNAPPY = "snappy", "x-snappy-framed"
 ENCODINGS = {"identity": False, "gzip": False, "x-gzip": False, "zstd": False, "deflate": True}
 ENCODINGS |= dict.fromkeys(SNAPPY, True)
+# Some senders, many of them in Java, name the charset here; PHP's say none. No coding has such a name (IANA, "HTTP
+# Content Coding Registry"), so their bodies are as they are
+ENCODINGS |= dict.fromkeys(("utf-8", "utf8", "none"), False)
 MAX_CODINGS = 2  # in a list: pygelf and graypy say "gzip,deflate" of either
 # A String (RFC 8941, 3.3.3), or else visible ASCII without quotation marks; a server joins repeated fields with commas
 KEY_CHARACTERS = 255

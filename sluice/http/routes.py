@@ -34,6 +34,7 @@ class Route(NamedTuple):
         in protobuf, errors are google.rpc.Status, and a request without a body is valid.
     signed: SCHEME:FILE, as in `streams.signature.signed`: the gateway answers 401 unless the body is signed with one of
         the secrets in this file and, if the scheme signs a time, within five minutes. The item is the whole message.
+    empty: a request without a body is valid, and is not put on the list.
     batch: its senders collect records, so a body may have `Settings.max_batch` bytes; else `Settings.max_body`.
     """
 
@@ -43,6 +44,7 @@ class Route(NamedTuple):
     json: Reply | None = None
     signed: str = ""
     batch: bool = False
+    empty: bool = False
 
 
 OK = reply("200 OK", b'{"message":"OK"}')

@@ -25,6 +25,7 @@ FLAT = re.compile(rb"\{(?:[^\"{}\[\]]++|" + STRING + rb")*+\}", re.DOTALL)
 BRACKET = re.compile(rb"(?:[^\"{}\[\]]++|" + STRING + rb")*+([{}\[\]])", re.DOTALL)
 GAP = re.compile(rb"[ \t\r\n,]*+")
 LINE = re.compile(rb"[^\n]++")
+TOGETHER = re.compile(rb"\}[ \t\r]*+\{")
 
 skip = msgspec.json.Decoder(msgspec.Raw).decode
 
@@ -89,6 +90,14 @@ def check_json(text: bytes) -> None:
         skip(text)
     except Exception as error:
         raise Invalid(reason(error)) from None
+
+
+def is_json(text: bytes) -> bool:
+    try:
+        check_json(text)
+    except Invalid:
+        return False
+    return True
 
 
 def written(pairs: Mapping[str, object], *texts: object) -> int:
@@ -193,6 +202,28 @@ def rows(body: bytes, budget: Budget) -> Iterator[bytes]:
         yield from parts(body, inner, budget)
         start, inner = -1, []
     yield from parts(body, inner, budget)
+
+
+def together(line: bytes, budget: Budget) -> list[bytes]:
+    """The objects of a line that follow each other, as in Fluent Bit's json_stream. Empty: the line is no such thing.
+
+    A damaged object is a part with all that follows it.
+    """
+    found: list[bytes] = []
+    at = start = depth = count = 0
+    if not TOGETHER.search(line):
+        return found
+    while budget.left > len(found) and (match := BRACKET.match(line, at)):
+        at = match.end()
+        depth += 1 if match[1] in b"{[" else -1
+        count += 1
+        budget.left -= not count % 4
+        if depth <= 0:
+            found.append(line[start:at].strip())
+            start, depth = at, 0
+    if rest := line[start:].strip():
+        found.append(Remainder(rest) if budget.left <= len(found) else rest)
+    return found if len(found) > 1 and all(part.startswith(b"{") for part in found) else []
 
 
 def parts(body: bytes, places: list[tuple[int, int]], budget: Budget) -> Iterator[bytes]:

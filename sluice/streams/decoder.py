@@ -190,7 +190,10 @@ class JsonDecoder(Decoder):
             bodies.check_json(body)
         except Invalid:
             if rows == 1:
-                raise
+                if not (objects := bodies.together(body, budget)):
+                    raise
+                yield from each(objects, self.checked(message, budget))
+                return
             if array:  # NDJSON only if the first line is an array by itself; otherwise one array with a syntax error
                 bodies.check_json(next(bodies.lines(body, budget)))
             yield from self.rows(body, message, budget)
@@ -204,13 +207,21 @@ class JsonDecoder(Decoder):
     def rows(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         """The records of lines, each decoded as if it had been sent alone."""
 
+        checked = self.checked(message, budget)
+
         def decode(row: bytes) -> Iterable[Result]:
-            if b"\n" not in row:
-                return self.contents(row, message, budget)
-            bodies.check_json(row)
-            return self.value(row, message, budget)
+            return checked(row) if b"\n" in row else self.contents(row, message, budget)
 
         return each(bodies.rows(body, budget), decode)
+
+    def checked(self, message: Message | None, budget: Budget) -> Callable[[bytes], Iterator[Result]]:
+        """What decodes a JSON value. Raises: Invalid if it is none."""
+
+        def decode(part: bytes) -> Iterator[Result]:
+            bodies.check_json(part)
+            return self.value(part, message, budget)
+
+        return decode
 
     def chunk(self, read: Callable[[bytes], list[Any]], body: bytes, budget: Budget) -> list[Record]:
         """All records at once, if all are plain and valid, and within the budget; otherwise an empty list."""

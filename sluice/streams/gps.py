@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from sluice.base.override import override
-from sluice.streams.body import Budget
+from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import JsonDecoder
 from sluice.streams.lenient import scalar
 from sluice.streams.message import Message
@@ -16,6 +16,7 @@ from sluice.streams.position import ALIASES, Number, from_names, sender
 from sluice.streams.record import Gps
 from sluice.streams.times import TIMES, Time, known
 
+NAMES_ONLY = {"u", "d", "device"}  # the parameters of a URL that say who sends
 PATH = "gps"  # the name of a device that has none, if the head of its request was not kept
 
 
@@ -67,4 +68,6 @@ class GpsDecoder(JsonDecoder):
 
     @override
     def plain_form(self, fields: dict[str, str], message: Message | None, budget: Budget) -> Gps:
+        if message and not message.body and fields.keys() <= NAMES_ONLY:  # as OwnTracks sends it
+            raise Empty
         return from_names(fields.get, lambda: sender(message, budget, PATH))

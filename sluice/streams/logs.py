@@ -25,7 +25,8 @@ from sluice.streams.times import SECOND, Time, known
 # Google ("Structured logging": timestamp with seconds and nanos), python-json-logger (asctime, levelname),
 # Monolog (JsonFormatter: level_name, datetime), Serilog ("CLEF": @t, @m, @mt, @l; without @l it is information, and
 # JsonFormatter: RenderedMessage), .NET (JsonConsoleFormatter: Timestamp, LogLevel, Message), Log4j (JsonTemplateLayout:
-# instant), VictoriaLogs (_msg, _time)
+# instant), VictoriaLogs (_msg, _time). In an object are the message of Rust's tracing (tracing_subscriber, Json:
+# fields.message) and, as Spring Boot and Logstash write ECS, log.level and service.name
 MESSAGES = (
     *("message", "msg", "log", "event", "short_message", "MESSAGE", "@m", "Message", "RenderedMessage", "_msg"),
     *("textPayload", "text", "body", "@mt", "MessageTemplate", "jsonPayload"),
@@ -43,7 +44,8 @@ TIMES = (
 MOMENTS = ("seconds", "nanos"), ("epochSecond", "nanoOfSecond")
 
 # The levels are those of OpenTelemetry. Each has the names and numbers that mean the same elsewhere: of syslog (0 to
-# 7), of pino and Bunyan (10 to 60), of Monolog (100 to 600), of Java's and Python's libraries, and of Serilog
+# 7), of pino and Bunyan (10 to 60), of Monolog (100 to 600), of Java's and Python's libraries, of Serilog, and of zap.
+# Go's slog writes WARN+1 for a level between two
 LEVELS = {
     name: level
     for level, names in {
@@ -52,10 +54,13 @@ LEVELS = {
         "info": "info information informational notice 5 6 30 200 250",
         "warn": "warn warning 4 40 300",
         "error": "error err severe 3 50 400",
-        "fatal": "fatal critical crit alert emerg emergency panic 0 1 2 60 500 550 600",
+        "fatal": "fatal critical crit alert emerg emergency panic dpanic 0 1 2 60 500 550 600",
     }.items()
     for name in names.split()
 }
+
+BETWEEN = re.compile(r"[+-][0-9]+$")
+EVENT = b"data: {"  # of journalctl -o json-sse
 
 # Only what begins so must be JSON, because a plain line may begin with anything, often with `[`. A truncated object is
 # more often a mistake of its sender than a message: it is buried, and can be repaired
@@ -78,7 +83,7 @@ def level(sent: object) -> tuple[str | None, object]:
     if not isinstance(sent, str | int) or isinstance(sent, bool):
         return None, sent
     text = str(sent).strip().lower()
-    stored = LEVELS.get(text, text)
+    stored = LEVELS.get(text) or LEVELS.get(BETWEEN.sub("", text), text)
     return stored or None, sent if stored != text or isinstance(sent, int) else None
 
 
@@ -116,6 +121,11 @@ def unpacked(value: Any) -> Any:
     return value
 
 
+def inner(attributes: dict[str, Any], name: str, key: str) -> Any:
+    """What an attribute that is an object has under a key. None: it has nothing there, or is none."""
+    return about.get(key) if isinstance(about := attributes.get(name), dict) else None
+
+
 def build(wire: dict[str, Any]) -> Log:
     """The record of a JSON object. Whatever is not a field of the record becomes an attribute. Raises: Invalid."""
     attributes = {name: value for name, value in wire.items() if value is not None}
@@ -125,8 +135,15 @@ def build(wire: dict[str, Any]) -> Log:
     if "MESSAGE" in attributes:
         attributes = {name: unpacked(value) for name, value in attributes.items()}
     message, sent, service = (take(attributes, names) for names in (MESSAGES, LEVEL_FIELDS, SERVICES))
+    if sent is None and "log" in attributes:
+        sent = inner(attributes, "log", "level")
     if message is None:
-        raise Invalid("missing: message")
+        message = inner(attributes, "fields", "message")
+    if message is None:
+        # pino and others write records without one, with a level and a time; journald has null for one above 4 KiB
+        if "__CURSOR" not in attributes and (sent is None or attributes.keys().isdisjoint(TIMES)):
+            raise Invalid("missing: message")
+        message = ""
     if not isinstance(message, str):
         message = msgspec.json.encode(message).decode()
     time = moment(attributes)
@@ -134,7 +151,9 @@ def build(wire: dict[str, Any]) -> Log:
     if sent is not None:
         attributes.setdefault("level", sent)
     if service is not None and not isinstance(service, str):
-        attributes["service"], service = service, None
+        attributes["service"] = service
+        name = inner(attributes, "service", "name")
+        service = name if isinstance(name, str) else None
     if isinstance(own, dict) and own.keys().isdisjoint(attributes):
         attributes |= own
     elif own is not None:
@@ -170,6 +189,8 @@ class LogsDecoder(JsonDecoder):
             yield self.form(bodies.form(body, budget.limits), message, budget)
         elif form := typed_form(body, message, budget, MESSAGES):
             yield self.form(form, message, budget)
+        elif body.startswith(EVENT) and bodies.is_json(event := body.removeprefix(b"data:").strip()):
+            yield from self.json(event, message, budget)
         elif len(body) > budget.limits.record:
             raise Invalid(f"line longer than {budget.limits.record} bytes")
         elif b"\0" in body:

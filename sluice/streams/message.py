@@ -42,7 +42,8 @@ class Message(NamedTuple):
 
     def head(self) -> bytes:
         """The head for another, uncompressed body: as received, without the fields that describe the original body."""
-        return self.start + b"".join(x for x in self.fields.splitlines(True) if not ENTITY.fullmatch(x)) + b"\r\n"
+        lines = [line + b"\r\n" for line in self.fields.split(b"\r\n")[:-1]]  # a bare newline ends no field line
+        return self.start + b"".join(line for line in lines if not ENTITY.fullmatch(line)) + b"\r\n"
 
 
 def parse(item: bytes) -> Message | None:

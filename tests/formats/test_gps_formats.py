@@ -197,9 +197,22 @@ def test_an_owntracks_type_that_is_not_a_string_is_invalid():
     assert reject_reason(kept(b'{"_type":"%s"}' % (b"x" * 1000))) == "not a position: _type '" + "x" * 39
 
 
-def test_an_empty_owntracks_body_is_invalid():
-    assert decode(kept(b"")) == []
-    assert reject_reason(kept(b"", "/owntracks?u=jane&d=phone")) == "missing: latitude"
+def test_an_empty_owntracks_body_has_no_position():
+    assert decode(kept(b"")) == decode(kept(b"", "/owntracks?u=jane&d=phone")) == []
+    assert reject_reason(kept(b"", "/owntracks?u=jane&d=phone&lon=1")) == "missing: latitude"
+    assert reject_reason(kept(b"device=phone", "/owntracks?u=jane")) == "missing: latitude"
+
+
+def test_a_tracker_without_a_fix_has_no_position():
+    assert decode(b"id=1&timestamp=1767268800&cell=310,260,1,2&batt=50") == []
+    assert reject_reason(b"id=1&timestamp=1767268800&batt=50") == "missing: latitude"
+
+
+@pytest.mark.parametrize("geometry", [b"", b'"geometry":null,'])
+def test_an_action_of_overland_may_have_no_position(geometry):
+    bare = b'{"type":"Feature",%b"properties":{"action":"will_terminate"}}' % geometry
+    assert decode(b'{"locations":[%b,%b]}' % (bare, FEATURE)) == decode(b'{"locations":[%b]}' % FEATURE)
+    assert reject_reason(b'{"locations":[%b]}' % bare.replace(b"action", b"auction"))
 
 
 def test_an_invalid_owntracks_payload_among_valid_ones_keeps_the_head():

@@ -158,7 +158,7 @@ ONE_LINE = messages.Push(streams=[messages.Stream(labels="{}", entries=[entry("a
         (kept(b'{"streams":[{"values":1}]}', PATH), "values is not an array"),
         (kept(b'{"streams":[5]}', PATH), "wrong type or range: Expected `object`, got `int`"),
         (kept(b"{}", PATH), "missing: streams"),
-        (kept(b"x", PATH), "not JSON: "),
+        (kept(b"x", PATH, "Content-Type: application/json"), "not JSON: "),
         (kept(b"\xff" * 9, PATH, PROTOBUF), "snappy: "),
         (kept(compressed(b"\x0a"), PATH, PROTOBUF), "not protobuf: truncated"),
         (kept(compressed(b"\x0a\x01\x0a"), PATH, PROTOBUF), "not protobuf: truncated"),
@@ -240,10 +240,10 @@ def test_a_time_may_be_in_rfc_3339_or_a_number(time: str, stored: int) -> None:
 @pytest.mark.parametrize("path", ["/loki/api/v1/push", "/api/prom/push"])
 def test_the_shape_of_loki_before_1_0_is_stored(path: str) -> None:
     entries = (
-        b'{"ts":"2024-05-08T10:52:26Z","line":"a"},{"timestamp":"1715165546000000001","line":"b"},{"ts":1,"line":2}'
+        b'{"ts":"2024-05-08T10:52:26Z","line":"a"},{"timestamp":"1715165546000000001","line":"b"},{"ts":1,"lime":"c"}'
     )
     body = b'{"streams":[{"labels":"{job=\\"api\\",level=\\"warn\\"}","entries":[%b]}]}' % entries
     one, two, bad = decode("logs", kept(body, path))
     assert one == Log(time=1_715_165_546 * 10**9, level="warn", message="a", attributes={"job": "api"})
     assert (two.time, two.message) == (1_715_165_546_000_000_001, "b")
-    assert bad.part.endswith(b'{"labels":"{job=\\"api\\",level=\\"warn\\"}","entries":[{"ts":1,"line":2}]}]}')
+    assert bad.part.endswith(b'{"labels":"{job=\\"api\\",level=\\"warn\\"}","entries":[{"ts":1,"lime":"c"}]}]}')

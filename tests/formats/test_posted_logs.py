@@ -30,6 +30,10 @@ def test_gelf_messages_may_be_an_array_or_lines() -> None:
     one = json.dumps(MESSAGE).encode()
     assert gelf(b"[%b,%b]" % (one, one)) == gelf(one + b"\n" + one) == [ROW] * 2
     assert gelf(b"%b\n[]\n[%b]" % (one, one)) == [ROW] * 2  # each line as if it were sent alone
+    assert gelf(b"%b\n\xef\xbb\xbf%b" % (one, one)) == [ROW] * 2
+    good, bad = gelf(one + b"\n\xef\xbb\xbf{")
+    assert good == ROW and reject_reason("logs", bad.part) == bad.reason
+    assert gelf(one.replace(b"short_", b"")) == [ROW]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,24 @@ LIBRARIES: dict[str, tuple[dict, Log]] = {
         {"log": "line\n", "stream": "stderr", "time": "2026-01-01T12:00:00.000000001Z"},
         Log(time=NOON + 1, message="line\n", attributes={"stream": "stderr"}),
     ),
+    "ECS in objects": (
+        {"@timestamp": "2026-01-01T12:00:00Z", "log": {"level": "WARN"}, "service": {"name": "web"}, "message": "m"},
+        Log(
+            time=NOON,
+            level="warn",
+            service="web",
+            message="m",
+            attributes={"log": {"level": "WARN"}, "service": {"name": "web"}},
+        ),
+    ),
+    "Rust's tracing": (
+        {"timestamp": "2026-01-01T12:00:00Z", "level": "INFO", "fields": {"message": "m", "n": 1}, "target": "app"},
+        Log(time=NOON, level="info", message="m", attributes={"fields": {"message": "m", "n": 1}, "target": "app"}),
+    ),
+    "pino, an object alone": (
+        {"level": 30, "time": 1767268800000, "req": {"id": 1}},
+        Log(time=NOON, level="info", message="", attributes={"req": {"id": 1}, "level": 30}),
+    ),
     "Google Cloud": (
         {"severity": "CRITICAL", "message": {"text": "a"}, "time": "2026-01-01T12:00:00Z"},
         Log(time=NOON, level="fatal", message='{"text":"a"}', attributes={"level": "CRITICAL"}),
@@ -57,6 +75,7 @@ def test_the_objects_of_common_libraries_are_records(name: str) -> None:
     [
         *((text, text) for text in ("trace", "debug", "info", "warn", "error", "fatal")),
         *(("TRACE", "trace"), ("Error", "error")),
+        *(("WARN+1", "warn"), ("debug-4", "debug"), ("dpanic", "fatal"), ("x+1", "x+1")),
         *(("Warning", "warn"), ("err", "error"), ("NOTICE", "info"), ("emerg", "fatal"), ("Verbose", "trace")),
         *((0, "fatal"), (3, "error"), ("4", "warn"), (6, "info"), (7, "debug"), (10, "trace"), (60, "fatal")),
         *(("Audit", "audit"), (35, "35")),
@@ -132,6 +151,47 @@ def test_lines_and_objects_may_be_mixed() -> None:
         *(Log(message=line) for line in PLAIN),
         *(Log(level="info", message="o"), Log(message="indented")),
     ]
+
+
+ENTRY = {
+    "__CURSOR": "s=1", "__REALTIME_TIMESTAMP": "1767268800000000", "PRIORITY": "3", "SYSLOG_IDENTIFIER": "sshd"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        ("a", "a"),
+        ([106, 98, 27], "jb\x1b"),
+        ([255, 10, 0], "\ufffd\n\ufffd"),
+        ([256, 1], "[256,1]"),
+        (["a", "b"], '["a","b"]'),  # a field that occurs twice
+        ([[106], "b"], '[[106],"b"]'),
+        (None, ""),  # of more than 4 KiB, without --all
+    ],
+)
+def test_an_entry_of_the_journal_is_a_record(sent: object, message: str) -> None:
+    expected = Log(time=NOON, level="error", service="sshd", message=message)
+    for numbers in {}, {"PRIORITY": 3, "__REALTIME_TIMESTAMP": 1767268800000000}:
+        (found,) = decode("logs", json.dumps(ENTRY | {"MESSAGE": sent} | numbers).encode())
+        assert (found.attributes.pop("__CURSOR"), found.attributes.pop("level", 3)) == ("s=1", 3 if numbers else "3")
+        assert found == expected
+
+
+def test_the_json_formats_of_journalctl_are_read() -> None:
+    entries = [json.dumps(ENTRY | {"MESSAGE": text}) for text in ("a", "b")]
+    plain = decode("logs", "\n".join(entries).encode())
+    assert [log.message for log in plain] == ["a", "b"]
+    for mark, end in ("\x1e", "\n"), ("data: ", "\n\n"), ("data: ", "\r\n"):
+        assert decode("logs", "".join(mark + entry + end for entry in entries).encode()) == plain
+    pretty = "".join(json.dumps(json.loads(entry), indent=8) + "\n" for entry in entries)
+    assert decode("logs", pretty.encode()) == plain
+
+
+def test_a_line_that_only_looks_like_an_event_is_a_line() -> None:
+    assert decode("logs", b"data: {'a': 1}") == [Log(message="data: {'a': 1}")]
+    assert reject_reason("logs", b'data: {"a":1}') == "missing: message"
+    assert reject_reason("logs", b'{"level":"info"}') == reject_reason("logs", b'{"time":1}') == "missing: message"
 
 
 def test_json_that_is_no_log_is_not_taken_for_a_line() -> None:

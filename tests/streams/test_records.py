@@ -188,6 +188,22 @@ def test_a_body_of_invalid_records_is_one_reject_of_the_whole_body(name):
 
 
 @every_stream
+def test_objects_may_follow_each_other_on_one_line(name):
+    good, bad = GOOD[name], BAD[name]
+    for body in good + good, good + b" \t" + good, good + good + b"\n", good + b"\n" + good:
+        assert decode(name, body) == [RECORDS[name]] * 2
+    assert decode(name, good + b"\n" + good + good + b"\n" + good) == [RECORDS[name]] * 4
+    record, reject = decode(name, good + bad)
+    assert record == RECORDS[name] and reject == Reject(bad, reject_reason(name, bad), False)
+    record, reject = decode(name, good + good[:-1])
+    assert record == RECORDS[name] and reject == Reject(good[:-1], reject_reason(name, good[:-1]), False)
+    assert reject_reason(name, good + b"x").startswith("not JSON: trailing")
+    assert reject_reason(name, good + b"," + good).startswith("not JSON: trailing")
+    assert reject_reason(name, good + b"[" + good + b"]").startswith("not JSON: trailing")
+    assert reject_reason(name, b'{"a":"}{"').startswith("not JSON: ")
+
+
+@every_stream
 def test_a_truncated_array_is_one_reject_of_the_whole_body(name):
     for item in (b"[" + GOOD[name] + b"," + GOOD[name], b"[" + GOOD[name] + b",\n" + GOOD[name]):
         assert reject_reason(name, item).startswith("not JSON: ")
