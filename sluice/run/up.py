@@ -27,7 +27,7 @@ from sluice.run.configure import ROOT
 FIRST_SCREEN = """\
 Sluice takes writes at {url} and stores them in {store}
 
-  try it     curl -d '{{"poll":"cookies","choice":"oreo"}}' {short}/votes{read}
+  try it     {curl} -d '{{"poll":"cookies","choice":"oreo"}}' {short}/votes{read}
   access     {who}; INGEST_ALLOW and INGEST_READ_ALLOW change it
   status     {url}/status
   stop it    Ctrl-C; accepted bodies that are not yet stored wait for the next start
@@ -36,7 +36,7 @@ Sluice takes writes at {url} and stores them in {store}
 ELSEWHERE = """
   {name}      {spool}; bin/up starts none"""
 READ = """
-             curl '{short}/votes/tally?poll=cookies'"""
+             {curl} '{short}/votes/tally?poll=cookies'"""
 AS_ROOT = """
   user       root, and so is every program: better a user of its own, or bin/provision services"""
 # one of them is in each $INGEST_HOME that was ever used, or in a copy of one
@@ -259,7 +259,14 @@ def announce(s: settings.Settings) -> None:
     url = f"http{'s' if s.tls_certificate else ''}://localhost:{s.port}"
     store = settings.without_password(s.store).removeprefix("sqlite:///")
     short = url.removeprefix("http://")
-    read = READ.format(short=short) if "/votes/tally" in views.load(s) else ""
+    curl = "curl"
+    if s.tls_certificate:
+        curl += " -k"  # the certificate is hardly for localhost
+    if s.api_keys:
+        curl += " -H 'X-API-Key: KEY'"
+    if s.passwords:
+        curl += " -u NAME:PASSWORD"
+    read = READ.format(short=short, curl=curl) if "/votes/tally" in views.load(s) else ""
     elsewhere = ""
     if not s.has_own_redis:
         name = "Kafka" if s.has_kafka else "Redis"
@@ -267,7 +274,8 @@ def announce(s: settings.Settings) -> None:
     if os.geteuid() == 0:
         elsewhere += AS_ROOT
     who = configure.who_may(s)
-    say(FIRST_SCREEN.format(url=url, short=short, who=who, home=s.home, store=store, read=read, elsewhere=elsewhere))
+    where = {"url": url, "short": short, "home": s.home, "store": store, "elsewhere": elsewhere}
+    say(FIRST_SCREEN.format(curl=curl, read=read, who=who, **where))
 
 
 def main() -> None:

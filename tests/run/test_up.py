@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import redis
 
+import access
 from proving.harness import (
     ROOT,
     Server,
@@ -97,10 +98,24 @@ def test_the_first_screen_shows_the_addresses_and_a_command_to_try(shared: Serve
     assert "install" not in screen  # not the first start in this checkout
 
 
-def test_what_the_first_screen_says_to_try_works_at_once(tmp: Path) -> None:
-    with installation(tmp, ready=False) as up:
-        poll(lambda: "Sluice takes writes at" in up.said(), 60)
-        assert vote(up, "at once") == 200
+@pytest.mark.parametrize("guarded", [False, True])
+def test_what_the_first_screen_says_to_try_works_at_once(
+    guarded: bool, tmp: Path, certificate: tuple[Path, Path]
+) -> None:
+    env = {"INGEST_API_KEYS": access.keys(tmp), "INGEST_PASSWORDS": access.passwords(tmp)} | access.tls(certificate)
+    with installation(tmp, env if guarded else {}, ready=False) as up:
+        screen = poll(lambda: (said := up.said()).partition("log files")[2] and said, 60)
+        write, read = re.findall("curl .*localhost.*", screen)
+        secrets = {"KEY": access.KEY, "NAME:PASSWORD": "jane:s3cret"} if guarded else {}
+        assert ("KEY" in write, "PASSWORD" in read) == (guarded, guarded)
+
+        def say(command: str) -> str:
+            for name, secret in secrets.items():
+                command = command.replace(name, secret)
+            return subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60).stdout
+
+        assert say(write) == '{"message":"OK"}'
+        poll(lambda: '"total":1' in say(read), 60)
 
 
 def test_every_line_of_output_begins_with_its_program(tmp: Path) -> None:
