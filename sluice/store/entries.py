@@ -149,23 +149,24 @@ class Decoded(Part):
         """`units` of a stream whose bodies or records have keys."""
         decode, limits = self.entries.stream.decode, self.entries.limits
         monotonic, due = time.monotonic, time.monotonic() + self.entries.seconds
+        content, add_record, full = rule.content, unique.add_record, bounds.KEYED_BYTES
         results: Any
         for received, bodies in self.runs():
             for seq, item in bodies:
                 results, large = None, False
-                if rule.content and item.startswith(b"{") and seq % SAMPLE:
+                if content and seq % SAMPLE and item.startswith(b"{"):
                     try:
                         results = decode(item, limits)
                     except Exception as error:
                         results = [failed(self.entries.claim.stream, item, error)]
                 if results.__class__ is tuple:  # one plain object
-                    unique.add_record(seq, received, item, results[0])
+                    add_record(seq, received, item, results[0])
                 else:
                     digest, size = rule.read(item, limits)
                     large = size > bounds.SMALL_BYTES
                     if not large:
                         unique.add(digest, size, self.whole(seq, received, item, results))
-                if large or unique.size >= bounds.KEYED_BYTES:
+                if large or unique.size >= full:
                     yield unique.flush()
                 if large:
                     yield from unique.large(digest, Body(partial(self.decoded, seq, received, item), seq))

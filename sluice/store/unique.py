@@ -70,10 +70,10 @@ class Unique:
 
     def add_record(self, seq: int, received: int, item: bytes, record: Record) -> None:
         """`add` for a body without a given key that is one record, in a third of the time."""
-        new = self.new
-        if record.time is not None:
+        new, time = self.new, record.time
+        if time is not None:
             digest = blake2b(item, digest_size=CONTENT_BYTES).digest()
-            key = (record.time // SECOND & 0xFFFFFFFF).to_bytes(4, "big") + digest
+            key = (time // SECOND & 0xFFFFFFFF).to_bytes(4, "big") + digest
             if key in new:
                 self.keys.duplicates += 1
                 return

@@ -232,9 +232,8 @@ class Sqlite(Store[apsw.Connection]):
         before = db.total_changes()
         while piece := (yield):
             at, keys = piece
-            db.executemany(
-                "INSERT OR IGNORE INTO batches_keys VALUES (?, ?, ?, ?)", [(key, stream, at, batch) for key in keys]
-            )
+            put = "INSERT OR IGNORE INTO batches_keys (key, stream, at, batch) SELECT value, ?, ?, ? FROM carray(?)"
+            db.execute(put, (stream, at, batch, apsw.carray(tuple(keys))))  # a row for each takes three times as long
         return db.total_changes() - before
 
     @override
