@@ -26,7 +26,7 @@ def dictionary(setting: str, value: str, attribute: str) -> dict[Any, Any]:
     return declared
 
 
-class Source(SourceFileLoader):
+class Uncached(SourceFileLoader):
     """Compiles a file each time.
 
     Python's cache tells two versions of a file apart by its time in seconds and its size, so an edit of the same size
@@ -43,7 +43,7 @@ def load(value: str) -> ModuleType:
     """Import a module, given by its name or by the path of its file."""
     if not value.endswith(".py"):
         return importlib.import_module(value)
-    spec = importlib.util.spec_from_file_location(Path(value).stem, value, loader=Source(Path(value).stem, value))
+    spec = importlib.util.spec_from_file_location(Path(value).stem, value, loader=Uncached(Path(value).stem, value))
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # msgspec resolves the annotations of a record there

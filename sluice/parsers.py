@@ -47,11 +47,8 @@ class ByStream(Generic[T]):
         return [self.rest, *self.streams.values()]
 
 
-Rows = ByStream[Optional[str]]  # the URL of a destination; None: a table of the database
 Keep = ByStream[Optional[int]]  # seconds that rows are kept, and with DEAD dead letters; None: for ever
-Unique = ByStream[tuple[int, bool]]  # seconds that keys are kept, 0: off; whether records have keys, too
 FOREVER = Keep(None, {DEAD: None})
-IN_TABLES = Rows(None, {})
 
 
 class Span(NamedTuple):
@@ -123,13 +120,13 @@ def seconds(age: re.Match[str]) -> int | None:
     return int(age["number"]) * TIMES[age["unit"]] if age["number"] else None
 
 
-def rows(text: str) -> Rows:
-    """The parser of INGEST_ROWS; which URLs there are is in sluice/elsewhere/registry.py."""
+def rows(text: str) -> ByStream[str | None]:
+    """URLs of destinations (sluice/elsewhere/registry.py); None: a table of the database."""
     between = r"[,\s]+(?=(?:\w+=)?(?:\w+:/|store\b))"  # not the commas between the brokers of a URL
     expected = "store, a URL, or both for streams: gps=parquet:///DIRECTORY,votes=store"
     found = by_stream(text, rf"(?P<url>[a-z0-9]+://\S+)|{STORE}", expected, between)
     urls = {name: match["url"] for name, match in found.items()}
-    return Rows(urls.pop("", None), urls)
+    return ByStream(urls.pop("", None), urls)
 
 
 def keep(text: str) -> Keep:
@@ -139,13 +136,14 @@ def keep(text: str) -> Keep:
     return Keep(ages.pop("", None), ages)
 
 
-def unique(text: str) -> Unique:
+def unique(text: str) -> ByStream[tuple[int, bool]]:
+    """Seconds that keys are kept, 0: off; and whether records have keys, too."""
     expected = "an age such as 12h or 1d, off, or ages of streams: 1d,gps=7d,logs=off,metrics=1d/record"
     found = by_stream(text, rf"(?!0){AGE}(?P<record>/record)?|off", expected)
     if "" in found and found[""]["record"]:
         raise ValueError(expected)
     ages = {name: (seconds(match) or 0, bool(match["record"])) for name, match in found.items()}
-    return Unique(ages.pop("", (DAY, False)), ages)
+    return ByStream(ages.pop("", (DAY, False)), ages)
 
 
 def processes(text: str) -> Span:

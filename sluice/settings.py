@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 from sluice import parsers
-from sluice.parsers import AUTO, Keep, LogStyle, Rows, Span, Unique, choice, clients, integer, size
+from sluice.parsers import AUTO, ByStream, Keep, LogStyle, Span, choice, clients, integer, size
 
 T = TypeVar("T")
 KAFKA = "kafka://"
@@ -106,7 +106,7 @@ class Settings:
         "Database. Change it to `postgresql://USER:PASSWORD@HOST/DATABASE?sslmode=verify-full` (libpq's URI; each "
         "`@ : / ? # %` of the password is written `%40` …) when other programs or machines read the rows",
     )
-    rows: Rows = setting(
+    rows: ByStream[str | None] = setting(
         parsers.rows, "store",
         "Where rows go: `store`, the tables of `INGEST_STORE`; `parquet:///DIRECTORY`, `s3://BUCKET/PREFIX`, "
         "`clickhouse://USER:PASSWORD@HOST:PORT/DATABASE` or `kafka://HOST:PORT,HOST:PORT`, for all streams or for some "
@@ -119,7 +119,7 @@ class Settings:
         "for all streams or for some of them (`30d,gps=7d,votes=forever`). `dead=90d`: the same for dead letters. Set "
         "it when the disk is smaller than all that will ever arrive ([by age](database.md#deleting-by-age))",
     )
-    unique: Unique = setting(
+    unique: ByStream[tuple[int, bool]] = setting(
         parsers.unique, "1d",
         "How long a key is kept, so that a body that comes again is stored once: an age such as `12h` or `1d`, or "
         "`off`, for all streams or for some (`1d,gps=7d,logs=off`). `gps=1d/record`: each record is its own key; for "

@@ -23,13 +23,12 @@ import msgspec
 import pytest
 
 from proving.harness import ROOT, poll
-from sluice import settings
+from sluice import parsers, settings
 from sluice.base.counters import Histogram
 from sluice.elsewhere.destination import Unwritable
 from sluice.elsewhere.outbox import CARRIED, NOTES, Outbox, note, tell
 from sluice.elsewhere.registry import open_elsewhere
 from sluice.formats.streams import STREAMS
-from sluice.parsers import Rows
 from sluice.spool.claim import Claim, Window
 from sluice.store import bounds
 from sluice.store.entries import Entries
@@ -641,7 +640,7 @@ class StoreTests:
         backend.load("before_store")
         with pytest.raises(Unavailable, match="has layout 2; a worker of this version brings it up to date"):
             open_store(backend.url, STREAMS, make=False)
-        rows = Rows(None, {"gps": "clickhouse://u:secret@h:8123/d"})
+        rows = parsers.rows("gps=clickhouse://u:secret@h:8123/d")
         for _ in range(2):
             store = open_store(backend.url, STREAMS, elsewhere=open_elsewhere(rows, STREAMS))
             assert self.choices(backend) == ["a", "b", "c", "d"]
@@ -1059,7 +1058,7 @@ class StoreTests:
     def test_a_destination_without_an_address_holds_up_no_other(self, store: Store, tmp_path: Path) -> None:
         """A Parquet directory that cannot be made, beside one that can."""
         (tmp_path / "file").write_text("")
-        rows = Rows(None, {"gps": f"parquet://{tmp_path}/file", "votes": f"parquet://{tmp_path}/rows"})
+        rows = parsers.rows(f"gps=parquet://{tmp_path}/file,votes=parquet://{tmp_path}/rows")
         destinations = open_elsewhere(rows, STREAMS)
         with store.transaction() as db:
             note(store, db, "gps", "2026-01-01T12/a", "parquet:///elsewhere", 1, None)

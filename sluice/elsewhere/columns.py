@@ -116,7 +116,7 @@ def json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-class Table(InMemory[pa.Table]):
+class TableObject(InMemory[pa.Table]):
     """Rows of a claim in memory, as one table; its note carries them as a stream of Arrow, compressed with zstd."""
 
     def __init__(self, name: str, columns: Columns) -> None:
@@ -140,8 +140,8 @@ class Tables(Carried):
         self.columns = Columns(stream)
 
     @override
-    def open(self, received: int) -> Table:
-        return Table(self.next_name(), self.columns)
+    def open(self, received: int) -> TableObject:
+        return TableObject(self.next_name(), self.columns)
 
     @override
     def halves(self, carried: bytes) -> list[tuple[int, bytes]]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sluice import settings
 from sluice.elsewhere.destination import Destination
 from sluice.elsewhere.outbox import Outbox
-from sluice.parsers import HOST, KAFKA_URL, LOGIN, Rows
+from sluice.parsers import HOST, KAFKA_URL, LOGIN, ByStream
 from sluice.streams.registry import Stream
 
 
@@ -47,12 +47,12 @@ DESTINATIONS = {
 }  # fmt: skip
 
 
-def open_elsewhere(rows: Rows, streams: Mapping[str, Stream]) -> Outbox:
+def open_elsewhere(rows: ByStream[str | None], streams: Mapping[str, Stream]) -> Outbox:
     """Where the rows of these streams go that are in no table, and what waits there. Raises: SettingError."""
     return Outbox({name: open_destination(url, streams[name]) for name in streams if (url := rows.of(name))})
 
 
-def check_rows(rows: Rows, streams: Mapping[str, Stream]) -> None:
+def check_rows(rows: ByStream[str | None], streams: Mapping[str, Stream]) -> None:
     """Check the URLs of INGEST_ROWS, without the libraries of their destinations. Raises: SettingError."""
     for name, stream in streams.items():
         if url := rows.of(name):

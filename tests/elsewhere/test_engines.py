@@ -27,7 +27,6 @@ from sluice.elsewhere import destination
 from sluice.elsewhere.outbox import note
 from sluice.elsewhere.registry import check_rows, open_destination, open_elsewhere
 from sluice.formats.streams import STREAMS
-from sluice.parsers import Rows
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Outcome, Unavailable
@@ -356,7 +355,7 @@ def test_a_worker_leaves_the_new_rows_of_another_one_to_it(place: Place, monkeyp
 
 @only("clickhouse")
 def test_while_the_destination_is_away_a_stream_stores_nothing_more_and_others_go_on(place: Place) -> None:
-    rows = Rows(None, {"votes": place.rows})
+    rows = parsers.rows(f"votes={place.rows}")
     with contextlib.closing(open_store(place.ledger, STREAMS, elsewhere=open_elsewhere(rows, STREAMS))) as store:
         store.persist(*votes("1"))
         place.engine.kill()

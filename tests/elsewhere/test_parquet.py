@@ -23,12 +23,12 @@ from integrations import samples
 from proving import harness
 from proving.harness import ROOT, environment, redis_server
 from proving.postgres import postgres_server
-from sluice import settings, views
+from sluice import parsers, settings, views
 from sluice.elsewhere import destination, parquet
 from sluice.elsewhere.outbox import Storing
 from sluice.elsewhere.registry import check_rows, open_destination, open_elsewhere
 from sluice.formats.streams import STREAMS, load_streams
-from sluice.parsers import IN_TABLES, Rows
+from sluice.parsers import ByStream
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Entry, Outcome, Unavailable
@@ -63,8 +63,8 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "SETTLED_SECONDS", 0)
 
 
-def elsewhere(tmp: Path, **more: str | None) -> Rows:
-    return Rows(f"parquet://{tmp}/rows", dict(more))
+def elsewhere(tmp: Path, **more: str | None) -> ByStream[str | None]:
+    return ByStream(f"parquet://{tmp}/rows", dict(more))
 
 
 def connected(url: str, tmp: Path, streams: Any = STREAMS, **more: Any) -> Store:
@@ -332,7 +332,7 @@ def test_rows_are_there_once_after_a_kill(moment: str, url: str, tmp: Path) -> N
 def test_a_file_that_waits_stays_while_another_directory_is_named(url: str, tmp: Path) -> None:
     """Also that of a cell which shares the database, and has a directory of its own."""
     killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_tests.votes('a', 'b'))")
-    other = Rows(f"parquet://{tmp}/other", {})
+    other = parsers.rows(f"parquet://{tmp}/other")
     with contextlib.closing(open_store(url, STREAMS, elsewhere=open_elsewhere(other, STREAMS))) as store:
         store.persist(*votes("c", first=3))
         with pytest.raises(Unavailable, match=f"wait for parquet://{tmp}/rows: INGEST_ROWS does not name it now"):
@@ -420,7 +420,7 @@ def test_a_directory_that_cannot_be_written_postpones_the_claim(store: Store, tm
 @both
 def test_an_object_of_a_stream_that_has_no_destination_any_more_is_reported(url: str, tmp: Path) -> None:
     killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_tests.votes('a'))")
-    nowhere = open_elsewhere(IN_TABLES, STREAMS)
+    nowhere = open_elsewhere(ByStream(None, {}), STREAMS)
     waits = "rows of votes wait for parquet:.*: INGEST_ROWS does not name it now"
     with (
         contextlib.closing(open_store(url, STREAMS, elsewhere=nowhere)) as store,
@@ -618,7 +618,7 @@ def test_a_file_with_a_row_that_is_not_old_stays(store: Store, tmp: Path) -> Non
 
 def test_the_setting_names_destinations_of_streams() -> None:
     load = settings.load
-    assert load({}).rows == IN_TABLES
+    assert load({}).rows == ByStream(None, {})
     rows = load({"INGEST_ROWS": "parquet:///a/b, votes=store logs=parquet:///c"}).rows
     assert [rows.of(name) for name in ("gps", "votes", "logs")] == ["parquet:///a/b", None, "parquet:///c"]
 

@@ -49,7 +49,7 @@ PRODUCER = {
 }
 
 
-class Part(NamedTuple):
+class StreamItems(NamedTuple):
     """The items of one stream in a commit."""
 
     stream: str
@@ -58,7 +58,7 @@ class Part(NamedTuple):
     partition: int
 
 
-def note(failed: dict[str, KafkaError], error: KafkaError, message: Message) -> None:
+def note_failure(failed: dict[str, KafkaError], error: KafkaError, message: Message) -> None:
     """Called for each body that is not acknowledged."""
     failed.setdefault(str(message.topic()), error)
 
@@ -77,16 +77,16 @@ class Sender:
     def __init__(self, properties: dict[str, Any], lost: dict[int, float]) -> None:
         """lost: broker -> when a connection to it was lost (monotonic), kept up to date. Raises: KafkaUnavailable."""
         self.group: Group | None = None
-        self.parts: list[Part] = []
+        self.parts: list[StreamItems] = []
         self.failed: dict[str, KafkaError] = {}  # topic -> error
         self.began = self.seen = 0.0  # monotonic
         self.warm = time.monotonic() + WARM_UP_SECONDS
         # a method of this object would make a cycle, and the client's threads would go on until it is collected
-        calls = {"on_delivery": partial(note, self.failed), "error_cb": partial(note_loss, lost)}
+        calls = {"on_delivery": partial(note_failure, self.failed), "error_cb": partial(note_loss, lost)}
         with asking():
             self.producer = Producer(properties | PRODUCER | calls)
 
-    def produce(self, group: Group, parts: list[Part], now: float) -> None:
+    def produce(self, group: Group, parts: list[StreamItems], now: float) -> None:
         self.group, self.parts, self.began = group, parts, now
         self.failed.clear()
         for _, items, backlog, partition in parts:
@@ -247,7 +247,7 @@ class Inlet(inlet.Inlet):
             else:
                 partition = chosen[stream] if stream in chosen else backlog.choose(suspects, brokers)
                 assert partition is not None, "none of a new backlog is busy"
-                parts.append(Part(stream, items, backlog, partition))
+                parts.append(StreamItems(stream, items, backlog, partition))
         if not parts:
             group.done = True
             return None

@@ -71,13 +71,13 @@ class Source:
         self.counted: set[int] = set()  # partitions whose delivery to this worker is counted
         self.commit_at = self.check_at = 0.0  # monotonic
         with asking():
-            config = {"group.id": self.topic.name, "error_cb": self.note, "on_commit": self.committed, **CONSUMER}
+            config = {"group.id": self.topic.name, "error_cb": self.note_error, "on_commit": self.committed, **CONSUMER}
             self.consumer = Consumer(admin.address.properties | config)
             self.consumer.subscribe(
                 [self.topic.name], on_assign=self.assign, on_revoke=self.revoke, on_lost=self.revoke
             )
 
-    def note(self, error: KafkaError) -> None:
+    def note_error(self, error: KafkaError) -> None:
         """Called for an error that belongs to no record. The client goes on by itself."""
         if error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION) or error.fatal():
             self.error = error

@@ -26,7 +26,7 @@ from sluice.views.rows.source import INDEXING, PIECE_BYTES, ROW_BYTES, Changes, 
 
 log = logging.getLogger("sluice.rows")
 
-SETTLE_SECONDS = 0.2  # between two checks of the transactions
+FINAL_SECONDS = 0.2  # between two checks of the transactions
 SUMMARIZE_SECONDS = 10.0  # between two updates of the block range index
 BATCHES = 5_000  # looked up at once
 FETCH_ROWS = 32 if psycopg.pq.version() >= 170_000 else 1  # that libpq makes of what it receives, at a time
@@ -39,22 +39,22 @@ class PostgresRows(RowSource):
 
     PostgreSQL assigns ids of batches before their transactions commit, so a lower id may appear after a higher one. A
     transaction locks `batches` (RowExclusiveLock) before it takes an id, and keeps the lock until it ends. So when
-    all transactions that held the lock *after* the highest id was read have ended, all ids up to it are settled: their
+    all transactions that held the lock *after* the highest id was read have ended, all ids up to it are final: their
     batches are committed, or never will be. `view_changes` names batches that got rows later, from replayed dead
-    letters; its ids are settled by the same rule.
+    letters; its ids are final by the same rule.
 
-    The oldest batches are not in `batches` any more (see `Store.fold`), but all of their ids are settled. Their rows
+    The oldest batches are not in `batches` any more (see `Store.fold`), but all of their ids are final. Their rows
     are read by ranges of ids.
 
-    Position: JSON [settled batch, batches above, settled change, changes above, last batch, its claim].
+    Position: JSON [final batch, batches above, final change, changes above, last batch, its claim].
     """
 
     def __init__(self, url: str, streams: dict[str, Stream]) -> None:
         super().__init__(streams)
         self.url = url
         self.last: Row = ()
-        self.settled = (0, 0)  # ids of batches and of changes
-        self.claim = ""  # of the settled batch
+        self.final = (0, 0)  # ids of batches and of changes
+        self.claim = ""  # of the final batch
         self.pending: tuple[tuple[int, int], set[str]] | None = None
         self.reading = contextlib.ExitStack()  # what the end of the snapshot closes
         self.due = 0.0  # monotonic: the next check of the transactions
@@ -82,7 +82,7 @@ class PostgresRows(RowSource):
     def open(self) -> Iterator[Any]:
         try:
             if self.db is None:
-                self.last, self.settled, self.claim, self.pending, self.due = (), (0, 0), "", None, 0.0
+                self.last, self.final, self.claim, self.pending, self.due = (), (0, 0), "", None, 0.0
                 self.queries.clear()
                 db = connect(self.url)
                 with db.begin():
@@ -103,12 +103,12 @@ class PostgresRows(RowSource):
 
     @override
     def start(self) -> str:
-        return json.dumps([0, [], self.settled[1], [], 0, ""])
+        return json.dumps([0, [], self.final[1], [], 0, ""])
 
     @override
     def news(self) -> bool:
         with self.open() as db:
-            batches, changes = self.settled
+            batches, changes = self.final
             # by libpq itself: the follower asks 40 times a second, and a cursor takes five times the CPU
             result = db.pgconn.exec_(
                 b"%b; SELECT (SELECT coalesce(max(id), 0) FROM batches), "
@@ -121,24 +121,24 @@ class PostgresRows(RowSource):
             changed, self.last = news != self.last, news
             now = time.monotonic()
             if now >= self.due and (news[2] or news[3] or news[0] < batches or news[1] < changes):
-                self.due = now + SETTLE_SECONDS
+                self.due = now + FINAL_SECONDS
                 with db.begin():
-                    changed |= self.settle(db, (news[0], news[1]))
+                    changed |= self.finish(db, (news[0], news[1]))
             if changed and now >= self.summarize and self.indexes:
                 self.summarize = now + SUMMARIZE_SECONDS
                 with db.begin():
                     db.execute("SELECT brin_summarize_new_values(i) FROM unnest(%s::oid[]) i", [self.indexes])
         return changed
 
-    def settle(self, db: Any, highest: tuple[int, int]) -> bool:
-        """Settle the ids up to the highest ones at an earlier call, once all transactions of that time have ended."""
+    def finish(self, db: Any, highest: tuple[int, int]) -> bool:
+        """The ids up to the highest ones at an earlier call are final once all transactions of that time have ended."""
         held = holders(db, "batches", "view_changes")
         known, before = self.pending or (highest, held)
         if left := held & before:
             self.pending = known, left
             return False
         batch = db.execute("SELECT claim FROM batches WHERE id = %s", known[:1]).fetchone()
-        self.settled, self.claim, self.pending = known, batch[0] if batch else "", None
+        self.final, self.claim, self.pending = known, batch[0] if batch else "", None
         self.last = ()
         return True
 
@@ -180,23 +180,23 @@ class PostgresRows(RowSource):
 
     @override
     def changes(self, stream: str, position: str, limit: int) -> Changes:
-        settled, above, change, changes_above, last, claim = json.loads(position)
+        final, above, change, changes_above, last, claim = json.loads(position)
         with self.open() as db:
             (folded,) = db.execute("SELECT coalesce(max(last_batch), 0) FROM batches_folded").fetchone()
             if last and not has(db, last, claim, last <= folded):
                 raise Diverged(f"batch {last} is missing or has changed")
-            if settled < folded:
+            if final < folded:
                 if not last:
-                    last, claim = self.settled[0], self.claim
-                until = min(settled + self.steps.get(stream, BATCHES), folded)
-                pieces = self.range(db, stream, settled, until, limit)
+                    last, claim = self.final[0], self.claim
+                until = min(final + self.steps.get(stream, BATCHES), folded)
+                pieces = self.range(db, stream, final, until, limit)
                 self.reading.callback(pieces.close)
                 above = [id for id in above if id > until]
                 return Changes(pieces, json.dumps([until, above, change, changes_above, last, claim]), True)
             new = db.execute(
                 "SELECT id, records, claim FROM batches WHERE stream = %s AND id > %s AND id <> ALL(%s) "
                 "ORDER BY id LIMIT %s",
-                (stream, settled, above, BATCHES),
+                (stream, final, above, BATCHES),
             ).fetchall()
             taken, size = 0, 0
             while taken < len(new) and (not taken or size + new[taken][1] <= limit):
@@ -214,15 +214,15 @@ class PostgresRows(RowSource):
                     (stream, change, changes_above, BATCHES),
                 ).fetchall()
                 more = len(replayed) == BATCHES
-            settled, above = behind(settled, above, batches, self.settled[0], taken < len(new) or taken == BATCHES)
-            if self.claim and last < self.settled[0] <= settled:  # also if no batch is of this stream
-                last, claim = self.settled[0], self.claim
+            final, above = behind(final, above, batches, self.final[0], taken < len(new) or taken == BATCHES)
+            if self.claim and last < self.final[0] <= final:  # also if no batch is of this stream
+                last, claim = self.final[0], self.claim
             if not more or replayed:
                 ids = [row[0] for row in replayed]
-                change, changes_above = behind(change, changes_above, ids, self.settled[1], more)
+                change, changes_above = behind(change, changes_above, ids, self.final[1], more)
             pieces = self.rows(db, stream, batches, sorted({row[1] for row in replayed}))
             self.reading.callback(pieces.close)
-        return Changes(pieces, json.dumps([settled, above, change, changes_above, last, claim]), more)
+        return Changes(pieces, json.dumps([final, above, change, changes_above, last, claim]), more)
 
     def range(self, db: Any, stream: str, above: int, until: int, limit: int) -> Generator[list[Row]]:
         """The rows of the batches above an id, up to another one. Sets how many ids the next range should have."""
@@ -381,9 +381,9 @@ def raw_or_none(value: Any) -> Any:
     return None if value is None else raw(value)
 
 
-def behind(settled: int, above: list[int], taken: list[int], limit: int, cut: bool) -> tuple[int, list[int]]:
-    """The settled id and the ids above it after reading `taken`; cut: there were higher ids that were not read."""
+def behind(final: int, above: list[int], taken: list[int], limit: int, cut: bool) -> tuple[int, list[int]]:
+    """The final id and the ids above it after reading `taken`; cut: there were higher ids that were not read."""
     if cut:
         limit = min(limit, taken[-1])
-    settled = max(settled, limit)
-    return settled, [id for id in sorted({*above, *taken}) if id > settled]
+    final = max(final, limit)
+    return final, [id for id in sorted({*above, *taken}) if id > final]
