@@ -51,7 +51,7 @@ Keep = ByStream[Optional[int]]  # seconds that rows are kept, and with DEAD dead
 FOREVER = Keep(None, {DEAD: None})
 
 
-class Span(NamedTuple):
+class Range(NamedTuple):
     """An inclusive range; both ends are equal for a fixed number."""
 
     min: int
@@ -74,17 +74,23 @@ def integer(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-def limit(high: int) -> Callable[[str], int]:
-    """A parser of a limit of a client; `auto` is -1."""
-    number = integer(0, high)
+def either(word: str, value: Callable[[], T], other: Callable[[str], T]) -> Callable[[str], T]:
+    """A parser of a word, or of what another parser takes."""
 
-    def parse(text: str) -> int:
+    def parse(text: str) -> T:
+        if text.lower() == word:
+            return value()
         try:
-            return -1 if text == "auto" else number(text)
+            return other(text)
         except ValueError as error:
-            raise ValueError(f"{error}, or auto") from None
+            raise ValueError(f"{error}, or {word}") from None
 
     return parse
+
+
+def limit(high: int) -> Callable[[str], int]:
+    """A parser of a limit of a client; `auto` is -1."""
+    return either("auto", lambda: -1, integer(0, high))
 
 
 def size(low: int, high: int = 1 << 40) -> Callable[[str], int]:
@@ -146,12 +152,12 @@ def unique(text: str) -> ByStream[tuple[int, bool]]:
     return ByStream(ages.pop("", (DAY, False)), ages)
 
 
-def processes(text: str) -> Span:
+def processes(text: str) -> Range:
     match = re.fullmatch(r"(auto)(?::([0-9]{1,3})-([0-9]{1,3}))?|([0-9]{1,3})", text)
     if match:
         low, high = (int(match[2] or 1), int(match[3] or 4)) if match[1] else (int(match[4]), int(match[4]))
         if low <= high <= 256 and (low or not match[1]):
-            return Span(low, high)
+            return Range(low, high)
     raise ValueError("an integer from 0 to 256, auto, or auto:MIN-MAX such as auto:1-4")
 
 
@@ -166,18 +172,12 @@ def gateways_of(cores: int) -> int:
     return max(1, cores // 4)
 
 
-def cores() -> int:
-    """The CPUs that this process may use; PyPy knows only how many the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def own_gateways() -> int:
+    """Those for the CPUs that this process may use; PyPy knows only how many the machine has."""
+    return gateways_of(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-def gateways(text: str) -> int:
-    if text == "auto":
-        return gateways_of(cores())
-    try:
-        return integer(1, 256)(text)
-    except ValueError as error:
-        raise ValueError(f"{error}, or auto") from None
+gateways = either("auto", own_gateways, integer(1, 256))
 
 
 def choice(*names: str) -> Callable[[str], str]:
@@ -242,13 +242,7 @@ def module(text: str) -> str:
     return text
 
 
-def views(text: str) -> str:
-    if text.lower() == "off":
-        return "off"
-    try:
-        return module(text)
-    except ValueError as error:
-        raise ValueError(f"{error}; or off") from None
+views = either("off", lambda: "off", module)
 
 
 def path(text: str) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 from sluice import parsers
-from sluice.parsers import AUTO, ByStream, Keep, LogStyle, Span, choice, clients, integer, size
+from sluice.parsers import AUTO, ByStream, Keep, LogStyle, Range, choice, clients, integer, size
 
 T = TypeVar("T")
 KAFKA = "kafka://"
@@ -71,7 +71,7 @@ class Settings:
         "Gateway processes; `auto`: one for each four cores, at least one. Change it when a gateway uses a whole core, "
         "or when other programs need the cores",
     )
-    workers: Span = setting(
+    workers: Range = setting(
         parsers.processes, "1",
         "Worker processes; `0`: none, bodies wait in Redis; `auto` or `auto:MIN-MAX`: as many as the backlog needs, "
         "1 to 4 unless given. Raise it when the backlog grows although the database is not busy",

@@ -18,7 +18,7 @@ from typing import NamedTuple, NoReturn
 from sluice import settings
 from sluice.base import daemon, screen
 from sluice.formats.streams import load_streams
-from sluice.parsers import Span
+from sluice.parsers import Range
 from sluice.run.configure import ROOT
 from sluice.spool import open_inspector
 from sluice.spool.contract import UNHURRIED_SECONDS
@@ -75,7 +75,7 @@ class Rules:
     UP_READINGS, DOWN_READINGS = 2, 30  # consecutive
     WINDOW_READINGS = 5, 10  # that averages need, and cover
 
-    def __init__(self, limits: Span) -> None:
+    def __init__(self, limits: Range) -> None:
         self.limits = limits
         self.readings: deque[Reading] = deque(maxlen=self.WINDOW_READINGS[1])
         self.late = self.calm = 0  # consecutive readings

@@ -195,11 +195,7 @@ def main(words: list[str]) -> None:
         if words == ["prepare"]:  # as USER
             os.umask(0o077)
             s = settings.load()
-            up.check_paths(s)
-            up.check_modules(s)
-            up.check_access(s)
-            up.check_home(s.home)
-            up.check_places(s)
+            up.check(s)
             configure.write(s, configure.MAX_FILES)  # LimitNOFILE= of nginx in deploy/systemd/
             return
         if words == ["check"]:  # before nginx reloads

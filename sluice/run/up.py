@@ -64,6 +64,15 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
+def check(s: settings.Settings) -> None:
+    """Check what bin/up and the services need of the settings, and make the directories. Raises: SettingError."""
+    check_paths(s)
+    check_modules(s)
+    check_access(s)
+    check_home(s.home)
+    check_places(s)
+
+
 def check_paths(s: settings.Settings) -> None:
     """Raises: SettingError if nginx or Redis would read the path of a setting as another one."""
     for row in dataclasses.fields(s):
@@ -290,11 +299,7 @@ def main() -> None:
     os.environ.update({name: str(path) for name, path in paths.items() if isinstance(path, Path)})
     os.environ.update(INGEST_SPOOL=s.spool, PYTHONUNBUFFERED="1")
     with exit_on_error(s.home):
-        check_paths(s)
-        check_modules(s)
-        check_access(s)
-        check_home(s.home)
-        check_places(s)
+        check(s)
         check_files()
         lock_home(s)
         check_addresses(s)

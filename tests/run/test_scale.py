@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from proving.harness import environment, installation, poll, redis_server
 from proving.postgres import postgres_server
 from sluice import settings
-from sluice.parsers import Span
+from sluice.parsers import Range
 from sluice.run.scale import READING_SECONDS, Pool, Reading, Rules, Work, step
 
 EACH = 950  # bodies/s that one worker of the model stores
@@ -25,7 +25,7 @@ class Model:
     """Workers that store one stream, and the rules that decide on their number."""
 
     def __init__(self, most: int = 8) -> None:
-        self.rules = Rules(Span(1, most))
+        self.rules = Rules(Range(1, most))
         self.at, self.workers, self.work = 0.0, 1, Work(0, 0, 0.0, 0)
         self.history: list[int] = []  # workers after each reading
         self.late: list[float] = []  # when a body that arrived would have waited longer than the target

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import psycopg
 
 from sluice.store.postgres.session import Session
-from sluice.store.postgres.tables import execute, one
+from sluice.store.postgres.tables import BRIEFLY, execute, one
 
 # Seconds of a partition: the longest that is at most an eighth of the age, or else the first
 PERIODS = (60, 300, 900, 3600, 6 * 3600, 86_400, 7 * 86_400, 30 * 86_400)
@@ -30,7 +30,7 @@ FOUND = r"""SELECT c.oid::regclass::text,
   coalesce((regexp_match(pg_get_expr(relpartbound, c.oid), 'TO \(''([^'']+)''\)'))[1], '9999-12-31')::timestamptz
 FROM pg_inherits JOIN pg_class AS c ON c.oid = inhrelid
 WHERE inhparent = to_regclass(%s) AND (pg_get_expr(relpartbound, c.oid) = 'DEFAULT') = %s ORDER BY 2"""
-BRIEF, TRIES = "SET LOCAL lock_timeout = '200ms'", 300  # that a lock is asked for, a second apart, and others wait for
+TRIES = 300  # that a lock is asked for briefly, a second apart
 UNATTACHED = """SELECT relname, quote_ident(nspname), quote_ident(relname)
 FROM pg_inherits AS p JOIN pg_class AS c ON c.oid = p.inhrelid JOIN pg_namespace AS n ON n.oid = relnamespace
 WHERE p.inhparent = to_regclass(%s) AND NOT EXISTS (
@@ -128,7 +128,7 @@ def briefly(db: Session, statement: str) -> None:
     for attempt in range(TRIES):
         try:
             with db.begin():
-                return execute(db, f"{BRIEF}; {statement}")
+                return execute(db, f"{BRIEFLY}; {statement}")
         except psycopg.errors.LockNotAvailable:
             if attempt == TRIES - 1:
                 raise

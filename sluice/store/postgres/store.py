@@ -27,6 +27,7 @@ from sluice.store.postgres import partitions
 from sluice.store.postgres.session import CONFLICTS, Session, connect, given, is_server_error, message
 from sluice.store.postgres.table import BURIED, BURY, Table, letter
 from sluice.store.postgres.tables import (
+    BRIEFLY,
     LOCK,
     SPAN,
     ensure,
@@ -50,9 +51,6 @@ CHORES = LOCK + 1  # held while batches are folded, or rows are deleted by age
 TRY = f"SELECT pg_try_advisory_xact_lock({CHORES})"
 WAIT = f"SELECT pg_advisory_xact_lock({CHORES}) IS NOT NULL"
 SWEEP_PAGES = 1_000  # pages of a table that are searched for old rows in one transaction
-# For a lock that readers of a table hold up: storing waits behind it. Also for the look at the rows of a default
-# partition when another one is attached
-BRIEFLY = "SET LOCAL lock_timeout = '200ms'"
 DROP_SECONDS = 0.2  # that a worker waits for a partition to be dropped; a thread goes on with it
 DROP_ATTEMPTS = 60  # with a second between two, before the rows of the partition are counted again
 EPOCH_OF = "split_part(claim, ':', 1)"

@@ -25,6 +25,9 @@ VERSION = {"version": KINDS["integer"]}
 CHANGES = {"id": KINDS["serial"], "stream": KINDS["text"], "batch": KINDS["integer"]}
 COMPRESSED = "ALTER TABLE batches_carried ALTER COLUMN rows SET STORAGE EXTERNAL"  # by the worker already
 LOCK = 0x736C75696365  # "sluice": the advisory lock that is held while tables are created
+# For a lock that readers of a table hold up: storing waits behind it. Also for the look at the rows of a default
+# partition when another one is attached
+BRIEFLY = "SET LOCAL lock_timeout = '200ms'"
 
 
 WITHOUT_IDENTITY = """SELECT c.oid::regclass::text FROM pg_class AS c LEFT JOIN pg_inherits ON inhrelid = c.oid
@@ -150,4 +153,4 @@ def identify(db: Session, names: Iterable[str]) -> None:
         found = db.execute(WITHOUT_IDENTITY, {"names": [*TABLES, *names]}).fetchall()
     for (name,) in found:
         with contextlib.suppress(psycopg.Error), db.begin():
-            execute(db, f"SET LOCAL lock_timeout = '200ms'; ALTER TABLE {name} REPLICA IDENTITY FULL")
+            execute(db, f"{BRIEFLY}; ALTER TABLE {name} REPLICA IDENTITY FULL")
