@@ -181,7 +181,7 @@ CACHES = {
     "sluice/base/times.py: instant": "numbers",
     "sluice/base/times.py: second": "numbers",
     "sluice/fastlane/loop.py: end_forked_process_on_term": "nothing",
-    "sluice/formats/otlp.py: converters": "types",
+    "sluice/formats/otlp_json.py: converters": "types",
     "sluice/formats/owntracks.py: user": "one head",
     "sluice/http/replies.py: encoded_status": "our own texts",
     "sluice/http/replies.py: too_large": "one number",

@@ -8,15 +8,16 @@ So only one log record, span or data point is in memory, and an invalid one does
 from __future__ import annotations
 
 import json
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache, partial
 from typing import Any, NamedTuple
 
 import msgspec
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from sluice.formats import protobuf
+from sluice.formats.otlp_json import ODD, Names, arguments, converters, lenient, renamed
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Remainder
 from sluice.streams.decoder import CHUNK_BYTES, INVALID_COST, Result, each
@@ -25,7 +26,6 @@ from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Record, Reject, finite
 
 Tags = dict[str, Any]
-ODD = b"\xff" * 17  # before an id in JSON that is not hexadecimal: no id of 16 bytes begins so
 
 
 class Node:
@@ -34,8 +34,9 @@ class Node:
     kind: the generated class.
     read: makes the context of the children, from the message without them and its own context; of a message that has
         no children, its records. Raises: Invalid.
-    children: the fields that are nodes, by their names in JSON.
-    needed: a message of this kind that has other fields, but no child, is invalid.
+    children: the fields that are nodes, by their names in JSON. A message that has none of them, but a field that is
+        not known here, is invalid: what is in it would be lost, such as the spans of OTLP before 0.15.
+    needed: so is a message of this kind that has other fields, but no child.
     """
 
     def __init__(
@@ -86,6 +87,10 @@ class Protobuf:
                 at = field.end
         return b"".join([*own, data[at:]]), bool(own)
 
+    def is_known(self, node: Node, data: bytes) -> bool:
+        """Whether all fields of a message are known."""
+        return not len(UnknownFieldSet(self.parse(node, data)))
+
     def children(self, node: Node, data: bytes, budget: Budget) -> Iterator[Child]:
         """The children of a message; once the budget is used up, those from there on in one piece."""
         for field in protobuf.fields(data):
@@ -114,6 +119,9 @@ class Json:
 
     Its methods are those of `Protobuf`.
     """
+
+    def is_known(self, node: Node, data: bytes) -> bool:
+        return msgspec.json.decode(data, type=Names).keys() <= converters(node.kind.DESCRIPTOR).keys()
 
     def split(self, node: Node, data: bytes, budget: Budget) -> tuple[bytes, bool]:
         wire = msgspec.json.decode(data, type=node.wire)
@@ -207,7 +215,7 @@ def decode(root: Node, body: bytes, message: Message, budget: Budget) -> Iterato
 
     def checked(text: bytes) -> Iterator[Result]:
         bodies.check_json(text)
-        return request(Json(), root, text, budget)
+        return request(Json(), root, renamed(text), budget)
 
     try:
         return checked(body.strip())
@@ -239,7 +247,11 @@ def walk(
     try:
         if node.children:
             own, has_children = encoding.split(node, data, budget)
-            if node.needed and not has_children and data.strip() not in (b"", b"{}"):
+            if not has_children and (
+                (node.needed and data.strip() not in (b"", b"{}"))
+                or len(data) > budget.limits.record // 4
+                or not encoding.is_known(node, data)
+            ):
                 raise Invalid(f"not OTLP: {node.kind.DESCRIPTOR.name} without {' or '.join(node.children)}")
         if len(own if node.children else data) > budget.limits.record // 4:
             raise Invalid(f"{node.kind.DESCRIPTOR.name} larger than {budget.limits.record // 4} bytes")
@@ -272,123 +284,6 @@ def walk(
         above.invalid.append(Child(message.name, encoding.join(node, own, refused.invalid)))
     if refused.rest:
         above.rest.append(Child(message.name, encoding.join(node, own, refused.rest)))
-
-
-def arguments(descriptor: Any, value: Any) -> dict[str, Any]:
-    """The arguments that make a message of its JSON. Unknown fields and nulls are left out.
-
-    An enum may be sent by its name; an unknown one becomes an attribute. An id that is not hexadecimal is kept as sent.
-    protobuf's own json_format takes ten times as long, and takes ids for base64.
-    Raises: TypeError, ValueError. The constructor raises them too, for values of other types.
-    """
-    if not isinstance(value, dict):
-        raise TypeError("not a JSON object")
-    known, odd = converters(descriptor), []
-    made: dict[str, Any] = {}
-    for key, given in value.items():
-        if given is None or key not in known:
-            continue
-        name, convert, repeated = known[key]
-        if repeated != isinstance(given, list):
-            raise TypeError(f"{key} is {'not ' * repeated}an array")
-        if convert is not None:
-            given = [convert(element) for element in given] if repeated else convert(given)
-            if type(given) is str:
-                odd.append({"key": key, "value": {"string_value": given}})
-                continue
-        made[name] = given
-    if odd and "attributes" in known:
-        made["attributes"] = made.get("attributes", []) + odd
-    elif odd and "message" in known:  # of a status
-        made.setdefault("message", odd[0]["value"]["string_value"])
-    return made
-
-
-def lenient(descriptor: Any, value: Any) -> dict[str, Any]:
-    """`arguments`, but an odd field becomes an attribute, as it was sent; it is left out if the message has none.
-
-    Raises: TypeError if the message is no object.
-    """
-    if not isinstance(value, dict):
-        raise TypeError("not a JSON object")
-    known, made, odd = converters(descriptor), dict[str, Any](), list[dict[str, Any]]()
-    for key, given in value.items():
-        if given is None or key not in known:
-            continue
-        field = descriptor.fields_by_camelcase_name[key]
-        try:
-            one = arguments(descriptor, {key: given})
-            descriptor._concrete_class(**one)
-        except (TypeError, ValueError, OverflowError):
-            nested = field.message_type
-            if nested and nested.name == "AnyValue":
-                one = {field.name: {"string_value": as_sent(given)}}
-            elif nested and field.is_repeated and isinstance(given, list):
-                one = {field.name: [lenient(nested, part) for part in given if isinstance(part, dict)]}
-            elif nested and isinstance(given, dict) and not field.is_repeated:
-                one = {field.name: lenient(nested, given)}
-            else:
-                odd.append({"key": key, "value": {"string_value": as_sent(given)}})
-                continue
-        for name, content in one.items():
-            made[name] = made.get(name, []) + content if name == "attributes" else content
-    if odd and "attributes" in known:
-        made["attributes"] = made.get("attributes", []) + odd
-    return made
-
-
-def as_sent(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
-@cache
-def converters(descriptor: Any) -> dict[str, tuple[str, Callable[[Any], Any] | None, bool]]:
-    """For the JSON name of each field: its name, what converts a value to the constructor's, whether it is repeated."""
-    by_name = {}
-    for field in descriptor.fields:
-        convert: Callable[[Any], Any] | None = None  # a string or boolean
-        if field.message_type:
-            convert = partial(arguments, field.message_type)
-        elif field.type == field.TYPE_BYTES:
-            convert = hexadecimal if field.name.endswith("_id") else b64decode
-        elif field.type == field.TYPE_DOUBLE:
-            convert = float
-        elif field.enum_type:
-            convert = partial(enumerated, enum_numbers(field.enum_type))
-        elif field.type not in (field.TYPE_STRING, field.TYPE_BOOL):
-            convert = integer
-        by_name[field.json_name] = field.name, convert, field.is_repeated
-    return by_name
-
-
-def integer(value: Any) -> int:
-    """An integer; 64 bits are written as a string. Raises: ValueError."""
-    number = int(value)
-    if isinstance(value, float) and number != value:
-        raise ValueError(f"not an integer: {value}")
-    return number
-
-
-def enum_numbers(enum: Any) -> dict[str, int]:
-    """The numbers of an enum by its names, with and without what all of them begin with."""
-    prefix = enum.values[0].name.rpartition("_")[0] + "_"
-    numbers = {value.name: value.number for value in enum.values}
-    return numbers | {name.removeprefix(prefix): number for name, number in numbers.items()}
-
-
-def enumerated(numbers: dict[str, int], value: Any) -> int | str:
-    """The number of an enum that was sent as a number or by its name; a name that is unknown as it was sent."""
-    if not isinstance(value, str) or value.isdecimal():
-        return integer(value)
-    return numbers.get(value.upper(), value)
-
-
-def hexadecimal(value: str) -> bytes:
-    """The bytes of an id; one that is not hexadecimal as it was sent, behind `ODD`. Raises: TypeError."""
-    try:
-        return bytes.fromhex(value)
-    except ValueError:
-        return ODD + value.encode()
 
 
 def identity(sent: bytes) -> str:

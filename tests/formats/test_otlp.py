@@ -301,6 +301,45 @@ def test_metrics_without_a_name_or_data_are_buried() -> None:
             assert reject_reason("metrics", sent).startswith(reason)
 
 
+def test_a_request_may_have_the_names_of_the_protobuf() -> None:
+    """As opentelemetry-cpp sends it. Names and texts of the telemetry stay as they are."""
+    pair = {"key": "a_b", "value": {"string_value": 'x_y": "a_b":'}}
+    point = {"as_int": 5, "time_unix_nano": "1767268800000000000", "attributes": [pair]}
+    sent = {
+        "resource_metrics": [{"scope_metrics": [{"metrics": [{"name": "m_n", "gauge": {"data_points": [point]}}]}]}]
+    }
+    (found,) = decode("metrics", item("/v1/metrics", json.dumps(sent, indent=1).encode(), JSON))
+    assert (found.name, found.value, found.tags, found.time) == (
+        "m_n",
+        5,
+        {"a_b": 'x_y": "a_b":'},
+        1_767_268_800 * 10**9,
+    )
+    del point["as_int"]
+    reject = reject_reason("metrics", item("/v1/metrics", json.dumps(sent).encode(), JSON))
+    assert reject == "data point without a value"
+
+
+@pytest.mark.parametrize(
+    ("path", "stream", "body"),
+    [
+        ("/v1/traces", "spans", {"resourceSpans": [{"instrumentationLibrarySpans": [{"spans": [{"name": "a"}]}]}]}),
+        ("/v1/traces", "spans", {"resourceSpans": [{"resource": {}, "scope_spans": [{"spans": [{"name": "a"}]}]}]}),
+        ("/v1/logs", "logs", {"resourceLogs": [{"scopeLogs": [{"scope": {}, "logs": [{}]}]}]}),
+    ],
+)
+def test_a_message_whose_content_is_not_known_is_buried(path: str, stream: str, body: Any) -> None:
+    reason = reject_reason(stream, item(path, json.dumps(body).encode(), JSON))
+    assert reason.startswith("not OTLP: ") and " without " in reason
+
+
+def test_a_resource_of_protobuf_whose_content_is_not_known_is_buried() -> None:
+    old = b"\xc2\x3e\x02\x12\x00"  # field 1000, `instrumentation_library_spans`
+    for content, lost in (old, True), (b"\x0a\x00", False):
+        results = decode("spans", item("/v1/traces", b"\x0a%c%b" % (len(content), content)))
+        assert [result.reason for result in results] == ["not OTLP: ResourceSpans without scopeSpans"] * lost
+
+
 def test_a_histogram_needs_as_many_buckets_as_bounds_have_gaps() -> None:
     point = {"count": 1, "bucket_counts": [1, 0], "explicit_bounds": [1, 2]}
     for sent in items("/v1/metrics", metrics({"name": "h", "histogram": {"data_points": [point]}})):
