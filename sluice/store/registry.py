@@ -14,7 +14,10 @@ from sluice.streams.registry import Stream
 
 
 class Database(NamedTuple):
-    """A backend. folder: its modules. store: its class in the module `store`. magic: the beginning of a copy."""
+    """A backend. folder: its modules. store: its class in the module `store`. magic: the beginning of a copy.
+
+    A module of the folder's name in `sluice.views.rows` has the class STORE + `Rows`, from which views read.
+    """
 
     name: str
     schemes: tuple[str, ...]
