@@ -42,6 +42,7 @@ TIMES = (
 )
 # The objects that are a time: their names of the seconds since 1970 and of the rest in nanoseconds
 MOMENTS = ("seconds", "nanos"), ("epochSecond", "nanoOfSecond")
+PARTS = "timestampSeconds", "timestampNanos"  # Google's, without an object
 
 # The levels are those of OpenTelemetry. Each has the names and numbers that mean the same elsewhere: of syslog (0 to
 # 7), of pino and Bunyan (10 to 60), of Monolog (100 to 600), of Java's and Python's libraries, of Serilog, and of zap.
@@ -96,8 +97,7 @@ def moment(attributes: dict[str, Any]) -> int | None:
         if isinstance(sent, dict):
             for seconds, rest in MOMENTS:
                 if seconds in sent:
-                    whole, more = known(scalar(sent[seconds])), scalar(sent.get(rest, 0))
-                    sent = whole + more if whole and type(more) is int and 0 <= more < SECOND else None
+                    sent = joined(sent[seconds], sent.get(rest, 0))
                     break
             time = sent if isinstance(sent, int) else None
         else:
@@ -106,7 +106,16 @@ def moment(attributes: dict[str, Any]) -> int | None:
             del attributes[name]
         if time is not None:
             return time
-    return None
+    if (time := joined(attributes.get(PARTS[0]), attributes.get(PARTS[1], 0))) is not None:
+        for name in PARTS:
+            attributes.pop(name, None)
+    return time
+
+
+def joined(seconds: object, rest: object) -> int | None:
+    """The nanoseconds of a time in two parts. None: it is not understood."""
+    whole, more = known(scalar(seconds)), scalar(rest)
+    return whole + more if whole and type(more) is int and 0 <= more < SECOND else None
 
 
 def scalar(sent: object) -> Time:
