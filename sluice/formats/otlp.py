@@ -159,7 +159,7 @@ class Json:
                     yield Child(name, element[:-1], True)  # without the bracket at its end
                     break
                 yield Child(name, element)
-                search.left = min(search.left, budget.left)
+                search.left = min(search.left - (search is not budget), budget.left)
 
     def join(self, node: Node, own: bytes, children: list[Child]) -> bytes:
         members = [own[1:-1]] if own != b"{}" else []

@@ -16,6 +16,7 @@ from sluice.streams.record import Invalid, Limits
 
 BOM = b"\xef\xbb\xbf"
 MANY_PAIRS, PAIR_BYTES = 100, 100
+EMPTY_COST = 4  # records that a part without one costs: it is looked at for every format
 GROWTH = 8  # bytes that a body may become beside `Limits.room`, for each of its own
 
 STRING = rb'"(?:[^"\\]++|\\.)*+"'
@@ -53,10 +54,11 @@ class Remainder(bytes):
 class Budget:
     """What a body may still become. All decoders charge it by the same rule:
 
-    A record costs one of `left`, an invalid one 50. Without this limit, 8 KB of gzip keep a worker busy for ten
-    seconds. Bytes of the body that are written more than once (a dead letter, with the head and whatever stands before
-    it; what several rows inherit) cost as many of `room`. Without this limit, 600 bytes of gzip become gigabytes. When
-    either is used up, `left` is not positive: the rest of the body is one reject, a Remainder.
+    A record costs one of `left`, a line or an element without one four, an invalid one 50. Without this limit, 8 KB of
+    gzip keep a worker busy for ten seconds. Bytes of the body that are written more than once (a dead letter, with the
+    head and whatever stands before it; what several rows inherit) cost as many of `room`. Without this limit, 600 bytes
+    of gzip become gigabytes. When either is used up, `left` is not positive: the rest of the body is one reject, a
+    Remainder.
 
     size: bytes of the body, inflated.
     """
@@ -73,6 +75,11 @@ class Budget:
         self.room -= size
         if self.room < 0:
             self.left = min(self.left, 0)
+
+    def pay(self, before: int) -> None:
+        """Pay for a part of the body that is decoded. before: `left` before that; it is less if there was a record."""
+        if self.left == before:
+            self.left -= EMPTY_COST
 
     def repeat(self, times: int, size: int) -> None:
         """Pay for bytes that each row of one line, point or series has, before the rows are made.
@@ -158,10 +165,11 @@ def elements(array: bytes, budget: Budget) -> Iterator[bytes]:
                 at = match.end()
                 count += 1
                 budget.left -= not count % 4  # four brackets take as long as a record
-        if budget.left <= 0:
+        if (left := budget.left) <= 0:
             yield Remainder(array[start:])
             return
         yield array[start:at]
+        budget.pay(left)
 
 
 def lines(body: bytes, budget: Budget) -> Iterator[bytes]:
@@ -170,11 +178,12 @@ def lines(body: bytes, budget: Budget) -> Iterator[bytes]:
     Skips empty lines.
     """
     for match in LINE.finditer(body):
-        if budget.left <= 0:
+        if (left := budget.left) <= 0:
             yield Remainder(body[match.start() :])
             return
         if line := match[0].strip():
             yield line
+            budget.pay(left)
         else:
             budget.left -= 1
 
@@ -229,11 +238,12 @@ def together(line: bytes, budget: Budget) -> list[bytes]:
 def parts(body: bytes, places: list[tuple[int, int]], budget: Budget) -> Iterator[bytes]:
     """The parts at these places without white space around them; a Remainder is the last one that is read."""
     for at, end in places:
-        if budget.left <= 0:
+        if (left := budget.left) <= 0:
             yield Remainder(body[at:])
             return
         if part := body[at:end].strip():
             yield part
+            budget.pay(left)
         else:
             budget.left -= 1
 

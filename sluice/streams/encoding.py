@@ -20,6 +20,7 @@ ZSTD = b"\x28\xb5\x2f\xfd"
 FRAMED = b"\xff\x06\x00\x00sNaPpY"  # a stream of snappy (google/snappy, framing_format.txt)
 CHUNK = 1 << 16
 MEMBERS = 1_000  # of a gzip file, or frames of zstd: each takes as long as 100 KB, and an empty one has 20 bytes
+CHUNKS = 20_000  # of a stream of snappy: each has up to 64 KiB, and one of them may have 4 bytes
 WINDOW_BYTES = 8 << 20  # that zstd may ask for in HTTP (RFC 9659)
 
 
@@ -113,8 +114,11 @@ def unsnapped(data: bytes, limit: int) -> bytes:
 
 def frames(data: bytes, limit: int) -> Iterator[bytes]:
     """The contents of the chunks of a stream of snappy. Raises: Invalid, cramjam.DecompressionError."""
-    at, left = 0, limit
+    at, left, chunks = 0, limit, 0
     while at < len(data):
+        chunks += 1
+        if chunks > CHUNKS:
+            raise Invalid(f"snappy: more than {CHUNKS} chunks")
         kind, end = data[at], at + 4 + int.from_bytes(data[at + 1 : at + 4], "little")
         if end > len(data) or at + 4 > len(data):
             raise Invalid("snappy: truncated")

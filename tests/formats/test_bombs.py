@@ -32,7 +32,7 @@ from sluice.formats.registry import FORMATS, ROUTES
 from sluice.formats.streams import STREAMS
 from sluice.streams import encoding
 from sluice.streams.encoding import FRAMED
-from sluice.streams.record import Limits, Log, Reject
+from sluice.streams.record import Invalid, Limits, Log, Reject
 
 BODY = 1 << 20
 LIMITS = Limits(BODY, 32_768, BODY // 8, room=2 * BODY, repeated=BODY // 2)
@@ -558,6 +558,19 @@ def test_twice_the_body_takes_at_most_twice_the_calls(name: str) -> None:
     assert found[2] <= 2.5 * found[1] + 100
 
 
+NOTHING = b"[]", b'{"_type":"lwt"}', b'{"_type":"status"}', b'{"locations":[]}', b'{"metrics":[]}', b"{}", b"[{}]"
+
+
+@pytest.mark.parametrize("part", NOTHING)
+@pytest.mark.parametrize("stream", ["gps", "metrics", "logs", "votes"])
+@pytest.mark.parametrize("begin, separator, end", [(b"", b"\n", b""), (b"[", b",", b"]")], ids=["lines", "array"])
+def test_parts_without_a_record_are_charged(
+    stream: str, part: bytes, begin: bytes, separator: bytes, end: bytes
+) -> None:
+    body = begin + separator.join([part] * (BODY // (len(part) + 1))) + end
+    assert calls(iter(STREAMS[stream].decode(body, LIMITS))) < 30 * LIMITS.records
+
+
 @pytest.mark.parametrize("name", ["loki_lines_of_many_labels", "otlp_logs_of_many_attributes"])
 def test_all_rows_of_a_body_fit_into_memory_together(name: str) -> None:
     """A destination gets many rows at once, and each row of a log has a dictionary of its own."""
@@ -608,6 +621,15 @@ class Handed:
         Handed.total += len(chunk)
         made: bytes = self.member.decompress(chunk, most)
         return made
+
+
+@pytest.mark.parametrize(
+    "chunk", [b"\xfe\0\0\0", b"\xff\x06\0\0sNaPpY", b"\1\4\0\0sum."], ids=["padding", "start", "empty"]
+)
+def test_the_chunks_of_a_stream_of_snappy_are_counted(chunk: bytes) -> None:
+    assert encoding.inflated(FRAMED + chunk * (encoding.CHUNKS - 1), "snappy", BODY) == b""
+    with pytest.raises(Invalid, match="more than 20000 chunks"):
+        encoding.inflated(FRAMED + chunk * encoding.CHUNKS, "snappy", BODY)
 
 
 @pytest.mark.parametrize("name", ENCODED)
