@@ -278,7 +278,9 @@ def walk(
         else:
             below = node.children[child.name]
             budget.left -= bool(below.children)  # the innermost messages are charged for their records
+            left = budget.left
             yield from walk(encoding, below, child, context, budget, refused)
+            budget.pay(left)
     above.reason = above.reason or refused.reason
     if refused.invalid:
         above.invalid.append(Child(message.name, encoding.join(node, own, refused.invalid)))

@@ -19,6 +19,7 @@ from sluice.streams.record import Invalid
 # protoc -I. -o sluice/formats/messages.binpb sluice/formats/loki.proto sluice/formats/prometheus.proto
 # Unlike the Python that protoc can generate, descriptors fit every version of the library.
 DESCRIPTORS = Path(__file__).with_name("messages.binpb")
+FEW_FIELDS, FIELD_BYTES = 100_000, 16  # a message may have so many fields, and one more for each 16 bytes
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5  # wire types
 
 
@@ -45,11 +46,16 @@ def fields(message: bytes) -> Iterator[Field]:
     """The fields whose content has a length: messages, strings, packed numbers. Skips all others.
 
     The library decodes a message as a whole, and an empty one of 2 bytes takes 100 bytes of memory. So the
-    decoders let them decode one repeated message at a time. Raises: Invalid if it is not a protobuf message.
+    decoders let them decode one repeated message at a time. Raises: Invalid if it is not a protobuf message, or has
+    more fields than one of this size needs: to look for the next one takes as long for two bytes as for a series.
     """
     at, size = 0, len(message)
+    left = FEW_FIELDS + size // FIELD_BYTES
     try:
         while at < size:
+            left -= 1
+            if left < 0:
+                raise Invalid(f"a message with more than {FEW_FIELDS + size // FIELD_BYTES} fields")
             tag, content = varint(message, at)
             kind, end = tag & 7, content
             if kind == LENGTH:

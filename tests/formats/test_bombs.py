@@ -25,6 +25,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from items import kept
 from otlp import attribute, in_json
+from sluice.formats import protobuf
 from sluice.formats.loki import messages as loki
 from sluice.formats.prometheus import messages as prometheus
 from sluice.formats.protobuf import wrapped
@@ -569,6 +570,27 @@ def test_parts_without_a_record_are_charged(
 ) -> None:
     body = begin + separator.join([part] * (BODY // (len(part) + 1))) + end
     assert calls(iter(STREAMS[stream].decode(body, LIMITS))) < 30 * LIMITS.records
+
+
+@pytest.mark.parametrize("path", ["/v1/metrics", "/v1/logs", "/v1/traces"])
+@pytest.mark.parametrize("part", [b"\x0a\0", b"\x7a\0", b"\x78\0"], ids=["child", "unknown", "number"])
+def test_messages_of_otlp_without_a_record_are_charged(path: str, part: bytes) -> None:
+    decode = STREAMS[ROUTES[path].stream].decode
+    for body, kind in (part * (BODY // 2), PROTOBUF), (empties(path), "Content-Type: application/json"):
+        assert calls(iter(decode(kept(body, path, kind), LIMITS))) < 30 * LIMITS.records
+
+
+def empties(path: str) -> bytes:
+    name = {"/v1/metrics": b"resourceMetrics", "/v1/logs": b"resourceLogs", "/v1/traces": b"resourceSpans"}[path]
+    return filled(b'{"%b":[' % name, b"{}", b"]}", BODY, b",")
+
+
+@pytest.mark.parametrize("part", [b"\x22\0", b"\x38\0", b"\x3d\0\0\0\0"], ids=["message", "number", "fixed"])
+def test_a_message_of_more_fields_than_it_needs_is_invalid(part: bytes) -> None:
+    body = part * (3 * BODY // len(part))
+    with pytest.raises(Invalid, match="fields"):
+        list(protobuf.fields(body))
+    assert len(list(protobuf.fields(wrapped(1, b"x" * 14) * 200_000))) == 200_000
 
 
 @pytest.mark.parametrize("name", ["loki_lines_of_many_labels", "otlp_logs_of_many_attributes"])
