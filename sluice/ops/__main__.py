@@ -90,6 +90,10 @@ def main(words: list[str]) -> int:
         return int(arguments.run(arguments, settings.load()))
     except (settings.SettingError, NotWithKafka) as error:
         return settings.complain(error)
+    except ModuleNotFoundError as error:
+        if error.name != "confluent_kafka":
+            raise
+        return settings.complain(f"INGEST_SPOOL=kafka://… needs {error.name}: bin/provision kafka installs it.")
     except SPOOL_ERRORS as error:
         screen.complain(in_one_line(error))
     except Unavailable as error:

@@ -41,6 +41,14 @@ def test_status_imports_no_other_verb_and_nothing_that_only_other_verbs_need(tmp
     assert not modules & {"rich", "prometheus_client", "supervisor", "sluice.run", "proving"}
 
 
+def test_without_the_library_of_kafka_a_verb_names_the_command_that_installs_it(tmp: Path) -> None:
+    program = "import sys\nsys.modules['confluent_kafka'] = None\nfrom sluice.ops.__main__ import command\ncommand()"
+    env = environment(tmp, {"INGEST_SPOOL": "kafka://localhost:9"})
+    done = subprocess.run([sys.executable, "-c", program, "status"], env=env, cwd=ROOT, capture_output=True, text=True)
+    said = "sluice: INGEST_SPOOL=kafka://… needs confluent_kafka: bin/provision kafka installs it.\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
 def test_the_help_lists_every_verb_and_imports_none(tmp: Path) -> None:
     out, modules = imported(tmp)
     lines = [line.split() for line in out.splitlines()]
