@@ -23,7 +23,7 @@ from sluice.streams.encoding import GZIP, ZSTD, inflated
 from sluice.streams.format import Format
 from sluice.streams.message import Message, parse
 from sluice.streams.record import INT64, Invalid, Limits, Record, Reject
-from sluice.streams.times import known
+from sluice.streams.times import END, SECOND, known
 
 Result = Record | Reject
 load: Callable[[str], Callable[..., Iterable[Result]]] = cache(resolve_name)  # the function that a `Format` names
@@ -150,8 +150,9 @@ class JsonDecoder(Decoder):
             def direct(item: bytes, limits: Limits) -> Iterable[Result]:
                 try:
                     made = read_record(item)
-                    if made.time is not None:
-                        made.time = known(made.time)
+                    time = made.time
+                    if time is not None:  # the usual unit without the call
+                        made.time = time * SECOND if 0 < time < END else known(time)
                 except Exception:
                     return (decode if item.startswith(b"{") else slow)(item, limits)
                 return (made,) if item.find(NUL) < 0 else slow(item, limits)
