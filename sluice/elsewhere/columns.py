@@ -81,7 +81,9 @@ class Columns:
             else:
                 values = [*map(attrgetter(name), records)]
                 columns.append(whole(values) if self.types[name] == pa.int64() else values)
-        columns += [pa.repeat(pa.scalar(batch, pa.int64()), len(records)), rows.seqs, rows.senders]
+        columns += [pa.repeat(pa.scalar(batch, pa.int64()), len(records)), rows.seqs]
+        names = rows.senders
+        columns.append([names.get(seq, "") for seq in rows.seqs] if names else pa.repeat("", len(records)))
         arrays = [
             column if isinstance(column, pa.Array) else pa.array(column, field.type)
             for column, field in zip(columns, self.schema)

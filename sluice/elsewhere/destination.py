@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from sluice.base.override import override
 from sluice.store.types import FarRow
-from sluice.streams.message import SENDER
+from sluice.streams.message import NOBODY, SENDER
 from sluice.streams.record import Metric, Record
 from sluice.streams.registry import Stream
 
@@ -20,16 +20,16 @@ Group = TypeVar("Group")
 
 
 class Rows:
-    """Records on their way to a destination, with the sequence number, the arrival and the sender of their bodies.
+    """Records on their way to a destination, with the sequence number and the arrival of their bodies.
 
-    received: microseconds since 1970.
+    received: microseconds since 1970. senders: see `Origin`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, senders: Mapping[int, str] = NOBODY) -> None:
+        self.senders = senders
         self.seqs: list[int] = []
         self.received: list[int] = []
         self.records: list[Record] = []
-        self.senders: list[str] = []
 
 
 class Unwritable(Exception):

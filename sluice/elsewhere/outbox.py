@@ -249,7 +249,7 @@ class Storing(Attempt):
         batch, senders, whole = origin
         records = letters = 0
         kept, bodies = self.objects[stream].row_groups if stream in self.objects else 0, self.bodies[stream]
-        rows, rejects = Rows(), list[Entry]()
+        rows, rejects = Rows(senders), list[Entry]()
 
         def flush() -> None:
             nonlocal records, letters, rows
@@ -261,7 +261,7 @@ class Storing(Attempt):
                 self.bodies[stream] += len({*rows.seqs})
             self.store.bury(self.db, stream, batch, whole, rejects)
             records, letters = records + len(rows.seqs), letters + len(rejects)
-            rows = Rows()
+            rows = Rows(senders)
             rejects.clear()
 
         try:
@@ -278,7 +278,6 @@ class Storing(Attempt):
                         rows.seqs.append(seq)
                         rows.received.append(received)
                         rows.records.append(thing)
-                        rows.senders.append(senders.get(seq, "") if senders else "")
                         full = len(rows.seqs) >= bounds.GROUP_RECORDS
                     if full:
                         flush()

@@ -208,7 +208,8 @@ class Topics(Carried):
         last, arrived, moment, text = -1, b"", -1, b""
         record: Any
         records = map(self.plain, rows.records) if self.plain else rows.records
-        for seq, received, record, who in zip(rows.seqs, rows.received, records, rows.senders):
+        for seq, received, record in zip(rows.seqs, rows.received, records):
+            who = rows.senders.get(seq, "")
             if received != last:
                 last, arrived = received, instant(received).encode()
             when = received * 1000 if record.time is None else record.time

@@ -240,7 +240,7 @@ def test_a_log_without_a_service_has_no_key(place: Place) -> None:
     from sluice.streams.record import Log
 
     rows = destination.Rows()
-    rows.seqs, rows.received, rows.senders = [1, 2], [NOON, NOON], ["", ""]
+    rows.seqs, rows.received = [1, 2], [NOON, NOON]
     rows.records = [Log(message="a"), Log(message="b", service="web")]
     found = topics.Topics(place.rows, STREAMS["logs"]).encoded(1, rows)
     assert [key for key, _ in found] == [None, b"web"]
@@ -524,7 +524,6 @@ def test_every_row_that_is_refused_comes_back_as_it_was(store: Store, place: Pla
         rows = destination.Rows()
         rows.records = records(name, body)
         rows.seqs, rows.received = [7] * len(rows.records), [NOON] * len(rows.records)
-        rows.senders = [""] * len(rows.records)
         made.add(3, rows)
         made.finish()
         made.close(delete=True)

@@ -349,7 +349,7 @@ def test_a_file_that_waits_stays_while_another_directory_is_named(url: str, tmp:
 def test_what_a_living_attempt_has_written_stays(store: Store, tmp: Path) -> None:
     one = outbox(store).destinations["votes"].open(NOON)
     rows = destination.Rows()
-    rows.seqs, rows.received, rows.records, rows.senders = [1], [NOON], [Vote(poll="p", choice="a")], [""]
+    rows.seqs, rows.received, rows.records = [1], [NOON], [Vote(poll="p", choice="a")]
     one.add(1, rows)
     one.finish()
     tidied(store)
