@@ -269,7 +269,7 @@ GOOD = request(series(UP, samples=[sample(1)]))
         (kept(GOOD, "/api/v1/write", f"Content-Type: {TYPES[1]};proto=x"), "not remote write: Content-Type "),
         (item(bytes(LIMITS.inflated + 1)), f"snappy: inflates to more than {LIMITS.inflated} bytes"),
         (item(request(series({"__name__": "x" * LIMITS.record}))), f"series larger than {LIMITS.record} bytes"),
-        (item(b"\x22\x00" * (LIMITS.records + 1), 2), f"more than {LIMITS.records} symbols"),
+        (item(b"\x22\x0cabcdefghijkl" * (LIMITS.records + 1), 2), f"more than {LIMITS.records} symbols"),
     ],
 )
 def test_a_damaged_request_is_buried_as_a_whole(given: bytes, reason: str) -> None:
