@@ -133,19 +133,23 @@ def kind(options: argparse.Namespace) -> str:
     return ONE if getattr(options, "one_head", False) else REAL
 
 
-def requests(path: Path, some: Iterable[Request], kind: str) -> Requests:
+def requests(path: Path, some: Iterable[Request], kind: str, api_key: str = "") -> Requests:
     """Write these requests with heads of this kind, again and again until there are enough heads."""
     listed = list(some)
     fresh = kind in (FRESH, KEYED, REAL)
     count = len(listed) * (-(-POOL // len(listed)) if fresh else 1)
     with open(path, "wb") as file:
-        file.writelines(request(target, body, kind, n) for n, (target, body) in zip(range(count), cycle(listed)))
+        file.writelines(
+            request(target, body, kind, n, api_key) for n, (target, body) in zip(range(count), cycle(listed))
+        )
     return Requests(path, MAX_ADDRESSES if kind == REAL else 1)
 
 
-def request(target: str, body: bytes | None, kind: str, number: int) -> bytes:
+def request(target: str, body: bytes | None, kind: str, number: int, api_key: str = "") -> bytes:
     """One request. number: of its head."""
     content = "" if body is None else f"Content-Type: application/json\nContent-Length: {len(body)}\n"
+    if api_key:
+        content += f"X-API-Key: {api_key}\n"
     if kind == KEYED:
         content += f"Idempotency-Key: {hashlib.sha256(b'%d' % number).hexdigest()[:32]}\n"
     fields = content if kind == ONE else client(kind, number, content)

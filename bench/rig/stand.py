@@ -69,7 +69,12 @@ class Candidate:
 
 
 class Stand:
-    """A private Redis and any number of candidates, in a directory that is removed at the end."""
+    """A private Redis and any number of candidates, in a directory that is removed at the end.
+
+    api_key: that all requests have.
+    """
+
+    api_key = ""
 
     def __init__(self, options: argparse.Namespace, durability: str = "no", max_memory: str = "4g") -> None:
         """durability: appendfsync of Redis at the start. max_memory: bytes, with suffix."""
@@ -201,7 +206,8 @@ class Stand:
             if read:
                 status, _, text = harness.get(nginx.port, read)
             else:
-                status, _, text = harness.post(nginx.port, path, generators.body(80, line), {"Connection": "close"})
+                fields = {"Connection": "close", "X-API-Key": self.api_key}
+                status, _, text = harness.post(nginx.port, path, generators.body(80, line), fields)
             if status // 100 != 2:
                 raise ValueError(f"{name}: {status} {text!r}\n" + "".join(s.said()[-2000:] for s in parts.values()))
             return True
@@ -226,7 +232,8 @@ class Stand:
         env = {"INGEST_GATEWAYS": gateways} | UNBOUNDED | env | ({"INGEST_SPOOL": broker.url} if broker else {})
         server = self.enter(harness.gateway(home, None if broker else self.redis, runtime, worker_class, env))
         parts = {"gateway": server} | ({"kafka": broker.server} if broker else {})
-        return self.front(name, home, parts, runtime=runtime, worker=worker_class or "fastlane", processes=gateways)
+        worker = worker_class or "fastlane"
+        return self.front(name, home, parts, env=env, runtime=runtime, worker=worker, processes=gateways)
 
     def tree(self, name: str, root: Path, runtime: str) -> Candidate:
         """The gateway of a checkout in its own virtual environment, behind nginx as configured by its bin/up.
@@ -296,7 +303,7 @@ class Stand:
     def requests(self, some: Iterable[heads.Request], kind: str = "") -> heads.Requests:
         """Requests for `users`. kind: of their heads (rig/heads.py); "": that of the options."""
         self.count += 1
-        return heads.requests(self.tmp / f"requests-{self.count}", some, kind or heads.kind(self.options))
+        return heads.requests(self.tmp / f"requests-{self.count}", some, kind or heads.kind(self.options), self.api_key)
 
     def users(
         self, candidate: Candidate, requests: heads.Requests, count: int, rate: float | str = 0, warm: float = 0,

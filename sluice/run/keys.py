@@ -38,7 +38,7 @@ def load(s: Settings) -> list[Key]:
     for path, route in load_routes(s.routes).items():
         streams.setdefault(route.stream, set()).add(path)
         streams[path] = {path}
-    found: list[Key] = []
+    found: dict[str, Key] = {}  # nginx's map ignores case, of keys and of names
     rights: dict[str, Key] = {}
     for number, line in enumerate(settings.secret("INGEST_API_KEYS", s.api_keys).splitlines(), 1):
         if not (text := line.partition("#")[0].strip()):
@@ -48,14 +48,15 @@ def load(s: Settings) -> list[Key]:
             key = parse(text, streams)
         except ValueError as error:
             raise SettingError(f"{where} {error}.") from None
-        if any(other.key.lower() == key.key.lower() for other in found):  # nginx's map ignores case
+        if key.key.lower() in found:
             raise SettingError(f"{where} is a duplicate key.")
-        if key.name and rights.setdefault(key.name, key)[1:] != key[1:]:
-            raise SettingError(f"{where} has another rate, or other streams, than an earlier key of {key.name}.")
-        found.append(key)
+        if key.name and (other := rights.setdefault(key.name.lower(), key))[1:] != key[1:]:
+            what = "another rate, or other streams," if other.name == key.name else "another name"
+            raise SettingError(f"{where} has {what} than an earlier key of {other.name}.")
+        found[key.key.lower()] = key
     if not found:
         raise SettingError(f"INGEST_API_KEYS={str(s.api_keys)!r} has no key: every request would get 401.")
-    return found
+    return [*found.values()]
 
 
 def parse(text: str, streams: dict[str, set[str]]) -> Key:
@@ -92,12 +93,16 @@ def files(s: Settings) -> dict[str, str]:
         senders = 'map $sluice_client $sluice_sender { default ""; }\nmap "" $sluice_may { default 1; }\n'
         return {KEYS: f'include "{s.api_keys}";\n', SENDERS: senders, QUOTAS: "", s.names.name: ""}
     lines = ["map $sluice_client $sluice_sender {", "    default $sluice_client;", '    - "";', "}"]
-    lines += ['map "$sluice_sender $sluice_view$request_uri" $sluice_may {', "    default 1;"]
-    for name, key in by_name.items():
-        if key.paths is not None:
-            paths = "|".join(re.escape(path) for path in sorted(key.paths))
-            lines += [f'    "~^{re.escape(name)} (view|/({"|".join(ANYWHERE)})(\\?|$))" 1;']
-            lines += [f'    "~^{re.escape(name)} ({paths})(\\?|$)" 1;', f'    "~^{re.escape(name)} " 0;']
+    # nginx tries patterns one after the other, so there is one for each set of paths, and none for each name. "of": a
+    # map takes a word such as `default` for its own
+    sets = {key.paths: str(n) for n, key in enumerate(by_name.values()) if key.paths is not None}
+    lines += ['map "of $sluice_sender" $sluice_paths {', '    default "";']
+    lines += [f'    "of {name}" {sets[key.paths]};' for name, key in by_name.items() if key.paths is not None]
+    lines += ["}", 'map "$sluice_paths $sluice_view$request_uri" $sluice_may {', "    default 1;"]
+    lines.append(f'    "~^[0-9]+ (view|/({"|".join(ANYWHERE)})(\\?|$))" 1;')
+    for paths, n in sets.items():
+        listed = "|".join(re.escape(path) for path in sorted(paths or ()))
+        lines += [f'    "~^{n} ({listed})(\\?|$)" 1;', f'    "~^{n} " 0;']
     lines.append("}")
     # an address that may not send uses up nobody's rate, and does not learn whether a key is valid
     allowed = "default 1;" if s.allow == EVERYBODY else "default 0; " + " ".join(f"{each} 1;" for each in s.allow)

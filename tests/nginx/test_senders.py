@@ -299,6 +299,7 @@ def test_an_address_that_may_not_send_does_not_use_up_the_rate_of_a_name(tmp: Pa
         (f"{KEY} name=a name=b", "a word twice"), (f"{KEY} name=a rate=x", "no whole number"),
         (f"{KEY} name=a streams=nowhere", "names nowhere"), (f'{KEY} name=a";', "is not"),
         (f"{KEY} name=a$x", "has no valid name="), (f"{KEY} name=b\n{OTHER} name=b rate=2", "has another rate"),
+        (f"{KEY} name=b\n{OTHER} name=B", "has another name"), (f"{KEY} a;\n{KEY.upper()} b;", "duplicate"),
     ],
 )  # fmt: skip
 def test_a_malformed_line_is_refused(line: str, words: str, tmp: Path) -> None:
