@@ -160,7 +160,7 @@ def test_bodies_that_would_become_gigabytes_or_take_minutes_do_not(tmp: Path, re
     position = b'{"device":"a","lat":"%bx","lon":1}' % number
     resource = wrapped(1, wrapped(1, wrapped(1, b"t") + wrapped(2, wrapped(1, b"x" * 250_000))))
     valid = wrapped(2, wrapped(1, b"m") + wrapped(5, wrapped(1, b"\x31" + bytes(8))))  # the others have no name
-    request = wrapped(1, resource + wrapped(2, valid + wrapped(2, b"") * 200_000))
+    request = wrapped(1, resource + wrapped(2, valid + wrapped(2, b"") * 100_000))
     head = b"POST /v1/metrics HTTP/1.1\r\nContent-Type: application/x-protobuf\r\n\r\n"
     with raw(redis) as db:
         db.rpush("ingest:{gps}", position)
