@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -71,6 +71,11 @@ class Refused:
         self.invalid: list[Child] = []
         self.rest: list[Child] = []
         self.reason = ""
+
+    def refuse(self, message: Child, error: Exception, budget: Budget) -> None:
+        budget.left -= INVALID_COST
+        self.reason = self.reason or bodies.reason(error)
+        self.invalid.append(message)
 
 
 class Protobuf:
@@ -242,34 +247,23 @@ def request(encoding: Protobuf | Json, root: Node, data: bytes, budget: Budget) 
 def walk(
     encoding: Protobuf | Json, node: Node, message: Child, context: Any, budget: Budget, above: Refused
 ) -> Iterator[Record]:
-    """The records of a message. What it has besides its children is refused once, however many of them are invalid."""
-    own, records, data = b"", (), message.data
+    """The records of a message that has children. What it has besides them is refused once, however many of them are
+    invalid.
+    """
+    data = message.data
     try:
-        if node.children:
-            own, has_children = encoding.split(node, data, budget)
-            if not has_children and (
-                (node.needed and data.strip() not in (b"", b"{}"))
-                or len(data) > budget.limits.record // 4
-                or not encoding.is_known(node, data)
-            ):
-                raise Invalid(f"not OTLP: {node.kind.DESCRIPTOR.name} without {' or '.join(node.children)}")
-        if len(own if node.children else data) > budget.limits.record // 4:
-            raise Invalid(f"{node.kind.DESCRIPTOR.name} larger than {budget.limits.record // 4} bytes")
-        if node.children:
-            context = node.read(encoding.parse(node, own), context)
-            if not all(below.children for below in node.children.values()):
-                context = context._replace(size=bodies.written(context.tags, context.name, context.service))
-        else:
-            budget.left -= 1
-            records = node.read(encoding.parse(node, data), context)
-            budget.repeat(len(records), context.size)
+        own, has_children = encoding.split(node, data, budget)
+        if not has_children and (
+            (node.needed and data.strip() not in (b"", b"{}"))
+            or len(data) > budget.limits.record // 4
+            or not encoding.is_known(node, data)
+        ):
+            raise Invalid(f"not OTLP: {node.kind.DESCRIPTOR.name} without {' or '.join(node.children)}")
+        context = node.read(parse(encoding, node, own, budget), context)
+        if not all(below.children for below in node.children.values()):
+            context = context._replace(size=bodies.written(context.tags, context.name, context.service))
     except Exception as error:
-        budget.left -= INVALID_COST
-        above.reason = above.reason or bodies.reason(error)
-        above.invalid.append(message)
-        return
-    yield from records
-    if not node.children:
+        above.refuse(message, error, budget)
         return
     refused = Refused()
     for child in encoding.children(node, data, budget):
@@ -279,13 +273,35 @@ def walk(
             below = node.children[child.name]
             budget.left -= bool(below.children)  # the innermost messages are charged for their records
             left = budget.left
-            yield from walk(encoding, below, child, context, budget, refused)
+            inside = walk if below.children else innermost
+            yield from inside(encoding, below, child, context, budget, refused)
             budget.pay(left)
     above.reason = above.reason or refused.reason
     if refused.invalid:
         above.invalid.append(Child(message.name, encoding.join(node, own, refused.invalid)))
     if refused.rest:
         above.rest.append(Child(message.name, encoding.join(node, own, refused.rest)))
+
+
+def innermost(
+    encoding: Protobuf | Json, node: Node, message: Child, context: Any, budget: Budget, above: Refused
+) -> Sequence[Record]:
+    """`walk` for a message without children."""
+    try:
+        budget.left -= 1
+        records: Sequence[Record] = node.read(parse(encoding, node, message.data, budget), context)
+        budget.repeat(len(records), context.size)
+    except Exception as error:
+        above.refuse(message, error, budget)
+        return ()
+    return records
+
+
+def parse(encoding: Protobuf | Json, node: Node, data: bytes, budget: Budget) -> Any:
+    """A message of a bounded size. Raises: Invalid."""
+    if len(data) > budget.limits.record // 4:
+        raise Invalid(f"{node.kind.DESCRIPTOR.name} larger than {budget.limits.record // 4} bytes")
+    return encoding.parse(node, data)
 
 
 def identity(sent: bytes) -> str:
@@ -310,12 +326,12 @@ def scope(convert: Callable[[Any], Any], message: Any, context: Context) -> Cont
 
 def plain(value: Any) -> Any:
     """An AnyValue as a JSON value. Bytes are base64; a number that JSON does not have is a text."""
+    if content := value.string_value:  # of most of them
+        return clean(content)
     kind = value.WhichOneof("value")
     if kind is None:
         return None
     content = getattr(value, kind)
-    if kind == "string_value":
-        return clean(content)
     if kind == "double_value":
         return finite(content)
     if kind == "array_value":
