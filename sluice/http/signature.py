@@ -101,10 +101,10 @@ def standard_key(text: str) -> Key:
     """whsec_BASE64, a secret, or whpk_BASE64, a public key. Raises: ValueError, ImportError."""
     if text.startswith("whpk_"):
         return PublicKey(b64decode(text[5:], validate=True))
-    secret = b64decode(text.removeprefix("whsec_"), validate=True)
-    if not secret:  # anybody could sign with it
+    raw = b64decode(text.removeprefix("whsec_"), validate=True)
+    if not raw:  # anybody could sign with it
         raise ValueError
-    return secret
+    return raw
 
 
 SCHEMES = {

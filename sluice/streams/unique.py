@@ -19,7 +19,7 @@ import msgspec
 
 from sluice.http.request import KEYED, idempotency_key
 from sluice.streams.encoding import GZIP, ZSTD, inflated
-from sluice.streams.message import Message, parse, raw_field
+from sluice.streams.message import Message, lowered, parse, raw_field
 from sluice.streams.record import Invalid, Limits, Record
 
 GIVEN_BYTES = 16  # of the hash of a key that was given: all of the key
@@ -76,9 +76,9 @@ def key_of(digest: bytes, time: int | None) -> bytes | None:
 
 def given_key(message: Message) -> bytes:
     """The key that the sender of a message gave, with the name of its field; b"" if there is none."""
-    fields = message.fields.lower()
+    fields = lowered(message.fields)
     for name in KEYED:
-        if b"\r\n" + name + b":" not in b"\r\n" + fields:
+        if b"\r\n" + name + b":" not in fields:
             continue
         value = raw_field(message.fields, name.decode())
         if name == b"idempotency-key":
