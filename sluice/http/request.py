@@ -26,8 +26,8 @@ ENCODINGS |= dict.fromkeys(("utf-8", "utf8", "none"), False)
 MAX_CODINGS = 2  # in a list: pygelf and graypy say "gzip,deflate" of either
 # A String (RFC 8941, 3.3.3), or else visible ASCII without quotation marks; a server joins repeated fields with commas
 KEY_CHARACTERS = 255
-QUOTED = re.compile(rf'"((?:[ !#-\[\]-~]|\\["\\]){{1,{KEY_CHARACTERS}}})"')
-BARE = re.compile(rf"[!#-+\--~]{{1,{KEY_CHARACTERS}}}")
+QUOTED = re.compile(r'"([ !#-\[\]-~]*(?:\\["\\][ !#-\[\]-~]*)*)"')
+BARE = re.compile(r"[!#-+\--~]+")
 MAX_PARAMETERS = 100  # of a query string or a form that is taken apart
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
@@ -47,6 +47,8 @@ def read(environ: dict[str, Any], keep_head: bool, max_body: int) -> bytes:
     """
     if "fastlane.plain" not in environ:
         keep_head = examine(environ, keep_head)
+    elif "HTTP_IDEMPOTENCY_KEY" in environ:
+        keep_head = is_keyed(environ)
     length = environ.get("CONTENT_LENGTH") or "0"
     if "HTTP_TRANSFER_ENCODING" in environ or not length.isdecimal():
         if not environ.get("wsgi.input_terminated") or "CONTENT_LENGTH" in environ:
@@ -96,12 +98,10 @@ def examine(environ: dict[str, Any], keep_head: bool) -> bool:
         if len(listed) > MAX_CODINGS or not ENCODINGS.keys() >= {*listed}:
             raise Rejected(UNSUPPORTED)
         is_encoded = any(ENCODINGS[coding] for coding in listed)
-    if "HTTP_IDEMPOTENCY_KEY" in environ and not idempotency_key(environ["HTTP_IDEMPOTENCY_KEY"]):
-        raise Rejected(BAD_KEY)
     content_type: str = environ.get("CONTENT_TYPE", "")
     keep_head = (
-        keep_head
-        or "HTTP_IDEMPOTENCY_KEY" in environ
+        is_keyed(environ)
+        or keep_head
         or "HTTP_WEBHOOK_ID" in environ
         or "HTTP_X_GITHUB_DELIVERY" in environ
         or "HTTP_CE_ID" in environ
@@ -113,15 +113,26 @@ def examine(environ: dict[str, Any], keep_head: bool) -> bool:
     return keep_head
 
 
+def is_keyed(environ: dict[str, Any]) -> bool:
+    """Whether a request has an Idempotency-Key. Raises: Rejected if that is malformed."""
+    value: str | None = environ.get("HTTP_IDEMPOTENCY_KEY")
+    if value is None:
+        return False
+    if not idempotency_key(value):
+        raise Rejected(BAD_KEY)
+    return True
+
+
 def codings(encoding: str) -> list[str]:
     """The codings that a Content-Encoding lists, in the order in which they were applied (RFC 9110, 8.4)."""
     return [coding.strip() for coding in encoding.split(",")]
 
 
 def is_plain(environ: dict[str, Any], keep_head: bool) -> bool:
-    """Whether `examine` finds nothing in any head with these fields, this type and this encoding."""
+    """Whether `examine` finds nothing but a key in any head with these fields, this type and this encoding."""
+    others = {name: value for name, value in environ.items() if name != "HTTP_IDEMPOTENCY_KEY"}
     try:
-        return "HTTP_IDEMPOTENCY_KEY" not in environ and examine(environ, keep_head) == keep_head
+        return examine(others, keep_head) == keep_head
     except (Rejected, Counted):
         return False
 
@@ -129,8 +140,10 @@ def is_plain(environ: dict[str, Any], keep_head: bool) -> bool:
 def idempotency_key(value: str) -> str:
     """The key in the field Idempotency-Key; "" if it is malformed."""
     if match := QUOTED.fullmatch(value):
-        return re.sub(r"\\(.)", r"\1", match[1])
-    return value if BARE.fullmatch(value) else ""
+        key = re.sub(r"\\(.)", r"\1", match[1]) if "\\" in value else match[1]
+    else:
+        key = value if BARE.fullmatch(value) else ""
+    return key if len(key) <= KEY_CHARACTERS else ""
 
 
 def head(environ: dict[str, Any]) -> bytes:
