@@ -54,10 +54,11 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
             undecodable[stream] += count
     progress = Progress(sum(count for _, _, count in counts) - undecodable.total())
     try:
-        decode = partial(decoded, streams, registry.limits(s))
+        limits = registry.limits(s)
+        decode = partial(decoded, streams, limits)
         for some in letters.oldest_first(streams, CHUNK_LETTERS):
             while some:
-                done = store.replay(some, decode, dry)
+                done = store.replay(some, decode, dry, limits)
                 some = some[done.seen :]
                 total = Replayed(*map(operator.add, total, done))
                 progress.at(total.stored + total.dead)

@@ -35,6 +35,7 @@ ON CONFLICT (stream, epoch) DO UPDATE SET cell = excluded.cell, purged = exclude
 LATE_SECONDS = 45
 
 LAST_KEY = b"\xff" * 17
+KEYS = "batches_keys"  # the horizon of keys has this name
 PUT_HORIZON = """
 INSERT INTO batches_horizons (stream, until) VALUES (?, ?)
 ON CONFLICT (stream) DO UPDATE SET until = excluded.until"""
@@ -300,11 +301,18 @@ class Bookkeeping(ABC, Generic[Db]):
                 self.run(db, f"DELETE {part} AND key <= ? AND {is_old}", (above, last, *ages))
         return last, looked, int(old)
 
-    def horizon(self, name: str) -> int | None:
-        """Up to which time (microseconds since 1970) rows of a stream, or dead letters, were deleted by age."""
+    def horizon(self, name: str) -> int:
+        """Up to which time (microseconds since 1970) rows of a stream, or dead letters, were deleted by age; 0: never.
+
+        Of KEYS: the latest time that their deletion has taken for the present.
+        """
         with self.transaction(read=True) as db:
-            found = self.run(db, "SELECT until FROM batches_horizons WHERE stream = ?", (name,))
-        return found[0][0] if found else None
+            return self.get_horizon(db, name)
+
+    def get_horizon(self, db: Db, name: str) -> int:
+        """`horizon` in a transaction."""
+        found = self.run(db, "SELECT until FROM batches_horizons WHERE stream = ?", (name,))
+        return int(found[0][0]) if found else 0
 
     def set_horizon(self, name: str, until: int) -> None:
         with self.transaction() as db:

@@ -14,7 +14,7 @@ from sluice.base.override import override
 from sluice.base.screen import ago
 from sluice.parsers import DEAD
 from sluice.store import bounds
-from sluice.store.bookkeeping import LAST_KEY
+from sluice.store.bookkeeping import KEYS, LAST_KEY
 from sluice.store.store import Store
 
 log = logging.getLogger("sluice.worker")
@@ -31,7 +31,7 @@ class Expiry:
     """
 
     def __init__(self, name: str, age: int) -> None:
-        self.name, self.age = name, age
+        self.name, self.age, self.slack = name, age, age / EXPIRE_PART
         self.since: tuple[int, float] | None = None  # up to which time was deleted when this began; monotonic
         self.noted = 0  # the time that the database has
 
@@ -39,10 +39,10 @@ class Expiry:
         """Delete some; whether there may be more. Raises: Unavailable."""
         before, now = int((time.time() - self.age) * 1e6), time.monotonic()
         if self.since is None:
-            self.noted = store.horizon(self.name) or 0
+            self.noted = store.horizon(self.name)
             self.since = self.noted or before, now
         allowed = self.since[0] + int(CATCH_UP * (now - self.since[1]) * 1e6)
-        if before > allowed + self.age * 1e6 / EXPIRE_PART:
+        if before > allowed + self.slack * 1e6:
             ahead = (before - allowed) / 1e6
             log.warning("%s: the clock is %s ahead of the last deletion by age; catching up", self.name, ago(ahead))
         before = min(before, allowed)
@@ -57,24 +57,28 @@ class Expiry:
 
     def pause(self) -> float:
         """Seconds between two looks."""
-        return min(self.age / EXPIRE_PART, EXPIRE_SECONDS)
+        return min(self.slack, EXPIRE_SECONDS)
 
 
 class KeyExpiry(Expiry):
-    """Deletes keys. At most MAX_KEYS are kept: if a pass has left more, the next one takes the oldest of them."""
+    """Deletes keys. At most MAX_KEYS are kept: if a pass has left more, the next one takes the oldest of them.
+
+    Its age is 0, so that its horizon is a present: the same for all cells and streams, whatever age each has set, and
+    no key is older when it is put.
+    """
 
     def __init__(self, ages: Mapping[str, int]) -> None:
         """ages: stream -> seconds that its keys are kept."""
-        super().__init__("keys", max(ages.values()))
+        super().__init__(KEYS, 0)
         self.ages = ages
+        self.slack = max(ages.values()) / EXPIRE_PART
         self.at = b""  # the last key that was looked at
         self.kept = 0  # in this pass
         self.share = 1.0  # of their age to which keys are kept now
 
     @override
     def delete(self, store: Store[Any], before: int) -> bool:
-        now = before // 1_000_000 + self.age
-        old = {stream: now - int(age * self.share) for stream, age in self.ages.items()}
+        old = {stream: before // 1_000_000 - int(age * self.share) for stream, age in self.ages.items()}
         self.at, looked, gone = store.expire_keys(self.at, old)
         self.kept += looked - gone
         if self.at != LAST_KEY:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Generator
 from typing import Any, TypeVar
 
 from sluice.store import bounds
-from sluice.store.bookkeeping import Bookkeeping
+from sluice.store.bookkeeping import KEYS, Bookkeeping
 
 T = TypeVar("T")
 
@@ -23,6 +23,7 @@ class Keys:
     def __init__(self, store: Bookkeeping[Any], db: Any, stream: str, batch: int) -> None:
         self.store, self.db, self.stream, self.batch = store, db, stream, batch
         self.seen: set[bytes] = set()
+        self.horizon: int | None = None  # seconds since 1970
         self.duplicates = 0
 
     def claim(self, keys: Collection[bytes], received: int) -> set[bytes]:
@@ -35,11 +36,13 @@ class Keys:
     def claiming(self) -> Generator[None, tuple[Collection[bytes], int] | None, set[bytes]]:
         """`claim` in pieces, the last of which is None: the database puts one while the next one is made.
 
-        A piece is keys and when they came (microseconds since 1970), by a clock that may be behind: a key is as old as
-        the later of this time and the present. No two pieces have a key in common. Until the end, nothing else may use
-        the connection.
+        A piece is keys and when they came (microseconds since 1970), by a clock that may be behind, as may be that of
+        this process: a key is as old as the latest of both times and the one up to which keys expire. No two pieces
+        have a key in common. Until the end, nothing else may use the connection.
         """
         again, new = set[bytes](), list[bytes]()
+        if self.horizon is None:
+            self.horizon = self.store.get_horizon(self.db, KEYS) // 1_000_000
         put = self.store.put_keys(self.db, self.stream, self.batch)
         with contextlib.closing(put):
             next(put)
@@ -51,7 +54,7 @@ class Keys:
                 # sorted: the index is read in its order, and two transactions take the keys of a piece in one order. If
                 # they meet over pieces, the database ends one of them, and its worker stores the claim again
                 if piece := sorted([key for key in keys if key not in known] if known else keys):
-                    put.send((max(received // 1_000_000, int(time.time())), piece))
+                    put.send((max(received // 1_000_000, int(time.time()), self.horizon), piece))
                     new += piece
             if end(put) == len(new):
                 return again

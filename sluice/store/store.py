@@ -48,6 +48,7 @@ Insert = Callable[[Iterable[Entry]], Outcome]
 
 F = TypeVar("F", bound=Callable[..., Any])
 STORED_MEANWHILE = "duplicate: a body with its key, or with all of its records, was stored meanwhile"
+DEFAULT = Limits()
 ATTEMPTS = 6  # of a command, over about two seconds in addition to the waits for locks
 
 
@@ -184,11 +185,13 @@ class Store(Bookkeeping[Db]):
         return partial(self.insert, attempt.db, self.table(attempt.db, stream), origin)
 
     @retried
-    def replay(self, letters: list[DeadLetter], decode: Decode, dry: bool = False) -> Replayed:
+    def replay(
+        self, letters: list[DeadLetter], decode: Decode, dry: bool = False, limits: Limits = DEFAULT
+    ) -> Replayed:
         """Decode dead letters again, and replace each by its result, in one transaction, for about a second.
 
         A letter that another replay has taken is skipped. A letter that is buried again has a new, higher id.
-        dry: change nothing; only report the result.
+        dry: change nothing; only report the result. limits: of one body, as they were when it was buried.
         """
         stored = records = dead = seen = 0
         due = time.monotonic() + bounds.TURN_SECONDS
@@ -206,7 +209,7 @@ class Store(Bookkeeping[Db]):
                     continue
                 entries = [(letter.seq, letter.received, letter.body, result) for result in decode(letter)]
                 keys = Keys(self, db, letter.stream, letter.batch)
-                unit, split = self.not_stored(keys, letter, entries)
+                unit, split = self.not_stored(keys, letter, entries, limits)
                 origin = Origin(letter.batch, senders([letter.body], letter.seq), letter.whole)
                 insert = self.inserter(attempt, letter.stream, origin)
                 outcome = fill(insert, unit, split)
@@ -234,13 +237,13 @@ class Store(Bookkeeping[Db]):
         by_record = rule is not None and rule.fields is not None
         return not by_record or not (replayed.letters or stream in self.elsewhere.streams)
 
-    def not_stored(self, keys: Keys, letter: DeadLetter, entries: list[Entry]) -> Unit:
+    def not_stored(self, keys: Keys, letter: DeadLetter, entries: list[Entry], limits: Limits) -> Unit:
         """The entries of a letter whose keys no other batch has. If another body has its key, it stays dead."""
         rule = self.rules.get(letter.stream)
         if rule is None:
             return entries, False
         unique = Unique(rule, keys)
-        digest, size = rule.read(letter.body, Limits()) if letter.whole else (None, 0)
+        digest, size = rule.read(letter.body, limits) if letter.whole else (None, 0)
         unique.add(digest, size, entries)
         unit = unique.flush()
         if not keys.duplicates:

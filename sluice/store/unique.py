@@ -13,7 +13,7 @@ from sluice.store.fill import Part
 from sluice.store.keys import Keys, end
 from sluice.store.types import Entry
 from sluice.streams.record import Record, Reject
-from sluice.streams.unique import CONTENT_BYTES, FORGED, GIVEN_BYTES, SECOND, Rule, key_of, record_key
+from sluice.streams.unique import CONTENT_BYTES, FORGED, GIVEN_BYTES, SECOND, Rule, key_of, record_key, sent_by
 
 Unit = tuple[Iterable[Entry], bool]
 
@@ -137,9 +137,13 @@ class Unique:
         assert self.record_key
         keys: list[bytes | None] = []
         new, repeated = set[bytes](), set[int]()  # repeated: positions
+        item, who = b"", b""
         for at, entry in enumerate(entries):
             thing: Any = entry[3]
-            key = None if thing.__class__ is Reject else self.record_key(thing)
+            if entry[2] is not item:
+                item = entry[2]
+                who = sent_by(item)
+            key = None if thing.__class__ is Reject else self.record_key(thing, who)
             keys.append(key)
             if key is not None:
                 if key in new:

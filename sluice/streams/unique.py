@@ -4,6 +4,8 @@ A body has the key that its sender gives: Idempotency-Key (draft-ietf-httpapi-id
 (Standard Webhooks), X-GitHub-Delivery, or CloudEvents' ce-source with ce-id. Without one, a body of telemetry is its
 own key, if each of its records has its own time: two such bodies with the same content mean the same.
 
+A key is one of the sender whose named API key came with it: what another one sends is not the same, whatever it says.
+
 A key that has a time begins with it, so that what is sent at one time has its keys in one place of the index. Keys
 without order would each change another page of it.
 """
@@ -19,7 +21,7 @@ import msgspec
 
 from sluice.http.request import KEYED, idempotency_key
 from sluice.streams.encoding import GZIP, ZSTD, inflated
-from sluice.streams.message import Message, lowered, parse, raw_field
+from sluice.streams.message import Message, lowered, parse, raw_field, sender
 from sluice.streams.record import Invalid, Limits, Record
 
 GIVEN_BYTES = 16  # of the hash of a key that was given: all of the key
@@ -49,12 +51,13 @@ class Rule(NamedTuple):
         try:
             message = parse(item) if item.startswith(b"POST /") else None
             body = message.body if message else item
+            who = sent_by(item)
             encoding = message.field("Content-Encoding") if message else ""
             zipped = body.startswith((GZIP, ZSTD)) or encoding.lower() not in ("", "identity")
             if message and (given := given_key(message)):
                 # unknown, and not read for this
                 size = limits.inflated if zipped else len(body)
-                return blake2b(given, digest_size=GIVEN_BYTES).digest(), size
+                return blake2b(who + given, digest_size=GIVEN_BYTES).digest(), size
             if zipped and self.content:  # the head of a gzip file has a time
                 body = inflated(body, encoding, limits.inflated)
         except Invalid:  # the decoder says why
@@ -64,7 +67,13 @@ class Rule(NamedTuple):
         means = message.start if message else b""
         if message:
             means += b"".join(raw_field(message.fields, name) + b"\n" for name in DECIDING)
-        return blake2b(means + body, digest_size=CONTENT_BYTES).digest(), len(body)
+        return blake2b(who + means + body, digest_size=CONTENT_BYTES).digest(), len(body)
+
+
+def sent_by(item: bytes) -> bytes:
+    """What the keys of an item begin with before they are hashed: its sender; b"" if it has none."""
+    name = sender(item)
+    return name.encode("latin-1") + b"\r" if name else b""  # neither a key nor a request line has a CR
 
 
 def key_of(digest: bytes, time: int | None) -> bytes | None:
@@ -91,21 +100,21 @@ def given_key(message: Message) -> bytes:
     return b""
 
 
-def record_key(fields: tuple[str, ...]) -> Callable[[Any], bytes | None]:
-    """What makes the key of a record of some type; None: a record without a time or such a value has none."""
+def record_key(fields: tuple[str, ...]) -> Callable[[Any, bytes], bytes | None]:
+    """What makes the key of a record of some type, given `sent_by`; None: without a time or such a value it has none."""
     encode = msgspec.json.Encoder(order="deterministic").encode
     if fields:
         values = attrgetter(*fields)
         timed = "time" in fields
         named = "\n".join((*fields, "")).encode()  # the same value of another field, before or later, is another key
 
-        def key(record: Record) -> bytes | None:
+        def key(record: Record, who: bytes) -> bytes | None:
             found = values(record)
             if found is None or (len(fields) > 1 and None in found):
                 return None
             if timed:
-                return key_of(blake2b(named + encode(found), digest_size=CONTENT_BYTES).digest(), record.time)
-            return blake2b(named + encode(found), digest_size=GIVEN_BYTES).digest()
+                return key_of(blake2b(who + named + encode(found), digest_size=CONTENT_BYTES).digest(), record.time)
+            return blake2b(who + named + encode(found), digest_size=GIVEN_BYTES).digest()
 
         return key
-    return lambda record: key_of(blake2b(encode(record), digest_size=CONTENT_BYTES).digest(), record.time)
+    return lambda record, who: key_of(blake2b(who + encode(record), digest_size=CONTENT_BYTES).digest(), record.time)

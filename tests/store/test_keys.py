@@ -82,12 +82,12 @@ class Here:
         first, self.next = self.next, self.next + len(items)
         return Claim(stream, f"{self.epoch}:{first}:{NOON}", first, len(items), 0, [(first, NOON)])
 
-    def put(self, stream: str, *items: bytes) -> tuple[int, int]:
+    def put(self, stream: str, *items: bytes, limits: Limits = Limits()) -> tuple[int, int]:  # noqa: B008
         """Store bodies of one claim, which may take several transactions: (records, letters)."""
         claim: Claim | None = self.claim(stream, *items)
         counts, records, letters = Histogram((1.0,)), 0, 0
         while claim:
-            entries = Entries(claim, [*items[-claim.count :]], self.streams[stream], Limits(), counts)
+            entries = Entries(claim, [*items[-claim.count :]], self.streams[stream], limits, counts)
             stored = entries.persist(self.store)
             records, letters = records + stored.records, letters + stored.letters
             claim = claim.after(entries.end)
@@ -97,10 +97,10 @@ class Here:
         with self.store.transaction(read=True) as db:
             return int(self.store.run(db, f'SELECT count(*) FROM "{stream}"')[0][0])
 
-    def replay(self) -> tuple[int, int, list[str]]:
+    def replay(self, limits: Limits = Limits()) -> tuple[int, int, list[str]]:  # noqa: B008  # it cannot change
         """Letters that are stored now, and that are still dead with their reasons."""
         letters = [letter for some in Letters(self.store).oldest_first([*self.streams], 100) for letter in some]
-        done = self.store.replay(letters, lambda letter: decoded(self.streams, Limits(), letter))
+        done = self.store.replay(letters, lambda letter: decoded(self.streams, limits, letter), limits=limits)
         return done.stored, done.dead, [*done.reasons]
 
 
@@ -123,6 +123,26 @@ def test_a_body_with_a_key_is_stored_once_whatever_it_says(url: str) -> None:
     assert here.put("gps", keyed("a", fix("bus"), "/gps")) == (1, 0)  # of another stream
     ledger = here.store.ledger("votes")
     assert (ledger.bodies, ledger.duplicate, here.rows("votes")) == (7, 2, 5)
+
+
+@pytest.mark.parametrize("unique", ["1d", "gps=1d/record"])
+def test_what_two_named_api_keys_send_is_never_one(url: str, unique: str) -> None:
+    here = Here(url, unique)
+
+    def named(name: str, item: bytes) -> bytes:
+        return item.replace(b"\r\n\r\n", f"\r\nSluice-Sender: {name}\r\n\r\n".encode(), 1)
+
+    bus = b"POST /gps HTTP/1.1\r\nHost: x\r\n\r\n" + fix("bus")
+    many = b"POST /gps HTTP/1.1\r\nHost: x\r\n\r\n[" + b",".join(fix(f"d{n}") for n in range(1_000)) + b"]"
+    for stream, item, rows in ("gps", keyed("1", bus.partition(b"\r\n\r\n")[2], "/gps"), 1), ("gps", many, 1_000):
+        sent = named("a", item), named("b", item), item
+        assert here.put(stream, *sent, *sent) == (3 * rows, 0)
+        assert here.put(stream, *sent) == (0, 0)
+    if unique == "1d":  # else the record of this one is known
+        assert here.put("gps", named("a", bus), named("a", bus), named("b", bus)) == (2, 0)
+    line = b'{"id":"7"}'
+    orders = b"POST /orders HTTP/1.1\r\nHost: x\r\n\r\n" + line
+    assert here.put("orders", named("a", orders), named("b", orders), named("b", orders), line, orders) == (3, 0)
 
 
 @pytest.mark.parametrize("field", ["webhook-id", "X-GitHub-Delivery", "x-github-delivery"])
@@ -278,6 +298,21 @@ def test_of_two_copies_that_are_dead_in_one_batch_a_replay_stores_one(url: str, 
     assert any(reason.startswith("duplicate: ") for reason in reasons)
     here.replay()
     assert here.rows("gps") == (1 if partly else 2)
+
+
+def test_a_replay_reads_the_content_of_a_compressed_body_to_the_limit_that_is_set(url: str) -> None:
+    here, limits = Here(url), Limits(inflated=16 << 20)
+    gps = here.streams["gps"]
+
+    def broken(item: bytes, limits: Limits) -> Any:
+        raise RuntimeError
+
+    here.streams["gps"] = gps._replace(decode=broken)
+    body = gzip.compress(b"[" + b" " * (9 << 20) + fix("a") + b"]")
+    assert here.put("gps", body, body, limits=limits) == (0, 2)
+    here.streams["gps"] = gps
+    assert here.replay(limits)[:2] == (1, 1)
+    assert here.rows("gps") == 1
 
 
 def test_a_body_that_is_not_its_senders_does_not_take_its_key(url: str, tmp_path: Path) -> None:
@@ -474,15 +509,37 @@ def test_old_keys_are_deleted_in_steps_and_are_as_old_as_their_rows_whatever_the
     assert here.put("gps", *(fix(f"d{n}") for n in range(35))) == (35, 0)
     assert here.put("votes", keyed("a", VOTE)) == (1, 0)
     old, now = KeyExpiry({"gps": 60, "votes": 120}), int(time.time() * 1e6)
-    while old.delete(here.store, now - 120_000_000):
+    while old.delete(here.store, now):
         pass
     assert here.put("gps", fix("d3")) == (0, 0)
     now, steps = now + 90_000_000, 1
-    while old.delete(here.store, now - 120_000_000):
+    while old.delete(here.store, now):
         steps += 1
     assert steps == 4
     assert here.put("votes", keyed("a", VOTE)) == (0, 0)
     assert here.put("gps", fix("d3")) == (1, 0)
+
+
+def test_a_key_is_kept_for_its_window_though_the_clock_was_behind_when_it_was_put(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, ages, right = Here(url), {"votes": 86_400, "gps": 7 * 86_400}, time.time()
+
+    def expire(at: float) -> None:
+        with monkeypatch.context() as clock:
+            clock.setattr(time, "time", lambda: at)
+            for old in KeyExpiry(ages), KeyExpiry({"votes": 86_400}):  # of another cell
+                while old.step(here.store):
+                    pass
+
+    expire(right)
+    for behind in 3_600, 40 * 86_400:
+        key = f"k{behind}"
+        with monkeypatch.context() as clock:
+            clock.setattr(time, "time", lambda: right - behind)  # noqa: B023  # it is called in this pass
+            assert here.put("votes", keyed(key, VOTE)) == (1, 0)
+        expire(right)
+        assert here.put("votes", keyed(key, VOTE)) == (0, 0)
 
 
 def test_without_a_rule_the_keys_from_before_are_deleted(url: str) -> None:
@@ -497,7 +554,7 @@ def test_without_a_rule_the_keys_from_before_are_deleted(url: str) -> None:
     keys = old.step.__self__  # type: ignore[attr-defined]
     now = int(time.time() * 1e6)
     for seconds, left in (86_000, 1), (86_500, 0):
-        while keys.delete(here.store, now + int((seconds - 86_400) * 1e6)):
+        while keys.delete(here.store, now + seconds * 1_000_000):
             pass
         with here.store.transaction(read=True) as db:
             assert here.store.run(db, "SELECT count(*) FROM batches_keys", ())[0][0] == left
@@ -508,7 +565,7 @@ def test_beyond_a_number_the_oldest_keys_go(url: str, monkeypatch: pytest.Monkey
     here = Here(url)
     assert here.put("gps", *(fix(f"d{n}") for n in range(40))) == (40, 0)
     old = KeyExpiry({"gps": 400})
-    before = int(time.time() * 1e6) + 150_000_000 - 400_000_000
-    assert not old.delete(here.store, before)  # a pass counts them
-    assert not old.delete(here.store, before)  # the next one keeps those of the last 100 seconds
+    now = int(time.time() * 1e6) + 150_000_000
+    assert not old.delete(here.store, now)  # a pass counts them
+    assert not old.delete(here.store, now)  # the next one keeps those of the last 100 seconds
     assert here.put("gps", fix("d3")) == (1, 0)
