@@ -101,7 +101,7 @@ def given_key(message: Message) -> bytes:
 
 
 def record_key(fields: tuple[str, ...]) -> Callable[[Any, bytes], bytes | None]:
-    """What makes the key of a record of some type, given `sent_by`; None: without a time or such a value it has none."""
+    """What makes the key of a record, given `sent_by`; None: a record without a time or such a value has none."""
     encode = msgspec.json.Encoder(order="deterministic").encode
     if fields:
         values = attrgetter(*fields)
