@@ -98,12 +98,13 @@ def files(s: Settings) -> dict[str, str]:
     sets = {key.paths: str(n) for n, key in enumerate(by_name.values()) if key.paths is not None}
     lines += ['map "of $sluice_sender" $sluice_paths {', '    default "";']
     lines += [f'    "of {name}" {sets[key.paths]};' for name, key in by_name.items() if key.paths is not None]
-    lines += ["}", 'map "$sluice_paths $sluice_view$request_uri" $sluice_may {', "    default 1;"]
-    lines.append(f'    "~^[0-9]+ (view|/({"|".join(ANYWHERE)})(\\?|$))" 1;')
-    for paths, n in sets.items():
-        listed = "|".join(re.escape(path) for path in sorted(paths or ()))
-        lines += [f'    "~^{n} ({listed})(\\?|$)" 1;', f'    "~^{n} " 0;']
-    lines.append("}")
+    lines += ["}", 'map "$sluice_paths $request_uri" $sluice_may {', "    default $sluice_may_else;", '    "~^ " 1;']
+    lines += [
+        f'    "~^{n} ({"|".join(re.escape(path) for path in sorted(paths or ()))})(\\?|$)" 1;'
+        for paths, n in sets.items()
+    ]
+    lines += ["}", 'map "$sluice_view$request_uri" $sluice_may_else {', "    default 0;"]
+    lines += [f'    "~^(view|/({"|".join(ANYWHERE)})(\\?|$))" 1;', "}"]
     # an address that may not send uses up nobody's rate, and does not learn whether a key is valid
     allowed = "default 1;" if s.allow == EVERYBODY else "default 0; " + " ".join(f"{each} 1;" for each in s.allow)
     lines.append(f"geo $sluice_sends {{ {allowed} }}")
