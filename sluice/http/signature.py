@@ -19,6 +19,10 @@ from sluice.http.request import read
 from sluice.settings import SettingError, secret
 
 MAX_AGE_SECONDS = 300  # Standard Webhooks and Stripe: five minutes, either way
+PRIME = 2**255 - 19  # of edwards25519
+OF_ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+# y of the points of small order. If one of them is a public key, anybody can sign for it
+SMALL = frozenset(y % PRIME for y in (0, 1, -1, OF_ORDER_8, -OF_ORDER_8))
 MOST_GIVEN = 8  # signatures in a field that are looked at: a sender with several keys makes one with each
 Get = Callable[[str], str]
 
@@ -27,7 +31,9 @@ class PublicKey:
     """A key of ed25519 (RFC 8032). Its library is not needed for secrets, and there is none for PyPy."""
 
     def __init__(self, raw: bytes) -> None:
-        """Raises: ValueError, ImportError."""
+        """Raises: ValueError, ImportError, SettingError."""
+        if len(raw) == 32 and (int.from_bytes(raw, "little") & (1 << 255) - 1) % PRIME in SMALL:
+            raise SettingError("the public key has a small order, so anybody can sign for it")
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
         self.key = Ed25519PublicKey.from_public_bytes(raw)
@@ -98,7 +104,7 @@ def number(text: str) -> str:
 
 
 def standard_key(text: str) -> Key:
-    """whsec_BASE64, a secret, or whpk_BASE64, a public key. Raises: ValueError, ImportError."""
+    """whsec_BASE64, a secret, or whpk_BASE64, a public key. Raises: ValueError, ImportError, SettingError."""
     if text.startswith("whpk_"):
         return PublicKey(b64decode(text[5:], validate=True))
     raw = b64decode(text.removeprefix("whsec_"), validate=True)
@@ -134,7 +140,7 @@ def load(where: str, name: str, file: str) -> tuple[Scheme, list[Key]]:
         raise SettingError(f"{where}: a public key needs cryptography: bin/provision webhooks installs it.") from None
     except ValueError as error:
         if isinstance(error, SettingError):
-            raise
+            raise SettingError(f"{where}: {error}.") from None
         keys = []
     if not keys:
         raise SettingError(f"{where}: {file} has no line with a secret of {name}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ import pytest
 
 from proving.harness import ROOT, Server, ask, environment, installation, poll, post, short_tmp
 from sluice import settings
-from sluice.http.signature import SCHEMES
+from sluice.http.signature import PRIME, SCHEMES, SMALL, PublicKey
 from sluice.run.up import check_modules
 from sluice.streams.signature import verify
 
@@ -248,6 +249,7 @@ def test_the_signatures_in_the_senders_documentation_are_valid() -> None:
         ("whsec_?", "standard", "has no line with a secret of standard"),
         ("whsec_", "standard", "has no line with a secret of standard"),  # anybody could sign with it
         ("whpk_AAAA", "standard", "has no line with a secret of standard"),
+        (f"whpk_{'A' * 43}=", "standard", "the public key has a small order"),
         ("x", "gitlab", "'gitlab' is no scheme: expected github, stripe, standard"),
     ],
 )  # fmt: skip
@@ -267,6 +269,27 @@ def test_an_invalid_secret_stops_the_start_with_one_line(
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert words in done.stderr
     assert "whsec" not in done.stderr
+
+
+def test_a_public_key_for_which_anybody_can_sign_is_refused() -> None:
+    ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
+    invalid = pytest.importorskip("cryptography.exceptions").InvalidSignature
+    neutral = bytes([1]) + bytes(31)  # the point R of a signature whose number S is 0, of 1 to 8 messages in 8
+
+    def is_forged(key: bytes) -> bool:
+        for n in range(200):
+            with contextlib.suppress(invalid):
+                ed25519.Ed25519PublicKey.from_public_bytes(key).verify(neutral + bytes(32), b"%d" % n)
+                return True
+        return False
+
+    sign = 1 << 255  # of x
+    keys = [(y + x).to_bytes(32, "little") for y in (*SMALL, PRIME, PRIME + 1) for x in (0, sign)]
+    assert all(map(is_forged, keys[:10])) and len(keys) == 14
+    for key in keys:
+        with pytest.raises(settings.SettingError, match="anybody can sign for it"):
+            PublicKey(key)
+    assert not is_forged(base64.b64decode(public().removeprefix("whpk_")))
 
 
 def test_a_public_key_needs_its_library_and_cpython(tmp_path: Path) -> None:
