@@ -12,6 +12,7 @@ from proving.harness import ROOT, Server, database, environment, free_port, poll
 from sluice import settings
 from sluice.ledger import Observer
 from sluice.run import exporter, page
+from sluice.spool.claim import Claim
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from verbs import drain, push, sluice, status, vote
@@ -65,6 +66,21 @@ def test_what_cannot_be_stored_or_sent_is_shown_with_the_reason_until_it_is_mend
             db.execute("DROP TRIGGER broken")
         poll(lambda: status(tmp, **env)[1]["gps"]["error"] is None, 60)
         assert status(tmp, **env)[1]["gps"]["stored"] == 2
+
+
+def test_the_error_of_a_claim_is_gone_once_another_worker_has_settled_it(tmp: Path, redis: Server) -> None:
+    push(redis, GPS, stream="gps")
+    drain(tmp)
+    with database(tmp / "ingest.db") as db:
+        db.execute("CREATE TRIGGER broken BEFORE INSERT ON gps BEGIN SELECT * FROM absent; END")
+    with running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", environment(tmp)) as worker:
+        push(redis, GPS, stream="gps")
+        poll(lambda: status(tmp)[1]["gps"]["error"], 60)
+        (claim,) = Inspector(str(redis.socket)).snapshot("gps").claims
+        Outlet(str(redis.socket)).settle(Claim.of("gps", claim, 1))  # as a worker that got it when its lease ended
+        poll(lambda: "is gone from Redis" in (tmp / "worker.out").read_text(), 60)
+        poll(lambda: status(tmp)[1]["gps"]["error"] is None, 60)
+        assert worker.poll() is None
 
 
 def test_after_a_worker_has_ended_nothing_waits_that_is_published(tmp: Path, redis: Server) -> None:
