@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sluice import settings, views
+from sluice.base import screen
 from sluice.formats.registry import load_routes, load_signed
 from sluice.http.signature import PublicKey
 from sluice.run import configure, keys, launch
@@ -59,8 +60,8 @@ def require_checkout(what: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line, also after the reader has gone (bin/up | head -n 1)."""
-    with contextlib.suppress(BrokenPipeError):
+    """Print a line. If it cannot be printed (bin/up | head -n 1; bin/up > a full disk), everything runs on."""
+    with contextlib.suppress(OSError):
         print(text, flush=True)
 
 
@@ -236,7 +237,17 @@ def exit_on_error(home: Path) -> Iterator[None]:
     except Failed as error:
         sys.exit(f"sluice: {error}")
     except OSError as error:
-        sys.exit(f"sluice: {home} cannot be used: {error}")
+        sys.exit(f"sluice: {home} cannot be used: {screen.why(error)}")
+
+
+def runs(sockets: list[Path]) -> bool:
+    """Whether a gateway listens on one of these sockets. One that is hung does."""
+    for path in sockets:
+        with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
+            connection.settimeout(1.0)
+            connection.connect(str(path))
+            return True
+    return False
 
 
 def answers(sockets: list[Path], target: str, seconds: float = 1.0) -> bool:

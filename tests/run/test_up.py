@@ -291,6 +291,38 @@ def test_bin_up_continues_after_the_reader_of_its_output_has_gone(tmp: Path) -> 
         process.kill()
 
 
+@pytest.mark.parametrize("output", [">/dev/full 2>&1", ">&- 2>&- <&-"])
+def test_bin_up_runs_and_ends_in_order_where_it_can_print_nothing(output: str, tmp: Path) -> None:
+    """On a full disk, or started with closed standard streams. An earlier one died, and left its programs running."""
+    port = free_port()
+    env = environment(tmp, {"INGEST_PORT": port})
+    with running(["sh", "-c", f'exec "{ROOT}/bin/up" {output}'], tmp / ".none", env) as process:
+        poll(lambda: get(port, "/readyz")[0] == 200, 60)
+        up = Server(process, tmp / ".none", tmp, port)
+        vote(up, "a")
+        poll(lambda: choices(up) == ["a"])
+        process.terminate()
+        assert process.wait(20) == 0
+        assert not any(up.pids(name) for name in PROGRAMS)
+
+
+@pytest.mark.parametrize("env", [{}, {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}])
+def test_bin_up_needs_no_variable_and_no_locale(env: dict[str, str], tmp: Path) -> None:
+    """As `env -i` and old settings of a locale leave it."""
+    port, home = free_port(), tmp / "ä"
+    env = env | {"INGEST_PORT": str(port), "INGEST_HOME": str(home)}
+    with running([ROOT / "bin/up"], tmp / "out", env) as process:
+        poll(lambda: get(port, "/readyz")[0] == 200, 60)
+        up = Server(process, tmp / "out", home, port)
+        assert vote(up, "a") == 200
+        poll(lambda: choices(up) == ["a"])
+        done = subprocess.run([ROOT / "bin/sluice", "status"], env=env, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        process.terminate()
+        assert process.wait(20) == 0
+        assert "Traceback" not in up.said()
+
+
 def test_a_second_bin_up_in_the_same_home_is_one_line_and_status_1(shared: Server) -> None:
     status, words = refused({"INGEST_PORT": free_port()}, shared.home)
     assert (status, words.count("\n")) == (1, 1)
