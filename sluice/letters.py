@@ -54,7 +54,7 @@ class Letters:
 def require_stream(name: str | None, streams: Collection[str]) -> None:
     """Raises: SettingError if a stream without letters is none that is known."""
     if name is not None and name not in streams:
-        raise SettingError(f"there is no stream {name!r}; there are {', '.join(streams)}.")
+        raise SettingError(f"there is no stream {name!r}; there are {', '.join(sorted(streams))}.")
 
 
 def among(streams: Collection[str]) -> str:

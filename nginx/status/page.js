@@ -263,11 +263,11 @@ function letters() {
   }));
 }
 
-// The last rejected requests, read only while their list is open; nginx answers 304 while it is the same.
+// The last rejected requests, read only while their list is open.
 let errorsDrawn = "";
 async function errors() {
   if (!$("#errors").open) return;
-  const answer = await fetch("/status/errors.json", { cache: "no-cache" }).catch(() => null);
+  const answer = await fetch("/status/errors.json", { cache: "no-store" }).catch(() => null);
   const text = answer?.ok ? await answer.text() : "[]";
   if (text === errorsDrawn) return;
   errorsDrawn = text;
@@ -496,7 +496,7 @@ function same(excerpt, body) {
 
 async function look() {
   try {
-    const answer = await fetch("/status/status.json", { cache: "no-cache" });
+    const answer = await fetch("/status/status.json", { cache: "no-store" });
     if (!answer.ok) throw new Error(answer.status === 404 ? "The page process has not written any figures yet." : `status.json: ${answer.status}`);
     clock = Number(answer.headers.get("Sluice-Time"));
     shown = await answer.json();

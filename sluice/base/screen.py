@@ -22,9 +22,14 @@ def seconds(text: str) -> float:
 
 def whole_number(text: str) -> int:
     """The type of an option that is a number of things. Raises: ArgumentTypeError."""
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"expected a number of at least 0, not {text!r}")
+    if not re.fullmatch(r"[0-9]{1,18}", text):  # fits into 64 bits, as in SQL
+        raise argparse.ArgumentTypeError(f"expected a number of at least 0 with at most 18 digits, not {text!r}")
     return int(text)
+
+
+def why(error: OSError) -> str:
+    """The reason of an error of the system, after the file that has it, and without its number."""
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1) -> str:

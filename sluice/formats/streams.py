@@ -56,7 +56,9 @@ def load_streams(config: settings.Settings) -> dict[str, Stream]:
     ):
         for name in named:
             if name not in known:
-                raise settings.SettingError(f"{setting}: there is no stream {name!r}; there are {', '.join(known)}.")
+                raise settings.SettingError(
+                    f"{setting}: there is no stream {name!r}; there are {', '.join(sorted(known))}."
+                )
     return {name: stream._replace(rule=rule(stream, *config.unique.of(name))) for name, stream in streams.items()}
 
 

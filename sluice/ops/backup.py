@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     try:
         copies.backup(s.store, arguments.file, screen.progress)
     except (copies.CannotCopy, OSError) as error:
-        screen.complain(error)
+        screen.complain(screen.why(error) if isinstance(error, OSError) else error)
         return 1
     print(f"{arguments.file}: {arguments.file.stat().st_size:,} bytes")
     return 0

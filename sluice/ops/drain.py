@@ -11,6 +11,7 @@ import time
 
 from sluice.base import screen
 from sluice.run.reload import NOTICE_SECONDS
+from sluice.run.up import runs
 from sluice.settings import Settings
 
 
@@ -23,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    if not s.draining.parent.is_dir():
+    if not runs(s.gateway_sockets):
         screen.complain(f"nothing runs in {s.home}")
         return 1
     for file, message in (s.draining, "/readyz answers 503"), (s.closing, "connections close"):

@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     try:
         copies.restore(s.store, arguments.file, arguments.replace, screen.progress)
     except (copies.CannotCopy, OSError) as error:
-        screen.complain(error)
+        screen.complain(screen.why(error) if isinstance(error, OSError) else error)
         return 1
     print(f"restored {arguments.file}")
     ledger = observer.ledger()

@@ -176,6 +176,8 @@ def main() -> None:
             body = text(observer.look())
             self.send_response(200)
             self.send_header("Content-Type", CONTENT_TYPE_LATEST)
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("X-Content-Type-Options", "nosniff")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

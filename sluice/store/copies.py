@@ -8,6 +8,7 @@ replaces all that is ours and nothing of others. Each database has a module `cop
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -59,7 +60,12 @@ def restore(url: str, file: Path, replace: bool, progress: Progress) -> None:
 @contextlib.contextmanager
 def new_file(file: Path) -> Iterator[Path]:
     """The path of a temporary file beside `file`, which takes its place at the end, unless there is an exception."""
-    handle, name = tempfile.mkstemp(prefix=f"{file.name}.", suffix=".part", dir=file.parent)
+    if file.is_dir():  # said before the copy is made
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+    try:
+        handle, name = tempfile.mkstemp(prefix=f"{file.name}.", suffix=".part", dir=file.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from None
     part = Path(name)
     try:
         yield part

@@ -47,7 +47,7 @@ class ViewsClient(Link):
                     raise LeaseLost("the lease has passed to another follower")
         except OSError as broken:
             self.close()
-            raise ConnectionError(str(broken)) from broken
+            raise ConnectionError(f"{self.path}: {broken.strerror or broken}") from broken
         except BaseException:
             self.close()
             raise

@@ -237,6 +237,16 @@ def test_a_backup_that_cannot_be_made_is_one_line_and_leaves_no_file(home: Home)
         code, out, said = home.sluice("backup", file)
         assert (code, out, said.count("\n")) == (1, "", 1)
     assert list(home.tmp.glob("copy*")) == []
+    home.put(1)
+    absent, folder = home.tmp / "no/such/folder", home.tmp
+    for words, said in (
+        (("backup", absent), f"sluice: {absent}: No such file or directory\n"),
+        (("backup", folder), f"sluice: {folder}: Is a directory\n"),
+        (("restore", absent), f"sluice: {absent}: No such file or directory\n"),
+        (("restore", folder), f"sluice: {folder}: Is a directory\n"),
+    ):
+        assert home.sluice(*words) == (1, "", said)
+    assert list(home.tmp.parent.glob(f"{home.tmp.name}.*")) == []
 
 
 @pytest.fixture

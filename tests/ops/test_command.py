@@ -73,7 +73,7 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize("verb, option", NUMBERS)
-@pytest.mark.parametrize("value", ["-1", "nan", "1e400", "²", "x"])
+@pytest.mark.parametrize("value", ["-1", "nan", "1e400", "²", "x", "9" * 30])
 def test_an_option_that_is_a_number_refuses_what_is_none(verb: str, option: str, value: str, tmp: Path) -> None:
     code, out, words = sluice(tmp, verb, f"{option}={value}")
     assert (code, out) == (2, "")

@@ -432,10 +432,10 @@ def test_dead_letters_are_chosen_by_stream_and_condition(tmp: Path, redis: Serve
 
     assert sorted(chosen()) == ["1", "2", "3", "4"]
     assert chosen("--stream", "gps") == ["4"]
-    known = 'sluice: there is no stream "it\'s"; there are metrics, gps, logs, votes, spans.\n'
+    known = 'sluice: there is no stream "it\'s"; there are gps, logs, metrics, spans, votes.\n'
     for verb in "dead", "replay":
         code, out, complaint = sluice(tmp, verb, "--stream", "it's")
-        assert (code, out, sorted(complaint)) == (2, "", sorted(known))  # the streams in any order
+        assert (code, out, complaint) == (2, "", known)
     assert sluice(tmp, "dead", "--stream", "metrics")[:2] == (0, "There are no dead letters that match.\n")
     assert chosen("--where", "seq = 1 OR seq = 3", "--stream", "votes") == ["3", "1"]
     assert chosen("--where", "seq > 1 -- not the first") == ["3", "2"]
@@ -445,7 +445,7 @@ def test_dead_letters_are_chosen_by_stream_and_condition(tmp: Path, redis: Serve
 def test_a_number_below_0_is_refused(words: tuple[str, ...], tmp: Path) -> None:
     code, _, complaint = sluice(tmp, *words, "-1")
     assert code == 2
-    assert complaint.endswith("expected a number of at least 0, not '-1'\n")
+    assert complaint.endswith("expected a number of at least 0 with at most 18 digits, not '-1'\n")
 
 
 def test_a_body_is_shown_without_the_head_that_its_path_keeps(tmp: Path, redis: Server) -> None:

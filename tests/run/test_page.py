@@ -724,8 +724,15 @@ def test_the_page_loads_nothing_from_other_hosts(up: Server) -> None:
         status, headers, body = get(up.port, target)
         assert (status, headers["content-type"]) == (200, f"{kind}; charset=utf-8")
         assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
-        assert headers["x-content-type-options"] == "nosniff"
+        assert (headers["x-content-type-options"], headers["cache-control"]) == ("nosniff", "no-cache")
         assert b"http://www.w3.org" in body or b"http" not in body
+
+
+@pytest.mark.parametrize("target", ["/status/status.json", "/status/errors.json", "/status/metrics"])
+def test_figures_are_kept_by_no_cache(target: str, up: Server) -> None:
+    poll(lambda: get(up.port, target)[0] == 200)
+    status, headers, _ = get(up.port, target)
+    assert (status, headers["cache-control"], headers["x-content-type-options"]) == (200, "no-store", "nosniff")
 
 
 def test_the_hour_is_limited_to_an_hour_and_shows_unknown_values() -> None:
