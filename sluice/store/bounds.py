@@ -16,7 +16,7 @@ REASONS = 100  # of dead letters that are told apart
 GROUP_RECORDS, GROUP_REJECTS = 32_768, 200  # held in memory on their way to a destination
 # Of a body, inflated, that is decoded before its key is put; and of such bodies that are stored at once. Their records
 # take up to 25 times as much memory
-SMALL_BYTES, KEYED_BYTES = 1 << 16, 1 << 19
+SMALL_BYTES, KEYED_BYTES = 1 << 16, 1 << 20
 PIECE_KEYS = 500  # that the database puts while the next ones are made
 KEYED_RECORDS = 100  # of a larger body, whose own keys are put at once
 ASKED_KEYS = 500  # in one statement

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 from sluice.base.counters import Histogram
@@ -182,7 +183,7 @@ class Decoded(Part):
         try:
             if results is None:
                 results = decode(item, limits) if seq % SAMPLE else timed(decode, item, limits, entries.decoded)
-            return [(seq, received, item, result) for result in results]
+            return [*zip(repeat(seq), repeat(received), repeat(item), results)]
         except Exception as error:
             return [(seq, received, item, failed(entries.claim.stream, item, error))]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from hashlib import blake2b
 from itertools import chain, islice
@@ -159,6 +160,10 @@ class Unique:
 def body_key(digest: bytes, entries: list[Entry]) -> bytes | None:
     """The key of a body. entries: the first ones; all of them must have a time of their own."""
     thing: Any
+    if len(digest) == CONTENT_BYTES:
+        with contextlib.suppress(AttributeError):  # a reject has no time
+            times: list[int | None] = [entry[3].time for entry in entries]  # type: ignore[union-attr]
+            return None if None in times or not times else key_of(digest, times[0])
     first = None
     for _, _, _, thing in entries:
         if thing.__class__ is Reject:
