@@ -119,6 +119,8 @@ def by_stream(text: str, value: str, expected: str, separator: str = r"[,\s]+") 
         if not match or name in found:
             raise ValueError(expected)
         found[name] = match
+    if not found:
+        raise ValueError(expected)
     return found
 
 

@@ -120,6 +120,7 @@ WRONG = [
     ("INGEST_UNIQUE", "gps=off/record"),
     ("INGEST_KEEP", "30"),
     ("INGEST_KEEP", "0d"),
+    ("INGEST_KEEP", ","),
     ("INGEST_KEEP", "1d,2d"),
     ("INGEST_KEEP", "gps="),
     ("INGEST_SPOOL", "redis://h"),

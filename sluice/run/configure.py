@@ -52,8 +52,10 @@ def replaced(text: str, *pairs: tuple[str, str]) -> str:
 
 def quoted(path: object) -> str:
     """A path in a configuration. Raises: SettingError if nginx, Redis or supervisord would read it as another one."""
-    if re.search(r'["$%\\\n]|,(?!nohostname$)', str(path)):
-        raise settings.SettingError(f'nginx and Redis cannot use the path {str(path)!r}: it has one of " $ % \\ ,.')
+    if re.search(r'["$%\\\n\udc80-\udcff]|,(?!nohostname$)', str(path)):
+        raise settings.SettingError(
+            f'nginx and Redis cannot use the path {str(path)!r}: it has one of " $ % \\ , or is not UTF-8.'
+        )
     return f'"{path}"'
 
 

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,7 +78,8 @@ def check(s: settings.Settings) -> None:
 def check_paths(s: settings.Settings) -> None:
     """Raises: SettingError if nginx or Redis would read the path of a setting as another one."""
     for row in dataclasses.fields(s):
-        if isinstance(value := getattr(s, row.name), Path):
+        value = getattr(s, row.name)
+        if isinstance(value, Path) or (row.name == "spool" and s.has_own_redis):
             try:
                 configure.quoted(value)
             except settings.SettingError as error:
@@ -155,17 +157,19 @@ def check_places(s: settings.Settings) -> None:
     places += [("INGEST_SPOOL", s.spool)] if s.has_own_redis else []
     urls = {url for url in s.rows.values() if url and url.startswith("parquet:")}
     places += [("INGEST_ROWS", f"{url.removeprefix('parquet://')}/rows") for url in sorted(urls)]
+    if s.has_own_redis and os.path.lexists(s.spool) and not Path(s.spool).is_socket():
+        raise settings.SettingError(f"INGEST_SPOOL: {s.spool} is there and is no socket: Redis would delete it.")
     for name, file in places:
         folder = Path(file).parent
         if folder.is_relative_to(s.home):
             continue
         try:
             folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-            problem = "" if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+            tempfile.TemporaryFile(dir=folder).close()  # root may write anywhere, but not in /proc or a read-only mount
         except OSError as error:
-            problem = error.strerror or str(error)
-        if problem:
-            raise settings.SettingError(f"{name}: the directory {folder} cannot be used: {problem}.")
+            raise settings.SettingError(
+                f"{name}: the directory {folder} cannot be used: {error.strerror or error}."
+            ) from None
 
 
 def check_files() -> None:

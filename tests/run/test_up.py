@@ -359,9 +359,12 @@ def test_a_path_that_nginx_would_read_as_another_is_one_line_and_status_2(tmp: P
     assert (status, words.count("\n")) == (2, 1)
     assert words.startswith("sluice: INGEST_HOME: nginx and Redis cannot use the path ")
     assert not (tmp / "a$b").exists()
-    for name in "a%b", 'a"b', "a\\b":
+    for name in "a%b", 'a"b', "a\\b", "a\udcff":
         with pytest.raises(settings.SettingError, match="cannot use the path"):
             configure.write(settings.load({"INGEST_HOME": str(tmp / name)}))
+        for setting in "INGEST_HOME", "INGEST_SPOOL", "INGEST_API_KEYS":
+            with pytest.raises(settings.SettingError, match=f"^{setting}: nginx and Redis cannot use the path "):
+                up.check_paths(settings.load({"INGEST_HOME": str(tmp), setting: str(tmp / name)}))
 
 
 def test_a_relative_home_is_relative_to_the_callers_directory_and_may_have_other_characters(tmp: Path) -> None:
@@ -537,13 +540,27 @@ def test_an_address_that_no_postgresql_has_stops_every_program(url: str, problem
 
 
 @pytest.mark.parametrize(
-    "name, value", [("INGEST_ROWS", "parquet:///proc/x"), ("INGEST_STORE", "sqlite:////proc/x/y.db")]
-)
+    "name, value", [("INGEST_ROWS", "parquet:///proc/x"), ("INGEST_STORE", "sqlite:////proc/x/y.db"),
+     ("INGEST_STORE", "sqlite:////proc/y.db")],
+)  # fmt: skip
 def test_a_directory_that_cannot_be_made_stops_the_start(name: str, value: str) -> None:
-    with pytest.raises(settings.SettingError, match=f"^{name}: the directory /proc/x cannot be used: No such file"):
+    with pytest.raises(settings.SettingError, match=f"^{name}: the directory /proc(/x)? cannot be used: No such file"):
         up.check_places(settings.load({name: value}))
     with pytest.raises(settings.SettingError, match="^INGEST_SPOOL: the directory /dev/null cannot be used"):
         up.check_places(settings.load({"INGEST_SPOOL": "/dev/null/redis.sock"}))
+
+
+@pytest.mark.parametrize("what", ["file", "directory", "link"])
+def test_the_socket_of_redis_takes_the_place_of_nothing_else(what: str, tmp: Path) -> None:
+    """Redis deletes whatever is there."""
+    path = tmp / "mine"
+    if what == "link":
+        path.symlink_to("nowhere")
+    else:
+        path.mkdir() if what == "directory" else path.touch()
+    with pytest.raises(settings.SettingError, match="^INGEST_SPOOL: .*/mine is there and is no socket: Redis"):
+        up.check_places(settings.load({"INGEST_HOME": str(tmp / "home"), "INGEST_SPOOL": str(path)}))
+    assert os.path.lexists(path)
 
 
 def test_too_low_a_limit_of_open_files_is_one_line_and_status_1(tmp: Path) -> None:
