@@ -325,5 +325,7 @@ def inspector(stream: str, s: Settings, verb: str = "") -> Inspector:
     opened.require(verb)
     names = {*load_streams(s), *(route.stream for route in load_routes(s.routes).values())}
     if stream not in names and stream not in (names := names | opened.streams()):
-        raise settings.SettingError(f"there is no stream {stream!r}; there are {', '.join(sorted(names))}.")
+        raise settings.SettingError(
+            f"there is no stream {stream!r}; there are {', '.join(map(screen.shown, sorted(names)))}."
+        )
     return opened

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 from sluice import parsers
+from sluice.base import screen
 from sluice.parsers import AUTO, ByStream, Keep, LogStyle, Range, choice, clients, integer, size
 
 T = TypeVar("T")
@@ -362,7 +363,7 @@ def load_or_exit() -> Settings:
 
 def complain(error: object) -> int:
     """Print an error as one line; returns the exit status for an invalid setting."""
-    print(f"sluice: {error}", file=sys.stderr)
+    screen.complain(error)
     return 2
 
 

@@ -34,7 +34,7 @@ def why(error: OSError) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1) -> str:
     """Rows under a head; the first `left` columns are left-aligned, the others right-aligned."""
-    lines = [[str(cell) for cell in row] for row in (head, *rows)]
+    lines = [[shown(str(cell)) for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join(
         "  ".join(
@@ -47,12 +47,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1) 
 
 def complain(problem: object) -> None:
     """Print one line on standard error."""
-    print(f"sluice: {' '.join(str(problem).split())}", file=sys.stderr)
+    print(f"sluice: {shown(' '.join(str(problem).split()))}", file=sys.stderr)
 
 
-def printable(body: bytes, lines: bool = False) -> str:
-    """A body as text; bytes that could control the terminal are written as \\x1b. lines: keep newlines."""
-    text = body.decode("utf-8", "backslashreplace")
+def printable(body: bytes | str, lines: bool = False) -> str:
+    """A body as text; what could control the terminal is written as \\x1b. lines: keep newlines."""
+    text = body if isinstance(body, str) else body.decode("utf-8", "backslashreplace")
     return "".join(x if x.isprintable() or (lines and x == "\n") else x.encode("unicode_escape").decode() for x in text)
 
 
@@ -76,7 +76,7 @@ def confirmed(arguments: argparse.Namespace, question: str) -> bool:
     """Whether --yes was given or the answer is yes. No answer means no."""
     if arguments.yes:
         return True
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"{shown(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()
     if not answer.endswith("\n"):
         print(file=sys.stderr)
@@ -104,7 +104,7 @@ def percent(share: float | None) -> str:
 
 def shown(text: str | bytes) -> str:
     """Text made printable, on one line."""
-    return printable(text if isinstance(text, bytes) else text.encode())
+    return printable(text)
 
 
 def body_line(seq: object, state: str, body: bytes, full: bool) -> str:

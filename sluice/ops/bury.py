@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     name, inspector = arguments.stream, ledger.inspector(arguments.stream, s, "bury")
     bodies, buried = sum(1 for _ in inspector.claimed(name, arguments.seq)), 0
     if not bodies:
-        print(f"{name}: no such body is claimed.")
+        print(f"{screen.shown(name)}: no such body is claimed.")
         return 0
     if not screen.confirmed(arguments, f"{name}: bury {bodies} claimed bodies?"):
         return 1
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         entry = claim.first, received, item, Reject(item, REASON, True)
         buried += persist(store, claim, entry, deadline).letters
     store.close()
-    print(f"{name}: {buried} bodies buried" + (", the others are stored" if buried < bodies else ""))
+    print(f"{screen.shown(name)}: {buried} bodies buried" + (", the others are stored" if buried < bodies else ""))
     return 0
 
 

@@ -26,11 +26,11 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         return write_off(arguments, s, inspector)
     seen = inspector.snapshot(name)
     if not seen.ready:
-        print(f"{name}: no body is ready.")
+        print(f"{screen.shown(name)}: no body is ready.")
         return 0
     if not screen.confirmed(arguments, f"{name}: discard {seen.ready} accepted bodies that are not yet stored?"):
         return 1
-    print(f"{name}: {inspector.purge(name, seen)} bodies discarded")
+    print(f"{screen.shown(name)}: {inspector.purge(name, seen)} bodies discarded")
     return 0
 
 
@@ -42,10 +42,10 @@ def write_off(arguments: argparse.Namespace, s: Settings, inspector: Inspector) 
             screen.complain(line)
         return 1
     if not missing:
-        print(f"{name}: no body is missing.")
+        print(f"{screen.shown(name)}: no body is missing.")
         return 0
     if not screen.confirmed(arguments, f"{name}: {missing} accepted bodies are missing; count them as purged?"):
         return 1
     inspector.write_off(name, missing)
-    print(f"{name}: {missing} bodies are counted as purged")
+    print(f"{screen.shown(name)}: {missing} bodies are counted as purged")
     return 0

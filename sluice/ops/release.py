@@ -20,12 +20,12 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     name, inspector = arguments.stream, ledger.inspector(arguments.stream, s, "release")
     claims = inspector.snapshot(name).claims
     if not claims:
-        print(f"{name}: no claim is open.")
+        print(f"{screen.shown(name)}: no claim is open.")
         return 0
     holders = [process.pid for process in inspector.processes() if any(stream == name for stream, _ in process.claims)]
     by = f", held by {', '.join(f'worker {pid}' for pid in holders)}" if holders else ""
     question = f"{name}: end the leases of {len(claims)} open claims with {sum(claims.values())} bodies{by}?"
     if not screen.confirmed(arguments, question):
         return 1
-    print(f"{name}: {inspector.release(name)} leases ended")
+    print(f"{screen.shown(name)}: {inspector.release(name)} leases ended")
     return 0

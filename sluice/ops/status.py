@@ -56,8 +56,9 @@ def show_streams(streams: dict[str, Figures], trouble: list[str], as_json: bool)
         rows = [{"stream": name} | row for name, row in streams.items()]
         print(json.dumps({"streams": rows, "trouble": trouble}, indent=2))
         return
-    print(screen.table(("stream", *STATES, "oldest"), ([screen.shown(n), *columns(row)] for n, row in streams.items())))
+    print(screen.table(("stream", *STATES, "oldest"), ([name, *columns(row)] for name, row in streams.items())))
     for name, row in streams.items():
+        name = screen.shown(name)
         if not row["decoder"]:
             print(f"{name}: no decoder, so its bodies stay on the list; INGEST_RECORDS names the module that has one.")
         if row["purged"]:

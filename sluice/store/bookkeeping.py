@@ -281,12 +281,12 @@ class Bookkeeping(ABC, Generic[Db]):
                     self.run(db, COUNT_EXPIRED, (stream, epoch[0][0] if epoch else "", 0, 1))
             self.fold_again(db, {batch for _, batch, _ in gone})
 
-    def expire_keys(self, above: bytes, before: Mapping[str, int]) -> tuple[bytes, int, int]:
+    def expire_keys(self, above: bytes, before: Mapping[str, int]) -> tuple[bytes, Counter[str]]:
         """Look at the next keys, and delete the old ones.
 
         above: the key behind which to look. before: stream -> the time before which a key is old (seconds since 1970);
             keys of other streams are old before all of these.
-        Returns the last one of them (LAST_KEY behind all), how many they are, and how many are gone.
+        Returns the last one of them (LAST_KEY behind all), and how many are left of each stream.
         """
         is_old = "CASE stream {} ELSE at < ? END".format(" ".join("WHEN ? THEN at < ?" for _ in before))
         ages = [*(value for pair in before.items() for value in pair), min(before.values())]
@@ -294,12 +294,14 @@ class Bookkeeping(ABC, Generic[Db]):
         with self.transaction(read=True) as db:  # a writer would wait for SQLite's lock only to find nothing
             end = f"SELECT key {part} ORDER BY key LIMIT 1 OFFSET {bounds.SEARCH_ROWS - 1}"
             (last,) = (self.run(db, end, (above,)) or [(LAST_KEY,)])[0]
-            counted = f"SELECT count(*), coalesce(sum(CASE WHEN {is_old} THEN 1 ELSE 0 END), 0) {part} AND key <= ?"
-            ((looked, old),) = self.run(db, counted, (*ages, above, last))
-        if old:
+            counted = (
+                f"SELECT stream, count(*), sum(CASE WHEN {is_old} THEN 1 ELSE 0 END) {part} AND key <= ? GROUP BY 1"
+            )
+            found = self.run(db, counted, (*ages, above, last))
+        if any(old for _, _, old in found):
             with self.transaction() as db:
                 self.run(db, f"DELETE {part} AND key <= ? AND {is_old}", (above, last, *ages))
-        return last, looked, int(old)
+        return last, Counter({stream: int(count - old) for stream, count, old in found})
 
     def horizon(self, name: str) -> int:
         """Up to which time (microseconds since 1970) rows of a stream, or dead letters, were deleted by age; 0: never.

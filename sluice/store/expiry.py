@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,7 +62,7 @@ class Expiry:
 
 
 class KeyExpiry(Expiry):
-    """Deletes keys. At most MAX_KEYS are kept: if a pass has left more, the next one takes the oldest of them.
+    """Deletes keys. At most MAX_KEYS of a stream are kept: if a pass has left more, the next one takes the oldest.
 
     Its age is 0, so that its horizon is a present: the same for all cells and streams, whatever age each has set, and
     no key is older when it is put.
@@ -73,18 +74,21 @@ class KeyExpiry(Expiry):
         self.ages = ages
         self.slack = max(ages.values()) / EXPIRE_PART
         self.at = b""  # the last key that was looked at
-        self.kept = 0  # in this pass
-        self.share = 1.0  # of their age to which keys are kept now
+        self.kept = Counter[str]()  # in this pass
+        self.shares = dict.fromkeys(ages, 1.0)  # of their age to which keys are kept now
 
     @override
     def delete(self, store: Store[Any], before: int) -> bool:
-        old = {stream: before // 1_000_000 - int(age * self.share) for stream, age in self.ages.items()}
-        self.at, looked, gone = store.expire_keys(self.at, old)
-        self.kept += looked - gone
+        now = before // 1_000_000
+        old = {stream: now - int(age * self.shares[stream]) for stream, age in self.ages.items()}
+        self.at, kept = store.expire_keys(self.at, old)
+        self.kept += kept
         if self.at != LAST_KEY:
             return True
-        self.share = min(1.0, self.share * bounds.MAX_KEYS / max(1, self.kept))
-        if self.share < 1:
-            log.warning("keys are kept for %.0f %% of INGEST_UNIQUE: there are %d", 100 * self.share, self.kept)
-        self.at, self.kept = b"", 0
+        for stream, share in self.shares.items():
+            count = self.kept[stream]
+            self.shares[stream] = share = min(1.0, share * bounds.MAX_KEYS / max(1, count))
+            if share < 1:
+                log.warning("%s: keys are kept for %.0f %% of INGEST_UNIQUE: there are %d", stream, 100 * share, count)
+        self.at, self.kept = b"", Counter()
         return False

@@ -188,6 +188,22 @@ def test_a_stream_without_a_decoder_is_shown(tmp: Path, redis: Server) -> None:
     assert sluice(tmp, "status", **env)[1].count("no decoder") == 2
 
 
+def test_whatever_the_name_of_a_stream_is_a_line_stays_one_line_that_controls_no_terminal(
+    tmp: Path, redis: Server
+) -> None:
+    drain(tmp)
+    odd = "a\x1b[31m\nb\u202e"
+    push(redis, b"a", stream=odd)
+    for words in (
+        ("status",), ("purge", odd, "--yes"), ("purge", odd), ("release", odd), ("purge", "nosuch\x1b"),
+        ("dead", "--where", "\x1b"), ("dead", "--stream", "\udcff"),
+    ):  # fmt: skip
+        code, out, error = sluice(tmp, *words)
+        assert (out + error).replace("\n", "").isprintable() and "Traceback" not in error, (words, out, error)
+        if words[0] != "status":
+            assert (out + error).count("\n") == 1, (words, out, error)
+
+
 def test_without_redis_the_database_is_still_shown(tmp: Path) -> None:
     with redis_server(tmp) as server:
         push(server, vote("a"), b"nonsense")

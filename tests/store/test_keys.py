@@ -560,12 +560,14 @@ def test_without_a_rule_the_keys_from_before_are_deleted(url: str) -> None:
             assert here.store.run(db, "SELECT count(*) FROM batches_keys", ())[0][0] == left
 
 
-def test_beyond_a_number_the_oldest_keys_go(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_a_number_the_oldest_keys_of_this_stream_go(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "MAX_KEYS", 10)
     here = Here(url)
+    assert here.put("votes", keyed("a", VOTE)) == (1, 0)
     assert here.put("gps", *(fix(f"d{n}") for n in range(40))) == (40, 0)
-    old = KeyExpiry({"gps": 400})
+    old = KeyExpiry({"gps": 400, "votes": 400})
     now = int(time.time() * 1e6) + 150_000_000
     assert not old.delete(here.store, now)  # a pass counts them
     assert not old.delete(here.store, now)  # the next one keeps those of the last 100 seconds
     assert here.put("gps", fix("d3")) == (1, 0)
+    assert here.put("votes", keyed("a", VOTE)) == (0, 0)
