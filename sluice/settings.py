@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 from sluice import parsers
-from sluice.base import screen
 from sluice.parsers import AUTO, ByStream, Keep, LogStyle, Range, choice, clients, integer, size
 
 T = TypeVar("T")
@@ -363,7 +362,8 @@ def load_or_exit() -> Settings:
 
 def complain(error: object) -> int:
     """Print an error as one line; returns the exit status for an invalid setting."""
-    screen.complain(error)
+    line = "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in f"sluice: {error}")
+    print(line, file=sys.stderr)
     return 2
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import socket
 from typing import Any
 
@@ -15,6 +17,13 @@ from sluice.fastlane.connection import READ_BYTES, Connection
 from sluice.fastlane.interface import MAX_BODY_BYTES
 
 MAX_BODIES = 4  # of up to MAX_BODY_BYTES that are read at a time; a longer one is read alone
+# What a client is told whose request gunicorn rejects, by status
+DETAILS = {
+    400: "The request is not well-formed HTTP; it had no effect.",
+    414: "The request line is too long; the request had no effect.",
+    431: "The header fields are too long; the request had no effect.",
+    501: "The only supported transfer coding is chunked; the request had no effect.",
+}
 LINGER_SECONDS = 2.0  # in which a client that is still sending can read its rejection
 
 
@@ -80,12 +89,19 @@ class SlowLane(GeventWorker):
         raise StopIteration
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
-        """gunicorn quotes the text that it cannot parse, which may be a body or a secret: hide it."""
+        """Answer in the form of all errors (RFC 9457) what gunicorn answers with a page.
+
+        It quotes the text that it cannot parse, which may be a body or a secret: hide it from the log.
+        """
         if isinstance(exc, ParseException):
             vars(exc).update({name: "..." for name, value in vars(exc).items() if isinstance(value, (str, bytes))})
         elif hasattr(req, "uri"):
             req.uri = req.path
-        super().handle_error(req, client, addr, exc)
+        page = Page()
+        super().handle_error(req, page, addr, exc)
+        if page.status:
+            with contextlib.suppress(OSError):
+                client.sendall(page.problem())
 
     def linger(self, sock: Any) -> None:
         """Let the client close first, for LINGER_SECONDS: closing a socket with unread bytes resets the connection, and
@@ -98,6 +114,26 @@ class SlowLane(GeventWorker):
                     gevent.sleep(0)  # else a client that sends without a pause occupies the loop
             except OSError:
                 pass
+
+
+class Page:
+    """A socket to which gunicorn writes its page with an error."""
+
+    status = ""
+
+    def gettimeout(self) -> float:
+        return 0.0
+
+    def sendall(self, data: bytes) -> None:
+        self.status = data.partition(b"\r\n")[0].decode("latin-1").partition(" ")[2]
+
+    def problem(self) -> bytes:
+        """The same error in another form."""
+        code, _, title = self.status.partition(" ")
+        detail = DETAILS.get(int(code), "The request failed.")
+        body = json.dumps({"type": "about:blank", "title": title, "status": int(code), "detail": detail})
+        lines = "Connection: close", "Content-Type: application/problem+json", f"Content-Length: {len(body)}", "", body
+        return "\r\n".join((f"HTTP/1.1 {self.status}", *lines)).encode("latin-1")
 
 
 class Unread:

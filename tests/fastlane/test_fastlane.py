@@ -666,8 +666,16 @@ def test_malformed_requests_get_400_and_are_not_accepted(ingest: Site, redis: Re
         with Client(ingest[kind]) as client:
             client.send(plain(b"before") + head + line + b"\r\n\r\n" + plain())
             assert client.answer()[0] == 200
-            assert client.answer()[0] in (400, 501), line
+            status, fields, body = client.answer()
+            assert status in (400, 501), line
+            assert (fields["content-type"], json.loads(body)["status"]) == ("application/problem+json", status), line
             assert client.ended(), line
+    for line, expected in (b"POST /vot\xc3\xa9s", 400), (b"POST /votes?" + 9_000 * b"a", 414):
+        with Client(ingest[kind]) as client:
+            client.send(line + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx")
+            status, fields, body = client.answer()
+            assert (status, fields["content-type"]) == (expected, "application/problem+json")
+            assert json.loads(body)["detail"].endswith("had no effect.")
     assert set(redis.items()) == {b"before"}
 
 
