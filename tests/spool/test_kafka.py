@@ -27,10 +27,11 @@ from proving.harness import ROOT, environment, free_port, gateway, get, installa
 if not kafka.available():
     pytest.skip(kafka.MISSING, allow_module_level=True)
 
-from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from sluice.spool.contract import TIMEOUT_SECONDS
+from sluice.spool.errors import KafkaUnavailable
 from sluice.spool.kafka.admin import Admin, Topic
 from sluice.spool.kafka.backlog import Backlog
 from sluice.spool.kafka.inlet import Inlet, note_loss
@@ -375,6 +376,30 @@ def test_a_body_that_ends_every_worker_is_buried_and_the_others_are_stored(tmp: 
         *[(b"ends", "buried by the operator")] * 2,
     ]
     assert ledger(tmp, url)["missing"] == 0
+
+
+def test_an_attempt_that_could_not_be_counted_was_none(tmp: Path, url: str) -> None:
+    """Each failure would otherwise be held against a body that was not decoded, and the third would bury it."""
+
+    def refuse(**_: object) -> None:
+        raise KafkaException(KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
+
+    figures = str(tmp / "run/views.sock")
+    with harness.views_redis(tmp), gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
+        accepted(gate.socket, VOTE % b"a")
+        outlet = Outlet(url, figures)
+        outlet.has_work([])
+        claim = poll(lambda: outlet.has_work(["votes"]) and outlet.claim("votes"), 30)
+        assert claim
+        source = outlet.sources["votes"]
+        consumer = source.consumer
+        source.consumer = SimpleNamespace(commit=refuse)  # type: ignore[assignment]
+        for _ in range(2):
+            with pytest.raises(KafkaUnavailable):
+                outlet.attempt(claim)
+        source.consumer = consumer
+        assert [outlet.attempt(claim), outlet.attempt(claim, -1)] == [1, 0]
+        outlet.close()
 
 
 @pytest.mark.parametrize("verb", ["purge --yes", "release --yes"])

@@ -130,9 +130,10 @@ class Source:
         with contextlib.suppress(KafkaException):
             self.consumer.commit(offsets=offsets)
 
-    def offset(self, number: int, offset: int, epoch: str) -> TopicPartition:
+    def offset(self, number: int, offset: int, epoch: str, begun: Begun | None = None) -> TopicPartition:
         """An offset as it is committed. epoch: of the record before it."""
-        return TopicPartition(self.topic.name, number, offset, note(epoch, offset, self.begun.get(number, Begun())))
+        metadata = note(epoch, offset, begun or self.begun.get(number, Begun()))
+        return TopicPartition(self.topic.name, number, offset, metadata)
 
     def count(self, number: int, first: int, last: int, epoch: str) -> None:
         """Count the delivery of the first claim of a partition that this worker got: the offsets of its records."""
@@ -149,19 +150,22 @@ class Source:
             )
 
     def attempt(self, claim: Claim, change: int) -> int | None:
-        """See `Outlet.attempt`; None if the partition is another worker's by now. Raises: KafkaUnavailable."""
+        """See `Outlet.attempt`; None if the partition is another worker's by now.
+
+        Raises: KafkaUnavailable; then nothing was tried, and nothing is counted.
+        """
         topic_id, number, first = claim.epoch.split(".")[0], int(claim.epoch.split(".")[1]), claim.first - 1
         if topic_id != self.topic.id or number not in (self.assigned or ()):
             return None
         begun = self.begun.get(number, Begun())
         begun = begun._replace(attempts=begun.attempts * (begun.first == first) + change, first=first)
-        self.begun[number] = begun
-        at = self.offset(number, first, self.epochs.get(number, claim.epoch))
+        at = self.offset(number, first, self.epochs.get(number, claim.epoch), begun)
         with asking():
+            if change > 0 and (error := self.consumer.commit(offsets=[at], asynchronous=False)[0].error):
+                raise KafkaException(error)
+            self.begun[number] = begun
             if change < 0:
                 self.consumer.commit(offsets=[at])
-            elif error := self.consumer.commit(offsets=[at], asynchronous=False)[0].error:
-                raise KafkaException(error)
         return begun.attempts
 
     def has_work(self) -> bool:
