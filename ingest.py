@@ -56,7 +56,8 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
     """PEP 3333: append the body to its stream's list, and answer once it is there."""
     endpoint = PLAIN.get(environ["PATH_INFO"]) or ENDPOINTS.by_encoding(environ)
     if endpoint is None:
-        return probe(environ, start_response)
+        same = request.without_slashes(environ)
+        return app(same, start_response) if same else probe(environ, start_response)
     if environ["REQUEST_METHOD"] != "POST":
         tell(replies.POST_ONLY, endpoint.path, environ)
         return respond(replies.POST_ONLY, endpoint.path, start_response, environ["REQUEST_METHOD"])

@@ -494,6 +494,17 @@ def test_the_kept_path_is_the_one_that_chose_the_route_however_it_is_written(sit
     assert accepted >= 10
 
 
+@pytest.mark.parametrize("path", ["//write", "/api//v2///write", "//votes"])
+def test_repeated_slashes_are_one(site: Site, path: str) -> None:
+    stream, plain = "votes" if "votes" in path else "metrics", re.sub("/+", "/", path)
+    assert post(site.where, f"{path}?precision=s", b"x")[0] in (200, 204)
+    (item,) = site.items(stream)
+    message = parse(item)
+    assert message and (message.path, message.query, message.body) == (plain, b"precision=s", b"x")
+    assert get(site.where, "//ping")[0] == 204
+    is_problem(get(site.where, "//pingx"), 404)
+
+
 @pytest.mark.parametrize("form", ["POST /logs HTTP/1.1", "P%4fST / HTTP/1.1", "POST /owntracks?u=eve HTTP/1.0"])
 def test_a_body_that_looks_like_a_whole_message_is_kept_unchanged(site: Site, form: str) -> None:
     body = form.encode() + b"\r\nX-Limit-U: eve\r\n\r\n" + b'{"_type":"location","lat":1,"lon":2,"tid":"me"}'

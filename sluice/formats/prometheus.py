@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import accumulate, chain
 from typing import Any
 
 import msgspec
 from google.protobuf.message import DecodeError
 
-from sluice.formats.protobuf import Field, fields, load_messages
-from sluice.http.routes import PROTOBUF
+from sluice.formats.protobuf import Field, fields, load_messages, uncompress
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Remainder
 from sluice.streams.decoder import INVALID_COST
@@ -41,6 +41,9 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
     Raises, before it yields: Invalid.
     """
     version = version_of(message.field("Content-Type"))
+    if message.field("Content-Encoding") in ("", "identity"):  # all the same, it is compressed
+        with suppress(Invalid):
+            body = uncompress(body, budget)
     symbols: list[Field] = []
     known = False
     for field in fields(body):  # all of them: from here on, `fields` does not raise
@@ -74,10 +77,13 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
 
 
 def version_of(content_type: str) -> int:
-    """The major version of the protocol that a Content-Type names. Raises: Invalid if it names none."""
-    media, *parameters = (part.strip() for part in content_type.split(";"))
+    """The major version of the protocol that a Content-Type names: 1 if it names none. Raises: Invalid if it is unknown.
+
+    The media type says nothing: there was none before Prometheus 1.6, and libraries write any.
+    """
+    _, *parameters = (part.strip() for part in content_type.split(";"))
     name = next((part[6:].strip('"') for part in parameters if part.startswith("proto=")), "")
-    if media.lower() != PROTOBUF or name not in VERSIONS:
+    if name not in VERSIONS:
         raise Invalid(f"not remote write: Content-Type {content_type!r:.80}")
     return VERSIONS[name]
 

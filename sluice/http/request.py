@@ -79,6 +79,17 @@ def read(environ: dict[str, Any], keep_head: bool, max_body: int) -> bytes:
     return head(environ) + body if keep_head or (body.startswith(b"POST /") and START.match(body)) else body
 
 
+def without_slashes(environ: dict[str, Any]) -> dict[str, Any] | None:
+    """The request without repeated slashes in its path, where nginx does not see them, either: many senders join a base
+    URL that ends with a slash, and a path. None: it has none.
+    """
+    if "//" not in environ["PATH_INFO"]:
+        return None
+    same = {**environ, "PATH_INFO": re.sub("/+", "/", environ["PATH_INFO"])}
+    same.pop("fastlane.head", None)  # the decoder finds itself by the path in the head
+    return same
+
+
 def is_spaced_form(environ: dict[str, Any], body: bytes) -> bool:
     """Whether a body says that it is a form and is not encoded as one: only the head tells it from a line of text."""
     return (

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from sluice import settings, views
-from sluice.formats.registry import load_routes
+from sluice.formats.registry import ROUTES, load_routes
 from sluice.parsers import EVERYBODY, PRIVATE, THIS_MACHINE
 from sluice.run import keys
 
@@ -28,6 +28,7 @@ MAX_FILES = 65535
 STRANGERS = 64  # concurrent requests of a client of the internet, with INGEST_CLIENT_CONNECTIONS=auto
 GUESSES = 100  # requests per second of a client, with INGEST_PASSWORDS and INGEST_CLIENT_RATE=auto
 FOLDERS = "etc", "run", "log", "tmp", "redis"  # in $INGEST_HOME
+PROBES = "/healthz", "/readyz", "/health", "/ping", "/query"  # what senders ask besides
 HOST_CHECK = 'if ($sluice_host = "") { return 421; }'
 # for every program. Standard output goes to the terminal, with the program's name before each line; standard error goes
 # to the log file, without it (launch.py)
@@ -92,7 +93,7 @@ def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]
         ("https", s.tls_certificate is not None and s.port == 443, []),
         ("client-rate", rate > 0, [("1000r/s", f"{rate}r/s"), ("=2000 ", f"={2 * rate} ")]),
         ("client-connections", most > 0, [("zone $sluice_stranger ", counted), (" 64;", f" {most};")]),
-        ("cors", bool(s.cors), [(r"^[^ ]+ /votes(\?|$)", rf"^({origins}) ({paths})(\?|$)")]),
+        ("cors", bool(s.cors), [(r"^[^ ]+ /*(/votes)/*(\?|$)", rf"^({origins}) /*({paths})/*(\?|$)")]),
     ]  # fmt: skip
 
 
@@ -126,6 +127,10 @@ def with_routes(text: str, s: settings.Settings) -> str:
                 one = replaced(location[0], (f"= {first} {{", f"= {word} {{"))
                 made += one if route.batch else re.sub(r"^ +client_max_body_size .*\n", "", one, flags=re.MULTILINE)
         text = text[: location.start()] + made + text[end.start() :]
+    shipped, own = (
+        "|".join(re.escape(path) for path in (*each, *PROBES) if f"{path}/" not in each) for each in (ROUTES, routes)
+    )
+    text = replaced(text, (f'"^({shipped})/$"', f'"^({own})/$"'))
     return replaced(text, ("client_max_body_size 8m", f"client_max_body_size {s.max_batch}"))
 
 

@@ -251,6 +251,15 @@ def test_metadata_that_version_2_repeats_is_one_row() -> None:
 GOOD = request(series(UP, samples=[sample(1)]))
 
 
+@pytest.mark.parametrize("kind", ["", "application/vnd.google.protobuf", "text/plain", f"{TYPES[1]}; charset=utf-8"])
+def test_a_request_of_an_old_sender_is_version_1_whatever_its_type_is(kind: str) -> None:
+    fields = [f"Content-Type: {kind}"] if kind else []
+    (row,) = decode("metrics", kept(compressed(GOOD), "/api/v1/write", *fields, SNAPPY))
+    assert row.name == "up"
+    for body in compressed(GOOD), GOOD:  # nor does the head say whether it is compressed
+        assert decode("metrics", kept(body, "/api/v1/write", *fields)) == [row]
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -265,7 +274,7 @@ GOOD = request(series(UP, samples=[sample(1)]))
         (item(b"\x22\x01\xff", 2), "not UTF-8: "),
         (item(GOOD, 2), "no record in it"),
         (item(b"\x08\x01\x11" + bytes(8) + b"\x1d" + bytes(4)), "no record in it"),
-        (kept(GOOD, "/api/v1/write", "Content-Type: text/plain"), "not remote write: Content-Type 'text/plain'"),
+        (kept(b"cpu v=1", "/api/v1/write", "Content-Type: text/plain"), "not protobuf: "),
         (kept(GOOD, "/api/v1/write", f"Content-Type: {TYPES[1]};proto=x"), "not remote write: Content-Type "),
         (item(bytes(LIMITS.inflated + 1)), f"snappy: inflates to more than {LIMITS.inflated} bytes"),
         (item(request(series({"__name__": "x" * LIMITS.record}))), f"series larger than {LIMITS.record} bytes"),

@@ -128,11 +128,19 @@ def test_each_worker_of_nginx_has_a_processor_of_its_own(web: Server) -> None:
         (f'{PROTOBUF}; proto="io.prometheus.write.v2.Request"', "snappy", 200),
         (f"{PROTOBUF};proto=io.prometheus.write.v3.Request", "snappy", 415),
         (f"{PROTOBUF};proto=", "snappy", 415),
+        (f"{PROTOBUF}; charset=utf-8", "snappy", 200),
+        (f"{PROTOBUF}; charset=utf-8; proto=x", "snappy", 415),
         ("application/json", "snappy", 415),
+        ("application/json", "", 415),
         (PROTOBUF, "zstd", 200),
         (PROTOBUF, "br", 415),
-        (PROTOBUF, "", 415),
-        ("", "snappy", 415),
+        (PROTOBUF, "", 200),
+        ("", "snappy", 200),
+        ("application/vnd.google.protobuf", "snappy", 200),
+        ("application/octet-stream", "", 200),
+        ("text/plain", "snappy", 200),
+        ("text/plain; charset=utf-8", "", 415),
+        ("application/x-www-form-urlencoded", "", 415),
     ],
 )
 def test_remote_write_in_an_unknown_format_gets_415(
@@ -155,6 +163,17 @@ def test_remote_write_in_an_unknown_format_gets_415(
 def test_another_method_at_the_path_of_remote_write_reaches_the_gateway(web: Server, gateway: Gateway) -> None:
     assert get(web.port, "/api/v1/write")[0] == 200
     assert len(gateway.requests) == 1
+
+
+@pytest.mark.parametrize("path", ["/votes", "/write", "/gpslogger", "/v1/logs", "/homeassistant", "/ping"])
+def test_a_slash_at_the_end_of_a_path_changes_nothing(web: Server, gateway: Gateway, path: str) -> None:
+    for end in "/", "//":
+        assert post(web.port, f"{path}{end}?a=1&b=%2f", b"x")[0] == 200
+        assert gateway.requests.pop().startswith(f"POST {path}?a=1&b=%2f HTTP/1.1\r\n".encode())
+    assert post(web.port, "/api/v1/write/", b"x", {"Content-Type": "application/json"})[0] == 415
+    for other in "/_sluice_problem/", "/gps/latest/", "/votes/x/":
+        assert post(web.port, other, b"x")[0] == 200
+        assert gateway.requests.pop().startswith(f"POST {other} ".encode())
 
 
 @pytest.mark.parametrize("path", ["/gpslogger", "/traccar"])
