@@ -6,6 +6,7 @@ An action of the app before its first position (GPSLogger/GLManager.m, logAction
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from msgspec.structs import astuple
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import Result, each
+from sluice.streams.gps import from_object
 from sluice.streams.lenient import reader
 from sluice.streams.message import Message
 from sluice.streams.position import Number, position, sender
@@ -88,20 +90,28 @@ def is_unlocated(element: bytes) -> bool:
     return bytes(sent.geometry) in (b"", b"null") and "action" in sent.properties
 
 
+def point(geometry: Geometry) -> tuple[Any, Any, Any]:
+    """Longitude, latitude and altitude; None: not sent. Raises: Invalid, msgspec's errors."""
+    if geometry.type != "Point":
+        raise Invalid(f"not a position: geometry {geometry.type!r:.40}")
+    coordinates = bytes(geometry.coordinates)
+    if len(coordinates) > MAX_COORDINATES:
+        raise Invalid("coordinates too long")
+    lon, lat, altitude, *_ = *read_coordinates(coordinates), None, None, None
+    return lon, lat, altitude
+
+
 def feature(element: bytes, device: str | int) -> Gps:
     try:
         sent = read_feature(element)
     except (Invalid, msgspec.ValidationError):
         if is_unlocated(element):
             raise Empty("unlocated") from None
+        with suppress(Invalid, msgspec.MsgspecError):  # Expo's and other libraries send plain objects
+            return from_object(element, lambda: str(device))
         raise
     if sent.properties.type == "trip":  # its point is where the trip began; the positions are features of their own
         raise Empty("trip")
-    if sent.geometry.type != "Point":
-        raise Invalid(f"not a position: geometry {sent.geometry.type!r:.40}")
-    coordinates = bytes(sent.geometry.coordinates)
-    if len(coordinates) > MAX_COORDINATES:
-        raise Invalid("coordinates too long")
-    lon, lat, *_ = *read_coordinates(coordinates), None, None
+    lon, lat, _ = point(sent.geometry)
     own_device, *values, _ = astuple(sent.properties)
     return position(own_device or device, lat, lon, *values, battery_unit=100)

@@ -77,7 +77,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
 
 
 def version_of(content_type: str) -> int:
-    """The major version of the protocol that a Content-Type names: 1 if it names none. Raises: Invalid if it is unknown.
+    """The major version of the protocol that a Content-Type names: 1 if it names none. Raises: Invalid.
 
     The media type says nothing: there was none before Prometheus 1.6, and libraries write any.
     """

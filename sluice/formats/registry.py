@@ -32,11 +32,16 @@ FORMATS = (
     Format("spans", "sluice.formats.otlp_traces:decode", {"/v1/traces": PROTOBUF_OK}, keep_head=True, json=JSON_OK),
     Format("metrics", "sluice.formats.telegraf:points", objects=("metrics",)),
     Format("metrics", "sluice.formats.telegraf:point", objects=("fields",)),
+    Format("metrics", paths={"/api/put": NO_CONTENT}),  # OpenTSDB's; its objects have `metric` instead of `name`
     Format("metrics", "sluice.formats.collectd:decode", {"/collectd": NO_CONTENT}, keep_head=True),
     # Loki's clients accept only 204; the Content-Type says whether it is protobuf
     Format(
         "logs", "sluice.formats.loki:decode", dict.fromkeys(("/loki/api/v1/push", "/api/prom/push"), NO_CONTENT),
         keep_head=True,
+    ),
+    Format(
+        "logs", "sluice.formats.envelopes:decode",
+        objects=("events", "Events", "logs", "logEvents", "records", "entries", "params"),
     ),
     Format("logs", "sluice.formats.gelf:decode", {"/gelf": ACCEPTED}, keep_head=True),
     Format("logs", "sluice.formats.reports:decode", {"/reports": NO_CONTENT}, keep_head=True),
@@ -47,6 +52,9 @@ FORMATS = (
         keep_head=True, objects=("_type",), empty=True,
     ),
     Format("gps", "sluice.formats.overland:decode", {"/overland": OVERLAND_OK}, objects=("locations",)),
+    Format("gps", "sluice.formats.geojson:decode", objects=("features",)),
+    Format("gps", "sluice.formats.geojson:feature", objects=("geometry",)),
+    Format("gps", "sluice.formats.traccar:forwarded", objects=("position",)),
     Format(
         "gps", "sluice.formats.traccar:decode", {"/traccar": OK},
         objects=("location",), form="sluice.formats.traccar:form",

@@ -1,7 +1,9 @@
 """Decodes what browsers report: the Reporting API (w3.org/TR/reporting-1) and the older reports of CSP.
 
 A report is a row of `logs` at the time of its arrival: `message` is its type, all else is in the attributes. A report
-of CSP (its report-uri; w3.org/TR/CSP3, 5.3) gets the type that it has in the Reporting API.
+of CSP (its report-uri; w3.org/TR/CSP3, 5.3) gets the type that it has in the Reporting API. So do the reports of
+Expect-CT (RFC 9163, 3.1), Expect-Staple, key pinning (RFC 7469, 3) and, of mail servers, TLS (RFC 8460, 4.4), which
+have no type.
 """
 
 from __future__ import annotations
@@ -15,6 +17,10 @@ from sluice.streams.decoder import Result
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
 
+# The types of reports that are in a member of a name, and of those that have such a member
+WRAPPED = {"csp-report": "csp-violation", "expect-ct-report": "expect-ct", "expect-staple-report": "expect-staple"}
+BARE = {"known-pins": "hpkp", "policies": "tlsrpt"}
+
 
 def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
     """The reports of a body. Raises: Invalid."""
@@ -23,9 +29,10 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
 
 def report(sent: dict[str, Any]) -> Log:
     """The row of a report. Raises: Invalid."""
-    if isinstance(about := sent.pop("csp-report", None), dict):
-        return Log(message="csp-violation", attributes={**sent, "body": about})
-    kind = sent.pop("type", None)
+    for name, wrapped in WRAPPED.items():
+        if isinstance(about := sent.pop(name, None), dict):
+            return Log(message=wrapped, attributes={**sent, "body": about})
+    kind = sent.pop("type", None) or next((bare for name, bare in BARE.items() if name in sent), None)
     if not isinstance(kind, str) or not kind:
         raise Invalid("missing: type")
     return Log(message=kind, attributes={name: value for name, value in sent.items() if value is not None})

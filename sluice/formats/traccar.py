@@ -1,11 +1,18 @@
-"""Decodes Traccar ("OsmAnd protocol"): the form of Traccar Client to 8 and OsmAnd, and the JSON of Traccar Client 9."""
+"""Decodes Traccar ("OsmAnd protocol"): the form of Traccar Client to 8 and OsmAnd, and the JSON of Traccar Client 9.
+
+Also what Traccar's server passes on.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import msgspec
 from msgspec.structs import astuple
 
+from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
+from sluice.streams.decoder import Result, each
 from sluice.streams.lenient import reader
 from sluice.streams.message import Message
 from sluice.streams.position import KNOT, Number, position, sender
@@ -41,16 +48,73 @@ class Request(msgspec.Struct):
     device_id: str | int | None = None
 
 
+class Batch(msgspec.Struct):
+    """The requests of the client's library may have several (transistorsoft, "HTTP Guide", batchSync)."""
+
+    location: msgspec.Raw
+    device_id: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class Attributes(msgspec.Struct):
+    batteryLevel: Number = None
+
+
+class Position(msgspec.Struct):
+    """Knots, percent. The order is that of `position`."""
+
+    latitude: Number = None
+    longitude: Number = None
+    fixTime: Time = None
+    altitude: Number = None
+    speed: Number = None
+    accuracy: Number = None
+    course: Number = None
+    attributes: Attributes | None = None
+
+
+class Device(msgspec.Struct):
+    uniqueId: str | int
+
+
+class Forward(msgspec.Struct):
+    position: Position
+    device: Device
+
+
 read = reader(Request)
+read_batch = msgspec.json.Decoder(Batch).decode
+read_forward = reader(Forward)
 
 
-def decode(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
-    """The position of a request of Traccar Client 9. Raises: Invalid, msgspec's errors."""
+def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
+    """The positions of a request of Traccar Client 9, or of its library. Raises: Invalid, msgspec's errors."""
+    batch = read_batch(part)
+    if not bytes(batch.location).startswith(b"["):
+        return (located(part, message, budget),)
+    head = b'{"device_id":%b,"location":' % bytes(batch.device_id)
+
+    def one(element: bytes) -> tuple[Gps]:
+        return (located(head + element + b"}", message, budget),)
+
+    budget.charge(len(head))
+    return each(bodies.elements(bytes(batch.location), budget), one, head + b"[", b"]}")
+
+
+def located(part: bytes, message: Message | None, budget: Budget) -> Gps:
+    """The position of a request with one location. Raises: Invalid, msgspec's errors."""
     request = read(part)
     location = request.location
     lat, lon, *values = *astuple(location.coords), location.battery.level if location.battery else None
     device = request.device_id or sender(message, budget, "traccar")
-    return (position(device, lat, lon, location.timestamp, *values, battery_unit=100),)
+    return position(device, lat, lon, location.timestamp, *values, battery_unit=100)
+
+
+def forwarded(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
+    """The position that Traccar's server passes on (traccar.org/forward, forward.type=json). Raises: as `decode`."""
+    sent = read_forward(part)
+    *values, attributes = astuple(sent.position)
+    values.append(attributes.batteryLevel if attributes else None)
+    return (position(sent.device.uniqueId, *values, speed_unit=KNOT),)  # type: ignore[misc]
 
 
 def form(fields: dict[str, str]) -> Gps | None:

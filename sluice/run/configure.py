@@ -16,7 +16,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from sluice import settings, views
-from sluice.formats.registry import ROUTES, load_routes
+from sluice.formats.registry import load_routes
 from sluice.parsers import EVERYBODY, PRIVATE, THIS_MACHINE
 from sluice.run import keys
 
@@ -127,10 +127,10 @@ def with_routes(text: str, s: settings.Settings) -> str:
                 one = replaced(location[0], (f"= {first} {{", f"= {word} {{"))
                 made += one if route.batch else re.sub(r"^ +client_max_body_size .*\n", "", one, flags=re.MULTILINE)
         text = text[: location.start()] + made + text[end.start() :]
-    shipped, own = (
-        "|".join(re.escape(path) for path in (*each, *PROBES) if f"{path}/" not in each) for each in (ROUTES, routes)
-    )
-    text = replaced(text, (f'"^({shipped})/$"', f'"^({own})/$"'))
+    slashed = re.search(r'location ~ "\^\((.*)\)/\$"', text)
+    assert slashed, "the configuration has no location for a slash at the end"
+    own = "|".join(re.escape(path) for path in (*routes, *PROBES) if f"{path}/" not in routes)
+    text = text[: slashed.start(1)] + own + text[slashed.end(1) :]
     return replaced(text, ("client_max_body_size 8m", f"client_max_body_size {s.max_batch}"))
 
 

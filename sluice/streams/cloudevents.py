@@ -40,6 +40,8 @@ class EventDecoder(JsonDecoder):
         except msgspec.MsgspecError:
             return super().object(part, message, budget, error)
         data = bytes(event.data) or b64decode(event.data_base64)
+        if data.startswith(b'"'):  # some senders encode the record twice
+            data = msgspec.json.decode(data, type=str).encode()
         if not data:
             raise Invalid("CloudEvent without data")
         record = self.build(self.read(data))

@@ -274,8 +274,18 @@ class JsonDecoder(Decoder):
         """The records of a body that does not start as JSON: a form, or lines of any format."""
         if b"\n" in body:
             yield from self.rows(body, message, budget)
+            return
+        fields = bodies.form(body, budget.limits)
+        if wrapped := self.wrapped(fields):
+            yield from self.json(wrapped, message, budget)
         else:
-            yield self.form(bodies.form(body, budget.limits), message, budget)
+            yield self.form(fields, message, budget)
+
+    def wrapped(self, fields: dict[str, str]) -> bytes:
+        """The JSON that is all of a form, in a field that no record has: GitHub's and Slack's `payload`. b"": none."""
+        (name, value), *others = fields.items() or [("", "")]
+        unknown = name not in getattr(self.wire, "__struct_encode_fields__", ())
+        return value.encode() if unknown and not others and value.startswith(("{", "[")) else b""
 
     def multipart(self, parts: multipart.Parts, message: Message | None, budget: Budget) -> Iterator[Result]:
         """The record of the fields of a form, and a reject of its files."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from sluice.streams.record import Gps
 from sluice.streams.times import TIMES, Time, known
 
 NAMES_ONLY = {"u", "d", "device"}  # the parameters of a URL that say who sends
+OTHER_NAMES = "coords", "battery_level"  # the latter is 0 to 1 in GeoJSON, and percent elsewhere
 PATH = "gps"  # the name of a device that has none, if the head of its request was not kept
 
 
@@ -31,9 +33,33 @@ Plain = msgspec.defstruct(
 # Any other one: its fields may have other names, and are read one by one. `coords` holds some of them in browsers
 Loose = msgspec.defstruct(
     "Loose",
-    [(name, Raw | UnsetType, UNSET) for name in ("coords", *(name for names in ALIASES.values() for name in names))],
+    [
+        (name, Raw | UnsetType, UNSET)
+        for name in (*OTHER_NAMES, *(name for names in ALIASES.values() for name in names))
+    ],
 )
 read_loose = msgspec.json.Decoder(Loose).decode
+
+
+def getter(*objects: bytes) -> Callable[[str], Number]:
+    """What gets a field of the first of these JSON objects that has it. Raises: msgspec's errors."""
+    sent: list[Any] = [read_loose(part) for part in objects]
+
+    def get(name: str) -> Number:
+        for fields in sent:
+            value: Any = getattr(fields, name, UNSET)
+            if value is not UNSET and (name not in ALIASES["device"] or bytes(value)[:1] not in b"tf[{"):
+                return scalar(value)
+        return None
+
+    return get
+
+
+def from_object(part: bytes, device: Callable[[], str]) -> Gps:
+    """The position of an object with any names. device: called if it names none. Raises: Invalid, msgspec's errors."""
+    coords: Any = getattr(read_loose(part), "coords")  # noqa: B009  # mypy does not know what defstruct makes
+    nested = bytes(coords) if coords is not UNSET else b""
+    return from_names(getter(part, nested) if nested.startswith(b"{") else getter(part), device)
 
 
 def build(wire: Any) -> Gps:
@@ -53,18 +79,7 @@ def build(wire: Any) -> Gps:
 class GpsDecoder(JsonDecoder):
     @override
     def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Gps:
-        sent: list[Any] = [read_loose(part)]
-        if (nested := sent[0].coords) is not UNSET and bytes(nested).startswith(b"{"):
-            sent.append(read_loose(bytes(nested)))
-
-        def get(name: str) -> Number:
-            for fields in sent:
-                value: Any = getattr(fields, name)
-                if value is not UNSET and (name not in ALIASES["device"] or bytes(value)[:1] not in b"tf[{"):
-                    return scalar(value)
-            return None
-
-        return from_names(get, lambda: sender(message, budget, PATH))
+        return from_object(part, lambda: sender(message, budget, PATH))
 
     @override
     def plain_form(self, fields: dict[str, str], message: Message | None, budget: Budget) -> Gps:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -23,22 +25,23 @@ from sluice.streams.times import SECOND, Time, known
 # Fluent Bit ("HTTP output": date, in seconds), GELF ("GELF Payload Specification": short_message, level of syslog),
 # journald (systemd.journal-fields(7) and "Journal JSON Format": microseconds, level of syslog, arrays of bytes),
 # Google ("Structured logging": timestamp with seconds and nanos), python-json-logger (asctime, levelname),
-# Monolog (JsonFormatter: level_name, datetime), Serilog ("CLEF": @t, @m, @mt, @l; without @l it is information, and
-# JsonFormatter: RenderedMessage), .NET (JsonConsoleFormatter: Timestamp, LogLevel, Message), Log4j (JsonTemplateLayout:
-# instant), VictoriaLogs (_msg, _time). In an object are the message of Rust's tracing (tracing_subscriber, Json:
-# fields.message) and, as Spring Boot and Logstash write ECS, log.level and service.name
+# syslog-ng and rsyslog (their macros and properties), Monolog (JsonFormatter: level_name, datetime), Serilog ("CLEF":
+# @t, @m, @mt, @l; without @l it is information; JsonFormatter: RenderedMessage), .NET (JsonConsoleFormatter: Timestamp,
+# LogLevel, Message), Log4j (JsonTemplateLayout: instant), VictoriaLogs (_msg, _time). In an object are the message of
+# Rust's tracing (tracing_subscriber, Json: fields.message) and, as Spring Boot and Logstash write ECS, log.level and
+# service.name
 MESSAGES = (
     *("message", "msg", "log", "event", "short_message", "MESSAGE", "@m", "Message", "RenderedMessage", "_msg"),
-    *("textPayload", "text", "body", "@mt", "MessageTemplate", "jsonPayload"),
+    *("textPayload", "text", "body", "@mt", "MessageTemplate", "jsonPayload", "MSG"),
 )
 LEVEL_FIELDS = (
     *("level_name", "levelname", "level", "severity", "log.level", "LogLevel", "@l", "Level", "PRIORITY", "loglevel"),
-    *("logLevel", "lvl", "severity_text", "severityText"),
+    *("logLevel", "lvl", "severity_text", "severityText", "LEVEL"),
 )
-SERVICES = "service", "service.name", "service_name", "SYSLOG_IDENTIFIER"
+SERVICES = "service", "service.name", "service_name", "SYSLOG_IDENTIFIER", "programname", "PROGRAM"
 TIMES = (
     *("time", "ts", "timestamp", "@timestamp", "date", "datetime", "asctime", "@t", "Timestamp"),
-    *("__REALTIME_TIMESTAMP", "instant", "_time", "eventTime", "timeMillis"),
+    *("__REALTIME_TIMESTAMP", "instant", "_time", "eventTime", "timeMillis", "timereported", "ISODATE"),
 )
 # The objects that are a time: their names of the seconds since 1970 and of the rest in nanoseconds
 MOMENTS = ("seconds", "nanos"), ("epochSecond", "nanoOfSecond")
@@ -99,7 +102,7 @@ def moment(attributes: dict[str, Any]) -> int | None:
                 if seconds in sent:
                     sent = joined(sent[seconds], sent.get(rest, 0))
                     break
-            time = sent if isinstance(sent, int) else None
+            time = sent if isinstance(sent, int) else zoned(sent)
         else:
             time = known(scalar(sent))
         if time is not None or sent == "":
@@ -110,6 +113,19 @@ def moment(attributes: dict[str, Any]) -> int | None:
         for name in PARTS:
             attributes.pop(name, None)
     return time
+
+
+def zoned(sent: dict[str, Any]) -> int | None:
+    """The nanoseconds of PHP's DateTime as JSON (Monolog 1): a date with a name of its zone. None: not understood."""
+    date, zone = sent.get("date"), sent.get("timezone")
+    if not isinstance(date, str) or not isinstance(zone, str):
+        return None
+    if zone.startswith(("+", "-")):
+        return known(date + zone)
+    try:
+        return known(datetime.fromisoformat(date).replace(tzinfo=ZoneInfo(zone)).isoformat())
+    except (ValueError, KeyError, OSError):  # no date; no zone; a directory of zones
+        return None
 
 
 def joined(seconds: object, rest: object) -> int | None:
@@ -194,7 +210,7 @@ class LogsDecoder(JsonDecoder):
     def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         if b"\n" in body:
             yield from self.rows(body, message, budget)
-        elif bodies.is_form(body, b"message"):  # a line of a log has spaces
+        elif bodies.is_form(body, b"message") or bodies.is_form(body, b"msg"):  # a line of a log has spaces
             yield self.form(bodies.form(body, budget.limits), message, budget)
         elif form := typed_form(body, message, budget, MESSAGES):
             yield self.form(form, message, budget)

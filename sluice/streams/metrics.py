@@ -72,7 +72,30 @@ class Loose(Plain):
     tags: dict[str, msgspec.Raw] | None = None  # type: ignore[assignment]
 
 
+class Tsdb(Loose):
+    """A data point of OpenTSDB (its HTTP API, /api/put), whose value may be a number in a text."""
+
+    name: Text = msgspec.field(name="metric")
+
+
+class Kind(msgspec.Struct):
+    metric: msgspec.Raw = msgspec.Raw(b"")
+
+
 read_loose = reader(Loose)
+read_tsdb = reader(Tsdb)
+read_kind = msgspec.json.Decoder(Kind).decode
+
+
+def from_text(text: str) -> Value:
+    """The value of a text that is a JSON number or boolean; any other is a text. Raises: Invalid."""
+    if INTEGER.fullmatch(text):
+        return int(text)
+    if FLOAT.fullmatch(text):
+        if math.isinf(float(text)):
+            raise Invalid("value out of range")
+        return float(text)
+    return text == "true" if text in ("true", "false") else text
 
 
 class MetricsDecoder(JsonDecoder):
@@ -80,7 +103,14 @@ class MetricsDecoder(JsonDecoder):
 
     @override
     def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Record:
-        wire = read_loose(part)
+        try:
+            wire = read_loose(part)
+        except Invalid:
+            if not read_kind(part).metric:
+                raise
+            wire = read_tsdb(part)
+            if isinstance(wire.value, str):
+                wire.value = from_text(wire.value)
         return self.build(msgspec.structs.replace(wire, tags=texts(wire.tags)))
 
     @override
@@ -96,15 +126,7 @@ class MetricsDecoder(JsonDecoder):
 
     @override
     def plain_form(self, fields: dict[str, str], message: Message | None, budget: Budget) -> Record:
-        # a value written as a JSON number or boolean is stored as one
         plain: dict[str, Value] = {**fields}
-        text = fields.get("value", "")
-        if INTEGER.fullmatch(text):
-            plain["value"] = int(text)
-        elif FLOAT.fullmatch(text):
-            plain["value"] = float(text)
-            if math.isinf(float(text)):
-                raise Invalid("value out of range")
-        elif text in ("true", "false"):
-            plain["value"] = text == "true"
+        if "value" in fields:
+            plain["value"] = from_text(fields["value"])
         return check_text(self.build(msgspec.convert(plain, self.wire)))

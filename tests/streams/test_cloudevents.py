@@ -43,6 +43,18 @@ def test_the_data_may_be_in_base64() -> None:
     assert decoded({"specversion": "1.0", "data_base64": data}) == [Order(id="A-1")]
 
 
+def test_the_data_may_be_encoded_twice() -> None:
+    assert decoded({"specversion": "1.0", "data": '{"id":"A-1"}'}) == [Order(id="A-1")]
+
+
+def test_a_form_may_be_one_field_with_the_record_in_json() -> None:
+    assert list(decode(b"payload=%7B%22id%22%3A%22A-1%22%7D", Limits())) == [Order(id="A-1")]  # GitHub, Slack
+    assert list(decode(b'mandrill_events=[{"id":"A-1"},{}]', Limits())) == [Order(id="A-1"), Order()]
+    assert list(decode(b"id=%7B%7D", Limits())) == [Order(id="{}")]  # a field of the record itself
+    (reject,) = decode(b"payload=%7B%22id%22%3A5%7D", Limits())
+    assert isinstance(reject, Reject) and reject.whole
+
+
 def test_the_time_of_the_event_is_that_of_a_record_without_its_own() -> None:
     timed = EVENT | {"time": "2026-01-01T12:00:00Z"}
     assert decoded(timed) == [Order(time=NOON, id="A-1")]

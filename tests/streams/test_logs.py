@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from items import LIMITS, decode, reject_reason
+from sluice.formats.envelopes import NAMES
 from sluice.streams.logs import LEVELS, level
 from sluice.streams.record import Log, Reject
 
@@ -123,6 +124,25 @@ def test_a_record_encoded_as_a_body_is_the_same_record() -> None:
     """A record that the database rejects is buried so."""
     record = Log(time=NOON, level="warn", service="s", message="m", attributes={"level": "WARNING", "a": [None, 1]})
     assert decode("logs", msgspec.json.encode(record)) == [record]
+
+
+def test_an_invalid_record_in_an_envelope_is_buried_alone() -> None:
+    good, bad = decode("logs", b'{"host":"h","events":[{"message":"m","host":"own"},{"a":1}]}')
+    assert good == Log(message="m", attributes={"host": "own"})
+    assert bad == Reject(b'[{"a":1}]', "missing: message")
+    for name in NAMES:
+        assert decode("logs", b'{"%b":[{"message":"m"}]}' % name.encode()) == [Log(message="m")]
+        assert reject_reason("logs", b'{"%b":5}' % name.encode()) == "missing: message"
+        assert decode("logs", b'{"%b":[]}' % name.encode()) == []
+
+
+def test_what_stands_beside_the_records_of_an_envelope_is_paid_for() -> None:
+    body = b'{"x":"%b","events":[%b]}' % (b"x" * 200_000, b",".join([b'{"message":"m"}'] * 1000))
+    *logs, rest = decode("logs", body)
+    assert 0 < len(logs) < 1000 and rest.reason.startswith("too much in one body")
+    assert reject_reason("logs", body.replace(b'"x":"', b'"x":"' + b"y" * (LIMITS.record // 4))).startswith(
+        "more than "
+    )
 
 
 PLAIN = [
