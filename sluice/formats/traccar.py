@@ -114,7 +114,7 @@ def forwarded(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps
     sent = read_forward(part)
     *values, attributes = astuple(sent.position)
     values.append(attributes.batteryLevel if attributes else None)
-    return (position(sent.device.uniqueId, *values, speed_unit=KNOT),)  # type: ignore[misc]
+    return (position(sent.device.uniqueId, *values, speed_unit=KNOT),)
 
 
 def form(fields: dict[str, str]) -> Gps | None:
