@@ -3,44 +3,70 @@
 `events` is of Serilog.Sinks.Http before 8 (its README) and, as `Events`, of Seq's raw format; `logs` of pino-http-send;
 `logEvents` of CloudWatch (its subscription filters); `records` of Azure Monitor (diagnostic logs); `entries` of
 Google's Logging API; `params` of winston 2 (transports/http.js: {"method":"collect","params":{…}}). What stands beside
-an array is an attribute of each of its records.
+an array belongs to each of its records that does not have it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from sluice.formats.objects import records
+from sluice.streams import body as bodies
 from sluice.streams.body import Budget
-from sluice.streams.decoder import Result
-from sluice.streams.logs import build
+from sluice.streams.decoder import NUL, Result, check_text, each
+from sluice.streams.logs import NO_MESSAGE, build, loose
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
 
 NAMES = "events", "Events", "logs", "logEvents", "records", "entries", "params"
 read = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-read_any = msgspec.json.Decoder().decode
+read_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
-    """The records in an object. An invalid one is rejected as an array of its own. Raises: Invalid, msgspec's."""
+def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
+    """The records in an object. An invalid one is rejected in an object of its own. Raises: Invalid, msgspec's."""
+    limit = budget.limits.record
+    if len(part) <= limit:
+        try:
+            return (log(part, limit),)
+        except Invalid as error:
+            if str(error) != NO_MESSAGE:
+                raise
     sent = read(part)
-    inside = bytes(next(sent.pop(name) for name in NAMES if name in sent))
-    if not inside.startswith((b"[", b"{")):
-        raise Invalid("missing: message")
+    name = next(name for name in NAMES if name in sent)
+    inside = bytes(sent.pop(name))
     if inside.startswith(b"{"):
-        return records(inside, budget, lambda one: (build(one),))
-    size = sum(map(len, sent.values()))
-    if size > budget.limits.record // 4:
-        raise Invalid(f"more than {budget.limits.record // 4} bytes beside the records")
-    shared: dict[str, Any] = {name: read_any(value) for name, value in sent.items()}
+        return each((inside,), lambda one: (log(one, limit),), b'{"%b":' % name.encode(), b"}")
+    if not inside.startswith(b"["):
+        raise Invalid(NO_MESSAGE)
+    beside = b"".join(b"%b:%b," % (msgspec.json.encode(key), bytes(value)) for key, value in sent.items())
+    if len(beside) > limit // 4:
+        raise Invalid(f"more than {limit // 4} bytes beside the records")
+    shared = log(b'{%b"message":""}' % beside, limit)
 
-    def log(one: dict[str, Any]) -> tuple[Log]:
-        budget.charge(size)
-        made = build(one)
-        return (msgspec.structs.replace(made, attributes=shared | made.attributes),)
+    def one(element: bytes) -> tuple[Log]:
+        made = log(element, limit)
+        budget.charge(len(beside))
+        made.time = shared.time if made.time is None else made.time
+        made.level, made.service = made.level or shared.level, made.service or shared.service
+        made.attributes = shared.attributes | made.attributes
+        return (made,)
 
-    return records(inside, budget, log)
+    return each(bodies.elements(inside, budget), one, b'{%b"%b":[' % (beside, name.encode()), b"]}")
+
+
+def log(part: bytes, limit: int) -> Log:
+    """The record of an object. Raises: any exception."""
+    if not part.startswith(b"{"):
+        raise Invalid("not a JSON object")
+    if len(part) > limit:
+        raise Invalid(f"record larger than {limit} bytes")
+    try:
+        made = build(read_object(part))
+    except msgspec.ValidationError:
+        made = loose(part)
+    if NUL in part:
+        check_text(made)
+    return made

@@ -63,6 +63,7 @@ LEVELS = {
     for name in names.split()
 }
 
+NO_MESSAGE = "missing: message"
 BETWEEN = re.compile(r"[+-][0-9]+$")
 EVENT = b"data: {"  # of journalctl -o json-sse
 
@@ -167,7 +168,7 @@ def build(wire: dict[str, Any]) -> Log:
     if message is None:
         # pino and others write records without one, with a level and a time; journald has null for one above 4 KiB
         if "__CURSOR" not in attributes and (sent is None or attributes.keys().isdisjoint(TIMES)):
-            raise Invalid("missing: message")
+            raise Invalid(NO_MESSAGE)
         message = ""
     if not isinstance(message, str):
         message = msgspec.json.encode(message).decode()
@@ -186,6 +187,13 @@ def build(wire: dict[str, Any]) -> Log:
     return Log(time=time, level=stored, service=service, message=message, attributes=attributes)
 
 
+def loose(part: bytes) -> Log:
+    """The record of a JSON object with a number that no database holds. Raises: any exception."""
+    log = build(json.loads(part, parse_float=real))
+    msgspec.json.encode(log)  # raises for half of a surrogate pair
+    return log
+
+
 class LogsDecoder(JsonDecoder):
     bounded = False  # attributes take about 20 bytes of memory per byte
 
@@ -193,9 +201,7 @@ class LogsDecoder(JsonDecoder):
     def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Record:
         if not isinstance(error, msgspec.ValidationError):
             raise error
-        log = build(json.loads(part, parse_float=real))
-        msgspec.json.encode(log)  # raises for half of a surrogate pair
-        return log
+        return loose(part)
 
     @override
     def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:

@@ -129,7 +129,14 @@ def test_a_record_encoded_as_a_body_is_the_same_record() -> None:
 def test_an_invalid_record_in_an_envelope_is_buried_alone() -> None:
     good, bad = decode("logs", b'{"host":"h","events":[{"message":"m","host":"own"},{"a":1}]}')
     assert good == Log(message="m", attributes={"host": "own"})
-    assert bad == Reject(b'[{"a":1}]', "missing: message")
+    assert bad == Reject(b'{"host":"h","events":[{"a":1}]}', "missing: message")
+    both = b'{"service":"s","time":5,"logs":[{"message":"m"},{"msg":"n","service":"t","level":"warn"}]}'
+    assert decode("logs", both) == [
+        Log(time=5 * 10**9, service="s", message="m"),
+        Log(time=5 * 10**9, level="warn", service="t", message="n"),
+    ]
+    (odd,) = decode("logs", b'{"message":"m","events":[1e999]}')
+    assert odd == Log(message="m", attributes={"events": ["1e999"]})
     for name in NAMES:
         assert decode("logs", b'{"%b":[{"message":"m"}]}' % name.encode()) == [Log(message="m")]
         assert reject_reason("logs", b'{"%b":5}' % name.encode()) == "missing: message"
