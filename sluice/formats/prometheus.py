@@ -41,7 +41,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
     Raises, before it yields: Invalid.
     """
     version = version_of(message.field("Content-Type"))
-    if message.field("Content-Encoding") in ("", "identity"):  # all the same, it is compressed
+    if not message.field("Content-Encoding") and not is_request(body, version):  # all the same, it may be compressed
         with suppress(Invalid):
             body = uncompress(body, budget)
     symbols: list[Field] = []
@@ -74,6 +74,14 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
             yield from rows
     if invalid:
         yield Reject(head + b"".join(invalid), reason)
+
+
+def is_request(body: bytes, version: int) -> bool:
+    """Whether a body is a request as it is, with a record."""
+    try:
+        return {*(field.number for field in fields(body))} & {SERIES[version], METADATA[version]} != set()
+    except Invalid:
+        return False
 
 
 def version_of(content_type: str) -> int:

@@ -30,7 +30,7 @@ from sluice.http import written  # noqa: E402
 from sluice.streams import registry  # noqa: E402
 from sluice.streams.body import BOM  # noqa: E402
 from sluice.streams.decoder import SEPARATE_REJECTS  # noqa: E402
-from sluice.streams.encoding import GZIP, ZSTD, inflated  # noqa: E402
+from sluice.streams.encoding import GZIP, ZSTD, inflated, unsnapped  # noqa: E402
 from sluice.streams.message import parse  # noqa: E402
 from sluice.streams.record import Gps, Invalid, Log, Record, Reject, Span  # noqa: E402
 from sluice.streams.registry import Stream  # noqa: E402
@@ -118,7 +118,7 @@ def prometheus(data: bytes) -> None:
     """Remote write: an uncompressed request, of both versions, and the same compressed. The gateway counts alike."""
     for version in b"prometheus.WriteRequest", b"io.prometheus.write.v2.Request":
         head = b"POST /api/v1/write HTTP/1.1\r\nContent-Type: application/x-protobuf;proto=%b\r\n" % version
-        if data.strip() and not data.startswith((GZIP, ZSTD)):  # see Decoder.unpack
+        if data.strip() and not data.startswith((GZIP, ZSTD)) and not is_block(data):  # see Decoder.unpack
             results = promises(STREAMS["metrics"], head + b"\r\n" + data)
             block = bytes(cramjam.snappy.compress_raw(data))
             same(results, promises(STREAMS["metrics"], head + b"Content-Encoding: snappy\r\n\r\n" + block))
@@ -129,6 +129,15 @@ def prometheus(data: bytes) -> None:
     except (written.Uncounted, IndexError, DecodeError):
         return
     assert counted == tuple(sum(len(getattr(each, name)) for each in series) for name in written.NAMES)
+
+
+def is_block(data: bytes) -> bool:
+    """Whether snappy uncompresses these bytes."""
+    try:
+        unsnapped(data, LIMITS.inflated)
+        return True
+    except Invalid:
+        return False
 
 
 def loki(data: bytes) -> None:
