@@ -94,9 +94,9 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Res
     head = b'{"device_id":%b,"location":' % bytes(batch.device_id)
 
     def one(element: bytes) -> tuple[Gps]:
+        budget.charge(len(head))
         return (located(head + element + b"}", message, budget),)
 
-    budget.charge(len(head))
     return each(bodies.elements(bytes(batch.location), budget), one, head + b"[", b"]}")
 
 

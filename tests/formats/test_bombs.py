@@ -461,6 +461,33 @@ def homeassistant_messages_of_a_long_device(size: int) -> bytes:
     return filled(b"[", b'{"type":"update_location","data":{"gps":[1,1]}}', b"]", size)
 
 
+@bomb("/gps")
+def geojson_features_of_a_long_name(size: int) -> bytes:
+    feature = b'{"geometry":{"type":"Point","coordinates":[1,2]},"properties":{"device":"%b"}}' % (b"x" * 500)
+    return filled(b'{"features":[', feature, b"]}", size)
+
+
+@bomb("/gps")
+def geojson_features_that_are_invalid(size: int) -> bytes:
+    return filled(b'{"features":[', b'{"geometry":1}', b"]}", size)
+
+
+@bomb("/traccar")
+def traccar_locations_of_a_long_device(size: int) -> bytes:
+    head = b'{"device_id":"%b","location":[' % (b"x" * (size // 4))
+    return filled(head, b'{"coords":{"latitude":1,"longitude":2}}', b"]}", size)
+
+
+@bomb("/logs")
+def envelopes_of_a_long_field(size: int) -> bytes:
+    return filled(b'{"x":"%b","events":[' % text(size), b'{"msg":""}', b"]}", size)
+
+
+@bomb("/logs")
+def envelopes_of_invalid_records(size: int) -> bytes:
+    return filled(b'{"x":"%b","logs":[' % text(size), b"{}", b"]}", size)
+
+
 @bomb("/traccar")
 def traccar_forms(size: int) -> bytes:
     return filled(b"id=a&lat=1&lon=1\n", b"id=a", b"", size, b"\n")
