@@ -156,6 +156,7 @@ class Drill:
         self.run = run
         self.folder = folder
         self.begun = time.monotonic()
+        self.served = 0.0  # seconds from then on until all views were first built
         self.faults: list[dict[str, Any]] = []
         self.now: list[str] = []
         self.over = threading.Event()
@@ -240,6 +241,8 @@ class Drill:
                 wait(partial(self.site.store.bodies, stream), 60, "the first events are stored")  # so the tables exist
             if self.load.reads:
                 self.flows("read_back")
+                wait(self.site.served, 60, "all views are first built")
+                self.served = round(self.elapsed(), 3)
             calm = min(CALM[1], max(CALM[0], self.options.duration / 20))
             time.sleep(CALM[0] if self.options.rounds else calm)
             beside.start()
@@ -284,9 +287,8 @@ class Drill:
         )
         if self.site.private and not self.trouble:
             self.trouble = self.accounts(books)
-        report = self.report(
-            found, posting, drained, fresh, judged(reads, self.faults, self.begun, checked) if self.site.views else None
-        )
+        seen = judged(reads, self.faults, self.begun, checked, self.served) if self.site.views else None
+        report = self.report(found, posting, drained, fresh, seen)
         if isinstance(self.site, Cells):
             report["cells"] = len(self.site.cells)
             report["spool"] = self.site.spool

@@ -78,8 +78,12 @@ def without_service(books: list[Book], faults: list[dict[str, Any]], begun: floa
     return kinds
 
 
-def judged(reads: Reads, faults: list[dict[str, Any]], begun: float, different: dict[str, int]) -> dict[str, Any]:
-    """The part of the report about the views. begun: the drill, by time.monotonic()."""
+def judged(
+    reads: Reads, faults: list[dict[str, Any]], begun: float, different: dict[str, int], served: float = 0.0
+) -> dict[str, Any]:
+    """The part of the report about the views. begun: the drill, by time.monotonic(). served: seconds from then on until
+    all of them were first built; until then 503 is the answer.
+    """
     spans = []
     for entry in faults:
         fault = FAULTS[entry["fault"]]
@@ -93,10 +97,12 @@ def judged(reads: Reads, faults: list[dict[str, Any]], begun: float, different: 
         return any(begin < last and end > first and (cut or not cuts) for first, last, cut in spans)
 
     wrong = [(at - begun, path, kind, words) for at, path, kind, words in reads.wrong]
-    unavailable: Counter[str] = Counter()
+    unavailable, unbuilt = Counter[str](), 0
     for begin, end, path, status in reads.odd:
         begin, end = begin - begun, end - begun
-        if status == 503:
+        if status == 503 and begin < served:
+            unbuilt += 1
+        elif status == 503:
             unavailable[path] += not during(begin, end)
         elif status not in (UNANSWERED, 502, 504) or not during(begin, end, cuts=True):
             wrong.append((begin, path, "status", outcome(status)))
@@ -107,6 +113,8 @@ def judged(reads: Reads, faults: list[dict[str, Any]], begun: float, different: 
         "reads": sum(reads.statuses.values()),
         "answers": {outcome(int(status)): count for status, count in reads.statuses.most_common()},
         "unavailable_without_a_fault": dict(+unavailable),
+        "first_built_after": served,
+        "unavailable_until_then": unbuilt,
         "wrong": dict(Counter(kind for _, _, kind, _ in wrong)),
         "examples": sorted(wrong)[:LISTED],
         "read_after_acknowledgement": {"without a fault": percentiles(calm), "overall": percentiles(every)},
@@ -210,7 +218,8 @@ def described(found: dict[str, Any]) -> list[str]:
         *(f"| {path} | {count} |" for path, count in different.items()),
         "",
         f"Reads: {', '.join(f'{name}: {count:,}' for name, count in found['answers'].items())}. "
-        "503 without a fault: "
+        f"503 until all views were first built, {found['first_built_after']:.1f} s after the start: "
+        f"{found['unavailable_until_then']:,}. 503 without a fault: "
         + (", ".join(f"{path}: {count:,}" for path, count in found["unavailable_without_a_fault"].items()) or "0")
         + ". Wrong answers: "
         + (", ".join(f"{count:,} ({WRONG[kind]})" for kind, count in found["wrong"].items()) or "0")

@@ -195,6 +195,12 @@ def test_a_fault_explains_503_until_all_views_are_served(fault: str) -> None:
     assert (found["wrong"], found["unavailable_without_a_fault"]) == ({}, {"/gps/latest": 1})
 
 
+def test_until_the_views_were_first_built_503_is_counted_by_itself() -> None:
+    odd = [(at, at + 0.1, "/gps/latest", 503) for at in (1001.0, 1001.9, 1002.1)]
+    found = judged(Reads(odd=odd), [], 1000.0, {}, served=2.0)
+    assert (found["unavailable_until_then"], found["unavailable_without_a_fault"]) == (2, {"/gps/latest": 1})
+
+
 # --- the clients that read ---
 
 
