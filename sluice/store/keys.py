@@ -40,7 +40,7 @@ class Keys:
         this process: a key is as old as the latest of both times and the one up to which keys expire. No two pieces
         have a key in common. Until the end, nothing else may use the connection.
         """
-        again, new = set[bytes](), list[bytes]()
+        again, new, received = set[bytes](), list[bytes](), 0
         if self.horizon is None:
             self.horizon = self.store.get_horizon(self.db, KEYS) // 1_000_000
         put = self.store.put_keys(self.db, self.stream, self.batch)
@@ -58,11 +58,17 @@ class Keys:
                     new += piece
             if end(put) == len(new):
                 return again
+        gone = set[bytes]()  # they have expired since they were there
         for start in range(0, len(new), bounds.ASKED_KEYS):
             asked = new[start : start + bounds.ASKED_KEYS]
             listed = ", ".join("?" * len(asked))
-            found = f"SELECT key FROM batches_keys WHERE key IN ({listed}) AND stream = ? AND batch <> ?"
-            again.update(row[0] for row in self.store.run(self.db, found, (*asked, self.stream, self.batch)))
+            found = f"SELECT key, batch <> ? FROM batches_keys WHERE key IN ({listed}) AND stream = ?"
+            there: dict[bytes, bool] = dict(self.store.run(self.db, found, (self.batch, *asked, self.stream)))
+            again.update(key for key, others in there.items() if others)
+            gone.update(key for key in asked if key not in there)
+        if gone:
+            self.seen -= gone
+            again |= self.claim(gone, received)
         return again
 
     def release(self, key: bytes) -> None:
