@@ -160,6 +160,8 @@ def check_places(s: settings.Settings) -> None:
     if s.has_own_redis and os.path.lexists(s.spool) and not Path(s.spool).is_socket():
         raise settings.SettingError(f"INGEST_SPOOL: {s.spool} is there and is no socket: Redis would delete it.")
     for name, file in places:
+        if name == "INGEST_STORE" and Path(file).is_dir():
+            raise settings.SettingError(f"{name}: {file} is a directory, and SQLite needs a file.")
         folder = Path(file).parent
         if folder.is_relative_to(s.home):
             continue

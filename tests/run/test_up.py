@@ -546,6 +546,8 @@ def test_an_address_that_no_postgresql_has_stops_every_program(url: str, problem
 def test_a_directory_that_cannot_be_made_stops_the_start(name: str, value: str) -> None:
     with pytest.raises(settings.SettingError, match=f"^{name}: the directory /proc(/x)? cannot be used: No such file"):
         up.check_places(settings.load({name: value}))
+    with pytest.raises(settings.SettingError, match="^INGEST_STORE: /proc is a directory, and SQLite needs a file"):
+        up.check_places(settings.load({"INGEST_STORE": "sqlite:////proc"}))
     with pytest.raises(settings.SettingError, match="^INGEST_SPOOL: the directory /dev/null cannot be used"):
         up.check_places(settings.load({"INGEST_SPOOL": "/dev/null/redis.sock"}))
 
