@@ -67,3 +67,13 @@ def test_bin_up_runs_in_a_new_clone_with_the_python_that_is_chosen(version: str,
             process.terminate()
             assert process.wait(20) == 0
             assert not re.search("Traceback|Warning", up.said())
+
+
+def test_a_chosen_python_that_cannot_be_used_is_named(tmp: Path) -> None:
+    clone, out = tmp / "clone", tmp / "out"
+    subprocess.run(["git", "clone", "-q", "--no-hardlinks", ROOT, clone], check=True)
+    shutil.copy(ROOT / "bin/provision", clone / "bin")
+    env = environment(tmp, {"PYTHON": "/bin/false"})
+    with running([clone / "bin/provision"], out, env, cwd=clone):
+        poll(lambda: "making .venv with /" in out.read_text(), 60)
+    assert out.read_text().startswith("sluice: PYTHON=/bin/false is not used: it is no CPython of at least 3.11 with ")
