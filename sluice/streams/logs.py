@@ -44,7 +44,7 @@ TIMES = (
     *("__REALTIME_TIMESTAMP", "instant", "_time", "eventTime", "timeMillis", "timereported", "ISODATE"),
 )
 # The objects that are a time: their names of the seconds since 1970 and of the rest in nanoseconds
-MOMENTS = ("seconds", "nanos"), ("epochSecond", "nanoOfSecond")
+MOMENTS = ("seconds", "nanos"), ("epochSecond", "nanoOfSecond"), ("timestamp", "")
 PARTS = "timestampSeconds", "timestampNanos"  # Google's, without an object
 
 # The levels are those of OpenTelemetry. Each has the names and numbers that mean the same elsewhere: of syslog (0 to
@@ -65,6 +65,11 @@ LEVELS = {
 
 NO_MESSAGE = "missing: message"
 BETWEEN = re.compile(r"[+-][0-9]+$")
+# A message of syslog (RFC 5424) behind its length (RFC 6587, 3.4.1); Heroku's Logplex omits the structured data
+FRAME = re.compile(
+    r"\d{1,7} <(\d{1,3})>1 (\S++) (\S++) (\S++) (\S++) (\S++) (?:- |(\[(?:[^\]\\]++|\\.)*+\]) ?)?(.*)", re.DOTALL
+)
+SYSLOG = "host", "procid", "msgid", "structured_data"
 EVENT = b"data: {"  # of journalctl -o json-sse
 
 # Only what begins so must be JSON, because a plain line may begin with anything, often with `[`. A truncated object is
@@ -163,6 +168,9 @@ def build(wire: dict[str, Any]) -> Log:
     message, sent, service = (take(attributes, names) for names in (MESSAGES, LEVEL_FIELDS, SERVICES))
     if sent is None and "log" in attributes:
         sent = inner(attributes, "log", "level")
+    record = attributes.get("record") if "text" in wire else None  # loguru (`serialize`)
+    if sent is None and isinstance(record, dict):
+        sent = inner(record, "level", "name")
     if message is None:
         message = inner(attributes, "fields", "message")
     if message is None:
@@ -173,6 +181,8 @@ def build(wire: dict[str, Any]) -> Log:
     if not isinstance(message, str):
         message = msgspec.json.encode(message).decode()
     time = moment(attributes)
+    if time is None and isinstance(record, dict):
+        time = moment({**record})
     stored, sent = level(sent)
     if sent is not None:
         attributes.setdefault("level", sent)
@@ -185,6 +195,19 @@ def build(wire: dict[str, Any]) -> Log:
     elif own is not None:
         attributes["attributes"] = own
     return Log(time=time, level=stored, service=service, message=message, attributes=attributes)
+
+
+def framed(line: str) -> Log | None:
+    """The record of a message of syslog with its length; None: the line is none."""
+    if not (match := FRAME.fullmatch(line)):
+        return None
+    priority, time, host, app, *others, message = match.groups()
+    attributes = {name: value for name, value in zip(SYSLOG, (host, *others)) if value not in (None, "-")}
+    stored, sent = level(int(priority) & 7)
+    service = app if app != "-" else None
+    return Log(
+        time=known(time), level=stored, service=service, message=message, attributes={**attributes, "level": sent}
+    )
 
 
 def loose(part: bytes) -> Log:
@@ -227,4 +250,5 @@ class LogsDecoder(JsonDecoder):
         elif b"\0" in body:
             raise Invalid("text with a NUL")
         else:
-            yield Log(message=body.decode())
+            line = body.decode()
+            yield (framed(line) if line[:1].isdigit() else None) or Log(message=line)

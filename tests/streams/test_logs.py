@@ -172,6 +172,32 @@ def test_a_line_is_a_message(line: str) -> None:
     assert decode("logs", line.encode()) == [Log(message=line)]
 
 
+@pytest.mark.parametrize(
+    ("line", "record"),
+    [
+        (
+            "83 <40>1 2026-01-01T12:00:00+00:00 host app web.3 - State changed",
+            Log(level="fatal", service="app", message="State changed", attributes={"procid": "web.3", "level": 0}),
+        ),
+        (
+            "9 <134>1 2026-01-01T12:00:00Z host web - ID [a@1 b=\"\\]\"] GET /",
+            Log(
+                level="info", service="web", message="GET /",
+                attributes={"msgid": "ID", "structured_data": '[a@1 b="\\]"]', "level": 6},
+            ),
+        ),
+        ("9 <11>1 - host - - - - x", Log(time=None, level="error", message="x", attributes={"level": 3})),
+    ],
+)  # fmt: skip
+def test_a_message_of_syslog_behind_its_length_is_a_record(line: str, record: Log) -> None:
+    record.attributes = {"host": "host"} | record.attributes
+    record.time = None if " - host" in line else NOON
+    assert decode("logs", line.encode()) == [record]
+    assert decode("logs", b"%b\n%b\n" % (line.encode(), line.encode())) == [record] * 2
+    for other in line.partition(" ")[2], line.replace(">1", ">2"), "7 apples":
+        assert decode("logs", other.encode()) == [Log(message=other)]
+
+
 def test_lines_and_objects_may_be_mixed() -> None:
     body = "\r\n".join([*PLAIN, '{"message":"o","level":"info"}', "", "  indented "]).encode()
     assert decode("logs", body) == [
