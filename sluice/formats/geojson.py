@@ -7,6 +7,7 @@ have such features. Overland sends its batches in `locations` (overland.py).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import msgspec
 
@@ -14,10 +15,10 @@ from sluice.formats.overland import Geometry, point
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
 from sluice.streams.decoder import Result, each
-from sluice.streams.gps import PATH, getter
+from sluice.streams.gps import PATH, from_object, getter
 from sluice.streams.message import Message
 from sluice.streams.position import from_names, optional, sender
-from sluice.streams.record import Gps
+from sluice.streams.record import Gps, Invalid
 
 
 class Collection(msgspec.Struct):
@@ -35,14 +36,21 @@ read_feature = msgspec.json.Decoder(Feature).decode
 
 def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
     """The positions of a collection. An invalid feature is rejected as a collection of its own. Raises: Invalid."""
+    with suppress(Invalid, msgspec.MsgspecError):  # a position that has a field of this name
+        return iter((from_object(part, lambda: sender(message, budget, PATH)),))
     features = bodies.array(read(part).features, "features")
     return each(bodies.elements(features, budget), lambda one: feature(one, message, budget), b'{"features":[', b"]}")
 
 
 def feature(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
     """The position of a feature. Raises: Invalid, msgspec's errors."""
-    sent = read_feature(part)
-    lon, lat, altitude = point(sent.geometry)
+    try:
+        sent = read_feature(part)
+        lon, lat, altitude = point(sent.geometry)
+    except (Invalid, msgspec.MsgspecError):
+        with suppress(Invalid, msgspec.MsgspecError):  # a position that has a field of this name
+            return (from_object(part, lambda: sender(message, budget, PATH)),)
+        raise
     get = getter(bytes(sent.properties) if bytes(sent.properties) != b"null" else b"{}")
     own = {"lat": lat, "lon": lon}
     made = from_names(lambda name: own.get(name, get(name)), lambda: sender(message, budget, PATH))

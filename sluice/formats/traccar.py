@@ -6,6 +6,7 @@ Also what Traccar's server passes on.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 import msgspec
 from msgspec.structs import astuple
@@ -13,6 +14,7 @@ from msgspec.structs import astuple
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import Result, each
+from sluice.streams.gps import PATH, from_object
 from sluice.streams.lenient import reader
 from sluice.streams.message import Message
 from sluice.streams.position import KNOT, Number, position, sender
@@ -91,6 +93,8 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Res
     batch = read_batch(part)
     if not bytes(batch.location).startswith(b"["):
         return (located(part, message, budget),)
+    with suppress(Invalid, msgspec.MsgspecError):  # a position that has a field of this name
+        return (from_object(part, lambda: sender(message, budget, "traccar")),)
     head = b'{"device_id":%b,"location":' % bytes(batch.device_id)
 
     def one(element: bytes) -> tuple[Gps]:
@@ -102,7 +106,12 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Res
 
 def located(part: bytes, message: Message | None, budget: Budget) -> Gps:
     """The position of a request with one location. Raises: Invalid, msgspec's errors."""
-    request = read(part)
+    try:
+        request = read(part)
+    except (Invalid, msgspec.MsgspecError):
+        with suppress(Invalid, msgspec.MsgspecError):  # of another app
+            return from_object(part, lambda: sender(message, budget, "traccar"))
+        raise
     location = request.location
     lat, lon, *values = *astuple(location.coords), location.battery.level if location.battery else None
     device = request.device_id or sender(message, budget, "traccar")
@@ -111,7 +120,12 @@ def located(part: bytes, message: Message | None, budget: Budget) -> Gps:
 
 def forwarded(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
     """The position that Traccar's server passes on (traccar.org/forward, forward.type=json). Raises: as `decode`."""
-    sent = read_forward(part)
+    try:
+        sent = read_forward(part)
+    except (Invalid, msgspec.MsgspecError):
+        with suppress(Invalid, msgspec.MsgspecError):
+            return (from_object(part, lambda: sender(message, budget, PATH)),)
+        raise
     *values, attributes = astuple(sent.position)
     values.append(attributes.batteryLevel if attributes else None)
     return (position(sent.device.uniqueId, *values, speed_unit=KNOT),)

@@ -18,7 +18,8 @@ from sluice.streams.record import Gps
 from sluice.streams.times import TIMES, Time, known
 
 NAMES_ONLY = {"u", "d", "device"}  # the parameters of a URL that say who sends
-OTHER_NAMES = "coords", "battery_level"  # the latter is 0 to 1 in GeoJSON, and percent elsewhere
+NESTED = "coords", "location", "position"  # objects that have some of the fields
+OTHER_NAMES = *NESTED, "battery_level"  # the latter is 0 to 1 in GeoJSON, and percent elsewhere
 PATH = "gps"  # the name of a device that has none, if the head of its request was not kept
 
 
@@ -57,9 +58,9 @@ def getter(*objects: bytes) -> Callable[[str], Number]:
 
 def from_object(part: bytes, device: Callable[[], str]) -> Gps:
     """The position of an object with any names. device: called if it names none. Raises: Invalid, msgspec's errors."""
-    coords: Any = getattr(read_loose(part), "coords")  # noqa: B009  # mypy does not know what defstruct makes
-    nested = bytes(coords) if coords is not UNSET else b""
-    return from_names(getter(part, nested) if nested.startswith(b"{") else getter(part), device)
+    sent = read_loose(part)
+    inside = (bytes(found) for name in NESTED if (found := getattr(sent, name)) is not UNSET)
+    return from_names(getter(part, *(found for found in inside if found.startswith(b"{"))), device)
 
 
 def build(wire: Any) -> Gps:

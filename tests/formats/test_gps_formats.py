@@ -24,6 +24,12 @@ reject_reason = partial(items.reject_reason, "gps")
 # --- plain JSON and forms
 
 
+@pytest.mark.parametrize("name", ["location", "position", "geometry", "features"])
+@pytest.mark.parametrize("value", [b'"Home"', b"[]", b"[1]", b"{}", b"5"])
+def test_a_position_may_have_a_field_with_the_name_of_a_format(name: str, value: bytes) -> None:
+    assert decode(b'{"device":"a","lat":1,"lon":2,"%b":%b}' % (name.encode(), value)) == [Gps(device="a", lat=1, lon=2)]
+
+
 def test_a_plain_position():
     body = (
         b'{"device":"a1","lat":48.13743,"lon":11.57549,"altitude":519,"speed":12.5,"accuracy":4,"bearing":359.5,'
