@@ -32,11 +32,13 @@ ParsedHead = tuple[dict[str, Any], int, bool]
 Heads = dict[bytes, Optional[ParsedHead]]
 PRINTABLE = bytes([9, *range(32, 127), *range(128, 256)])
 QUERY = bytes([33, 34, *range(36, 127)])
+KEY = "HTTP_IDEMPOTENCY_KEY"
 # Fields whose value is new in each request of a client: the start of the line in lower case, the key in the environ.
 # With other spaces they are parsed as other fields are
-CHANGING = tuple(
-    (b"\n" + name + b": ", "HTTP_" + name.decode().upper().replace("-", "_"))
-    for name in (b"idempotency-key", b"traceparent", b"x-request-id")
+CHANGING = (
+    (b"\nidempotency-key: ", KEY),
+    (b"\ntraceparent: ", "HTTP_TRACEPARENT"),
+    (b"\nx-request-id: ", "HTTP_X_REQUEST_ID"),
 )
 
 
@@ -69,10 +71,16 @@ class Grammar:
         The environ is shared with the next request of this shape. server: the listener's name from getsockname().
         heads: of the listener.
         """
-        is_get = head.startswith(b"GET ")
-        without, values = rest_of_get(head) if is_get else rest_of_post(head)
-        if without and (parsed := heads.get(without)) and self.replace(parsed[0], head, values):
-            return parsed if CHANGING[0][1] in values else remember(heads, head, parsed)
+        rest, values = b"", dict[str, bytes]()
+        if not head.startswith(b"GET "):
+            rest, values = rest_of_post(head)
+            if rest and (parsed := heads.get(rest)) and self.set_values(parsed[0], head, values):
+                return parsed if KEY in values else remember(heads, head, parsed)
+        elif at := head.find(b"?", 0, head.find(b"\r")) + 1:
+            end = head.find(b" ", at)
+            rest = head[:at] + head[end:-2]  # no head has these bytes: a line end is missing
+            if (parsed := heads.get(rest)) and self.set_query(parsed[0], head, head[at:end]):
+                return remember(heads, head, parsed)
         lines = head.split(b"\r\n")
         # nothing else than lines of printable characters
         if len(head) > self.max_head or head.translate(None, PRINTABLE) != b"\r\n" * (len(lines) - 1):
@@ -93,23 +101,30 @@ class Grammar:
         if length:
             length = int(found["CONTENT_LENGTH"])
             parsed = environ, length, keep_alive
-        if without:
-            remember(heads, without, parsed)
-        return parsed if CHANGING[0][1] in values else remember(heads, head, parsed)  # a key comes once
+        if rest:
+            remember(heads, rest, parsed)
+        return parsed if KEY in values else remember(heads, head, parsed)  # a key comes once
 
-    def replace(self, environ: dict[str, Any], head: bytes, values: dict[str, bytes]) -> bool:
-        """Set these values in the environ of a head that differs in nothing else. False: one is malformed, or the head
-        is too long.
+    def set_query(self, environ: dict[str, Any], head: bytes, query: bytes) -> bool:
+        """Set the query in the environ of a GET that differs in nothing else. False: it is malformed or too long."""
+        if query.translate(None, QUERY) or len(head) > self.max_head:
+            return False
+        environ["QUERY_STRING"] = text = query.decode("latin-1")
+        environ["RAW_URI"] = f"{environ['PATH_INFO']}?{text}"
+        environ["fastlane.head"] = head
+        return True
+
+    def set_values(self, environ: dict[str, Any], head: bytes, values: dict[str, bytes]) -> bool:
+        """Set the values of CHANGING in the environ of a POST that differs in nothing else. False: one is malformed, or
+        the head is too long.
         """
         if len(head) > self.max_head:
             return False
         for key, value in values.items():
-            if value.translate(None, QUERY if key == "QUERY_STRING" else PRINTABLE):
+            if value.translate(None, PRINTABLE):
                 return False
             if key in environ:
-                environ[key] = text = value.decode("latin-1").strip(" \t")
-                if key == "QUERY_STRING":
-                    environ["RAW_URI"] = f"{environ['PATH_INFO']}?{text}"
+                environ[key] = value.decode("latin-1").strip(" \t")
         environ["fastlane.head"] = head
         return True
 
@@ -218,20 +233,11 @@ class Grammar:
         return environ, -1 if length is None else int(length), keep_alive
 
 
-def rest_of_get(head: bytes) -> tuple[bytes, dict[str, bytes]]:
-    """A head without its query, and that. b"": it has none.
+def rest_of_post(head: bytes) -> tuple[bytes, dict[str, bytes]]:
+    """A head without the values of CHANGING, and those. b"": it has none of these fields.
 
     No head has the bytes of such a rest: a line end is missing.
     """
-    at = head.find(b"?", 0, head.find(b"\r")) + 1
-    if not at:
-        return b"", {}
-    end = head.find(b" ", at)
-    return head[:at] + head[end:-2], {"QUERY_STRING": head[at:end]}
-
-
-def rest_of_post(head: bytes) -> tuple[bytes, dict[str, bytes]]:
-    """A head without the values of CHANGING, and those. b"": it has none of these fields."""
     lower = head.lower()
     values = {}
     rest = head
