@@ -36,7 +36,7 @@ from sluice.spool.kafka.admin import Admin, Topic
 from sluice.spool.kafka.backlog import Backlog
 from sluice.spool.kafka.inlet import Inlet, note_loss
 from sluice.spool.kafka.inspector import Inspector
-from sluice.spool.kafka.outlet import Outlet
+from sluice.spool.kafka.outlet import CONSUMER, Outlet
 
 POISON = """
 import os
@@ -293,6 +293,48 @@ def test_records_with_the_offsets_of_settled_ones_are_neither_skipped_nor_delete
         outlet = Outlet(url, figures)
         assert set(taken(outlet)) == {b"new"}
         outlet.close()
+
+
+def test_a_worker_that_hangs_keeps_its_partitions_from_the_others_for_a_while_only(
+    tmp: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's threads go on, so the group takes it for alive, and waits for its answer."""
+    name, figures = "max.poll.interval.ms", str(tmp / "run/views.sock")
+    monkeypatch.setitem(CONSUMER, name, CONSUMER[name] // 8)  # type: ignore[operator]
+    with harness.views_redis(tmp), gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
+        hung, other = Outlet(url, figures), Outlet(url, figures)
+        accepted(gate.socket, b"a")
+        taken(hung)
+        poll(lambda: hung.has_work(["votes"]) and hung.sources["votes"].assigned == {0, 1}, 30)
+        accepted(gate.socket, b"b")
+        while b"b" not in taken(other):
+            pass
+
+        def shared() -> bool:
+            for outlet in hung, other:
+                outlet.has_work(["votes"])
+            return bool(hung.sources["votes"].assigned)
+
+        poll(shared, 60, "it has a partition again")
+        for outlet in hung, other:
+            outlet.close()
+
+
+def test_a_worker_with_much_to_store_gives_partitions_away_meanwhile(tmp: Path, url: str) -> None:
+    figures = str(tmp / "run/views.sock")
+    with harness.views_redis(tmp), gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
+        busy, other = Outlet(url, figures), Outlet(url, figures)
+        accepted(gate.socket, b"a")
+        poll(lambda: busy.has_work(["votes"]) and busy.has_more("votes"), 30)
+
+        def shared() -> bool:
+            for outlet in busy, other:
+                outlet.has_work(["votes"])
+            return bool(other.sources["votes"].assigned)
+
+        poll(shared, 60, "the other one has a partition")
+        for outlet in busy, other:
+            outlet.close()
 
 
 def test_a_full_backlog_is_refused_until_workers_have_stored_it(tmp: Path, url: str) -> None:

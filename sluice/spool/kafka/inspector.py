@@ -19,7 +19,7 @@ from sluice.spool.outlet import MAX_BODIES
 
 REFUSED = {
     "purge": "Kafka has the bodies: kafka-delete-records.sh discards them, and `status` then calls them missing.",
-    "release": "Kafka gives the partitions of a worker that has died to others after 6 s; end a worker that hangs.",
+    "release": "Kafka gives the partitions of a worker that has died to others after 6 s, of one that hangs after 60.",
 }
 READER = {"group.id": "none", "enable.auto.commit": False, "enable.partition.eof": True, "fetch.wait.max.ms": 10}
 

@@ -36,6 +36,7 @@ TRIM_SECONDS = 10.0  # between two deletions of what is stored
 # Between two looks while nothing comes: the client fetches nothing from a topic that was made again, and tells nobody,
 # if the leader epoch there is lower than that of the former one (librdkafka 2.16)
 CHECK_SECONDS = 5.0
+POLL_SECONDS = 1.0  # between two looks while records are here: when partitions change hands, each member is waited for
 COMMIT_SECONDS = 1.0  # until an offset is committed again whose commit failed, for example when the coordinator died
 CONSUMER = {
     "enable.auto.commit": False,
@@ -44,6 +45,7 @@ CONSUMER = {
     "partition.assignment.strategy": "cooperative-sticky",  # the other partitions go on while one is given away
     "session.timeout.ms": 6000,  # as short as brokers allow: until then, nobody gets the partitions of a dead worker
     "heartbeat.interval.ms": 1000,
+    "max.poll.interval.ms": 60_000,  # until then, one that hangs keeps the others from partitions that change hands
     "queued.max.messages.kbytes": 2 * MAX_BYTES >> 10,  # fetched ahead; one read takes no more than this
 }
 
@@ -63,13 +65,14 @@ class Source:
         self.unchecked: list[Message] = []
         self.fetched: dict[int, deque[Message]] = {}
         self.error: KafkaError | None = None
+        self.room = 0  # bytes that may be taken while others are here
         self.before: dict[int, Place] = {}  # partition -> the last record that was taken, or settled by another worker
         self.doubted: set[int] = set()  # partitions that are read from that record on, to see whether it is still there
         self.uncommitted: dict[int, Place] = {}  # partition -> the last settled record
         self.epochs: dict[int, str] = {}  # partition -> epoch of the last settled record
         self.begun: dict[int, Begun] = {}  # partition -> what a worker has begun with
         self.counted: set[int] = set()  # partitions whose delivery to this worker is counted
-        self.commit_at = self.check_at = 0.0  # monotonic
+        self.commit_at = self.check_at = self.poll_at = 0.0  # monotonic
         with asking():
             config = {"group.id": self.topic.name, "error_cb": self.note_error, "on_commit": self.committed, **CONSUMER}
             self.consumer = Consumer(admin.address.properties | config)
@@ -171,18 +174,23 @@ class Source:
     def has_work(self) -> bool:
         """Whether there are records, or may be: a partition has not been read to its end. Raises: KafkaUnavailable."""
         if not self.fetched:
-            self.fetch()
+            self.room = 3 * MAX_BYTES  # one more than the client may have fetched
+            self.fetch(MAX_BODIES)
+        elif self.room > 0 and time.monotonic() >= self.poll_at:
+            self.fetch(1)
         return bool(self.fetched) or self.assigned is None or bool(self.assigned - self.ended)
 
-    def fetch(self) -> None:
-        """Take what the client has fetched. Raises: KafkaUnavailable."""
+    def fetch(self, records: int) -> None:
+        """Take what the client has fetched, and obey the group. Raises: KafkaUnavailable."""
+        self.poll_at = time.monotonic() + POLL_SECONDS
         if self.uncommitted and time.monotonic() >= self.commit_at:
             self.commit()
         with asking():
-            for message in self.consumer.consume(MAX_BODIES, 0):
+            for message in self.consumer.consume(records, 0):
                 error, partition = message.error(), message.partition()
                 if not error:
                     self.unchecked.append(message)
+                    self.room -= len(message.value() or b"")
                     self.ended.discard(partition)
                 elif error.code() == KafkaError._PARTITION_EOF:
                     self.ended.add(partition)  # type: ignore[arg-type]
