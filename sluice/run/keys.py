@@ -100,7 +100,7 @@ def files(s: Settings) -> dict[str, str]:
     lines += [f'    "of {name}" {sets[key.paths]};' for name, key in by_name.items() if key.paths is not None]
     lines += ["}", 'map "$sluice_paths $request_uri" $sluice_may {', "    default $sluice_may_else;", '    "~^ " 1;']
     lines += [
-        f'    "~^{n} ({"|".join(re.escape(path) for path in sorted(paths or ()))})(\\?|$)" 1;'
+        f'    "~^{n} /*({"|".join(re.escape(path) for path in sorted(paths or ()))})/*(\\?|$)" 1;'
         for paths, n in sets.items()
     ]
     lines += ["}", 'map "$sluice_view$request_uri" $sluice_may_else {', "    default 0;"]
