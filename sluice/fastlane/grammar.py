@@ -26,20 +26,13 @@ DECIDING = frozenset(("HTTP_HOST", "HTTP_CONNECTION", "CONTENT_TYPE", "HTTP_CONT
 # The environ without the body, the length of the body in bytes, and whether the connection stays open
 ParsedHead = tuple[dict[str, Any], int, bool]
 # The cache of a listener, of three kinds of keys. A head that came twice is there with an environ of its own; one that
-# came once is there with None; so is what stays the same in it: a GET without its query, a POST without the values of
-# CHANGING. The shape of a head is what decides how it is parsed (`Grammar.shape`). The environ of the last two kinds
-# has the values of the request that came last
+# came once is there with None; so is the head of a GET without its query, and of a POST without its Idempotency-Key.
+# The shape of a head is what decides how it is parsed (`Grammar.shape`). The environ of the last two kinds has the
+# values of the request that came last
 Heads = dict[bytes, Optional[ParsedHead]]
 PRINTABLE = bytes([9, *range(32, 127), *range(128, 256)])
 QUERY = bytes([33, 34, *range(36, 127)])
-KEY = "HTTP_IDEMPOTENCY_KEY"
-# Fields whose value is new in each request of a client: the start of the line in lower case, the key in the environ.
-# With other spaces they are parsed as other fields are
-CHANGING = (
-    (b"\nidempotency-key: ", KEY),
-    (b"\ntraceparent: ", "HTTP_TRACEPARENT"),
-    (b"\nx-request-id: ", "HTTP_X_REQUEST_ID"),
-)
+KEY = b"\r\nIdempotency-Key: "  # as nginx passes it; other spellings are parsed as other fields are
 
 
 class Grammar:
@@ -71,60 +64,52 @@ class Grammar:
         The environ is shared with the next request of this shape. server: the listener's name from getsockname().
         heads: of the listener.
         """
-        rest, values = b"", dict[str, bytes]()
-        if not head.startswith(b"GET "):
-            rest, values = rest_of_post(head)
-            if rest and (parsed := heads.get(rest)) and self.set_values(parsed[0], head, values):
-                return parsed if KEY in values else remember(heads, head, parsed)
-        elif at := head.find(b"?", 0, head.find(b"\r")) + 1:
-            end = head.find(b" ", at)
-            rest = head[:at] + head[end:-2]  # no head has these bytes: a line end is missing
-            if (parsed := heads.get(rest)) and self.set_query(parsed[0], head, head[at:end]):
-                return remember(heads, head, parsed)
+        without = b""
+        if is_get := head.startswith(b"GET "):
+            at = head.find(b"?", 0, head.find(b"\r")) + 1
+        elif at := head.find(KEY) + 1:
+            at += len(KEY) - 1
+        if at:
+            end = head.find(b" " if is_get else b"\r", at)
+            without = head[:at] + head[end:-2]  # no head has these bytes: a line end is missing
+            if (parsed := heads.get(without)) and self.replace(parsed[0], head, head[at:end], is_get):
+                return remember(heads, head, parsed) if is_get else parsed
         lines = head.split(b"\r\n")
         # nothing else than lines of printable characters
         if len(head) > self.max_head or head.translate(None, PRINTABLE) != b"\r\n" * (len(lines) - 1):
             return None
-        shape, found = self.shape(lines)
+        shape, values = self.shape(lines)
         parsed = heads.get(shape)
         if parsed is None:
             parsed = self.parse_new(head, server)
             if parsed is None:
                 return None
             self.learn(lines)
-            shape, found = self.shape(lines)
+            shape, values = self.shape(lines)
             if len(shape) <= MAX_CACHED_BYTES:
                 keep(heads, shape, parsed)
         environ, length, keep_alive = parsed
-        environ.update(found)
+        environ.update(values)
         environ["fastlane.head"] = head
         if length:
-            length = int(found["CONTENT_LENGTH"])
+            length = int(values["CONTENT_LENGTH"])
             parsed = environ, length, keep_alive
-        if rest:
-            remember(heads, rest, parsed)
-        return parsed if KEY in values else remember(heads, head, parsed)  # a key comes once
+        if without:
+            remember(heads, without, parsed)
+        return remember(heads, head, parsed) if is_get or not without else parsed  # a key comes once
 
-    def set_query(self, environ: dict[str, Any], head: bytes, query: bytes) -> bool:
-        """Set the query in the environ of a GET that differs in nothing else. False: it is malformed or too long."""
-        if query.translate(None, QUERY) or len(head) > self.max_head:
-            return False
-        environ["QUERY_STRING"] = text = query.decode("latin-1")
-        environ["RAW_URI"] = f"{environ['PATH_INFO']}?{text}"
-        environ["fastlane.head"] = head
-        return True
-
-    def set_values(self, environ: dict[str, Any], head: bytes, values: dict[str, bytes]) -> bool:
-        """Set the values of CHANGING in the environ of a POST that differs in nothing else. False: one is malformed, or
-        the head is too long.
+    def replace(self, environ: dict[str, Any], head: bytes, value: bytes, is_get: bool) -> bool:
+        """Set the query of a GET, or the Idempotency-Key of a POST, in the environ of a head that differs in nothing
+        else. False: it is malformed or too long.
         """
-        if len(head) > self.max_head:
+        if value.translate(None, QUERY if is_get else PRINTABLE) or len(head) > self.max_head:
             return False
-        for key, value in values.items():
-            if value.translate(None, PRINTABLE):
-                return False
-            if key in environ:
-                environ[key] = value.decode("latin-1").strip(" \t")
+        text = value.decode("latin-1")
+        if is_get:
+            environ["QUERY_STRING"] = text
+            environ["RAW_URI"] = f"{environ['PATH_INFO']}?{text}"
+        elif "HTTP_IDEMPOTENCY_KEY" in environ:
+            environ["HTTP_IDEMPOTENCY_KEY"] = text.strip(" \t")
         environ["fastlane.head"] = head
         return True
 
@@ -231,25 +216,6 @@ class Grammar:
         environ |= {"SERVER_NAME": name, "SERVER_PORT": port, "REMOTE_ADDR": "", "wsgi.url_scheme": scheme}
         environ["wsgi.input"] = BytesIO()  # of requests without a body, if they share the environ
         return environ, -1 if length is None else int(length), keep_alive
-
-
-def rest_of_post(head: bytes) -> tuple[bytes, dict[str, bytes]]:
-    """A head without the values of CHANGING, and those. b"": it has none of these fields.
-
-    No head has the bytes of such a rest: a line end is missing.
-    """
-    lower = head.lower()
-    values = {}
-    rest = head
-    for start, key in CHANGING:
-        at = lower.find(start)
-        if at >= 0:
-            at += len(start)
-            end = lower.find(b"\r", at)
-            values[key] = rest[at:end]
-            rest = rest[:at] + rest[end:]
-            lower = lower[:at] + lower[end:]
-    return (rest[:-2], values) if values else (b"", values)
 
 
 def remember(heads: Heads, key: bytes, parsed: ParsedHead) -> ParsedHead:
