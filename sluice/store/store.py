@@ -48,7 +48,7 @@ Insert = Callable[[Iterable[Entry]], Outcome]
 
 F = TypeVar("F", bound=Callable[..., Any])
 STORED_MEANWHILE = "duplicate: a body with its key, or with all of its records, was stored meanwhile"
-DEFAULT = Limits()
+DEFAULT_LIMITS = Limits()
 ATTEMPTS = 6  # of a command, over about two seconds in addition to the waits for locks
 
 
@@ -186,7 +186,7 @@ class Store(Bookkeeping[Db]):
 
     @retried
     def replay(
-        self, letters: list[DeadLetter], decode: Decode, dry: bool = False, limits: Limits = DEFAULT
+        self, letters: list[DeadLetter], decode: Decode, dry: bool = False, limits: Limits = DEFAULT_LIMITS
     ) -> Replayed:
         """Decode dead letters again, and replace each by its result, in one transaction, for about a second.
 
