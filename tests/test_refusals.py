@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -18,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from between import Between, closing, reply
-from integrations import FIRST, samples, telegraf
+from integrations import FIRST, duplicates, samples, telegraf
 from proving import harness
 from proving.harness import ask, free_port, installation, running
 
@@ -164,3 +166,52 @@ def test_a_value_of_collectd_is_a_row_with_its_identifier_as_tags(tmp: Path) -> 
         ((time, tags, *rest),) = poll(lambda: ask(up.home, sql))
     assert (time, *rest) == ("2026-01-01T12:00:01.000000000Z", "value", "integer", 1)
     assert json.loads(tags) == {"host": "h", "type": "gauge"}
+
+
+JOURNAL = harness.ROOT / "var/journal"
+ENTRY = """__CURSOR=s=0{0:031x};i={0:x};b=0{0:031x};m={0:x};t={1:x};x={0:x}
+__REALTIME_TIMESTAMP={1}
+__MONOTONIC_TIMESTAMP={0}
+_BOOT_ID=0123456789abcdef0123456789abcdef
+_MACHINE_ID=0123456789abcdef0123456789abcdef
+PRIORITY=4
+SYSLOG_IDENTIFIER=web
+MESSAGE={2}
+
+"""
+
+
+def upload(tmp: Path, port: int) -> subprocess.Popen[bytes]:
+    """systemd-journal-upload, which waits for more after it has sent what is in the journal, or ends with an error."""
+    command = [f"{JOURNAL}/lib/systemd/systemd-journal-upload", f"--url=http://127.0.0.1:{port}"]
+    return subprocess.Popen([*command, f"--file={tmp}/made.journal", f"--save-state={tmp}/state"], env=library())
+
+
+def library() -> dict[str, str]:
+    (libraries,) = JOURNAL.glob("usr/lib/*-linux-gnu")
+    return {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
+
+
+def test_the_journal_is_sent_again_after_each_error_and_stored_once(tmp: Path) -> None:
+    """Each error ends systemd-journal-upload; the next one begins behind the last entry that was accepted."""
+    if not JOURNAL.is_dir():
+        pytest.skip("no systemd-journal-upload: bin/provision test gets Debian's package")
+    entries = "".join(ENTRY.format(n, (FIRST + n) * 10**6, f"line {n}") for n in range(1, 4))
+    remote = [f"{JOURNAL}/lib/systemd/systemd-journal-remote", "--split-mode=none", f"--output={tmp}/made.journal", "-"]
+    subprocess.run(remote, input=entries.encode(), env=library(), check=True, capture_output=True)
+    replies = [reply(503, "Retry-After: 1"), reply(429, "Retry-After: 1"), reply(413), b""]
+    with installation(tmp / "home") as up, closing(between := Between(up.port, replies)) as port:
+        for _ in range(4):
+            assert upload(tmp, port).wait(60) == 1
+        assert len(between.answered) == 4
+        with upload(tmp, port) as process:
+            poll((tmp / "state").exists)
+            process.kill()
+        sql = "SELECT time, level, service, message, attributes FROM logs ORDER BY time"
+        poll(lambda: duplicates(up) == 1)
+        rows = ask(up.home, sql)
+        assert [row[:4] for row in rows] == [
+            (f"2026-01-01T12:00:0{n}.000Z", "warn", "web", f"line {n}") for n in range(1, 4)
+        ]
+        assert json.loads(rows[0][4])["_MACHINE_ID"] == "0123456789abcdef0123456789abcdef"
+        assert ask(up.home, "SELECT reason FROM dead_letters") == []

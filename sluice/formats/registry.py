@@ -13,7 +13,7 @@ from sluice.streams.format import Format
 
 PROTOBUF_OK, JSON_OK = reply("200 OK", b"", PROTOBUF), reply("200 OK", b"{}")
 OVERLAND_OK = reply("200 OK", b'{"result":"ok"}')  # it sends its batch again unless it gets exactly this
-ACCEPTED = reply("202 Accepted")  # as Graylog
+ACCEPTED = reply("202 Accepted")  # as Graylog, and as systemd-journal-remote
 NO_COMMANDS = reply("200 OK", b"[]")  # OwnTracks reads the answer as a list of commands
 
 # In the order in which they are tried
@@ -45,6 +45,8 @@ FORMATS = (
     ),
     Format("logs", "sluice.formats.gelf:decode", {"/gelf": ACCEPTED}, keep_head=True),
     Format("logs", "sluice.formats.reports:decode", {"/reports": NO_CONTENT}, keep_head=True),
+    # systemd-journal-upload appends this path to its URL
+    Format("logs", "sluice.formats.journal:decode", {"/upload": ACCEPTED}, keep_head=True),
     # X-Limit-U and X-Limit-D may have the device's name
     # The app repeats a request without a body until it is accepted
     Format(

@@ -113,6 +113,23 @@ def gps_with_other_names(size: int) -> bytes:
     return filled(b"[", b'{"latitude":1,"lng":2,"vel":[1]}', b"]", size)
 
 
+@bomb("/upload")
+def journal_entries_of_a_letter(size: int) -> bytes:
+    return filled(b"MESSAGE=a\n", b"\nA=\n", b"", size, b"")
+
+
+@bomb("/upload")
+def journal_entries_of_many_fields(size: int) -> bytes:
+    fields = b"".join(b"%x=\n" % n for n in range(min(size, QUARTER) // 8))
+    return filled(b"MESSAGE=a\n\n", b"MESSAGE=b\nPRIORITY=1\n" + fields, b"", size, b"\n")
+
+
+@bomb("/upload")
+def journal_fields_of_many_values(size: int) -> bytes:
+    entry = filled(b"\nMESSAGE=b\n", b"A=\n", b"", min(size // 2, LIMITS.record - 20), b"")
+    return filled(b"MESSAGE=a\n", entry, b"", size, b"")
+
+
 # --- formats of metrics
 
 

@@ -1,4 +1,4 @@
-"""Logs of other systems: GELF, and the reports of browsers."""
+"""Logs of other systems: GELF, the reports of browsers, and systemd's journal."""
 
 from __future__ import annotations
 
@@ -91,3 +91,59 @@ def test_a_report_of_csp_has_the_type_that_it_has_in_the_reporting_api() -> None
     body = {"document-uri": "https://a.example/", "violated-directive": "img-src"}
     assert decode("logs", kept(sent, "/reports")) == [Log(message="csp-violation", attributes={"body": body})]
     assert reject_reason("logs", kept(b"{}", "/reports")) == "missing: type"
+
+
+ENTRY = {
+    "__CURSOR": "s=1;i=1",
+    "__REALTIME_TIMESTAMP": "1767268800500000",
+    "PRIORITY": "4",
+    "SYSLOG_IDENTIFIER": "web",
+    "MESSAGE": "a=b",
+    "_PID": "7",
+}
+
+
+def exported(fields: dict[str, Any], *binary: str) -> bytes:
+    """An entry of the journal; the values of these fields are written with their length."""
+    made = b""
+    for name, value in fields.items():
+        content = value if isinstance(value, bytes) else value.encode()
+        size = b"\n" + len(content).to_bytes(8, "little") if name in binary else b"="
+        made += name.encode() + size + content + b"\n"
+    return made + b"\n"
+
+
+def journal(body: bytes) -> list:
+    return decode("logs", kept(body, "/upload", "Content-Type: application/vnd.fdo.journal"))
+
+
+@pytest.mark.parametrize("binary", [(), ("MESSAGE",), tuple(ENTRY)])
+def test_an_entry_of_the_journal_is_the_row_that_its_json_is(binary: tuple[str, ...]) -> None:
+    rows = decode("logs", json.dumps(ENTRY).encode())
+    assert journal(exported(ENTRY, *binary)) == rows
+    assert journal(b"\n\n" + exported(ENTRY, *binary) * 3) == rows * 3
+    assert journal(exported(ENTRY, *binary)[:-2]) == rows
+    assert (rows[0].time, rows[0].level, rows[0].service) == (NOON + 500_000_000, "warn", "web")
+
+
+def test_a_value_of_the_journal_may_have_lines_and_any_bytes_and_occur_twice() -> None:
+    sent = exported(ENTRY | {"MESSAGE": b"one\n\ntwo\0\xff=", "A": ""}, "MESSAGE") + exported(ENTRY)
+    first, second = journal(sent.replace(b"_PID=7\n", b"_PID=7\n_PID=8\n", 1))
+    assert (first.message, first.attributes["_PID"], first.attributes["A"]) == (
+        "one\n\ntwo\ufffd\ufffd=",
+        ["7", "8"],
+        "",
+    )
+    assert second == journal(exported(ENTRY))[0]
+
+
+@pytest.mark.parametrize("end", [b"MESSAGE\n\x05\0\0", b"MESSAGE\n\xff\xff\xff\xff\xff\xff\xff\xffa", b"MESSAGE"])
+def test_a_truncated_entry_of_the_journal_is_buried_alone(end: bytes) -> None:
+    start = exported(ENTRY)[:-1]
+    good, bad = journal(exported(ENTRY) + start + end)
+    assert isinstance(good, Log)
+    assert (bad.part, bad.reason) == (
+        kept(start + end, "/upload", "Content-Type: application/vnd.fdo.journal"),
+        "entry of the journal: truncated",
+    )
+    assert reject_reason("logs", bad.part) == bad.reason

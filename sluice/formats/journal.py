@@ -1,0 +1,76 @@
+"""Decodes the export format of systemd's journal (systemd.io/JOURNAL_EXPORT_FORMATS), which its upload service posts.
+
+An entry is a row of `logs`, the same as that of its JSON (`journalctl -o json`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from sluice.streams.body import Budget, Remainder
+from sluice.streams.decoder import Result, each
+from sluice.streams.logs import build
+from sluice.streams.message import Message
+from sluice.streams.record import Invalid, Limits, Log
+
+GAP = re.compile(rb"\n*+")
+SIZE = 8  # bytes of the length of a binary value
+
+
+def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
+    """The entries of a body; each invalid one is one reject."""
+    return each(entries(body, budget), lambda entry: (log(entry, budget.limits),))
+
+
+def entries(body: bytes, budget: Budget) -> Iterator[bytes]:
+    """The entries of a body; a truncated one is the last. A Remainder once the budget is used up."""
+    at = 0
+    while True:
+        gap = GAP.match(body, at)
+        assert gap
+        start = at = gap.end()
+        if start == len(body):
+            return
+        if (left := budget.left) <= 0:
+            yield Remainder(body[start:])
+            return
+        while at < len(body) and not body.startswith(b"\n", at):
+            at = field(body, at)[2]
+        yield body[start:at]
+        budget.pay(left)
+
+
+def field(body: bytes, at: int) -> tuple[bytes, bytes, int]:
+    """The name, the value and the end of a field: NAME=VALUE, or NAME alone, then the length of the value and it.
+
+    The end of a truncated one is behind the body.
+    """
+    end = body.find(b"\n", at)
+    line = body[at:] if end < 0 else body[at:end]
+    name, equals, value = line.partition(b"=")
+    if equals:
+        return name, value, at + len(line) + 1
+    start = at + len(line) + 1 + SIZE
+    after = start + int.from_bytes(body[start - SIZE : start], "little")
+    return name, body[start:after], min(max(after, start), len(body) + 1) + 1
+
+
+def log(entry: bytes, limits: Limits) -> Log:
+    """The row of an entry. Raises: Invalid."""
+    if len(entry) > limits.record:
+        raise Invalid(f"entry larger than {limits.record} bytes")
+    sent: dict[str, list[str]] = {}
+    at = 0
+    while at < len(entry):
+        name, value, at = field(entry, at)
+        sent.setdefault(text(name), []).append(text(value))
+    if at > len(entry) + 1:
+        raise Invalid("entry of the journal: truncated")
+    # as in JSON, several values are an array
+    return build({name: values if len(values) > 1 else values[0] for name, values in sent.items()})
+
+
+def text(value: bytes) -> str:
+    """A value as text. It may be of any bytes."""
+    return value.decode("utf-8", "replace").replace("\0", "\ufffd")
