@@ -27,7 +27,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from sluice import settings
-from sluice.account import SHARED, Publisher
+from sluice.account import SHARED, Publisher, shared
 from sluice.base import counters, daemon
 from sluice.elsewhere.outbox import Outbox
 from sluice.elsewhere.registry import open_elsewhere
@@ -428,7 +428,8 @@ def main(arguments: list[str]) -> int:
         check_store(config.store)
         elsewhere = open_elsewhere(config.rows, streams)
     inspector = open_inspector(config.spool, config.figures, UNHURRIED_SECONDS)
-    publisher = Publisher(inspector, streams, config.cell, keep=not config.has_own_redis, replicas=config.replicas)
+    known = partial(shared, streams, config.keep, elsewhere)
+    publisher = Publisher(inspector, streams, config.cell, not config.has_own_redis, config.replicas, known)
     outlet = open_outlet(config.spool, config.figures, config.replicas)
     worker = Worker(outlet, config.store, streams, registry.limits(config), publisher, config.keep, elsewhere)
     daemon.stop_on_signal(worker)

@@ -8,19 +8,29 @@ in the database every few seconds, so that all cells can be looked at from any o
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from sluice.parsers import DEAD, Keep
 from sluice.spool.inspector import Inspector, Snapshot
-from sluice.store.store import Store
-from sluice.store.types import Epoch, Ledger
+from sluice.store.store import Elsewhere, Store
+from sluice.store.types import Epoch, Ledger, Unavailable
+from sluice.streams.registry import Stream
+
+log = logging.getLogger("sluice.worker")
 
 EVERY_SECONDS = 5.0  # between two publications of a cell
 LATE_INTERVALS = 3  # a cell that has published no figures for so many of its intervals is late
 SAID = 3  # publications after which a name that is no longer shared is no longer said to be: workers take turns
 COUNT_SHARE = 20  # counting takes at most 1/20 of a worker's time, however large the database is
 SHARED = "another installation stores in this database under this name; each needs an INGEST_CELL of its own"
+OTHER_STORE = (
+    "this is another database than before. What is in that one stays there, also rows that wait for their destination; "
+    "`status` counts its bodies as missing. Bodies that were claimed when it was exchanged may be in both"
+)
 STATES = ("accepted", "ready", "claimed", "stored", "dead", "duplicate", "missing")
 Figures = dict[str, Any]
 
@@ -65,6 +75,19 @@ def account(store: Store[Any], stream: str, snapshot: Snapshot | None, cell: str
     return store.ledger(stream, snapshot.history if snapshot else (), cell, snapshot.claims if snapshot else None)
 
 
+def shared(streams: Mapping[str, Stream], keep: Keep, elsewhere: Elsewhere) -> Figures:
+    """The settings of a cell that others which store in its database must know, by stream. Raises: Unavailable.
+
+    keep, unique: seconds; None: for ever. The longest of all cells counts: what is deleted is gone for all of them.
+    rows: the address of the destination.
+    """
+    return {
+        "keep": {name: keep.of(name) for name in (*streams, DEAD)},
+        "unique": {name: stream.rule.seconds for name, stream in streams.items() if stream.rule},
+        "rows": dict(elsewhere.addresses()),
+    }
+
+
 def sums(cells: Iterable[Figures]) -> Figures:
     """The sums over the streams of some cells, each as `Observer.cells` gives it; their oldest body."""
     rows = [row for cell in cells for row in cell["streams"]]
@@ -76,18 +99,27 @@ class Publisher:
     """A worker's part in publishing the figures of its cell: the workers of a cell take turns.
 
     The figures: `every`, seconds until the next ones; `streams`, a list of stream and the keys of `balance`; `epochs`,
-    those of all streams, by which an installation knows its own figures; `shared`: not 0 if another one publishes under
-    this name, and then for how many more publications this is said.
+    those of all streams, by which an installation knows its own figures; `settings`: from the function `shared`;
+    `shared`: not 0 if another one publishes under this name, and then for how many more publications this is said.
     """
 
-    def __init__(self, inspector: Inspector, streams: Iterable[str], name: str, keep: bool, replicas: int = 0) -> None:
+    def __init__(
+        self,
+        inspector: Inspector,
+        streams: Iterable[str],
+        name: str,
+        keep: bool,
+        replicas: int = 0,
+        settings: Callable[[], Figures] = dict,
+    ) -> None:
         """name: of the cell. keep: its Redis may be another cell's; then that name counts.
 
-        replicas: number of replicas of Redis that must confirm a commit, at least.
+        replicas: number of replicas of Redis that must confirm a commit, at least. settings: see `shared`.
         """
         self.inspector = inspector
         self.streams = set(streams)
         self.name, self.keep, self.replicas = name, keep, replicas
+        self.settings, self.known_settings = settings, Figures()
         self.named = False
         self.due = 0.0  # monotonic
         self.epochs: set[str] | None = None  # that were published last
@@ -100,7 +132,14 @@ class Publisher:
             return
         self.due = began + EVERY_SECONDS
         if not self.named:
-            self.name, self.named = self.inspector.name_cell(self.name, self.keep), True
+            asked, self.named = self.name, True
+            self.name = self.inspector.name_cell(asked, self.keep)
+            if self.name != asked:
+                log.info("this is the cell %s, as its list says, not %s", self.name, asked)
+            with store.transaction(read=True) as db:
+                identity = store.identity(db)
+            if self.inspector.name_store(identity) not in ("", identity):
+                log.warning(OTHER_STORE)
         known = next((cell for cell in store.cells() if cell.cell == self.name), None)
         theirs = set(known.figures.get("epochs", ())) if known else set[str]()
         # figures of another list may be those of another installation, which is not given a turn
@@ -123,7 +162,12 @@ class Publisher:
         foreign = known and theirs and known.seconds < LATE_INTERVALS * every and same and not ours
         said = known.figures.get("shared", 0) if known else 0
         self.shared = SAID if foreign else max(0, said - 1)
-        figures = {"every": every, "streams": streams, "epochs": sorted(lists), "shared": self.shared}
+        with contextlib.suppress(Unavailable):  # of a destination
+            self.known_settings = self.settings()
+        figures = {
+            "every": every, "streams": streams, "epochs": sorted(lists), "shared": self.shared,
+            "settings": self.known_settings,
+        }  # fmt: skip
         store.publish_figures(self.name, figures, epochs)
         self.epochs = lists
         self.due = began + every

@@ -24,16 +24,19 @@ import pytest
 
 from proving.harness import ROOT, poll
 from sluice import parsers, settings
+from sluice.account import shared
 from sluice.base.counters import Histogram
 from sluice.elsewhere.destination import Unwritable
 from sluice.elsewhere.outbox import CARRIED, NOTES, Outbox, note, tell
 from sluice.elsewhere.registry import open_elsewhere
 from sluice.formats.streams import STREAMS
+from sluice.parsers import DEAD
 from sluice.spool.claim import Claim, Window
 from sluice.store import bounds
 from sluice.store.entries import Entries
+from sluice.store.expiry import Expiry
 from sluice.store.registry import open_store
-from sluice.store.store import Store
+from sluice.store.store import Elsewhere, Store
 from sluice.store.tables import LAYOUT
 from sluice.store.types import DeadLetter, Entry, Epoch, NewerTables, Outcome, Unavailable
 from sluice.streams import registry
@@ -615,6 +618,32 @@ class StoreTests:
         assert (ledger.bodies, ledger.dead, ledger.expired, ledger.deleted) == (4, 1, 2, 0)
         assert {epoch for (epoch,) in backend.ask("SELECT epoch FROM batches_expired")} == {"votes"}
         assert self.choices(backend) == ["a", "b"]
+
+    @pytest.mark.parametrize("age", ["forever", "3600d"])
+    @pytest.mark.parametrize("name", ["votes", DEAD])
+    def test_what_another_cell_keeps_is_not_deleted_until_that_cell_is_forgotten(
+        self, name: str, age: str, backend: Backend, store: Store, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store.persist(*votes("a", "", "b", ""))
+        for cell, kept in ("ours", "1s"), ("theirs", age):
+            keep = parsers.keep(f"{name}={kept}")
+            store.publish_figures(cell, {"settings": shared(STREAMS, keep, Elsewhere())}, [])
+        table = "votes" if name == "votes" else "dead_letters"
+
+        def left() -> int:
+            expiry = Expiry(name, 1)
+            expiry.noted = 1
+            expiry.since = int(time.time() * 1e6), time.monotonic()
+            while expiry.step(store):
+                pass
+            return int(backend.ask(f"SELECT count(*) FROM {table}")[0][0])
+
+        assert left() == 2
+        how = "for ever" if age == "forever" else "for 3600 d"
+        said = f"{name}: kept {how}, as the cell theirs keeps it; `status --forget` ends that"
+        assert said in [record.getMessage() for record in caplog.records]
+        assert store.forget("theirs")
+        assert left() < 2
 
     @pytest.mark.parametrize("make", [True, False])
     def test_a_newer_layout_is_refused_and_left_alone(self, make: bool, backend: Backend, store: Store) -> None:

@@ -103,7 +103,7 @@ def test_the_health_checks_are_documented():
 
 def test_the_redis_keys_are_those_of_the_contract():
     documented = {re.sub("<id>|PID", "", name) for name in table(SPOOL, "key")}
-    own = contract.COUNTS, contract.ERRORS, contract.LAYOUT_KEY, contract.CELL, contract.PROBED
+    own = contract.COUNTS, contract.ERRORS, contract.LAYOUT_KEY, contract.CELL, contract.STORE, contract.PROBED
     assert documented == {*contract.Keys.of("s"), *own}
 
 

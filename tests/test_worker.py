@@ -339,9 +339,27 @@ def test_a_cell_has_the_name_that_a_redis_elsewhere_has(elsewhere: bool, kept: b
         raw(server).set(CELL, "c1")
         env: dict[str, object] = {"INGEST_CELL": "c2"}
         env |= {"INGEST_SPOOL": f"redis://127.0.0.1:{port}"} if elsewhere else {}
-        with worker(tmp, env):
+        with worker(tmp, env) as running:
             poll(lambda: ask(tmp, "SELECT cell FROM batches_cells") == [(kept.decode(),)])
         assert raw(server).get(CELL) == kept
+        assert ("this is the cell c1, as its list says, not c2" in running.said()) == elsewhere
+
+
+def test_a_worker_says_that_its_database_is_another_one_and_publishes_its_settings(tmp: Path, redis: Server) -> None:
+    for name, keep, others in ("ingest", "1h", 0), ("other", "forever", 1), ("other", "2h", 1), ("ingest", "3h", 2):
+        commit(redis, 1)
+        env = {"INGEST_STORE": f"sqlite:///{tmp}/{name}.db", "INGEST_KEEP": f"votes={keep}"}
+        done = subprocess.run(
+            [sys.executable, ROOT / "worker.py", "burst"], env=environment(tmp, env), capture_output=True, text=True
+        )
+        with open(tmp / "said", "a") as said:
+            said.write(done.stderr)
+        assert (tmp / "said").read_text().count("this is another database than before") == others
+        with database(tmp / f"{name}.db") as db:
+            ((figures,),) = db.execute("SELECT figures FROM batches_cells").fetchall()
+        published = json.loads(str(figures))["settings"]
+        assert published["keep"]["votes"] == {"1h": 3600, "forever": None, "2h": 7200, "3h": 10_800}[keep]
+        assert published["unique"]["votes"] == 86_400 and published["rows"] == {}
 
 
 @pytest.mark.parametrize("error", [NewerTables("the database", 9, 8), Unavailable("locked")])
@@ -1135,6 +1153,9 @@ def test_what_an_outage_has_left_is_deleted_at_twice_the_pace_of_time(
 
         def set_horizon(self, name: str, until: int) -> None:
             pass
+
+        def settings(self, kind: str) -> list[Any]:
+            return []
 
         def expire(self, name: str, before: int) -> bool:
             steps.append(before - NOON)

@@ -102,10 +102,12 @@ class Destination(ABC):
     """The destination of one stream; not thread-safe. Several workers may use it at once.
 
     lasting: an object outlives its worker, so it is noted until it is published.
+    database: which one has the notes of what is opened or tidied next.
     GRACE_SECONDS: for which another worker's objects are left to it.
     """
 
     lasting = True
+    database = ""
     GRACE_SECONDS = 0.0
 
     def __init__(self, url: str, stream: Stream) -> None:

@@ -129,11 +129,16 @@ class Outbox(Elsewhere):
         line = ""
         late: dict[str, str] = {}
         done: list[str] = []
+        theirs: set[tuple[str, str]] | None = None
         for stream, name, address, known in notes:
             destination = self.destinations.get(stream)
             why = late.get(stream, "")
             try:
                 if destination is None or destination.address() != address:
+                    if theirs is None:
+                        theirs = {pair for _, rows in store.settings("rows") for pair in rows.items()}
+                    if (stream, address) in theirs:  # the workers of that cell publish it
+                        continue
                     why = known if address.endswith(DAMAGED) else "INGEST_ROWS does not name it now"
                 elif name in self.published:
                     done.append(name)
@@ -214,6 +219,8 @@ class Outbox(Elsewhere):
             with store.transaction(read=True) as db:
                 return {name for of, name, *_ in store.run(db, NOTES) if of == stream}
 
+        with store.transaction(read=True) as db:
+            self.destinations[stream].database = store.identity(db)
         with destination_errors():
             return self.destinations[stream].tidy(noted)
 
@@ -256,6 +263,7 @@ class Storing(Attempt):
             if rows.seqs:
                 with destination_errors():
                     if stream not in self.objects:
+                        self.destinations[stream].database = self.store.identity(self.db)
                         self.objects[stream] = self.destinations[stream].open(rows.received[0])
                     self.objects[stream].add(batch, rows)
                 self.bodies[stream] += len({*rows.seqs})

@@ -98,7 +98,7 @@ class File(Object):
 
 
 class Parquet(Destination):
-    """See `Destination`. An object's name is HOUR/FILE."""
+    """See `Destination`. An object's name is HOUR/DATABASE-FILE: only who can read the notes knows that it has none."""
 
     def __init__(self, url: str, stream: Stream) -> None:
         super().__init__(url, stream)
@@ -128,7 +128,7 @@ class Parquet(Destination):
         hour = datetime.fromtimestamp(received // 1_000_000, timezone.utc).strftime(HOUR)
         with writing():
             self.staged.mkdir(mode=0o700, parents=True, exist_ok=True)
-            name = f"{hour}/{uuid.uuid4().hex}"
+            name = f"{hour}/{self.database}{'-' * bool(self.database)}{uuid.uuid4().hex}"
             return File(self.stage(name), name, self.columns)
 
     def stage(self, name: str) -> Path:
@@ -194,6 +194,8 @@ class Parquet(Destination):
                 # the next merge deletes what a merge has left
                 if path.name[0] == "." or path.name == MERGING or time.time() - path.stat().st_mtime < SETTLED_SECONDS:
                     continue
+                if path.name.rpartition(".")[2].rpartition("-")[0] not in ("", self.database):
+                    continue  # the note may be in another database
                 with open(path, "rb") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     if path.name not in {name.replace("/", ".") for name in noted()}:

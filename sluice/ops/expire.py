@@ -1,6 +1,7 @@
 """Delete the rows and dead letters that INGEST_KEEP no longer keeps. The workers do it too, a few at a time.
 
 They delete slowly after an outage, because the clock may be wrong; this verb then needs --catch-up.
+Of cells that share the database, the longest INGEST_KEEP counts.
 A partition of PostgreSQL is dropped when all of its rows are too old, so some rows stay until then.
 """
 
@@ -15,6 +16,7 @@ from sluice.elsewhere.registry import open_elsewhere
 from sluice.formats.streams import load_streams
 from sluice.parsers import DEAD
 from sluice.settings import Settings
+from sluice.store.expiry import longest
 from sluice.store.registry import open_store
 from sluice.store.store import retried
 
@@ -35,7 +37,12 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     ages = [(name, age) for name in (*streams, DEAD) if (age := s.keep.of(name)) is not None]
     if not ages:
         print("INGEST_KEEP keeps everything.")
-    for name, age in ages:
+    for name, own in ages:
+        age, keeper = longest(store, "keep", name, own)
+        if keeper:
+            screen.complain(f"{name}: the cell {keeper} keeps it longer; `status --forget` ends that")
+        if age is None:
+            continue
         before = until = int((time.time() - age) * 1e6)
         if not arguments.catch_up:
             before = min(until, (store.horizon(name) or until) + SLACK_SECONDS * 1_000_000)

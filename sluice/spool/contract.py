@@ -49,6 +49,7 @@ ERRORS = "ingest:errors:"  # a prefix: the process id of a worker follows; why i
 LAYOUT = 3  # of the keys; 2: `taken` was `claimed`, and `epochs` was `spools`. A change of their meaning raises it
 LAYOUT_KEY = "ingest:layout"
 CELL = "ingest:cell"  # the name of the cell whose list this is
+STORE = "ingest:store"  # the identity of the database that has what was stored of this list
 PROBED = "ingest:ready"  # written by the gateway's readiness check, and by PROBE
 PATTERN = "ingest:{*"  # glob: every key of every stream
 STREAM = re.compile(rb"ingest:\{([^}]+)\}")  # the stream of a key

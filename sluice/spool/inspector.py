@@ -181,6 +181,13 @@ class Inspector:
             self.redis.set(contract.CELL, name, nx=keep)
         return self.cell(name)
 
+    def name_store(self, identity: str) -> str:
+        """Note which database has what is stored from now on; which one had what was stored before, or ""."""
+        with contextlib.suppress(ResponseError):  # a full Redis
+            before: Any = self.redis.set(contract.STORE, identity, get=True)
+            return (before or b"").decode()
+        return ""
+
     def memory(self) -> tuple[int, int]:
         """Bytes that Redis uses, and its limit (0: none)."""
         info = self.redis.info("memory")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
@@ -87,6 +87,11 @@ class Bookkeeping(ABC, Generic[Db]):
 
         It is sent pieces, the last of which is None: when the keys came (seconds since 1970), and keys of one length.
         """
+
+    def identity(self, db: Db) -> str:
+        """What tells this database from others; "" if it is a copy of one that had no identity."""
+        found = self.run(db, "SELECT id FROM batches_identity")
+        return str(found[0][0]) if found else ""
 
     def ledger(
         self,
@@ -195,6 +200,12 @@ class Bookkeeping(ABC, Generic[Db]):
                 db, f"SELECT cell, {self.AGE.format('seen')}, CAST(figures AS text) FROM batches_cells ORDER BY 1"
             )
         return [CellFigures(cell, seconds, json.loads(figures)) for cell, seconds, figures in rows]
+
+    def settings(self, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """A setting of each cell that has published it: the cell, and the values by stream. See `account.shared`."""
+        for cell, _, figures in self.cells():
+            if values := figures.get("settings", {}).get(kind):
+                yield cell, values
 
     def note(self, db: Db, stream: str, name: str, address: str, bodies: int) -> None:
         """Note an object that is to be published. bodies: that have rows in it."""

@@ -24,8 +24,25 @@ CATCH_UP = 2  # deletion by age, after an outage or because a clock is ahead: ti
 EXPIRE_PART, EXPIRE_SECONDS = 50, 3600.0  # between two looks for old rows: 1/50 of their age, at most an hour
 
 
+def longest(store: Store[Any], kind: str, name: str, age: int) -> tuple[int | None, str]:
+    """The longest that a cell keeps something, and which one; "": none keeps it longer than this one.
+
+    kind: see `account.shared`. age: for which this one keeps it, in seconds. Raises: Unavailable.
+    """
+    longer = "", age
+    for cell, ages in store.settings(kind):
+        if name in ages:
+            if ages[name] is None:
+                return None, cell
+            longer = max(longer, (cell, ages[name]), key=lambda each: each[1])
+    return longer[1], longer[0]
+
+
 class Expiry:
     """Deletes rows of a stream, or dead letters, of at least an age.
+
+    Other cells may have rows in this table. Nothing is deleted that one of them keeps, also if it is gone: an operator
+    says so (`status --forget`).
 
     A clock that jumps ahead must not delete what is kept. So the database has the time up to which was deleted, and
     that time moves on at most CATCH_UP times as fast as this process can tell by its monotonic clock.
@@ -35,10 +52,19 @@ class Expiry:
         self.name, self.age, self.slack = name, age, age / EXPIRE_PART
         self.since: tuple[int, float] | None = None  # up to which time was deleted when this began; monotonic
         self.noted = 0  # the time that the database has
+        self.keeper = ""  # a cell that keeps it longer
 
     def step(self, store: Store[Any]) -> bool:
         """Delete some; whether there may be more. Raises: Unavailable."""
-        before, now = int((time.time() - self.age) * 1e6), time.monotonic()
+        age, keeper = longest(store, "keep", self.name, self.age)
+        if keeper != self.keeper:
+            self.keeper = keeper
+            if keeper:
+                how = "for ever" if age is None else f"for {ago(age)}"
+                log.warning("%s: kept %s, as the cell %s keeps it; `status --forget` ends that", self.name, how, keeper)
+        if age is None:
+            return False
+        before, now = int((time.time() - age) * 1e6), time.monotonic()
         if self.since is None:
             self.noted = store.horizon(self.name)
             self.since = self.noted or before, now
@@ -71,7 +97,7 @@ class KeyExpiry(Expiry):
     def __init__(self, ages: Mapping[str, int]) -> None:
         """ages: stream -> seconds that its keys are kept."""
         super().__init__(KEYS, 0)
-        self.ages = ages
+        self.own, self.ages = ages, ages
         self.slack = max(ages.values()) / EXPIRE_PART
         self.at = b""  # the last key that was looked at
         self.kept = Counter[str]()  # in this pass
@@ -80,6 +106,11 @@ class KeyExpiry(Expiry):
     @override
     def delete(self, store: Store[Any], before: int) -> bool:
         now = before // 1_000_000
+        if not self.at:
+            self.ages = dict(self.own)
+            for _, theirs in store.settings("unique"):
+                self.ages |= {name: max(age, self.ages.get(name, 0)) for name, age in theirs.items()}
+            self.shares = {stream: self.shares.get(stream, 1.0) for stream in self.ages}
         old = {stream: now - int(age * self.shares[stream]) for stream, age in self.ages.items()}
         self.at, kept = store.expire_keys(self.at, old)
         self.kept += kept

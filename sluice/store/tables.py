@@ -19,6 +19,7 @@ TABLES = {
     "batches_epochs": {
         "stream": "text", "epoch": "text", "cell": "text", "first": "integer", "last": "integer", "purged": "integer",
     },
+    "batches_identity": {"id": "name"},
     "batches_cells": {"cell": "name", "seen": "time", "figures": "json"},
     "batches_expired": {"stream": "text", "epoch": "text", "deleted": "integer", "expired": "integer"},
     "batches_horizons": {"stream": "name", "until": "integer"},
@@ -43,6 +44,8 @@ INDEXES = {
     "dead_letters": "CREATE INDEX IF NOT EXISTS dead_letters_by_body ON dead_letters (stream, batch, seq)",
 }
 
+# One row: what tells this database, and copies of it, from others
+IDENTIFY = "INSERT INTO batches_identity (id) SELECT ? WHERE NOT EXISTS (SELECT 1 FROM batches_identity)"
 BURY = "INSERT INTO dead_letters (received_at, stream, body, reason, whole, batch, seq) VALUES (?,?,?,?,?,?,?)"
 # From layout 2: names. What waits in the outbox gets an address, filled from INGEST_ROWS, and what is shown of it.
 RENAMED = (

@@ -24,11 +24,12 @@ from proving import harness
 from proving.harness import ROOT, environment, redis_server
 from proving.postgres import postgres_server
 from sluice import parsers, settings, views
+from sluice.account import shared
 from sluice.elsewhere import destination, parquet
 from sluice.elsewhere.outbox import Storing
 from sluice.elsewhere.registry import check_rows, open_destination, open_elsewhere
 from sluice.formats.streams import STREAMS, load_streams
-from sluice.parsers import ByStream
+from sluice.parsers import FOREVER, ByStream
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Entry, Outcome, Unavailable
@@ -344,6 +345,29 @@ def test_a_file_that_waits_stays_while_another_directory_is_named(url: str, tmp:
         tidied(store)
         assert choices(tmp) == ["a", "b"] and store.unpublished() == []
         assert store.ledger("votes").bodies == 3
+
+
+def test_a_file_that_waits_stays_while_another_database_is_named(url: str, tmp: Path) -> None:
+    killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_tests.votes('a', 'b'))")
+    with contextlib.closing(connected(f"sqlite:///{tmp}/other.db", tmp)) as other:
+        other.persist(*votes("c", first=3))
+        tidied(other)
+    assert choices(tmp) == ["c"] and len(staged(tmp)) == 1
+    with contextlib.closing(connected(url, tmp)) as store:
+        tidied(store)
+    assert choices(tmp) == ["a", "b", "c"] and not staged(tmp)
+
+
+def test_what_waits_for_the_destination_of_another_cell_is_left_to_it(url: str, tmp: Path) -> None:
+    killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_tests.votes('a', 'b'))")
+    with contextlib.closing(connected(url, tmp)) as theirs:
+        theirs.publish_figures("theirs", {"settings": shared(STREAMS, FOREVER, outbox(theirs))}, ())
+    other = parsers.rows(f"parquet://{tmp}/other")
+    with contextlib.closing(open_store(url, STREAMS, elsewhere=open_elsewhere(other, STREAMS))) as ours:
+        assert not outbox(ours).publish(ours) and ours.unpublished() == []
+        assert ours.forget("theirs")
+        with pytest.raises(Unavailable, match=f"wait for parquet://{tmp}/rows: INGEST_ROWS does not name it now"):
+            outbox(ours).publish(ours)
 
 
 def test_what_a_living_attempt_has_written_stays(store: Store, tmp: Path) -> None:

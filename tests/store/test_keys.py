@@ -563,6 +563,19 @@ def test_a_key_is_kept_for_its_window_though_the_clock_was_behind_when_it_was_pu
         assert here.put("votes", keyed(key, VOTE)) == (0, 0)
 
 
+@pytest.mark.parametrize("ours", [{"gps": 60}, {"gps": 60, "votes": 60}])
+def test_keys_are_kept_for_the_longest_window_of_all_cells(url: str, ours: dict[str, int]) -> None:
+    here, now = Here(url), int(time.time() * 1e6)
+    theirs = {"settings": {"unique": {"votes": 3600, "orders": 60}}}
+    here.store.publish_figures("theirs", theirs, [])
+    assert here.put("votes", keyed("a", VOTE)) == (1, 0)
+    old = KeyExpiry(ours)
+    for seconds, new in (1800, 0), (3700, 1):
+        while old.delete(here.store, now + seconds * 1_000_000):
+            pass
+        assert here.put("votes", keyed("a", VOTE)) == (new, 0)
+
+
 def test_without_a_rule_the_keys_from_before_are_deleted(url: str) -> None:
     here = Here(url)
     assert here.put("gps", fix("a")) == (1, 0)

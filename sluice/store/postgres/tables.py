@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import psycopg
 from sluice.store.postgres.session import Session
 from sluice.store.postgres.table import STAMP
 from sluice.store.store import check_layout
-from sluice.store.tables import INDEXES, LAYOUT, PRIMARY_KEYS, RENAMED, TABLES
+from sluice.store.tables import IDENTIFY, INDEXES, LAYOUT, PRIMARY_KEYS, RENAMED, TABLES
 from sluice.store.types import Unavailable
 
 KINDS = {
@@ -69,6 +70,7 @@ def make_tables(db: psycopg.Connection[Any], where: str, addresses: Mapping[str,
             db, name, {column: KINDS[kind] for column, kind in columns.items()}, INDEXES.get(name) or more.get(name, "")
         )
     ensure(db, "view_changes", CHANGES)
+    execute(db, IDENTIFY.replace("?", f"'{uuid.uuid4().hex}'"))
     db.execute(
         "INSERT INTO batches_layout (version) "
         "SELECT %s WHERE %s > (SELECT coalesce(max(version), 0) FROM batches_layout)",

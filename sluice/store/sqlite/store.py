@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ from sluice.store.sqlite.file import (
 )
 from sluice.store.sqlite.table import Table
 from sluice.store.store import Elsewhere, Store, check_layout
-from sluice.store.tables import INDEXES, LAYOUT, PRIMARY_KEYS, RENAMED, TABLES
+from sluice.store.tables import IDENTIFY, INDEXES, LAYOUT, PRIMARY_KEYS, RENAMED, TABLES
 from sluice.store.types import Entry, Full, Origin, Outcome, Row, RowsRejected, Unavailable
 from sluice.streams.registry import Stream
 
@@ -135,6 +136,7 @@ class Sqlite(Store[apsw.Connection]):
             db.execute(f"CREATE TABLE IF NOT EXISTS {name} ({listed}{key}")
         for statement in (*INDEXES.values(), BY_FIRST):
             db.execute(statement)
+        db.execute(IDENTIFY, (uuid.uuid4().hex,))
         db.execute(f"PRAGMA user_version={LAYOUT}")
 
     @override
