@@ -51,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--failovers", type=int, default=2, help="failovers by Sentinels in test_failover.py (2)")
     parser.addoption("--leaders", type=int, default=0, help="leaders of Kafka killed in test_kafka.py (0)")
     parser.addoption("--seconds", type=int, default=20, help="of the drill with all faults in test_drill.py (20)")
+    parser.addoption("--examples", type=int, default=1, help="times the random requests in test_grammar.py (1)")
     parser.addoption("--machines", type=int, default=0, help="seconds of a drill of cells in test_cells.py (0: short)")
     parser.addoption("--containers", nargs="?", const="", metavar="BASE", help="run test_containers.py; see there")
 
