@@ -12,6 +12,7 @@ import pytest
 from proving import harness
 from sluice.base.screen import table
 
+TESTS = Path(__file__).parent
 pytest.register_assert_rewrite("store_tests")  # a failed assertion shows its values, as in a test module
 
 
@@ -106,6 +107,20 @@ def pytest_fixture_setup(
         skipped = pytest.skip.Exception(PROGRAM)
         fixturedef.cached_result = None, fixturedef.cache_key(request), (skipped, None)  # type: ignore[arg-type]
         raise skipped from error
+
+
+# The files that take longest come first (bin/test passes --no-loadscope-reorder): at the end of a run, its processes
+# share the short ones. Each line: files that take minutes, a minute, half a minute on two cores.
+LONGEST = """
+    run/test_up elsewhere/test_engines views/test_follower test_worker store/test_postgres fastlane/test_fastlane
+    elsewhere/test_parquet ops/test_sluice run/test_services test_batches nginx/test_access run/test_page test_serve
+    formats/test_bombs store/test_keys fastlane/test_grammar spool/test_spool test_ingest
+""".split()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {TESTS / f"{name}.py": number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
