@@ -109,13 +109,15 @@ def pytest_fixture_setup(
         raise skipped from error
 
 
-# The files that take longest come first (bin/test passes --no-loadscope-reorder): at the end of a run, its processes
-# share the short ones. Each line: files that take minutes, a minute, half a minute on two cores.
-LONGEST = """
-    run/test_up elsewhere/test_engines views/test_follower test_worker store/test_postgres fastlane/test_fastlane
-    elsewhere/test_parquet ops/test_sluice run/test_services test_batches nginx/test_access run/test_page test_serve
-    formats/test_bombs store/test_keys fastlane/test_grammar spool/test_spool test_ingest
-""".split()
+# The files that take a minute or more on two busy cores, longest first. bin/test passes --no-loadscope-reorder, so they
+# come first, and at the end of a run its processes share the short ones.
+LONGEST = [
+    "proving/test_drill", "views/test_follower", "spool/test_kafka", "run/test_up", "elsewhere/test_engines",
+    "test_worker", "nginx/test_senders", "store/test_postgres", "fastlane/test_fastlane", "test_batches",
+    "run/test_page", "ops/test_sluice", "test_influxdb", "elsewhere/test_parquet", "test_examples",
+    "run/test_services", "ops/test_backup", "spool/test_failover", "test_prometheus", "views/test_refresh",
+    "formats/test_bombs", "nginx/test_access", "test_otel", "nginx/test_limits", "test_syslog", "test_serve",
+]  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
