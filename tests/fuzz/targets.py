@@ -25,6 +25,7 @@ from google.protobuf.message import DecodeError  # noqa: E402
 import wire  # noqa: E402
 from sluice import settings  # noqa: E402
 from sluice.formats import streams  # noqa: E402
+from sluice.formats.otlp import Protobuf  # noqa: E402
 from sluice.formats.prometheus import messages  # noqa: E402
 from sluice.http import written  # noqa: E402
 from sluice.streams import registry  # noqa: E402
@@ -150,11 +151,17 @@ def loki(data: bytes) -> None:
 
 
 def otlp(data: bytes) -> None:
-    """A request of OTLP for metrics, logs and traces, as JSON and as protobuf; and the same compressed."""
+    """A request of OTLP for metrics, logs and traces, as JSON and as protobuf; and the same compressed.
+
+    A message that is decoded as a whole has the results of its children one by one.
+    """
     for signal, stream in {"metrics": STREAMS["metrics"], "logs": STREAMS["logs"], "traces": STREAMS["spans"]}.items():
         for kind in b"json", b"x-protobuf":
             head = b"POST /v1/%b HTTP/1.1\r\nContent-Type: application/%b\r\n" % (signal.encode(), kind)
             results = promises(stream, head + b"\r\n" + data)
+            Protobuf.at_once = False
+            same(results, promises(stream, head + b"\r\n" + data))
+            Protobuf.at_once = True
             if not data.startswith((GZIP, ZSTD, BOM)):
                 packed = head + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(data, 1)
                 same(results, promises(stream, packed))
