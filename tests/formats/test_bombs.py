@@ -130,6 +130,29 @@ def journal_fields_of_many_values(size: int) -> bytes:
     return filled(b"MESSAGE=a\n", entry, b"", size, b"")
 
 
+@bomb("/api/v2/logs?service=" + "s" * 500)
+def datadog_logs_with_a_long_query(size: int) -> bytes:
+    return filled(b'[{"message":"m"},', b'{"message":""}', b"]", size)
+
+
+@bomb("/logs")
+def msgpack_small_records(size: int) -> bytes:
+    return filled(b"", b"\x81\xa3msg\xa0", b"", size, b"")
+
+
+@bomb("/logs")
+def msgpack_numbers(size: int) -> bytes:
+    return filled(b"\x81\xa3msg\xa0", b"\x05", b"", size, b"")
+
+
+@bomb("/logs")
+def msgpack_records_of_arrays(size: int) -> bytes:
+    record = b"\x82\xa3msg\xa0\xa1a\xdd" + (LIMITS.record // 8).to_bytes(4, "big") + b"\x90" * (LIMITS.record // 8)
+    return (
+        filled(b"\x81\xa3msg\xa0", record, b"", size, b"") if size > len(record) else b"\x81\xa3msg\xa0" * (size // 6)
+    )
+
+
 # --- formats of metrics
 
 

@@ -27,6 +27,7 @@ from sluice import settings  # noqa: E402
 from sluice.formats import streams  # noqa: E402
 from sluice.formats.otlp import Protobuf  # noqa: E402
 from sluice.formats.prometheus import messages  # noqa: E402
+from sluice.formats.registry import MSGPACK  # noqa: E402
 from sluice.http import written  # noqa: E402
 from sluice.streams import registry  # noqa: E402
 from sluice.streams.body import BOM  # noqa: E402
@@ -39,10 +40,13 @@ from sluice.streams.registry import Stream  # noqa: E402
 # what decoders import late: here it is instrumented
 LATE = (
     "collectd",
+    "datadog",
     "envelopes",
     "gelf",
     "geojson",
+    "journal",
     "loki",
+    "msgpack",
     "otlp_logs",
     "otlp_metrics",
     "otlp_traces",
@@ -178,6 +182,14 @@ def reports(data: bytes) -> None:
     promises(STREAMS["logs"], b"POST /reports HTTP/1.1\r\n\r\n" + data)
 
 
+def posted(data: bytes) -> None:
+    """Entries of systemd's journal, Datadog's logs, and MessagePack, which also stand behind a valid one."""
+    promises(STREAMS["logs"], b"POST /upload HTTP/1.1\r\n\r\n" + data)
+    promises(STREAMS["logs"], b"POST /upload HTTP/1.1\r\n\r\nMESSAGE=a\n\n" + data)
+    promises(STREAMS["logs"], b"POST /api/v2/logs?service=a HTTP/1.1\r\n\r\n" + data)
+    promises(STREAMS["logs"], b"\x81\xa3msg\xa1a" + data)
+
+
 def collectd(data: bytes) -> None:
     """collectd's JSON and its commands."""
     promises(STREAMS["metrics"], b"POST /collectd HTTP/1.1\r\n\r\n" + data)
@@ -294,6 +306,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         packed,
         gelf,
         reports,
+        posted,
         collectd,
         cloudevents,
         v3,
@@ -307,7 +320,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 def decoder(stream: Stream, item: bytes) -> None:
     """The promises of docs/protocol/http.md, for an item and its equivalents."""
     results = promises(stream, item)
-    if parse_or_none(item) or item.startswith((GZIP, ZSTD, BOM)) or not item.strip():
+    if parse_or_none(item) or item.startswith((GZIP, ZSTD, BOM)) or MSGPACK.match(item) or not item.strip():
         return
     # a byte order mark is ignored, but disables the fast path
     same(results, promises(stream, BOM + item))
