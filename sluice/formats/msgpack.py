@@ -107,8 +107,8 @@ def log(part: bytes, limit: int) -> Log:
 
 def moment(sent: Any) -> int | None:
     """The time of a record; None if it is not understood."""
-    if isinstance(sent, msgspec.msgpack.Ext) and sent.code == EVENT_TIME and len(sent.data) == 8:
-        seconds, rest = (int.from_bytes(part, "big") for part in (sent.data[:4], sent.data[4:]))
+    if isinstance(sent, msgspec.msgpack.Ext) and sent.code == EVENT_TIME and len(data := bytes(sent.data)) == 8:
+        seconds, rest = (int.from_bytes(part, "big") for part in (data[:4], data[4:]))
         return seconds * SECOND + rest if seconds and rest < SECOND else None
     return known(sent.isoformat() if isinstance(sent, datetime) else scalar(sent))
 
@@ -124,5 +124,5 @@ def plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, msgspec.msgpack.Ext):
-        return value.data.hex()
+        return bytes(value.data).hex()
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
