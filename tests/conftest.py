@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--reloads", type=int, default=1, help="reloads of each program in test_reload.py (1)")
     parser.addoption("--leaves", type=int, default=1, help="how often a cell leaves in test_balancer.py (1)")
     parser.addoption(
-        "--kills", type=int, default=4, help="of a program in test_drill.py and in the tests of senders (4)"
+        "--kills", type=int, default=2, help="of a program in test_drill.py and in the tests of senders (2)"
     )
     parser.addoption("--failovers", type=int, default=2, help="failovers by Sentinels in test_failover.py (2)")
     parser.addoption("--leaders", type=int, default=0, help="leaders of Kafka killed in test_kafka.py (0)")
