@@ -112,11 +112,13 @@ def pytest_fixture_setup(
 # The files that take a minute or more on two busy cores, longest first. bin/test passes --no-loadscope-reorder, so they
 # come first, and at the end of a run its processes share the short ones.
 LONGEST = [
-    "proving/test_drill", "views/test_follower", "spool/test_kafka", "run/test_up", "elsewhere/test_engines",
-    "test_worker", "nginx/test_senders", "store/test_postgres", "fastlane/test_fastlane", "test_batches",
-    "run/test_page", "ops/test_sluice", "test_influxdb", "elsewhere/test_parquet", "test_examples",
-    "run/test_services", "ops/test_backup", "spool/test_failover", "test_prometheus", "views/test_refresh",
-    "formats/test_bombs", "nginx/test_access", "test_otel", "nginx/test_limits", "test_syslog", "test_serve",
+    "proving/test_drill", "proving/test_cells", "views/test_follower", "spool/test_kafka", "run/test_up",
+    "elsewhere/test_engines", "test_worker", "test_pythons", "test_refusals", "run/test_reload", "test_prometheus",
+    "nginx/test_senders", "store/test_postgres", "fastlane/test_fastlane", "test_batches", "run/test_page",
+    "run/test_balancer", "ops/test_sluice", "test_influxdb", "test_syslog", "test_lost_answers",
+    "elsewhere/test_parquet", "spool/test_disk", "test_examples", "run/test_services", "ops/test_backup",
+    "spool/test_failover", "views/test_refresh", "formats/test_bombs", "nginx/test_access", "test_poison", "test_otel",
+    "nginx/test_limits", "test_serve", "run/test_reading",
 ]  # fmt: skip
 
 
