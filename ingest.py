@@ -23,7 +23,8 @@ SETTINGS = settings.load_or_exit()
 CLOSING, DRAINING = SETTINGS.closing, SETTINGS.draining
 INLET = open_inlet(SETTINGS.spool, SETTINGS.figures, SETTINGS.replicas, SETTINGS.max_memory // 2, SETTINGS.gateways)
 append, commit, counts = INLET.append, INLET.commit, INLET.counts
-tell = Teller(SETTINGS.rejected).tell
+TELLER = Teller(SETTINGS.rejected)
+tell = TELLER.tell
 
 
 class PostAnswer:
@@ -59,11 +60,8 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
         same = request.without_slashes(environ)
         return app(same, start_response) if same else probe(environ, start_response)
     if environ["REQUEST_METHOD"] != "POST":
-        reply = replies.not_posted(environ)
-        if reply is not replies.POST_ONLY:
-            return respond(reply, "", start_response)
-        tell(reply, endpoint.path, environ)
-        return respond(reply, endpoint.path, start_response, environ["REQUEST_METHOD"])
+        tell(replies.POST_ONLY, endpoint.path, environ)
+        return respond(replies.POST_ONLY, endpoint.path, start_response, environ["REQUEST_METHOD"])
     try:
         try:
             item = endpoint.read(environ, endpoint.keep_head, endpoint.max_body)
@@ -107,6 +105,12 @@ def probe(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterab
     return respond(replies.unavailable(reason, 1) if reason else PROBES[path], path, start_response, method)
 
 
+def malformed(status: int, detail: str, begin: bytes) -> None:
+    """A request that gunicorn has answered instead of this program, because it could not parse it, or that failed."""
+    counts.counter(f"answered {status} ").n += 1
+    TELLER.tell_malformed(status, detail, begin)
+
+
 def tick() -> None:
     """Once a second: report the counts; look at the disk; while CLOSING exists, let replies close connections."""
     INLET.report()
@@ -135,5 +139,5 @@ PROBES = {"/health": influx.HEALTH, "/healthz": OK, "/readyz": OK, "/ping": infl
 for each in ENDPOINTS:
     each.keep_head |= keys_have_names()
 FIELDS = request.FIELDS | signature.FIELDS
-app.fastlane = Options(SETTINGS.max_body, tick, True, FIELDS, plain)  # type: ignore[attr-defined]
+app.fastlane = Options(SETTINGS.max_body, tick, True, FIELDS, plain, malformed)  # type: ignore[attr-defined]
 atexit.register(INLET.report, last=True)

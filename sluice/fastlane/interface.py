@@ -32,6 +32,7 @@ class Options(NamedTuple):
     fields: of the header fields, environ has only these, such as "HTTP_ORIGIN", and CONTENT_TYPE, CONTENT_LENGTH, and
         what decides how a request is served (Host, Connection, Content-Encoding). None: all. A field that is not here
         costs least.
+    rejected: called with status, detail and the first bytes of a request that gunicorn itself rejects, or that failed.
     is_plain: asked once for all POSTs with the same path, fields, type and encoding of content. Where it returns True,
         environ["fastlane.plain"] is there.
     """
@@ -41,6 +42,7 @@ class Options(NamedTuple):
     shares_environ: bool = False
     fields: Collection[str] | None = None
     is_plain: Callable[[dict[str, Any]], bool] = lambda environ: False
+    rejected: Callable[[int, str, bytes], None] = lambda status, detail, begin: None
 
 
 class Later(Exception):

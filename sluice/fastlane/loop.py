@@ -108,7 +108,7 @@ class FastLane(SlowLane):
         self.application = self.wsgi
         options: Options = getattr(self.wsgi, "fastlane", Options())
         self.max_body = min(MAX_BODY_BYTES, options.max_body)
-        self.tick = options.tick
+        self.tick, self.rejected = options.tick, options.rejected
         self.answers = Answers(self.cfg, self.log)
         self.shares_environ = options.shares_environ and not self.answers.logged
         self.grammar = Grammar(self.cfg, None if self.answers.logged else options.fields, options.is_plain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import gevent
@@ -24,11 +25,14 @@ DETAILS = {
     431: "The header fields are too long; the request had no effect.",
     501: "The only supported transfer coding is chunked; the request had no effect.",
 }
+BEGIN_BYTES = 4096  # of a request, to say which one was rejected
 LINGER_SECONDS = 2.0  # in which a client that is still sending can read its rejection
 
 
 class SlowLane(GeventWorker):
     """gunicorn's gevent worker, changed to serve one request of a connection instead of all."""
+
+    rejected: Callable[[int, str, bytes], None]  # see Options
 
     def make_room(self) -> None:
         """For bodies that are read at the same time."""
@@ -102,6 +106,7 @@ class SlowLane(GeventWorker):
         if page.status:
             with contextlib.suppress(OSError):
                 client.sendall(page.problem())
+            self.rejected(page.code, page.detail, client.begin)
 
     def linger(self, sock: Any) -> None:
         """Let the client close first, for LINGER_SECONDS: closing a socket with unread bytes resets the connection, and
@@ -127,11 +132,18 @@ class Page:
     def sendall(self, data: bytes) -> None:
         self.status = data.partition(b"\r\n")[0].decode("latin-1").partition(" ")[2]
 
+    @property
+    def code(self) -> int:
+        return int(self.status.partition(" ")[0])
+
+    @property
+    def detail(self) -> str:
+        return DETAILS.get(self.code, "The request failed.")
+
     def problem(self) -> bytes:
         """The same error in another form."""
-        code, _, title = self.status.partition(" ")
-        detail = DETAILS.get(int(code), "The request failed.")
-        body = json.dumps({"type": "about:blank", "title": title, "status": int(code), "detail": detail})
+        title = self.status.partition(" ")[2]
+        body = json.dumps({"type": "about:blank", "title": title, "status": self.code, "detail": self.detail})
         lines = "Connection: close", "Content-Type: application/problem+json", f"Content-Length: {len(body)}", "", body
         return "\r\n".join((f"HTTP/1.1 {self.status}", *lines)).encode("latin-1")
 
@@ -139,12 +151,14 @@ class Page:
 class Unread:
     """A socket for gunicorn's handler, with bytes put back in front of it.
 
+    begin: the first bytes of the request.
     left: after the request, the bytes that gunicorn's parser read but did not use; None: the connection must end.
     """
 
     def __init__(self, sock: Any, data: bytes) -> None:
         self.sock = sock
         self.data = data
+        self.begin = data[:BEGIN_BYTES]
         self.left: bytes | None = None
 
     def recv(self, size: int) -> bytes:

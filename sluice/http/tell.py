@@ -29,19 +29,27 @@ class Teller:
 
     def tell(self, reply: Reply, path: str, environ: Mapping[str, Any] | None = None) -> None:
         """reply: made by `replies.problem`. path: of the route; environ has that of an unknown one, and the sender."""
+        if self.may_tell():
+            about = environ or {}
+            reason = json.loads(b"".join(reply.chunks))["detail"]
+            self.send(int(reply.status[:3]), path or about.get("PATH_INFO", ""), sender(about), reason)
+
+    def tell_malformed(self, status: int, reason: str, begin: bytes) -> None:
+        """begin: the first bytes of a request that cannot be parsed."""
+        if self.may_tell():
+            path = re.match(rb"[A-Z]+ ([^\s?]+)", begin)
+            found = "" if path is None else path[1].decode("latin-1")
+            self.send(status, found, sender({"fastlane.head": begin.partition(b"\r\n\r\n")[0]}), reason)
+
+    def may_tell(self) -> bool:
         second = int(time.monotonic())
         if second != self.second:
             self.second, self.told = second, 0
         self.told += 1
-        if self.told > MOST_TOLD:
-            return
-        about = environ or {}
-        entry = {
-            "status": int(reply.status[:3]),
-            "path": (path or about.get("PATH_INFO", ""))[:MOST_PATH],
-            "from": sender(about),
-            "reason": json.loads(b"".join(reply.chunks))["detail"],
-        }
+        return self.told <= MOST_TOLD
+
+    def send(self, status: int, path: str, whose: str, reason: str) -> None:
+        entry = {"status": status, "path": path[:MOST_PATH], "from": whose, "reason": reason}
         with contextlib.suppress(OSError):
             self.socket.sendto(json.dumps(entry).encode(), self.path)
 
@@ -49,5 +57,5 @@ class Teller:
 def sender(environ: Mapping[str, Any]) -> str:
     """The address that nginx passes; "": it is a plain route, where nginx passes what the gateway needs only."""
     head: bytes = environ.get("fastlane.head", b"")
-    found = re.search(rb"\r\nX-Real-IP: ([^\r]*)", head)
+    found = re.search(rb"\r\nX-Real-IP: ([^\r]{0,64})", head)
     return found[1].decode("latin-1") if found else str(environ.get("HTTP_X_REAL_IP", ""))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import threading
 import time
@@ -51,7 +52,7 @@ def reason(told: dict[str, Any]) -> str:
     """Why a request was rejected; `told` is its datagram."""
     status = told["status"]
     if "reason" in told:  # by the gateway: one sentence, without what it says to every client
-        return str(told["reason"]).partition(": ")[0].removesuffix("; the request had no effect.").rstrip(".")
+        return re.sub(r"; (the request|it) had no effect\.$|\.$", "", str(told["reason"]).partition(": ")[0])
     if status == 400 and told.get("https") == "":
         return "HTTP on a port of HTTPS"
     if status == 401 and not told.get("given"):
