@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ if not kafka.available():
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
+from sluice.spool.claim import Claim
 from sluice.spool.contract import TIMEOUT_SECONDS
 from sluice.spool.errors import KafkaUnavailable
 from sluice.spool.kafka.admin import Admin, Topic
@@ -441,6 +443,50 @@ def test_an_attempt_that_could_not_be_counted_was_none(tmp: Path, url: str) -> N
                 outlet.attempt(claim)
         source.consumer = consumer
         assert [outlet.attempt(claim), outlet.attempt(claim, -1)] == [1, 0]
+        outlet.close()
+
+
+def test_a_worker_does_not_wait_for_a_coordinator_that_is_frozen(
+    tmp: Path, url: str, broker: kafka.Brokers, caplog: pytest.LogCaptureFixture
+) -> None:
+    with gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
+        accepted(gate.socket, VOTE % b"a")
+        outlet, ended = Outlet(url, str(tmp / "run/views.sock")), threading.Event()
+        outlet.has_work([])
+        poll(lambda: outlet.has_work(["votes"]) and outlet.has_more("votes"), 30)
+
+        def work() -> None:
+            claim = outlet.claim("votes")
+            assert claim and claim.deliveries == 1
+            with pytest.raises(KafkaUnavailable, match="the commit before has no answer yet"):
+                outlet.attempt(claim)
+            ended.set()
+
+        with harness.stopped(broker[0].server.pid):
+            threading.Thread(target=work, daemon=True).start()
+            assert ended.wait(20)
+        assert "votes: the group does not confirm a commit: no answer within 3 s" in caplog.text
+        poll(outlet.sources["votes"].pending.done, 60)
+        outlet.close()
+
+
+def test_a_topic_that_one_broker_does_not_know_yet_was_not_deleted(
+    tmp: Path, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
+        accepted(gate.socket, VOTE % b"a")
+        outlet, asked = Outlet(url, str(tmp / "run/views.sock")), []
+        describe = outlet.admin.describe
+
+        def lagging(name: str) -> Topic | None:
+            asked.append(name)
+            return None if 1 < len(asked) < 5 else describe(name)  # the first one is that of the gateway's
+
+        outlet.admin.describe = lagging  # type: ignore[assignment]
+        claim = poll(lambda: outlet.has_work(["votes"]) and outlet.claim("votes"), 30)
+        assert isinstance(claim, Claim)
+        assert outlet.items(claim) == [VOTE % b"a"] and len(asked) > 4
+        assert "was deleted" not in caplog.text
         outlet.close()
 
 

@@ -20,10 +20,13 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import cached_property, partial
+from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from sluice.base.background import background
 from sluice.base.override import override
 from sluice.spool import outlet
 from sluice.spool.claim import Claim
@@ -36,6 +39,7 @@ TRIM_SECONDS = 10.0  # between two deletions of what is stored
 # Between two looks while nothing comes: the client fetches nothing from a topic that was made again, and tells nobody,
 # if the leader epoch there is lower than that of the former one (librdkafka 2.16)
 CHECK_SECONDS = 5.0
+GONE_SECONDS = 2.0  # from which a topic that no broker knows was deleted: not each knows a new one at once
 POLL_SECONDS = 1.0  # between two looks while records are here: when partitions change hands, each member is waited for
 COMMIT_SECONDS = 1.0  # until an offset is committed again whose commit failed, for example when the coordinator died
 CONSUMER = {
@@ -73,6 +77,9 @@ class Source:
         self.begun: dict[int, Begun] = {}  # partition -> what a worker has begun with
         self.counted: set[int] = set()  # partitions whose delivery to this worker is counted
         self.commit_at = self.check_at = self.poll_at = 0.0  # monotonic
+        self.gone_since: float | None = None  # when a broker first said that there is no such topic, monotonic
+        self.pending = Future[Any]()  # the last commit that was waited for
+        self.pending.set_result(None)
         with asking():
             config = {"group.id": self.topic.name, "error_cb": self.note_error, "on_commit": self.committed, **CONSUMER}
             self.consumer = Consumer(admin.address.properties | config)
@@ -146,11 +153,10 @@ class Source:
             end = self.consumer.get_watermark_offsets(TopicPartition(self.topic.name, number), cached=True)[1]
             begun = Begun(end=min(max(end, last + 1), first + MAX_BODIES))
         self.begun[number] = begun._replace(deliveries=begun.deliveries + 1)
-        # if it fails, this delivery is not counted
-        with contextlib.suppress(KafkaException):
-            self.consumer.commit(
-                offsets=[self.offset(number, first, self.epochs.get(number, epoch))], asynchronous=False
-            )
+        try:
+            self.commit_now(self.offset(number, first, self.epochs.get(number, epoch)))
+        except KafkaUnavailable as error:  # this delivery is not counted
+            log.warning("%s: the group does not confirm a commit: %s", self.stream, error.reason)
 
     def attempt(self, claim: Claim, change: int) -> int | None:
         """See `Outlet.attempt`; None if the partition is another worker's by now.
@@ -163,13 +169,30 @@ class Source:
         begun = self.begun.get(number, Begun())
         begun = begun._replace(attempts=begun.attempts * (begun.first == first) + change, first=first)
         at = self.offset(number, first, self.epochs.get(number, claim.epoch), begun)
-        with asking():
-            if change > 0 and (error := self.consumer.commit(offsets=[at], asynchronous=False)[0].error):
-                raise KafkaException(error)
-            self.begun[number] = begun
-            if change < 0:
+        if change > 0:
+            self.commit_now(at)
+        self.begun[number] = begun
+        if change < 0:
+            with asking():
                 self.consumer.commit(offsets=[at])
         return begun.attempts
+
+    def commit_now(self, at: TopicPartition) -> None:
+        """Commit an offset. While its coordinator hangs, the client would wait for ever, so a thread waits for it.
+
+        Raises: KafkaUnavailable.
+        """
+        if not self.pending.done():
+            raise KafkaUnavailable("the commit before has no answer yet")
+        self.pending = background(partial(self.consumer.commit, offsets=[at], asynchronous=False))
+        with asking():
+            if error := self.pending.result(TIMEOUT_SECONDS)[0].error:
+                raise KafkaException(error)
+
+    def close(self) -> None:
+        """Leave the group, unless a thread uses the client; then the others wait until the group gives this one up."""
+        if self.pending.done():
+            self.consumer.close()
 
     def has_work(self) -> bool:
         """Whether there are records, or may be: a partition has not been read to its end. Raises: KafkaUnavailable."""
@@ -208,8 +231,13 @@ class Source:
         if self.error and self.error.code() == KafkaError._AUTHENTICATION:
             raise KafkaUnavailable(self.error.str())
         self.error = None
+        if topic is None:  # or this broker does not know it yet
+            self.gone_since = self.gone_since or time.monotonic()
+            if time.monotonic() < self.gone_since + GONE_SECONDS:
+                return
         if topic is None or topic.id != self.topic.id:
             raise Replaced
+        self.gone_since = None
         for message in self.unchecked:
             self.fetched.setdefault(message.partition(), deque()).append(message)  # type: ignore[arg-type]
         self.unchecked = []
@@ -333,7 +361,7 @@ class Outlet(outlet.Outlet):
                 work.append(self.sources[stream].has_work())
             except Replaced:
                 log.warning("%s: its topic was deleted; what was in it is lost", stream)
-                self.sources.pop(stream).consumer.close()
+                self.sources.pop(stream).close()
                 work.append(True)
         return work
 
@@ -351,7 +379,7 @@ class Outlet(outlet.Outlet):
         try:
             taken = self.sources[stream].take(max_bodies, max_bytes) if stream in self.sources else None
         except KafkaException:
-            self.sources.pop(stream).consumer.close()  # a new one begins where the group is
+            self.sources.pop(stream).close()  # a new one begins where the group is
             taken = None
         if taken is None:
             return None
@@ -408,4 +436,4 @@ class Outlet(outlet.Outlet):
     def close(self) -> None:
         """Leave the groups, so that other workers need not wait for the partitions."""
         for source in self.sources.values():
-            source.consumer.close()
+            source.close()

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import struct
-import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache, partial
@@ -18,6 +17,7 @@ from typing import Any
 import msgspec
 import psycopg
 
+from sluice.base.background import background
 from sluice.base.override import override
 from sluice.parsers import Keep
 from sluice.spool.claim import Claim
@@ -381,21 +381,6 @@ class Postgres(Store[Session]):
                     if not left:
                         raise
                     time.sleep(1)  # whoever waits behind this one goes first
-
-
-def background(work: Callable[[], None]) -> Future[None]:
-    """Do something in a thread that ends with the process."""
-    future: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-            future.set_result(None)
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="background", daemon=True).start()
-    return future
 
 
 @lru_cache(maxsize=256)
