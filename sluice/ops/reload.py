@@ -1,7 +1,8 @@
 """Replace the programs of a running bin/up, except nginx and both Redis, by the code that is there now.
 
 No request fails. A second gateway starts beside the first, on the same sockets (USR2); the first one stops once the
-second one serves; likewise the reader. Each worker finishes its batch and restarts; follower, metrics and page restart.
+second one serves; likewise the reader. Each worker finishes its batch and restarts, without it if that takes more than
+ten seconds, as while Redis hangs: the batch is then stored later. Follower, metrics and page restart.
 Redis and nginx keep running, and the settings stay those with which bin/up was started.
 """
 

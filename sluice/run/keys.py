@@ -1,7 +1,9 @@
 """API keys: the file of INGEST_API_KEYS, and what nginx reads of it.
 
-A line is `KEY NAME;`, which nginx reads itself, or `KEY name=NAME rate=N streams=A,B`, with a name that goes along with
-each request. A rate counts all keys of its name together.
+A line is `KEY NAME;`, or `KEY name=NAME rate=N streams=A,B`, with a name that goes along with each request. A rate
+counts all keys of its name together.
+
+nginx reads a copy: of what was checked, whatever becomes of the operator's file until nginx reads it or starts again.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ def load(s: Settings) -> list[Key]:
         streams[path] = {path}
     found: dict[str, Key] = {}  # nginx's map ignores case, of keys and of names
     rights: dict[str, Key] = {}
-    for number, line in enumerate(settings.secret("INGEST_API_KEYS", s.api_keys).splitlines(), 1):
+    content = settings.secret("INGEST_API_KEYS", s.api_keys)
+    for number, line in enumerate(content.splitlines(), 1):
         if not (text := line.partition("#")[0].strip()):
             continue
         where = f"INGEST_API_KEYS: line {number} of {s.api_keys}"
@@ -54,6 +57,8 @@ def load(s: Settings) -> list[Key]:
             what = "another rate, or other streams," if other.name == key.name else "another name"
             raise SettingError(f"{where} has {what} than an earlier key of {other.name}.")
         found[key.key.lower()] = key
+    if found and not content.endswith(("\n", ";")):  # a rate or a list of streams may lack its end
+        raise SettingError(f"INGEST_API_KEYS: the last line of {s.api_keys} has no end; is it half-written?")
     if not found:
         raise SettingError(f"INGEST_API_KEYS={str(s.api_keys)!r} has no key: every request would get 401.")
     return [*found.values()]
@@ -80,6 +85,10 @@ def parse(text: str, streams: dict[str, set[str]]) -> Key:
     return Key(named[1], values["name"], int(rate), frozenset().union(*(streams[name] for name in asked)))
 
 
+def lines_of(known: list[Key]) -> str:
+    return "".join(f"{key.key} {key.name or '-'};\n" for key in known)
+
+
 def files(s: Settings) -> dict[str, str]:
     """The files that nginx/sluice.conf includes, and the names for the gateway; none without INGEST_API_KEYS.
 
@@ -91,7 +100,7 @@ def files(s: Settings) -> dict[str, str]:
     by_name = {key.name: key for key in known if key.name}
     if not by_name:
         senders = 'map $sluice_client $sluice_sender { default ""; }\nmap "" $sluice_may { default 1; }\n'
-        return {KEYS: f'include "{s.api_keys}";\n', SENDERS: senders, QUOTAS: "", s.names.name: ""}
+        return {KEYS: lines_of(known), SENDERS: senders, QUOTAS: "", s.names.name: ""}
     lines = ["map $sluice_client $sluice_sender {", "    default $sluice_client;", '    - "";', "}"]
     # nginx tries patterns one after the other, so there is one for each set of paths, and none for each name. "of": a
     # map takes a word such as `default` for its own
@@ -115,7 +124,7 @@ def files(s: Settings) -> dict[str, str]:
         lines += ["}", f"limit_req_zone $sluice_quota_{rate} zone=sluice_quota_{rate}:1m rate={rate}r/s;"]
     return {
         s.names.name: "".join(f"{name}\n" for name in by_name),
-        KEYS: "".join(f"{key.key} {key.name or '-'};\n" for key in known),
+        KEYS: lines_of(known),
         SENDERS: "\n".join(lines) + "\n",
         QUOTAS: "".join(f"limit_req zone=sluice_quota_{rate} burst={2 * rate} nodelay;\n" for rate in rates),
     }

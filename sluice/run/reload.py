@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -16,6 +17,9 @@ from sluice.run.up import Failed
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 60.0  # per step; a busy machine may be slow
+# for a worker to finish its claim. One that waits for a hung Redis would take a minute; at a second signal it exits at
+# once, which loses nothing
+FINISH_SECONDS = 10.0
 NOTICE_SECONDS = 5  # between the notice to clients and the reload of nginx; the gateway sees it within one
 AGAIN_SECONDS = 1.0  # before USR2 is sent again: gunicorn ignores it for a second after an upgrade
 
@@ -33,11 +37,12 @@ def run(s: settings.Settings, notice: int | None) -> int:
         if notice is not None:  # the new gateway keeps heads before nginx puts names into them
             configure.write_keys(given)
         upgrade(home, "gateway", gateway)
+        patience = FINISH_SECONDS
         for name in sorted(tag.stem for tag in launch.tags(home)):
             if name == "reader" and masters(home, name):
                 upgrade(home, name, master(home, name))
             elif name not in ("redis", "gateway", "nginx", "views", "reader"):
-                restart(home, name)
+                patience = 0.0 if restart(home, name, patience) else patience
         if notice is not None:
             reload_nginx(home, master(home, "nginx"), notice)
     except (Failed, OSError) as error:  # a process may end while it is examined
@@ -141,9 +146,26 @@ def retires(pid: int) -> bool:
         return True
 
 
-def restart(home: Path, name: str) -> None:
-    """Stop a program that loses no data; bin/up restarts it at once."""
-    if old := masters(home, name):
-        os.kill(old[0], signal.SIGTERM)
-        (new,) = wait(lambda: [pid for pid in masters(home, name) if pid not in old], f"another {name}")
-        print(f"{name}: process {new} replaced {old[0]}")
+def restart(home: Path, name: str, patience: float) -> bool:
+    """Stop a program that loses no data; bin/up restarts it at once. Returns: whether it did not end within `patience`
+    seconds, and was told again.
+    """
+    old = masters(home, name)
+    if not old:
+        return False
+    os.kill(old[0], signal.SIGTERM)
+    due, hung = time.monotonic() + max(patience, AGAIN_SECONDS), False
+
+    def successors() -> list[int]:
+        nonlocal hung
+        now = masters(home, name)
+        if not hung and old[0] in now and time.monotonic() > due:
+            hung = True
+            print(f"{name}: process {old[0]} still waits, ends without its claim")
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(old[0], signal.SIGTERM)
+        return [pid for pid in now if pid not in old]
+
+    (new,) = wait(successors, f"another {name}")
+    print(f"{name}: process {new} replaced {old[0]}")
+    return hung

@@ -109,6 +109,7 @@ def test_changed_keys_apply_after_a_hup_and_changed_passwords_at_once(tmp: Path)
         files[0].write_text(f"{KEY[::-1]} telegraf;\n")
         files[1].write_text("jane:{PLAIN}n3w\n")
         assert [status(KEY, "s3cret"), status(KEY, "n3w")] == [401, 200]
+        configure.write_keys(settings.load({"INGEST_HOME": str(web.home), "INGEST_API_KEYS": str(files[0])}))
         web.process.send_signal(signal.SIGHUP)
         poll(lambda: status(KEY[::-1], "n3w") == 200)
         poll(lambda: status(KEY, "n3w") == 401)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -308,3 +309,28 @@ def test_a_malformed_line_is_refused(line: str, words: str, tmp: Path) -> None:
     s = settings.load({"INGEST_HOME": str(tmp), "INGEST_API_KEYS": str(private(tmp / "keys", line))})
     with pytest.raises(SettingError, match=words):
         keys.load(s)
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (f"{KEY} name=a\n{OTHER} name=b rate=2", "the last line of .* has no end; is it half-written"),
+        (f"{KEY} name=a\n\0\0\0\0", "has a NUL byte"), (f"\ufeff{KEY} name=a\n", "has a byte order mark"),
+        ("", "has no key"), ("# none\n", "has no key"),
+    ],
+)  # fmt: skip
+def test_a_file_of_keys_that_is_half_written_is_refused(content: str, words: str, tmp: Path) -> None:
+    s = settings.load({"INGEST_HOME": str(tmp), "INGEST_API_KEYS": str(private(tmp / "keys", content))})
+    with pytest.raises(SettingError, match=words):
+        keys.load(s)
+
+
+def test_only_a_file_is_a_file_of_keys(tmp: Path) -> None:
+    os.mkfifo(tmp / "pipe", 0o600)
+    (tmp / "folder").mkdir(0o700)
+    (tmp / "link").symlink_to(tmp / "nothing")
+    for name, words in ("pipe", "is no file"), ("folder", "Is a directory"), ("link", "No such file"):
+        with pytest.raises(SettingError, match=words):
+            keys.load(settings.load({"INGEST_HOME": str(tmp), "INGEST_API_KEYS": str(tmp / name)}))
+    dos = private(tmp / "dos", f"{KEY} name=a\r\n{OTHER} b;\r\n")
+    assert [key.name for key in keys.load(settings.load({"INGEST_API_KEYS": str(dos)}))] == ["a", ""]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import select
 import signal
 import socket
@@ -36,6 +37,7 @@ from proving.harness import (
     poll,
     post,
     redis_server,
+    stopped,
 )
 from runtimes import RUNTIMES
 from sluice.formats.registry import ROUTES
@@ -291,6 +293,45 @@ def test_a_reload_replaces_all_but_redis_and_bin_up_supervises_the_new_processes
         up.process.terminate()
         assert up.process.wait(10) == 0
         assert up.pids("gateway") == []
+
+
+def test_keys_are_those_that_were_checked_whatever_becomes_of_their_file(tmp: Path) -> None:
+    keys, home = tmp / "keys", tmp / "home"
+    keys.touch(0o600)
+    keys.write_text(f"{'k' * 32} me;\n")
+    with installation(home, {"INGEST_API_KEYS": keys, "INGEST_VIEWS": "off"}, ready=False) as up:
+
+        def taken(key: str) -> bool:
+            with contextlib.suppress(OSError):
+                return post(up.port, "/votes", b'{"poll":"p"}', {"X-API-Key": key * 32})[0] == 200
+            return False
+
+        poll(lambda: taken("k"), 60)
+        keys.write_text(f"{'k' * 32} me;\n{'o' * 32} you;\n")
+        command = [str(ROOT / "bin/sluice"), "reload", "--nginx", "--notice=2"]
+        with subprocess.Popen(command, env=environment(home)) as running:
+            poll((home / "run/closing").exists, 60)
+            keys.write_text("")  # by who writes it again
+            assert running.wait(60) == 0
+        assert taken("k") and taken("o")
+        keys.unlink()
+        for pid in up.pids("nginx"):
+            os.kill(pid, signal.SIGKILL)
+        poll(lambda: taken("o"), 60, "nginx, which bin/up has started again")
+
+
+def test_a_reload_does_not_wait_for_workers_that_wait_for_redis(tmp: Path) -> None:
+    with installation(tmp, {"INGEST_WORKERS": 2, "INGEST_VIEWS": "off"}) as up:
+        post(up.port, "/votes", b'{"poll":"p","choice":"a"}')
+        poll(lambda: stored(tmp) == ["a"])
+        with stopped(*up.pids("redis")):
+            command = [str(ROOT / "bin/sluice"), "reload"]
+            done = subprocess.run(command, env=environment(tmp), capture_output=True, text=True, timeout=120)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert re.findall(r"(worker-\d): process \d+ still waits", done.stdout) == ["worker-0", "worker-1"]
+            assert len(re.findall(r"worker-\d: process \d+ replaced", done.stdout)) == 2
+        poll(lambda: post(up.port, "/votes", b'{"poll":"p","choice":"b"}')[0] == 200)
+        poll(lambda: stored(tmp) == ["a", "b"], 60)
 
 
 def test_a_gateway_that_cannot_start_does_not_replace_the_running_one(tmp: Path) -> None:
