@@ -60,8 +60,11 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
         same = request.without_slashes(environ)
         return app(same, start_response) if same else probe(environ, start_response)
     if environ["REQUEST_METHOD"] != "POST":
-        tell(replies.POST_ONLY, endpoint.path, environ)
-        return respond(replies.POST_ONLY, endpoint.path, start_response, environ["REQUEST_METHOD"])
+        reply = replies.not_posted(environ)
+        if reply is not replies.POST_ONLY:
+            return respond(reply, "", start_response)
+        tell(reply, endpoint.path, environ)
+        return respond(reply, endpoint.path, start_response, environ["REQUEST_METHOD"])
     try:
         try:
             item = endpoint.read(environ, endpoint.keep_head, endpoint.max_body)

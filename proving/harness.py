@@ -171,9 +171,17 @@ def environment(tmp: Path, env: Mapping[str, object] | None = None) -> dict[str,
 
 @contextlib.contextmanager
 def running(
-    command: Sequence[object], log: Path, env: Mapping[str, str], stop: int = signal.SIGTERM, cwd: Path = ROOT
+    command: Sequence[object],
+    log: Path,
+    env: Mapping[str, str],
+    stop: int = signal.SIGTERM,
+    cwd: Path = ROOT,
+    seconds: float = 15,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program in its own process group. At the end send `stop`, wait at most 15 s, kill the group."""
+    """Run a program in its own process group. At the end send `stop`, wait for at most `seconds`, kill the group.
+
+    A program whose children have sessions of their own needs more than the slowest end takes: killed, it leaves them.
+    """
     with open(log, "ab") as out:
         process = subprocess.Popen(
             # a shell script that starts the tests with & makes them ignore SIGINT, nohup SIGHUP; children inherit it
@@ -190,7 +198,7 @@ def running(
     finally:
         process.send_signal(stop)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(15)
+            process.wait(seconds)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -338,7 +346,7 @@ def installation(tmp: Path, env: Mapping[str, object] | None = None, ready: bool
     surroundings = environment(tmp, {"INGEST_PORT": free_port()} | dict(env or {}))
     port = int(surroundings["INGEST_PORT"])
     claim_home(tmp)
-    with running([ROOT / "bin/up"], tmp / "up.out", surroundings) as process:
+    with running([ROOT / "bin/up"], tmp / "up.out", surroundings, seconds=60) as process:
         server = Server(process, tmp / "up.out", tmp, port, settings.load(surroundings).gateway_sockets)
         if ready:
             # 300 s: the first start may install packages

@@ -57,8 +57,10 @@ class Postgres:
         """Start the server and wait until it answers queries, which includes any recovery."""
         options = [f"--{name}={value}" for name, value in self.config.items()]
         command = [*self.prefix, *unprivileged(), programs() / "postgres", "-D", self.home / "data", *options]
-        # SIGINT is PostgreSQL's fast shutdown: open transactions are rolled back
-        running = harness.running(command, self.home / "postgres.out", harness.environment(self.home), signal.SIGINT)
+        # SIGINT is PostgreSQL's fast shutdown: open transactions are rolled back, and a checkpoint is written. Killed
+        # before that is done, the server would leave processes that do not let another one start in its directory
+        env = harness.environment(self.home)
+        running = harness.running(command, self.home / "postgres.out", env, signal.SIGINT, seconds=120)
         self.process = self.running.enter_context(running)
 
         def ready() -> bool:

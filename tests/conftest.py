@@ -12,6 +12,7 @@ import pytest
 from proving import harness
 from sluice.base.screen import table
 
+TESTS = Path(__file__).parent
 pytest.register_assert_rewrite("store_tests")  # a failed assertion shows its values, as in a test module
 
 
@@ -46,11 +47,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--reloads", type=int, default=1, help="reloads of each program in test_reload.py (1)")
     parser.addoption("--leaves", type=int, default=1, help="how often a cell leaves in test_balancer.py (1)")
     parser.addoption(
-        "--kills", type=int, default=4, help="of a program in test_drill.py and in the tests of senders (4)"
+        "--kills", type=int, default=2, help="of a program in test_drill.py and in the tests of senders (2)"
     )
     parser.addoption("--failovers", type=int, default=2, help="failovers by Sentinels in test_failover.py (2)")
     parser.addoption("--leaders", type=int, default=0, help="leaders of Kafka killed in test_kafka.py (0)")
     parser.addoption("--seconds", type=int, default=20, help="of the drill with all faults in test_drill.py (20)")
+    parser.addoption("--examples", type=int, default=1, help="times the random requests in test_grammar.py (1)")
     parser.addoption("--machines", type=int, default=0, help="seconds of a drill of cells in test_cells.py (0: short)")
     parser.addoption("--containers", nargs="?", const="", metavar="BASE", help="run test_containers.py; see there")
 
@@ -105,6 +107,24 @@ def pytest_fixture_setup(
         skipped = pytest.skip.Exception(PROGRAM)
         fixturedef.cached_result = None, fixturedef.cache_key(request), (skipped, None)  # type: ignore[arg-type]
         raise skipped from error
+
+
+# The files that take a minute or more on two busy cores, longest first. bin/test passes --no-loadscope-reorder, so they
+# come first, and at the end of a run its processes share the short ones.
+LONGEST = [
+    "proving/test_drill", "proving/test_cells", "views/test_follower", "spool/test_kafka", "run/test_up",
+    "elsewhere/test_engines", "test_worker", "test_pythons", "test_refusals", "run/test_reload", "test_prometheus",
+    "nginx/test_senders", "store/test_postgres", "fastlane/test_fastlane", "test_batches", "run/test_page",
+    "run/test_balancer", "ops/test_sluice", "test_influxdb", "test_syslog", "test_lost_answers",
+    "elsewhere/test_parquet", "spool/test_disk", "test_examples", "run/test_services", "ops/test_backup",
+    "spool/test_failover", "views/test_refresh", "formats/test_bombs", "nginx/test_access", "test_poison", "test_otel",
+    "nginx/test_limits", "test_serve", "run/test_reading",
+]  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {TESTS / f"{name}.py": number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -133,4 +133,9 @@ def test_nginx_has_the_locations_of_the_routes(tmp_path: Path) -> None:
     own = "from sluice import OK, Route\nROUTES = {'/own': Route('own', OK), '/a;b': Route('own', OK, batch=True)}\n"
     (tmp_path / "own.py").write_text(own)
     made = configure.with_routes(shipped, settings.load({"INGEST_ROUTES": str(tmp_path / "own.py")}))
+    of_events = "proxy_set_header ce-time $http_ce_time;"  # for routes of a user's own only
+    passed = re.findall(r"^    (proxy_set_header .*?;)", shipped, re.M)
+    for one in re.findall(r"^    location = (?:/own|\"/a;b\") \{.*?^    \}", made, re.M | re.S):
+        assert [field for field in passed if field not in one] == [] and of_events in one
+    assert made.count(of_events) == 2
     assert "    location = /own {\n        #cors#" in made and '    location = "/a;b" {\n' in made

@@ -54,6 +54,19 @@ def all_stored(server: Server, poll_name: str, count: int) -> bool:
     return sorted(ask(server.home, sql)) == [(str(n),) for n in range(count)]
 
 
+def test_a_sender_of_cloudevents_asks_first_and_its_binary_events_have_their_time(up: Server) -> None:
+    asked = b"OPTIONS /orders HTTP/1.1\r\nHost: localhost\r\nWebHook-Request-Origin: events.example\r\n\r\n"
+    status, headers, _ = harness.request(up.port, asked)
+    assert (status, headers["webhook-allowed-origin"], headers["webhook-allowed-rate"]) == (200, "events.example", "*")
+    fields = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "/shop", "ce-time": "2026-01-01T12:00:00Z"}
+    for _ in range(2):  # the second one has the key of the first
+        assert post(up.port, "/orders", b'{"sku":"timed"}', fields)[0] == 200
+    assert post(up.port, "/orders", b'{"sku":"timed"}', fields | {"ce-id": "2", "ce-time": "soon"})[0] == 200
+    poll(lambda: len(ask(up.home, "SELECT 1 FROM orders WHERE sku = 'timed'")) == 2)
+    ((first,), (second,)) = ask(up.home, "SELECT time FROM orders WHERE sku = 'timed' ORDER BY time")
+    assert first == "2026-01-01T12:00:00.000Z" < second
+
+
 def test_the_shell_script_waits_for_retry_after(slow: Server) -> None:
     for n in range(4):
         body = json.dumps({"poll": "sh", "choice": str(n)})

@@ -151,3 +151,8 @@ def test_a_header_field_that_a_decoder_reads_decides_what_a_body_means() -> None
             if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "field":
                 read |= {str(arg.value).lower() for arg in node.args if isinstance(arg, ast.Constant)}
     assert read == {"content-type", "content-encoding", *map(str.lower, DECIDING)}
+
+
+def test_the_files_that_come_first_exist(request: pytest.FixtureRequest) -> None:
+    longest = request.config.pluginmanager.get_plugin(str(ROOT / "tests/conftest.py"))
+    assert longest and all((ROOT / f"tests/{name}.py").exists() for name in longest.LONGEST)

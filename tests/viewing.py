@@ -181,15 +181,18 @@ class Site:
             return None
         found: dict[str, Any] = {}
         prefix = contract.prefix(path, generation)
-        for name in client.scan_iter(prefix + "*", count=1000):
+        names = [*client.scan_iter(prefix + "*", count=1000)]
+        read = client.pipeline(transaction=False)
+        for name in names:
+            read.hvals(name) if isinstance(view, views.Latest) and view.each else read.get(name)
+        for name, value in zip(names, read.execute()):
             key = name.decode().removeprefix(prefix)
             if isinstance(view, views.Feed):
-                found[key] = [item[1].decode() for item in feeds.decode(client.get(name), bool(view.member))]
+                found[key] = [item[1].decode() for item in feeds.decode(value, bool(view.member))]
             elif view.each:
-                newest = sorted(client.hvals(name))[-MAX_EACH:]
-                found[key] = sorted(value[ORDER_BYTES:].decode() for value in newest)
+                found[key] = sorted(one[ORDER_BYTES:].decode() for one in sorted(value)[-MAX_EACH:])
             else:
-                found[key] = client.get(name)[ORDER_BYTES:].decode()
+                found[key] = value[ORDER_BYTES:].decode()
         if client.get(contract.state(path)) != generation.encode():  # the keys may be gone since: a rebuild has ended
             return self.actual(path)
         return found
@@ -213,7 +216,7 @@ class Site:
 
     def caught_up(self) -> None:
         """Wait until every view is what it should be; then `views check` must agree."""
-        harness.poll(self.equal, 60, "views that equal the database")
+        harness.poll(self.equal, 60, "views that equal the database", interval=0.05)  # a look takes longer than a turn
         assert self.differences() == {}
 
     def close(self) -> None:

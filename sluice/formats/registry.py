@@ -16,6 +16,9 @@ OVERLAND_OK = reply("200 OK", b'{"result":"ok"}')  # it sends its batch again un
 ACCEPTED = reply("202 Accepted")  # as Graylog, and as systemd-journal-remote
 NO_COMMANDS = reply("200 OK", b"[]")  # OwnTracks reads the answer as a list of commands
 
+# A map or an array of up to 15 objects, or of up to 255: no text in UTF-8 begins so
+MSGPACK = re.compile(rb"[\x80-\x9f]|[\xdc\xde]\0")
+
 # In the order in which they are tried
 FORMATS = (
     # The Content-Type has the version of remote write
@@ -47,6 +50,11 @@ FORMATS = (
     Format("logs", "sluice.formats.reports:decode", {"/reports": NO_CONTENT}, keep_head=True),
     # systemd-journal-upload appends this path to its URL
     Format("logs", "sluice.formats.journal:decode", {"/upload": ACCEPTED}, keep_head=True),
+    # The parameters of the URL have what a log lacks
+    Format(
+        "logs", "sluice.formats.datadog:decode", {"/api/v2/logs": reply("202 Accepted", b"{}")}, keep_head=True
+    ),
+    Format("logs", "sluice.formats.msgpack:decode", begins=MSGPACK),
     # X-Limit-U and X-Limit-D may have the device's name
     # The app repeats a request without a body until it is accepted
     Format(

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from sluice import settings, views
-from sluice.formats.registry import load_routes
+from sluice.formats.registry import ROUTES, load_routes
 from sluice.parsers import EVERYBODY, PRIVATE, THIS_MACHINE
 from sluice.run import keys
 
@@ -30,6 +30,8 @@ GUESSES = 100  # requests per second of a client, with INGEST_PASSWORDS and INGE
 FOLDERS = "etc", "run", "log", "tmp", "redis"  # in $INGEST_HOME
 PROBES = "/healthz", "/readyz", "/health", "/ping", "/query"  # what senders ask besides
 HOST_CHECK = 'if ($sluice_host = "") { return 421; }'
+# What CloudEvents have besides, for routes of a user's own: each field costs nginx time
+OF_EVENTS = {"ce-time": "$http_ce_time", "WebHook-Request-Origin": "$http_webhook_request_origin"}
 # for every program. Standard output goes to the terminal, with the program's name before each line; standard error goes
 # to the log file, without it (launch.py)
 COMMON = """\
@@ -114,6 +116,8 @@ def with_views(text: str, s: settings.Settings) -> str:
 def with_routes(text: str, s: settings.Settings) -> str:
     """nginx/sluice.conf with a location for each path that needs one: its head is not kept, or it may have batches."""
     routes = load_routes(s.routes)
+    passed = re.findall(r"^    (proxy_set_header [^;]*;)", text, re.MULTILINE)
+    fields = "\n        ".join([*passed, *(f"proxy_set_header {name} {value};" for name, value in OF_EVENTS.items())])
     plain = {path: not (route.keep_head or route.json or route.signed) for path, route in routes.items()}
     for first, last, takes in ("/metrics", "plain routes", True), ("/write", "batches", False):
         location = re.search(rf"^ +location = {first} \{{\n.*?^ +\}}\n", text, re.MULTILINE | re.DOTALL)
@@ -125,6 +129,8 @@ def with_routes(text: str, s: settings.Settings) -> str:
             if plain[path] == takes and (takes or route.batch) and f"location = {path} {{" not in rest:
                 word = f'"{path}"' if re.search("[;']", path) else path  # for nginx
                 one = replaced(location[0], (f"= {first} {{", f"= {word} {{"))
+                if takes and path not in ROUTES:  # a location has all its fields, or those of the server
+                    one = replaced(one, ("proxy_pass ", f"{fields}\n        proxy_pass "))
                 made += one if route.batch else re.sub(r"^ +client_max_body_size .*\n", "", one, flags=re.MULTILINE)
         text = text[: location.start()] + made + text[end.start() :]
     slashed = re.search(r'location ~ "\^\((.*)\)/\$"', text)

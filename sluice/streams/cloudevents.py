@@ -1,6 +1,7 @@
 """CloudEvents in JSON (cloudevents.io, JSON Event Format 1.0) for the streams of a user's own: `data` is the record.
 
-A structured event is one object, a batch an array of them. In the binary mode the body is the record itself.
+A structured event is one object, a batch an array of them. In the binary mode the body is the record itself, and the
+field `ce-time` has the time (HTTP Protocol Binding 1.0, 3.1).
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from sluice.base.override import override
 from sluice.streams.body import Budget
 from sluice.streams.decoder import JsonDecoder, Result, check_text
 from sluice.streams.message import Message
-from sluice.streams.record import Invalid
-from sluice.streams.times import nanoseconds
+from sluice.streams.record import Invalid, Reject
+from sluice.streams.times import known, nanoseconds
 
 
 class Event(msgspec.Struct):
@@ -34,6 +35,12 @@ class EventDecoder(JsonDecoder):
     """Decodes plain objects and, if these are not of the stream's type, events."""
 
     @override
+    def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
+        results = super().contents(body, message, budget)
+        time = known(message.field("ce-time")) if message else None
+        return results if time is None else (at(result, time) for result in results)
+
+    @override
     def object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:
         try:
             event = read_event(part)
@@ -48,3 +55,10 @@ class EventDecoder(JsonDecoder):
         if record.time is None and event.time:
             record = msgspec.structs.replace(record, time=nanoseconds(event.time))
         return (check_text(record),)
+
+
+def at(result: Result, time: int) -> Result:
+    """A record with this time, unless it has its own."""
+    if isinstance(result, Reject) or result.time is not None:
+        return result
+    return msgspec.structs.replace(result, time=time)

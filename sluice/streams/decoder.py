@@ -116,6 +116,7 @@ class JsonDecoder(Decoder):
         self.objects = {name: known.decoder for known in formats for name in known.objects or ()}
         self.objects_at = {path: known.decoder for known in formats if known.objects == () for path in known.paths}
         self.forms = [known.form for known in formats if known.form]
+        self.beginnings = [(known.begins, known.decoder) for known in formats if known.begins]
         self.texts = [known.decoder for known in formats if known.text]
         shape = msgspec.defstruct(
             "Shape", [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in self.objects]
@@ -168,6 +169,9 @@ class JsonDecoder(Decoder):
             for path, decoder in self.bodies.items():
                 if message.path.endswith(path):  # a user's route may have a prefix, such as /plant/write
                     return load(decoder)(body, message, budget)
+        for begins, decoder in self.beginnings:
+            if begins.match(body):
+                return load(decoder)(body, message, budget)
         if not body.startswith((b"{", b"[")) and (boundary := multipart.boundary_of(message)):
             return self.multipart(multipart.split(body, boundary, budget.limits), message, budget)
         body = body.removeprefix(bodies.BOM).strip() or (message.query if message else b"")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -20,6 +21,7 @@ class Format(NamedTuple):
     objects: None: the decoder gets whole bodies, those of its paths. Otherwise it gets JSON objects, one at a time, on
         any path of the stream: those that have a field of such a name and are not plain; for (), those of its paths.
     form: "module:function" that makes the record of a form, or returns None if it is not one of this format.
+    begins: the decoder also gets the bodies of the stream's other paths that begin so.
     text: the decoder also gets the bodies of the stream's other paths that are neither JSON nor a form.
     """
 
@@ -30,5 +32,6 @@ class Format(NamedTuple):
     json: Reply | None = None
     objects: tuple[str, ...] | None = None
     form: str = ""
+    begins: re.Pattern[bytes] | None = None
     text: bool = False
     empty: bool = False

@@ -29,8 +29,8 @@ from sluice.fastlane import grammar, loop
 from sluice.fastlane.connection import RECEIVING, WAITING, Connection
 from sluice.fastlane.interface import Options
 
-EXAMPLES = 10_000  # Hypothesis takes four times as long for an example as tests/wire.py alone
-RANDOM_EXAMPLES = {"cpython": 80_000, "pypy": 20_000}
+EXAMPLES = 2_500  # Hypothesis takes four times as long for an example as tests/wire.py alone
+RANDOM_EXAMPLES = {"cpython": 20_000, "pypy": 5_000}
 QUICK = settings(
     deadline=None,
     database=None,
@@ -41,29 +41,37 @@ TAME = st.binary(max_size=64)  # Hypothesis prefers short strings, and few choic
 WILD = st.binary(min_size=48, max_size=48)
 
 
-@pytest.mark.parametrize("choices", [TAME, WILD], ids=["tame", "wild"])
-def test_generated_requests_are_declined_or_parsed_as_gunicorn_parses_them(choices: st.SearchStrategy[bytes]) -> None:
-    everywhere = wire.Everywhere()
+@pytest.fixture
+def times(request: pytest.FixtureRequest) -> int:
+    """How many times the examples of an ordinary run."""
+    return int(request.config.getoption("--examples"))
 
-    @settings(QUICK, max_examples=EXAMPLES)
+
+@pytest.mark.parametrize("choices", [TAME, WILD], ids=["tame", "wild"])
+def test_generated_requests_are_declined_or_parsed_as_gunicorn_parses_them(
+    choices: st.SearchStrategy[bytes], times: int
+) -> None:
+    everywhere, examples = wire.Everywhere(), EXAMPLES * times
+
+    @settings(QUICK, max_examples=examples)
     @given(choices)
     def agree(data: bytes) -> None:
         everywhere.agree(data)
 
     agree()
     seen = everywhere.seen
-    assert seen["examples"] >= EXAMPLES
+    assert seen["examples"] >= examples
     # many requests are parsed, and many declined
-    assert EXAMPLES // 5 < seen["taken"] < EXAMPLES * 0.9, seen
+    assert examples // 5 < seen["taken"] < examples * 0.9, seen
 
 
 BEGINNINGS = b"", b"POST ", b"POST /gps HTTP/1.1\r\n", b"POST /gps HTTP/1.1\r\nContent-Length:"
 
 
-def test_arbitrary_bytes_are_declined_or_parsed_as_gunicorn_parses_them() -> None:
+def test_arbitrary_bytes_are_declined_or_parsed_as_gunicorn_parses_them(times: int) -> None:
     everywhere = wire.Everywhere()
 
-    @settings(QUICK, max_examples=5_000)
+    @settings(QUICK, max_examples=EXAMPLES // 2 * times)
     @given(st.binary(max_size=200), st.sampled_from(BEGINNINGS))
     def agree(data: bytes, before: bytes) -> None:
         everywhere.agree_on(before + data)
@@ -396,8 +404,8 @@ def test_with_a_setting_that_only_gunicorn_supports_every_request_is_declined(se
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)  # PyPy has an older gunicorn
-def test_random_requests_are_declined_or_parsed_as_gunicorn_parses_them(runtime: str) -> None:
+def test_random_requests_are_declined_or_parsed_as_gunicorn_parses_them(runtime: str, times: int) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
-    command = [harness.PYTHON[runtime], wire.__file__, str(RANDOM_EXAMPLES[runtime]), str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    command = [harness.PYTHON[runtime], wire.__file__, str(RANDOM_EXAMPLES[runtime] * times), str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300 * times)
     assert done.returncode == 0, done.stderr

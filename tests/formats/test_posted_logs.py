@@ -1,4 +1,4 @@
-"""Logs of other systems: GELF, the reports of browsers, and systemd's journal."""
+"""Logs of other systems: GELF, the reports of browsers, systemd's journal, Datadog and MessagePack."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import json
 import zlib
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.msgpack import Ext
 
 from items import LIMITS, decode, kept, reject_reason
 from sluice.streams.record import Log, Reject
@@ -147,3 +149,73 @@ def test_a_truncated_entry_of_the_journal_is_buried_alone(end: bytes) -> None:
         "entry of the journal: truncated",
     )
     assert reject_reason("logs", bad.part) == bad.reason
+
+
+DATADOG = {
+    "message": "m",
+    "status": "warn",
+    "timestamp": 1767268800500,
+    "hostname": "h",
+    "service": "web",
+    "ddsource": "nginx",
+    "ddtags": "env:a",
+}
+
+
+def test_a_log_of_datadog_has_its_status_as_level_and_the_parameters_of_the_url() -> None:
+    about = {"hostname": "h", "ddsource": "nginx", "ddtags": "env:a"}
+    row = Log(time=NOON + 500_000_000, level="warn", service="web", message="m", attributes=about)
+    sent = json.dumps([DATADOG, DATADOG | {"status": "error"}]).encode()
+    assert decode("logs", kept(sent, "/api/v2/logs")) == [row, msgspec.structs.replace(row, level="error")]
+    target = "/api/v2/logs?ddsource=node&service=s&dd-api-key=x"
+    (found,) = decode("logs", kept(b'{"message":"m","level":"info","status":200}', target))
+    assert found == Log(level="info", service="s", message="m", attributes={"ddsource": "node", "status": 200})
+
+
+def test_the_empty_object_of_datadogs_agent_has_no_row() -> None:
+    assert decode("logs", kept(b"{}", "/api/v2/logs")) == []
+    assert reject_reason("logs", kept(b'{"status":"info"}', "/api/v2/logs")) == "missing: message"
+
+
+pack = msgspec.msgpack.encode
+EVENT_TIME = Ext(0, (1_767_268_800).to_bytes(4, "big") + (5 * 10**8).to_bytes(4, "big"))
+PACKED = {"message": "m\n", "level": "warn", "n": 1, "raw": b"a\xff", "real": 0.5, "in": {"a": [None, True]}}
+UNPACKED = Log(
+    time=NOON + 500_000_000,
+    level="warn",
+    message="m\n",
+    attributes={"n": 1, "raw": "a\ufffd", "real": 0.5, "in": {"a": [None, True]}},
+)
+
+
+@pytest.mark.parametrize("time", [EVENT_TIME, 1767268800.5, [EVENT_TIME, {}], 1767268800500])
+@pytest.mark.parametrize("path", [None, "/logs?a=b"])
+def test_messagepack_of_fluent_bit_and_fluentd_is_as_json(time: Any, path: str | None) -> None:
+    sent = pack([time, PACKED])
+    for body, count in (sent, 1), (sent * 3, 3), (gzip.compress(sent * 2), 2):
+        assert decode("logs", kept(body, path) if path else body) == [UNPACKED] * count
+    assert decode("logs", pack(PACKED | {"time": 1767268800.5}) * 2) == [UNPACKED] * 2
+
+
+def test_a_large_map_of_messagepack_and_one_in_an_array_are_records() -> None:
+    many = PACKED | {f"a{n}": n for n in range(300)}
+    sent = pack([EVENT_TIME, many]) + pack(many) + b"\xdf" + len(PACKED).to_bytes(4, "big") + pack(PACKED)[1:]
+    first, second, third = decode("logs", sent)
+    assert first.attributes == second.attributes == UNPACKED.attributes | {f"a{n}": n for n in range(300)}
+    assert third == msgspec.structs.replace(UNPACKED, time=None)
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        (b"\x05", "msgpack: neither a record"), (b"\xa3abc", "msgpack: neither a record"),
+        (pack([1, 2, 3]), "msgpack: neither a record"), (pack({"n": 1}), "missing: message"),
+        (pack({"message": "a\0"}), "text with a NUL"), (pack(PACKED)[:-1], "msgpack: truncated"),
+        (b"\xdd\xff\xff\xff\xff\1", "msgpack: truncated"), (b"\xa3ab", "msgpack: truncated"),
+        (b"\x81\xa7message\xa1\xff", "not UTF-8"), (b"\xc1", "msgpack: MessagePack data"),
+    ],
+)  # fmt: skip
+def test_an_invalid_object_of_messagepack_is_buried_alone(part: bytes, reason: str) -> None:
+    good, bad = decode("logs", pack([EVENT_TIME, PACKED]) + part)
+    assert good == UNPACKED
+    assert bad.reason.startswith(reason) and reject_reason("logs", bad.part) == bad.reason

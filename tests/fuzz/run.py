@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 WORK = HERE.parents[1] / "var/fuzz"
 TARGETS = (
     "cloudevents", "collectd", "encodings", "fastlane", "gelf", "gps", "influx", "loki", "metrics", "multipart", "otlp",
-    "packed", "plain", "prometheus", "reports", "v3",
+    "packed", "plain", "posted", "prometheus", "reports", "v3",
 )  # fmt: skip
 HANG = 10  # seconds for one input
 MEMORY = 64  # MiB that the process may grow by, from its first input to its last

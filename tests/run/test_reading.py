@@ -74,8 +74,8 @@ def another(server: Server, name: str, before: list[int]) -> None:
 def test_what_was_posted_can_be_read(up: Server) -> None:
     for lat in 48.25, 48.5:
         arrives(up, lat)
-    trail = read(up, "/gps/trail?device=bike&limit=1")
-    assert [(point["device"], point["lat"]) for point in trail] == [("bike", 48.5)]
+    # a row comes into one view after the other
+    poll(lambda: [point["lat"] for point in read(up, "/gps/trail?device=bike&limit=2")] == [48.5, 48.25])
     assert post(up.port, "/write", b"room,floor=2 temperature=21.5,door=true")[0] == 204
     rooms = poll(lambda: read(up, "/metrics/latest?name=room"))
     assert {(row["field"], row["value"]) for row in rooms} == {("temperature", 21.5), ("door", True)}

@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from items import kept
 from sluice import Record, stream
 from sluice.streams.record import Limits, Reject
 
@@ -82,3 +83,19 @@ def test_a_record_may_have_a_field_of_the_name_specversion() -> None:
         specversion: str
 
     assert list(stream("own", Own).decode(b'{"specversion":"2"}', Limits())) == [Own(specversion="2")]
+
+
+def binary(body: bytes, *fields: str) -> list:
+    return list(decode(kept(body, "/orders", "ce-id: 1", *fields), Limits()))
+
+
+def test_the_time_of_a_binary_event_is_that_of_its_records_without_their_own() -> None:
+    field = "Ce-Time: 2026-01-01T12:00:00Z"
+    assert binary(b'{"id":"A-1"}', field) == [Order(time=NOON, id="A-1")]
+    assert binary(b'[{"id":"A-1","time":1767268801},{"id":"A-2"}]', field) == [
+        Order(time=NOON + 10**9, id="A-1"),
+        Order(time=NOON, id="A-2"),
+    ]
+    assert binary(b'{"id":"A-1"}', "ce-time: soon") == binary(b'{"id":"A-1"}') == [Order(id="A-1")]
+    good, bad = binary(b'[{"id":"A-1"},{"id":5}]', field)
+    assert good == Order(time=NOON, id="A-1") and isinstance(bad, Reject)
