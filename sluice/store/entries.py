@@ -8,7 +8,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import repeat
 from typing import Any
 
 from sluice.base.counters import Histogram
@@ -19,7 +18,7 @@ from sluice.store.fill import Divided, Part
 from sluice.store.keys import Keys
 from sluice.store.store import Store
 from sluice.store.types import Entry, Outcome
-from sluice.store.unique import Body, Unique
+from sluice.store.unique import Body, Small, Unique
 from sluice.streams.message import senders
 from sluice.streams.record import Limits, Record, Reject
 from sluice.streams.registry import Stream
@@ -152,6 +151,7 @@ class Decoded(Part):
         monotonic, due = time.monotonic, time.monotonic() + self.entries.seconds
         content, add_record, full = rule.content, unique.add_record, bounds.KEYED_BYTES
         results: Any
+        received = 0
         for received, bodies in self.runs():
             for seq, item in bodies:
                 results, large = None, False
@@ -166,26 +166,26 @@ class Decoded(Part):
                     digest, size = rule.read(item, limits)
                     large = size > bounds.SMALL_BYTES
                     if not large:
-                        unique.add(digest, size, self.whole(seq, received, item, results))
+                        unique.add(digest, size, Small(seq, received, item, self.whole(seq, item, results)))
                 if large or unique.size >= full:
-                    yield unique.flush()
+                    yield unique.flush(received)
                 if large:
                     yield from unique.large(digest, Body(partial(self.decoded, seq, received, item), seq))
                 if monotonic() >= due:
                     self.stop(seq)
                     break
-        yield unique.flush()
+        yield unique.flush(received)
 
-    def whole(self, seq: int, received: int, item: bytes, results: Any = None) -> list[Entry]:
-        """All entries of an item. results: of its decoder, if it was called."""
+    def whole(self, seq: int, item: bytes, results: Any = None) -> list[Record | Reject]:
+        """All records and rejects of an item. results: of its decoder, if it was called."""
         entries = self.entries
         decode, limits = entries.stream.decode, entries.limits
         try:
             if results is None:
                 results = decode(item, limits) if seq % SAMPLE else timed(decode, item, limits, entries.decoded)
-            return [*zip(repeat(seq), repeat(received), repeat(item), results)]
+            return list(results)
         except Exception as error:
-            return [(seq, received, item, failed(entries.claim.stream, item, error))]
+            return [failed(entries.claim.stream, item, error)]
 
 
 def failed(stream: str, item: bytes, error: Exception) -> Reject:

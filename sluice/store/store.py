@@ -38,7 +38,7 @@ from sluice.store.types import (
     Row,
     Unavailable,
 )
-from sluice.store.unique import Unique, Unit
+from sluice.store.unique import Small, Unique, Unit
 from sluice.streams.message import NOBODY, senders
 from sluice.streams.record import Limits, Reject
 from sluice.streams.registry import Stream
@@ -207,7 +207,7 @@ class Store(Bookkeeping[Db]):
                 seen += 1
                 if not self.run(db, "DELETE FROM dead_letters WHERE id = ? RETURNING 1", (letter.id,)):
                     continue
-                entries = [(letter.seq, letter.received, letter.body, result) for result in decode(letter)]
+                entries = Small(letter.seq, letter.received, letter.body, list(decode(letter)))
                 keys = Keys(self, db, letter.stream, letter.batch)
                 unit, split = self.not_stored(keys, letter, entries, limits)
                 origin = Origin(letter.batch, senders([letter.body], letter.seq), letter.whole)
@@ -237,7 +237,7 @@ class Store(Bookkeeping[Db]):
         by_record = rule is not None and rule.fields is not None
         return not by_record or not (replayed.letters or stream in self.elsewhere.streams)
 
-    def not_stored(self, keys: Keys, letter: DeadLetter, entries: list[Entry], limits: Limits) -> Unit:
+    def not_stored(self, keys: Keys, letter: DeadLetter, entries: Small, limits: Limits) -> Unit:
         """The entries of a letter whose keys no other batch has. If another body has its key, it stays dead."""
         rule = self.rules.get(letter.stream)
         if rule is None:
@@ -245,7 +245,7 @@ class Store(Bookkeeping[Db]):
         unique = Unique(rule, keys)
         digest, size = rule.read(letter.body, limits) if letter.whole else (None, 0)
         unique.add(digest, size, entries)
-        unit = unique.flush()
+        unit = unique.flush(letter.received)
         if not keys.duplicates:
             return unit
         return [(letter.seq, letter.received, letter.body, Reject(letter.body, STORED_MEANWHILE, letter.whole))], False

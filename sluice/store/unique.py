@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator
-from hashlib import blake2b
-from itertools import chain, islice
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from hashlib import sha256
+from itertools import chain, islice, repeat
 from typing import Any
 
 from sluice.base.override import override
@@ -17,6 +17,26 @@ from sluice.streams.record import Record, Reject
 from sluice.streams.unique import CONTENT_BYTES, FORGED, GIVEN_BYTES, SECOND, Rule, key_of, record_key, sent_by
 
 Unit = tuple[Iterable[Entry], bool]
+
+
+class Small:
+    """The entries of one decoded body. Each is made when it is asked for: thousands that wait leave the CPU's cache."""
+
+    def __init__(self, seq: int, received: int, item: bytes, results: Sequence[Any]) -> None:
+        self.seq, self.received, self.item, self.results = seq, received, item, results
+
+    def __iter__(self) -> Iterator[Entry]:
+        return zip(repeat(self.seq), repeat(self.received), repeat(self.item), self.results)
+
+
+class Held:
+    """Entries of bodies, as often as they are iterated."""
+
+    def __init__(self, pieces: Iterable[Iterable[Entry]]) -> None:
+        self.pieces = pieces
+
+    def __iter__(self) -> Iterator[Entry]:
+        return chain.from_iterable(self.pieces)
 
 
 class Body(Part):
@@ -45,7 +65,8 @@ class Body(Part):
 
 
 class Unique:
-    """Takes bodies, and gives back what is not stored yet of them. size: bytes of the bodies that it holds.
+    """Takes bodies, and gives back what is not stored yet of them. size: bytes of memory that these
+    take, about; without those of one record, of which a claim has few enough.
 
     While it holds bodies, nothing else may use the connection of the keys. To be closed.
     """
@@ -53,28 +74,31 @@ class Unique:
     def __init__(self, rule: Rule, keys: Keys) -> None:
         self.keys = keys
         self.record_key = None if rule.fields is None else record_key(rule.fields)
-        self.entries: list[Entry] = []
+        self.held: list[Iterable[Entry]] = []
+        self.entries: list[Entry] = []  # after what is held, of bodies of one record
         self.new: dict[bytes, int] = {}  # key -> sequence number
         self.begun = 0  # how many of them the database has
         self.claiming: Generator[None, Any, set[bytes]] | None = None
         self.size = 0
 
-    def add(self, digest: bytes | None, size: int, entries: list[Entry]) -> None:
-        """Hold a body. digest, size: see `Rule.read`. entries: all of it."""
-        if digest and (key := body_key(digest, entries)):
+    def add(self, digest: bytes | None, size: int, body: Small) -> None:
+        """Hold a body. digest, size: see `Rule.read`."""
+        if digest and (key := body_key(digest, body.results)):
             if key in self.new:
                 self.keys.duplicates += 1
                 return
-            self.new[key] = entries[0][0]
-        self.entries += entries
-        self.size += size
+            self.new[key] = body.seq
+        if self.entries:
+            self.held.append(self.entries)
+            self.entries = []
+        self.held.append(body)
+        self.size += size * bounds.TEXT_FACTOR + len(body.results) * bounds.RECORD_BYTES
 
     def add_record(self, seq: int, received: int, item: bytes, record: Record) -> None:
         """`add` for a body without a given key that is one record, in a third of the time."""
         new, time = self.new, record.time
         if time is not None:
-            digest = blake2b(item, digest_size=CONTENT_BYTES).digest()
-            key = (time // SECOND & 0xFFFFFFFF).to_bytes(4, "big") + digest
+            key = (time // SECOND & 0xFFFFFFFF).to_bytes(4, "big") + sha256(item).digest()[:CONTENT_BYTES]
             if key in new:
                 self.keys.duplicates += 1
                 return
@@ -82,7 +106,6 @@ class Unique:
             if len(new) >= self.begun + bounds.PIECE_KEYS:
                 self.begin(received)
         self.entries.append((seq, received, item, record))
-        self.size += len(item)
 
     def begin(self, received: int) -> None:
         """Have the database put the keys that it does not have, while the next bodies are decoded."""
@@ -92,18 +115,18 @@ class Unique:
         self.claiming.send((list(islice(self.new, self.begun, None)), received))
         self.begun = len(self.new)
 
-    def flush(self) -> Unit:
-        """What is new of the bodies that were held."""
-        entries = self.entries
+    def flush(self, received: int) -> Unit:
+        """What is new of the bodies that were held. received: when the last of them came."""
+        entries: Iterable[Entry] = Held((*self.held, self.entries))
         if self.begun < len(self.new):
-            self.begin(entries[-1][1])
+            self.begin(received)
         taken = end(self.claiming) if self.claiming else ()
         if taken:
             again = {self.new[key] for key in taken}
             entries = [entry for entry in entries if entry[0] not in again]
             self.keys.duplicates += len(again)
-        self.entries, self.new, self.begun, self.claiming, self.size = [], {}, 0, None, 0
-        return self.new_records(entries, complete=True) if self.record_key else (entries, False)
+        self.held, self.entries, self.new, self.begun, self.claiming, self.size = [], [], {}, 0, None, 0
+        return self.new_records(list(entries), complete=True) if self.record_key else (entries, False)
 
     def close(self) -> None:
         """Take back what was begun."""
@@ -113,7 +136,7 @@ class Unique:
     def large(self, digest: bytes | None, body: Body) -> Iterator[Unit]:
         """What is new of a large body."""
         first = body.first_entry
-        key = body_key(digest, [first]) if digest and first else None
+        key = body_key(digest, (first[3],)) if digest and first else None
         if key and first and self.keys.claim((key,), first[1]):
             self.keys.duplicates += 1
             return
@@ -157,15 +180,14 @@ class Unique:
         return kept, not complete or len(kept) < len(entries)
 
 
-def body_key(digest: bytes, entries: list[Entry]) -> bytes | None:
-    """The key of a body. entries: the first ones; all of them must have a time of their own."""
-    thing: Any
+def body_key(digest: bytes, results: Sequence[Any]) -> bytes | None:
+    """The key of a body. results: the first ones; all of them must have a time of their own."""
     if len(digest) == CONTENT_BYTES:
         with contextlib.suppress(AttributeError):  # a reject has no time
-            times: list[int | None] = [entry[3].time for entry in entries]  # type: ignore[union-attr]
+            times: list[int | None] = [record.time for record in results]
             return None if None in times or not times else key_of(digest, times[0])
     first = None
-    for _, _, _, thing in entries:
+    for thing in results:
         if thing.__class__ is Reject:
             if thing.whole and thing.reason.startswith(FORGED):  # whoever knows the key could take it from the sender
                 return None
@@ -176,5 +198,5 @@ def body_key(digest: bytes, entries: list[Entry]) -> bytes | None:
         elif thing.time is None:
             return None
     if len(digest) == GIVEN_BYTES:
-        return digest if entries else None
+        return digest if results else None
     return key_of(digest, first.time) if first else None

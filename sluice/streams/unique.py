@@ -13,7 +13,7 @@ without order would each change another page of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from hashlib import blake2b
+from hashlib import sha256
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -25,6 +25,8 @@ from sluice.streams.message import Message, lowered, parse, raw_field, sender
 from sluice.streams.record import Invalid, Limits, Record
 
 GIVEN_BYTES = 16  # of the hash of a key that was given: all of the key
+# Hashes are SHA-256, for which processors have had instructions since 2021 at the latest: 9 kB take half the time of
+# BLAKE2b. Without them they take twice as long
 CONTENT_BYTES = 12  # of the hash of a content, behind the seconds of its time in four bytes: 16 together
 SPECIAL = frozenset((b"P", GZIP[:1], ZSTD[:1]))  # how kept messages and compressed bodies begin
 SECOND = 1_000_000_000
@@ -47,7 +49,7 @@ class Rule(NamedTuple):
     def read(self, item: bytes, limits: Limits) -> tuple[bytes | None, int]:
         """The hash that makes the key of an item (`key_of`), None if it has none; and bytes of its body, inflated."""
         if item[:1] not in SPECIAL:
-            return blake2b(item, digest_size=CONTENT_BYTES).digest() if self.content else None, len(item)
+            return sha256(item).digest()[:CONTENT_BYTES] if self.content else None, len(item)
         try:
             message = parse(item) if item.startswith(b"POST /") else None
             body = message.body if message else item
@@ -57,7 +59,7 @@ class Rule(NamedTuple):
             if message and (given := given_key(message)):
                 # unknown, and not read for this
                 size = limits.inflated if zipped else len(body)
-                return blake2b(who + given, digest_size=GIVEN_BYTES).digest(), size
+                return sha256(who + given).digest()[:GIVEN_BYTES], size
             if zipped and self.content:  # the head of a gzip file has a time
                 body = inflated(body, encoding, limits.inflated)
         except Invalid:  # the decoder says why
@@ -67,7 +69,7 @@ class Rule(NamedTuple):
         means = message.start if message else b""
         if message:
             means += b"".join(raw_field(message.fields, name) + b"\n" for name in DECIDING)
-        return blake2b(who + means + body, digest_size=CONTENT_BYTES).digest(), len(body)
+        return sha256(who + means + body).digest()[:CONTENT_BYTES], len(body)
 
 
 def sent_by(item: bytes) -> bytes:
@@ -113,8 +115,8 @@ def record_key(fields: tuple[str, ...]) -> Callable[[Any, bytes], bytes | None]:
             if found is None or (len(fields) > 1 and None in found):
                 return None
             if timed:
-                return key_of(blake2b(who + named + encode(found), digest_size=CONTENT_BYTES).digest(), record.time)
-            return blake2b(who + named + encode(found), digest_size=GIVEN_BYTES).digest()
+                return key_of(sha256(who + named + encode(found)).digest()[:CONTENT_BYTES], record.time)
+            return sha256(who + named + encode(found)).digest()[:GIVEN_BYTES]
 
         return key
-    return lambda record, who: key_of(blake2b(who + encode(record), digest_size=CONTENT_BYTES).digest(), record.time)
+    return lambda record, who: key_of(sha256(who + encode(record)).digest()[:CONTENT_BYTES], record.time)

@@ -396,6 +396,23 @@ def test_keys_are_put_while_the_next_ones_are_made_whichever_bodies_are_timed(
     assert len(pieces) == 4 and max(pieces) <= bounds.PIECE_KEYS + 1
 
 
+@pytest.mark.parametrize("limit", [1, 5_000, bounds.KEYED_BYTES])
+def test_bodies_are_stored_in_their_order_however_many_are_held_at_once(
+    url: str, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "KEYED_BYTES", limit)
+    here = Here(url)
+    several = [b"[%s]" % b",".join(fix(f"d{n}") for n in range(at, at + 3)) for at in range(0, 60, 3)]
+    single = [fix(f"d{n}") for n in range(60, 80)]
+    bodies = [body for pair in zip(several, single) for body in pair]
+    assert here.put("gps", *bodies[:20], bodies[0], bodies[1], *bodies[20:]) == (80, 0)
+    assert here.put("gps", *bodies[30:], *bodies, gzip.compress(bodies[7]), fix("new")) == (1, 0)
+    with here.store.transaction(read=True) as db:
+        rows = here.store.run(db, "SELECT seq, device FROM gps")  # in the order of the table
+    assert sorted(device for _, device in rows) == sorted(f"d{n}" for n in range(80)) + ["new"]
+    assert [seq for seq, _ in rows] == sorted(seq for seq, _ in rows)
+
+
 def test_two_workers_whose_keys_meet_over_pieces_end_in_a_deadlock_and_store_each_body_once(
     server: Postgres, tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
