@@ -14,9 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -43,6 +44,7 @@ from sluice.streams import registry
 from sluice.streams.record import Limits, Metric, Record, Reject, Vote
 from sluice.streams.registry import Stream, stream
 
+T = TypeVar("T")
 NOON = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC in microseconds
 MOST = registry.limits(settings.load({}))
 
@@ -69,6 +71,11 @@ class Backend(Protocol):
 
     def away(self) -> contextlib.AbstractContextManager[None]:
         """Within the `with` block the database cannot be written."""
+
+
+def patiently(call: Callable[[], T]) -> T:
+    """What the call returns. It is repeated while others keep it waiting for a lock for too long, as workers do."""
+    return poll(lambda: (call(),), 120, retried=(Unavailable,))[0]
 
 
 DYING = """
@@ -331,10 +338,10 @@ class StoreTests:
         outcomes: list[Outcome] = []
 
         def persist() -> None:
-            store = open_store(backend.url, STREAMS)
+            store = patiently(partial(open_store, backend.url, STREAMS))
             for first in range(1, 1000, 50):
-                both.wait(20)
-                outcomes.append(store.persist(*votes(*range(first, first + 50), first=first)))
+                both.wait(120)
+                outcomes.append(patiently(partial(store.persist, *votes(*range(first, first + 50), first=first))))
             store.close()
 
         open_store(backend.url, STREAMS).close()
@@ -471,8 +478,8 @@ class StoreTests:
         failed: list[Exception] = []
 
         def persist(size: int) -> None:
-            store = open_store(backend.url, STREAMS)
-            start.wait(20)
+            store = patiently(partial(open_store, backend.url, STREAMS))
+            start.wait(120)
             for first in range(1, end, size):
                 last = min(first + size, end)
                 given = Claim("votes", f"votes:{first}:{size}", first, last - first, 0, [(first, NOON)])
@@ -590,8 +597,8 @@ class StoreTests:
         after = NOON + 60_000_000
 
         def delete(other: Store) -> None:
-            while other.overdue("dead_letters", after):
-                other.expire_letters(after)
+            while patiently(partial(other.overdue, "dead_letters", after)):
+                patiently(partial(other.expire_letters, after))
 
         threads = [threading.Thread(target=delete, args=(other,)) for other in others]
         for thread in threads:
@@ -958,11 +965,12 @@ class StoreTests:
         assert len(store.letters(limit=1000)) == 300
 
         def replay() -> None:
-            own = open_store(backend.url, STREAMS, make=False)
+            own = patiently(partial(open_store, backend.url, STREAMS, make=False))
             above = 0
             while letters := own.letters(above=above, limit=7):
                 above = letters[-1].id
-                own.replay(letters, lambda letter: [Vote(poll="p", choice=letter.body.decode())], False)
+                decode = lambda letter: [Vote(poll="p", choice=letter.body.decode())]  # noqa: E731
+                patiently(partial(own.replay, letters, decode, False))
             own.close()
 
         threads = [threading.Thread(target=replay) for _ in range(3)]
