@@ -135,6 +135,11 @@ def datadog_logs_with_a_long_query(size: int) -> bytes:
     return filled(b'[{"message":"m"},', b'{"message":""}', b"]", size)
 
 
+@bomb("/logpush")
+def logpush_small_records(size: int) -> bytes:
+    return filled(b"[", b'{"a":1}', b"]", size)
+
+
 @bomb("/logs")
 def msgpack_small_records(size: int) -> bytes:
     return filled(b"", b"\x81\xa3msg\xa0", b"", size, b"")

@@ -1,4 +1,4 @@
-"""Logs of other systems: GELF, the reports of browsers, systemd's journal, Datadog and MessagePack."""
+"""Logs of other systems: GELF, the reports of browsers, systemd's journal, Datadog, Logpush and MessagePack."""
 
 from __future__ import annotations
 
@@ -175,6 +175,29 @@ def test_a_log_of_datadog_has_its_status_as_level_and_the_parameters_of_the_url(
 def test_the_empty_object_of_datadogs_agent_has_no_row() -> None:
     assert decode("logs", kept(b"{}", "/api/v2/logs")) == []
     assert reject_reason("logs", kept(b'{"status":"info"}', "/api/v2/logs")) == "missing: message"
+
+
+REQUEST = {"ClientRequestMethod": "GET", "ClientRequestHost": "a.example", "ClientRequestURI": "/b?c", "Status": 200}
+
+
+@pytest.mark.parametrize(
+    ("name", "time"),
+    [
+        ("EdgeStartTimestamp", "2026-01-01T12:00:00Z"), ("EdgeStartTimestamp", NOON), ("Datetime", 1767268800),
+        ("Timestamp", "2026-01-01T12:00:00Z"), ("EventTimestampMs", 1767268800000),
+    ],
+)  # fmt: skip
+def test_a_record_of_logpush_has_its_request_as_message_and_all_its_fields(name: str, time: Any) -> None:
+    sent = json.dumps(REQUEST | {name: time, "Ray": None}).encode()
+    row = Log(time=NOON, message="GET a.example/b?c", attributes=REQUEST | {name: time})
+    assert decode("logs", kept(gzip.compress(sent + b"\n" + sent + b"\n"), "/logpush")) == [row, row]
+
+
+def test_the_test_of_a_destination_of_logpush_has_no_row_and_a_record_needs_no_request() -> None:
+    assert decode("logs", kept(gzip.compress(b'{"content":"tests"}'), "/logpush?header_A=b")) == []
+    (found,) = decode("logs", kept(b'{"QueryName":"a.example","Timestamp":"soon"}', "/logpush"))
+    assert found == Log(message="", attributes={"QueryName": "a.example", "Timestamp": "soon"})
+    assert reject_reason("logs", kept(b"{}", "/logpush")) == "missing: fields"
 
 
 pack = msgspec.msgpack.encode

@@ -45,6 +45,7 @@ LATE = (
     "gelf",
     "geojson",
     "journal",
+    "logpush",
     "loki",
     "msgpack",
     "otlp_logs",
@@ -183,10 +184,11 @@ def reports(data: bytes) -> None:
 
 
 def posted(data: bytes) -> None:
-    """Entries of systemd's journal, Datadog's logs, and MessagePack, which also stand behind a valid one."""
+    """Entries of systemd's journal, also behind a valid one, Datadog's and Cloudflare's logs, and MessagePack."""
     promises(STREAMS["logs"], b"POST /upload HTTP/1.1\r\n\r\n" + data)
     promises(STREAMS["logs"], b"POST /upload HTTP/1.1\r\n\r\nMESSAGE=a\n\n" + data)
     promises(STREAMS["logs"], b"POST /api/v2/logs?service=a HTTP/1.1\r\n\r\n" + data)
+    promises(STREAMS["logs"], b"POST /logpush HTTP/1.1\r\n\r\n" + data)
     promises(STREAMS["logs"], b"\x81\xa3msg\xa1a" + data)
 
 
