@@ -306,7 +306,6 @@ def together(node: Node, data: bytes, context: Context, budget: Budget) -> list[
     if len(data) > budget.limits.record // 4:
         return []
     left, room = budget.left, budget.room
-    most = min(MOST_TOGETHER, left // 2)
     records: list[Record] = []
     try:
         message = node.kind.FromString(data)
@@ -317,7 +316,7 @@ def together(node: Node, data: bytes, context: Context, budget: Budget) -> list[
                 made = read(child, context)
                 budget.repeat(len(made), context.size)
                 records += made
-                if len(records) > most:
+                if len(records) >= budget.left or len(records) > MOST_TOGETHER:  # `repeat` may use it up
                     raise Invalid("too many")
     except Exception:
         budget.left, budget.room = left, room
