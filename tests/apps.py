@@ -96,6 +96,12 @@ def odd_eager(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
     return [b"ea", b"", b"ger"]
 
 
+def odd_large(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+    """A megabyte of its own, made when the answer is iterated."""
+    start("200 OK", [])
+    yield bytes(1 << 20)
+
+
 def odd_generator(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
     start("200 OK", [])
     yield b"gener"

@@ -49,6 +49,9 @@ MAX_TURN_BYTES = 2 << 20  # read, after which a turn commits: limits the memory 
 # Of incomplete bodies that are read at a time; the others wait in the kernel. 64 bodies of 1 MiB at once would
 # take 145 MB without this limit, and take 52 MB with it
 MAX_ADMITTED_BYTES = 4 << 20
+# Of an answer that are not sent at once, from which the next ones wait for it: 300 feeds of 670 kB at once would take
+# 180 MB. In all, a turn waits for so long
+PACED_BYTES, PATIENCE_SECONDS = 128 << 10, 0.5
 GRACE_FRACTION = 0.75  # of gunicorn's graceful_timeout, at the end of which the master kills the process
 IN, OUT = select.EPOLLIN, select.EPOLLOUT
 # Settings of gunicorn that act on a request before the application; the fast lane supports none of them
@@ -117,6 +120,7 @@ class FastLane(SlowLane):
         self.slow_count = 0  # greenlets beside the loop: one for each connection in the slow lane
         self.pending: list[Pending] = []
         self.size = 0  # bytes read since the last commit
+        self.patience = PATIENCE_SECONDS  # that are left of this turn
         self.admitted = 0  # bytes that the connections in state RECEIVING lacked when they were admitted
         self.waiting: deque[Connection] = deque()  # those in state WAITING; some may have left it
         self.declined: list[Connection] = []  # for the slow lane at the end of this turn
@@ -397,6 +401,7 @@ class FastLane(SlowLane):
     def flush(self) -> None:
         """Iterate the pending answers, the first of which commits for all, and send each."""
         pending, self.pending, self.size = self.pending, [], 0
+        self.patience = PATIENCE_SECONDS
         if not self.alive:
             pending = self.answers.closing(pending)
         begun = time.monotonic()
@@ -466,8 +471,22 @@ class FastLane(SlowLane):
         if sent < len(data):
             conn.out = bytearray(data[sent:])
             self.watch(conn)
+            if len(conn.out) > PACED_BYTES:
+                self.pace(conn)
         elif not keep_alive:
             self.drop(conn)
+
+    def pace(self, conn: Connection) -> None:
+        """Let nginx take the rest of a large answer, which it buffers, before others take memory too."""
+        writable = select.poll()
+        writable.register(conn.fd, select.POLLOUT)
+        while conn.out and conn.state != LEFT:
+            began = time.monotonic()
+            ready = writable.poll(1000 * self.patience)
+            self.patience = max(0.0, self.patience - (time.monotonic() - began))
+            if not ready:
+                return
+            self.resume(conn)
 
     def resume(self, conn: Connection) -> None:
         """Send more of `out`; then continue as the state says."""

@@ -355,6 +355,23 @@ def test_many_concurrent_large_bodies_take_bounded_memory(size: int, path: str, 
         assert redis_client.Redis(unix_socket_path=str(private.socket)).llen("ingest:{votes}") == 1 + count
 
 
+def test_many_large_answers_of_one_turn_take_bounded_memory() -> None:
+    """Their clients read, as nginx does, but not before the loop has gone on."""
+    with site("apps:odd") as running:
+        worker, count = running.worker(), 100
+        clients = [Client(running["unix"]) for _ in range(count)]
+        readers = [threading.Thread(target=client.answer) for client in clients]
+        before = memory(worker, "VmHWM")
+        with stopped(worker):
+            for client, reader in zip(clients, readers):
+                client.send(plain(b"", "/large"))
+                reader.start()
+        for client, reader in zip(clients, readers):
+            reader.join()
+            client.close()
+        assert memory(worker, "VmHWM") - before < 32 << 20
+
+
 @pytest.mark.parametrize("how", ["completes", "is truncated"])
 def test_waiting_bodies_are_admitted_when_those_before_them_end(
     ingest: Site, redis: Redis, kind: str, how: str
