@@ -852,7 +852,8 @@ def test_the_worker_recovers_when_redis_is_killed_and_started_again(tmp: Path) -
             push(second, "b")
             poll(lambda: "b" in choices(tmp))
             poll(lambda: not claims(second))
-            assert choices(tmp) == ["a", *numbers(50_000), "b"]
+            # each once; a claim that is taken again, as its lease ended meanwhile, is stored behind others
+            assert sorted(choices(tmp)) == sorted(["a", *numbers(50_000), "b"])
             poll(lambda: "redis: recovered" in running.said())
             assert (
                 running.said().count("Redis is unavailable") <= 2
