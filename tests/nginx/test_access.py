@@ -42,8 +42,12 @@ def rejected_unread(web: Server, *fields: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "field", [f"X-API-Key: {KEY}", f"X-API-Key: {OTHER}", f"Authorization: Bearer {KEY}", f"Authorization: Token {KEY}"]
-)
+    "field",
+    [
+        f"X-API-Key: {KEY}", f"X-API-Key: {OTHER}", f"DD-API-KEY: {KEY}", f"Authorization: Bearer {KEY}",
+        f"Authorization: Token {KEY}",
+    ],
+)  # fmt: skip
 def test_a_client_with_a_key_is_accepted_and_the_gateway_does_not_see_the_key(field: str, tmp: Path) -> None:
     with front(INGEST_API_KEYS=keys(tmp)) as (web, gateway):
         assert curl("-d", "x", "-H", field, f"localhost:{web.port}/votes")[::2] == (200, '{"message":"OK"}')
