@@ -210,12 +210,12 @@ def test_a_topic_that_was_made_again_is_a_new_spool(tmp: Path, url: str, broker:
         only.start()
         broker.wait()
         accepted(gate.socket, VOTE % b"a")
-        poll(lambda: "a" in stored(tmp), 30)
+        poll(lambda: {"0", "a"} <= set(stored(tmp)), 30)  # of two partitions: what is not read yet goes with the topic
         for future in admin.delete_topics([f"{tmp.name}.votes"]).values():
             future.result()
         for n in range(1, 4):
             accepted(gate.socket, VOTE % b"%d" % n)
-        poll(lambda: {"a", "0", "1", "2", "3"} <= set(stored(tmp)), 30, "the new topic is read")
+        poll(lambda: {"1", "2", "3"} <= set(stored(tmp)), 30, "the new topic is read")
     assert len({spool.split(".")[0] for spool in spools(tmp)}) == 2
     assert ledger(tmp, url)["missing"] == 0
 

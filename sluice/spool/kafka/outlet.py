@@ -190,9 +190,8 @@ class Source:
                 raise KafkaException(error)
 
     def close(self) -> None:
-        """Leave the group, unless a thread uses the client; then the others wait until the group gives this one up."""
-        if self.pending.done():
-            self.consumer.close()
+        """Leave the group, so that others need not wait for its partitions; not while a thread uses the client."""
+        self.pending.add_done_callback(lambda done: self.consumer.close())
 
     def has_work(self) -> bool:
         """Whether there are records, or may be: a partition has not been read to its end. Raises: KafkaUnavailable."""
@@ -234,6 +233,7 @@ class Source:
         if topic is None:  # or this broker does not know it yet
             self.gone_since = self.gone_since or time.monotonic()
             if time.monotonic() < self.gone_since + GONE_SECONDS:
+                self.check_at = self.gone_since + GONE_SECONDS
                 return
         if topic is None or topic.id != self.topic.id:
             raise Replaced
