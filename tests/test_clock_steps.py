@@ -45,6 +45,7 @@ def moved(tmp: Path, runtime: str) -> Iterator[tuple[Server, Clock]]:
     clock = Clock(tmp, os.environ["PATH"], PROGRAMS)
     env = {"INGEST_KEEP": KEEP, "INGEST_UNIQUE": "votes=30d", "INGEST_WORKERS": 2, "INGEST_RUNTIME": runtime}
     with installation(tmp, env | clock.environ) as up:
+        poll(lambda: ask(up.home, "SELECT count(*) FROM batches"), what="the database")
         yield up, clock
 
 
