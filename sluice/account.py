@@ -28,8 +28,8 @@ SAID = 3  # publications after which a name that is no longer shared is no longe
 COUNT_SHARE = 20  # counting takes at most 1/20 of a worker's time, however large the database is
 SHARED = "another installation stores in this database under this name; each needs an INGEST_CELL of its own"
 OTHER_STORE = (
-    "this is another database than before. What is in that one stays there, also rows that wait for their destination; "
-    "`status` counts its bodies as missing. Bodies that were claimed when it was exchanged may be in both"
+    "INGEST_STORE is another database than before. The bodies in the former one stay there, also rows that wait for "
+    "their destination; `status` counts these bodies as missing. One that was claimed during the change may be in both"
 )
 STATES = ("accepted", "ready", "claimed", "stored", "dead", "duplicate", "missing")
 Figures = dict[str, Any]

@@ -354,7 +354,7 @@ def test_a_worker_says_that_its_database_is_another_one_and_publishes_its_settin
         )
         with open(tmp / "said", "a") as said:
             said.write(done.stderr)
-        assert (tmp / "said").read_text().count("this is another database than before") == others
+        assert (tmp / "said").read_text().count("INGEST_STORE is another database than before") == others
         with database(tmp / f"{name}.db") as db:
             ((figures,),) = db.execute("SELECT figures FROM batches_cells").fetchall()
         published = json.loads(str(figures))["settings"]

@@ -23,8 +23,8 @@ def problem(status: str, detail: str, *headers: tuple[str, str]) -> Reply:
 
 NOT_FOUND = problem("404 Not Found", "There is no stream at this path.")
 POST_ONLY = problem("405 Method Not Allowed", "This path accepts only POST.", ("Allow", "POST"))
-WEBHOOK_ORIGIN = re.compile(r"[\w.*-]{1,255}", re.ASCII)  # the name of a system in the DNS, or *
 GET_ONLY = problem("405 Method Not Allowed", "This path accepts only GET and HEAD.", ("Allow", "GET, HEAD"))
+WEBHOOK_ORIGIN = re.compile(r"[\w.*-]{1,255}", re.ASCII)  # the name of a system in the DNS, or *
 NO_LENGTH = problem("400 Bad Request", "The length of the body is malformed or ambiguous; the request had no effect.")
 CODED = problem("501 Not Implemented", "The only supported transfer coding is chunked; the request had no effect.")
 CUT_OFF = problem("400 Bad Request", "The body is shorter than its Content-Length; the request had no effect.")

@@ -15,8 +15,8 @@ LETTER_BYTES = 4 << 20  # of dead letters held in memory at once
 REASONS = 100  # of dead letters that are told apart
 GROUP_RECORDS, GROUP_REJECTS = 32_768, 200  # held in memory on their way to a destination
 SMALL_BYTES = 1 << 16  # of a body, inflated, that is decoded before its key is put
-# What such bodies take of memory that are stored at once. A record takes about so many bytes, and a byte of text five:
-# an attribute of eight bytes takes forty
+# Memory of the bodies that are stored at once: a record takes about RECORD_BYTES, and a byte of text TEXT_FACTOR, as an
+# attribute of eight bytes takes forty
 KEYED_BYTES, RECORD_BYTES, TEXT_FACTOR = 40 << 20, 300, 5
 PIECE_KEYS = 500  # that the database puts while the next ones are made
 KEYED_RECORDS = 100  # of a larger body, whose own keys are put at once

@@ -190,7 +190,7 @@ class Source:
                 raise KafkaException(error)
 
     def close(self) -> None:
-        """Leave the group, so that others need not wait for its partitions; not while a thread uses the client."""
+        """Leave the group, so that others need not wait for its partitions, once no thread uses the client."""
         self.pending.add_done_callback(lambda done: self.consumer.close())
 
     def has_work(self) -> bool:
