@@ -60,7 +60,7 @@ NONE = dict.fromkeys(PROMISES, 0)
 
 def test_kills_of_each_program_lose_and_double_no_acknowledged_event(tmp: Path, kills: int) -> None:
     names = [f"kill-{name}" for name in FIVE]
-    options = "--no-views", "--rounds", kills, "--rate", 1500, "--seed", 2, "--faults", ",".join(names)
+    options = "--no-views", "--rounds", kills, "--rate", 500, "--seed", 2, "--faults", ",".join(names)
     status, report, _ = drill(tmp, *options)
     killed = [entry["fault"] for entry in report["faults"]]
     assert {name: killed.count(name) for name in names} == dict.fromkeys(names, kills)
@@ -71,7 +71,7 @@ def test_kills_of_each_program_lose_and_double_no_acknowledged_event(tmp: Path, 
 
 
 def test_all_faults_in_random_order_break_no_promise(tmp: Path, request: pytest.FixtureRequest) -> None:
-    status, report, _ = drill(tmp, "--duration", request.config.getoption("--seconds"), "--rate", 1500)
+    status, report, _ = drill(tmp, "--duration", request.config.getoption("--seconds"), "--rate", 500)
     assert (broken(report), report["dead"], report["trouble"]) == (NONE, 0, "")
     assert report["ledger"]["missing"] == report["ledger"]["restored_away"]
     wrong, unread = reads(report)
@@ -184,7 +184,7 @@ def server() -> Iterator[Postgres]:
 def test_a_drill_into_postgresql_breaks_no_promise_and_drops_its_schema(tmp: Path, server: Postgres) -> None:
     faults = "store-locked,store-away,store-full,kill-settle,restore,kill-views,kill-follower,views-rebuild,replay"
     status, report, _ = drill(
-        tmp, "--rounds", 1, "--rate", 1500, "--seed", 149, "--faults", faults, env={"INGEST_STORE": server.url}
+        tmp, "--rounds", 1, "--rate", 500, "--seed", 149, "--faults", faults, env={"INGEST_STORE": server.url}
     )  # a seed with short faults
     assert (status, broken(report), reads(report)) == (0, NONE, ({}, 0))
     assert report["ledger"]["missing"] == report["ledger"]["restored_away"] > 0
@@ -196,7 +196,7 @@ def test_a_drill_of_two_gateways_and_two_workers_into_parquet_files_breaks_no_pr
     faults = "kill-gateway,kill-worker,kill-redis,reload-gateway,store-locked,store-away,store-full,kill-commit,"
     faults += "kill-settle,lease,expire,settings"
     env = {"INGEST_ROWS": "parquet:///any", "INGEST_GATEWAYS": 2, "INGEST_WORKERS": 2}
-    status, report, _ = drill(tmp, "--rounds", 1, "--rate", 1500, "--seed", 3, "--faults", faults, env=env)
+    status, report, _ = drill(tmp, "--rounds", 1, "--rate", 500, "--seed", 3, "--faults", faults, env=env)
     assert (status, broken(report)) == (0, NONE)
     assert (report["settings"]["gateways"], report["settings"]["workers"]) == (2, 2)
     assert (report["settings"]["store"], len(report["faults"])) == ("Parquet", 12)
