@@ -10,10 +10,10 @@ from typing import Any
 from sluice import settings
 from sluice.fastlane.interface import Options
 from sluice.formats.registry import load_routes, load_signed
-from sluice.http import influx, replies, request, signature, written
+from sluice.http import influx, own, replies, request, signature
 from sluice.http.endpoints import Endpoint, Endpoints
 from sluice.http.replies import Rejected
-from sluice.http.request import Counted
+from sluice.http.request import OwnAnswer
 from sluice.http.routes import OK, Reply
 from sluice.http.tell import Teller
 from sluice.spool import open_inlet
@@ -68,8 +68,8 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
     try:
         try:
             item = endpoint.read(environ, endpoint.keep_head, endpoint.max_body)
-        except Counted as counted:
-            item, endpoint = written.read(environ, endpoint, counted.args[0])
+        except OwnAnswer as answer:
+            item, endpoint = own.read(environ, endpoint, answer.args[0])
     except Rejected as rejected:
         reply = endpoint.error(rejected.args[0])
         if reply is not endpoint.reply:

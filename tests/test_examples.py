@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gzip
 import json
@@ -65,6 +66,17 @@ def test_a_sender_of_cloudevents_asks_first_and_its_binary_events_have_their_tim
     poll(lambda: len(ask(up.home, "SELECT 1 FROM orders WHERE sku = 'timed'")) == 2)
     ((first,), (second,)) = ask(up.home, "SELECT time FROM orders WHERE sku = 'timed' ORDER BY time")
     assert first == "2026-01-01T12:00:00.000Z" < second
+
+
+def test_firehose_delivers_to_a_stream_of_ones_own(up: Server) -> None:
+    data = base64.b64encode(b'{"sku":"delivered"}\n').decode()
+    body = json.dumps({"requestId": "ed4a", "timestamp": 1767268800000, "records": [{"data": data}] * 2}).encode()
+    for _ in range(2):  # the second one has the key of the first
+        status, _, answer = post(up.port, "/orders", body, {"X-Amz-Firehose-Request-Id": "ed4a"})
+        assert (status, json.loads(answer)["requestId"]) == (200, "ed4a")
+    assert post(up.port, "/orders", b'{"sku":"behind"}')[0] == 200
+    poll(lambda: ask(up.home, "SELECT 1 FROM orders WHERE sku = 'behind'"))
+    assert len(ask(up.home, "SELECT 1 FROM orders WHERE sku = 'delivered'")) == 2
 
 
 def test_the_shell_script_waits_for_retry_after(slow: Server) -> None:

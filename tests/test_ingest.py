@@ -14,6 +14,7 @@ import random
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,6 +172,22 @@ def test_remote_write_2_that_is_not_counted_is_on_the_list_and_its_answer_says_w
         assert answer.startswith(b"The request is stored, but its samples were not counted: it ")
         assert "x-prometheus-remote-write-samples-written" not in headers
     assert len(site.items("metrics")) == 2
+
+
+@pytest.mark.parametrize("path", ["/firehose", "/votes"])
+def test_the_answer_to_a_delivery_of_firehose_has_its_id_and_the_time(site: Site, path: str) -> None:
+    for size in 1, 2000:
+        body = b"x" * size
+        before = time.time() * 1000 - 1
+        status, headers, answer = post(site.where, path, body, {"X-Amz-Firehose-Request-Id": 'ed4a"'})
+        assert (status, headers["content-type"]) == (200, "application/json")
+        assert headers["content-length"] == str(len(answer))
+        found = json.loads(answer)
+        assert found.keys() == {"requestId", "timestamp"} and found["requestId"] == 'ed4a"'
+        assert before < found["timestamp"] <= time.time() * 1000
+    assert post(site.where, path, b"x")[2] == b'{"message":"OK"}'
+    items = site.items(ROUTES[path].stream)
+    assert [item.endswith(b"\r\n\r\n" + b"x" * size) for item, size in zip(items, (1, 2000))] == [True, True]
 
 
 RPC = [path for path, route in ROUTES.items() if route.json]

@@ -114,6 +114,7 @@ def test_every_background_loop_goes_on_after_any_exception() -> None:
 WALL_CLOCKS = {
     "sluice/elsewhere/delta.py": 1,  # an hour that is over: merged earlier or later
     "sluice/elsewhere/parquet.py": 2,  # the same, and the age of a file
+    "sluice/http/own.py": 1,  # the time of a delivery
     "sluice/http/signature.py": 1,  # the age of a signature
     "sluice/ledger.py": 1,  # shown
     "sluice/ops/expire.py": 1,  # bounded by the horizon

@@ -55,6 +55,7 @@ FORMATS = (
         "logs", "sluice.formats.datadog:decode", {"/api/v2/logs": reply("202 Accepted", b"{}")}, keep_head=True
     ),
     Format("logs", "sluice.formats.logpush:decode", {"/logpush": OK}, keep_head=True),
+    Format("logs", paths={"/firehose": OK}, keep_head=True),  # for a delivery, see sluice/http/own.py
     Format("logs", "sluice.formats.msgpack:decode", begins=MSGPACK),
     # X-Limit-U and X-Limit-D may have the device's name
     # The app repeats a request without a body until it is accepted

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from sluice.http.replies import Rejected, problem
-from sluice.http.request import MAX_PARAMETERS, START, Counted, read
+from sluice.http.request import MAX_PARAMETERS, START, OwnAnswer, read
 from sluice.http.routes import Reply, reply
 
 PING = reply("204 No Content", b"", "", ("X-Influxdb-Version", "sluice"))  # Python's client, version 1, reads it
@@ -33,6 +33,6 @@ def query(environ: dict[str, Any]) -> Reply:
     except Rejected as rejected:
         answer: Reply = rejected.args[0]
         return answer
-    except (ValueError, Counted):
+    except (ValueError, OwnAnswer):
         return NO_QUERIES
     return CREATED if any(name == "q" and CREATE.match(value) for name, value in pairs) else NO_QUERIES

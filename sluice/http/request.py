@@ -14,7 +14,7 @@ from typing import Any
 from sluice.http.replies import BAD_KEY, CODED, CUT_OFF, EMPTY, NO_LENGTH, UNSUPPORTED, Rejected, too_large
 
 # The fields with a key of the request, in the order in which they count
-KEYED = (b"idempotency-key", b"webhook-id", b"x-github-delivery", b"ce-id")
+KEYED = (b"idempotency-key", b"webhook-id", b"x-github-delivery", b"ce-id", b"x-amz-firehose-request-id")
 FIELDS = frozenset(f"HTTP_{name.decode().upper().replace('-', '_')}" for name in KEYED)  # that `examine` looks at
 # The values of Content-Encoding, and whether a body needs its head: its first bytes do not show its compression
 SNAPPY = "snappy", "x-snappy-framed"
@@ -32,18 +32,19 @@ MAX_PARAMETERS = 100  # of a query string or a form that is taken apart
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 COUNTED = "io.prometheus.write.v2.Request"  # in a Content-Type; see sluice/http/written.py
+DELIVERED = "HTTP_X_AMZ_FIREHOSE_REQUEST_ID"  # see sluice/http/own.py
 START = re.compile(rb"POST (/[^ \r\n]*) HTTP/1\.[01]\r\n")  # of a whole HTTP message, its path and query
 
 
-class Counted(Exception):
-    """Raised with keep_head: the answer to this request says how much is in it."""
+class OwnAnswer(Exception):
+    """Raised with keep_head: the answer to this request depends on it."""
 
 
 def read(environ: dict[str, Any], keep_head: bool, max_body: int) -> bytes:
     """The item for the list: the body, or the query string if the body is empty; the whole message with keep_head, if
     the request has a key or a query string, or if the body looks like a message or is a form with spaces.
 
-    max_body: bytes. Raises: Rejected, Counted.
+    max_body: bytes. Raises: Rejected, OwnAnswer.
     """
     if "fastlane.plain" not in environ:
         keep_head = examine(environ, keep_head)
@@ -100,7 +101,7 @@ def is_spaced_form(environ: dict[str, Any], body: bytes) -> bool:
 def examine(environ: dict[str, Any], keep_head: bool) -> bool:
     """Whether the whole message is kept: also one that has a key, or a body that only its head explains.
 
-    Raises: Rejected if the head is invalid, whatever the body is; Counted.
+    Raises: Rejected if the head is invalid, whatever the body is; OwnAnswer.
     """
     encoding = environ.get("HTTP_CONTENT_ENCODING", "").lower()
     is_encoded = ENCODINGS.get(encoding, False)
@@ -116,11 +117,12 @@ def examine(environ: dict[str, Any], keep_head: bool) -> bool:
         or "HTTP_WEBHOOK_ID" in environ
         or "HTTP_X_GITHUB_DELIVERY" in environ
         or "HTTP_CE_ID" in environ
+        or DELIVERED in environ
         or is_encoded
         or content_type.lower().startswith(MULTIPART)
     )
-    if COUNTED in content_type:
-        raise Counted(keep_head)
+    if COUNTED in content_type or DELIVERED in environ:
+        raise OwnAnswer(keep_head)
     return keep_head
 
 
@@ -144,7 +146,7 @@ def is_plain(environ: dict[str, Any], keep_head: bool) -> bool:
     others = {name: value for name, value in environ.items() if name != "HTTP_IDEMPOTENCY_KEY"}
     try:
         return examine(others, keep_head) == keep_head
-    except (Rejected, Counted):
+    except (Rejected, OwnAnswer):
         return False
 
 

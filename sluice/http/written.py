@@ -7,11 +7,8 @@ turn of the loop reads, so many bytes, bounds the time of a turn. It runs on PyP
 
 from __future__ import annotations
 
-from copy import copy
 from functools import lru_cache
-from typing import Any
 
-from sluice.http.endpoints import Endpoint
 from sluice.http.routes import Reply, reply
 
 PATH = "/api/v1/write"  # a user's route may have a prefix
@@ -36,17 +33,12 @@ MALFORMED = "it is no snappy block with a request of remote write 2.0"
 NO_SNAPPY = "the gateway has no library for snappy"
 
 
-def read(environ: dict[str, Any], endpoint: Endpoint, keep_head: bool) -> tuple[bytes, Endpoint]:
-    """The item of a request whose head is examined, and the endpoint with its answer. Raises: Rejected."""
-    item = endpoint.read({**environ, "fastlane.plain": True}, keep_head, endpoint.max_body)
-    if not endpoint.path.endswith(PATH):
-        return item, endpoint
-    answering = copy(endpoint)
+def answer(item: bytes) -> Reply:
+    """The answer to a request, which is the whole HTTP message."""
     try:
-        answering.reply = written(*count(item.partition(b"\r\n\r\n")[2]))
+        return written(*count(item.partition(b"\r\n\r\n")[2]))
     except Uncounted as error:
-        answering.reply = unknown(error.args[0])
-    return item, answering
+        return unknown(error.args[0])
 
 
 @lru_cache(maxsize=128)  # the fast lane renders the head of an answer once

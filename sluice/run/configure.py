@@ -31,7 +31,10 @@ FOLDERS = "etc", "run", "log", "tmp", "redis"  # in $INGEST_HOME
 PROBES = "/healthz", "/readyz", "/health", "/ping", "/query"  # what senders ask besides
 HOST_CHECK = 'if ($sluice_host = "") { return 421; }'
 # What CloudEvents have besides, for routes of a user's own: each field costs nginx time
-OF_EVENTS = {"ce-time": "$http_ce_time", "WebHook-Request-Origin": "$http_webhook_request_origin"}
+OF_EVENTS = {
+    "ce-time": "$http_ce_time", "WebHook-Request-Origin": "$http_webhook_request_origin",
+    "X-Amz-Firehose-Request-Id": "$http_x_amz_firehose_request_id",
+}  # fmt: skip
 # for every program. Standard output goes to the terminal, with the program's name before each line; standard error goes
 # to the log file, without it (launch.py)
 COMMON = """\

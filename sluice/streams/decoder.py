@@ -82,7 +82,11 @@ class Decoder:
             body = inflated(body, message.field("Content-Encoding") if message else "", limits.inflated)
         budget = Budget(limits, len(body))
         head = b""
-        for result in merge_rejects(self.contents(body, message, budget), budget):
+        if message and message.field("X-Amz-Firehose-Request-Id"):
+            results = load("sluice.streams.firehose:opened")(self.contents, body, message, budget)
+        else:
+            results = self.contents(body, message, budget)
+        for result in merge_rejects(results, budget):
             if isinstance(result, Reject):
                 part = result.part
                 head = head or (message.head() if message else b"")

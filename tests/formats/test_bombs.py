@@ -5,6 +5,7 @@ The limits are a sixteenth of the default ones, so that the bodies are small.
 
 from __future__ import annotations
 
+import base64
 import gzip
 import random
 import sys
@@ -138,6 +139,22 @@ def datadog_logs_with_a_long_query(size: int) -> bytes:
 @bomb("/logpush")
 def logpush_small_records(size: int) -> bytes:
     return filled(b"[", b'{"a":1}', b"]", size)
+
+
+@bomb("/firehose", "X-Amz-Firehose-Request-Id: a")
+def firehose_small_records(size: int) -> bytes:
+    return filled(b'{"records":[', b'{"data":"YQ=="}', b"]}", size)
+
+
+@bomb("/firehose", "X-Amz-Firehose-Request-Id: a")
+def firehose_empty_records(size: int) -> bytes:
+    return filled(b'{"records":[{"data":"YQ=="},', b'{"data":""}', b"]}", size)
+
+
+@bomb("/firehose", "X-Amz-Firehose-Request-Id: a")
+def firehose_packed_records(size: int) -> bytes:
+    packed = base64.b64encode(gzip.compress(b"a\n" * 1000))
+    return filled(b'{"records":[', b'{"data":"%b"}' % packed, b"]}", size)
 
 
 @bomb("/logs")

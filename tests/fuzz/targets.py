@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import importlib
 import json
@@ -54,8 +55,8 @@ LATE = (
     "prometheus",
     "reports",
 )
-for name in LATE:
-    importlib.import_module(f"sluice.formats.{name}")
+for name in (*(f"formats.{name}" for name in LATE), "streams.firehose"):
+    importlib.import_module(f"sluice.{name}")
 LIMITS = registry.limits(settings.load({}))
 UNNAMED = "any", "gps", "overland", "owntracks", "traccar"
 HEAD = b"POST /any HTTP/1.1\r\nContent-Encoding: gzip\r\n\r\n"
@@ -184,12 +185,17 @@ def reports(data: bytes) -> None:
 
 
 def posted(data: bytes) -> None:
-    """Entries of systemd's journal, also behind a valid one, Datadog's and Cloudflare's logs, and MessagePack."""
+    """Entries of systemd's journal, also behind a valid one, Datadog's and Cloudflare's logs, MessagePack, and
+    Firehose's deliveries.
+    """
     promises(STREAMS["logs"], b"POST /upload HTTP/1.1\r\n\r\n" + data)
     promises(STREAMS["logs"], b"POST /upload HTTP/1.1\r\n\r\nMESSAGE=a\n\n" + data)
     promises(STREAMS["logs"], b"POST /api/v2/logs?service=a HTTP/1.1\r\n\r\n" + data)
     promises(STREAMS["logs"], b"POST /logpush HTTP/1.1\r\n\r\n" + data)
     promises(STREAMS["logs"], b"\x81\xa3msg\xa1a" + data)
+    firehose = b"POST /firehose HTTP/1.1\r\nX-Amz-Firehose-Request-Id: a\r\n\r\n"
+    promises(STREAMS["logs"], firehose + data)
+    promises(STREAMS["logs"], firehose + b'{"records":[{"data":"%b"}]}' % base64.b64encode(data))
 
 
 def collectd(data: bytes) -> None:

@@ -44,8 +44,8 @@ def rejected_unread(web: Server, *fields: str) -> int:
 @pytest.mark.parametrize(
     "field",
     [
-        f"X-API-Key: {KEY}", f"X-API-Key: {OTHER}", f"DD-API-KEY: {KEY}", f"Authorization: Bearer {KEY}",
-        f"Authorization: Token {KEY}",
+        f"X-API-Key: {KEY}", f"X-API-Key: {OTHER}", f"DD-API-KEY: {KEY}", f"X-Amz-Firehose-Access-Key: {KEY}",
+        f"Authorization: Bearer {KEY}", f"Authorization: Token {KEY}",
     ],
 )  # fmt: skip
 def test_a_client_with_a_key_is_accepted_and_the_gateway_does_not_see_the_key(field: str, tmp: Path) -> None:

@@ -1,0 +1,51 @@
+"""Decodes what Amazon Data Firehose delivers: an object with records in base64, each of which is a body by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from sluice.streams import body as bodies
+from sluice.streams.body import Budget
+from sluice.streams.decoder import Result, each
+from sluice.streams.encoding import GZIP, ZSTD, inflated
+from sluice.streams.message import Message
+
+Contents = Callable[[bytes, Message | None, Budget], Iterable[Result]]
+
+
+class Delivery(msgspec.Struct):
+    records: msgspec.Raw
+
+
+class Delivered(msgspec.Struct):
+    data: bytes
+
+
+read = msgspec.json.Decoder(Delivery).decode
+read_record = msgspec.json.Decoder(Delivered).decode
+
+
+def opened(contents: Contents, body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
+    """The results of a delivery; of the body itself if it is none, as is the dead letter of a record.
+
+    contents: of a stream's decoder. Raises: Invalid.
+    """
+    try:
+        records = bytes(read(body).records)
+    except msgspec.MsgspecError:
+        return contents(body, message, budget)
+    if not records.startswith(b"["):
+        return contents(body, message, budget)
+    left = budget.limits.inflated
+
+    def one(element: bytes) -> Iterable[Result]:
+        nonlocal left
+        data = read_record(element).data
+        if data.startswith((GZIP, ZSTD)):  # as CloudWatch's
+            data = inflated(data, "", left)
+            left -= len(data)
+        return contents(data, message, budget)
+
+    return each(bodies.elements(records, budget), one, b'{"records":[', b"]}")
