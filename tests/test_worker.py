@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -1066,6 +1066,15 @@ def test_an_idle_worker_takes_less_than_one_percent_of_a_core(tmp: Path, redis: 
 
 
 LINES = b"".join(b'm,host=h%d value=%d,text="%b" %d\n' % (n % 9, n, b"x" * 150, n) for n in range(40_000))
+
+
+def nested(n: int, times: int, coded: Callable[[bytes], bytes] = gzip.compress) -> bytes:
+    """A log with so many times 20,000 lists."""
+    return coded(b'{"time":%d,"message":"m","a":[%b]}' % (1_767_268_800 + n, b",".join([NESTED] * times)))
+
+
+NESTED = b",".join([b"[]"] * 20_000)  # as a list of Python it takes 27 times as much
+ARRAYS = b"\x82\xa7message\xa1m\xa1a\xdd" + (1_000_000).to_bytes(4, "big") + b"\x90" * 1_000_000
 LOADS: dict[str, tuple[str, list[bytes], str, int]] = {
     # stream, bodies, table, rows afterwards
     "a long backlog": ("votes", [vote(n) for n in range(200_000)], "votes", 200_000),
@@ -1086,6 +1095,9 @@ LOADS: dict[str, tuple[str, list[bytes], str, int]] = {
         "metrics",
         4,
     ),
+    "bodies that inflate to nested lists": ("logs", [nested(n, 1) for n in range(200)], "logs", 200),
+    "large bodies of nested lists": ("logs", [nested(n, 15, bytes) for n in range(5)], "logs", 5),
+    "MessagePack of a million arrays": ("logs", [gzip.compress(ARRAYS)], "dead_letters", 1),
 }
 
 

@@ -30,6 +30,7 @@ from sluice.base.override import override
 from sluice.elsewhere.destination import Carried, Destination, Object, Rejected, Rows, Unwritable
 from sluice.store import bounds
 from sluice.store.entries import trace
+from sluice.store.memory import FullWatch
 from sluice.store.store import Attempt, Elsewhere, Insert, Store
 from sluice.store.types import Entry, Origin, Outcome, RowsRejected, Unavailable, shown
 from sluice.streams.record import Reject
@@ -276,6 +277,7 @@ class Storing(Attempt):
             with self.store.savepoint(self.db):
                 thing: Any
                 held = 0  # bytes of the rejects
+                monotonic, watch = time.monotonic, FullWatch()
                 for entry in entries:
                     seq, received, _, thing = entry
                     if thing.__class__ is Reject:
@@ -286,9 +288,10 @@ class Storing(Attempt):
                         rows.seqs.append(seq)
                         rows.received.append(received)
                         rows.records.append(thing)
-                        full = len(rows.seqs) >= bounds.GROUP_RECORDS
+                        full = len(rows.seqs) >= bounds.GROUP_RECORDS or watch.is_full(monotonic())
                     if full:
                         flush()
+                        watch.begin()
                         held = 0
                 flush()
         except Rejected as error:

@@ -33,8 +33,15 @@ EVENT_TIME = 0  # the type of Fluentd's time: seconds and nanoseconds
 read = msgspec.msgpack.Decoder().decode
 
 
+BYTES_PER_OBJECT = 8  # of Limits.record: an object may have one byte, and takes 80 of memory
+
+
 class Cut(bytes):
     """A truncated object."""
+
+
+class Dense(bytes):
+    """An object that has too many others in it."""
 
 
 def decode(body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
@@ -47,19 +54,20 @@ def objects(body: bytes, budget: Budget) -> Iterator[bytes]:
     at = 0
     while at < len(body):
         left, start = budget.left, at
-        at = end(body, start, budget)
+        at, count = end(body, start, budget)
         if budget.left <= 0:
             yield Remainder(body[start:])
             return
         part = body[start:at]
         if not MSGPACK.match(part):
             part = ARRAY + part
-        yield Cut(part) if at > len(body) else part
+        dense = count > budget.limits.record // BYTES_PER_OBJECT
+        yield Cut(part) if at > len(body) else Dense(part) if dense else part
         budget.pay(left)
 
 
-def end(body: bytes, at: int, budget: Budget) -> int:
-    """The end of the object at an offset. That of a truncated one is behind the body."""
+def end(body: bytes, at: int, budget: Budget) -> tuple[int, int]:
+    """The end of the object at an offset, and how many objects it is. That of a truncated one is behind the body."""
     missing, size, count = 1, len(body), 0
     while missing and at < size and budget.left > 0:
         kind = body[at]
@@ -82,7 +90,7 @@ def end(body: bytes, at: int, budget: Budget) -> int:
             at += width
         else:
             at += FIXED.get(kind, 0)
-    return size + 1 if missing else at
+    return size + 1 if missing else at, count
 
 
 def log(part: bytes, limit: int) -> Log:
@@ -91,6 +99,8 @@ def log(part: bytes, limit: int) -> Log:
         raise Invalid("msgpack: truncated")
     if len(part) > limit:
         raise Invalid(f"record larger than {limit} bytes")
+    if isinstance(part, Dense):
+        raise Invalid(f"msgpack: more than {limit // BYTES_PER_OBJECT} values in a record")
     try:
         sent = read(part)
     except msgspec.DecodeError as error:

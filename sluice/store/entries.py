@@ -16,6 +16,7 @@ from sluice.spool.claim import Claim
 from sluice.store import bounds
 from sluice.store.fill import Divided, Part
 from sluice.store.keys import Keys
+from sluice.store.memory import Watch
 from sluice.store.store import Store
 from sluice.store.types import Entry, Outcome
 from sluice.store.unique import Body, Small, Unique
@@ -151,11 +152,11 @@ class Decoded(Part):
         monotonic, due = time.monotonic, time.monotonic() + self.entries.seconds
         content, add_record, full = rule.content, unique.add_record, bounds.KEYED_BYTES
         results: Any
-        received = 0
+        received, watch = 0, Watch()
         for received, bodies in self.runs():
             for seq, item in bodies:
                 results, large = None, False
-                if content and seq % SAMPLE and item.startswith(b"{"):
+                if content and seq % SAMPLE and item.startswith(b"{") and len(item) <= bounds.SMALL_BYTES:
                     try:
                         results = decode(item, limits)
                     except Exception as error:
@@ -167,11 +168,15 @@ class Decoded(Part):
                     large = size > bounds.SMALL_BYTES
                     if not large:
                         unique.add(digest, size, Small(seq, received, item, self.whole(seq, item, results)))
-                if large or unique.size >= full:
+                now = monotonic()
+                if large or unique.size >= full or watch.is_full(now):
+                    results = None
                     yield unique.flush(received)
+                    watch.begin()
                 if large:
-                    yield from unique.large(digest, Body(partial(self.decoded, seq, received, item), seq))
-                if monotonic() >= due:
+                    yield from unique.large(digest, Body(partial(self.decoded, seq, received, item), seq), watch)
+                    now = monotonic()
+                if now >= due:
                     self.stop(seq)
                     break
         yield unique.flush(received)

@@ -154,6 +154,7 @@ class Store(Bookkeeping[Db]):
                     stored = fill(insert, unit, split)
                     outcome = Outcome(outcome.records + stored.records, outcome.letters + stored.letters)
                     records += stored.records
+                    del unit  # its memory is for the next one
                 self.add_records(db, batch, records)
                 keys.count(claim.epoch)
                 if given.end < part.end:

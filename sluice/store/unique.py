@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from hashlib import sha256
 from itertools import chain, islice, repeat
@@ -12,6 +13,7 @@ from sluice.base.override import override
 from sluice.store import bounds
 from sluice.store.fill import Part
 from sluice.store.keys import Keys, end
+from sluice.store.memory import Watch
 from sluice.store.types import Entry
 from sluice.streams.record import Record, Reject
 from sluice.streams.unique import CONTENT_BYTES, FORGED, GIVEN_BYTES, SECOND, Rule, key_of, record_key, sent_by
@@ -133,7 +135,7 @@ class Unique:
         if self.claiming:
             self.claiming.close()
 
-    def large(self, digest: bytes | None, body: Body) -> Iterator[Unit]:
+    def large(self, digest: bytes | None, body: Body, watch: Watch) -> Iterator[Unit]:
         """What is new of a large body."""
         first = body.first_entry
         key = body_key(digest, (first[3],)) if digest and first else None
@@ -145,10 +147,11 @@ class Unique:
         else:
             entries, duplicates = iter(body), self.keys.duplicates
             any_new = False
-            while piece := list(islice(entries, bounds.KEYED_RECORDS)):
+            while piece := pieces(entries, watch):
                 unit = self.new_records(piece, complete=False)
                 any_new |= bool(unit[0])
                 yield unit
+                del unit, piece
             self.keys.duplicates = duplicates + (not any_new and first is not None)
         if key and digest and len(digest) < GIVEN_BYTES and not body.timed:
             self.keys.release(key)
@@ -178,6 +181,17 @@ class Unique:
         if len(kept) < len(entries) and complete:
             self.keys.duplicates += len({entry[0] for entry in entries} - {entry[0] for entry in kept})
         return kept, not complete or len(kept) < len(entries)
+
+
+def pieces(entries: Iterator[Entry], watch: Watch) -> list[Entry]:
+    """The next entries of a body: KEYED_RECORDS, or fewer if they are large."""
+    watch.begin()
+    piece: list[Entry] = []
+    for entry in entries:
+        piece.append(entry)
+        if len(piece) >= bounds.KEYED_RECORDS or watch.is_full(time.monotonic()):
+            break
+    return piece
 
 
 def body_key(digest: bytes, results: Sequence[Any]) -> bytes | None:

@@ -169,10 +169,18 @@ def msgpack_numbers(size: int) -> bytes:
 
 @bomb("/logs")
 def msgpack_records_of_arrays(size: int) -> bytes:
-    record = b"\x82\xa3msg\xa0\xa1a\xdd" + (LIMITS.record // 8).to_bytes(4, "big") + b"\x90" * (LIMITS.record // 8)
+    count = LIMITS.record // 8 - 5
+    record = b"\x82\xa3msg\xa0\xa1a\xdd" + count.to_bytes(4, "big") + b"\x90" * count
     return (
         filled(b"\x81\xa3msg\xa0", record, b"", size, b"") if size > len(record) else b"\x81\xa3msg\xa0" * (size // 6)
     )
+
+
+@bomb("/logs")
+def msgpack_record_of_arrays_as_long_as_it_may_be(size: int) -> bytes:
+    count = min(size, LIMITS.record) - 20
+    record = b"\x82\xa3msg\xa0\xa1a\xdd" + count.to_bytes(4, "big") + b"\x90" * count
+    return filled(b"\x81\xa3msg\xa0", record, b"", size, b"")
 
 
 # --- formats of metrics

@@ -396,6 +396,18 @@ def keys_in_an_object(site: Site) -> str:
     return f"120,000 fields or tags: {reason}; {line}; {form}; 380,000 unknown ones: stored"
 
 
+def values_in_a_record_of_messagepack(site: Site) -> str:
+    reasons = []
+    for count in 131_068, 131_069:  # beside the record, its two names and its message
+        body = b"\x82\xa7message\xa4many\xa1a\xdd" + (count - 1).to_bytes(4, "big") + b"\x90" * (count - 1)
+        (last,) = site.ask("SELECT coalesce(max(id), 0) FROM dead_letters")[0]
+        assert post(site.port, "/logs", body)[0] == 200
+        poll(site.empty)
+        reasons += site.ask("SELECT reason FROM dead_letters WHERE id > ?", last)
+    assert reasons == [("msgpack: more than 131072 values in a record",)]
+    return f"131,073: {reasons[0][0]}"
+
+
 def fields_of_a_form(site: Site) -> str:
     reason = site.buried("/votes", b"&".join([b"a=1"] * 1001))
     assert reason == "form has more than 1000 fields"
@@ -502,7 +514,7 @@ LIMITS: list[Callable[[Site], str]] = [
     *(a_body, a_batch, a_request_line, header_fields, a_backlog_in_bodies, a_backlog_in_bytes, all_backlogs),
     *(connections, requests_under_way, a_slow_head, a_slow_body, an_idle_connection),
     *(an_inflation_bomb, members_of_a_gzip_file_frames_of_zstd, chunks_of_a_stream_of_snappy),
-    *(records_in_a_body, keys_in_an_object, fields_of_a_form),
+    *(records_in_a_body, keys_in_an_object, values_in_a_record_of_messagepack, fields_of_a_form),
     *(parts_of_a_histogram, parts_of_a_span, coordinates_of_a_point, nested_json),
     *(a_number_of_10_000_digits, a_lone_surrogate, a_nul, invalid_utf_8, bodies_in_a_claim, bytes_in_a_claim),
     *(keys_of_a_read, a_key_of_a_read),
