@@ -33,7 +33,7 @@ SMALL_BYTES = 16 << 20  # a smaller file is merged
 MERGED_BYTES = 32 << 20  # of files that are merged at a time
 MANY_FILES = 256  # small ones of the present hour, from which they are merged before the hour has ended
 SETTLED_SECONDS = 60  # after the end of an hour, from which its files are merged; also the age of what a crash left
-GROUP_ROWS = 131_072  # in a merged file
+GROUP_ROWS, GROUP_BYTES = 131_072, 8 << 20  # in a merged file; in memory, of which a merge takes several times as many
 MERGING = "merging"  # a directory
 IDENTITY = ".id"  # a file with the name that tells this directory from others
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
@@ -207,9 +207,8 @@ class Parquet(Destination):
 
     def merge(self, hour: Path, files: list[Path]) -> bool:
         """Merge files of an hour into one; whether it was possible."""
-        parts = [pq.ParquetFile(path, memory_map=True) for path in files]
         try:
-            schema = pa.unify_schemas([part.schema_arrow for part in parts])
+            schema = pa.unify_schemas([pq.read_schema(path) for path in files])
         except (pa.ArrowInvalid, pa.ArrowTypeError):  # a field has changed its type: these files stay as they are
             return False
         made = self.staged / MERGING
@@ -217,7 +216,7 @@ class Parquet(Destination):
         made.mkdir(mode=0o750)
         path = made / f"{uuid.uuid4().hex}.parquet"
         with writer(path, schema) as merged:
-            for table in grouped(parts, schema):
+            for table in grouped(files, schema):
                 merged.write_table(table)
         sync_path(path)
         gone = {path.name for path in files}
@@ -270,16 +269,18 @@ def writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     )
 
 
-def grouped(parts: Iterable[pq.ParquetFile], schema: pa.Schema) -> Iterator[pa.Table]:
-    """The rows of files in groups of GROUP_ROWS; null in columns that a file lacks."""
+def grouped(files: Iterable[Path], schema: pa.Schema) -> Iterator[pa.Table]:
+    """The rows of files in groups of GROUP_ROWS or GROUP_BYTES; null in columns that a file lacks."""
     empty = schema.empty_table()
     held = [empty]
-    for part in parts:
-        for at in range(part.num_row_groups):
-            held.append(part.read_row_group(at))
-            if sum(table.num_rows for table in held) >= GROUP_ROWS:
-                yield pa.concat_tables(held, promote_options="default")
-                held = [empty]
+    for path in files:
+        with pq.ParquetFile(path, memory_map=True) as part:
+            for at in range(part.num_row_groups):
+                held.append(part.read_row_group(at, use_threads=False))  # each thread would keep memory of its own
+                rows, size = (sum(getattr(table, of) for table in held) for of in ("num_rows", "nbytes"))
+                if rows >= GROUP_ROWS or size >= GROUP_BYTES:
+                    yield pa.concat_tables(held, promote_options="default")
+                    held = [empty]
     if len(held) > 1:
         yield pa.concat_tables(held, promote_options="default")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -489,6 +490,26 @@ def test_the_files_of_a_past_hour_are_merged(store: Store, tmp: Path) -> None:
     assert tidied(store) == 1
     assert len(files(tmp)) == 1 and choices(tmp) == [*expected, "late"]
     assert [path.name for path in (tmp / "rows/.staged/votes").iterdir() if path.name[0] != "."] == []
+
+
+def test_a_worker_that_merges_long_rows_takes_bounded_memory(tmp: Path) -> None:
+    env = {"INGEST_ROWS": f"logs=parquet://{tmp}/rows"}
+    rows = open_elsewhere(settings.load(env).rows, STREAMS)
+    with contextlib.closing(open_store(f"sqlite:///{tmp}/ingest.db", STREAMS, elsewhere=rows)) as store:
+        for first in range(1, 51):
+            lines = [
+                {"message": str(n), "trace": os.urandom(300).hex(), "stack": f"at {n} " * 80} for n in range(1_500)
+            ]
+            body = "\n".join(map(json.dumps, lines)).encode()
+            store.persist(claim("logs", 1, first), decoded(STREAMS["logs"], [body], first))
+    assert len(files(tmp, "logs")) == 50
+    with redis_server(tmp, appendfsync="no"):
+        command = [sys.executable, ROOT / "worker.py"]
+        with harness.running(command, tmp / "worker.out", environment(tmp, env)) as worker:
+            harness.poll(lambda: len(files(tmp, "logs")) == 1, 60)
+            peak = int(Path(f"/proc/{worker.pid}/status").read_text().partition("VmHWM:")[2].split()[0])
+    assert peak < 150_000
+    assert len(found(tmp, "seq", "logs")) == 75_000
 
 
 def test_files_of_the_present_hour_are_merged_when_they_are_many(
