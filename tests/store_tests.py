@@ -740,6 +740,37 @@ class StoreTests:
         ]
         assert store.ledger("votes", upto(1))[:2] == (1, 1)
 
+    def test_the_search_for_rejected_records_ends_and_what_is_left_is_buried_together(
+        self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """262,144 records that are all rejected would take minutes, and each other stream waits."""
+        monkeypatch.setattr("sluice.store.bounds.SEARCH_INSERTS", 50)
+        monkeypatch.setattr("sluice.store.bounds.MERGED_BYTES", 1_000)
+        monkeypatch.setattr("sluice.store.bounds.CHUNK_ENTRIES", 64)
+        backend.refuse("votes", "choice", "poison")
+        lines = [vote("poison" if n % 3 else n) for n in range(300)]
+        bodies = [vote("first"), b"\n".join(lines), vote("poison"), vote("last")]
+        insert, calls = store.insert, list[int]()
+
+        def counted(*given: Any) -> Outcome:
+            calls.append(1)
+            return insert(*given)
+
+        monkeypatch.setattr(store, "insert", counted)
+        outcome = store.persist(claim("votes", 4), decoded(STREAMS["votes"], bodies))
+        letters = store.letters()
+        assert outcome == Outcome(len(self.choices(backend)), len(letters))
+        buried = [line for letter in letters for line in letter.body.split(b"\n")]
+        stored = [vote(choice) for choice in self.choices(backend)]
+        assert sorted(json.loads(line)["choice"] for line in [*buried, *stored]) == sorted(
+            json.loads(line)["choice"] for body in bodies for line in body.split(b"\n")
+        )
+        assert vote("first") in stored and len(stored) > 5
+        assert max(len(letter.body) for letter in letters) < 1_100
+        assert len(calls) < 50 + 2 * len(letters) and len(letters) < 100
+        assert {letter.reason.startswith("rejected by the database: ") for letter in letters} == {True}
+        assert [(letter.whole, letter.body) for letter in letters if letter.seq == 3] == [(True, vote("poison"))]
+
     def test_a_reject_that_the_database_rejects_is_buried_as_it_was_sent(self, backend: Backend, store: Store) -> None:
         backend.refuse("dead_letters", "reason", "poison")
         entries = [(1, NOON, b"whole", Reject(b"part", "poison"))]

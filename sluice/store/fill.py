@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 
 import msgspec
 
@@ -78,31 +80,55 @@ def fill(insert: Callable[[Iterable[Entry]], Outcome], entries: Iterable[Entry],
     except RowsRejected:
         pass
     counts = Counter(seq for seq, _, _, _ in entries) if not split else Counter[int]()
+    search = Search(insert, counts)
     records = letters = 0
     for chunk in chunks(entries):
-        outcome = bisect(insert, chunk, counts)
+        outcome = search.bisect(chunk)
         records, letters = records + outcome.records, letters + outcome.letters
     return Outcome(records, letters)
 
 
-def bisect(insert: Callable[[Iterable[Entry]], Outcome], entries: list[Entry], counts: Counter[int]) -> Outcome:
-    """`fill` for a chunk that may contain rejected records. counts: sequence number -> entries of that body."""
-    try:
-        return insert(entries)
-    except RowsRejected as error:
-        if len(entries) == 1:
-            seq, received, body, record = entries[0]
-            if isinstance(record, Reject):  # what was sent, not our words for it
-                part, whole = record.part, record.whole
-            else:
-                whole = counts[seq] == 1
-                part = body if whole else encode(record)
-            reason = " ".join(f"rejected by {error.by}: {error}".split())[:200]
-            return insert([(seq, received, body, Reject(part, reason, whole))])
-    middle = len(entries) // 2
-    first = bisect(insert, entries[:middle], counts)
-    second = bisect(insert, entries[middle:], counts)
-    return Outcome(first.records + second.records, first.letters + second.letters)
+class Search:
+    """Finds the rejected records of chunks, for so many insertions; then what is left of a chunk is buried together.
+
+    counts: sequence number -> entries of that body. left: insertions.
+    """
+
+    def __init__(self, insert: Callable[[Iterable[Entry]], Outcome], counts: Counter[int]) -> None:
+        self.insert, self.counts = insert, counts
+        self.left = bounds.SEARCH_INSERTS
+
+    def bisect(self, entries: list[Entry]) -> Outcome:
+        """`fill` for entries that may contain rejected records."""
+        self.left -= 1
+        try:
+            return self.insert(entries)
+        except RowsRejected as error:
+            if len(entries) == 1 or self.left <= 0:
+                reason = " ".join(f"rejected by {error.by}: {error}".split())[:200]
+                return self.insert([*self.letters(entries, reason)])
+        middle = len(entries) // 2
+        first = self.bisect(entries[:middle])
+        second = self.bisect(entries[middle:])
+        return Outcome(first.records + second.records, first.letters + second.letters)
+
+    def letters(self, entries: list[Entry], reason: str) -> Iterator[Entry]:
+        """Rejects in the place of entries. Records of a body are one, up to MERGED_BYTES."""
+        for _, some in groupby(entries, key=itemgetter(0)):
+            parts, size = list[bytes](), 0
+            for seq, received, body, thing in some:
+                if self.counts[seq] == 1 and not isinstance(thing, Reject):
+                    yield seq, received, body, Reject(body, reason, True)
+                elif isinstance(thing, Reject):  # what was sent, not our words for it
+                    yield seq, received, body, Reject(thing.part, reason, thing.whole)
+                else:
+                    parts.append(encode(thing))
+                    size += len(parts[-1])
+                if parts and size >= bounds.MERGED_BYTES:
+                    yield seq, received, body, Reject(b"\n".join(parts), reason)
+                    parts, size = [], 0
+            if parts:
+                yield seq, received, body, Reject(b"\n".join(parts), reason)
 
 
 def encode(record: Record) -> bytes:
