@@ -44,10 +44,10 @@ Write = Callable[[range], str]  # sends what has these numbers; "ok", or the err
 
 
 @contextlib.contextmanager
-def program(*command: object, env: Mapping[str, str] | None = None) -> Iterator[Write]:
+def program(*command: object, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Iterator[Write]:
     """A program that sends what its input says, in lines such as "FIRST COUNT", and prints a line for each."""
     words = list(map(str, command))
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=cwd) as process:
         source, drain = process.stdin, process.stdout
         assert source and drain
 
