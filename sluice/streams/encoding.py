@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,12 @@ ZSTD = b"\x28\xb5\x2f\xfd"
 FRAMED = b"\xff\x06\x00\x00sNaPpY"  # a stream of snappy (google/snappy, framing_format.txt)
 CHUNK = 1 << 16
 MEMBERS = 1_000  # of a gzip file, or frames of zstd: each takes as long as 100 KB, and an empty one has 20 bytes
-CHUNKS = 20_000  # of a stream of snappy: each has up to 64 KiB, and one of them may have 4 bytes
+SNAPPY_GROWTH = 22  # bytes of content that a byte of snappy makes, at most: three copy 64
+# What cramjam says of a stream
+SNAPPY_ERRORS = {
+    "failed to write whole buffer": "inflates to more than {limit} bytes",
+    "failed to fill whole buffer": "truncated",
+}
 WINDOW_BYTES = 8 << 20  # that zstd may ask for in HTTP (RFC 9659)
 
 
@@ -103,32 +108,13 @@ def unsnapped(data: bytes, limit: int) -> bytes:
 
     try:
         if data.startswith(FRAMED):
-            return b"".join(frames(data, limit))
+            content = bytearray(min(limit, SNAPPY_GROWTH * len(data)))
+            size = cramjam.snappy.decompress_into(data, content)
+            return bytes(memoryview(content)[:size])
         size = cramjam.snappy.decompress_raw_len(data)
         if size > limit:
             raise Invalid(f"snappy: inflates to more than {limit} bytes")
         return bytes(cramjam.snappy.decompress_raw(data))
     except cramjam.DecompressionError as error:
-        raise Invalid(str(error)) from None  # begins with "snappy"
-
-
-def frames(data: bytes, limit: int) -> Iterator[bytes]:
-    """The contents of the chunks of a stream of snappy. Raises: Invalid, cramjam.DecompressionError."""
-    at, left, chunks = 0, limit, 0
-    while at < len(data):
-        chunks += 1
-        if chunks > CHUNKS:
-            raise Invalid(f"snappy: more than {CHUNKS} chunks")
-        kind, end = data[at], at + 4 + int.from_bytes(data[at + 1 : at + 4], "little")
-        if end > len(data) or at + 4 > len(data):
-            raise Invalid("snappy: truncated")
-        if kind in (0, 1):
-            content = data[at + 8 : end]  # behind a checksum
-            part = unsnapped(content, left) if kind == 0 else content
-            if len(part) > left:
-                raise Invalid(f"snappy: inflates to more than {limit} bytes")
-            left -= len(part)
-            yield part
-        elif 2 <= kind < 0x80:
-            raise Invalid("snappy: unknown chunk")
-        at = end
+        text = str(error).removeprefix("snappy: ")
+        raise Invalid("snappy: " + SNAPPY_ERRORS.get(text, text).format(limit=limit)) from None

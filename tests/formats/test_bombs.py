@@ -742,15 +742,6 @@ class Handed:
         return made
 
 
-@pytest.mark.parametrize(
-    "chunk", [b"\xfe\0\0\0", b"\xff\x06\0\0sNaPpY", b"\1\4\0\0sum."], ids=["padding", "start", "empty"]
-)
-def test_the_chunks_of_a_stream_of_snappy_are_counted(chunk: bytes) -> None:
-    assert encoding.inflated(FRAMED + chunk * (encoding.CHUNKS - 1), "snappy", BODY) == b""
-    with pytest.raises(Invalid, match="more than 20000 chunks"):
-        encoding.inflated(FRAMED + chunk * encoding.CHUNKS, "snappy", BODY)
-
-
 @pytest.mark.parametrize("name", ENCODED)
 def test_twice_the_compressed_body_takes_at_most_twice_the_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     joined = encoding.joined

@@ -105,6 +105,16 @@ def test_a_damaged_or_truncated_body_is_one_dead_letter(encoding: str, compress:
     assert reason.startswith(encoding.lower().removeprefix("x-").removesuffix("-framed"))
 
 
+def test_a_chunk_of_snappy_is_stored_if_its_checksum_is_right() -> None:
+    sent = framed(VOTE)
+    assert inflated(sent + sent, "snappy", 2 * len(VOTE)) == VOTE + VOTE
+    checksum = slice(14, 18)  # behind the start of the stream, and the head of the chunk
+    wrong = bytearray(sent)
+    wrong[checksum] = bytes(4)
+    for damaged, reason in (wrong, "snappy: corrupt input"), (sent[:-1], "snappy: truncated"):
+        assert reject_reason("votes", kept(bytes(damaged), "/votes", "Content-Encoding: snappy")).startswith(reason)
+
+
 def test_a_window_larger_than_8_mib_is_not_allocated() -> None:
     option = zstd.CompressionParameter
     bomb = zstd.compress(bytes(16 << 20), options={option.window_log: 24, option.content_size_flag: 0})
