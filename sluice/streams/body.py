@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -177,40 +177,35 @@ def lines(body: bytes, budget: Budget) -> Iterator[bytes]:
 
     Skips empty lines.
     """
-    for match in LINE.finditer(body):
-        if (left := budget.left) <= 0:
-            yield Remainder(body[match.start() :])
-            return
-        if line := match[0].strip():
-            yield line
-            budget.pay(left)
-        else:
-            budget.left -= 1
+    return parts(body, map(re.Match.span, LINE.finditer(body)), budget)
 
 
 def rows(body: bytes, budget: Budget) -> Iterator[bytes]:
-    """As `lines`, but an object that a program has indented (`jq .`, journald's json-pretty) is one part.
+    """As `lines`, but an object that a program has indented (`jq .`, journald's json-pretty) is one part."""
+    return parts(body, places(body), budget)
 
-    It is the lines from one that begins with { to the next one that is }, with no other { at their beginning.
+
+def places(body: bytes) -> Iterator[tuple[int, int]]:
+    """Where the rows of a body are: lines, or those from one that begins with { to the next one that is }, with no other
+    { at their beginning.
     """
-    start, inner = -1, list[tuple[int, int]]()
+    inner: list[tuple[int, int]] = []  # the lines from such a {
     for match in LINE.finditer(body):
-        line = match[0].rstrip()
-        if start >= 0 and line == b"}":
-            inner = [(start, match.end())]
-        elif line.startswith(b"{") and not line.endswith(b"}"):
-            inner, waiting = [(match.start(), match.end())], inner
-            yield from parts(body, waiting, budget)
-            start = match.start()
-            continue
-        elif start >= 0 and not line.startswith(b"{"):
-            inner.append((match.start(), match.end()))
-            continue
+        place, line = match.span(), match[0].rstrip()
+        opens = line.startswith(b"{")
+        if inner and line == b"}":
+            yield inner[0][0], match.end()
+            inner = []
+        elif opens and not line.endswith(b"}"):
+            yield from inner
+            inner = [place]
+        elif inner and not opens:
+            inner.append(place)
         else:
-            inner.append((match.start(), match.end()))
-        yield from parts(body, inner, budget)
-        start, inner = -1, []
-    yield from parts(body, inner, budget)
+            yield from inner
+            yield place
+            inner = []
+    yield from inner
 
 
 def together(line: bytes, budget: Budget) -> list[bytes]:
@@ -235,8 +230,8 @@ def together(line: bytes, budget: Budget) -> list[bytes]:
     return found if len(found) > 1 and all(part.startswith(b"{") for part in found) else []
 
 
-def parts(body: bytes, places: list[tuple[int, int]], budget: Budget) -> Iterator[bytes]:
-    """The parts at these places without white space around them; a Remainder is the last one that is read."""
+def parts(body: bytes, places: Iterable[tuple[int, int]], budget: Budget) -> Iterator[bytes]:
+    """The parts at these places without white space around them; a Remainder is the last one."""
     for at, end in places:
         if (left := budget.left) <= 0:
             yield Remainder(body[at:])
