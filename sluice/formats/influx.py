@@ -16,23 +16,19 @@ from sluice.streams.record import INT64, UINT64, Invalid, Metric, Reject
 HEADS = 1024  # parsed names and tags that are kept: lines with the same ones often follow each other
 MAX_HEAD = 512  # bytes of a name and tags that are kept
 
+# Nanoseconds of a unit, by its names. Those in full are of version 3, whose default is `auto`
 SCALES = {
-    "": 1,
-    "n": 1,
-    "ns": 1,
-    "u": 10**3,
-    "us": 10**3,
-    "µ": 10**3,
-    "ms": 10**6,
-    "s": 10**9,
-    "m": 60 * 10**9,
-    "h": 3600 * 10**9,
-    # of version 3, whose default is `auto`
-    "nanosecond": 1,
-    "microsecond": 10**3,
-    "millisecond": 10**6,
-    "second": 10**9,
-    "auto": 0,
+    name: scale
+    for scale, names in {
+        1: ("", "n", "ns", "nanosecond"),
+        10**3: ("u", "us", "µ", "microsecond"),
+        10**6: ("ms", "millisecond"),
+        10**9: ("s", "second"),
+        60 * 10**9: ("m",),
+        3600 * 10**9: ("h",),
+        0: ("auto",),
+    }.items()
+    for name in names
 }
 # The unit of a timestamp with `auto`, by its size, as InfluxDB 3 (influxdb3_write, `guess_precision`)
 GUESSES = (5 * 10**9, 10**9), (5 * 10**12, 10**6), (5 * 10**15, 10**3)
@@ -196,14 +192,12 @@ def when(stamp: str, unit: int) -> int:
     Raises: Invalid if it is not one, or exceeds 64 bits.
     """
     if len(stamp) < 20 and stamp.isdecimal() and stamp.isascii():
-        time = int(stamp) * unit
+        number = int(stamp)
     elif INTEGER.fullmatch(stamp):
-        time = integer(stamp, "timestamp") * unit
+        number = integer(stamp, "timestamp", INT64)
     else:
         raise Invalid(f"not a timestamp: {stamp!r:.60}")
-    if not unit:
-        time = int(stamp)
-        time *= next((unit for end, unit in GUESSES if abs(time) < end), 1)
+    time = number * (unit or next((unit for end, unit in GUESSES if abs(number) < end), 1))
     if time not in INT64:
         raise Invalid("timestamp out of range")
     return time
@@ -227,22 +221,18 @@ def number(written: str) -> tuple[float | int | str, str]:
         return real, "float"
     digits, suffix = written[:-1], written[-1]
     if suffix == "i" and INTEGER.fullmatch(digits):
-        count = integer(digits, "integer")
-        if count not in INT64:
-            raise Invalid("integer out of range")
-        return count, "integer"
+        return integer(digits, "integer", INT64), "integer"
     if suffix == "u" and INTEGER.fullmatch(digits) and digits[0] != "-":
-        count = integer(digits, "unsigned integer")
-        if count not in UINT64:
-            raise Invalid("unsigned integer out of range")
+        count = integer(digits, "unsigned integer", UINT64)
         return count if count in INT64 else str(count), "unsigned"
     if written in BOOLEANS:
         return BOOLEANS[written], "boolean"
     raise Invalid(f"not a value: {written!r:.60}")
 
 
-def integer(digits: str, what: str) -> int:
-    """An integer of any sign. Raises: Invalid if it has more digits than 64 bits can hold."""
-    if len(digits.lstrip("-0")) > 20:
-        raise Invalid(f"{what} out of range")
-    return int(digits.lstrip("-0") or "0") * (-1 if digits[0] == "-" else 1)
+def integer(digits: str, what: str, fits: range) -> int:
+    """An integer of any sign. Raises: Invalid if it is not in this range; `int` does not take any number of digits."""
+    size = digits.lstrip("-0")
+    if len(size) <= 20 and (number := int(size or "0") * (-1 if digits[0] == "-" else 1)) in fits:
+        return number
+    raise Invalid(f"{what} out of range")

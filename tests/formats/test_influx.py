@@ -550,6 +550,7 @@ def test_a_form_is_distinguished_from_line_protocol():
             for auto in ("precision=auto", "db=a&no_sync=true")
             for zeros in (0, 3, 6, 9)
         ),
+        ("precision=auto", "0" * 5000 + "1766600000"),
     ],
 )
 def test_version_3_names_the_unit_or_guesses_it(query: str, stamp: str) -> None:
