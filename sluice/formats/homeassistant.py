@@ -39,16 +39,11 @@ class Kind(msgspec.Struct):
 
 
 # The other types of the apps (developers.home-assistant.io, "Sending data home"); `encrypted` may hide a position
-OTHERS = {"call_service", "conversation_process", "enable_cloudhook", "fire_event", "get_config", "get_zones"}
-OTHERS |= {
-    "enable_encryption",
-    "register_sensor",
-    "render_template",
-    "scan_tag",
-    "stream_camera",
-    "update_registration",
+OTHERS = {
+    *("call_service", "conversation_process", "enable_cloudhook", "enable_encryption", "fire_event", "get_config"),
+    *("get_zones", "register_sensor", "render_template", "scan_tag", "stream_camera", "update_registration"),
+    "update_sensor_states",
 }
-OTHERS |= {"update_sensor_states"}
 read_kind = msgspec.json.Decoder(Kind).decode
 read = reader(Request)
 

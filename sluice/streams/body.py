@@ -186,8 +186,8 @@ def rows(body: bytes, budget: Budget) -> Iterator[bytes]:
 
 
 def places(body: bytes) -> Iterator[tuple[int, int]]:
-    """Where the rows of a body are: lines, or those from one that begins with { to the next one that is }, with no other
-    { at their beginning.
+    """Where the rows of a body are: each line, but those from one that begins with { to the next one that is } are one,
+    unless another of them begins with {.
     """
     inner: list[tuple[int, int]] = []  # the lines from such a {
     for match in LINE.finditer(body):

@@ -104,18 +104,15 @@ def given_key(message: Message) -> bytes:
 def record_key(fields: tuple[str, ...]) -> Callable[[Any, bytes], bytes | None]:
     """What makes the key of a record, given `sent_by`; None: a record without a time or such a value has none."""
     encode = msgspec.json.Encoder(order="deterministic").encode
-    if fields:
-        values = attrgetter(*fields)
-        timed = "time" in fields
-        named = "\n".join((*fields, "")).encode()  # the same value of another field, before or later, is another key
+    values = attrgetter(*fields) if fields else lambda record: record
+    timed = not fields or "time" in fields
+    named = "\n".join((*fields, "")).encode()  # the same value of another field, before or later, is another key
 
-        def key(record: Record, who: bytes) -> bytes | None:
-            found = values(record)
-            if found is None or (len(fields) > 1 and None in found):
-                return None
-            if timed:
-                return key_of(sha256(who + named + encode(found)).digest()[:CONTENT_BYTES], record.time)
-            return sha256(who + named + encode(found)).digest()[:GIVEN_BYTES]
+    def key(record: Record, who: bytes) -> bytes | None:
+        found = values(record)
+        if found is None or (len(fields) > 1 and None in found):
+            return None
+        digest = sha256(who + named + encode(found)).digest()
+        return key_of(digest[:CONTENT_BYTES], record.time) if timed else digest[:GIVEN_BYTES]
 
-        return key
-    return lambda record, who: key_of(sha256(who + encode(record)).digest()[:CONTENT_BYTES], record.time)
+    return key
