@@ -9,7 +9,7 @@ import msgspec
 
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
-from sluice.streams.decoder import NUL, Result, check_text, each
+from sluice.streams.decoder import NUL, Result, check_text, walk
 from sluice.streams.record import Invalid, Record
 
 read = msgspec.json.Decoder(dict[str, Any]).decode
@@ -22,26 +22,10 @@ def records(body: bytes, budget: Budget, build: Callable[[dict[str, Any]], Itera
     Raises, before it yields: Invalid if the body is not JSON.
     """
 
-    def decode(part: bytes) -> Iterable[Result]:
-        if rows:  # as if it were sent alone
-            part = part.removeprefix(bodies.BOM).strip()
-            if part.startswith(b"["):
-                return records(part, budget, build)
+    def value(part: bytes) -> Iterable[Result]:
         if len(part) > budget.limits.record:  # an object takes about 20 bytes of memory per byte
             raise Invalid(f"record larger than {budget.limits.record} bytes")
-        if rows:
-            bodies.check_json(part)  # its reason is the one that the line has by itself
         made = build(read(part))
         return map(check_text, made) if NUL in part else made
 
-    rows, body = False, body.removeprefix(bodies.BOM).strip()
-    try:
-        bodies.check_json(body)
-    except Invalid:
-        if b"\n" not in body:
-            raise
-        rows = True
-        return each(bodies.lines(body, budget), decode)
-    if body.startswith(b"["):
-        return each(bodies.elements(body, budget), decode, b"[", b"]")
-    return each((body,), decode)
+    return walk(body.removeprefix(bodies.BOM).strip(), budget, value, lambda row: records(row, budget, build))

@@ -26,6 +26,7 @@ from sluice.streams.record import INT64, Invalid, Limits, Record, Reject
 from sluice.streams.times import END, SECOND, known
 
 Result = Record | Reject
+Decode = Callable[[bytes], Iterable[Result]]  # of a part of a body; raises any exception, before it yields
 load: Callable[[str], Callable[..., Iterable[Result]]] = cache(resolve_name)  # the function that a `Format` names
 
 NUL = b"\\u0000"  # the only spelling in JSON; PostgreSQL's text cannot hold a NUL, SQLite's tools end the text there
@@ -195,42 +196,13 @@ class JsonDecoder(Decoder):
         if not array and rows > 1 and len(chunk := self.chunk(self.read_lines, body, budget)) == rows:
             yield from chunk
             return
-        try:
-            bodies.check_json(body)
-        except Invalid:
-            if rows == 1:
-                if not (objects := bodies.together(body, budget)):
-                    raise
-                yield from each(objects, self.checked(message, budget))
-                return
-            if array:  # NDJSON only if the first line is an array by itself; otherwise one array with a syntax error
-                bodies.check_json(next(bodies.lines(body, budget)))
-            yield from self.rows(body, message, budget)
-            return
-        for element in bodies.elements(body, budget) if array else (body,):
-            if isinstance(element, Remainder):
-                yield Reject(b"[" + element, Remainder.reason)
-            else:
-                yield from self.value(element, message, budget)
+        yield from walk(body, budget, *self.ways(message, budget))
 
     def rows(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
-        """The records of lines, each decoded as if it had been sent alone."""
+        return walk_rows(body, budget, *self.ways(message, budget))
 
-        checked = self.checked(message, budget)
-
-        def decode(row: bytes) -> Iterable[Result]:
-            return checked(row) if b"\n" in row else self.contents(row, message, budget)
-
-        return each(bodies.rows(body, budget), decode)
-
-    def checked(self, message: Message | None, budget: Budget) -> Callable[[bytes], Iterator[Result]]:
-        """What decodes a JSON value. Raises: Invalid if it is none."""
-
-        def decode(part: bytes) -> Iterator[Result]:
-            bodies.check_json(part)
-            return self.value(part, message, budget)
-
-        return decode
+    def ways(self, message: Message | None, budget: Budget) -> tuple[Decode, Decode]:
+        return lambda part: self.value(part, message, budget), lambda row: self.contents(row, message, budget)
 
     def chunk(self, read: Callable[[bytes], list[Any]], body: bytes, budget: Budget) -> list[Record]:
         """All records at once, if all are plain and valid, and within the budget; otherwise an empty list."""
@@ -319,6 +291,39 @@ class JsonDecoder(Decoder):
         return check_text(self.build(msgspec.convert(fields, self.wire, strict=False)))
 
 
+def walk(body: bytes, budget: Budget, value: Decode, alone: Decode) -> Iterator[Result]:
+    """The results of a JSON value, of an array, or of values that follow each other, mostly one a line.
+
+    value: decodes a JSON value. alone: decodes a line as if it were a body.
+    Raises, before it yields: Invalid if the body is none of these.
+    """
+    try:
+        bodies.check_json(body)
+    except Invalid:
+        if b"\n" not in body:
+            if not (objects := bodies.together(body, budget)):
+                raise
+            return each(objects, alone)
+        if body.startswith(b"["):  # lines only if the first is an array by itself; else it is an array with a mistake
+            bodies.check_json(next(bodies.lines(body, budget)))
+        return walk_rows(body, budget, value, alone)
+    if body.startswith(b"["):
+        return each(bodies.elements(body, budget), value, b"[", b"]")
+    return each((body,), value)
+
+
+def walk_rows(body: bytes, budget: Budget, value: Decode, alone: Decode) -> Iterator[Result]:
+    """The results of lines, and of JSON objects of several lines. value, alone: as above."""
+
+    def decode(row: bytes) -> Iterable[Result]:
+        if b"\n" not in row:
+            return alone(row)
+        bodies.check_json(row)
+        return value(row)
+
+    return each(bodies.rows(body, budget), decode)
+
+
 def switches(wire: type) -> list[str]:
     """The names of the fields of a form that are booleans, and cannot be a text."""
     if not issubclass(wire, msgspec.Struct):
@@ -341,12 +346,9 @@ def typed_form(body: bytes, message: Message | None, budget: Budget, names: Sequ
     return fields if any(name in fields for name in names) else {}
 
 
-def each(
-    parts: Iterable[bytes], decode: Callable[[bytes], Iterable[Result]], head: bytes = b"", end: bytes = b""
-) -> Iterator[Result]:
+def each(parts: Iterable[bytes], decode: Decode, head: bytes = b"", end: bytes = b"") -> Iterator[Result]:
     """The results of parts of a body, which `lines` or `elements` have made. Each invalid part is one reject.
 
-    decode: of one part. Raises any exception, before it yields.
     head, end: what makes a body of a part; of an array `end` begins with the bracket.
     """
     for part in parts:

@@ -38,6 +38,13 @@ def test_gelf_messages_may_be_an_array_or_lines() -> None:
     assert gelf(one.replace(b"short_", b"")) == [ROW]
 
 
+def test_objects_at_a_path_of_a_format_may_be_indented_or_follow_each_other() -> None:
+    sent = b'{\n  "short_message": "a"\n}\n{"short_message":"b"} {"short_message":"c"}'
+    assert [row.message for row in decode("logs", kept(sent, "/gelf"))] == ["a", "b", "c"]
+    array = b'[{"short_message":"a"},\n{"short_message":"b"}'
+    assert reject_reason("logs", kept(array, "/gelf")).startswith("not JSON: ")
+
+
 @pytest.mark.parametrize(
     ("fields", "row"),
     [
