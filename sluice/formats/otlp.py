@@ -91,8 +91,11 @@ class Protobuf:
 
     at_once = True
 
-    def split(self, node: Node, data: bytes, budget: Budget) -> tuple[bytes, bool]:
-        """The fields of a message that are not its children, and whether it has children. Raises: Invalid."""
+    def split(self, node: Node, data: bytes, budget: Budget) -> tuple[bytes, Iterator[Child] | None]:
+        """The fields of a message that are not its children; and these, None if it has none. Raises: Invalid.
+
+        Once the budget is used up, the children from there on are in one piece.
+        """
         own, at = [], 0
         for count, field in enumerate(protobuf.fields(data)):
             if count >= budget.limits.records:
@@ -100,14 +103,13 @@ class Protobuf:
             if field.number in node.numbers:
                 own.append(data[at : field.start])
                 at = field.end
-        return b"".join([*own, data[at:]]), bool(own)
+        return b"".join([*own, data[at:]]), self.children(node, data, budget) if own else None
 
     def is_known(self, node: Node, data: bytes) -> bool:
         """Whether all fields of a message are known."""
         return not len(UnknownFieldSet(self.parse(node, data)))
 
     def children(self, node: Node, data: bytes, budget: Budget) -> Iterator[Child]:
-        """The children of a message; once the budget is used up, those from there on in one piece."""
         for field in protobuf.fields(data):
             if name := node.numbers.get(field.number):
                 if budget.left <= 0:
@@ -140,22 +142,18 @@ class Json:
     def is_known(self, node: Node, data: bytes) -> bool:
         return msgspec.json.decode(data, type=Names).keys() <= converters(node.kind.DESCRIPTOR).keys()
 
-    def split(self, node: Node, data: bytes, budget: Budget) -> tuple[bytes, bool]:
+    def split(self, node: Node, data: bytes, budget: Budget) -> tuple[bytes, Iterator[Child] | None]:
         wire = msgspec.json.decode(data, type=node.wire)
-        has_children = False
-        for name in node.children:
-            if (raw := getattr(wire, name)) is not msgspec.UNSET:
-                has_children = True
-                if name in node.repeated and bytes(raw)[:1] not in (b"[", b"n"):
-                    raise Invalid(f"not OTLP: {name} is not an array")
-                setattr(wire, name, msgspec.UNSET)
-        return msgspec.json.encode(wire), has_children
+        sent = {name: bytes(raw) for name in node.children if (raw := getattr(wire, name)) is not msgspec.UNSET}
+        for name, value in sent.items():
+            if name in node.repeated and value[:1] not in (b"[", b"n"):
+                raise Invalid(f"not OTLP: {name} is not an array")
+            setattr(wire, name, msgspec.UNSET)
+        return msgspec.json.encode(wire), self.children(node, sent, budget) if sent else None
 
-    def children(self, node: Node, data: bytes, budget: Budget) -> Iterator[Child]:
-        wire = msgspec.json.decode(data, type=node.wire)
-        for name in node.children:
-            raw = getattr(wire, name)
-            if raw is msgspec.UNSET or (child := bytes(raw)) == b"null":
+    def children(self, node: Node, sent: dict[str, bytes], budget: Budget) -> Iterator[Child]:
+        for name, child in sent.items():
+            if child == b"null":
                 continue
             if name not in node.repeated:
                 yield Child(name, child, budget.left <= 0)
@@ -267,8 +265,8 @@ def walk(
         yield from records
         return
     try:
-        own, has_children = encoding.split(node, data, budget)
-        if not has_children and (
+        own, children = encoding.split(node, data, budget)
+        if children is None and (
             (node.needed and data.strip() not in (b"", b"{}"))
             or len(data) > budget.limits.record // 4
             or not encoding.is_known(node, data)
@@ -281,7 +279,7 @@ def walk(
         above.refuse(message, error, budget)
         return
     refused = Refused()
-    for child in encoding.children(node, data, budget):
+    for child in children or ():
         if child.rest:
             refused.rest.append(child)
         else:
