@@ -15,14 +15,12 @@ from collections.abc import Iterator
 
 import cramjam
 import msgspec
-from google.protobuf.message import DecodeError
 
-from sluice.formats.protobuf import fields, load_messages, uncompress, wrapped
+from sluice.formats.protobuf import fields, load_messages, parsed, uncompress, wrapped
 from sluice.http.request import SNAPPY
 from sluice.http.routes import JSON, PROTOBUF
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget, Remainder
-from sluice.streams.decoder import INVALID_COST
+from sluice.streams.body import Budget, Refused, Remainder
 from sluice.streams.lenient import text, texts
 from sluice.streams.logs import level, take
 from sluice.streams.message import Message
@@ -91,28 +89,15 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Log | Reje
 
     Raises, before it yields: Invalid, msgspec's errors.
     """
+    refused = Refused[bytes]()
     if is_protobuf(message.field("Content-Type").lower(), body):
         if message.field("Content-Encoding").lower() not in SNAPPY:  # the head need not say so
             body = uncompress(body, budget)
-        results = from_protobuf(body, budget)
-        join = joined_protobuf
+        yield from from_protobuf(body, budget, refused)
+        yield from refused.rejects(joined_protobuf)
     else:
-        results, join = from_json(body, budget), joined_json
-    invalid: list[bytes] = []
-    rest: list[bytes] = []
-    reason = ""
-    for result in results:
-        if not isinstance(result, Reject):
-            yield result
-        elif result.reason is Remainder.reason:
-            rest.append(result.part)
-        else:
-            reason = reason or result.reason
-            invalid.append(result.part)
-    if invalid:
-        yield Reject(join(invalid), reason)
-    if rest:
-        yield Reject(join(rest), Remainder.reason)
+        yield from from_json(body, budget, refused)
+        yield from refused.rejects(joined_json)
 
 
 def is_protobuf(content_type: str, body: bytes) -> bool:
@@ -128,12 +113,12 @@ def joined_protobuf(streams: list[bytes]) -> bytes:
     return bytes(cramjam.snappy.compress_raw(b"".join(streams)))
 
 
-def from_json(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
-    """The lines of a request in JSON. The part of a reject is a stream, with its labels once. Raises: as `decode`."""
+def from_json(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[Log]:
+    """The lines of a request in JSON. A part that is refused is a stream, with its labels once. Raises: as `decode`."""
     streams = bodies.array(read(body).streams, "streams")
     for element in bodies.elements(streams, budget):
         if isinstance(element, Remainder):
-            yield Reject(element[:-1], Remainder.reason)  # without the bracket at its end
+            refused.rest.append(element[:-1])  # without the bracket at its end
             return
         try:
             stream = read_stream(element)
@@ -152,16 +137,13 @@ def from_json(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
             else:
                 labels = labels_in(given)
         except Exception as error:
-            budget.left -= INVALID_COST
-            yield Reject(element, bodies.reason(error))
+            refused.refuse(element, error, budget)
             continue
-        size = bodies.written(labels)
-        invalid: list[bytes] = []
-        reason = ""
+        size, lines = bodies.written(labels), Refused[bytes]()
         budget.left -= values == b"[]"
         for value in bodies.elements(values, budget):
             if isinstance(value, Remainder):
-                yield Reject(head + value + b"}", Remainder.reason)
+                lines.rest.append(value[:-1])
                 break
             budget.charge(size)
             try:
@@ -175,11 +157,8 @@ def from_json(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
                 plain = isinstance(time, str) and TIME.fullmatch(time)
                 yield record(labels, int(time) if plain else nanoseconds(time), entry.line, entry.metadata)
             except Exception as error:
-                budget.left -= INVALID_COST
-                reason = reason or bodies.reason(error)
-                invalid.append(value)
-        if invalid:
-            yield Reject(head + b",".join(invalid) + b"]}", reason)
+                lines.refuse(value, error, budget)
+        refused.inside(lines, lambda some, head=head: head + b",".join(some) + b"]}")
 
 
 def labels_in(given: msgspec.Raw) -> Labels:
@@ -204,15 +183,15 @@ def old_entry(value: bytes) -> Entry:
     return Entry(sent.ts or sent.timestamp, text(sent.line) or "")
 
 
-def from_protobuf(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
-    """The lines of a request in protobuf. The part of a reject is a stream with its tag. Raises: as `decode`."""
+def from_protobuf(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[Log]:
+    """The lines of a request in protobuf. A part that is refused is a stream with its tag. Raises: as `decode`."""
     for _ in fields(body):  # all of them: from here on, `fields` does not raise
         pass
     for field in fields(body):
         if field.number != STREAMS:
             continue
         if budget.left <= 0:
-            yield Reject(body[field.start :], Remainder.reason)
+            refused.rest.append(body[field.start :])
             return
         stream, labels, head, lines = body[field.content : field.end], b"", b"", 0
         try:
@@ -222,34 +201,28 @@ def from_protobuf(body: bytes, budget: Budget) -> Iterator[Log | Reject]:
                     labels, head = stream[part.content : part.end], stream[part.start : part.end]
             check_labels(labels, budget)
             pairs = labels_of(labels.decode())
-            size = bodies.written(pairs)
+            size, entries = bodies.written(pairs), Refused[bytes]()
         except Exception as error:
-            budget.left -= INVALID_COST
-            yield Reject(body[field.start : field.end], bodies.reason(error))
+            refused.refuse(body[field.start : field.end], error, budget)
             continue
-        invalid: list[bytes] = []
-        reason = ""
         budget.left -= not lines
         for part in fields(stream):
             if part.number != ENTRIES:
                 continue
             if budget.left <= 0:
-                yield Reject(wrapped(STREAMS, head + stream[part.start :]), Remainder.reason)
+                entries.rest.append(stream[part.start :])
                 break
             budget.charge(size)
             try:
                 if part.end - part.content > budget.limits.record:
                     raise Invalid(f"line larger than {budget.limits.record} bytes")
-                sent = messages.Entry.FromString(stream[part.content : part.end])
+                sent = parsed(messages.Entry, stream[part.content : part.end])
                 time = sent.timestamp.seconds * SECOND + sent.timestamp.nanos
                 more = {pair.name: pair.value for pair in sent.structured_metadata}
                 yield record(pairs, time, sent.line, more)
-            except (Invalid, DecodeError) as error:
-                budget.left -= INVALID_COST
-                reason = reason or (f"not protobuf: {error}" if isinstance(error, DecodeError) else str(error))
-                invalid.append(stream[part.start : part.end])
-        if invalid:
-            yield Reject(wrapped(STREAMS, head + b"".join(invalid)), reason)
+            except Invalid as error:
+                entries.refuse(stream[part.start : part.end], error, budget)
+        refused.inside(entries, lambda some, head=head: wrapped(STREAMS, head + b"".join(some)))
 
 
 def check_labels(labels: msgspec.Raw | bytes, budget: Budget) -> None:

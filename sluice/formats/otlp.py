@@ -19,11 +19,11 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from sluice.formats import protobuf
 from sluice.formats.otlp_json import ODD, Names, arguments, converters, lenient, renamed
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget, Empty, Remainder
-from sluice.streams.decoder import CHUNK_BYTES, INVALID_COST, Result, each
+from sluice.streams.body import Budget, Empty, Refused, Remainder
+from sluice.streams.decoder import CHUNK_BYTES, Result, each
 from sluice.streams.lenient import real
 from sluice.streams.message import Message
-from sluice.streams.record import INT64, Invalid, Record, Reject, finite
+from sluice.streams.record import INT64, Invalid, Record, finite
 
 Tags = dict[str, Any]
 NUL = "text with a NUL"
@@ -65,22 +65,6 @@ class Child(NamedTuple):
     name: str
     data: bytes
     rest: bool = False
-
-
-class Refused:
-    """The children of a message that are not stored: the invalid ones, with the first reason; and the rest."""
-
-    __slots__ = ("invalid", "reason", "rest")
-
-    def __init__(self) -> None:
-        self.invalid: list[Child] = []
-        self.rest: list[Child] = []
-        self.reason = ""
-
-    def refuse(self, message: Child, error: Exception, budget: Budget) -> None:
-        budget.left -= INVALID_COST
-        self.reason = self.reason or bodies.reason(error)
-        self.invalid.append(message)
 
 
 class Protobuf:
@@ -242,20 +226,18 @@ def decode(root: Node, body: bytes, message: Message, budget: Budget) -> Iterato
 
 def request(encoding: Protobuf | Json, root: Node, data: bytes, budget: Budget) -> Iterator[Result]:
     """The records of one request. Raises: Empty if there is nothing in it."""
-    refused = Refused()
+    refused = Refused[Child]()
     has_record = False
     for record in walk(encoding, root, Child("", data), Context(budget), budget, refused):
         has_record = True
         yield record
-    rejects = [Reject(part.data, refused.reason) for part in refused.invalid]
-    rejects += [Reject(part.data, Remainder.reason) for part in refused.rest]
-    yield from rejects
-    if not has_record and not rejects:
+    yield from refused.rejects(lambda parts: parts[0].data)  # there is one
+    if not (has_record or refused.invalid or refused.rest):
         raise Empty
 
 
 def walk(
-    encoding: Protobuf | Json, node: Node, message: Child, context: Any, budget: Budget, above: Refused
+    encoding: Protobuf | Json, node: Node, message: Child, context: Any, budget: Budget, above: Refused[Child]
 ) -> Iterator[Record]:
     """The records of a message that has children. What it has besides them is refused once, however many of them are
     invalid.
@@ -278,7 +260,7 @@ def walk(
     except Exception as error:
         above.refuse(message, error, budget)
         return
-    refused = Refused()
+    refused = Refused[Child]()
     for child in children or ():
         if child.rest:
             refused.rest.append(child)
@@ -289,11 +271,7 @@ def walk(
             inside = walk if below.children else innermost
             yield from inside(encoding, below, child, context, budget, refused)
             budget.pay(left)
-    above.reason = above.reason or refused.reason
-    if refused.invalid:
-        above.invalid.append(Child(message.name, encoding.join(node, own, refused.invalid)))
-    if refused.rest:
-        above.rest.append(Child(message.name, encoding.join(node, own, refused.rest)))
+    above.inside(refused, lambda parts: Child(message.name, encoding.join(node, own, parts)))
 
 
 def together(node: Node, data: bytes, context: Context, budget: Budget) -> list[Record]:
@@ -323,7 +301,7 @@ def together(node: Node, data: bytes, context: Context, budget: Budget) -> list[
 
 
 def innermost(
-    encoding: Protobuf | Json, node: Node, message: Child, context: Any, budget: Budget, above: Refused
+    encoding: Protobuf | Json, node: Node, message: Child, context: Any, budget: Budget, above: Refused[Child]
 ) -> Sequence[Record]:
     """`walk` for a message without children."""
     try:

@@ -14,12 +14,10 @@ from itertools import accumulate, chain
 from typing import Any
 
 import msgspec
-from google.protobuf.message import DecodeError
 
-from sluice.formats.protobuf import Field, fields, load_messages, uncompress
+from sluice.formats.protobuf import Field, fields, load_messages, parsed, uncompress
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget, Remainder
-from sluice.streams.decoder import INVALID_COST
+from sluice.streams.body import Budget, Refused
 from sluice.streams.message import Message
 from sluice.streams.metrics import typed
 from sluice.streams.record import INT64, Invalid, Metric, Reject, check_texts, finite
@@ -56,24 +54,20 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
         raise Invalid("no record in it")
     head = b"".join(body[symbol.start : symbol.end] for symbol in symbols)
     request = Request(version, [body[symbol.content : symbol.end].decode() for symbol in symbols])
-    invalid: list[bytes] = []
-    reason = ""
+    refused = Refused[bytes]()
     for field in fields(body):
         if field.number not in (SERIES[version], METADATA[version]):
             continue
         if budget.left <= 0:
-            yield Reject(head + body[field.start :], Remainder.reason)
+            refused.rest.append(body[field.start :])
             break
         try:
             rows = request.rows(field, body, budget)
-        except (Invalid, DecodeError) as error:
-            reason = reason or (f"not protobuf: {error}" if isinstance(error, DecodeError) else bodies.reason(error))
-            invalid.append(body[field.start : field.end])
-            budget.left -= INVALID_COST
+        except Invalid as error:
+            refused.refuse(body[field.start : field.end], error, budget)
         else:
             yield from rows
-    if invalid:
-        yield Reject(head + b"".join(invalid), reason)
+    yield from refused.rejects(lambda parts: head + b"".join(parts))
 
 
 def is_request(body: bytes, version: int) -> bool:
@@ -106,16 +100,16 @@ class Request:
         self.described: set[tuple[Any, ...]] = set()  # metadata that has a row; version 2 repeats it with each series
 
     def rows(self, field: Field, body: bytes, budget: Budget) -> list[Metric]:
-        """The rows of one field: a series or, in version 1, the metadata of a metric. Raises: Invalid, DecodeError."""
+        """The rows of one field: a series or, in version 1, the metadata of a metric. Raises: Invalid."""
         limit = budget.limits.record
         if field.end - field.content > limit:
             raise Invalid(f"series larger than {limit} bytes")
         raw = body[field.content : field.end]
         if field.number == METADATA[self.version]:
-            about = messages.Metadata1.FromString(raw)
+            about = parsed(messages.Metadata1, raw)
             name, _ = labelled([("__name__", about.metric_family_name)])
             return [metadata(name, about.type, about.help, about.unit)]
-        series = (messages.Series1 if self.version == 1 else messages.Series2).FromString(raw)
+        series = parsed(messages.Series1 if self.version == 1 else messages.Series2, raw)
         self.charge(series, budget)
         name, tags = labelled(self.labels(series))
         created = series.created_timestamp if self.version == 2 else 0

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from sluice.streams.body import GROWTH, Budget
@@ -40,6 +41,14 @@ def load_messages(name: str) -> SimpleNamespace:
     file = pool.FindFileByName(f"sluice/formats/{name}.proto")
     classes = {key: GetMessageClass(message) for key, message in file.message_types_by_name.items()}
     return SimpleNamespace(**classes, **{key: EnumTypeWrapper(enum) for key, enum in file.enum_types_by_name.items()})
+
+
+def parsed(kind: Any, data: bytes) -> Any:
+    """A message of this class. Raises: Invalid."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise Invalid(f"not protobuf: {error}") from None
 
 
 def fields(message: bytes) -> Iterator[Field]:

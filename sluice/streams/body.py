@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 
-from sluice.streams.record import Invalid, Limits
+from sluice.streams.record import Invalid, Limits, Reject
 
+T = TypeVar("T")
 BOM = b"\xef\xbb\xbf"
 MANY_PAIRS, PAIR_BYTES = 100, 100
+INVALID_COST = 50  # records of the budget that an invalid one costs: rejecting it takes longer
 EMPTY_COST = 4  # records that a part without one costs: it is looked at for every format
 GROWTH = 8  # bytes that a body may become beside `Limits.room`, for each of its own
 
@@ -89,6 +92,37 @@ class Budget:
         if times * size > self.limits.repeated:
             raise Invalid(f"becomes more than {self.limits.repeated} bytes of rows")
         self.charge(times * size)
+
+
+class Refused(Generic[T]):
+    """The parts of a request that are not stored: the invalid ones, with the first reason, and the rest."""
+
+    __slots__ = ("invalid", "reason", "rest")
+
+    def __init__(self) -> None:
+        self.invalid: list[T] = []
+        self.rest: list[T] = []
+        self.reason = ""
+
+    def refuse(self, part: T, error: Exception, budget: Budget) -> None:
+        budget.left -= INVALID_COST
+        self.reason = self.reason or reason(error)
+        self.invalid.append(part)
+
+    def inside(self, refused: Refused[Any], join: Callable[[list[Any]], T]) -> None:
+        """Add what was refused inside of a part, as one part of that. join: makes it."""
+        self.reason = self.reason or refused.reason
+        if refused.invalid:
+            self.invalid.append(join(refused.invalid))
+        if refused.rest:
+            self.rest.append(join(refused.rest))
+
+    def rejects(self, join: Callable[[list[T]], bytes]) -> Iterator[Reject]:
+        """join: makes a request of some parts."""
+        if self.invalid:
+            yield Reject(join(self.invalid), self.reason)
+        if self.rest:
+            yield Reject(join(self.rest), Remainder.reason)
 
 
 def check_json(text: bytes) -> None:

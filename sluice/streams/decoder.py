@@ -18,7 +18,7 @@ from sluice.base.override import override
 from sluice.http.request import FORM, START
 from sluice.streams import body as bodies
 from sluice.streams import multipart
-from sluice.streams.body import WITHOUT_ROWS, Budget, Empty, Remainder
+from sluice.streams.body import INVALID_COST, WITHOUT_ROWS, Budget, Empty, Remainder
 from sluice.streams.encoding import GZIP, ZSTD, inflated
 from sluice.streams.format import Format
 from sluice.streams.message import Message, parse
@@ -35,7 +35,6 @@ CHUNK_BYTES = 1 << 20  # that are decoded to a list at once; the list takes abou
 REASON_CHARACTERS = 200
 SEPARATE_REJECTS = 100  # of one body; further invalid records are buried together
 MERGED_BYTES = 1 << 16  # of further invalid records that are buried as one dead letter
-INVALID_COST = 50  # an invalid record counts as this many records of the budget: rejecting one takes longer
 
 
 class Decoder:
