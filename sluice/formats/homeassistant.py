@@ -30,12 +30,8 @@ class Location(msgspec.Struct):
 
 
 class Request(msgspec.Struct):
-    type: str
-    data: Location
-
-
-class Kind(msgspec.Struct):
     type: str = ""
+    data: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 # The other types of the apps (developers.home-assistant.io, "Sending data home"); `encrypted` may hide a position
@@ -44,8 +40,8 @@ OTHERS = {
     *("get_zones", "register_sensor", "render_template", "scan_tag", "stream_camera", "update_registration"),
     "update_sensor_states",
 }
-read_kind = msgspec.json.Decoder(Kind).decode
-read = reader(Request)
+read = msgspec.json.Decoder(Request).decode
+read_location = reader(Location)
 
 
 def decode(part: bytes, message: Message, budget: Budget) -> tuple[Gps]:
@@ -53,12 +49,12 @@ def decode(part: bytes, message: Message, budget: Budget) -> tuple[Gps]:
 
     Raises: Invalid if it is not a valid position; msgspec's errors.
     """
-    kind = read_kind(part).type
-    if kind in OTHERS:
-        raise Empty(kind)
-    if kind != "update_location":
-        raise Invalid(f"not a position: type {kind!r:.40}")
-    about = read(part).data
+    request = read(part)
+    if request.type in OTHERS:
+        raise Empty(request.type)
+    if request.type != "update_location":
+        raise Invalid(f"not a position: type {request.type!r:.40}")
+    about = read_location(bytes(request.data))
     if about.location_name and about.gps == (None, None):
         raise Empty("unlocated")
     return (position(sender(message, budget, "homeassistant"), *about.gps, None, *astuple(about)[1:-1]),)

@@ -94,23 +94,15 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Log | Reje
         if message.field("Content-Encoding").lower() not in SNAPPY:  # the head need not say so
             body = uncompress(body, budget)
         yield from from_protobuf(body, budget, refused)
-        yield from refused.rejects(joined_protobuf)
+        yield from refused.rejects(lambda streams: bytes(cramjam.snappy.compress_raw(b"".join(streams))))
     else:
         yield from from_json(body, budget, refused)
-        yield from refused.rejects(joined_json)
+        yield from refused.rejects(lambda streams: b'{"streams":[' + b",".join(streams) + b"]}")
 
 
 def is_protobuf(content_type: str, body: bytes) -> bool:
     """Whether a body is protobuf. A block of snappy begins with its size and no reference to what is before it."""
     return content_type.startswith(PROTOBUF) or not (content_type.startswith(JSON) or OBJECT.match(body))
-
-
-def joined_json(streams: list[bytes]) -> bytes:
-    return b'{"streams":[' + b",".join(streams) + b"]}"
-
-
-def joined_protobuf(streams: list[bytes]) -> bytes:
-    return bytes(cramjam.snappy.compress_raw(b"".join(streams)))
 
 
 def from_json(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[Log]:
