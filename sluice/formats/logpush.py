@@ -6,14 +6,11 @@ empty. What is sent when a job is made, to see whether the destination takes it,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from sluice.formats.objects import records
-from sluice.streams.body import Budget, Empty
-from sluice.streams.decoder import Result
+from sluice.formats.objects import decoder
+from sluice.streams.body import Empty
 from sluice.streams.logs import scalar, take
-from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
 from sluice.streams.times import known
 
@@ -21,11 +18,6 @@ TEST = {"content": "tests"}
 # Of the datasets of HTTP requests; firewall, gateway and network events; DNS, Spectrum; audits; Workers; sessions
 TIMES = "EdgeStartTimestamp", "Datetime", "Timestamp", "When", "EventTimestampMs", "SessionStartTime"
 REQUEST = "ClientRequestMethod", "ClientRequestHost", "ClientRequestURI"
-
-
-def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
-    """The records of a body. Raises: Invalid."""
-    return records(body, budget, lambda sent: (log(sent),))
 
 
 def log(sent: dict[str, Any]) -> Log:
@@ -38,3 +30,6 @@ def log(sent: dict[str, Any]) -> Log:
     time = known(scalar(take({**sent}, TIMES)))
     attributes = {name: value for name, value in sent.items() if value is not None}
     return Log(time=time, message=f"{method} {host}{uri}".strip(), attributes=attributes)
+
+
+decode = decoder(log)

@@ -10,6 +10,7 @@ import msgspec
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
 from sluice.streams.decoder import NUL, Result, check_text, walk
+from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Record
 
 read = msgspec.json.Decoder(dict[str, Any]).decode
@@ -29,3 +30,8 @@ def records(body: bytes, budget: Budget, build: Callable[[dict[str, Any]], Itera
         return map(check_text, made) if NUL in part else made
 
     return walk(body.removeprefix(bodies.BOM).strip(), budget, value, lambda row: records(row, budget, build))
+
+
+def decoder(row: Callable[[dict[str, Any]], Record]) -> Callable[[bytes, Message, Budget], Iterator[Result]]:
+    """The decoder of a format of which each object is one record. row: makes it. Raises: any exception."""
+    return lambda body, message, budget: records(body, budget, lambda sent: (row(sent),))

@@ -8,23 +8,14 @@ have no type.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from sluice.formats.objects import records
-from sluice.streams.body import Budget
-from sluice.streams.decoder import Result
-from sluice.streams.message import Message
+from sluice.formats.objects import decoder
 from sluice.streams.record import Invalid, Log
 
 # The types of reports that are in a member of a name, and of those that have such a member
 WRAPPED = {"csp-report": "csp-violation", "expect-ct-report": "expect-ct", "expect-staple-report": "expect-staple"}
 BARE = {"known-pins": "hpkp", "policies": "tlsrpt"}
-
-
-def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
-    """The reports of a body. Raises: Invalid."""
-    return records(body, budget, lambda sent: (report(sent),))
 
 
 def report(sent: dict[str, Any]) -> Log:
@@ -36,3 +27,6 @@ def report(sent: dict[str, Any]) -> Log:
     if not isinstance(kind, str) or not kind:
         raise Invalid("missing: type")
     return Log(message=kind, attributes={name: value for name, value in sent.items() if value is not None})
+
+
+decode = decoder(report)
