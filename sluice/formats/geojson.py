@@ -15,7 +15,7 @@ from sluice.formats.overland import Geometry, point
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
 from sluice.streams.decoder import Result, each
-from sluice.streams.gps import PATH, from_object, getter
+from sluice.streams.gps import PATH, from_object, getter, read_loose
 from sluice.streams.message import Message
 from sluice.streams.position import from_names, optional, sender
 from sluice.streams.record import Gps, Invalid
@@ -51,7 +51,7 @@ def feature(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
         with suppress(Invalid, msgspec.MsgspecError):  # a position that has a field of this name
             return (from_object(part, lambda: sender(message, budget, PATH)),)
         raise
-    get = getter(bytes(sent.properties) if bytes(sent.properties) != b"null" else b"{}")
+    get = getter(read_loose(sent.properties if bytes(sent.properties) != b"null" else b"{}"))
     own = {"lat": lat, "lon": lon}
     made = from_names(lambda name: own.get(name, get(name)), lambda: sender(message, budget, PATH))
     made.altitude = optional(altitude, "altitude") if made.altitude is None else made.altitude

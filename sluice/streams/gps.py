@@ -39,12 +39,11 @@ Loose = msgspec.defstruct(
         for name in (*OTHER_NAMES, *(name for names in ALIASES.values() for name in names))
     ],
 )
-read_loose = msgspec.json.Decoder(Loose).decode
+read_loose: Callable[[Any], Any] = msgspec.json.Decoder(Loose).decode
 
 
-def getter(*objects: bytes) -> Callable[[str], Number]:
-    """What gets a field of the first of these JSON objects that has it. Raises: msgspec's errors."""
-    sent: list[Any] = [read_loose(part) for part in objects]
+def getter(*sent: Any) -> Callable[[str], Number]:
+    """What gets a field of the first of these objects (`Loose`) that has it."""
 
     def get(name: str) -> Number:
         for fields in sent:
@@ -59,8 +58,8 @@ def getter(*objects: bytes) -> Callable[[str], Number]:
 def from_object(part: bytes, device: Callable[[], str]) -> Gps:
     """The position of an object with any names. device: called if it names none. Raises: Invalid, msgspec's errors."""
     sent = read_loose(part)
-    inside = (bytes(found) for name in NESTED if (found := getattr(sent, name)) is not UNSET)
-    return from_names(getter(part, *(found for found in inside if found.startswith(b"{"))), device)
+    inside = [bytes(found) for name in NESTED if (found := getattr(sent, name)) is not UNSET]
+    return from_names(getter(sent, *(read_loose(found) for found in inside if found.startswith(b"{"))), device)
 
 
 def build(wire: Any) -> Gps:
