@@ -7,7 +7,7 @@ plugin's instance, the type and its instance. A value that collectd does not kno
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sluice.formats.objects import records
@@ -26,7 +26,7 @@ PART = re.compile(r"([^/-]+)(?:-(.*))?", re.DOTALL)
 UNKNOWN = "NaN"
 
 
-def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
+def decode(body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
     """The values of a body, or of a line as if it were sent alone. Raises: Invalid if it is neither JSON nor lines."""
 
     def decode_line(line: bytes) -> Iterable[Result]:

@@ -6,7 +6,7 @@ URL with such a name counts for the logs that lack it. The agent asks with an em
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from sluice.formats.objects import records
@@ -19,7 +19,7 @@ from sluice.streams.record import Log
 PARAMETERS = "ddsource", "ddtags", "hostname", "service"
 
 
-def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
+def decode(body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
     """The logs of a body. Raises: Invalid."""
     beside = {name: value for name in PARAMETERS if (value := message.parameter(name))}
 

@@ -5,7 +5,7 @@ A message is a row of `logs`. Additional fields lose their underscore. Unlike UD
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from sluice.formats.objects import records
@@ -22,7 +22,7 @@ SHORT = "short_message", "message"  # Graylog takes both (GelfCodec, validateGEL
 SERVICES = "_service", "_service_name", "_application_name", "_app_name", "_app", "facility"
 
 
-def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
+def decode(body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
     """The messages of a body. Raises: Invalid."""
     if body.startswith(ZLIB):
         body = deflated(body, budget.limits.inflated)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -16,22 +16,28 @@ from sluice.streams.record import Invalid, Record
 read = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def records(body: bytes, budget: Budget, build: Callable[[dict[str, Any]], Iterable[Record]]) -> Iterator[Result]:
+def records(body: bytes, budget: Budget, build: Callable[[dict[str, Any]], Iterable[Record]]) -> Iterable[Result]:
     """The records of all objects; each invalid object is one reject.
 
     build: makes the records of one. Raises: any exception.
-    Raises, before it yields: Invalid if the body is not JSON.
+    Raises, before it yields: Invalid if the body is not JSON; what `build` raises for the only object.
     """
 
-    def value(part: bytes) -> Iterable[Result]:
+    def value(part: bytes, *_: object) -> Iterable[Result]:
         if len(part) > budget.limits.record:  # an object takes about 20 bytes of memory per byte
             raise Invalid(f"record larger than {budget.limits.record} bytes")
         made = build(read(part))
-        return map(check_text, made) if NUL in part else made
+        return [check_text(record) for record in made] if NUL in part else made
 
-    return walk(body.removeprefix(bodies.BOM).strip(), budget, value, lambda row: records(row, budget, build))
+    def alone(row: bytes, *_: object) -> Iterable[Result]:
+        try:
+            return value(row)
+        except msgspec.DecodeError:  # not one object, but an array, or several
+            return records(row, budget, build)
+
+    return walk(body.removeprefix(bodies.BOM).strip(), None, budget, value, alone)
 
 
-def decoder(row: Callable[[dict[str, Any]], Record]) -> Callable[[bytes, Message, Budget], Iterator[Result]]:
+def decoder(row: Callable[[dict[str, Any]], Record]) -> Callable[[bytes, Message, Budget], Iterable[Result]]:
     """The decoder of a format of which each object is one record. row: makes it. Raises: any exception."""
     return lambda body, message, budget: records(body, budget, lambda sent: (row(sent),))

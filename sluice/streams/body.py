@@ -216,7 +216,7 @@ def lines(body: bytes, budget: Budget) -> Iterator[bytes]:
 
 def rows(body: bytes, budget: Budget) -> Iterator[bytes]:
     """As `lines`, but an object that a program has indented (`jq .`, journald's json-pretty) is one part."""
-    return parts(body, places(body), budget)
+    return parts(body, places(body), budget) if b"\n}" in body else lines(body, budget)
 
 
 def places(body: bytes) -> Iterator[tuple[int, int]]:

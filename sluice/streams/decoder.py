@@ -26,7 +26,9 @@ from sluice.streams.record import INT64, Invalid, Limits, Record, Reject
 from sluice.streams.times import END, SECOND, known
 
 Result = Record | Reject
-Decode = Callable[[bytes], Iterable[Result]]  # of a part of a body; raises any exception, before it yields
+# What decodes a part of a body. Raises any exception, before it yields
+Decode = Callable[[bytes], Iterable[Result]]
+Part = Callable[[bytes, Message | None, Budget], Iterable[Result]]
 load: Callable[[str], Callable[..., Iterable[Result]]] = cache(resolve_name)  # the function that a `Format` names
 
 NUL = b"\\u0000"  # the only spelling in JSON; PostgreSQL's text cannot hold a NUL, SQLite's tools end the text there
@@ -195,13 +197,10 @@ class JsonDecoder(Decoder):
         if not array and rows > 1 and len(chunk := self.chunk(self.read_lines, body, budget)) == rows:
             yield from chunk
             return
-        yield from walk(body, budget, *self.ways(message, budget))
+        yield from walk(body, message, budget, self.value, self.contents)
 
     def rows(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
-        return walk_rows(body, budget, *self.ways(message, budget))
-
-    def ways(self, message: Message | None, budget: Budget) -> tuple[Decode, Decode]:
-        return lambda part: self.value(part, message, budget), lambda row: self.contents(row, message, budget)
+        return walk_rows(body, message, budget, self.value, self.contents)
 
     def chunk(self, read: Callable[[bytes], list[Any]], body: bytes, budget: Budget) -> list[Record]:
         """All records at once, if all are plain and valid, and within the budget; otherwise an empty list."""
@@ -290,11 +289,11 @@ class JsonDecoder(Decoder):
         return check_text(self.build(msgspec.convert(fields, self.wire, strict=False)))
 
 
-def walk(body: bytes, budget: Budget, value: Decode, alone: Decode) -> Iterator[Result]:
+def walk(body: bytes, message: Message | None, budget: Budget, value: Part, alone: Part) -> Iterable[Result]:
     """The results of a JSON value, of an array, or of values that follow each other, mostly one a line.
 
     value: decodes a JSON value. alone: decodes a line as if it were a body.
-    Raises, before it yields: Invalid if the body is none of these.
+    Raises, before it yields: Invalid if the body is none of these; what `value` raises for the only value.
     """
     try:
         bodies.check_json(body)
@@ -302,23 +301,23 @@ def walk(body: bytes, budget: Budget, value: Decode, alone: Decode) -> Iterator[
         if b"\n" not in body:
             if not (objects := bodies.together(body, budget)):
                 raise
-            return each(objects, alone)
+            return each(objects, lambda part: alone(part, message, budget))
         if body.startswith(b"["):  # lines only if the first is an array by itself; else it is an array with a mistake
             bodies.check_json(next(bodies.lines(body, budget)))
-        return walk_rows(body, budget, value, alone)
+        return walk_rows(body, message, budget, value, alone)
     if body.startswith(b"["):
-        return each(bodies.elements(body, budget), value, b"[", b"]")
-    return each((body,), value)
+        return each(bodies.elements(body, budget), lambda part: value(part, message, budget), b"[", b"]")
+    return value(body, message, budget)
 
 
-def walk_rows(body: bytes, budget: Budget, value: Decode, alone: Decode) -> Iterator[Result]:
+def walk_rows(body: bytes, message: Message | None, budget: Budget, value: Part, alone: Part) -> Iterator[Result]:
     """The results of lines, and of JSON objects of several lines. value, alone: as above."""
 
     def decode(row: bytes) -> Iterable[Result]:
         if b"\n" not in row:
-            return alone(row)
+            return alone(row, message, budget)
         bodies.check_json(row)
-        return value(row)
+        return value(row, message, budget)
 
     return each(bodies.rows(body, budget), decode)
 
