@@ -150,7 +150,7 @@ def from_json(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[
                 yield record(labels, int(time) if plain else nanoseconds(time), entry.line, entry.metadata)
             except Exception as error:
                 lines.refuse(value, error, budget)
-        refused.inside(lines, lambda some, head=head: head + b",".join(some) + b"]}")
+        refused.inside(lines, lambda some: head + b",".join(some) + b"]}")  # noqa: B023  # called at once
 
 
 def labels_in(given: msgspec.Raw) -> Labels:
@@ -214,7 +214,7 @@ def from_protobuf(body: bytes, budget: Budget, refused: Refused[bytes]) -> Itera
                 yield record(pairs, time, sent.line, more)
             except Invalid as error:
                 entries.refuse(stream[part.start : part.end], error, budget)
-        refused.inside(entries, lambda some, head=head: wrapped(STREAMS, head + b"".join(some)))
+        refused.inside(entries, lambda some: wrapped(STREAMS, head + b"".join(some)))  # noqa: B023  # called at once
 
 
 def check_labels(labels: msgspec.Raw | bytes, budget: Budget) -> None:

@@ -24,7 +24,6 @@ from sluice.letters import Letters
 from sluice.run.rejections import Rejections, replace
 from sluice.run.up import answers
 from sluice.store.types import DeadLetter, Unavailable
-from sluice.streams.message import after_head
 from sluice.views import figures
 
 READING_SECONDS = 1.0  # between two readings
@@ -150,8 +149,7 @@ class Page:
 
 def shown(letter: DeadLetter) -> dict[str, Any]:
     about = {"time": instant(letter.received), "stream": letter.stream, "seq": letter.seq, "reason": letter.reason}
-    text = screen.printable(after_head(letter.body)[: 4 * EXCERPT_CHARACTERS])
-    return about | {"bytes": len(letter.body), "excerpt": screen.cut(text, EXCERPT_CHARACTERS)}
+    return about | {"bytes": len(letter.body), "excerpt": excerpt(letter.body)}
 
 
 def turned_away(answered: list[dict[str, Any]], refused: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -220,6 +218,13 @@ def rate(before: int | None, after: int | None, seconds: float) -> float | None:
     if before is None or after is None or seconds <= 0 or after < before:
         return None
     return round((after - before) / seconds, 1)
+
+
+def excerpt(body: bytes) -> str:
+    """The start of a body as text, without a stored request head: its URL may contain a password."""
+    if body.startswith(b"POST ") and b"\r\n\r\n" in body:
+        body = body.partition(b"\r\n\r\n")[2]
+    return screen.cut(screen.printable(body[: 4 * EXCERPT_CHARACTERS]), EXCERPT_CHARACTERS)
 
 
 if __name__ == "__main__":

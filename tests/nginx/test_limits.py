@@ -24,7 +24,6 @@ from sluice.formats.streams import STREAMS
 from sluice.run import configure
 from sluice.spool import inlet
 from sluice.spool.inspector import Inspector
-from sluice.streams.encoding import FRAMED
 
 poll = partial(harness.poll, seconds=60)
 HEAD = b"Host: localhost\r\n"
@@ -369,12 +368,6 @@ def members_of_a_gzip_file_frames_of_zstd(site: Site) -> str:
     return f"1,001: {reason}"
 
 
-def chunks_of_a_stream_of_snappy(site: Site) -> str:
-    reason = site.buried("/votes", FRAMED + b"\xfe\0\0\0" * 20_000, "snappy")
-    assert reason == "snappy: more than 20000 chunks"
-    return f"20,001: {reason}"
-
-
 def records_in_a_body(site: Site) -> str:
     reason = site.buried("/write", gzip.compress(b"limits value=1\n" * 263_144))
     assert site.ask("SELECT count(*) FROM metrics WHERE name = 'limits'") == [(262_144,)]
@@ -513,7 +506,7 @@ def a_key_of_a_read(site: Site) -> str:
 LIMITS: list[Callable[[Site], str]] = [
     *(a_body, a_batch, a_request_line, header_fields, a_backlog_in_bodies, a_backlog_in_bytes, all_backlogs),
     *(connections, requests_under_way, a_slow_head, a_slow_body, an_idle_connection),
-    *(an_inflation_bomb, members_of_a_gzip_file_frames_of_zstd, chunks_of_a_stream_of_snappy),
+    *(an_inflation_bomb, members_of_a_gzip_file_frames_of_zstd),
     *(records_in_a_body, keys_in_an_object, values_in_a_record_of_messagepack, fields_of_a_form),
     *(parts_of_a_histogram, parts_of_a_span, coordinates_of_a_point, nested_json),
     *(a_number_of_10_000_digits, a_lone_surrogate, a_nul, invalid_utf_8, bodies_in_a_claim, bytes_in_a_claim),
