@@ -17,12 +17,13 @@ from sluice.http import replies
 from sluice.http.replies import Rejected
 from sluice.http.routes import JSON, Reply, reply
 from sluice.views.contract import KEY_BYTES
-from sluice.views.reads import BUILDING, DOWN, FULL, GroupReads, ServedView
+from sluice.views.reads import BUILDING, DOWN, FULL, GroupReads, Question, ServedView
 
 SETTINGS = settings.load_or_exit()
 READS = GroupReads(SETTINGS.views_redis)
 MAX_KEYS = 100  # of one request
 MAX_BYTES = 8 << 20  # of an answer with several keys
+HEAVY_BYTES = 1 << 16  # of an answer
 PATIENCE_SECONDS = 10.0  # that a request waits for the first count of a tally; nginx waits 15
 POLL_SECONDS = 0.02  # between two looks for it
 TRIES = 3  # reads of a view whose generation changes
@@ -89,16 +90,18 @@ class ViewAnswer:
         self.question = READS.add(endpoint.view, self.keys)
 
     def __iter__(self) -> Iterator[bytes]:
-        endpoint, (trip, generation, names) = self.endpoint, self.question
+        endpoint, question = self.endpoint, self.question
+        trip, generation, names = question
+        del self.question  # the server may keep this answer until all are sent, and the trip has the values of many
         view = endpoint.view
         if not trip.done:
             READS.fetch(trip)
         body: bytes | None = None
-        if len(names) == 1 and trip.states.get(view.state) == generation:  # as usual, without `values`
+        if len(self.keys) == 1 and trip.states.get(view.state) == generation:  # as usual, without `values`
             body = view.value(trip, names[0], self.limit)
         if not body:
             try:
-                values = self.values()
+                values = self.values(question)
                 if len(values) == 1 and not values[0]:
                     raise Rejected(NO_KEY)
             except Rejected as rejected:
@@ -121,9 +124,15 @@ class ViewAnswer:
         """Whether it may have to wait until the database has counted."""
         return not self.endpoint.view.state
 
-    def values(self) -> list[bytes | None]:
+    @property
+    def heavy(self) -> bool:
+        """Whether it is more than nginx may take at once."""
+        return len(self.keys) * READS.size > HEAVY_BYTES
+
+    def values(self, question: Question) -> list[bytes | None]:
         """The JSON of each key, None or empty if it is unknown. Raises: Rejected, if there is no answer; Later."""
-        view, (trip, generation, names) = self.endpoint.view, self.question
+        view, (trip, generation, names) = self.endpoint.view, question
+        values: list[bytes | None] = []
         tries, deadline = TRIES, time.monotonic() + PATIENCE_SECONDS
         while True:
             if not trip.done:
@@ -135,23 +144,27 @@ class ViewAnswer:
                 tries -= 1
                 reason = view.follow(state) if tries else BUILDING
             else:
-                values = [view.value(trip, name, self.limit) for name in names]
-                if None in values and view.state and trip.states[view.crowded] == generation:
+                some = [view.value(trip, name, self.limit) for name in names]
+                if None in some and view.state and trip.states[view.crowded] == generation:
                     raise Rejected(replies.unavailable(FULL, 1))  # the key may have rows, but had no room
-                if len(values) > 1 and sum([len(value or b"") for value in values]) > MAX_BYTES:
-                    raise Rejected(bad_request(TOO_LONG))
-                if not self.waits or None not in values:
-                    return values
-                missing = [key for key, value in zip(self.keys, values) if value is None]
-                READS.ask(view.path, missing, [name for name, value in zip(names, values) if value is not None])
-                if self.head:
-                    raise Later(self.head)
-                gevent: Any = sys.modules.get("gevent")  # where it is, only this greenlet waits
-                (gevent or time).sleep(POLL_SECONDS)
-                reason = "" if time.monotonic() < deadline else NOT_COUNTED
+                if self.waits and None in some:
+                    missing = [key for key, value in zip(self.keys[len(values) :], some) if value is None]
+                    READS.ask(view.path, missing, [name for name, value in zip(names, some) if value is not None])
+                    if self.head:
+                        raise Later(self.head)
+                    gevent: Any = sys.modules.get("gevent")  # where it is, only this greenlet waits
+                    (gevent or time).sleep(POLL_SECONDS)
+                    reason = "" if time.monotonic() < deadline else NOT_COUNTED
+                else:
+                    values += some
+                    if len(self.keys) > 1 and sum([len(value or b"") for value in values]) > MAX_BYTES:
+                        raise Rejected(bad_request(TOO_LONG))
+                    if len(values) == len(self.keys):
+                        return values
+                    reason, tries = "", TRIES
             if reason:
                 raise Rejected(replies.unavailable(reason, 1))
-            trip, generation, names = READS.add(view, self.keys)
+            trip, generation, names = READS.add(view, self.keys[len(values) :])  # frees the last trip
 
 
 def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -96,10 +96,17 @@ def odd_eager(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
     return [b"ea", b"", b"ger"]
 
 
-def odd_large(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+class odd_large:
     """A megabyte of its own, made when the answer is iterated."""
-    start("200 OK", [])
-    yield bytes(1 << 20)
+
+    heavy = True
+
+    def __init__(self, environ: dict[str, Any], start: Start) -> None:
+        self.start = start
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.start("200 OK", [])
+        yield bytes(1 << 20)
 
 
 def odd_generator(environ: dict[str, Any], start: Start) -> Iterable[bytes]:

@@ -207,6 +207,7 @@ BOUNDS = {
     "sluice/fastlane/loop.py": {
         "connections": "worker_connections", "declined": "connections", "waiting": "connections",
         "pending": "one of each connection", "pieces": "bytes that were admitted", "listeners": "settings",
+        "slow_readers": "connections",
     },
     "sluice/spool/inlet.py": {
         "items": "bytes that were admitted", "backlogs": "streams", "refused": "streams", "refusing": "streams, checks",
@@ -218,7 +219,8 @@ BOUNDS = {
     },
     "sluice/spool/kafka/lane.py": {"held": "connections"},
     "sluice/views/reads.py": {
-        **dict.fromkeys(("asks", "commands", "states", "strings"), "the reads that wait at this moment"),
+        **dict.fromkeys(("commands", "strings"), "TRIP_KEYS"),
+        **dict.fromkeys(("asks", "states"), "the reads that wait at this moment"),
         "asked": "the keys of a second", "wanted": "WANTED_KEYS",
     },
     "sluice/views/refresh.py": {"failing": "FAILING_KEYS", "spent": "tallies"},

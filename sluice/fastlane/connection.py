@@ -37,7 +37,7 @@ class Connection:
         self.pieces: list[bytes] = []
         self.missing = 0
         self.admitted = 0  # its part of FastLane.admitted: the bytes that it lacked when it was admitted
-        self.out: bytes | bytearray = b""
+        self.out = bytearray()
 
 
 class Listener(NamedTuple):

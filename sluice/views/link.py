@@ -37,6 +37,7 @@ class Link:
         self.socket: socket.socket | None = None
         self.data = b""  # received
         self.at = 0  # how much of it has been read
+        self.received = 0  # bytes in all
 
     def connect(self) -> socket.socket:
         link = self.socket = socket.socket(socket.AF_UNIX)
@@ -79,6 +80,7 @@ class Link:
                 raise ConnectionResetError("it has closed the connection")
             pieces.append(piece)
             size -= len(piece)
+            self.received += len(piece)
         self.data, self.at = b"".join(pieces), 0
         return self.data
 

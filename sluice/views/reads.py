@@ -23,6 +23,8 @@ log = logging.getLogger("sluice.reads")
 TIMEOUT_SECONDS = 1.0  # to wait for Redis; all reads wait meanwhile
 PAUSE_SECONDS = 0.25  # after a failure in which reads are refused without another try
 ASK_SECONDS = 1.0  # between two requests for the same tally
+# Of a round trip: values, and about so many bytes, as those of the last ones had. Redis holds the reply, too
+TRIP_KEYS, TRIP_BYTES = 500, 4 << 20
 
 # The details of the 503 answers
 DOWN = "The views' Redis does not answer."
@@ -33,13 +35,15 @@ FULL = "This view does not fit into its memory."
 class Trip:
     """Reads that are sent together.
 
-    strings: key -> value. states: key of a state -> state. commands: packed command -> reply. asks: packed commands
-    that a full Redis may refuse. done: the outcome is known. failed: there was no reply, so no read has a value.
+    room: for further values. strings: key -> value. states: key of a state -> state. commands: packed command -> reply.
+    asks: packed commands that a full Redis may refuse. done: the outcome is known. failed: there was no reply, so no
+    read has a value.
     """
 
-    __slots__ = ("asks", "commands", "done", "failed", "states", "strings")
+    __slots__ = ("asks", "commands", "done", "failed", "room", "states", "strings")
 
-    def __init__(self) -> None:
+    def __init__(self, room: int) -> None:
+        self.room = room
         self.asks: list[bytes] = []
         self.strings: dict[bytes, Place | None] = {}
         self.states: dict[bytes, bytes | None] = {}
@@ -48,7 +52,7 @@ class Trip:
         self.failed = False
 
 
-# The read of some keys of a view: its trip, the generation that is read, and the name of each value for
+# The read of the first keys of a request, or all: its trip, the generation that is read, and the name of each value for
 # `ServedView.value`. A class would cost a read 5 % of its time
 Question = tuple[Trip, Optional[bytes], list[bytes]]
 
@@ -59,7 +63,8 @@ class GroupReads:
     def __init__(self, socket: str) -> None:
         self.redis = Link(socket, TIMEOUT_SECONDS, f"sluice:reader:{os.getpid()}")
         self.counts = Counts()  # "PATH STATUS"
-        self.open = Trip()
+        self.size = TRIP_BYTES // TRIP_KEYS  # bytes of a value, as far as is known
+        self.open = Trip(TRIP_KEYS)
         self.entry = threading.Lock()  # held for a moment, so that nothing is added to a trip that is under way
         self.turn = threading.Lock()  # held for a round trip
         self.retry_at = 0.0  # monotonic
@@ -68,20 +73,27 @@ class GroupReads:
         self.logged = False
 
     def add(self, view: ServedView, keys: list[bytes]) -> Question:
-        """Add the reads of one request to the open trip."""
+        """Add the reads of one request to the open trip, of many large values the first ones."""
         generation = view.generation  # first, see `follow`
         prefix = view.prefix
-        names = [prefix + keys[0]] if len(keys) == 1 else [prefix + key for key in keys]
+        names = [prefix + keys[0]] if len(keys) == 1 else [prefix + key for key in keys[: self.most()]]
         if not view.string:
             names = [pack(b"HGETALL", name) for name in names]
         with self.entry:
             trip = self.open
+            if trip.room <= 0:
+                trip = self.open = Trip(self.most())
+            trip.room -= len(names)
             reads: dict[bytes, Any] = trip.strings if view.string else trip.commands
             for name in names:
                 reads[name] = None
             if view.state:
                 trip.states[view.state] = trip.states[view.crowded] = None
         return trip, generation, names
+
+    def most(self) -> int:
+        """How many values a trip may have."""
+        return max(1, min(TRIP_KEYS, TRIP_BYTES // self.size))
 
     def want(self, path: str, keys: list[bytes]) -> None:
         """Report that clients asked for these keys of a tally. Only keys that have a value: the others cost nothing."""
@@ -110,7 +122,8 @@ class GroupReads:
             if trip.done:
                 return
             with self.entry:
-                self.open = Trip()
+                if trip is self.open:
+                    self.open = Trip(self.most())
             now = time.monotonic()
             if now < self.retry_at:
                 trip.failed = trip.done = True
@@ -137,6 +150,7 @@ class GroupReads:
         keys = [*trip.strings, *trip.states]
         if keys:
             out.append(pack(b"MGET", *keys))
+        received = self.redis.received
         self.redis.send(b"".join(out))
         refused = self.refused(len(report))  # by a full Redis; then the next report has the counts
         if now >= self.counts.due:
@@ -151,6 +165,9 @@ class GroupReads:
             for key, place in zip(trip.states, places[len(trip.strings) :]):
                 trip.states[key] = place and place[0][place[1] : place[2]]
             trip.strings = dict(zip(trip.strings, places))
+        if count := len(trip.strings) + len(trip.commands):
+            size = (self.redis.received - received) // count + 1
+            self.size = max(size, (self.size + size) // 2)  # forgotten more slowly than learned
 
     def report(self) -> tuple[list[bytes], dict[str, int]]:
         """The commands that report what was counted and asked for, and the counts in them."""

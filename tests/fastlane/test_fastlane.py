@@ -372,6 +372,22 @@ def test_many_large_answers_of_one_turn_take_bounded_memory() -> None:
         assert memory(worker, "VmHWM") - before < 32 << 20
 
 
+def test_large_answers_that_nobody_takes_take_bounded_memory_and_keep_nobody_waiting_for_long() -> None:
+    with site("apps:odd") as running:
+        worker, count = running.worker(), 40
+        clients = [Client(running["unix"]) for _ in range(count)]
+        before = memory(worker, "VmHWM")
+        with stopped(worker):
+            for client in clients:
+                client.send(plain(b"", "/large"))
+        with Client(running["unix"]) as other:
+            other.send(plain(b"", "/eager"))
+            assert other.answer()[2] == b"eager"
+        assert memory(worker, "VmHWM") - before < 48 << 20
+        for client in clients:
+            client.close()
+
+
 @pytest.mark.parametrize("how", ["completes", "is truncated"])
 def test_waiting_bodies_are_admitted_when_those_before_them_end(
     ingest: Site, redis: Redis, kind: str, how: str
