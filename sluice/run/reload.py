@@ -66,7 +66,7 @@ def master(home: Path, name: str) -> int:
     """The process that started all others of a program. Raises: Failed if there is none, or more than one."""
     pids = masters(home, name)
     if len(pids) != 1:
-        raise Failed(f"no {name} runs in {home}; is bin/up running?")
+        raise Failed(f"no {name} runs in {home}; is bin/up running? (Services: systemctl try-restart.)")
     return pids[0]
 
 

@@ -418,4 +418,5 @@ def test_keys_change_under_load_and_no_request_of_a_key_that_stays_fails(tmp: Pa
 
 def test_a_reload_without_a_running_bin_up_is_one_line_and_status_1(tmp: Path) -> None:
     done = subprocess.run([ROOT / "bin/sluice", "reload"], env=environment(tmp), capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, f"sluice: no gateway runs in {tmp}; is bin/up running?\n")
+    said = f"sluice: no gateway runs in {tmp}; is bin/up running? (Services: systemctl try-restart.)\n"
+    assert (done.returncode, done.stderr) == (1, said)

@@ -133,6 +133,17 @@ def test_every_program_of_bin_up_has_a_unit() -> None:
     assert programs <= names
 
 
+def test_no_command_of_the_page_starts_a_service_that_is_off() -> None:
+    """`restart` starts what does not run, such as sluice-scale, which is installed and only enabled when it is used."""
+    page = (ROOT / "docs/OPERATING.md").read_text()
+    commands = re.findall(r"^\| `systemctl (\S+) ([^`]*)`", page, re.M)
+    assert {verb for verb, _ in commands} == {"try-restart", "reload", "stop"}
+    installed = {path.stem for path in (ROOT / "deploy/systemd").iterdir()} | {"nginx", "sluice.target"}
+    named = {word.strip("'").rstrip("*") for _, units in commands for word in units.split()}
+    assert named <= installed | {"sluice-worker@"}
+    assert {"sluice-gateway", "sluice-reader", "sluice-worker@", "sluice-scale", "sluice-follower"} <= named
+
+
 def test_every_kernel_limit_that_is_set_exists() -> None:
     lines = re.findall(r"^([\w.]+) = ", (ROOT / "deploy/systemd/sysctl.conf").read_text(), re.M)
     assert lines
