@@ -7,6 +7,7 @@ import socketserver
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, Union
 
@@ -155,10 +156,8 @@ def histogram(name: str, about: str, histograms: dict[Any, Figures | None]) -> H
     family = HistogramMetricFamily(name, about, labels=[] if None in histograms else ["stream"])
     for stream, figures in histograms.items():
         if figures is not None:
-            total, buckets = 0, []
-            for bound, n in zip(figures["bounds"], figures["buckets"], strict=True):
-                total += n
-                buckets.append(("+Inf" if bound is None else str(float(bound)), total))
+            names = ("+Inf" if bound is None else str(float(bound)) for bound in figures["bounds"])
+            buckets = list(zip(names, accumulate(figures["buckets"]), strict=True))
             family.add_metric([] if stream is None else [stream], buckets, figures["sum"])
     return family
 

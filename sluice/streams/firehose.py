@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
-from sluice.streams.decoder import Result, each
+from sluice.streams.decoder import Part, Result, each
 from sluice.streams.encoding import GZIP, ZSTD, inflated
 from sluice.streams.message import Message
-
-Contents = Callable[[bytes, Message | None, Budget], Iterable[Result]]
 
 
 class Delivery(msgspec.Struct):
@@ -27,7 +25,7 @@ read = msgspec.json.Decoder(Delivery).decode
 read_record = msgspec.json.Decoder(Delivered).decode
 
 
-def opened(contents: Contents, body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
+def opened(contents: Part, body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
     """The results of a delivery; of the body itself if it is none, as is the dead letter of a record.
 
     contents: of a stream's decoder. Raises: Invalid.
