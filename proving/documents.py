@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import argparse
 import collections
-import dataclasses
 import importlib
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from sluice import settings
 from sluice.ops import __main__ as command
 from sluice.run import exporter
 
@@ -40,15 +38,6 @@ def markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     heads = list(heads)
     lines = [heads, ["---"] * len(heads), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("|  |", "| |").replace("| --- ", "|---")
-
-
-def settings_table() -> str:
-    """Each setting with its default and its text."""
-    rows = []
-    for row in dataclasses.fields(settings.Settings):
-        default = row.metadata["default"]
-        rows.append([f"`{settings.variable(row)}`", f"`{default}`" if default else "", row.metadata["about"]])
-    return markdown(("variable", "default", "what it is, and when to change it"), rows)
 
 
 def verbs_table() -> str:
@@ -91,7 +80,7 @@ def metric_row(family: Any) -> tuple[str, str, str, str]:
     return f"`{name}`", family.type, labels, family.documentation.rstrip(".")
 
 
-TABLES: dict[str, Callable[[], str]] = {"settings": settings_table, "verbs": verbs_table, "metrics": metrics_table}
+TABLES: dict[str, Callable[[], str]] = {"verbs": verbs_table, "metrics": metrics_table}
 
 
 def written(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Every setting: one row each in the class Settings, read once from the environment."""
+"""Every setting: one line each in the class Settings, read once from the environment."""
 
 from __future__ import annotations
 
@@ -31,186 +31,50 @@ class SettingError(ValueError):
     """An invalid setting. The text is one line: the setting, its value, the values that are valid."""
 
 
-def setting(parse: Callable[[str], T], default: str, about: str) -> T:
-    """One row of the table.
-
-    default: a text for `parse`, in which $INGEST_HOME stands for that setting.
-    about: what the setting is, who changes it and when (Markdown).
-    """
-    row: T = dataclasses.field(metadata={"parse": parse, "default": default, "about": about})
+def setting(parse: Callable[[str], T], default: str) -> T:
+    """One setting. default: a text for `parse`, in which $INGEST_HOME stands for that setting."""
+    row: T = dataclasses.field(metadata={"parse": parse, "default": default})
     return row
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one cell, each from the variable INGEST_ and its name. Sizes are in bytes."""
+    """The settings of one cell, each from the variable INGEST_ and its name. Sizes are in bytes.
 
-    # fmt: off
-    port: int = setting(
-        integer(1, 65535), "8080",
-        "TCP port of nginx, on IPv4 and, if the machine has it, on IPv6. Change it if another program uses the port, "
-        "or to 443 for TLS",
-    )
-    home: Path = setting(
-        parsers.path, "var",
-        "Directory for sockets, logs, Redis's files and `ingest.db`. Change it to keep the data on another disk, or to "
-        "run a second cell on this machine",
-    )
-    cell: str = setting(
-        parsers.cell, "",
-        "Name of this cell among those that store in the same database, up to 63 letters, digits and `._-`; "
-        "unless set, the name of the machine with a hash of `/etc/machine-id` and `INGEST_HOME`. Set it when there are "
-        "several, to the name by which you know the machine ([cells](database.md#cells))",
-    )
-    runtime: str = setting(
-        choice("cpython", "pypy"), "cpython",
-        "Python of gateway and reader: `cpython` or `pypy`. Change it when one of them is the bottleneck: PyPy takes "
-        "less CPU per request and more memory",
-    )
-    gateways: int = setting(
-        parsers.gateways, "auto",
-        "Gateway processes; `auto`: one for each four cores, at least one. Change it when a gateway uses a whole core, "
-        "or when other programs need the cores",
-    )
-    workers: Range = setting(
-        parsers.processes, "1",
-        "Worker processes; `0`: none, bodies wait in Redis; `auto` or `auto:MIN-MAX`: as many as the backlog needs, "
-        "1 to 4 unless given. Raise it when the backlog grows although the database is not busy",
-    )
-    durability: str = setting(
-        choice("always", "everysec", "no"), "always",
-        "Redis's `appendfsync`: `always`, `everysec` or `no`. Change it when throughput is worth the bodies that a "
-        "power failure may lose ([the promise](spool.md#the-promise))",
-    )
-    replicas: int = setting(
-        integer(0, 16), "0",
-        "Replicas of Redis that must confirm a body before its 2xx, and a claim before its worker. Set it when Redis "
-        "may fail over to a replica ([replicas](spool.md#replicas))",
-    )
-    max_body: int = setting(
-        size(1, MAX_ITEM), "1m",
-        "Bytes in one body, up to 500m; a larger one gets 413. A [batch](http.md#paths) may have 8 times as many, and "
-        "any compressed body may inflate to as many. Raise it when clients send more",
-    )
-    max_memory: int = setting(
-        size(8 << 20), "1g",
-        "Redis's `maxmemory`. When it is used up, posts get 503; nothing is evicted. The READY bodies of one stream "
-        "may use half of it. Set it to the memory that bodies may take while the database is unavailable",
-    )
-    views_memory: int = setting(
-        size(8 << 20), "256m",
-        "`maxmemory` of the views' Redis. A view without room takes no new keys. Raise it when the views have more "
-        "keys than it holds (`bin/sluice views` shows the memory of each)",
-    )
-    store: str = setting(
-        parsers.database, "sqlite:///$INGEST_HOME/ingest.db",
-        "Database. Change it to `postgresql://USER:PASSWORD@HOST/DATABASE?sslmode=verify-full` (libpq's URI; each "
-        "`@ : / ? # %` of the password is written `%40` …) when other programs or machines read the rows",
-    )
-    rows: ByStream[str | None] = setting(
-        parsers.rows, "store",
-        "Where rows go: `store`, the tables of `INGEST_STORE`; `parquet:///DIRECTORY`, `s3://BUCKET/PREFIX`, "
-        "`clickhouse://USER:PASSWORD@HOST:PORT/DATABASE` or `kafka://HOST:PORT,HOST:PORT`, for all streams or for some "
-        "of them (`gps=parquet:///DIRECTORY,logs=s3://BUCKET/PREFIX`); `metrics=statsd://HOST:PORT`. Set it "
-        "when one database is too small for the rows ([elsewhere](database.md#rows-elsewhere))",
-    )
-    keep: Keep = setting(
-        parsers.keep, "forever",
-        "How long rows are kept after their arrival: seconds (`90s`), minutes (`10m`), hours (`12h`) or days (`30d`), "
-        "for all streams or for some of them (`30d,gps=7d,votes=forever`). `dead=90d`: the same for dead letters. Set "
-        "it when the disk is smaller than all that will ever arrive ([by age](database.md#deleting-by-age))",
-    )
-    unique: ByStream[tuple[int, bool]] = setting(
-        parsers.unique, "1d",
-        "How long a key is kept, so that a body that comes again is stored once: an age such as `12h` or `1d`, or "
-        "`off`, for all streams or for some (`1d,gps=7d,logs=off`). `gps=1d/record`: each record is its own key; for "
-        "`gps`, `metrics`, `logs` and `spans`. Set it when senders repeat after more than a day, or to save its cost "
-        "([keys](database.md#keys))",
-    )
-    spool: str = setting(
-        parsers.spool, "$INGEST_HOME/run/redis.sock",
-        "Where bodies wait for the workers: the Unix socket of the Redis that `bin/up` starts. Change it "
-        "to `redis://USER:PASSWORD@HOST:PORT`, `rediss://…` or "
-        "`redis+sentinel://…` to use a Redis on other machines ([addresses](spool.md#redis-on-other-machines)), or to "
-        "`kafka://HOST:PORT,HOST:PORT` ([Kafka](spool.md#kafka)); then `bin/up` starts none for them",
-    )
-    routes: str = setting(
-        parsers.module, "",
-        "Module with `ROUTES`: its name, or the absolute path of a `.py` file. Set it to add paths, for streams of "
-        "your own",
-    )
-    records: str = setting(
-        parsers.module, "", "Module with `STREAMS`, named likewise. Set it to add streams, or to replace built-in ones"
-    )
-    views: str = setting(
-        parsers.views, "",
-        "Module with `VIEWS`, named likewise, for views of your own ([views](database.md#views)); `off`: no views. Set "
-        "it to read your own streams back, or to save the memory of the views",
-    )
-    api_keys: Path | None = setting(
-        parsers.file, "",
-        "File of API keys; a client without one gets 401. Set it when the port is open to strangers "
-        "([access](#access-control))",
-    )
-    passwords: Path | None = setting(
-        parsers.file, "",
-        "File of names and passwords, as `htpasswd` writes it, for basic authentication. Set it for clients that "
-        "cannot send an API key",
-    )
-    tls_certificate: Path | None = setting(
-        parsers.file, "",
-        "File of the certificate with its chain (PEM). Set it when clients come over a network that others can read: "
-        "`INGEST_PORT` then speaks only TLS 1.2 and 1.3, with HTTP/1.1 and HTTP/2",
-    )
-    tls_key: Path | None = setting(
-        parsers.file, "",
-        "File of the certificate's key (PEM). Set it unless the file of the certificate has the key too",
-    )
-    allow: tuple[str, ...] = setting(
-        clients("all", "private", "auto"), "auto",
-        "Addresses and networks that may send, IPv4 and IPv6, separated by commas or spaces; others get 403. "
-        "`private`: this machine and private networks; `all`: everybody; `auto`: `all` if clients need an API key or a "
-        "password, else `private`. Set it when the clients' networks are known, or to `all` to take writes from the "
-        "internet without keys",
-    )
-    read_allow: tuple[str, ...] = setting(
-        clients("all", "private", "none"), "127.0.0.1 ::1",
-        "Addresses and networks that may read the views, as in `INGEST_ALLOW`; `none`: nobody. Set it when clients on "
-        "other machines read",
-    )
-    hosts: tuple[str, ...] = setting(
-        parsers.hosts, "",
-        "Names of this server in URLs, beside `localhost` and the name of the machine. At other names, but not at "
-        "addresses, views and status page answer 421. Set it when they are read by another name",
-    )
-    client_rate: int = setting(
-        parsers.limit(1_000_000), "auto",
-        "Requests per second from one client, an IPv4 address or an IPv6 network /64, and twice as many in a burst; "
-        "beyond that, 429. `0`: no limit; `auto`: 100 if clients need a password, else none. Set it on a public port, "
-        "above the rate of the busiest client",
-    )
-    client_connections: int = setting(
-        parsers.limit(65535), "auto",
-        "Concurrent requests of one client; beyond that, 429. `0`: no limit; `auto`: 64, but none for this machine and "
-        "private networks, where a balancer may be. Set it when many clients share a public address",
-    )
-    cors: tuple[str, ...] = setting(
-        parsers.origins, "",
-        "Paths that pages of other origins may post to or read, and those origins (unless given, any). Set it when a "
-        "web page on another host sends data or shows a view",
-    )
-    log: LogStyle = setting(
-        parsers.log_style, "text",
-        "Format of the logs of gateway, reader, workers and follower. Change it to `json` for a log collector: one "
-        "object per line with `time`, `level`, `logger`, `process`, `message`, and `traceback` after an error. Add "
-        "`debug` (`json,debug`, or `debug` alone for text) to see each failed attempt while you look for its cause",
-    )
-    status_allow: tuple[str, ...] = setting(
-        clients("all", "private", "none"), "127.0.0.1 ::1",
-        "Addresses and networks that may read the status page and the metrics, as in `INGEST_ALLOW`; `none`: nobody. "
-        "Set it to read them from another machine",
-    )
-    # fmt: on
+    What each one is, and when to change it: docs/protocol/operator.md.
+    """
+
+    port: int = setting(integer(1, 65535), "8080")
+    home: Path = setting(parsers.path, "var")
+    cell: str = setting(parsers.cell, "")
+    runtime: str = setting(choice("cpython", "pypy"), "cpython")
+    gateways: int = setting(parsers.gateways, "auto")
+    workers: Range = setting(parsers.processes, "1")
+    durability: str = setting(choice("always", "everysec", "no"), "always")
+    replicas: int = setting(integer(0, 16), "0")
+    max_body: int = setting(size(1, MAX_ITEM), "1m")
+    max_memory: int = setting(size(8 << 20), "1g")
+    views_memory: int = setting(size(8 << 20), "256m")
+    store: str = setting(parsers.database, "sqlite:///$INGEST_HOME/ingest.db")
+    rows: ByStream[str | None] = setting(parsers.rows, "store")
+    keep: Keep = setting(parsers.keep, "forever")
+    unique: ByStream[tuple[int, bool]] = setting(parsers.unique, "1d")
+    spool: str = setting(parsers.spool, "$INGEST_HOME/run/redis.sock")
+    routes: str = setting(parsers.module, "")
+    records: str = setting(parsers.module, "")
+    views: str = setting(parsers.views, "")
+    api_keys: Path | None = setting(parsers.file, "")
+    passwords: Path | None = setting(parsers.file, "")
+    tls_certificate: Path | None = setting(parsers.file, "")
+    tls_key: Path | None = setting(parsers.file, "")
+    allow: tuple[str, ...] = setting(clients("all", "private", "auto"), "auto")
+    read_allow: tuple[str, ...] = setting(clients("all", "private", "none"), "127.0.0.1 ::1")
+    hosts: tuple[str, ...] = setting(parsers.hosts, "")
+    client_rate: int = setting(parsers.limit(1_000_000), "auto")
+    client_connections: int = setting(parsers.limit(65535), "auto")
+    cors: tuple[str, ...] = setting(parsers.origins, "")
+    log: LogStyle = setting(parsers.log_style, "text")
+    status_allow: tuple[str, ...] = setting(clients("all", "private", "none"), "127.0.0.1 ::1")
 
     @property
     def has_own_redis(self) -> bool:
