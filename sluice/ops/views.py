@@ -21,7 +21,7 @@ from sluice.settings import SettingError, Settings
 from sluice.views import contract
 from sluice.views.check import Checker
 from sluice.views.client import ViewsClient
-from sluice.views.figures import look, measured, rates
+from sluice.views.figures import look, rates
 from sluice.views.kinds.followed import Followed
 from sluice.views.kinds.view import ViewFigures
 
@@ -60,7 +60,7 @@ def show(client: ViewsClient, declared: dict[str, views.View]) -> int:
     if not declared:
         print("There are no views: INGEST_VIEWS is off, or INGEST_ROWS sends the rows of their streams elsewhere.")
         return 0
-    figures = measured(client, look(client, declared))
+    figures = look(client, declared)
     print(screen.table(("view", "state", "keys", "memory", "lag", "reads", "hits"), map(cells, figures), left=2))
     return 0 if all(view.state == "served" for view in figures) else 1
 

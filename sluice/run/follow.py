@@ -24,7 +24,7 @@ def main() -> None:
     socket = s.views_redis
     daemon.give_way()  # to what accepts and stores; a count may take seconds of CPU
     follower = Follower(socket, s.store, declared, streams)
-    refresher = Refresher(socket, s.store, declared, streams)
+    refresher = Refresher(socket, s.store, declared, streams, lambda: follower.token)
     daemon.stop_on_signal(follower)
     daemon.notify("READY=1")
     refresher.start()

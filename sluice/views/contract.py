@@ -96,11 +96,6 @@ def wanted(path: str) -> str:
     return f"w:{path}"
 
 
-def lock(key: str) -> str:
-    """String, with a lifetime: the token of the process that computes the value of `key`."""
-    return f"l:{key}"
-
-
 # Every script checks the lease: a follower that was stopped and continues after another has taken over changes
 # nothing, and an emptied Redis has no lease, so no position is ever stored in a Redis that lacks the rows before it.
 HELD = f"""
@@ -130,61 +125,26 @@ redis.call('HINCRBY', KEYS[2], 'refused', refused)
 
 # None of the kinds' scripts, which need memory, runs when Redis is full; those with allow-oom do.
 
-# After the rows up to a position are applied. KEYS: lease, info … ARGV: token, position, rows, milliseconds (0: the
-# view is behind).
-PLACE = f"""#!lua flags=allow-oom
+# Commands of the follower, all or none of them. KEYS: lease. ARGV: token, and of each command the number of its words
+# and the words.
+WRITE = f"""#!lua flags=allow-oom
 {HELD}
-for at = 2, #KEYS do
-  redis.call('HSET', KEYS[at], 'position', ARGV[2])
-  redis.call('HINCRBY', KEYS[at], 'rows', ARGV[3])
-  if ARGV[4] ~= '0' then redis.call('HSET', KEYS[at], 'synced', ARGV[4]) end
+local at = 2
+while at <= #ARGV do
+  local last = at + tonumber(ARGV[at])
+  redis.call(unpack(ARGV, at + 1, last))
+  at = last + 1
 end
 """
 
-# Without new rows. KEYS: lease, info … ARGV: token, milliseconds.
-TOUCH = f"""#!lua flags=allow-oom
-{HELD}
-for at = 2, #KEYS do redis.call('HSET', KEYS[at], 'synced', ARGV[2]) end
-"""
-
-# KEYS: lease, building, info. ARGV: token, generation, spec, position.
-BEGIN = f"""#!lua flags=allow-oom
-{HELD}
-redis.call('SET', KEYS[2], ARGV[2])
-redis.call('HSET', KEYS[3], 'spec', ARGV[3], 'position', ARGV[4], 'keys', 0, 'rows', 0)
-"""
-
-# The generation that was built is served from now on. KEYS: lease, building, state. ARGV: token, generation or FULL.
-SWITCH = f"""#!lua flags=allow-oom
-{HELD}
-redis.call('SET', KEYS[3], ARGV[2])
-redis.call('DEL', KEYS[2])
-"""
-
-# Says that a generation has refused keys. KEYS: lease, crowded. ARGV: token, generation.
-CROWD = f"""#!lua flags=allow-oom
-{HELD}
-redis.call('SET', KEYS[2], ARGV[2])
-"""
-
-# Keys that no generation in use has, or of a view that is no longer declared. KEYS: lease, and the keys. ARGV: token.
-DROP = f"""#!lua flags=allow-oom
-{HELD}
-return redis.call('UNLINK', unpack(KEYS, 2))
-"""
-
-# Deletes KEYS[1] if it has this token: a lease of a follower that is gone, a lock of a computation that has ended.
+# Deletes the lease if it has this token: that of a follower that is gone.
 RELEASE = """#!lua flags=allow-oom
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 """
 
-# Keeps a computed value, unless the lock has passed to another process, and ends the lock. KEYS: lock, key. ARGV:
-# token, value, milliseconds.
+# Keeps a count, unless the lease has passed to another process. KEYS: lease, key. ARGV: token, value, milliseconds.
 KEEP = """#!lua
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
-redis.call('DEL', KEYS[1])
-return 1
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3]) end
 """
 
 # The lease of a new follower, also in a full Redis, which only a follower can empty. The present one may seem to live
@@ -196,7 +156,7 @@ redis.call('SET', KEYS[2], ARGV[1])
 return 1
 """
 
-# Moves the end of a lease or lock. ARGV: token, milliseconds.
+# Moves the end of the lease. ARGV: token, milliseconds.
 EXTEND = """#!lua flags=allow-oom
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 """

@@ -14,7 +14,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -186,21 +186,22 @@ class Follower:
         """Begin a new generation of a view, and give up one that is being built."""
         self.generations = [generation for generation in self.generations if generation.live or generation.path != path]
         name, position = contract.fingerprint(self.views[path]) + secrets.token_hex(4), self.source.start()
-        keys = [contract.building(path), contract.info(path, name)]
-        self.script(contract.BEGIN, keys, name, self.specs[path], position)
-        self.generations.append(Generation(path, self.views[path], name, position, False))
+        generation = Generation(path, self.views[path], name, position, False)
+        begun = "HSET", generation.info, "spec", self.specs[path], "position", position, "keys", 0, "rows", 0
+        self.write(("SET", contract.building(path), name), begun)
+        self.generations.append(generation)
         self.retries.pop(path, None)
         self.cursor = 0
 
-    def script(self, script: str, keys: Sequence[str | bytes], *arguments: str | bytes | int) -> None:
-        """Call a script. Raises: LeaseLost, unless this process has the lease; Full."""
-        self.client.ask(("EVAL", script, 1 + len(keys), contract.HOLDER, *keys, self.token, *arguments))
+    def write(self, *commands: tuple[str | bytes | int, ...]) -> None:
+        """Run all of these commands. Raises: LeaseLost, with none of them run, unless this process has the lease."""
+        words = (word for command in commands for word in (len(command), *command))
+        self.client.ask(("EVAL", contract.WRITE, 1, contract.HOLDER, self.token, *words))
 
     def withdraw(self, paths: Iterable[str]) -> None:
         """Stop serving views whose data is not of this database or declaration."""
         paths = set(paths)
-        keys = [key for path in paths for key in (contract.state(path), contract.building(path))]
-        self.script(contract.DROP, keys)
+        self.write(("UNLINK", *map(contract.state, paths), *map(contract.building, paths)))
         self.generations = [generation for generation in self.generations if generation.path not in paths]
 
     def turn(self) -> bool:
@@ -258,8 +259,11 @@ class Follower:
                 self.apply(group, piece)
         group = [generation for generation in group if generation in self.generations and not generation.retry_at]
         if group and (rows or changes.position != position or not changes.more):
-            synced = 0 if changes.more else int(now * 1000)
-            self.script(contract.PLACE, [generation.info for generation in group], changes.position, rows, synced)
+            synced = () if changes.more else ("synced", int(now * 1000))
+            self.write(
+                *(("HSET", generation.info, "position", changes.position, *synced) for generation in group),
+                *(("HINCRBY", generation.info, "rows", rows) for generation in group),
+            )
         for generation in group:
             generation.position, generation.synced = changes.position, not changes.more
             if generation.reason:
@@ -324,7 +328,7 @@ class Follower:
         generation.crowded = True
         if generation.live:
             self.retries.setdefault(generation.path, (time.monotonic() + RETRY_SECONDS[0], RETRY_SECONDS[0]))
-            self.script(contract.CROWD, [contract.crowded(generation.path)], generation.name)
+            self.write(("SET", contract.crowded(generation.path), generation.name))
 
     def full(self, generation: Generation) -> None:
         """A generation does not fit. If no other is in service the view answers 503 until one that fits is built."""
@@ -334,11 +338,11 @@ class Follower:
         self.retries[path] = time.monotonic() + delay, min(2 * delay, RETRY_SECONDS[1])
         if any(other.path == path and other.live for other in self.generations):
             log.error("%s: the memory is full: the rebuild is given up, the view is served as before", path)
-            self.script(contract.DROP, [contract.building(path)])
+            self.write(("UNLINK", contract.building(path)))
         else:
             self.generations = [other for other in self.generations if other.path != path]
             log.error("%s: the memory is full: the view is not served; raise maxmemory", path)
-            self.script(contract.SWITCH, [contract.building(path), contract.state(path)], contract.FULL)
+            self.write(("SET", contract.state(path), contract.FULL), ("DEL", contract.building(path)))
         self.cursor = 0  # its keys go
 
     def switch(self, generation: Generation) -> None:
@@ -348,7 +352,7 @@ class Follower:
         self.retries.pop(path, None)
         if generation.crowded:
             self.crowd(generation)
-        self.script(contract.SWITCH, [contract.building(path), contract.state(path)], generation.name)
+        self.write(("SET", contract.state(path), generation.name), ("DEL", contract.building(path)))
         self.generations = [other for other in self.generations if other.path != path or other is generation]
         self.cursor = 0
         log.info("%s: built", path)
@@ -365,7 +369,7 @@ class Follower:
         if not held:
             raise LeaseLost("another follower has the lease, or Redis was emptied")
         if infos and not self.source.news():
-            self.script(contract.TOUCH, infos, milliseconds)
+            self.write(*(("HSET", info, "synced", milliseconds) for info in infos))
         else:
             for generation in self.generations:
                 generation.synced = False
@@ -386,7 +390,7 @@ class Follower:
         cursor, keys = self.client.ask(("SCAN", self.cursor, "COUNT", SCAN_KEYS))[0]
         used = {(generation.path, generation.name) for generation in self.generations}
         if gone := [key for key in keys if not needed(key, used, self.views, self.counted)]:
-            self.script(contract.DROP, gone)
+            self.write(("UNLINK", *gone))
         self.cursor = int(cursor) or None
         return True
 

@@ -1,18 +1,17 @@
-"""Refresh ahead: a value that is expensive to compute is computed again before it expires, by one process at a time.
+"""Refresh ahead: a tally, which is expensive to count, is counted again before it expires.
 
-A failure belongs to its key: the keys behind it are counted at once, and no error ends a thread. Each tally has threads
+Only the process that holds the follower's lease counts; a count that ends after the lease has passed on is not kept. A
+failure belongs to its key: the keys behind it are counted at once, and no error ends a thread. Each tally has threads
 of its own, so one whose counts take long delays itself only.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
-import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import redis
@@ -31,46 +30,14 @@ log = logging.getLogger("sluice.refresh")
 
 KNOWN = (RedisError, Unavailable)  # their text says it all
 
-LOCK_SECONDS = 3.0  # after which another process computes if the holder of the lock was killed; at most half a period
-FAILED_SECONDS = 1.0  # before a computation that failed is tried again
+FAILED_SECONDS = 1.0  # before a count that failed is tried again
 UNKNOWN_SECONDS = 1.0  # for which an empty value is kept
 PATIENCE_SECONDS = 10.0  # that Redis may take for one reply
-FAILING_KEYS = 1_000  # that are remembered, to log when one is counted again
+FAILING_KEYS = 1_000  # that are remembered
 INDEX_SECONDS = 3600.0  # between two looks whether a tally has its index: it may have been dropped
 MEMORY_SHARE = 0.125  # of the views' Redis: the counts of all tallies; those asked for longest ago go first
 KEY_BYTES = 256  # about what a count takes in addition to its key and value
 PERIOD_SHARE = 0.1  # of a period: a tally gets an index if its counts take longer than that
-
-
-def once_a_period(client: redis.Redis, key: str, period: float, compute: Callable[[], bytes]) -> None:
-    """Compute a value and keep it for two periods, unless it is younger than one, or another process computes it.
-
-    - A holder of the lock that is killed: after LOCK_SECONDS another process computes.
-    - A computation longer than a period: the value expires; it still runs once at a time.
-    - `compute` raises: the old value is kept while it lives; the next try is a second later.
-    - An empty value is kept for a second.
-
-    period: seconds. Raises: RedisError, and any exception of `compute`.
-    """
-    lock, token = contract.lock(key), secrets.token_hex(16)
-    hold = min(LOCK_SECONDS, period / 2)
-    if is_fresh(client, key, period):
-        return
-    if not client.set(lock, token, nx=True, px=int(hold * 1000)):
-        if client.pttl(lock) > 1000 * max(hold, FAILED_SECONDS):
-            client.pexpire(lock, int(hold * 1000))  # the clock of Redis was ahead when the lock was taken
-        return
-    if is_fresh(client, key, period):  # it may have been computed between the two calls
-        client.eval(contract.RELEASE, 1, lock, token)
-        return
-    try:
-        with held(client, lock, token, hold):
-            value = compute()
-    except Exception:
-        client.eval(contract.EXTEND, 1, lock, token, int(FAILED_SECONDS * 1000))
-        raise
-    lifetime = 2 * period if value else UNKNOWN_SECONDS
-    client.eval(contract.KEEP, 2, lock, key, token, value, int(lifetime * 1000))
 
 
 def is_fresh(client: redis.Redis, key: str, period: float) -> bool:
@@ -90,36 +57,22 @@ def young(left: int, period: float) -> bool:
     return period < left / 1000 <= 2 * period
 
 
-@contextlib.contextmanager
-def held(client: redis.Redis, lock: str, token: str, hold: float) -> Iterator[None]:
-    done = threading.Event()
-
-    def renew() -> None:
-        while not done.wait(hold / 3):
-            with contextlib.suppress(Exception):
-                client.eval(contract.EXTEND, 1, lock, token, int(hold * 1000))
-
-    thread = threading.Thread(target=renew, name="renew", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
 class Refresher:
-    """Computes tallies: those that a client waits for at once, those that clients asked for lately once a period."""
+    """Counts tallies: those that a client waits for at once, those that clients asked for lately once a period."""
 
-    def __init__(self, socket: str, url: str, views: Mapping[str, View], streams: dict[str, Stream]) -> None:
-        """socket: of the views' Redis. url: of the store."""
+    def __init__(
+        self, socket: str, url: str, views: Mapping[str, View], streams: dict[str, Stream], token: Callable[[], str]
+    ) -> None:
+        """socket: of the views' Redis. url: of the store. token: of the lease, "" while another process has it."""
         self.client = connect.client(socket, PATIENCE_SECONDS)
-        self.url, self.streams = url, streams
+        self.url, self.streams, self.token = url, streams, token
         self.tallies = {path: view for path, view in views.items() if isinstance(view, Counted)}
         self.every = min([1.0, *(view.period / 4 for view in self.tallies.values())])  # seconds between two scans
         self.stopping = threading.Event()
         self.reason = ""
-        self.failing: set[tuple[str, str]] = set()  # path and key
+        self.entry = threading.Lock()  # held for a moment, so that no two threads count one tally
+        self.counting: set[str] = set()  # names of tallies
+        self.failed: dict[str, float] = {}  # name of a tally -> when to try again, monotonic
         self.spent: dict[Counted, tuple[float, float]] = {}  # since when (monotonic), and the seconds of its counts
         self.slow: queue.SimpleQueue[Counted] = queue.SimpleQueue()  # tallies whose counts take long
 
@@ -133,7 +86,7 @@ class Refresher:
             threading.Thread(target=self.index, name="index", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop the threads; one that computes is not waited for."""
+        """Stop the threads; one that counts is not waited for."""
         self.stopping.set()
 
     def run(self, path: str, ahead: bool) -> None:
@@ -141,6 +94,9 @@ class Refresher:
         source = open_row_source(self.url, self.streams)
         asked, due = contract.asked(path), 0.0
         while not self.stopping.is_set():
+            if not self.token():
+                self.stopping.wait(self.every)
+                continue
             try:
                 first: Any = self.client.blpop([asked], timeout=self.every)
                 if first:
@@ -188,37 +144,48 @@ class Refresher:
         return expiring
 
     def refresh(self, source: RowSource, path: str, key: str) -> None:
-        """Compute a tally unless it is young, or another thread computes it."""
-        view = self.tallies[path]
+        """Count a tally and keep it for two periods, unless it is young, is being counted, or has just failed.
 
-        def compute() -> bytes:
-            began = time.monotonic()
-            try:
-                value = view.count(source, key)
-            except Exception as error:  # whoever has an old value does not see it
-                if len(self.failing) < FAILING_KEYS:
-                    self.failing.add((path, key))
-                self.say(error)
-                raise
-            if (path, key) in self.failing:
-                self.failing.clear()
-                self.reason = ""
-                log.info("recovered")
-            since, seconds = self.spent.get(view, (began, 0.0))
-            if began > since + view.period:
-                since, seconds = began, 0.0
-            self.spent[view] = since, seconds + time.monotonic() - began
-            if self.spent[view][1] > PERIOD_SHARE * view.period:
-                self.slow.put(view)
-            self.client.hincrby(contract.REFRESHES, path, 1)
-            return value
-
+        If the count fails, the old one is kept while it lives. That of an unknown key is empty, and kept for a second.
+        """
+        view, token = self.tallies[path], self.token()
+        name = contract.kept(path, view, key)
+        with self.entry:
+            if name in self.counting or time.monotonic() < self.failed.get(name, 0.0):
+                return
+            self.counting.add(name)
         try:
-            once_a_period(self.client, contract.kept(path, view, key), view.period, compute)
+            if not is_fresh(self.client, name, view.period):
+                value = self.count(source, view, key)
+                lifetime = int(1000 * (2 * view.period if value else UNKNOWN_SECONDS))
+                self.client.hincrby(contract.REFRESHES, path, 1)
+                self.client.eval(contract.KEEP, 2, contract.HOLDER, name, token, value, lifetime)
+                if self.failed.pop(name, None):
+                    self.failed.clear()
+                    self.reason = ""
+                    log.info("recovered")
         except RedisError:
             raise
-        except Exception as error:
-            log.debug("%s %s: %s", path, key, error)  # `say` has logged the first one
+        except Exception as error:  # whoever has an old value does not see it
+            if len(self.failed) >= FAILING_KEYS:
+                self.failed.clear()
+            self.failed[name] = time.monotonic() + FAILED_SECONDS
+            self.say(error)
+            log.debug("%s %s: %s", path, key, error)  # `say` logs the first one
+        finally:
+            self.counting.discard(name)
+
+    def count(self, source: RowSource, view: Counted, key: str) -> bytes:
+        """The JSON of a tally. One whose counts take a large part of its period gets an index."""
+        began = time.monotonic()
+        value = view.count(source, key)
+        since, seconds = self.spent.get(view, (began, 0.0))
+        if began > since + view.period:
+            since, seconds = began, 0.0
+        self.spent[view] = since, seconds + time.monotonic() - began
+        if self.spent[view][1] > PERIOD_SHARE * view.period:
+            self.slow.put(view)
+        return value
 
     def index(self) -> None:
         """Create the index of each tally whose counts take long: without it, each count reads all rows.

@@ -1,4 +1,4 @@
-"""Refresh ahead: one computation a period, whoever asks, whatever dies."""
+"""Refresh ahead: one count a period, whoever asks, whatever dies."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import functools
 import json
 import os
 import secrets
-import signal
-import subprocess
-import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from sluice.parsers import Keep
 from sluice.store.registry import open_store
 from sluice.streams.record import Vote
 from sluice.views import Tally, contract, refresh, tally
-from sluice.views.refresh import Refresher, once_a_period
+from sluice.views.refresh import Refresher
 from sluice.views.rows.registry import open_row_source
 from viewing import Site, site
 
@@ -39,154 +37,157 @@ def client(tmp: Path) -> Iterator[redis.Redis]:
         yield found
 
 
-class Counted:
-    """A computation that counts how often it runs."""
+class Counts:
+    """Refreshes the tally `k` of a path, and counts how often it is counted; each count is the number of the counts."""
 
-    def __init__(self) -> None:
-        self.runs = 0
+    def __init__(self, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+        view = tally("votes", key="poll", by="choice", period=60)
+        self.client, self.key, self.runs = client, contract.kept("/t", view, "k"), 0
         self.gate = threading.Event()
         self.gate.set()
+        self.error: Exception | None = None
+        monkeypatch.setattr(Tally, "count", lambda view, source, key: self.count())
+        client.set(contract.HOLDER, "mine")
+        socket = client.connection_pool.connection_kwargs["path"]
+        self.refresher = Refresher(socket, "sqlite:///none", {"/t": view}, {}, lambda: "mine")
 
-    def __call__(self) -> bytes:
+    def count(self) -> bytes:
         self.runs += 1
         run = self.runs
         self.gate.wait(60)
+        if self.error:
+            raise self.error
         return b"%d" % run
 
+    def refresh(self) -> None:
+        """What the threads of the refresher do for a key."""
+        source: Any = None
+        self.refresher.refresh(source, "/t", "k")
 
-def age(client: redis.Redis, key: str, period: float) -> None:
-    """Make a value just older than a period."""
-    assert client.pexpire(key, int(period * 1000) - 1)
+    def age(self) -> None:
+        """Make the value just older than a period."""
+        assert self.client.pexpire(self.key, 60_000 - 1)
+
+    def value(self) -> Any:
+        return self.client.get(self.key)
+
+    def left(self) -> Any:
+        """Milliseconds that the value still lives."""
+        return self.client.pttl(self.key)
+
+
+@pytest.fixture
+def counts(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Counts:
+    return Counts(client, monkeypatch)
 
 
 @pytest.mark.parametrize("found", [b"old", b""])
-def test_a_clock_of_redis_that_steps_back_keeps_no_value_and_no_lock(found: bytes, client: redis.Redis) -> None:
+def test_a_clock_of_redis_that_steps_back_keeps_no_value(found: bytes, counts: Counts) -> None:
     """Lifetimes in Redis end at a time of its wall clock, so they grow by as much as it steps back."""
-    hour, count = 3600_000, Counted()
-    client.set("k", found, px=hour)
-    client.set(contract.lock("k"), "of a process that was killed", px=hour)
-
-    def computed() -> bool:
-        once_a_period(client, "k", 1.0, count)
-        return bool(client.get("k") == b"1")
-
-    harness.poll(computed)
-    assert client.pttl("k") <= 2000
+    counts.client.set(counts.key, found, px=3600_000)
+    counts.refresh()
+    assert counts.value() == b"1"
+    assert counts.left() <= 120_000
 
 
-def test_a_cold_start_with_many_callers_computes_once(client: redis.Redis) -> None:
-    compute = Counted()
-    compute.gate.clear()
-    callers = [threading.Thread(target=once_a_period, args=(client, "k", 60, compute)) for _ in range(80)]
+def test_a_cold_start_with_many_callers_counts_once(counts: Counts) -> None:
+    counts.gate.clear()
+    callers = [threading.Thread(target=counts.refresh) for _ in range(80)]
     for caller in callers:
         caller.start()
-    harness.poll(lambda: compute.runs and sum(caller.is_alive() for caller in callers) == 1)
-    compute.gate.set()
+    harness.poll(lambda: counts.runs and sum(caller.is_alive() for caller in callers) == 1)
+    counts.gate.set()
     for caller in callers:
         caller.join()
-    assert (compute.runs, client.get("k")) == (1, b"1")
+    assert (counts.runs, counts.value()) == (1, b"1")
 
 
-def test_a_young_value_is_kept_and_lives_for_two_periods(client: redis.Redis) -> None:
-    compute = Counted()
+def test_a_young_value_is_kept_and_lives_for_two_periods(counts: Counts) -> None:
     for _ in range(3):
-        once_a_period(client, "k", 60, compute)
-    assert (compute.runs, client.get("k")) == (1, b"1")
-    left: Any = client.pttl("k")
-    assert 60_000 < left <= 120_000
+        counts.refresh()
+    assert (counts.runs, counts.value()) == (1, b"1")
+    assert 60_000 < counts.left() <= 120_000
 
 
-def test_after_a_period_one_caller_computes_while_the_old_value_is_there(client: redis.Redis) -> None:
-    compute = Counted()
-    once_a_period(client, "k", 60, compute)
-    age(client, "k", 60)
-    compute.gate.clear()
-    first = threading.Thread(target=once_a_period, args=(client, "k", 60, compute))
+def test_after_a_period_one_caller_counts_while_the_old_value_is_there(counts: Counts) -> None:
+    counts.refresh()
+    counts.age()
+    counts.gate.clear()
+    first = threading.Thread(target=counts.refresh)
     first.start()
-    harness.poll(lambda: compute.runs == 2)
+    harness.poll(lambda: counts.runs == 2)
     for _ in range(50):
-        once_a_period(client, "k", 60, compute)
-    assert client.get("k") == b"1"
-    compute.gate.set()
+        counts.refresh()
+    assert counts.value() == b"1"
+    counts.gate.set()
     first.join()
-    once_a_period(client, "k", 60, compute)
-    assert (client.get("k"), compute.runs) == (b"2", 2)
+    counts.refresh()
+    assert (counts.value(), counts.runs) == (b"2", 2)
 
 
-def test_a_computation_that_fails_leaves_the_old_value(client: redis.Redis) -> None:
-    def fail() -> bytes:
-        raise OSError("the database is away")
-
-    compute = Counted()
-    once_a_period(client, "k", 60, compute)
-    age(client, "k", 60)
-    with pytest.raises(OSError):
-        once_a_period(client, "k", 60, fail)
-    assert client.get("k") == b"1"
-    left: Any = client.pttl(contract.lock("k"))
-    assert 0 < left <= refresh.FAILED_SECONDS * 1000  # until then nobody tries again
-    once_a_period(client, "k", 60, compute)
-    assert compute.runs == 1
-
-
-def test_a_killed_holder_is_replaced(client: redis.Redis, tmp: Path) -> None:
-    code = (
-        "import redis, sys, threading; from sluice.views.refresh import once_a_period; "
-        "c = redis.Redis(unix_socket_path=sys.argv[1]); "
-        "once_a_period(c, 'k', 60, lambda: (print('computing', flush=True), threading.Event().wait())[1])"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp / "r.sock")], stdout=subprocess.PIPE, cwd=harness.ROOT
-    ) as holder:
-        assert holder.stdout and holder.stdout.readline() == b"computing\n"
-        os.kill(holder.pid, signal.SIGKILL)
-    assert client.exists(contract.lock("k"))
-
-    def replaced() -> bool:
-        once_a_period(client, "k", 60, lambda: b"mine")
-        return bool(client.get("k") == b"mine")
-
-    harness.poll(replaced)
+def test_a_count_that_fails_leaves_the_old_value_and_is_tried_again_a_second_later(
+    counts: Counts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    counts.refresh()
+    counts.age()
+    counts.error = OSError("the database is away")
+    for _ in range(3):
+        counts.refresh()
+    assert (counts.value(), counts.runs) == (b"1", 2)
+    counts.error = None
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + refresh.FAILED_SECONDS)
+    counts.refresh()
+    assert counts.value() == b"3"
+    assert [record.message[:30] for record in caplog.records] == ["tallies are not refreshed: OSE", "recovered"]
 
 
-def test_the_lock_of_a_long_computation_is_renewed(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refresh, "LOCK_SECONDS", 0.3)
-    compute = Counted()
-    compute.gate.clear()
-    first = threading.Thread(target=once_a_period, args=(client, "k", 60, compute))
-    first.start()
-    harness.poll(lambda: compute.runs)
-    extended = threading.Event()
-    with client.monitor() as monitor:
-        for command in monitor.listen():
-            if "PEXPIRE" in command["command"] and extended.is_set():
-                break
-            if "PEXPIRE" in command["command"]:
-                extended.set()
-    once_a_period(client, "k", 60, compute)
-    assert compute.runs == 1
-    compute.gate.set()
-    first.join()
-    assert (client.get("k"), compute.runs) == (b"1", 1)
+def test_a_count_that_ends_after_the_lease_has_passed_on_is_not_kept(counts: Counts) -> None:
+    counts.gate.clear()
+    slow = threading.Thread(target=counts.refresh)
+    slow.start()
+    harness.poll(lambda: counts.runs)
+    counts.client.set(contract.HOLDER, "another")
+    counts.client.set(counts.key, "newer")
+    counts.gate.set()
+    slow.join()
+    assert counts.value() == b"newer"
 
 
-def test_a_holder_that_was_stopped_for_too_long_does_not_overwrite_a_newer_value(client: redis.Redis) -> None:
-    def slow() -> bytes:
-        client.set(contract.lock("k"), "another")  # the lock has passed on
-        client.set("k", "newer")
-        return b"older"
+def test_a_process_without_the_lease_leaves_the_questions_to_the_one_that_has_it(counts: Counts) -> None:
+    asked, tokens = contract.asked("/t"), iter([*[""] * 10])
+    reached = threading.Event()
 
-    once_a_period(client, "k", 60, slow)
-    assert client.get("k") == b"newer"
+    def token() -> str:
+        try:
+            return next(tokens)
+        except StopIteration:
+            reached.set()
+            return "" if counts.client.llen(asked) else "mine"
+
+    counts.client.rpush(asked, "k")
+    counts.refresher.token, counts.refresher.every = token, 0.01
+    counts.refresher.start()
+    assert reached.wait(60)
+    counts.refresher.stop()
+    assert (counts.client.llen(asked), counts.runs) == (1, 0)
 
 
-def test_an_empty_value_is_kept_for_a_second_only(client: redis.Redis) -> None:
-    compute = Counted()
-    once_a_period(client, "k", 60, lambda: b"")
-    once_a_period(client, "k", 60, compute)
-    assert (client.get("k"), compute.runs) == (b"", 0)
-    left: Any = client.pttl("k")
-    assert left <= refresh.UNKNOWN_SECONDS * 1000
+def test_an_empty_value_is_kept_for_a_second_only(counts: Counts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tally, "count", lambda view, source, key: b"")
+    counts.refresh()
+    monkeypatch.setattr(Tally, "count", lambda view, source, key: counts.count())
+    counts.refresh()
+    assert (counts.value(), counts.runs) == (b"", 0)
+    assert counts.left() <= refresh.UNKNOWN_SECONDS * 1000
+
+
+def refresher(here: Site) -> Refresher:
+    """A refresher in this process, in the place of a follower that was killed."""
+    here.kill(here.follower)
+    here.client().set(contract.HOLDER, "mine")
+    return Refresher(here.socket, here.url, here.views, here.streams, lambda: "mine")
 
 
 @pytest.fixture
@@ -277,8 +278,7 @@ def test_a_database_that_is_away_is_logged_once_for_all_keys(polls: Site) -> Non
 
 def test_a_slow_count_in_sqlite_gets_an_index(polls: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refresh, "PERIOD_SHARE", 0.0)
-    polls.kill(polls.follower)  # its refresher answers quickly
-    Refresher(polls.socket, polls.url, polls.views, polls.streams).start()
+    refresher(polls).start()
     harness.poll(lambda: ask(polls, "cookies"))
 
     def ask_store(query: str) -> str:
@@ -327,12 +327,11 @@ def two(server: Postgres) -> Iterator[Site]:
         found.put("votes", [Vote(poll="cookies", choice="oreo")])
         notice: Any = found.streams["notices"].record
         found.put("notices", [notice(user="ann", kind="like", object=1)])
-        found.kill(found.follower)
         found.views["/notices/tally"] = NOTICES
-        refresher = Refresher(found.socket, found.url, found.views, found.streams)
-        refresher.start()
+        counting = refresher(found)
+        counting.start()
         yield found
-        refresher.stop()
+        counting.stop()
 
 
 def test_a_key_that_no_database_can_hold_is_unknown_and_delays_no_other(two: Site) -> None:
@@ -369,7 +368,6 @@ def test_an_odd_row_of_another_program_ends_no_thread(polls: Site) -> None:
 def test_an_error_of_one_key_ends_no_thread_and_delays_no_other_key(
     polls: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    polls.kill(polls.follower)
     count = Tally.count
 
     def fail(self: Tally, source: Any, key: str) -> bytes:
@@ -378,30 +376,28 @@ def test_an_error_of_one_key_ends_no_thread_and_delays_no_other_key(
         return count(self, source, key)
 
     monkeypatch.setattr(Tally, "count", fail)
-    refresher = Refresher(polls.socket, polls.url, polls.views, polls.streams)
-    refresher.start()
+    counting = refresher(polls)
+    counting.start()
     for _ in range(5):
         polls.client().rpush(contract.asked("/votes/tally"), *(f"poison-{n}" for n in range(20)))
         assert json.loads(harness.poll(lambda: ask(polls, "cookies"), 3))["total"] == 3
-    refresher.stop()
+    counting.stop()
     assert "a defect that poison-0 shows" in caplog.text
 
 
 def test_the_counts_that_are_kept_have_a_bound(polls: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert polls.follower
-    polls.kill(polls.follower)
+    counting = refresher(polls)
     client, view = polls.client(), polls.views["/votes/tally"]
-    refresher = Refresher(polls.socket, polls.url, polls.views, polls.streams)
     now = int(client.time()[0] * 1000)
     for n in range(20):
         client.zadd(contract.wanted("/votes/tally"), {f"p{n}": now + n})
         client.set(contract.kept("/votes/tally", view, f"p{n}"), "x" * 10_000)
     monkeypatch.setattr(contract, "WANTED_KEYS", 15)
-    refresher.expiring("/votes/tally")
+    counting.expiring("/votes/tally")
     assert client.zrange(contract.wanted("/votes/tally"), 0, -1) == [b"p%d" % n for n in range(5, 20)]
     client.config_set("maxmemory", 64 << 20)
     monkeypatch.setattr(refresh, "MEMORY_SHARE", 105_000 / (64 << 20))
-    refresher.expiring("/votes/tally")
+    counting.expiring("/votes/tally")
     assert client.zrange(contract.wanted("/votes/tally"), 0, -1) == [b"p%d" % n for n in range(10, 20)]
     assert not client.exists(contract.kept("/votes/tally", view, "p9"))
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sluice.views.link import Place
     from sluice.views.rows.source import RowSource
 
-NEWEST_KEYS = 100  # whose age the figures take: those that clients asked for last
+NEWEST_KEYS = 100  # whose age and memory the figures take: those that clients asked for last
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,11 @@ class Counted(View):
         )
         names = [contract.kept(path, self, key.decode(errors="surrogateescape")) for key in newest]
         kept = iter(ask(*((verb, name) for name in names for verb in ("PTTL", "STRLEN"))))
-        ages = [2 * self.period - left / 1000 for left, size in zip(kept, kept) if size]  # empty: the key is unknown
-        return ViewFigures(path, "served", keys=keys, lag=max(ages, default=None), refreshes=int(refreshes or 0))
+        found = [(left, size) for left, size in zip(kept, kept) if size]  # empty: the key is unknown
+        age = max((2 * self.period - left / 1000 for left, _ in found), default=None)
+        taken = sum(size for _, size in found) + sum(map(len, names)) + contract.ENTRY_BYTES * len(names)
+        memory = taken * keys // max(1, len(names))
+        return ViewFigures(path, "served", keys, lag=age, refreshes=int(refreshes or 0), bytes=memory)
 
 
 def kept_json(place: Place, limit: int) -> bytes:

@@ -41,10 +41,10 @@ class Followed(View):
         state, crowded = ask(("GET", contract.state(path)), ("GET", contract.crowded(path)))
         if state in (None, contract.FULL):
             return ViewFigures(path, "full" if state else "building")
-        (fields,) = ask(("HMGET", contract.info(path, state.decode()), "keys", "rows", "synced"))
-        keys, rows, synced = (int(field or 0) for field in fields)
+        (fields,) = ask(("HMGET", contract.info(path, state.decode()), "keys", "rows", "bytes", "synced"))
+        keys, rows, size, synced = (int(field or 0) for field in fields)
         lag = max(0.0, time.time() - synced / 1000) if synced else None
-        return ViewFigures(path, "crowded" if state == crowded else "served", keys=keys, rows=rows, lag=lag)
+        return ViewFigures(path, "crowded" if state == crowded else "served", keys, rows, lag, bytes=size)
 
 
 class Reducer(ABC):

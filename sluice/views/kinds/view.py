@@ -26,7 +26,7 @@ class ViewFigures(NamedTuple):
     lag: seconds; rows committed earlier are applied. Of a tally: the age of its oldest kept count.
     refreshes: of a tally, the counts made; None for other views. reads: answers by status. Both since the views' Redis
     was started.
-    bytes: of memory, from a sample, if it was asked for and there is a key.
+    bytes: of memory, about.
     """
 
     path: str
@@ -80,4 +80,4 @@ class View(ABC):
 
     @abstractmethod
     def figures(self, path: str, ask: Callable[..., list[Any]]) -> ViewFigures:
-        """The figures but for reads and memory. ask: `ViewsClient.ask`."""
+        """The figures but for reads. ask: `ViewsClient.ask`."""
