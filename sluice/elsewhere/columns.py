@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from operator import attrgetter
 from typing import Any
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sluice.base.override import override
 from sluice.base.times import second
-from sluice.elsewhere.destination import Carried, InMemory, Rejected, Rows, alone
+from sluice.elsewhere.destination import Carried, Rejected, Rows, alone
 from sluice.store.types import FarRow
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
@@ -68,7 +68,7 @@ class Columns:
 
     def made(self, batch: int, rows: Rows) -> pa.Table:
         """`table`, with any error."""
-        records: list[Any] = [*map(self.plain, rows.records)] if self.plain else rows.records
+        records: Sequence[Any] = [*map(self.plain, rows.records)] if self.plain else rows.records
         if self.metric:
             when = [one.time if one.time is not None else at * 1000 for at, one in zip(rows.received, records)]
         else:
@@ -119,32 +119,20 @@ def json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-class TableObject(InMemory[pa.Table]):
-    """Rows of a claim in memory, as one table; its note carries them as a stream of Arrow, compressed with zstd."""
-
-    def __init__(self, name: str, columns: Columns) -> None:
-        super().__init__(name)
-        self.columns = columns
-
-    @override
-    def encoded(self, batch: int, rows: Rows) -> pa.Table:
-        return self.columns.table(batch, rows)
-
-    @override
-    def finish(self) -> None:
-        self.carried = packed(self.columns.schema, self.groups)
-
-
-class Tables(Carried):
-    """A destination that is sent whole tables."""
+class Tables(Carried[pa.Table]):
+    """A destination that is sent whole tables. A note carries them as a stream of Arrow, compressed with zstd."""
 
     def __init__(self, url: str, stream: Stream) -> None:
         super().__init__(url, stream)
         self.columns = Columns(stream)
 
     @override
-    def open(self, received: int) -> TableObject:
-        return TableObject(self.next_name(), self.columns)
+    def encoded(self, batch: int, rows: Rows) -> pa.Table:
+        return self.columns.table(batch, rows)
+
+    @override
+    def packed(self, groups: list[pa.Table]) -> bytes:
+        return packed(self.columns.schema, groups)
 
     @override
     def halves(self, carried: bytes) -> list[tuple[int, bytes]]:

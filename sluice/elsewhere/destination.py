@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from sluice.base.override import override
-from sluice.store.types import FarRow
+from sluice.store.types import Entry, FarRow
 from sluice.streams.message import NOBODY, SENDER
 from sluice.streams.record import Metric, Record
 from sluice.streams.registry import Stream
@@ -25,11 +25,12 @@ class Rows:
     received: microseconds since 1970. senders: see `Origin`.
     """
 
-    def __init__(self, senders: Mapping[int, str] = NOBODY) -> None:
+    def __init__(self, entries: Sequence[Entry], senders: Mapping[int, str] = NOBODY) -> None:
+        """entries: at least one, without rejects."""
+        records: Any
+        self.seqs, self.received, _, records = zip(*entries)
+        self.records: Sequence[Record] = records
         self.senders = senders
-        self.seqs: list[int] = []
-        self.received: list[int] = []
-        self.records: list[Record] = []
 
 
 class Unwritable(Exception):
@@ -53,20 +54,12 @@ class Object(ABC):
     """
 
     name: str
-    row_groups: int  # that were added
+    row_groups = 0  # that were added
     carried: bytes | None = None  # what the note carries, from `finish` on
 
     @abstractmethod
     def add(self, batch: int, rows: Rows) -> None:
         """Add a group of rows. Raises: Rejected, with nothing added; Unwritable."""
-
-    @abstractmethod
-    def undo(self, row_groups: int) -> None:
-        """Take back all groups of rows but so many."""
-
-    def is_empty(self) -> bool:
-        """Whether all that was added has been taken back."""
-        return not self.row_groups
 
     def finish(self) -> None:  # noqa: B027  # some need nothing
         """Write all to disk. Raises: Unwritable."""
@@ -76,16 +69,19 @@ class Object(ABC):
 
 
 class InMemory(Object, Generic[Group]):
-    """Rows that its process holds until they are published. groups: as `encoded` returns them."""
+    """Rows that its process holds until they are published. groups: as `encoded` returns them.
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.row_groups = 0
+    encoded, packed: see `Carried`; without `packed`, nothing is noted.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        encoded: Callable[[int, Rows], Group],
+        packed: Callable[[list[Group]], bytes] | None = None,
+    ) -> None:
+        self.name, self.encoded, self.packed = name, encoded, packed
         self.groups: list[Group] = []
-
-    @abstractmethod
-    def encoded(self, batch: int, rows: Rows) -> Group:
-        """A group of rows. Raises: Rejected."""
 
     @override
     def add(self, batch: int, rows: Rows) -> None:
@@ -93,9 +89,8 @@ class InMemory(Object, Generic[Group]):
         self.row_groups += 1
 
     @override
-    def undo(self, row_groups: int) -> None:
-        del self.groups[row_groups:]
-        self.row_groups = row_groups
+    def finish(self) -> None:
+        self.carried = self.packed(self.groups) if self.packed else None
 
 
 class Destination(ABC):
@@ -149,7 +144,7 @@ class Destination(ABC):
         return 0
 
 
-class Carried(Destination):
+class Carried(Destination, Generic[Group]):
     """A destination whose objects are nowhere but in their notes until they are published.
 
     An object is named WRITER-NUMBER, and those of a writer are published in the order of their numbers. So if the
@@ -162,6 +157,18 @@ class Carried(Destination):
         super().__init__(url, stream)
         self.writer = uuid.uuid4().hex
         self.number = 0
+
+    @override
+    def open(self, received: int) -> InMemory[Group]:
+        return InMemory(self.next_name(), self.encoded, self.packed)
+
+    @abstractmethod
+    def encoded(self, batch: int, rows: Rows) -> Group:
+        """A group of rows. Raises: Rejected."""
+
+    @abstractmethod
+    def packed(self, groups: list[Group]) -> bytes:
+        """What a note carries of groups of rows."""
 
     def next_name(self) -> str:
         self.number += 1

@@ -30,8 +30,9 @@ from sluice.base.override import override
 from sluice.elsewhere.destination import Carried, Destination, Object, Rejected, Rows, Unwritable
 from sluice.store import bounds
 from sluice.store.entries import trace
+from sluice.store.fill import Search
 from sluice.store.memory import FullWatch
-from sluice.store.store import Attempt, Elsewhere, Insert, Store
+from sluice.store.store import Attempt, Elsewhere, Store
 from sluice.store.types import Entry, Origin, Outcome, RowsRejected, Unavailable, shown
 from sluice.streams.record import Reject
 
@@ -242,70 +243,46 @@ class Outbox(Elsewhere):
 class Storing(Attempt):
     """An attempt whose rows go elsewhere: it opens an object for the first row of each stream."""
 
-    def __init__(self, store: Store[Any], destinations: Mapping[str, Destination]) -> None:
-        self.store = store
+    def __init__(self, ledger: Store[Any], destinations: Mapping[str, Destination]) -> None:
+        self.ledger = ledger
         self.destinations = destinations
         self.objects: dict[str, Object] = {}
         self.bodies: Counter[str] = Counter()  # stream -> bodies with rows in its object
 
     @override
-    def writer(self, stream: str, origin: Origin) -> Insert:
-        return partial(self.write, stream, origin)
-
-    def write(self, stream: str, origin: Origin, entries: Iterable[Entry]) -> Outcome:
-        """`Store.insert` into the object of the stream."""
-        batch, senders, whole = origin
+    def store(self, stream: str, origin: Origin, entries: Iterable[Entry], split: bool) -> Outcome:
         records = letters = 0
-        kept, bodies = self.objects[stream].row_groups if stream in self.objects else 0, self.bodies[stream]
-        rows, rejects = Rows(senders), list[Entry]()
+        search = Search(partial(self.insert, stream, origin))
+        for group, cut in groups(entries):
+            outcome = search.fill(group, split or cut)
+            records, letters = records + outcome.records, letters + outcome.letters
+            del group  # its memory is for the next one
+        return Outcome(records, letters)
 
-        def flush() -> None:
-            nonlocal records, letters, rows
-            if rows.seqs:
+    def insert(self, stream: str, origin: Origin, entries: Iterable[Entry]) -> Outcome:
+        """`Store.insert` into the object of the stream, which takes nothing back."""
+        rows, rejects = list[Entry](), list[Entry]()
+        for entry in entries:
+            (rejects if entry[3].__class__ is Reject else rows).append(entry)
+        if rows:
+            group = Rows(rows, origin.senders)
+            try:
                 with destination_errors():
                     if stream not in self.objects:
-                        self.destinations[stream].database = self.store.identity(self.db)
-                        self.objects[stream] = self.destinations[stream].open(rows.received[0])
-                    self.objects[stream].add(batch, rows)
-                self.bodies[stream] += len({*rows.seqs})
-            self.store.bury(self.db, stream, batch, whole, rejects)
-            records, letters = records + len(rows.seqs), letters + len(rejects)
-            rows = Rows(senders)
-            rejects.clear()
-
-        try:
-            with self.store.savepoint(self.db):
-                thing: Any
-                held = 0  # bytes of the rejects
-                monotonic, watch = time.monotonic, FullWatch()
-                for entry in entries:
-                    seq, received, _, thing = entry
-                    if thing.__class__ is Reject:
-                        rejects.append(entry)
-                        held += len(thing.part)
-                        full = held >= bounds.LETTER_BYTES or len(rejects) >= bounds.GROUP_REJECTS
-                    else:
-                        rows.seqs.append(seq)
-                        rows.received.append(received)
-                        rows.records.append(thing)
-                        full = len(rows.seqs) >= bounds.GROUP_RECORDS or watch.is_full(monotonic())
-                    if full:
-                        flush()
-                        watch.begin()
-                        held = 0
-                flush()
-        except Rejected as error:
-            if stream in self.objects:
-                self.objects[stream].undo(kept)
-                self.bodies[stream] = bodies
-            raise RowsRejected(str(error), "the destination") from None
-        return Outcome(records, letters)
+                        self.destinations[stream].database = self.ledger.identity(self.db)
+                        self.objects[stream] = self.destinations[stream].open(group.received[0])
+                    self.objects[stream].add(origin.batch, group)
+            except Rejected as error:
+                raise RowsRejected(str(error), "the destination") from None
+            self.bodies[stream] += len({*group.seqs})
+        self.ledger.bury(self.db, stream, origin.batch, origin.whole, rejects)
+        return Outcome(len(rows), len(rejects))
 
     def note(self) -> None:
         """Note what is to be published when this transaction has committed. An object without rows never is."""
         for stream, made in [*self.objects.items()]:
             destination = self.destinations[stream]
-            if made.is_empty():
+            if not made.row_groups:
                 made.close(delete=True)
                 del self.objects[stream]
                 continue
@@ -313,7 +290,28 @@ class Storing(Attempt):
                 made.finish()
                 address = destination.address()
             if destination.lasting:
-                note(self.store, self.db, stream, made.name, address, self.bodies[stream], made.carried)
+                note(self.ledger, self.db, stream, made.name, address, self.bodies[stream], made.carried)
+
+
+def groups(entries: Iterable[Entry]) -> Iterator[tuple[list[Entry], bool]]:
+    """Entries in lists that fit into memory, and whether some entries of a body of a list are not in it."""
+    group: list[Entry] = []
+    held, cut = 0, False  # bytes of the rejects
+    monotonic, watch = time.monotonic, FullWatch()
+    thing: Any
+    for entry in entries:
+        full = len(group) >= bounds.GROUP_RECORDS or held >= bounds.LETTER_BYTES or watch.is_full(monotonic())
+        if full and group:
+            before, cut = cut, entry[0] == group[-1][0]
+            yield group, before or cut
+            group, held = [], 0
+            watch.begin()
+        group.append(entry)
+        thing = entry[3]
+        if thing.__class__ is Reject:
+            held += len(thing.part)
+    if group:
+        yield group, cut
 
 
 @contextlib.contextmanager

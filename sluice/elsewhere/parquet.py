@@ -49,8 +49,6 @@ class File(Object):
         self.path = path
         self.name = name
         self.columns = columns
-        self.row_groups = 0
-        self.undone: set[int] = set()
         self.file = open(path, "xb")  # noqa: SIM115  # until the attempt ends
         fcntl.flock(self.file, fcntl.LOCK_EX)
         self.writer = writer(path, columns.schema)
@@ -63,29 +61,11 @@ class File(Object):
         self.row_groups += 1
 
     @override
-    def undo(self, row_groups: int) -> None:
-        # a file has no way to take rows back, so `finish` writes another one without them
-        self.undone |= set(range(row_groups, self.row_groups))
-
-    @override
-    def is_empty(self) -> bool:
-        return len(self.undone) == self.row_groups
-
-    @override
     def finish(self) -> None:
         with writing():
             self.writer.close()
-            if self.undone:
-                self.rewrite()
             os.fsync(self.file.fileno())
             sync_path(self.path.parent)
-
-    def rewrite(self) -> None:
-        found = pq.ParquetFile(self.path)
-        kept = [found.read_row_group(at) for at in range(self.row_groups) if at not in self.undone]
-        with writer(self.path, self.columns.schema) as again:
-            for table in kept:
-                again.write_table(table)
 
     @override
     def close(self, delete: bool) -> None:

@@ -25,13 +25,6 @@ RESERVED = re.compile(r"[:|@#,\s]+")  # what ends a name, a tag or a line
 log = logging.getLogger("sluice.elsewhere.statsd")
 
 
-class Lines(InMemory[list[bytes]]):
-    @override
-    def encoded(self, batch: int, rows: Rows) -> list[bytes]:
-        metrics: list[Any] = rows.records
-        return [line(one) for one in metrics if one.type != "string"]
-
-
 class Statsd(Destination):
     lasting = False
 
@@ -40,12 +33,12 @@ class Statsd(Destination):
         host, _, port = url.partition("://")[2].rpartition(":")
         self.where = host.strip("[]"), int(port)
         self.socket: socket.socket | None = None
-        self.opened: Lines | None = None
+        self.opened: InMemory[list[bytes]] | None = None
         self.trouble = ""
 
     @override
-    def open(self, received: int) -> Lines:
-        self.opened = Lines(uuid.uuid4().hex)
+    def open(self, received: int) -> InMemory[list[bytes]]:
+        self.opened = InMemory(uuid.uuid4().hex, lines)
         return self.opened
 
     @override
@@ -71,6 +64,11 @@ class Statsd(Destination):
             self.trouble = trouble
             log.warning("metrics are lost: %s", trouble) if trouble else log.info("metrics are sent again")
         return True
+
+
+def lines(batch: int, rows: Rows) -> list[bytes]:
+    metrics: Any = rows.records
+    return [line(one) for one in metrics if one.type != "string"]
 
 
 def line(metric: Metric) -> bytes:

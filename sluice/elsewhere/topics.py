@@ -73,45 +73,34 @@ class Transaction(InMemory[list[Pair]]):
 
     def __init__(self, name: str, topics: Topics, writer: Writer) -> None:
         """Raises: KafkaException."""
-        super().__init__(name)
+        super().__init__(name, topics.encoded, topics.packed)
         self.topics = topics
         self.writer: Writer | None = writer  # None: the transaction has ended
         self.marked = topics.begin(writer, name)
 
     @override
-    def encoded(self, batch: int, rows: Rows) -> list[Pair]:
-        try:
-            return [*self.topics.encoded(batch, rows)]
-        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
-            raise Rejected(str(error)) from None
-
-    @override
     def add(self, batch: int, rows: Rows) -> None:
+        assert self.writer
         super().add(batch, rows)
-        with writing():
-            assert self.writer
-            enqueue(self.writer.producer, self.topics.name, self.groups[-1])
-
-    @override
-    def undo(self, row_groups: int) -> None:
-        # a transaction has no way to take records back, so those that stay are sent again in another
-        super().undo(row_groups)
-        with writing():
-            assert self.writer
-            self.abort()
-            self.marked = self.topics.begin(self.writer, self.name)
-            for pairs in self.groups:
-                enqueue(self.writer.producer, self.topics.name, pairs)
+        try:
+            with writing():
+                enqueue(self.writer.producer, self.topics.name, self.groups[-1])
+        except Rejected:
+            # a transaction has no way to take records back, so those that stay are sent again in another
+            self.groups.pop()
+            self.row_groups -= 1
+            with writing():
+                self.abort()
+                self.marked = self.topics.begin(self.writer, self.name)
+                for pairs in self.groups:
+                    enqueue(self.writer.producer, self.topics.name, pairs)
+            raise
 
     def abort(self) -> None:
         """End the transaction. Raises: KafkaException."""
         assert self.writer
         wait([self.marked])
         self.writer.producer.abort_transaction(COMMIT_SECONDS)
-
-    @override
-    def finish(self) -> None:
-        self.carried = packed(self.groups)
 
     @override
     def close(self, delete: bool) -> None:
@@ -121,7 +110,7 @@ class Transaction(InMemory[list[Pair]]):
                 self.abort()
 
 
-class Topics(Carried):
+class Topics(Carried[list[Pair]]):
     def __init__(self, url: str, stream: Stream) -> None:
         super().__init__(url, stream)
         self.key = attrgetter(KEYS.get(stream.name, stream.record.__struct_fields__[1]))
@@ -164,7 +153,7 @@ class Topics(Carried):
         pairs = unpacked(carried)
         middle = len(pairs) // 2
         parts = (pairs[:middle], pairs[middle:]) if middle else ()
-        return [(len({part[:2] for part in self.rows(pairs)}), packed([pairs])) for pairs in parts]
+        return [(len({part[:2] for part in self.rows(pairs)}), self.packed([pairs])) for pairs in parts]
 
     @override
     def parts(self, carried: bytes) -> Iterator[FarRow]:
@@ -199,7 +188,18 @@ class Topics(Carried):
             (at,) = settled(partial(group.committed, mark, TIMEOUT_SECONDS))  # below 0 if there is none
             return Writer(producer, group.consumer_group_metadata(), at.offset)
 
-    def encoded(self, batch: int, rows: Rows) -> Iterator[Pair]:
+    @override
+    def encoded(self, batch: int, rows: Rows) -> list[Pair]:
+        try:
+            return [*self.pairs(batch, rows)]
+        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+            raise Rejected(str(error)) from None
+
+    @override
+    def packed(self, groups: list[list[Pair]]) -> bytes:
+        return bytes(cramjam.zstd.compress(packer.encode(groups), 1))
+
+    def pairs(self, batch: int, rows: Rows) -> Iterator[Pair]:
         """The records of rows; those of which the key is unknown go to any partition. Raises: an error of msgspec."""
         key, unit, within = self.key, self.unit, 1_000_000_000 // self.unit
         # between the times and the batch are the fields without `time`, which is the first one and a number or null
@@ -232,11 +232,6 @@ def settled(ask: Callable[[], T]) -> T:
             if error.args[0].code() not in MOVING or time.monotonic() > deadline:
                 raise
         time.sleep(0.1)
-
-
-def packed(groups: list[list[Pair]]) -> bytes:
-    """Groups of records as what a note carries."""
-    return bytes(cramjam.zstd.compress(packer.encode(groups), 1))
 
 
 def unpacked(carried: bytes) -> list[Pair]:

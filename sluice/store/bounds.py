@@ -14,7 +14,7 @@ CHUNK_ENTRIES, CHUNK_BYTES = 1_000, 1 << 20  # held in memory while a rejected r
 SEARCH_INSERTS, MERGED_BYTES = 4_000, 1 << 16  # of the search; then the records of a letter
 LETTER_BYTES = 4 << 20  # of dead letters held in memory at once
 REASONS = 100  # of dead letters that are told apart
-GROUP_RECORDS, GROUP_REJECTS = 32_768, 200  # held in memory on their way to a destination
+GROUP_RECORDS = 32_768  # held in memory on their way to a destination
 SMALL_BYTES = 1 << 16  # of a body, inflated, that is decoded before its key is put
 # Memory of the bodies that are stored at once: a record takes about RECORD_BYTES, and a byte of text TEXT_FACTOR, as an
 # attribute of eight bytes takes forty

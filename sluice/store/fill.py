@@ -70,33 +70,35 @@ class Divided(ABC):
 
 
 def fill(insert: Callable[[Iterable[Entry]], Outcome], entries: Iterable[Entry], split: bool = False) -> Outcome:
-    """Insert the records among the entries and bury the rest. Bisection finds the records that the database rejects.
-
-    split: some entries of a body are not among them.
-    insert: stores records and buries rejects, all or nothing. Raises: RowsRejected.
-    """
-    try:
-        return insert(entries)
-    except RowsRejected:
-        pass
-    counts = Counter(seq for seq, _, _, _ in entries) if not split else Counter[int]()
-    search = Search(insert, counts)
-    records = letters = 0
-    for chunk in chunks(entries):
-        outcome = search.bisect(chunk)
-        records, letters = records + outcome.records, letters + outcome.letters
-    return Outcome(records, letters)
+    """Insert the records among the entries and bury the rest: see `Search`."""
+    return Search(insert).fill(entries, split)
 
 
 class Search:
-    """Finds the rejected records of chunks, for so many insertions; then what is left of a chunk is buried together.
+    """Finds the records that the database rejects, for so many insertions; then what is left of a chunk is buried
+    together.
 
-    counts: sequence number -> entries of that body. left: insertions.
+    insert: stores records and buries rejects, all or nothing. Raises: RowsRejected.
+    left: insertions. counts: sequence number -> entries of that body.
     """
 
-    def __init__(self, insert: Callable[[Iterable[Entry]], Outcome], counts: Counter[int]) -> None:
-        self.insert, self.counts = insert, counts
+    def __init__(self, insert: Callable[[Iterable[Entry]], Outcome]) -> None:
+        self.insert = insert
         self.left = bounds.SEARCH_INSERTS
+        self.counts = Counter[int]()
+
+    def fill(self, entries: Iterable[Entry], split: bool) -> Outcome:
+        """Insert the records among the entries and bury the rest. split: some entries of a body are not among them."""
+        try:
+            return self.insert(entries)
+        except RowsRejected:
+            pass
+        self.counts = Counter(seq for seq, _, _, _ in entries) if not split else Counter()
+        records = letters = 0
+        for chunk in chunks(entries):
+            outcome = self.bisect(chunk)
+            records, letters = records + outcome.records, letters + outcome.letters
+        return Outcome(records, letters)
 
     def bisect(self, entries: list[Entry]) -> Outcome:
         """`fill` for entries that may contain rejected records."""

@@ -43,9 +43,6 @@ from sluice.streams.message import NOBODY, senders
 from sluice.streams.record import Limits, Reject
 from sluice.streams.registry import Stream
 
-Insert = Callable[[Iterable[Entry]], Outcome]
-
-
 F = TypeVar("F", bound=Callable[..., Any])
 STORED_MEANWHILE = "duplicate: a body with its key, or with all of its records, was stored meanwhile"
 DEFAULT_LIMITS = Limits()
@@ -78,8 +75,8 @@ class Attempt:
 
     db: Any
 
-    def writer(self, stream: str, origin: Origin) -> Insert:
-        """`Store.insert` for a stream whose rows go elsewhere."""
+    def store(self, stream: str, origin: Origin, entries: Iterable[Entry], split: bool) -> Outcome:
+        """`fill` for a stream whose rows go elsewhere."""
         raise NotImplementedError
 
 
@@ -149,9 +146,8 @@ class Store(Bookkeeping[Db]):
                 records = 0
                 given = (entries.part if isinstance(entries, Divided) else partial(Part, entries))(part.first, part.end)
                 keys = Keys(self, db, claim.stream, batch)
-                insert = self.inserter(attempt, claim.stream, Origin(batch, names))
                 for unit, split in given.units(keys):
-                    stored = fill(insert, unit, split)
+                    stored = self.fill(attempt, claim.stream, Origin(batch, names), unit, split)
                     outcome = Outcome(outcome.records + stored.records, outcome.letters + stored.letters)
                     records += stored.records
                     del unit  # its memory is for the next one
@@ -179,11 +175,11 @@ class Store(Bookkeeping[Db]):
                 (*of, claim.end, last),
             )
 
-    def inserter(self, attempt: Attempt, stream: str, origin: Origin) -> Insert:
-        """`insert` for a stream, or what takes its rows elsewhere."""
+    def fill(self, attempt: Attempt, stream: str, origin: Origin, entries: Iterable[Entry], split: bool) -> Outcome:
+        """`fill` into the table of a stream, or elsewhere."""
         if stream in self.elsewhere.streams:
-            return attempt.writer(stream, origin)
-        return partial(self.insert, attempt.db, self.table(attempt.db, stream), origin)
+            return attempt.store(stream, origin, entries, split)
+        return fill(partial(self.insert, attempt.db, self.table(attempt.db, stream), origin), entries, split)
 
     @retried
     def replay(
@@ -212,8 +208,7 @@ class Store(Bookkeeping[Db]):
                 keys = Keys(self, db, letter.stream, letter.batch)
                 unit, split = self.not_stored(keys, letter, entries, limits)
                 origin = Origin(letter.batch, senders([letter.body], letter.seq), letter.whole)
-                insert = self.inserter(attempt, letter.stream, origin)
-                outcome = fill(insert, unit, split)
+                outcome = self.fill(attempt, letter.stream, origin, unit, split)
                 self.add_records(db, letter.batch, outcome.records)
                 if outcome.records and self.are_final(letter.stream, outcome):
                     keys.leave()  # another letter of this batch may be a copy of this one
@@ -355,10 +350,6 @@ class Store(Bookkeeping[Db]):
 
     RECEIVED: str  # SQL: `received_at` in microseconds since 1970
     KIND: str  # SQL: a reason up to its first quote or number, which may be what a client has sent
-
-    @abstractmethod
-    def savepoint(self, db: Db) -> contextlib.AbstractContextManager[object]:
-        """A part of a transaction that is undone by an exception."""
 
     @abstractmethod
     def create(self, db: Db, table: Any) -> None:

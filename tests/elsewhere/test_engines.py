@@ -239,9 +239,7 @@ def test_a_log_without_a_service_has_no_key(place: Place) -> None:
     from sluice.elsewhere import topics
     from sluice.streams.record import Log
 
-    rows = destination.Rows()
-    rows.seqs, rows.received = [1, 2], [NOON, NOON]
-    rows.records = [Log(message="a"), Log(message="b", service="web")]
+    rows = destination.Rows([(n, NOON, b"", Log(message="a", service=name)) for n, name in enumerate((None, "web"))])
     found = topics.Topics(place.rows, STREAMS["logs"]).encoded(1, rows)
     assert [key for key, _ in found] == [None, b"web"]
 
@@ -257,7 +255,6 @@ def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stor
     place: Place, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sluice.store.bounds.GROUP_RECORDS", group)
-    monkeypatch.setattr("sluice.store.bounds.GROUP_REJECTS", 200)
     odd: Any = object()  # what a decoder of one's own may yield
     entries = [(n, NOON, b"%d" % n, Count(name="n", number=odd if n == 5 else n)) for n in range(1, 10)]
     with contextlib.closing(place.connect({"counts": stream("counts", Count)})) as store:
@@ -521,18 +518,16 @@ def test_every_row_that_is_refused_comes_back_as_it_was(store: Store, place: Pla
     for name, body in bodies.items():
         far: Any = outbox(store).destinations[name]
         made = far.open(NOON)
-        rows = destination.Rows()
-        rows.records = records(name, body)
-        rows.seqs, rows.received = [7] * len(rows.records), [NOON] * len(rows.records)
-        made.add(3, rows)
+        own = records(name, body)
+        made.add(3, destination.Rows([(7, NOON, body, record) for record in own]))
         made.finish()
         made.close(delete=True)
         found = [*far.parts(made.carried)]
-        assert [part[:3] for part in found] == [(3, 7, NOON)] * len(rows.records)
+        assert [part[:3] for part in found] == [(3, 7, NOON)] * len(own)
         again = [record for *_, body in found for record in records(name, body)]
-        for record in rows.records:
+        for record in own:
             record.time = NOON * 1000 if record.time is None else record.time
-        assert again == rows.records, name
+        assert again == own, name
         halves = far.halves(made.carried)
         assert [part for _, half in halves for part in far.parts(half)] == (found if len(found) > 1 else [])
 

@@ -247,10 +247,6 @@ class Postgres(Store[Session]):
         return records, False
 
     @override
-    def savepoint(self, db: Session) -> contextlib.AbstractContextManager[object]:
-        return db.transaction()
-
-    @override
     def ask(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:
         with self.transaction(read=True) as db:
             try:

@@ -249,27 +249,13 @@ class Sqlite(Store[apsw.Connection]):
     def insert(self, db: apsw.Connection, table: Table, origin: Origin, entries: Iterable[Entry]) -> Outcome:
         count = [0, 0]
         try:
-            with self.savepoint(db):
+            with savepoint(db):
                 db.executemany(table.insert, table.rows(db, origin, entries, count))
         except VALUE_ERRORS as error:
             if not db.in_transaction:  # a trigger's RAISE(ROLLBACK)
                 raise
             raise RowsRejected(str(error)) from error
         return Outcome(count[0], count[1])
-
-    @override
-    @contextlib.contextmanager
-    def savepoint(self, db: apsw.Connection) -> Iterator[None]:
-        # apsw's own `with db` hides an error that has already rolled back the whole transaction
-        db.execute("SAVEPOINT entries")
-        try:
-            yield
-        except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK TO entries")
-                db.execute("RELEASE entries")
-            raise
-        db.execute("RELEASE entries")
 
     @override
     def ask(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:
@@ -333,6 +319,22 @@ class Sqlite(Store[apsw.Connection]):
             return False
         self.swept[stream] = end
         return True
+
+
+@contextlib.contextmanager
+def savepoint(db: apsw.Connection) -> Iterator[None]:
+    """A part of a transaction that is undone by an exception. apsw's own `with db` hides an error that has already
+    rolled back the whole transaction.
+    """
+    db.execute("SAVEPOINT entries")
+    try:
+        yield
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK TO entries")
+            db.execute("RELEASE entries")
+        raise
+    db.execute("RELEASE entries")
 
 
 def layout_of(db: apsw.Connection) -> int:
