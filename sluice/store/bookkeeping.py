@@ -20,6 +20,11 @@ Db = TypeVar("Db")
 
 FOLDED = "(SELECT coalesce(max(last_batch), 0) FROM batches_folded)"
 HAS_LETTERS = "EXISTS (SELECT 1 FROM dead_letters AS d WHERE d.stream = batches.stream AND d.batch = batches.id)"
+PUT_RANGE = "INSERT INTO batches_ranges (stream, epoch, first, last) VALUES (?, ?, ?, ?)"
+PUT_FOLDED = """
+INSERT INTO batches_folded AS f (stream, epoch, first_batch, last_batch) VALUES (?, ?, ?, ?)
+ON CONFLICT (stream, epoch) DO UPDATE SET
+  last_batch = CASE WHEN f.last_batch > excluded.last_batch THEN f.last_batch ELSE excluded.last_batch END"""
 COUNT_EXPIRED = """
 INSERT INTO batches_expired AS e (stream, epoch, deleted, expired) VALUES (?, ?, ?, ?) ON CONFLICT (stream, epoch)
 DO UPDATE SET deleted = e.deleted + excluded.deleted, expired = e.expired + excluded.expired"""

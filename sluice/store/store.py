@@ -21,7 +21,7 @@ from sluice.base.override import override
 from sluice.parsers import Keep
 from sluice.spool.claim import Claim
 from sluice.store import bounds
-from sluice.store.bookkeeping import Bookkeeping, Db
+from sluice.store.bookkeeping import FOLDED, HAS_LETTERS, PUT_FOLDED, PUT_RANGE, Bookkeeping, Db
 from sluice.store.fill import Divided, Part, fill, gaps
 from sluice.store.keys import Keys
 from sluice.store.tables import BURY, LAYOUT
@@ -169,11 +169,7 @@ class Store(Bookkeeping[Db]):
             (end - 1, *of, first),
         )
         if last >= claim.end:  # it has met the next one
-            self.run(
-                db,
-                "INSERT INTO batches_ranges (stream, epoch, first, last) VALUES (?, ?, ?, ?)",
-                (*of, claim.end, last),
-            )
+            self.run(db, PUT_RANGE, (*of, claim.end, last))
 
     def fill(self, attempt: Attempt, stream: str, origin: Origin, entries: Iterable[Entry], split: bool) -> Outcome:
         """`fill` into the table of a stream, or elsewhere."""
@@ -310,6 +306,45 @@ class Store(Bookkeeping[Db]):
             return self.elsewhere.expire(table, before, dry=True)
         return super().overdue(table, before)
 
+    def fold(self) -> bool:
+        """Delete the FOLD_BATCHES oldest rows of `batches`, if that leaves KEEP_BATCHES; whether there may be more.
+
+        Those with dead letters stay. `batches_ranges` has the sequence numbers of the others, and `batches_folded` the
+        lowest and the highest id of the folded rows of each stream and epoch. Raises: Unavailable.
+        """
+        some = (
+            f"SELECT id, (SELECT max(id) FROM batches), {FOLDED} FROM batches WHERE id > {FOLDED} "
+            "AND id <= (SELECT max(id) FROM batches) - ? ORDER BY id LIMIT 1 OFFSET ?"
+        )
+        grouped = (
+            f"SELECT stream, {self.EPOCH_OF}, min(id), max(id), min(first), max(first + bodies) FROM batches "
+            "WHERE id > ? AND id <= ? GROUP BY 1, 2"
+        )
+        gone = f"SELECT id FROM batches WHERE id > ? AND id <= ? AND NOT {HAS_LETTERS} {self.SKIP_LOCKED}"
+        with self.transaction(read=True) as db:  # a writer would wait for SQLite's lock only to find nothing
+            found = self.run(db, some, (bounds.KEEP_BATCHES, bounds.FOLD_BATCHES - 1))
+        if not found:
+            return False
+        ((last, highest, folded),) = found
+        with self.transaction() as db:
+            if not self.run(db, self.ALONE)[0][0] or not self.is_final(db, last, highest):
+                return False
+            for stream, epoch, low, high, first, end in self.run(db, grouped, (folded, last)):
+                self.merge(db, stream, epoch, first, end)
+                self.run(db, PUT_FOLDED, (stream, epoch, low, high))
+            self.run(db, f"DELETE FROM batches WHERE id IN ({gone})", (folded, last))
+        return True
+
+    def is_final(self, db: Db, batch: int, highest: int) -> bool:
+        """Whether no transaction can add this or a lower id to `batches`. highest: the last id when this one was read.
+
+        In SQLite, there is one writer at a time.
+        """
+        return True
+
+    def merge(self, db: Db, stream: str, epoch: str, first: int, end: int) -> None:  # noqa: B027  # in SQLite they are
+        """Make stored ranges that meet one, if they have or touch a number from `first` to `end` - 1."""
+
     def bury_rows(self, db: Db, stream: str, rows: Iterable[FarRow], reason: str) -> int:
         """Bury rows that were stored elsewhere, and are not there; their number. reason: of one line or more."""
         reason = " ".join(reason.split())[:200]
@@ -372,14 +407,6 @@ class Store(Bookkeeping[Db]):
 
         question: SQL, with {} where the table stands.
         Raises: ValueError if `where` is not valid SQL.
-        """
-
-    @abstractmethod
-    def fold(self) -> bool:
-        """Delete the FOLD_BATCHES oldest rows of `batches`, if that leaves KEEP_BATCHES; whether there may be more.
-
-        Those with dead letters stay. `batches_ranges` has the sequence numbers of the others, and `batches_folded` the
-        lowest and the highest id of the folded rows of each stream and epoch. Raises: Unavailable.
         """
 
     @abstractmethod

@@ -22,7 +22,7 @@ from sluice.base.override import override
 from sluice.parsers import Keep
 from sluice.spool.claim import Claim
 from sluice.store import bounds
-from sluice.store.bookkeeping import FOLDED, HAS_LETTERS
+from sluice.store.bookkeeping import PUT_RANGE
 from sluice.store.postgres import partitions
 from sluice.store.postgres.session import CONFLICTS, Session, connect, given, is_server_error, message
 from sluice.store.postgres.table import BURIED, BURY, Table, letter
@@ -53,7 +53,6 @@ WAIT = f"SELECT pg_advisory_xact_lock({CHORES}) IS NOT NULL"
 SWEEP_PAGES = 1_000  # pages of a table that are searched for old rows in one transaction
 DROP_SECONDS = 0.2  # that a worker waits for a partition to be dropped; a thread goes on with it
 DROP_ATTEMPTS = 60  # with a second between two, before the rows of the partition are counted again
-EPOCH_OF = "split_part(claim, ':', 1)"
 START = datetime(1970, 1, 1, tzinfo=timezone.utc)
 # struct.error: of psycopg without its C part
 VALUE_ERRORS = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, msgspec.MsgspecError, struct.error)
@@ -62,7 +61,7 @@ VALUE_ERRORS = (TypeError, ValueError, ArithmeticError, AttributeError, LookupEr
 class Postgres(Store[Session]):
     """A database of a PostgreSQL server."""
 
-    EPOCH_OF = EPOCH_OF
+    EPOCH_OF = "split_part(claim, ':', 1)"
     NOW = "clock_timestamp()"
     AGE = "greatest(0, extract(epoch FROM clock_timestamp() - {}))::float8"
     SKIP_LOCKED = "FOR UPDATE SKIP LOCKED"
@@ -261,52 +260,30 @@ class Postgres(Store[Session]):
                 raise ValueError(f"not a condition on dead letters: {message(error)}") from None
 
     @override
-    def fold(self) -> bool:
-        # The ids of folded rows are final: no transaction can add a lower one any more. Two connections never fold at
-        # once. Ranges that meet become one. Rows that a replay has locked stay
-        with self.transaction() as db:
-            if not self.run(db, self.ALONE)[0][0]:
+    def is_final(self, db: Session, batch: int, highest: int) -> bool:
+        # a transaction locks `batches` before it takes an id, so those of now may have lower ones than the highest
+        if batch > self.final:
+            held = holders(db, "batches")
+            known, before = self.awaited or (highest, held)
+            if left := held & before:
+                self.awaited = known, left
                 return False
-            rows = self.run(
-                db,
-                f"SELECT id, (SELECT max(id) FROM batches), {FOLDED} FROM batches WHERE id > {FOLDED} "
-                "AND id <= (SELECT max(id) FROM batches) - ? ORDER BY id LIMIT 1 OFFSET ?",
-                (bounds.KEEP_BATCHES, bounds.FOLD_BATCHES - 1),
-            )
-            if not rows:
-                return False
-            last, highest, folded = rows[0]
-            if last > self.final:
-                # a transaction locks `batches` before it takes an id, so those of now may have lower ones
-                held = holders(db, "batches")
-                known, before = self.awaited or (highest, held)
-                if left := held & before:
-                    self.awaited = known, left
-                    return False
-                self.final, self.awaited = known, None
-                if last > known:
-                    return False
-            for stream, epoch, lowest, highest, first, end in self.run(
-                db,
-                f"SELECT stream, {EPOCH_OF}, min(id), max(id), min(first), max(first + bodies) FROM batches "
-                "WHERE id > ? AND id <= ? GROUP BY 1, 2",
-                (folded, last),
-            ):
-                merge(db, stream, epoch, first, end)
-                self.run(
-                    db,
-                    "INSERT INTO batches_folded AS f (stream, epoch, first_batch, last_batch) VALUES (?, ?, ?, ?) "
-                    "ON CONFLICT (stream, epoch) "
-                    "DO UPDATE SET last_batch = greatest(f.last_batch, excluded.last_batch)",
-                    (stream, epoch, lowest, highest),
-                )
-            self.run(
-                db,
-                "DELETE FROM batches WHERE id IN (SELECT id FROM batches "
-                f"WHERE id > ? AND id <= ? AND NOT {HAS_LETTERS} FOR UPDATE SKIP LOCKED)",
-                (folded, last),
-            )
-        return True
+            self.final, self.awaited = known, None
+        return batch <= self.final
+
+    @override
+    def merge(self, db: Session, stream: str, epoch: str, first: int, end: int) -> None:
+        # a transaction that stores such a body waits for the end of this one
+        given = span("?::text", "?::text", "?::bigint", "?::bigint")
+        met = f"DELETE FROM batches_ranges WHERE {SPAN} && {given} RETURNING first, last"
+        ranges: list[list[int]] = []
+        for low, high in sorted(self.run(db, met, (stream, epoch, first - 1, stream, epoch, end + 1))):
+            if ranges and low <= ranges[-1][1] + 1:
+                ranges[-1][1] = high
+            else:
+                ranges.append([low, high])
+        for low, high in ranges:
+            self.run(db, PUT_RANGE, (stream, epoch, low, high))
 
     @override
     def expire_rows(self, stream: str, before: int) -> bool:
@@ -399,22 +376,3 @@ def bury_all(db: Session, rejects: list[Row]) -> None:
             copy.set_types(BURIED)
             for reject in rejects:
                 copy.write_row(reject)
-
-
-def merge(db: Session, stream: str, epoch: str, first: int, end: int) -> None:
-    """Replace the stored ranges that have or touch a sequence number from `first` to `end` - 1: those that meet become
-    one. A transaction that stores such a body waits for the end of this one.
-    """
-    given = span("%s::text", "%s::text", "%s::bigint", "%s::bigint")
-    statement: Any = f"DELETE FROM batches_ranges WHERE {SPAN} && {given} RETURNING first, last"
-    ranges: list[list[int]] = []
-    for low, high in sorted(db.execute(statement, (stream, epoch, first - 1, stream, epoch, end + 1)).fetchall()):
-        if ranges and low <= ranges[-1][1] + 1:
-            ranges[-1][1] = high
-        else:
-            ranges.append([low, high])
-    with db.cursor() as cursor:
-        cursor.executemany(
-            "INSERT INTO batches_ranges (stream, epoch, first, last) VALUES (%s, %s, %s, %s)",
-            [(stream, epoch, low, high) for low, high in ranges],
-        )

@@ -21,7 +21,6 @@ from sluice.base.times import instant
 from sluice.parsers import Keep
 from sluice.spool.claim import Claim
 from sluice.store import bounds
-from sluice.store.bookkeeping import FOLDED, HAS_LETTERS
 from sluice.store.sqlite.file import (
     Identity,
     check_log,
@@ -272,25 +271,8 @@ class Sqlite(Store[apsw.Connection]):
 
     @override
     def fold(self) -> bool:
-        some = (
-            f"SELECT id, {FOLDED} FROM batches WHERE id > {FOLDED} AND id <= (SELECT max(id) FROM batches) - ? "
-            "ORDER BY id LIMIT 1 OFFSET ?"
-        )
         self.cut_log()
-        with self.transaction(read=True) as db:
-            rows = self.run(db, some, (bounds.KEEP_BATCHES, bounds.FOLD_BATCHES - 1))
-        if not rows:
-            return False
-        ((last, folded),) = rows
-        with self.transaction() as db:
-            db.execute(
-                "INSERT INTO batches_folded (stream, epoch, first_batch, last_batch) "
-                f"SELECT stream, {self.EPOCH_OF} AS epoch, min(id), max(id) FROM batches WHERE id > ? AND id <= ? "
-                "GROUP BY 1, 2 ON CONFLICT DO UPDATE SET last_batch = max(last_batch, excluded.last_batch)",
-                (folded, last),
-            )
-            db.execute(f"DELETE FROM batches WHERE id > ? AND id <= ? AND NOT {HAS_LETTERS}", (folded, last))
-        return True
+        return super().fold()
 
     @override
     def expire_rows(self, stream: str, before: int) -> bool:
