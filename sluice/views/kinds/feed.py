@@ -28,7 +28,7 @@ from sluice.views.kinds.view import ToJson
 
 if TYPE_CHECKING:
     from sluice.views.link import Command, Place, Read
-    from sluice.views.render import Rendered, Renderer, Stamp
+    from sluice.views.render import Rendered, Renderer
 
 MAX_CAP = 1000  # items of a feed
 CALL_FEEDS = 8  # of one transaction: their values are some 10 kB each, and glibc maps memory anew for each 128 kB
@@ -66,7 +66,7 @@ class Feed(Followed):
 
     @override
     def reducer(self, renderer: Renderer) -> Reducer:
-        return Members(self, renderer) if self.member else Items(self)
+        return Feeds(self, renderer)
 
     @override
     def decode(self, reply: Any) -> list[Item]:
@@ -88,10 +88,38 @@ def feed(stream: str, key: str, cap: int = 100, member: Collection[str] = ()) ->
 
 
 class Feeds(Reducer):
-    def __init__(self, view: Feed) -> None:
+    """Key -> its last items, each once, by identity, or by JSON if they have none."""
+
+    held: dict[str, dict[bytes, Item]]
+
+    def __init__(self, view: Feed, renderer: Renderer) -> None:
         super().__init__()
         self.cap, self.member = view.cap, bool(view.member)
-        self.limit = 2 * view.cap + 32  # records held of a key before they are cut to `cap`
+        self.limit = 2 * view.cap + 32  # items held of a key before they are cut to `cap`
+        self.part = renderer.part
+        self.fields = [renderer.at[name] for name in view.member]
+
+    @override
+    def add(self, items: list[Rendered]) -> None:
+        get, member, limit = self.held.get, self.member, self.limit
+        name = identity = b""
+        for key, (time, _, document), row in items:
+            held = get(key)
+            if held is None:
+                held = self.held[key] = {}
+            if member:
+                name = identity = blake2b(self.part(row, self.fields), digest_size=IDENTITY_BYTES).digest()
+            else:
+                name = document
+            new, old = (time // 1000, document, identity), held.get(name)
+            if old is None or new > old:
+                held[name] = new
+                if len(held) >= limit:
+                    self.held[key] = {item[2] or item[1]: item for item in newest(held.values(), self.cap)}
+
+    @override
+    def value(self, held: dict[bytes, Item]) -> list[Item]:
+        return newest(held.values(), self.cap)
 
     @override
     def commands(self, path: str, generation: str, token: str, room: int, read: Read) -> Iterator[Command]:
@@ -127,61 +155,6 @@ class Feeds(Reducer):
             yield "HINCRBY", info, "bytes", grown
             yield "HINCRBY", info, "refused", len(keys) - count
             yield ("EXEC",)
-
-
-class Items(Feeds):
-    """Of `feed` without `member`: key -> its last `cap` records, each once."""
-
-    held: dict[str, list[Stamp]]
-
-    @override
-    def add(self, items: list[Rendered]) -> None:
-        held, limit = self.held, self.limit
-        get = held.get
-        for key, stamp, _ in items:
-            stamps = get(key)
-            if stamps is None:
-                held[key] = [stamp]
-            else:
-                stamps.append(stamp)
-                if len(stamps) >= limit:
-                    self.cut(stamps)
-
-    def cut(self, stamps: list[Stamp]) -> None:
-        """Keep the last `cap` different records."""
-        unique = {stamp[2]: stamp for stamp in stamps}
-        stamps[:] = sorted(unique.values(), key=lambda stamp: (stamp[0] // 1000, stamp[2]))[-self.cap :]
-
-    @override
-    def value(self, held: list[Stamp]) -> list[Item]:
-        return newest([(time // 1000, document, b"") for time, _, document in held], self.cap)
-
-
-class Members(Feeds):
-    """Of `feed` with `member`: key -> the last `cap` items, of each its newest record."""
-
-    held: dict[str, dict[bytes, Item]]
-
-    def __init__(self, view: Feed, renderer: Renderer) -> None:
-        super().__init__(view)
-        self.part = renderer.part
-        self.fields = [renderer.at[name] for name in view.member]
-
-    @override
-    def add(self, items: list[Rendered]) -> None:
-        for key, stamp, row in items:
-            held = self.held.setdefault(key, {})
-            identity = blake2b(self.part(row, self.fields), digest_size=IDENTITY_BYTES).digest()
-            new = stamp[0] // 1000, stamp[2], identity
-            old = held.get(identity)
-            if old is None or new > old:
-                held[identity] = new
-                if len(held) >= self.limit:
-                    self.held[key] = {item[2]: item for item in newest(held.values(), self.cap)}
-
-    @override
-    def value(self, held: dict[bytes, Item]) -> list[Item]:
-        return newest(held.values(), self.cap)
 
 
 def encode(items: Sequence[Item]) -> bytes:
