@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,25 +107,10 @@ def hold(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
     lease.keep("", lambda: "t")
 
 
-def extend(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = threading.Event()
-
-    class Thread(threading.Thread):
-        def run(self) -> None:
-            with suppress(Over):
-                super().run()
-            ended.set()
-
-    monkeypatch.setattr(refresh.threading, "Thread", Thread)
-    with refresh.held(odd, "lock", "token", 0.0):  # type: ignore[arg-type]
-        ended.wait(30)
-    raise Over
-
-
 def recount(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refresh, "open_row_source", lambda *_: odd)
     given = {"client": odd, "url": "", "streams": {}, "every": 0.0, "reason": "", "stopping": threading.Event()}
-    made(refresh.Refresher, **given).run("/votes/tally", True)
+    made(refresh.Refresher, **given, token=lambda: "t").run("/votes/tally", True)
 
 
 def index(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +134,6 @@ ITEMS: dict[Callable[[Odd, pytest.MonkeyPatch], None], tuple[str, str]] = {
     keep: ("sluice/spool/kafka/inlet.py", "keep"),
     follow: ("sluice/views/follower.py", "run"),
     hold: ("sluice/views/lease.py", "keep"),
-    extend: ("sluice/views/refresh.py", "renew"),
     recount: ("sluice/views/refresh.py", "run"),
     index: ("sluice/views/refresh.py", "index"),
 }

@@ -72,16 +72,8 @@ class ClickHouse(Tables):
             self.sure = True
 
     def insert(self, client: Client, token: str, rows: pa.Table) -> None:
-        store = pa.BufferOutputStream()
-        with pa.ipc.new_stream(store, rows.schema) as stream:
-            stream.write_table(rows.combine_chunks())
-        client.raw_insert(
-            self.stream.name,
-            rows.column_names,
-            store.getvalue().to_pybytes(),
-            settings={**SETTINGS, "insert_deduplication_token": token},
-            fmt="ArrowStream",
-        )
+        settings = {**SETTINGS, "insert_deduplication_token": token}
+        client.insert_arrow(self.stream.name, rows.combine_chunks(), settings=settings)  # combined: one block
 
     def has(self, client: Client, name: str, day: date) -> bool:
         """Whether the rows of an object that arrived on one day are stored: all or none of them are."""

@@ -144,10 +144,11 @@ def stored(rows: pa.Table) -> pa.Table:
     """
     if rows.schema.field("time").type == NANOSECONDS:
         at = rows.schema.get_field_index("time")
-        times = rows["time"].cast(pa.int64())
-        short = pc.divide(pc.subtract(times, digits(times)), 1000)
-        rows = rows.set_column(at, "time", short.cast(MICROSECONDS))
-        rows = rows.add_column(at + 1, "nanoseconds", digits(times).cast(pa.int16()))
+        times = rows["time"].cast(pa.timestamp("ns"))
+        short = pc.floor_temporal(times, unit="microsecond")  # also of times before 1970
+        digits = pc.subtract(times.cast(pa.int64()), short.cast(pa.int64()))
+        rows = rows.set_column(at, "time", short.cast(pa.timestamp("us")).cast(MICROSECONDS))
+        rows = rows.add_column(at + 1, "nanoseconds", digits.cast(pa.int16()))
     first: Any = rows["received_at"][0].as_py()
     return rows.append_column("hour", pa.repeat(pa.scalar(first.strftime(HOUR)), rows.num_rows))
 
@@ -162,9 +163,3 @@ def fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
             except pa.ArrowException:
                 raise Rejected(f"column {name} has the type {kind}, and the field {rows[name].type}") from None
     return rows
-
-
-def digits(times: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The last three digits of nanoseconds since 1970, 0 to 999, also of times before."""
-    rest = pc.subtract(times, pc.multiply(pc.divide(times, 1000), 1000))
-    return pc.if_else(pc.less(rest, 0), pc.add(rest, 1000), rest)

@@ -14,7 +14,7 @@ from sluice.base.counters import Histogram
 from sluice.base.override import override
 from sluice.spool.claim import Claim
 from sluice.store import bounds
-from sluice.store.fill import Divided, Part
+from sluice.store.fill import Given, Part
 from sluice.store.keys import Keys
 from sluice.store.memory import Watch
 from sluice.store.store import Store
@@ -33,7 +33,7 @@ class PartialDecode(Exception):
     """A decoder failed after it had yielded records. They must not be stored, because the whole item is buried."""
 
 
-class Entries(Divided):
+class Entries(Given):
     """The entries of a claim, decoded anew each time it is iterated; see `sluice.store.types.Entry`.
 
     The store iterates it within its transaction, so nothing here waits for the spool.
@@ -70,7 +70,6 @@ class Entries(Divided):
             self.buffered = True
             return self.persist(store)
 
-    @override
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.part(self.claim.first, self.claim.first + len(self.items)))
 

@@ -6,11 +6,11 @@ the rest is for another transaction.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
 import msgspec
 
@@ -35,10 +35,10 @@ def gaps(claim: Claim, stored: Iterable[tuple[int, int]]) -> Iterator[Claim]:
 class Part:
     """The entries of the bodies from `first` to the one before `end`, each time it is iterated.
 
-    end: gets lower if an iteration ends earlier.
+    entries: of all bodies; a subclass may make its own of something else. end: gets lower if an iteration ends earlier.
     """
 
-    def __init__(self, entries: Iterable[Entry], first: int, end: int) -> None:
+    def __init__(self, entries: Any, first: int, end: int) -> None:
         self.entries, self.first, self.end = entries, first, end
 
     def __iter__(self) -> Iterator[Entry]:
@@ -52,21 +52,17 @@ class Part:
         yield self, False
 
 
-class Divided(ABC):
-    """Entries that are made for a part of their claim, so that nothing is decoded in vain.
-
-    senders: of the bodies that have one, by sequence number.
-    """
+class Given:
+    """The entries of a claim. senders: of the bodies that have one, by sequence number."""
 
     senders: Mapping[int, str] = NOBODY
 
-    @abstractmethod
-    def __iter__(self) -> Iterator[Entry]:
-        """All of them."""
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.entries = entries
 
-    @abstractmethod
     def part(self, first: int, end: int) -> Part:
         """Those of the bodies from `first` to the one before `end`."""
+        return Part(self.entries, first, end)
 
 
 def fill(insert: Callable[[Iterable[Entry]], Outcome], entries: Iterable[Entry], split: bool = False) -> Outcome:

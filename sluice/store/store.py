@@ -22,7 +22,7 @@ from sluice.parsers import Keep
 from sluice.spool.claim import Claim
 from sluice.store import bounds
 from sluice.store.bookkeeping import FOLDED, HAS_LETTERS, PUT_FOLDED, PUT_RANGE, Bookkeeping, Db
-from sluice.store.fill import Divided, Part, fill, gaps
+from sluice.store.fill import Given, fill, gaps
 from sluice.store.keys import Keys
 from sluice.store.tables import BURY, LAYOUT
 from sluice.store.types import (
@@ -39,7 +39,7 @@ from sluice.store.types import (
     Unavailable,
 )
 from sluice.store.unique import Small, Unique, Unit
-from sluice.streams.message import NOBODY, senders
+from sluice.streams.message import senders
 from sluice.streams.record import Limits, Reject
 from sluice.streams.registry import Stream
 
@@ -131,7 +131,7 @@ class Store(Bookkeeping[Db]):
         If they end before the claim, the bodies up to there are stored.
         Raises: Unavailable; and any exception of `entries`, with nothing stored.
         """
-        names = entries.senders if isinstance(entries, Divided) else NOBODY
+        whole = entries if isinstance(entries, Given) else Given(entries)
         with self.elsewhere.attempt(self, {claim.stream}) as attempt:
             db: Db = attempt.db
             outcome = Outcome(0, 0, again=True)
@@ -144,10 +144,10 @@ class Store(Bookkeeping[Db]):
                     parts = [*gaps(part, ranges), *parts] if ranges else parts
                     continue
                 records = 0
-                given = (entries.part if isinstance(entries, Divided) else partial(Part, entries))(part.first, part.end)
+                given = whole.part(part.first, part.end)
                 keys = Keys(self, db, claim.stream, batch)
                 for unit, split in given.units(keys):
-                    stored = self.fill(attempt, claim.stream, Origin(batch, names), unit, split)
+                    stored = self.fill(attempt, claim.stream, Origin(batch, whole.senders), unit, split)
                     outcome = Outcome(outcome.records + stored.records, outcome.letters + stored.letters)
                     records += stored.records
                     del unit  # its memory is for the next one
