@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from sluice.settings import SettingError
@@ -26,26 +24,16 @@ def dictionary(setting: str, value: str, attribute: str) -> dict[Any, Any]:
     return declared
 
 
-class Uncached(SourceFileLoader):
-    """Compiles a file each time.
-
-    Python's cache tells two versions of a file apart by its time in seconds and its size, so an edit of the same size
-    would have no effect within the same second, or after a tool that gives all files one time.
-    """
-
-    def get_code(self, fullname: str) -> CodeType:
-        """The code of the file as it is now."""
-        path = self.get_filename(fullname)
-        return self.source_to_code(self.get_data(path), path)
-
-
 def load(value: str) -> ModuleType:
-    """Import a module, given by its name or by the path of its file."""
+    """Import a module, given by its name or by the path of its file.
+
+    A file is compiled each time. Python's cache tells two versions apart by the time in seconds and the size, so an
+    edit of the same size would have no effect within the same second, or after a tool that gives all files one time.
+    """
     if not value.endswith(".py"):
         return importlib.import_module(value)
-    spec = importlib.util.spec_from_file_location(Path(value).stem, value, loader=Uncached(Path(value).stem, value))
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # msgspec resolves the annotations of a record there
-    spec.loader.exec_module(module)
+    module = ModuleType(Path(value).stem)
+    module.__file__ = value
+    sys.modules[module.__name__] = module  # msgspec resolves the annotations of a record there
+    exec(compile(Path(value).read_bytes(), value, "exec"), vars(module))  # noqa: S102  # the operator's own file
     return module

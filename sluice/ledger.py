@@ -35,6 +35,12 @@ from sluice.views.kinds.view import ViewFigures
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 3.0  # for a reply of Redis; an operator is waiting too
+# counters by two things: their names, and that of the number
+LISTED = {
+    "answered": ("status", "route", "count"),
+    "refused": ("stream", "reason", "bodies"),
+    "without_rows": ("stream", "kind", "messages"),
+}
 COUNTING_SHARE = 1 / 20  # of the time, for counts in the database: they are slow with millions of batches
 
 
@@ -164,16 +170,11 @@ class Observer:
         self.hindrances(rows, processes or [], reading["trouble"])
         reading["dead_letters"] = self.counted.get("reasons")
         reading["ledger_seconds"] = time.monotonic() - self.counted["at"] if self.counted else None
-        reading["answered"], reading["refused"], reading["without_rows"] = [], [], []
+        reading |= {name: [] for name in LISTED}
         for field, n in (counted or {}).items():
-            name, _, rest = field.partition(" ")
-            key, _, rest = rest.partition(" ")
-            if name == "answered":
-                reading["answered"].append({"route": rest, "status": key, "count": n})
-            elif name == "refused":
-                reading["refused"].append({"stream": key, "reason": rest, "bodies": n})
-            elif name == "without_rows":
-                reading["without_rows"].append({"stream": key, "kind": rest, "messages": n})
+            name, key, rest, *_ = [*field.split(" ", 2), "", ""]
+            if name in LISTED:
+                reading[name].append(dict(zip(LISTED[name], (key, rest, n))))
         reading["senders"] = senders.listed(counted or {}, self.sender_names)
         reading["commit_bodies"] = histogram(counted, "commit_bodies", SIZES)
         reading["commit"] = histogram(counted, "commit_seconds", SECONDS)

@@ -118,7 +118,6 @@ def index(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refresh, "open_row_source", lambda *_: odd)
     for by in "choice", "voter":
         slow.put(tally("votes", key="poll", by=by))
-    monkeypatch.setattr("sluice.views.kinds.counted.Counted.make_countable", odd)
     made(refresh.Refresher, slow=slow, url="", streams={}).index()
 
 

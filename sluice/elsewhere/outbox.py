@@ -339,7 +339,10 @@ def waits(stream: str, address: str, why: str) -> str:
 def note(
     store: Store[Any], db: object, stream: str, name: str, address: str, bodies: int, carried: bytes | None
 ) -> None:
-    store.note(db, stream, name, address, bodies)
+    """Note an object that is to be published. bodies: that have rows in it."""
+    columns = "stream, name, address, bodies, since, reason"
+    put = f"INSERT INTO batches_objects ({columns}) VALUES (?, ?, ?, ?, {store.NOW}, '')"
+    store.run(db, put, (stream, name, address, bodies))
     if carried is not None:
         store.run(db, CARRY, (name, carried))
 

@@ -212,14 +212,6 @@ class Bookkeeping(ABC, Generic[Db]):
             if values := figures.get("settings", {}).get(kind):
                 yield cell, values
 
-    def note(self, db: Db, stream: str, name: str, address: str, bodies: int) -> None:
-        """Note an object that is to be published. bodies: that have rows in it."""
-        put = (
-            "INSERT INTO batches_objects (stream, name, address, bodies, since, reason) "
-            f"VALUES (?, ?, ?, ?, {self.NOW}, '')"
-        )
-        self.run(db, put, (stream, name, address, bodies))
-
     def unpublished(self) -> list[Unpublished]:
         """What waits for its destination, by stream and address: with a reason, or longer than LATE_SECONDS."""
         asked = (

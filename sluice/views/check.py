@@ -16,8 +16,8 @@ from sluice.streams.registry import Stream
 from sluice.views import contract
 from sluice.views.client import ViewsClient
 from sluice.views.follower import CHUNK_ROWS
-from sluice.views.kinds.counted import Counted
 from sluice.views.kinds.followed import Followed
+from sluice.views.kinds.tally import Tally
 from sluice.views.kinds.view import View
 from sluice.views.render import Renderer
 from sluice.views.rows.registry import open_row_source
@@ -46,7 +46,7 @@ class Checker:
 
     def check(self, path: str, view: View) -> Checked:
         """Compare one view. Raises: RedisError, Unavailable."""
-        if isinstance(view, Counted):
+        if isinstance(view, Tally):
             return self.check_counts(path, view)
         assert isinstance(view, Followed)
         state = (self.client.ask(("GET", contract.state(path)))[0] or b"").decode()
@@ -110,7 +110,7 @@ class Checker:
                 values[key] = view.decode(reply) if reply else ABSENT
         return values
 
-    def check_counts(self, path: str, view: Counted) -> Checked:
+    def check_counts(self, path: str, view: Tally) -> Checked:
         """Compare the kept counts: the database may have more since, and a count is kept for its lifetime."""
         different = []
         prefix = view.prefix(path, "")

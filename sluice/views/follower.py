@@ -25,8 +25,8 @@ from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
 from sluice.views import contract, lease
 from sluice.views.client import Full, LeaseLost, ViewsClient
-from sluice.views.kinds.counted import Counted
 from sluice.views.kinds.followed import Followed
+from sluice.views.kinds.tally import Tally
 from sluice.views.kinds.view import View
 from sluice.views.link import Command, Place
 from sluice.views.render import Renderer
@@ -78,7 +78,7 @@ class Follower:
         self.client = ViewsClient(socket)
         self.source = open_row_source(url, streams)
         self.views = {path: view for path, view in views.items() if isinstance(view, Followed)}
-        self.counted = {path for path, view in views.items() if isinstance(view, Counted)}
+        self.counted = {path for path, view in views.items() if isinstance(view, Tally)}
         self.renderers = {
             (view.stream, view.key): Renderer(self.source, view.stream, view.key) for view in self.views.values()
         }

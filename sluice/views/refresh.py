@@ -21,7 +21,7 @@ from sluice.base import connect
 from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
 from sluice.views import contract
-from sluice.views.kinds.counted import Counted
+from sluice.views.kinds.tally import Tally
 from sluice.views.kinds.view import View
 from sluice.views.rows.registry import open_row_source
 from sluice.views.rows.source import RowSource
@@ -66,15 +66,15 @@ class Refresher:
         """socket: of the views' Redis. url: of the store. token: of the lease, "" while another process has it."""
         self.client = connect.client(socket, PATIENCE_SECONDS)
         self.url, self.streams, self.token = url, streams, token
-        self.tallies = {path: view for path, view in views.items() if isinstance(view, Counted)}
+        self.tallies = {path: view for path, view in views.items() if isinstance(view, Tally)}
         self.every = min([1.0, *(view.period / 4 for view in self.tallies.values())])  # seconds between two scans
         self.stopping = threading.Event()
         self.reason = ""
         self.entry = threading.Lock()  # held for a moment, so that no two threads count one tally
         self.counting: set[str] = set()  # names of tallies
         self.failed: dict[str, float] = {}  # name of a tally -> when to try again, monotonic
-        self.spent: dict[Counted, tuple[float, float]] = {}  # since when (monotonic), and the seconds of its counts
-        self.slow: queue.SimpleQueue[Counted] = queue.SimpleQueue()  # tallies whose counts take long
+        self.spent: dict[Tally, tuple[float, float]] = {}  # since when (monotonic), and the seconds of its counts
+        self.slow: queue.SimpleQueue[Tally] = queue.SimpleQueue()  # tallies whose counts take long
 
     def start(self) -> None:
         """Start two threads for each tally: a client that waits for a first count does not wait for a count ahead."""
@@ -175,7 +175,7 @@ class Refresher:
         finally:
             self.counting.discard(name)
 
-    def count(self, source: RowSource, view: Counted, key: str) -> bytes:
+    def count(self, source: RowSource, view: Tally, key: str) -> bytes:
         """The JSON of a tally. One whose counts take a large part of its period gets an index."""
         began = time.monotonic()
         value = view.count(source, key)
@@ -193,13 +193,13 @@ class Refresher:
         Its thread has the precedence of the workers, which may wait for it.
         """
         source = open_row_source(self.url, self.streams)
-        tried: dict[Counted, float] = {}
+        tried: dict[Tally, float] = {}
         while True:
             view = self.slow.get()
             if time.monotonic() < tried.get(view, 0.0):
                 continue
             try:
-                view.make_countable(source)
+                source.make_countable(view.stream, view.key, view.by)
                 source.close()
             except Exception as error:
                 log.warning("%s: no index on %s, so each tally reads all rows: %s", view.stream, view.key, error)

@@ -34,10 +34,10 @@ def inode(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def require_file(path: str) -> os.stat_result:
+def require_file(path: str) -> None:
     """Raises: Unavailable if there is no database, or this user cannot reach it."""
     try:
-        return os.stat(path)
+        os.stat(path)
     except FileNotFoundError:
         raise Unavailable(f"{path}: there is no database yet") from None
     except OSError as error:

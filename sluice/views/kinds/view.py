@@ -1,7 +1,6 @@
 """What every view has. Standard library only, as all kinds: the reader runs on PyPy.
 
-A kind is a subclass of `Followed`, whose values follow the rows, or of `Counted`, whose values are counted when a
-client asks.
+Most kinds are subclasses of `Followed`: their values follow the rows. A `Tally` is counted when a client asks.
 """
 
 from __future__ import annotations

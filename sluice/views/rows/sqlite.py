@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import typing
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -16,7 +15,7 @@ import apsw
 import msgspec
 
 from sluice.base.override import override
-from sluice.store.sqlite.file import require_file
+from sluice.store.sqlite.file import inode, require_file
 from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types
@@ -41,7 +40,7 @@ class SqliteRows(RowSource):
     def __init__(self, url: str, streams: dict[str, Stream]) -> None:
         super().__init__(streams)
         self.path = url[len("sqlite:///") :]
-        self.file: tuple[int, int] = (0, 0)  # device and inode
+        self.file: tuple[int, int] | None = None  # device and inode
         self.version = -1
         self.schema = -1
         self.queries: dict[str, tuple[str, str]] = {}
@@ -73,9 +72,9 @@ class SqliteRows(RowSource):
     def open(self) -> Iterator[Any]:
         try:
             if self.db is None:
-                file = require_file(self.path)
+                require_file(self.path)
                 self.version = self.schema = -1
-                self.file = file.st_dev, file.st_ino
+                self.file = inode(self.path)
                 self.db = apsw.Connection(self.path, apsw.SQLITE_OPEN_READWRITE)  # a WAL needs its shared memory
                 self.db.set_busy_timeout(5000)
                 self.db.execute("PRAGMA query_only=1")
@@ -92,11 +91,9 @@ class SqliteRows(RowSource):
 
     def leave(self) -> None:
         """Close the connection if the file has been replaced: it would read the old one for ever."""
-        if self.db is not None:
-            with contextlib.suppress(OSError):
-                file = os.stat(self.path)
-                if self.file != (file.st_dev, file.st_ino):
-                    self.close()
+        with contextlib.suppress(OSError):
+            if self.db is not None and inode(self.path) not in (self.file, None):
+                self.close()
 
     @override
     def news(self) -> bool:
