@@ -223,7 +223,9 @@ BOUNDS = {
         **dict.fromkeys(("asks", "states"), "the reads that wait at this moment"),
         "asked": "the keys of a second", "wanted": "WANTED_KEYS",
     },
-    "sluice/views/refresh.py": {"counting": "threads", "failed": "FAILING_KEYS", "spent": "tallies"},
+    "sluice/views/refresh.py": {
+        "counting": "threads", "failed": "FAILING_KEYS", "index_at": "tallies", "spent": "tallies",
+    },
 }  # fmt: skip
 ORDERED = {
     "sluice/base/daemon.py: %03d": "milliseconds of a time that is shown",

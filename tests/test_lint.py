@@ -67,7 +67,7 @@ LOOPS = {
     "sluice/spool/kafka/inlet.py": ("keep",),
     "sluice/views/follower.py": ("run",),
     "sluice/views/lease.py": ("keep",),
-    "sluice/views/refresh.py": ("run", "index"),
+    "sluice/views/refresh.py": ("run",),
 }
 THREADS_WITHOUT_A_LOOP = {"sluice/views/rows/postgres.py": {"index"}, "sluice/store/postgres/store.py": {"run"}}
 

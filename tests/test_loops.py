@@ -5,7 +5,6 @@ The loops are the programs' own. Each gets an item that raises what nobody fores
 
 from __future__ import annotations
 
-import queue
 import signal
 import threading
 import time
@@ -24,7 +23,6 @@ from sluice.run import page, rejections, scale
 from sluice.spool import inlet
 from sluice.spool.kafka import inlet as kafka
 from sluice.views import follower, lease, refresh
-from sluice.views.kinds.tally import tally
 from test_lint import LOOPS
 
 
@@ -113,14 +111,6 @@ def recount(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
     made(refresh.Refresher, **given, token=lambda: "t").run("/votes/tally", True)
 
 
-def index(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    monkeypatch.setattr(refresh, "open_row_source", lambda *_: odd)
-    for by in "choice", "voter":
-        slow.put(tally("votes", key="poll", by=by))
-    made(refresh.Refresher, slow=slow, url="", streams={}).index()
-
-
 ITEMS: dict[Callable[[Odd, pytest.MonkeyPatch], None], tuple[str, str]] = {
     work: ("worker.py", "run"),
     renew: ("worker.py", "renew"),
@@ -134,7 +124,6 @@ ITEMS: dict[Callable[[Odd, pytest.MonkeyPatch], None], tuple[str, str]] = {
     follow: ("sluice/views/follower.py", "run"),
     hold: ("sluice/views/lease.py", "keep"),
     recount: ("sluice/views/refresh.py", "run"),
-    index: ("sluice/views/refresh.py", "index"),
 }
 
 

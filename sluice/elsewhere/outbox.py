@@ -186,7 +186,9 @@ class Outbox(Elsewhere):
             with store.transaction() as db:
                 forget(store, db, [name])
 
-    def refuse(self, store: Store[Any], destination: Carried, names: list[str], carried: bytes, why: str) -> list[str]:
+    def refuse(
+        self, store: Store[Any], destination: Carried[Any], names: list[str], carried: bytes, why: str
+    ) -> list[str]:
         """Note the halves of the first of these objects in its place, or bury its rows; the objects to be published.
 
         The others get new names, because those of a writer are published in the order of their numbers.

@@ -362,10 +362,7 @@ class Follower:
         self.beat = time.monotonic() + lease.BEAT_SECONDS
         milliseconds = int(time.time() * 1000)
         infos = [generation.info for generation in self.generations if generation.synced]
-        held, asked = self.client.ask(
-            lease.extend(self.token),
-            ("SMEMBERS", contract.REBUILD),
-        )
+        held, asked = self.client.ask(lease.extend(self.token), ("SMEMBERS", contract.REBUILD))
         if not held:
             raise LeaseLost("another follower has the lease, or Redis was emptied")
         if infos and not self.source.news():

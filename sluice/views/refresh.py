@@ -7,17 +7,19 @@ of its own, so one whose counts take long delays itself only.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import redis
 from redis.exceptions import RedisError
 
 from sluice.base import connect
+from sluice.base.background import background
 from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
 from sluice.views import contract
@@ -74,7 +76,8 @@ class Refresher:
         self.counting: set[str] = set()  # names of tallies
         self.failed: dict[str, float] = {}  # name of a tally -> when to try again, monotonic
         self.spent: dict[Tally, tuple[float, float]] = {}  # since when (monotonic), and the seconds of its counts
-        self.slow: queue.SimpleQueue[Tally] = queue.SimpleQueue()  # tallies whose counts take long
+        self.index_at: dict[Tally, float] = {}  # when to look again whether it has its index, monotonic
+        self.indexing = threading.Lock()
 
     def start(self) -> None:
         """Start two threads for each tally: a client that waits for a first count does not wait for a count ahead."""
@@ -82,8 +85,6 @@ class Refresher:
             for ahead in False, True:
                 name = f"refresh {path}"
                 threading.Thread(target=self.run, args=(path, ahead), name=name, daemon=True).start()
-        if self.tallies:
-            threading.Thread(target=self.index, name="index", daemon=True).start()
 
     def stop(self) -> None:
         """Stop the threads; one that counts is not waited for."""
@@ -183,27 +184,18 @@ class Refresher:
         if began > since + view.period:
             since, seconds = began, 0.0
         self.spent[view] = since, seconds + time.monotonic() - began
-        if self.spent[view][1] > PERIOD_SHARE * view.period:
-            self.slow.put(view)
+        if self.spent[view][1] > PERIOD_SHARE * view.period and began >= self.index_at.get(view, 0.0):
+            self.index_at[view] = began + INDEX_SECONDS
+            background(partial(self.index, view))
         return value
 
-    def index(self) -> None:
-        """Create the index of each tally whose counts take long: without it, each count reads all rows.
-
-        Its thread has the precedence of the workers, which may wait for it.
-        """
-        source = open_row_source(self.url, self.streams)
-        tried: dict[Tally, float] = {}
-        while True:
-            view = self.slow.get()
-            if time.monotonic() < tried.get(view, 0.0):
-                continue
+    def index(self, view: Tally) -> None:
+        """Create the index of a tally whose counts take long, one after the other: without it, each reads all rows."""
+        with self.indexing, contextlib.closing(open_row_source(self.url, self.streams)) as source:
             try:
                 source.make_countable(view.stream, view.key, view.by)
-                source.close()
             except Exception as error:
                 log.warning("%s: no index on %s, so each tally reads all rows: %s", view.stream, view.key, error)
-            tried[view] = time.monotonic() + INDEX_SECONDS
 
 
 def text(key: bytes) -> str:

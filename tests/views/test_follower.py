@@ -60,9 +60,7 @@ def postgres(server: Postgres) -> Iterator[Site]:
         yield found
 
 
-SCRIPTS = {"LATEST": LATEST, "EACH": EACH} | {
-    name: getattr(contract, name) for name in ("PLACE", "TOUCH", "BEGIN", "SWITCH", "CROWD", "DROP")
-}
+SCRIPTS = {"LATEST": LATEST, "EACH": EACH, "WRITE": contract.WRITE}
 
 
 def position(device: str, second: int, lat: float = 1.5) -> Gps:
