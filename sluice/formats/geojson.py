@@ -21,16 +21,12 @@ from sluice.streams.position import from_names, optional, sender
 from sluice.streams.record import Gps, Invalid
 
 
-class Collection(msgspec.Struct):
-    features: msgspec.Raw
-
-
 class Feature(msgspec.Struct):
     geometry: Geometry
     properties: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-read = msgspec.json.Decoder(Collection).decode
+read_features = bodies.array_in("features")
 read_feature = msgspec.json.Decoder(Feature).decode
 
 
@@ -38,8 +34,8 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Res
     """The positions of a collection. An invalid feature is rejected as a collection of its own. Raises: Invalid."""
     with suppress(Invalid, msgspec.MsgspecError):  # a position that has a field of this name
         return iter((from_object(part, lambda: sender(message, budget, PATH)),))
-    features = bodies.array(read(part).features, "features")
-    return each(bodies.elements(features, budget), lambda one: feature(one, message, budget), b'{"features":[', b"]}")
+    features = bodies.elements(read_features(part), budget)
+    return each(features, lambda one: feature(one, message, budget), b'{"features":[', b"]}")
 
 
 def feature(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:

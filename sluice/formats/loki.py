@@ -45,10 +45,6 @@ Time = str | int | float
 Labels = dict[str, str]
 
 
-class Push(msgspec.Struct):
-    streams: msgspec.Raw
-
-
 class LogStream(msgspec.Struct):
     values: msgspec.Raw = msgspec.Raw(b"")
     stream: msgspec.Raw = msgspec.Raw(b"{}")
@@ -74,7 +70,7 @@ class OldEntry(msgspec.Struct):
     timestamp: Time = ""
 
 
-read = msgspec.json.Decoder(Push).decode
+read_streams = bodies.array_in("streams")
 read_stream = msgspec.json.Decoder(LogStream).decode
 read_label_text = msgspec.json.Decoder(str).decode
 read_labels = msgspec.json.Decoder(Labels).decode
@@ -107,8 +103,7 @@ def is_protobuf(content_type: str, body: bytes) -> bool:
 
 def from_json(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[Log]:
     """The lines of a request in JSON. A part that is refused is a stream, with its labels once. Raises: as `decode`."""
-    streams = bodies.array(read(body).streams, "streams")
-    for element in bodies.elements(streams, budget):
+    for element in bodies.elements(read_streams(body), budget):
         if isinstance(element, Remainder):
             refused.rest.append(element[:-1])  # without the bracket at its end
             return

@@ -16,10 +16,6 @@ from sluice.streams.record import Invalid, Metric, Text
 from sluice.streams.times import Time, known
 
 
-class Points(msgspec.Struct):
-    metrics: msgspec.Raw
-
-
 class Point(msgspec.Struct):
     """A point. A field that is null is not stored."""
 
@@ -36,7 +32,7 @@ class LoosePoint(Point):
     tags: dict[str, msgspec.Raw] | None = None  # type: ignore[assignment]
 
 
-read = msgspec.json.Decoder(Points).decode
+read_points = bodies.array_in("metrics")
 read_strict = msgspec.json.Decoder(Point).decode
 read_loose = reader(LoosePoint)
 read_value = msgspec.json.Decoder(Value | None).decode
@@ -59,8 +55,9 @@ def read_point(part: bytes) -> Point:
 
 def points(part: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
     """The fields of several points. Each invalid point is one reject. Raises: Invalid."""
-    array = bodies.array(read(part).metrics, "metrics")
-    return each(bodies.elements(array, budget), lambda part: point(part, message, budget), b'{"metrics":[', b"]}")
+    return each(
+        bodies.elements(read_points(part), budget), lambda part: point(part, message, budget), b'{"metrics":[', b"]}"
+    )
 
 
 def point(part: bytes, message: Message | None, budget: Budget) -> list[Metric]:

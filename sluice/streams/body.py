@@ -175,6 +175,12 @@ def array(value: msgspec.Raw, name: str) -> bytes:
     return text
 
 
+def array_in(name: str) -> Callable[[bytes], bytes]:
+    """What reads the array that an object has under a name. Raises: Invalid, msgspec's errors."""
+    read: Callable[[bytes], Any] = msgspec.json.Decoder(msgspec.defstruct("Wrapper", [(name, msgspec.Raw)])).decode
+    return lambda part: array(getattr(read(part), name), name)
+
+
 def elements(array: bytes, budget: Budget) -> Iterator[bytes]:
     """The elements of a JSON array, byte for byte; a Remainder once the budget is used up.
 
