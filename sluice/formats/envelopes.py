@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from sluice.formats.registry import ENVELOPES
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
 from sluice.streams.decoder import NUL, Result, check_text, each
@@ -20,7 +21,6 @@ from sluice.streams.logs import NO_MESSAGE, build, loose
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
 
-NAMES = "events", "Events", "logs", "logEvents", "records", "entries", "params"
 read = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 read_object = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -35,7 +35,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Res
             if str(error) != NO_MESSAGE:
                 raise
     sent = read(part)
-    name = next(name for name in NAMES if name in sent)
+    name = next(name for name in ENVELOPES if name in sent)
     inside = bytes(sent.pop(name))
     if inside.startswith(b"{"):
         return each((inside,), lambda one: (log(one, limit),), b'{"%b":' % name.encode(), b"}")

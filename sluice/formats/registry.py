@@ -19,6 +19,9 @@ NO_COMMANDS = reply("200 OK", b"[]")  # OwnTracks reads the answer as a list of 
 # A map or an array of up to 15 objects, or of up to 255: no text in UTF-8 begins so
 MSGPACK = re.compile(rb"[\x80-\x9f]|[\xdc\xde]\0")
 
+# In whose members log libraries and shippers wrap their records: sluice/formats/envelopes.py
+ENVELOPES = "events", "Events", "logs", "logEvents", "records", "entries", "params"
+
 # In the order in which they are tried
 FORMATS = (
     # The Content-Type has the version of remote write
@@ -42,10 +45,7 @@ FORMATS = (
         "logs", "sluice.formats.loki:decode", dict.fromkeys(("/loki/api/v1/push", "/api/prom/push"), NO_CONTENT),
         keep_head=True,
     ),
-    Format(
-        "logs", "sluice.formats.envelopes:decode",
-        objects=("events", "Events", "logs", "logEvents", "records", "entries", "params"),
-    ),
+    Format("logs", "sluice.formats.envelopes:decode", objects=ENVELOPES),
     Format("logs", "sluice.formats.gelf:decode", {"/gelf": ACCEPTED}, keep_head=True),
     Format("logs", "sluice.formats.reports:decode", {"/reports": NO_CONTENT}, keep_head=True),
     # systemd-journal-upload appends this path to its URL

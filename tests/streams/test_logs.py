@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from items import LIMITS, decode, reject_reason
-from sluice.formats.envelopes import NAMES
+from sluice.formats.registry import ENVELOPES
 from sluice.streams.logs import LEVELS, level
 from sluice.streams.record import Log, Reject
 
@@ -137,7 +137,7 @@ def test_an_invalid_record_in_an_envelope_is_buried_alone() -> None:
     ]
     (odd,) = decode("logs", b'{"message":"m","events":[1e999]}')
     assert odd == Log(message="m", attributes={"events": ["1e999"]})
-    for name in NAMES:
+    for name in ENVELOPES:
         assert decode("logs", b'{"%b":[{"message":"m"}]}' % name.encode()) == [Log(message="m")]
         assert reject_reason("logs", b'{"%b":5}' % name.encode()) == "missing: message"
         assert decode("logs", b'{"%b":[]}' % name.encode()) == []
