@@ -72,7 +72,7 @@ function judge() {
   const refused = shown.streams.filter((stream) => stream.error && !stream.unpublished);
   if (refused.length)
     return ["bad", `${refused.map((stream) => stream.stream).join(", ")} cannot be stored`,
-      `Writes are accepted and wait in Redis. ${refused[0].error}`];
+      `Writes are accepted and wait in Redis. ${refused[0].stream}: ${refused[0].error}`];
   const held = shown.streams.filter((stream) => stream.unpublished);
   if (held.length)
     return ["bad", `Rows of ${held.map((stream) => stream.stream).join(", ")} wait for their destination`,

@@ -269,4 +269,4 @@ def writing() -> Iterator[None]:
     except (KafkaUnavailable, BufferError) as error:
         if isinstance(error, KafkaUnavailable) and (number := code(error)) in REFUSED:
             raise Rejected(KafkaError(number).str()) from error  # the text of this one has numbers of its own
-        raise Unwritable(f"Kafka: {error}") from error
+        raise Unwritable(f"Kafka: {error.reason if isinstance(error, KafkaUnavailable) else error}") from error

@@ -330,8 +330,13 @@ def crammed(route: Route) -> None:
 def test_no_text_is_over_another_or_at_the_edge_of_its_card(
     size: tuple[int, int], scheme: str, chromium: Browser, up: Server, tmp_path: Path
 ) -> None:
+    def told() -> bool:
+        """What is rejected before the program `page` listens is in no list."""
+        post(up.port, "/nowhere", b"x")
+        return b"/nowhere" in get(up.port, "/status/errors.json")[2]
+
     post(up.port, "/gps", b'{"device":"d","lat":99,"lon":1}')
-    post(up.port, "/nowhere", b"x")
+    poll(told, interval=0.5)
     with context(chromium, size, scheme) as window:
         page = opened(window, up)
         expect(page.locator("#left")).not_to_be_empty()
@@ -603,7 +608,7 @@ def test_what_waits_for_its_destination_and_what_cannot_be_stored_is_reported(pa
     expect(page.locator("#verdict p")).to_contain_text(f"12 bodies for 40 s. {why}")
     changed(error="the database is unavailable: permission denied for table votes")
     expect(page.locator("#verdict h2")).to_have_text("votes cannot be stored")
-    expect(page.locator("#verdict p")).to_contain_text("permission denied for table votes")
+    expect(page.locator("#verdict p")).to_contain_text("wait in Redis. votes: the database is unavailable: permission")
     changed()
     expect(page.locator("#verdict")).to_have_attribute("data-state", "good")
 
