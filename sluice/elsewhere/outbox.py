@@ -151,7 +151,7 @@ class Outbox(Elsewhere):
             except Exception as error:  # of this stream: the others go on
                 why = late[stream] = reason(stream, error, known)
             if why:
-                line = waits(stream, address, why)
+                line = f"rows of {stream} wait for {shown(address)}: {why}"
                 if why != known:
                     tell(store, name, why)
         self.late = late
@@ -332,10 +332,6 @@ def reason(stream: str, error: Exception, known: str = "") -> str:
     if why != known:
         log.error("%s: unexpected error; will retry\n%s", stream, trace(error))
     return why
-
-
-def waits(stream: str, address: str, why: str) -> str:
-    return f"rows of {stream} wait for {shown(address)}: {why}"
 
 
 def note(
