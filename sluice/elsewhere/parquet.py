@@ -33,7 +33,7 @@ SMALL_BYTES = 16 << 20  # a smaller file is merged
 MERGED_BYTES = 32 << 20  # of files that are merged at a time
 MANY_FILES = 256  # small ones of the present hour, from which they are merged before the hour has ended
 SETTLED_SECONDS = 60  # after the end of an hour, from which its files are merged; also the age of what a crash left
-GROUP_ROWS, GROUP_BYTES = 131_072, 8 << 20  # in a merged file; in memory, of which a merge takes several times as many
+GROUP_ROWS, GROUP_BYTES = 131_072, 4 << 20  # in a merged file; in memory, of which a merge takes several times as many
 MERGING = "merging"  # a directory
 IDENTITY = ".id"  # a file with the name that tells this directory from others
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
@@ -198,6 +198,7 @@ class Parquet(Destination):
         with writer(path, schema) as merged:
             for table in grouped(files, schema):
                 merged.write_table(table)
+                pa.default_memory_pool().release_unused()  # what the next group would not fit into
         sync_path(path)
         gone = {path.name for path in files}
         with self.locked("exchange"):
