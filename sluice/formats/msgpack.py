@@ -51,7 +51,7 @@ def decode(body: bytes, message: Message | None, budget: Budget) -> Iterator[Res
 
 def objects(body: bytes, budget: Budget) -> Iterator[bytes]:
     """The objects of a body; a Remainder once the budget is used up."""
-    at = 0
+    at, most = 0, budget.limits.record // BYTES_PER_OBJECT
     while at < len(body):
         left, start = budget.left, at
         at, count = end(body, start, budget)
@@ -61,8 +61,7 @@ def objects(body: bytes, budget: Budget) -> Iterator[bytes]:
         part = body[start:at]
         if not MSGPACK.match(part):
             part = ARRAY + part
-        dense = count > budget.limits.record // BYTES_PER_OBJECT
-        yield Cut(part) if at > len(body) else Dense(part) if dense else part
+        yield Cut(part) if at > len(body) else part if count <= most else Dense(part)
         budget.pay(left)
 
 
