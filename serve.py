@@ -97,7 +97,7 @@ class ViewAnswer:
         if not trip.done:
             READS.fetch(trip)
         body: bytes | None = None
-        if len(self.keys) == 1 and trip.states.get(view.state) == generation:  # as usual, without `values`
+        if len(names) == 1 and trip.states.get(view.state) == generation:  # as usual, without `values`
             body = view.value(trip, names[0], self.limit)
         if not body:
             try:

@@ -35,9 +35,9 @@ FULL = "This view does not fit into its memory."
 class Trip:
     """Reads that are sent together.
 
-    room: for further values. strings: key -> value. states: key of a state -> state. commands: packed command -> reply.
-    asks: packed commands that a full Redis may refuse. done: the outcome is known. failed: there was no reply, so no
-    read has a value.
+    room: for so many strings, and commands. strings: key -> value. states: key of a state -> state. commands: packed
+    command -> reply. asks: packed commands that a full Redis may refuse. done: the outcome is known. failed: there was
+    no reply, so no read has a value.
     """
 
     __slots__ = ("asks", "commands", "done", "failed", "room", "states", "strings")
@@ -81,10 +81,10 @@ class GroupReads:
             names = [pack(b"HGETALL", name) for name in names]
         with self.entry:
             trip = self.open
-            if trip.room <= 0:
-                trip = self.open = Trip(self.most())
-            trip.room -= len(names)
             reads: dict[bytes, Any] = trip.strings if view.string else trip.commands
+            if len(reads) >= trip.room:
+                trip = self.open = Trip(self.most())
+                reads = trip.strings if view.string else trip.commands
             for name in names:
                 reads[name] = None
             if view.state:
@@ -92,8 +92,8 @@ class GroupReads:
         return trip, generation, names
 
     def most(self) -> int:
-        """How many values a trip may have."""
-        return max(1, min(TRIP_KEYS, TRIP_BYTES // self.size))
+        """How many strings a trip may have, and how many commands: two at least, so only a read of one key has one."""
+        return max(2, min(TRIP_KEYS, TRIP_BYTES // self.size))
 
     def want(self, path: str, keys: list[bytes]) -> None:
         """Report that clients asked for these keys of a tally. Only keys that have a value: the others cost nothing."""
