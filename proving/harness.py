@@ -86,7 +86,7 @@ class Died(Exception):
 
 def poll(
     until: Callable[[], T],
-    seconds: float = 30,
+    seconds: float = 120,  # it only ends a test that hangs
     what: str = "",
     interval: float = 0.01,
     retried: tuple[type[Exception], ...] = (Exception,),

@@ -56,7 +56,7 @@ def test_machines_that_fail_lose_and_double_nothing_acknowledged(
     options = ["--duration", seconds] if seconds else short
     done = subprocess.run(
         [*DRILL, "--spool", spool, "--report", str(tmp), *map(str, options)],
-        env=environment(tmp), capture_output=True, text=True, timeout=300 + 2 * seconds,
+        env=environment(tmp), capture_output=True, text=True, timeout=600 + 2 * seconds,
     )  # fmt: skip
     print(done.stdout[done.stdout.find("\n# ") :], done.stderr)  # pytest shows the report with a failure
     (report,) = (json.loads(path.read_text()) for path in tmp.glob("*.json"))

@@ -34,7 +34,7 @@ def drill(tmp: Path, *options: object, env: Mapping[str, object] | None = None) 
     command = [ROOT / "bin/sluice", "drill", "--report", tmp, *options]
     # the private installation ignores INGEST_HOME
     done = subprocess.run(
-        list(map(str, command)), cwd=ROOT, env=environment(tmp, env), capture_output=True, text=True, timeout=300
+        list(map(str, command)), cwd=ROOT, env=environment(tmp, env), capture_output=True, text=True, timeout=600
     )
     print(done.stdout[done.stdout.find("\n# ") :], done.stderr)  # pytest shows the report with a failure
     reports = list(tmp.glob("*.json"))

@@ -114,7 +114,7 @@ def frozen_outside_transactions(pid: int, home: Path) -> Iterator[None]:
 
 def accepted(where: int | Path, body: bytes) -> None:
     """Post until it is accepted: just after the start, Kafka may need longer than a commit waits."""
-    poll(lambda: post(where, "/votes", body)[0] == 200, 60, "acknowledged")
+    poll(lambda: post(where, "/votes", body)[0] == 200, what="acknowledged")
 
 
 def test_bodies_go_from_nginx_through_kafka_into_the_database(tmp: Path, url: str) -> None:
@@ -123,13 +123,13 @@ def test_bodies_go_from_nginx_through_kafka_into_the_database(tmp: Path, url: st
         accepted(up.port, VOTE % b"a")
         accepted(up.port, b"nonsense")
         poll(
-            lambda: (found := ledger(tmp, url))["stored"] and found["dead"] and not found["ready"], 30, "all is stored"
+            lambda: (found := ledger(tmp, url))["stored"] and found["dead"] and not found["ready"], what="all is stored"
         )
         found = ledger(tmp, url)
         assert (found["accepted"], found["missing"]) == (found["stored"] + found["dead"], 0)
         assert found["stored"] == len(stored(tmp))
-        poll(lambda: b'"a"' in get(up.port, "/votes/tally?poll=p")[2], 30, "a view")
-        poll(lambda: b'route="/votes",status="200"} 2' in get(up.port, "/status/metrics")[2], 30, "the counts")
+        poll(lambda: b'"a"' in get(up.port, "/votes/tally?poll=p")[2], what="a view")
+        poll(lambda: b'route="/votes",status="200"} 2' in get(up.port, "/status/metrics")[2], what="the counts")
         words = sluice(tmp, url, "top", "--count", "1")
         assert (words.returncode, "gateways 1  workers 1" in words.stdout) == (0, True)
     assert "Traceback" not in up.said()
@@ -139,13 +139,13 @@ def test_a_worker_that_is_frozen_or_killed_doubles_nothing(tmp: Path, url: str) 
     with gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
         with worker(tmp, url) as frozen, worker(tmp, url) as killed, Clients(gate.socket) as load:
             load.wait()
-            poll(lambda: stored(tmp), 30, "a worker stores")
+            poll(lambda: stored(tmp), what="a worker stores")
             killed.kill()
             with frozen_outside_transactions(frozen.pid, tmp):
                 load.wait()
                 last = load.acknowledged[-1]
                 with worker(tmp, url):
-                    poll(lambda: last in stored(tmp), 60, "the partitions have been given away", interval=0.2)
+                    poll(lambda: last in stored(tmp), what="the partitions have been given away", interval=0.2)
                     harness.strike(frozen.pid, signal.SIGCONT)
                     load.wait()
         drain(tmp, url)
@@ -174,9 +174,9 @@ def test_drain_waits_for_partitions_that_another_member_of_the_group_has(
 
     with contextlib.ExitStack() as stack:
         with contextlib.closing(other):
-            poll(lambda: has() == 2, 30, "it has all partitions")
+            poll(lambda: has() == 2, what="it has all partitions")
             process = stack.enter_context(worker(tmp, url, "burst"))
-            poll(lambda: has() < 2, 30, "one is given away")
+            poll(lambda: has() < 2, what="one is given away")
         assert process.wait(60) == 0
     assert sorted(stored(tmp)) == ["a", "b", "c", "d"]
 
@@ -185,17 +185,17 @@ def test_without_an_acknowledgement_the_answer_is_503(tmp: Path, url: str, broke
     (only,) = broker
     with gateway(tmp, env={"INGEST_SPOOL": url}) as gate, worker(tmp, url):
         accepted(gate.socket, VOTE % b"a")
-        poll(lambda: "a" in stored(tmp), 30)
+        poll(lambda: "a" in stored(tmp))
         only.kill()
         status, headers, body = post(gate.socket, "/votes", VOTE % b"perhaps")
         assert (status, headers["retry-after"]) == (503, "1")
         assert b"Kafka does not acknowledge." in body
-        poll(lambda: get(gate.socket, "/readyz")[0] == 503, 30)
+        poll(lambda: get(gate.socket, "/readyz")[0] == 503)
         only.start()
         broker.wait()
         accepted(gate.socket, VOTE % b"c")
-        poll(lambda: get(gate.socket, "/readyz")[0] == 200, 30)
-        poll(lambda: {"a", "c"} <= set(stored(tmp)), 30, "the worker goes on")
+        poll(lambda: get(gate.socket, "/readyz")[0] == 200)
+        poll(lambda: {"a", "c"} <= set(stored(tmp)), what="the worker goes on")
     drain(tmp, url)
     found = ledger(tmp, url)
     assert (found["missing"], found["ready"], found["stored"]) == (0, 0, len(stored(tmp)))
@@ -210,12 +210,12 @@ def test_a_topic_that_was_made_again_is_a_new_spool(tmp: Path, url: str, broker:
         only.start()
         broker.wait()
         accepted(gate.socket, VOTE % b"a")
-        poll(lambda: {"0", "a"} <= set(stored(tmp)), 30)  # of two partitions: what is not read yet goes with the topic
+        poll(lambda: {"0", "a"} <= set(stored(tmp)))  # of two partitions: what is not read yet goes with the topic
         for future in admin.delete_topics([f"{tmp.name}.votes"]).values():
             future.result()
         for n in range(1, 4):
             accepted(gate.socket, VOTE % b"%d" % n)
-        poll(lambda: {"1", "2", "3"} <= set(stored(tmp)), 30, "the new topic is read")
+        poll(lambda: {"1", "2", "3"} <= set(stored(tmp)), what="the new topic is read")
     assert len({spool.split(".")[0] for spool in spools(tmp)}) == 2
     assert ledger(tmp, url)["missing"] == 0
 
@@ -238,7 +238,7 @@ def test_bodies_with_the_offsets_of_lost_ones_are_stored(
                 accepted(gate.socket, VOTE % b"new-%d" % n)
             every = {f"old-{n}" for n in range(10)} | {f"new-{n}" for n in range(8)}
             if running:
-                poll(lambda: every == set(stored(tmp)), 30, "all is stored")
+                poll(lambda: every == set(stored(tmp)), what="all is stored")
         drain(tmp, url)
     assert set(stored(tmp)) == every
     count = len(stored(tmp))  # one more for each that was posted again after a 503
@@ -263,7 +263,7 @@ def test_what_is_stored_is_not_stored_again_after_the_offsets_of_the_group_have_
 def taken(outlet: Outlet) -> list[bytes]:
     """The next items, settled."""
     outlet.has_work([])
-    claim = poll(lambda: outlet.has_work(["votes"]) and outlet.claim("votes"), 30)
+    claim = poll(lambda: outlet.has_work(["votes"]) and outlet.claim("votes"))
     assert claim
     items = list(outlet.items(claim))
     outlet.settle(claim)
@@ -307,7 +307,7 @@ def test_a_worker_that_hangs_keeps_its_partitions_from_the_others_for_a_while_on
         hung, other = Outlet(url, figures), Outlet(url, figures)
         accepted(gate.socket, b"a")
         taken(hung)
-        poll(lambda: hung.has_work(["votes"]) and hung.sources["votes"].assigned == {0, 1}, 30)
+        poll(lambda: hung.has_work(["votes"]) and hung.sources["votes"].assigned == {0, 1})
         accepted(gate.socket, b"b")
         while b"b" not in taken(other):
             pass
@@ -317,7 +317,7 @@ def test_a_worker_that_hangs_keeps_its_partitions_from_the_others_for_a_while_on
                 outlet.has_work(["votes"])
             return bool(hung.sources["votes"].assigned)
 
-        poll(shared, 60, "it has a partition again")
+        poll(shared, what="it has a partition again")
         for outlet in hung, other:
             outlet.close()
 
@@ -327,14 +327,14 @@ def test_a_worker_with_much_to_store_gives_partitions_away_meanwhile(tmp: Path, 
     with harness.views_redis(tmp), gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
         busy, other = Outlet(url, figures), Outlet(url, figures)
         accepted(gate.socket, b"a")
-        poll(lambda: busy.has_work(["votes"]) and busy.has_more("votes"), 30)
+        poll(lambda: busy.has_work(["votes"]) and busy.has_more("votes"))
 
         def shared() -> bool:
             for outlet in busy, other:
                 outlet.has_work(["votes"])
             return bool(other.sources["votes"].assigned)
 
-        poll(shared, 60, "the other one has a partition")
+        poll(shared, what="the other one has a partition")
         for outlet in busy, other:
             outlet.close()
 
@@ -352,16 +352,16 @@ def test_a_full_backlog_is_refused_until_workers_have_stored_it(tmp: Path, url: 
                 sizes.append(100)
             return group.refused
 
-        refused = poll(push, 30)
+        refused = poll(push)
         assert refused["votes"].reason == "The backlog is over its limit."  # type: ignore[index]
         assert 1 <= refused["votes"].retry_after <= 60  # type: ignore[index]
         outlet.has_work([])
-        poll(lambda: outlet.has_work(["votes"]) and outlet.has_more("votes"), 30)
+        poll(lambda: outlet.has_work(["votes"]) and outlet.has_more("votes"))
         while claim := outlet.claim("votes"):
             assert list(outlet.items(claim)) == [b"x" * 100] * claim.count
             outlet.settle(claim)
             outlet.has_work(["votes"])
-        poll(lambda: not push(), 30)
+        poll(lambda: not push())
         outlet.close()
         inlet.report(last=True)
         assert Inspector(url, str(tmp / "run/views.sock")).counters()["bytes votes"] == sum(sizes)
@@ -373,7 +373,7 @@ def test_an_offset_is_committed_again_until_that_succeeds(tmp: Path, url: str) -
         accepted(gate.socket, VOTE % b"a")
         outlet, inspector = Outlet(url, figures), Inspector(url, figures)
         outlet.has_work([])
-        poll(lambda: outlet.has_work(["votes"]) and outlet.has_more("votes"), 30)
+        poll(lambda: outlet.has_work(["votes"]) and outlet.has_more("votes"))
         claim = outlet.claim("votes")
         assert claim
         source = outlet.sources["votes"]
@@ -382,7 +382,7 @@ def test_an_offset_is_committed_again_until_that_succeeds(tmp: Path, url: str) -
         outlet.settle(claim)
         source.consumer = consumer
         assert (len(lost), inspector.snapshot("votes").ready) == (1, 1)
-        poll(lambda: outlet.has_work(["votes"]) and not inspector.snapshot("votes").ready, 30)
+        poll(lambda: outlet.has_work(["votes"]) and not inspector.snapshot("votes").ready)
         outlet.close()
 
 
@@ -433,7 +433,7 @@ def test_an_attempt_that_could_not_be_counted_was_none(tmp: Path, url: str) -> N
         accepted(gate.socket, VOTE % b"a")
         outlet = Outlet(url, figures)
         outlet.has_work([])
-        claim = poll(lambda: outlet.has_work(["votes"]) and outlet.claim("votes"), 30)
+        claim = poll(lambda: outlet.has_work(["votes"]) and outlet.claim("votes"))
         assert claim
         source = outlet.sources["votes"]
         consumer = source.consumer
@@ -453,7 +453,7 @@ def test_a_worker_does_not_wait_for_a_coordinator_that_is_frozen(
         accepted(gate.socket, VOTE % b"a")
         outlet, ended = Outlet(url, str(tmp / "run/views.sock")), threading.Event()
         outlet.has_work([])
-        poll(lambda: outlet.has_work(["votes"]) and outlet.has_more("votes"), 30)
+        poll(lambda: outlet.has_work(["votes"]) and outlet.has_more("votes"))
 
         def work() -> None:
             claim = outlet.claim("votes")
@@ -466,7 +466,7 @@ def test_a_worker_does_not_wait_for_a_coordinator_that_is_frozen(
             threading.Thread(target=work, daemon=True).start()
             assert ended.wait(20)
         assert "votes: the group does not confirm a commit: no answer within 3 s" in caplog.text
-        poll(outlet.sources["votes"].pending.done, 60)
+        poll(outlet.sources["votes"].pending.done)
         outlet.close()
 
 
@@ -483,7 +483,7 @@ def test_a_topic_that_one_broker_does_not_know_yet_was_not_deleted(
             return None if 1 < len(asked) < 5 else describe(name)  # the first one is that of the gateway's
 
         outlet.admin.describe = lagging  # type: ignore[assignment]
-        claim = poll(lambda: outlet.has_work(["votes"]) and outlet.claim("votes"), 30)
+        claim = poll(lambda: outlet.has_work(["votes"]) and outlet.claim("votes"))
         assert isinstance(claim, Claim)
         assert outlet.items(claim) == [VOTE % b"a"] and len(asked) > 4
         assert "was deleted" not in caplog.text
@@ -503,7 +503,7 @@ def test_peek_and_tail_show_bodies_with_partition_and_number(tmp: Path, url: str
         command = [sys.executable, "-m", "sluice.ops", "tail", "votes", "--count", "3"]
         env = environment(tmp, {"INGEST_SPOOL": url})
         with running(command, tmp / "tail.out", env) as tail:
-            poll(lambda: "sluice: votes: from " in (tmp / "tail.out").read_text(), 30)
+            poll(lambda: "sluice: votes: from " in (tmp / "tail.out").read_text())
             for body in b"x", b"y", b"z":
                 assert post(gate.socket, "/votes", body)[0] == 200
             assert tail.wait(30) == 0
@@ -572,7 +572,7 @@ def leader(cluster: kafka.Brokers, replicas: int, chance: random.Random) -> kafk
         in_sync = all(len(one.isrs) == replicas and one.leader > 0 for one in partitions)
         return in_sync and chance.choice([one.leader for one in partitions])
 
-    return cluster[poll(found, 60, "all replicas in sync") - 1]
+    return cluster[poll(found, what="all replicas in sync") - 1]
 
 
 @pytest.mark.parametrize("replicas", [2, 3])
