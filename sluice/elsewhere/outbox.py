@@ -302,10 +302,9 @@ def groups(entries: Iterable[Entry]) -> Iterator[tuple[list[Entry], bool]]:
     monotonic, watch = time.monotonic, FullWatch()
     thing: Any
     for entry in entries:
-        full = len(group) >= bounds.GROUP_RECORDS or held >= bounds.LETTER_BYTES
-        if (now := monotonic()) >= watch.due:  # a call for each record would cost 1 % of its time
-            full |= watch.is_full(now)
-        if full and group:
+        count = len(group)
+        full = count >= bounds.GROUP_RECORDS or held >= bounds.LETTER_BYTES
+        if count and (full or (not count % 8 and watch.is_full(monotonic()))):
             before, cut = cut, entry[0] == group[-1][0]
             yield group, before or cut
             group, held = [], 0

@@ -20,7 +20,7 @@ SMALL_BYTES = 1 << 16  # of a body, inflated, that is decoded before its key is 
 # attribute of eight bytes takes forty
 KEYED_BYTES, RECORD_BYTES, TEXT_FACTOR = 40 << 20, 300, 5
 # What is held may take so many of Python's blocks of up to 512 bytes, and rows for a destination may let the process
-# grow by so many bytes beyond its smallest size; looked at every few milliseconds, in which one decodes to 10 MB
+# grow by so many bytes; looked at every few milliseconds, in which one decodes to 10 MB
 HELD_BLOCKS, HELD_BYTES, LOOK_SECONDS = 300_000, 28 << 20, 0.005
 PIECE_KEYS = 500  # that the database puts while the next ones are made
 KEYED_RECORDS = 100  # of a larger body, whose own keys are put at once

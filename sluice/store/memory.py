@@ -5,6 +5,7 @@ It cannot be told from their size: a byte of a message takes one, and one of `[[
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ import time
 from sluice.base.override import override
 from sluice.store import bounds
 
+LIBC = ctypes.CDLL(None)
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -36,15 +38,22 @@ class Watch:
 class FullWatch(Watch):
     """It asks the kernel too, for texts and other large blocks whose sizes nobody has added up."""
 
-    lowest = sys.maxsize  # resident bytes of this process
+    empty = 0  # resident bytes of this process without rows
+    was_full = True
+
+    @override
+    def begin(self) -> None:
+        super().begin()
+        if self.was_full:
+            LIBC.malloc_trim(0)  # what was freed and kept would count for the next rows
+            FullWatch.empty, FullWatch.was_full = resident(), False
 
     @override
     def is_full(self, now: float) -> bool:
         if now < self.due:
             return False
-        size = resident()
-        FullWatch.lowest = min(FullWatch.lowest, size)
-        return super().is_full(now) or size - FullWatch.lowest > bounds.HELD_BYTES
+        FullWatch.was_full = resident() - self.empty > bounds.HELD_BYTES
+        return super().is_full(now) or self.was_full
 
 
 def resident() -> int:
