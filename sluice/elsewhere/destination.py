@@ -27,9 +27,9 @@ class Rows:
 
     def __init__(self, entries: Sequence[Entry], senders: Mapping[int, str] = NOBODY) -> None:
         """entries: at least one, without rejects."""
-        records: Any
-        self.seqs, self.received, _, records = zip(*entries)
-        self.records: Sequence[Record] = records
+        self.seqs = [entry[0] for entry in entries]
+        self.received = [entry[1] for entry in entries]
+        self.records: Sequence[Any] = [entry[3] for entry in entries]
         self.senders = senders
 
 
