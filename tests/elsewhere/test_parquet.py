@@ -116,7 +116,7 @@ def tidied(store: Store, stream: str = "votes") -> int:
 
 
 def test_rows_and_dead_letters_are_written_in_groups(tmp: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.store.bounds.GROUP_RECORDS", 3)
+    monkeypatch.setattr("sluice.store.bounds.GROUP_RECORDS", 8)
     buried: list[int] = []
     with contextlib.closing(open_store(url, STREAMS, elsewhere=open_elsewhere(elsewhere(tmp), STREAMS))) as store:
         bury = store.bury
@@ -126,11 +126,11 @@ def test_rows_and_dead_letters_are_written_in_groups(tmp: Path, url: str, monkey
             bury(db, stream, batch, whole, rejects)
 
         monkeypatch.setattr(store, "bury", counted)
-        assert store.persist(*votes(*range(7), *[""] * 5)) == Outcome(7, 5)
+        assert store.persist(*votes(*range(17), *[""] * 10)) == Outcome(17, 10)
     (file,) = files(tmp)
     written = pyarrow.parquet.ParquetFile(file).metadata
-    assert [written.row_group(n).num_rows for n in range(written.num_row_groups)] == [3, 3, 1]
-    assert buried == [0, 0, 2, 3]
+    assert [written.row_group(n).num_rows for n in range(written.num_row_groups)] == [8, 8, 1]
+    assert buried == [0, 0, 7, 3]
 
 
 # --- What arrives as what --------------------------------------------------------------------------------------------
