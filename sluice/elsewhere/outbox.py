@@ -263,22 +263,23 @@ class Storing(Attempt):
 
     def insert(self, stream: str, origin: Origin, entries: Iterable[Entry]) -> Outcome:
         """`Store.insert` into the object of the stream, which takes nothing back."""
-        rows, rejects = [*entries], [entry for entry in entries if entry[3].__class__ is Reject]
-        if rejects:
-            rows = [entry for entry in rows if entry[3].__class__ is not Reject]
-        if rows:
-            group = Rows(rows, origin.senders)
+        rows, rejects = entries, list[Entry]()
+        if not isinstance(rows, Rows) or rows.any_rejects:
+            rows = Rows(entry for entry in entries if entry[3].__class__ is not Reject)
+            rejects = [entry for entry in entries if entry[3].__class__ is Reject]
+        if rows.seqs:
+            rows.senders = origin.senders
             try:
                 with destination_errors():
                     if stream not in self.objects:
                         self.destinations[stream].database = self.ledger.identity(self.db)
-                        self.objects[stream] = self.destinations[stream].open(group.received[0])
-                    self.objects[stream].add(origin.batch, group)
+                        self.objects[stream] = self.destinations[stream].open(rows.received[0])
+                    self.objects[stream].add(origin.batch, rows)
             except Rejected as error:
                 raise RowsRejected(str(error), "the destination") from None
-            self.bodies[stream] += len({*group.seqs})
+            self.bodies[stream] += len({*rows.seqs})
         self.ledger.bury(self.db, stream, origin.batch, origin.whole, rejects)
-        return Outcome(len(rows), len(rejects))
+        return Outcome(len(rows.seqs), len(rejects))
 
     def note(self) -> None:
         """Note what is to be published when this transaction has committed. An object without rows never is."""
@@ -295,27 +296,33 @@ class Storing(Attempt):
                 note(self.ledger, self.db, stream, made.name, address, self.bodies[stream], made.carried)
 
 
-def groups(entries: Iterable[Entry]) -> Iterator[tuple[list[Entry], bool]]:
-    """Entries in lists that fit into memory, and whether some entries of a body of a list are not in it."""
-    group: list[Entry] = []
+def groups(entries: Iterable[Entry]) -> Iterator[tuple[Rows, bool]]:
+    """Entries in groups that fit into memory, and whether some entries of a body of a group are not in it."""
+    rows = Rows()
+    seqs, received, bodies, things = rows.columns
     held, cut = 0, False  # bytes of the rejects
     monotonic, watch = time.monotonic, FullWatch()
     thing: Any
-    for n, entry in enumerate(entries):
-        # each call costs a hundredth of a row's time, so two of the bounds are looked at for each eighth row
-        if held >= bounds.LETTER_BYTES or (
-            not n % 8 and group and (len(group) >= bounds.GROUP_RECORDS or watch.is_full(monotonic()))
-        ):
-            before, cut = cut, entry[0] == group[-1][0]
-            yield group, before or cut
-            group, held = [], 0
+    for seq, arrived, body, thing in entries:
+        count = len(seqs)
+        full = held >= bounds.LETTER_BYTES or count >= bounds.GROUP_RECORDS
+        if full or (not count % 8 and watch.is_full(monotonic())):  # a call costs a hundredth of a row's time
+            if count:
+                before, cut = cut, seq == seqs[-1]
+                yield rows, before or cut
+                rows = Rows()
+                seqs, received, bodies, things = rows.columns
+            held = 0
             watch.begin()
-        group.append(entry)
-        thing = entry[3]
+        seqs.append(seq)
+        received.append(arrived)
+        bodies.append(body)
+        things.append(thing)
         if thing.__class__ is Reject:
             held += len(thing.part)
-    if group:
-        yield group, cut
+            rows.any_rejects = True
+    if seqs:
+        yield rows, cut
 
 
 @contextlib.contextmanager
