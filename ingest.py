@@ -78,10 +78,10 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
     return PostAnswer(append(endpoint.stream, item), endpoint, start_response)
 
 
-def plain(environ: dict[str, Any]) -> bool:
-    """Whether nothing in a head but its path and length matters to the gateway."""
+def plainness(environ: dict[str, Any], has_query: bool) -> str:
+    """What a head need not be asked; see `request.plainness`."""
     endpoint = PLAIN.get(environ["PATH_INFO"]) or ENDPOINTS.by_encoding(environ)
-    return endpoint is not None and request.is_plain(environ, endpoint.keep_head)
+    return request.plainness(environ, has_query, endpoint.keep_head) if endpoint else ""
 
 
 def respond(reply: Reply, path: str, start_response: Callable[..., Any], method: str = "POST") -> Iterable[bytes]:
@@ -142,5 +142,5 @@ PROBES = {"/health": influx.HEALTH, "/healthz": OK, "/readyz": OK, "/ping": infl
 for each in ENDPOINTS:
     each.keep_head |= keys_have_names()
 FIELDS = request.FIELDS | signature.FIELDS
-app.fastlane = Options(SETTINGS.max_body, tick, True, FIELDS, plain, malformed)  # type: ignore[attr-defined]
+app.fastlane = Options(SETTINGS.max_body, tick, True, FIELDS, plainness, malformed)  # type: ignore[attr-defined]
 atexit.register(INLET.report, last=True)

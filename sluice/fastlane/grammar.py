@@ -42,12 +42,13 @@ class Grammar:
         self,
         cfg: Any,
         wanted: Collection[str] | None = None,
-        is_plain: Callable[[dict[str, Any]], bool] = lambda environ: False,
+        plainness: Callable[[dict[str, Any], bool], str] = lambda environ, has_query: "",
     ) -> None:
-        """cfg: gunicorn's settings; its limits apply. wanted: the fields that the environ has; None: all. is_plain: see
-        `Options`.
+        """cfg: gunicorn's settings; its limits apply. wanted: the fields that the environ has; None: all.
+
+        plainness: see `Options`.
         """
-        self.is_plain = is_plain
+        self.plainness = plainness
         self.base = base_environ(cfg)
         self.base.update({"SCRIPT_NAME": "", "SERVER_PROTOCOL": "HTTP/1.1"})
         limits = cfg.limit_request_line, cfg.limit_request_field_size
@@ -175,8 +176,8 @@ class Grammar:
         environ["PATH_INFO"] = target.decode()
         environ["QUERY_STRING"] = query.decode() if query else ""
         environ["RAW_URI"] = line[len(method) + 1 : -9].decode()
-        if method == b"POST" and self.is_plain(environ):
-            environ["fastlane.plain"] = True
+        if method == b"POST" and (plain := self.plainness(environ, query is not None)):
+            environ["fastlane.plain"] = plain
         return environ, max(0, length), keep_alive
 
     def fields(self, block: bytes, server: Any) -> ParsedHead | None:

@@ -34,15 +34,15 @@ class Options(NamedTuple):
         what decides how a request is served (Host, Connection, Content-Encoding). None: all. A field that is not here
         costs least.
     rejected: called with status, detail and the first bytes of a request that gunicorn itself rejects, or that failed.
-    is_plain: asked once for all POSTs with the same path, fields, type and encoding of content. Where it returns True,
-        environ["fastlane.plain"] is there.
+    plainness: asked once for all POSTs with the same path, fields, type and encoding of content, and with a query or
+        without one. environ["fastlane.plain"] is what it returns, unless that is "".
     """
 
     max_body: int = MAX_BODY_BYTES
     tick: Callable[[], None] = lambda: None
     shares_environ: bool = False
     fields: Collection[str] | None = None
-    is_plain: Callable[[dict[str, Any]], bool] = lambda environ: False
+    plainness: Callable[[dict[str, Any], bool], str] = lambda environ, has_query: ""
     rejected: Callable[[int, str, bytes], None] = lambda status, detail, begin: None
 
 

@@ -114,7 +114,7 @@ class FastLane(SlowLane):
         self.tick, self.rejected = options.tick, options.rejected
         self.answers = Answers(self.cfg, self.log)
         self.shares_environ = options.shares_environ and not self.answers.logged
-        self.grammar = Grammar(self.cfg, None if self.answers.logged else options.fields, options.is_plain)
+        self.grammar = Grammar(self.cfg, None if self.answers.logged else options.fields, options.plainness)
         self.parse: Parse = self.grammar.parse if supported else lambda head, server, heads: None
         self.connections: dict[int, Connection] = {}  # by descriptor; without those in the slow lane
         self.slow_count = 0  # greenlets beside the loop: one for each connection in the slow lane

@@ -13,13 +13,13 @@ from typing import Any
 
 from sluice.http import written
 from sluice.http.endpoints import Endpoint
-from sluice.http.request import DELIVERED
+from sluice.http.request import DELIVERED, PLAIN
 from sluice.http.routes import Reply, reply
 
 
 def read(environ: dict[str, Any], endpoint: Endpoint, keep_head: bool) -> tuple[bytes, Endpoint]:
     """The item of a request whose head is examined, and the endpoint with its answer. Raises: Rejected."""
-    item = endpoint.read({**environ, "fastlane.plain": True}, keep_head, endpoint.max_body)
+    item = endpoint.read({**environ, "fastlane.plain": PLAIN}, keep_head, endpoint.max_body)
     answering = copy(endpoint)
     if DELIVERED in environ:
         answering.reply = delivered(environ[DELIVERED])
