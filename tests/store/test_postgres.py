@@ -110,9 +110,9 @@ class PostgresStore:
     def set_layout(self, version: int) -> None:
         self.pg.ask(f"UPDATE batches_layout SET version = {version}")
 
-    def idle(self) -> bool:
-        busy = "SELECT FROM pg_stat_activity WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid()"
-        return not self.pg.ask(f"{busy} AND backend_type = 'client backend'")
+    def clients(self) -> set[int]:
+        others = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        return {pid for (pid,) in self.pg.ask(others)}
 
     def refuse(self, table: str, column: str, value: str) -> None:
         self.pg.ask(f"ALTER TABLE {table} ADD CHECK ({column} <> '{value}')")

@@ -37,8 +37,8 @@ class SqliteStore:
             db.set_busy_timeout(10_000)
             return db.execute(sql).fetchall()
 
-    def idle(self) -> bool:
-        return True  # a transaction ends with its process
+    def clients(self) -> set[int]:
+        return set()  # a transaction ends with its process
 
     def load(self, name: str) -> None:
         self.ask((Path(__file__).parent / f"{name}.sqlite.sql").read_text())
