@@ -6,7 +6,6 @@ import gzip
 import os
 import re
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import cramjam
@@ -20,7 +19,7 @@ from sluice.formats.registry import ROUTES
 from sluice.formats.streams import STREAMS
 from sluice.run import configure
 
-poll = partial(harness.poll, seconds=120)
+poll = harness.poll
 MAX_BATCH = settings.load({}).max_batch
 MOST = 150_000  # kB of any process
 PROTOBUF = {"Content-Type": "application/x-protobuf"}

@@ -17,7 +17,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -31,7 +30,7 @@ from proving.harness import ROOT, Server, ask, chain, get, installation, post, r
 from runtimes import RUNTIMES
 
 EXAMPLES = ROOT / "examples"
-poll = partial(harness.poll, seconds=30)
+poll = harness.poll
 
 
 @pytest.fixture(scope="module")

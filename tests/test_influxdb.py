@@ -25,7 +25,7 @@ from integrations import Write, npm_packages, program, samples
 from proving import harness
 from proving.harness import Server, ask, installation, request, short_tmp
 
-poll = partial(harness.poll, seconds=60, interval=0.05)
+poll = partial(harness.poll, interval=0.05)
 HERE = Path(__file__).parent / "influx"
 JARS = harness.ROOT / "var/influx/libs"
 PLACE, NOTE = "2, east = sun", 'say "hi", back\\slash'

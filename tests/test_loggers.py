@@ -25,7 +25,7 @@ from integrations import Write, npm_packages, program
 from proving import harness
 from proving.harness import ROOT, Server, ask, chain, short_tmp
 
-poll = partial(harness.poll, seconds=60, interval=0.05)
+poll = partial(harness.poll, interval=0.05)
 HERE = Path(__file__).parent / "loggers"
 
 

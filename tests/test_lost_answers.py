@@ -21,7 +21,7 @@ from integrations import FIRST, duplicates, program, samples, telegraf
 from proving import harness
 from proving.harness import Server, ask, chain, free_port, running
 
-poll = partial(harness.poll, seconds=60, interval=0.05)
+poll = partial(harness.poll, interval=0.05)
 HERE = Path(__file__).parent
 JARS = harness.ROOT / "var/loki/libs"
 

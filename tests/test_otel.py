@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sized
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +33,7 @@ from integrations import Write, duplicates, npm_packages, program, samples
 from proving import harness
 from proving.harness import Server, ask, chain, installation, short_tmp
 
-poll = partial(harness.poll, seconds=60)
+poll = harness.poll
 HERE = Path(__file__).parent
 T = TypeVar("T", bound=Sized)
 

@@ -27,7 +27,7 @@ from sluice.formats.protobuf import uncompress, wrapped
 from sluice.streams.body import Budget
 from sluice.streams.record import Limits
 
-poll = partial(harness.poll, seconds=60, interval=0.05)
+poll = partial(harness.poll, interval=0.05)
 Sample = tuple[str, str, int]  # name, tags, milliseconds
 VERSION_3 = harness.ROOT / "var/prometheus/prometheus"
 NO_VERSION_3 = "no Prometheus 3: bin/provision engines builds it"

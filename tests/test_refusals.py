@@ -24,7 +24,7 @@ from integrations import FIRST, duplicates, samples, telegraf
 from proving import harness
 from proving.harness import ask, free_port, installation, running
 
-poll = partial(harness.poll, seconds=90, interval=0.05)
+poll = partial(harness.poll, interval=0.05)
 COLLECTD = harness.ROOT / "var/collectd"
 COLLECTOR = harness.ROOT / "var/collector/collector"
 METRICS = "SELECT value FROM metrics WHERE name = 'given'"

@@ -20,7 +20,7 @@ from proving import harness
 from proving.harness import Server, ask, chain, free_port, installation, running
 from sluice.run.configure import program_path
 
-poll = partial(harness.poll, seconds=60, interval=0.05)
+poll = partial(harness.poll, interval=0.05)
 RSYSLOG = harness.ROOT / "var/rsyslog"
 Start = Callable[[Path, int], contextlib.AbstractContextManager[socket.socket]]  # a directory, where to send
 

@@ -47,7 +47,7 @@ from sluice.streams.registry import Stream
 from store_tests import NOON
 from verbs import sluice
 
-poll = partial(harness.poll, seconds=60)  # a busy disk may take half a minute for one fsync
+poll = harness.poll
 LIMITS = registry.limits(settings.load({}))
 COMMAND = [sys.executable, str(ROOT / "worker.py")]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from operator import attrgetter
 from typing import Any
@@ -68,7 +68,7 @@ class Columns:
 
     def made(self, batch: int, rows: Rows) -> pa.Table:
         """`table`, with any error."""
-        records: Sequence[Any] = [*map(self.plain, rows.records)] if self.plain else rows.records
+        records: list[Any] = [*map(self.plain, rows.records)] if self.plain else rows.records
         if self.metric:
             when = [one.time if one.time is not None else at * 1000 for at, one in zip(rows.received, records)]
         else:

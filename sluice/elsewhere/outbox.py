@@ -306,7 +306,7 @@ def groups(entries: Iterable[Entry]) -> Iterator[tuple[Rows, bool]]:
     for seq, arrived, body, thing in entries:
         count = len(seqs)
         full = held >= bounds.LETTER_BYTES or count >= bounds.GROUP_RECORDS
-        if full or (not count % 8 and watch.is_full(monotonic())):  # a call costs a hundredth of a row's time
+        if full or (not count % 8 and watch.is_full(monotonic())):  # not for each row: a call takes time
             if count:
                 before, cut = cut, seq == seqs[-1]
                 yield rows, before or cut

@@ -36,10 +36,10 @@ class Watch:
 
 
 class FullWatch(Watch):
-    """It asks the kernel too, for texts and other large blocks whose sizes nobody has added up."""
+    """It asks the kernel too, for texts and other large blocks, whose sizes are not added up."""
 
     empty = 0  # resident bytes of this process without rows
-    was_full = True
+    was_full = True  # at the last look: what was freed since may still be resident
 
     @override
     def begin(self) -> None:

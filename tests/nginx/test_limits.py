@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ from sluice.run import configure
 from sluice.spool import inlet
 from sluice.spool.inspector import Inspector
 
-poll = partial(harness.poll, seconds=60)
+poll = harness.poll
 HEAD = b"Host: localhost\r\n"
 SETTINGS = {
     "INGEST_DURABILITY": "no",  # a single client would wait for an fsync per body

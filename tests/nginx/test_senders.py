@@ -27,7 +27,7 @@ from sluice.streams.message import sender
 from sluice.streams.message import senders as senders_of
 from stand_in import front
 
-poll = partial(harness.poll, seconds=60)
+poll = harness.poll
 THIRD = "third0123456789abcdef0123456789abcdef"
 VOTE = '{"poll":"p","choice":"c"}'
 

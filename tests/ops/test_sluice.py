@@ -31,7 +31,7 @@ from sluice.spool.outlet import Outlet
 from sluice.store.registry import open_store
 from verbs import drain, push, sluice, status, vote
 
-poll = partial(harness.poll, seconds=60)
+poll = harness.poll
 # A new decoder: a number is a vote, except multiples of seven.
 MENDED = """
 import msgspec

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import stat
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from sluice.http.replies import NOT_FOUND
 from sluice.http.tell import MOST_TOLD, Teller
 from sluice.run.rejections import KEPT, Rejections, reason
 
-poll = partial(harness.poll, seconds=30)
+poll = harness.poll
 KEY = f"X-API-Key: {access.KEY}\r\n"
 EVIL = "/\x1b[31m\u202e\x00\n" + "x" * 5000
 
