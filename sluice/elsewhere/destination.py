@@ -22,8 +22,8 @@ Group = TypeVar("Group")
 class Rows:
     """Records on their way to a destination, with the sequence number and the arrival of their bodies.
 
-    received: microseconds since 1970. senders: see `Origin`. They are in columns, which are filled faster than a list of
-    tuples.
+    received: microseconds since 1970. senders: see `Origin`. They are in columns, which are filled faster than a list
+    of tuples.
     """
 
     senders: Mapping[int, str] = NOBODY
