@@ -32,7 +32,7 @@ def records(body: bytes, budget: Budget, build: Callable[[dict[str, Any]], Itera
     def alone(row: bytes, *_: object) -> Iterable[Result]:
         try:
             return value(row)
-        except msgspec.DecodeError:  # not one object, but an array, or several
+        except (msgspec.DecodeError, UnicodeDecodeError):  # not one object, but an array, several, or none
             return records(row, budget, build)
 
     return walk(body.removeprefix(bodies.BOM).strip(), None, budget, value, alone)
