@@ -22,6 +22,8 @@ KEYED_BYTES, RECORD_BYTES, TEXT_FACTOR = 40 << 20, 300, 5
 # What is held may take so many of Python's blocks of up to 512 bytes, and rows for a destination may let the process
 # grow by so many bytes; looked at every few milliseconds, in which one decodes to 10 MB
 HELD_BLOCKS, HELD_BYTES, LOOK_SECONDS = 300_000, 28 << 20, 0.005
+SEVERAL_BYTES = 1 << 10  # of the average body of a claim, above which it has several records
+REPEATING_CLAIMS = 100  # of a stream that put keys first, from one on that had to be stored again for a duplicate
 PIECE_KEYS = 500  # that the database puts while the next ones are made
 KEYED_RECORDS = 100  # of a larger body, whose own keys are put at once
 ASKED_KEYS = 500  # in one statement

@@ -19,11 +19,11 @@ from sluice.store.keys import Keys
 from sluice.store.memory import Watch
 from sluice.store.store import Store
 from sluice.store.types import Entry, Outcome
-from sluice.store.unique import Body, Small, Unique
+from sluice.store.unique import Body, Small, Unique, body_key
 from sluice.streams.message import senders
 from sluice.streams.record import Limits, Record, Reject
 from sluice.streams.registry import Stream
-from sluice.streams.unique import Rule
+from sluice.streams.unique import GIVEN_BYTES, Rule
 
 log = logging.getLogger("sluice.worker")
 SAMPLE = 16  # the decoding of one in so many items is timed
@@ -31,6 +31,10 @@ SAMPLE = 16  # the decoding of one in so many items is timed
 
 class PartialDecode(Exception):
     """A decoder failed after it had yielded records. They must not be stored, because the whole item is buried."""
+
+
+class Repeated(Exception):
+    """A body has the key of another one, and its rows are in the transaction."""
 
 
 class Entries(Given):
@@ -58,12 +62,21 @@ class Entries(Given):
         self.end = claim.first + len(items)
         self.senders = senders(items, claim.first)
         self.buffered = False  # decode each item completely before its first entry
+        self.keys_last = False  # put the keys of bodies after their rows
 
     def persist(self, store: Store[Any]) -> Outcome:
         """Store them. Raises: as `Store.persist`."""
+        name, rule = self.claim.stream, self.stream.rule
         self.end = self.claim.first + len(self.items)
+        if left := store.repeating.get(name, 0):
+            store.repeating[name] = left - 1
+        large = self.claim.size > self.claim.count * bounds.SEVERAL_BYTES
+        self.keys_last = large and not left and rule is not None and rule.fields is None
         try:
             return store.persist(self.claim.part(self.claim.first, self.end), self)
+        except Repeated:
+            store.repeating[name] = bounds.REPEATING_CLAIMS
+            return self.persist(store)
         except PartialDecode:
             if self.buffered:
                 raise
@@ -142,6 +155,12 @@ class Decoded(Part):
         if rule is None:
             yield self, False
             return
+        if self.entries.keys_last:
+            unit = KeysLast(self, rule)
+            yield unit, False
+            if unit.repeated or (unit.keys and keys.claim(unit.keys, unit.received)):
+                raise Repeated
+            return
         with contextlib.closing(Unique(rule, keys)) as unique:
             yield from self.keyed(unique, rule)
 
@@ -190,6 +209,50 @@ class Decoded(Part):
             return list(results)
         except Exception as error:
             return [failed(entries.claim.stream, item, error)]
+
+
+class KeysLast:
+    """The entries of a part, and the keys of its bodies, which are known once it was iterated.
+
+    Nothing of it is held, and the database stores the first rows while the next bodies are decoded: bodies of 100
+    records are stored in 4 % less time than by `Unique`. If a body turns out to be a duplicate, all of it was in vain.
+    """
+
+    def __init__(self, part: Decoded, rule: Rule) -> None:
+        self.part, self.rule = part, rule
+        self.keys: set[bytes] = set()
+        self.repeated = False  # two bodies have one key
+        self.received = 0  # when the last of them came
+
+    def __iter__(self) -> Iterator[Entry]:
+        part, entries = self.part, self.part.entries
+        self.keys, self.repeated = set(), False
+        monotonic, due = time.monotonic, time.monotonic() + entries.seconds
+        for received, bodies in part.runs():
+            self.received = received
+            for seq, item in bodies:
+                digest, size = self.rule.read(item, entries.limits)
+                if digest is None:
+                    yield from part.decoded(seq, received, item)
+                elif size <= bounds.SMALL_BYTES:
+                    small = Small(seq, received, item, part.whole(seq, item))
+                    self.note(body_key(digest, small.results))
+                    yield from small
+                else:
+                    body = Body(partial(part.decoded, seq, received, item), seq)
+                    first = body.first_entry
+                    yield from body
+                    if first and (body.timed or len(digest) == GIVEN_BYTES):
+                        self.note(body_key(digest, (first[3],)))
+                if monotonic() >= due:
+                    part.stop(seq)
+                    break
+
+    def note(self, key: bytes | None) -> None:
+        """Add the key of a body, if it has one."""
+        if key:
+            self.repeated |= key in self.keys
+            self.keys.add(key)
 
 
 def failed(stream: str, item: bytes, error: Exception) -> Reject:

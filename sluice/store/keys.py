@@ -1,7 +1,7 @@
 """Keys in the transaction of their claim: what has a key that another body has is not stored again.
 
-A key is put before the rows of its body and commits with them, so no crash can part the two. If two transactions store
-one key at the same time, one of them waits for the other. A key is kept whether its body is stored or dead.
+A key commits with the rows of its body, so no crash can part the two. If two transactions store one key at the same
+time, one of them waits for the other. A key is kept whether its body is stored or dead.
 """
 
 from __future__ import annotations

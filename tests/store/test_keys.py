@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -67,6 +68,15 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return pg.url
 
 
+@pytest.fixture(autouse=True, params=["before", "after"])
+def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether keys of bodies are put before or after their rows."""
+    monkeypatch.setattr(bounds, "SEVERAL_BYTES", {"before": 1 << 40, "after": -1}[request.param])
+
+
+before_rows = pytest.mark.parametrize("order", ["before"], indirect=True)
+
+
 class Here:
     """A database, and a list of bodies that are claimed one claim after the other."""
 
@@ -78,13 +88,13 @@ class Here:
         self.store: Store[Any] = open_store(url, self.streams, elsewhere=elsewhere)
         self.epoch, self.next = epoch, 1
 
-    def claim(self, stream: str, *items: bytes) -> Claim:
+    def claim(self, stream: str, *items: bytes, size: int = 0) -> Claim:
         first, self.next = self.next, self.next + len(items)
-        return Claim(stream, f"{self.epoch}:{first}:{NOON}", first, len(items), 0, [(first, NOON)])
+        return Claim(stream, f"{self.epoch}:{first}:{NOON}", first, len(items), size, [(first, NOON)])
 
-    def put(self, stream: str, *items: bytes, limits: Limits = Limits()) -> tuple[int, int]:  # noqa: B008
+    def put(self, stream: str, *items: bytes, limits: Limits = Limits(), size: int = 0) -> tuple[int, int]:  # noqa: B008
         """Store bodies of one claim, which may take several transactions: (records, letters)."""
-        claim: Claim | None = self.claim(stream, *items)
+        claim: Claim | None = self.claim(stream, *items, size=size)
         counts, records, letters = Histogram((1.0,)), 0, 0
         while claim:
             entries = Entries(claim, [*items[-claim.count :]], self.streams[stream], limits, counts)
@@ -375,6 +385,59 @@ def test_copies_that_two_workers_store_at_the_same_time_are_stored_once(url: str
     assert first.rows("gps") == 500
 
 
+@before_rows
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_is_stored_whether_keys_are_put_before_or_after_the_rows(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = Random(seed)  # noqa: S311  # the same in each run
+    thirds = b"[" + b",".join(fix(f"d{n}") for n in range(1_000)) + b"]", b"{", b"[1," + fix("a") + b"]"
+
+    def body() -> bytes:
+        some = [fix(f"d{dice.randrange(9)}", dice.choice((1_767_000_000, 1_767_000_001, None))) for _ in range(2)]
+        plain = dice.choice((*thirds, some[0], b"\n".join(some), gzip.compress(some[0])))
+        return keyed(f"k{dice.randrange(40)}", plain, "/gps") if dice.random() < 0.3 else plain
+
+    claims = [[body() for _ in range(dice.randrange(1, 8))] for _ in range(60)]
+    found = []
+    for order in "before", "after":
+        monkeypatch.setattr(bounds, "SEVERAL_BYTES", -1 if order == "after" else 1 << 40)
+        monkeypatch.setattr(bounds, "REPEATING_CLAIMS", 1)
+        here = Here(f"sqlite:///{tmp_path}/{order}.db")
+        counts = [here.put("gps", *claim) for claim in claims]
+        with here.store.transaction(read=True) as db:
+            rows = here.store.run(db, "SELECT seq, device, time FROM gps ORDER BY seq, device")
+        found.append((counts, rows, here.store.ledger("gps")))
+    assert found[0] == found[1] and found[0][2].duplicate > 20
+
+
+@before_rows
+def test_after_a_claim_that_was_stored_again_the_next_ones_have_their_keys_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "SEVERAL_BYTES", 10)  # each is more
+    monkeypatch.setattr(bounds, "REPEATING_CLAIMS", 3)
+    here = Here(f"sqlite:///{tmp_path}/ingest.db")
+    decode, decoded = here.streams["gps"].decode, list[bytes]()
+
+    def counted(item: bytes, limits: Limits) -> Any:
+        decoded.append(item)
+        return decode(item, limits)
+
+    def times(*items: bytes) -> int:
+        decoded.clear()
+        here.put("gps", *items, size=sum(map(len, items)))
+        return len(decoded)
+
+    here.streams["gps"] = here.streams["gps"]._replace(decode=counted)
+    assert times(fix("a")) == 1
+    assert times(fix("a"), fix("b")) == 4  # rolled back, and begun again
+    assert times(fix("a"), fix("b")) == times(fix("c"), fix("b")) == 2
+    assert times(fix("a"), fix("d")) == 4
+    assert (here.rows("gps"), here.store.ledger("gps").duplicate) == (4, 5)
+
+
+@before_rows
 @pytest.mark.parametrize("before", range(0, 16, 4))
 def test_keys_are_put_while_the_next_ones_are_made_whichever_bodies_are_timed(
     before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -413,6 +476,7 @@ def test_bodies_are_stored_in_their_order_however_many_are_held_at_once(
     assert [seq for seq, _ in rows] == sorted(seq for seq, _ in rows)
 
 
+@before_rows
 def test_two_workers_whose_keys_meet_over_pieces_end_in_a_deadlock_and_store_each_body_once(
     server: Postgres, tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
