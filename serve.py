@@ -24,6 +24,7 @@ READS = GroupReads(SETTINGS.views_redis)
 MAX_KEYS = 100  # of one request
 MAX_BYTES = 8 << 20  # of an answer with several keys
 HEAVY_BYTES = 1 << 16  # of an answer
+LEARNED_SECONDS = 60.0  # after which the size of a view's answers is learned again
 PATIENCE_SECONDS = 10.0  # that a request waits for the first count of a tally; nginx waits 15
 POLL_SECONDS = 0.02  # between two looks for it
 TRIES = 3  # reads of a view whose generation changes
@@ -39,7 +40,7 @@ NOT_COUNTED = "The count is not ready."
 
 
 class ViewEndpoint:
-    __slots__ = ("key", "max_limit", "ok", "path", "view")
+    __slots__ = ("key", "largest", "learned", "max_limit", "ok", "path", "view")
 
     def __init__(self, path: str, view: views.View) -> None:
         self.path = path
@@ -47,6 +48,7 @@ class ViewEndpoint:
         self.key = view.key
         self.max_limit = view.max_limit
         self.ok = READS.counts.counter(f"{path} 200")
+        self.largest, self.learned = 0, 0.0  # bytes of the largest answer for a key; when it was made (monotonic)
 
     def parameters(self, query: str) -> tuple[list[bytes], int]:
         """The keys that a query names, and the limit of a feed. Raises: Rejected."""
@@ -113,6 +115,8 @@ class ViewAnswer:
                 READS.want(view.path, [key for key, value in zip(self.keys, values) if value])
         elif not view.state:
             READS.want(view.path, self.keys)
+        if (size := len(body) // len(names)) > endpoint.largest:
+            endpoint.largest, endpoint.learned = size, time.monotonic()
         if self.head:  # in the fast lane, which adds the length
             endpoint.ok.n += 1
             self.start_response(OK, HEADERS)
@@ -126,8 +130,14 @@ class ViewAnswer:
 
     @property
     def heavy(self) -> bool:
-        """Whether it is more than nginx may take at once."""
-        return len(self.keys) * READS.size > HEAVY_BYTES
+        """Whether it is more than nginx may take at once.
+
+        By the largest answer of this view in a minute: small reads, which anybody can mix in, make none of them light.
+        """
+        endpoint = self.endpoint
+        if time.monotonic() > endpoint.learned + LEARNED_SECONDS:
+            endpoint.largest = 0  # the next answer tells
+        return len(self.keys) * endpoint.largest > HEAVY_BYTES
 
     def values(self, question: Question) -> list[bytes | None]:
         """The JSON of each key, None or empty if it is unknown. Raises: Rejected, if there is no answer; Later."""

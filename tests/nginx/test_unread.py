@@ -1,9 +1,10 @@
-"""Readers that ask for large answers over HTTP/2 and take no byte of them: what the programs that hold them take."""
+"""Clients that ask for large answers and take no byte of them: what the programs that hold them take."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import ssl
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from sluice.views import contract
 MOST = 150 << 20  # bytes of a process
 EACH = 200 << 10  # bytes of nginx for an answer
 CONNECTIONS, STREAMS, KEYS, POINTS = 6, 128, 50, 100
+PLAIN, NAMES, HOSTS = 6, 100, 300  # connections of HTTP/1.1; what each asks for
+LARGE = 6 << 20  # bytes of an answer: the kernel takes up to 4 MB of it
 DEVICE = "d" * 60
 HEADERS, SETTINGS, END = 1, 4, 5  # types of frames; the flags END_STREAM and END_HEADERS
 NO_WINDOW = pack(">HI", 4, 0)  # SETTINGS_INITIAL_WINDOW_SIZE
@@ -81,6 +84,48 @@ def memory(server: Server, name: str) -> list[int]:
     """The most that each process of a program has taken, in bytes."""
     found = [Path(f"/proc/{pid}/status").read_text() for pid in server.pids(name)]
     return [int(text.partition("VmHWM:")[2].split()[0]) << 10 for text in found]
+
+
+def on_disk(server: Server) -> int:
+    """Bytes of the files of answers that nginx has open. They have no names."""
+    files = [path for pid in server.pids("nginx") for path in Path(f"/proc/{pid}/fd").iterdir()]
+    found = 0
+    for path in files:
+        with contextlib.suppress(FileNotFoundError):
+            if str(server.home / "tmp/proxy") in os.readlink(path):
+                found += path.stat().st_blocks * 512
+    return found
+
+
+def test_answers_that_nobody_reads_take_no_disk(up: Server, certificate: tuple[Path, Path]) -> None:
+    """HTTP/1.1: nginx would put what neither a client nor the kernel takes into files, up to 1 GB for each answer."""
+    context = ssl.create_default_context(cafile=str(certificate[0]))
+    trusting, url = ["--cacert", certificate[0]], f"https://localhost:{up.port}"
+    points = [
+        {"name": f"m{name}", "time": 1_767_268_800, "value": 1, "tags": {"host": f"{DEVICE}{DEVICE}{host}"}}
+        for name in range(NAMES) for host in range(HOSTS)
+    ]  # fmt: skip
+    (up.home / "points").write_text(json.dumps(points))
+    assert curl(*trusting, "-H", "Expect:", "--data-binary", f"@{up.home}/points", f"{url}/metrics")[0] == 200
+    path = "/metrics/latest?" + "&".join(f"name=m{n}" for n in range(NAMES))
+    poll(lambda: len(curl(*trusting, url + path)[2]) > LARGE)
+    with redis.Redis(unix_socket_path=str(up.home / VIEWS_SOCKET)) as views, contextlib.ExitStack() as stack:
+
+        def made() -> int:
+            return int(views.hget(contract.READS, "/metrics/latest 200") or 0)
+
+        most = made() + PLAIN
+        for _ in range(PLAIN):
+            plain = socket.socket()
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            plain.connect(("127.0.0.1", up.port))
+            client = stack.enter_context(context.wrap_socket(plain, server_hostname="localhost"))
+            client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        while made() < most:
+            assert curl(*trusting, f"{url}/gps/latest?device={DEVICE}0")[0] == 200
+        assert on_disk(up) == 0
+        assert max(memory(up, "reader")) < MOST
+        assert max(memory(up, "nginx")) < MOST
 
 
 def test_answers_that_nobody_reads_take_bounded_memory_and_keep_nobody_waiting(
