@@ -12,7 +12,7 @@ import msgspec
 
 from sluice.base.override import override
 from sluice.store.types import Entry, FarRow
-from sluice.streams.message import NOBODY, SENDER
+from sluice.streams.message import NOBODY, sender_head
 from sluice.streams.record import Metric, Record
 from sluice.streams.registry import Stream
 
@@ -217,7 +217,7 @@ def alone(record: type[Record], values: dict[str, Any]) -> bytes:
 
     time: ISO 8601. It has a head if the row has a sender.
     """
-    head = b"POST / HTTP/1.1%b%b\r\n\r\n" % (SENDER, who.encode()) if (who := values.pop("sender", "")) else b""
+    head = sender_head(values.pop("sender", ""))
     if record is Metric and values["type"] == "boolean":
         values["value"] = bool(values["value"])
     elif record is Metric and values["type"] == "unsigned":

@@ -18,7 +18,7 @@ from sluice.spool.claim import Claim
 from sluice.store import bounds
 from sluice.store.keys import Keys
 from sluice.store.types import Entry, Outcome, RowsRejected
-from sluice.streams.message import NOBODY
+from sluice.streams.message import NOBODY, sender, sender_head
 from sluice.streams.record import Record, Reject
 
 
@@ -123,10 +123,10 @@ class Search:
                     parts.append(encode(thing))
                     size += len(parts[-1])
                 if parts and size >= bounds.MERGED_BYTES:
-                    yield seq, received, body, Reject(b"\n".join(parts), reason)
+                    yield seq, received, body, Reject(sender_head(sender(body)) + b"\n".join(parts), reason)
                     parts, size = [], 0
             if parts:
-                yield seq, received, body, Reject(b"\n".join(parts), reason)
+                yield seq, received, body, Reject(sender_head(sender(body)) + b"\n".join(parts), reason)
 
 
 def encode(record: Record) -> bytes:

@@ -72,6 +72,11 @@ def sender(item: bytes) -> str:
     return item[at + len(SENDER) : item.index(b"\r\n", at + 2)].decode("latin-1")
 
 
+def sender_head(name: str) -> bytes:
+    """A head that says of a body, which was no message, only who sent it; b"" for "", which is nobody."""
+    return b"POST / HTTP/1.1%b%b\r\n\r\n" % (SENDER, name.encode("latin-1")) if name else b""
+
+
 def senders(items: Sequence[bytes], first: int) -> Mapping[int, str]:
     """The names of the API keys with which list items were sent, by sequence number. first: the number of the first."""
     if KEPT not in map(BEGINNING, items):  # of a list of plain bodies, in a third of the time

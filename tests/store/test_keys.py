@@ -85,6 +85,7 @@ class Here:
         orders = ORDERS._replace(rule=rule(ORDERS, *config.unique.of("orders")))
         self.streams = load_streams(config) | {"orders": orders}
         elsewhere = open_elsewhere(parsers.rows(rows), self.streams)
+        self.url = url
         self.store: Store[Any] = open_store(url, self.streams, elsewhere=elsewhere)
         self.epoch, self.next = epoch, 1
 
@@ -546,17 +547,38 @@ def test_rows_elsewhere_have_their_keys_in_the_database(url: str, tmp_path: Path
 
 def test_a_rejected_row_takes_neither_the_others_nor_their_keys_along(url: str, tmp_path: Path) -> None:
     here = Here(url)
-    here.put("gps", fix("first"))
-    with here.store.transaction() as db:
-        if url.startswith("sqlite"):
-            here.store.run(
-                db, "CREATE TRIGGER t BEFORE INSERT ON gps WHEN new.device = 'bad' BEGIN SELECT RAISE(ABORT, 'no'); END"
-            )
-        else:
-            here.store.run(db, "ALTER TABLE gps ADD CHECK (device <> 'bad')")
+    refuse_bad(here)
     assert here.put("gps", fix("a"), fix("bad"), fix("b")) == (2, 1)
     assert here.put("gps", fix("b"), fix("bad"), fix("a")) == (0, 0)
     assert here.replay()[:2] == (0, 1)
+
+
+def test_a_rejected_record_of_several_is_replayed_as_its_senders(url: str) -> None:
+    here = Here(url)
+    accept_bad = refuse_bad(here)
+    body = b"[" + fix("a") + b"," + fix("bad") + b"," + fix("bad", None) + b"]"
+    named = b"POST /gps?device=x HTTP/1.1\r\nSluice-Sender: acme\r\n\r\n" + body
+    assert here.put("gps", named) == (1, 2)
+    with here.store.transaction() as db:
+        here.store.run(db, accept_bad)
+    assert here.replay()[:2] == (2, 0)
+    with here.store.transaction(read=True) as db:
+        rows = here.store.run(db, "SELECT device, sender FROM gps ORDER BY device")
+    assert [tuple(row) for row in rows] == [("a", "acme"), ("bad", "acme"), ("bad", "acme")]
+
+
+def refuse_bad(here: Here) -> str:
+    """Have the database refuse rows of the device "bad"; the SQL that has it accept them."""
+    here.put("gps", fix("first"))
+    with here.store.transaction() as db:
+        here.store.run(db, "DELETE FROM gps")
+        if here.url.startswith("sqlite"):
+            here.store.run(
+                db, "CREATE TRIGGER t BEFORE INSERT ON gps WHEN new.device = 'bad' BEGIN SELECT RAISE(ABORT, 'no'); END"
+            )
+            return "DROP TRIGGER t"
+        here.store.run(db, "ALTER TABLE gps ADD CONSTRAINT t CHECK (device <> 'bad')")
+        return "ALTER TABLE gps DROP CONSTRAINT t"
 
 
 def test_a_body_on_which_the_decoder_fails_is_buried_and_the_others_are_stored(url: str) -> None:
