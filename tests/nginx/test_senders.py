@@ -99,6 +99,15 @@ def test_the_gateway_gets_the_name_of_the_key_and_none_that_a_client_sends(tmp: 
             assert request.lower().count(b"sluice-sender") == bool(name)
 
 
+def test_a_key_and_its_name_may_be_as_long_as_a_line_allows(tmp: Path) -> None:
+    key, name = "k" * 46, "n" * 63
+    file = private(tmp / "keys", f"{key} name={name} rate=9 streams=votes\n")
+    with front(INGEST_API_KEYS=file) as (web, gateway):
+        assert post(web.port, "/votes", key) == 200
+        assert f"Sluice-Sender: {name}\r\n".encode() in gateway.requests.pop()
+        assert post(web.port, "/gps", key) == 403
+
+
 def test_rows_have_the_name_of_the_key_and_no_client_can_forge_it(tmp: Path) -> None:
     file = private(tmp / "keys", f"{THIRD} plain;\n")
     env = {"INGEST_API_KEYS": file, "INGEST_ROWS": f"votes=parquet://{tmp}/rows"}
