@@ -7,7 +7,7 @@ import types
 import typing
 from base64 import b64encode
 from collections.abc import Callable, Iterable
-from datetime import date, datetime, time, timezone
+from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
 from typing import Any
@@ -18,6 +18,7 @@ from msgspec.structs import fields, replace
 
 from sluice.streams.record import Record
 from sluice.streams.registry import Stream
+from sluice.streams.times import in_utc
 
 MAX_NAME = 63  # bytes: PostgreSQL truncates longer names
 # the store's own tables, their indexes, and the names that SQLite reserves
@@ -87,12 +88,6 @@ def stored(kind: Any) -> set[Any]:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return {type(one.value) for one in kind}
     return {str} if kind in TEXTS else {kind}
-
-
-def in_utc(moment: datetime) -> str:
-    """A text whose order is that of the times. A time without a zone is taken for UTC, as that of a record is."""
-    moment = moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment.astimezone(timezone.utc)
-    return f"{moment.replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
 
 
 # of which every database has the text: that of JSON, but of a datetime

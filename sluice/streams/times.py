@@ -93,3 +93,12 @@ def first(time: Time, ts: Time = None, timestamp: Time = None) -> int | None:
     if type(time) is int and 0 < time < END:  # as `nanoseconds`, without the call
         return time * SECOND
     return None if time is None or time == "" else nanoseconds(time)
+
+
+def in_utc(moment: datetime) -> str:
+    """A text whose order is that of the times. A time without a zone is taken for UTC, as that of a record is.
+
+    Raises: OverflowError if it has no year in UTC.
+    """
+    moment = moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment.astimezone(timezone.utc)
+    return f"{moment.replace(tzinfo=None).isoformat(timespec='microseconds')}Z"

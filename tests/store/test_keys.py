@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -48,6 +49,7 @@ NOON = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC in microseconds
 class Order(Record, kw_only=True):
     id: str
     total: int | None = None
+    at: datetime | None = None
 
 
 ORDERS = registry.stream("orders", Order, unique=("id",))
@@ -263,6 +265,20 @@ def test_the_value_of_another_field_is_no_key_after_the_declaration_has_changed(
     assert here.put("gps", b'{"device":"c","lat":8,"lon":7}', b'{"device":"d","lat":9,"lon":7}') == (1, 0)
     declare("lat")
     assert here.put("gps", b'{"device":"e","lat":7,"lon":3}') == (0, 0)
+
+
+@pytest.mark.parametrize("fields", [("at",), ("id", "at")])
+def test_a_datetime_that_is_stored_alike_makes_records_one(url: str, fields: tuple[str, ...]) -> None:
+    here = Here(url)
+    orders = registry.stream("orders", Order, unique=fields)
+    here.streams["orders"] = orders._replace(rule=rule(orders, *settings.load({}).unique.of("orders")))
+    same = "2026-01-01T12:00:00Z", "2026-01-01T13:00:00+01:00", "2026-01-01T12:00:00.000", "2026-01-01T06:30:00-05:30"
+    assert here.put("orders", *(b'{"id":"1","at":"%b"}' % at.encode() for at in same)) == (1, 0)
+    assert here.put("orders", b'{"id":"1","at":"2026-01-01T12:00:00+01:00"}') == (1, 0)
+    assert here.put("orders", b'{"id":"1","at":"0001-01-01T00:00:00+01:00"}', b'{"id":"2"}') == (1, 1)  # no year in UTC
+    with here.store.transaction(read=True) as db:
+        found = here.store.run(db, "SELECT at FROM orders WHERE at IS NOT NULL ORDER BY at")
+    assert [at for (at,) in found] == ["2026-01-01T11:00:00.000000Z", "2026-01-01T12:00:00.000000Z"]
 
 
 def test_without_a_window_nothing_is_one(url: str) -> None:
