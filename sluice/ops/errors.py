@@ -21,13 +21,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--limit", metavar="N", type=screen.whole_number, default=20, help="number of requests to show (20)"
     )
     parser.add_argument("--json", action="store_true", help="print all of them as JSON")
-    parser.epilog = "exit status: 0; 1 if the program `page` has not run here; 2 if a setting is invalid"
+    parser.epilog = (
+        "exit status: 0; 1 if the program `page` has not run here, or its list is cut off; 2 if a setting is invalid"
+    )
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     try:
         entries: list[dict[str, Any]] = json.loads((s.home / "run" / FILE).read_text())
-    except OSError:
+    except (OSError, ValueError):  # a power failure may cut it off
         screen.complain(f"there is no list of rejected requests in {s.home}: is bin/up running there?")
         return 1
     found = [entry for entry in entries if (arguments.sender or "") in entry["sender"]]

@@ -143,3 +143,11 @@ def test_a_rejection_waits_for_nobody(tmp: Path) -> None:
     s = settings.load({"INGEST_HOME": str(tmp)})
     Teller(s.rejected).tell(NOT_FOUND, "", {"PATH_INFO": "/"})
     assert verbs.sluice(tmp, "errors")[0] == 1
+
+
+@pytest.mark.parametrize("content", [b"", b'[{"time":1,', b"\xff"])
+def test_a_list_that_a_power_failure_has_cut_off_is_none(content: bytes, tmp: Path) -> None:
+    (tmp / "run").mkdir()
+    (tmp / "run/errors.json").write_bytes(content)
+    status, out, error = verbs.sluice(tmp, "errors")
+    assert (status, out, len(error.splitlines())) == (1, "", 1)
