@@ -40,7 +40,7 @@ from sluice.spool.contract import AT_ONCE, LEASE_SECONDS, UNHURRIED_SECONDS
 from sluice.spool.errors import SPOOL_ERRORS, Lost, NewerLayout, in_one_line
 from sluice.spool.outlet import ALONE, MAX_BODIES, MAX_BYTES, Outlet
 from sluice.store.bounds import TURN_SECONDS
-from sluice.store.entries import SAMPLE, Entries, trace
+from sluice.store.entries import SAMPLE, Entries, Repeats, trace
 from sluice.store.expiry import Expiry, KeyExpiry
 from sluice.store.registry import check_store, open_store
 from sluice.store.store import Elsewhere, Store
@@ -81,7 +81,7 @@ class StreamState:
         self.decoded = counts.histogram(f"decode_seconds {stream.name}", counters.SECONDS)
         self.persisted = counts.histogram(f"persist_seconds {stream.name}", counters.SECONDS)
         self.errors = counts.counter(f"store_errors {stream.name}")
-        self.counts, self.senders = counts, Senders(counts)
+        self.counts, self.senders, self.repeats = counts, Senders(counts), Repeats()
         self.claim: Claim | None = None
         self.prefetched: Callable[[], Claim | None] | None = None  # reads the reply to the request for the next claim
         self.max_bodies = FIRST_BODIES  # of the next claim
@@ -300,7 +300,8 @@ class Worker:
         try:
             if self.store is None:
                 self.store = self.connect()
-            entries = Entries(claim, self.outlet.items(claim), state.stream, self.limits, state.decoded)
+            items = self.outlet.items(claim)
+            entries = Entries(claim, items, state.stream, self.limits, state.decoded, repeats=state.repeats)
             if state.backoff:  # the disk may have room for what one body becomes
                 entries.seconds = 0.0
                 if state.unfit == (claim.epoch, claim.first):

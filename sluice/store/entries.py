@@ -37,6 +37,12 @@ class Repeated(Exception):
     """A body has the key of another one, and its rows are in the transaction."""
 
 
+class Repeats:
+    """claims: the next ones of a stream in which a duplicate is to be expected, so that their keys are put first."""
+
+    claims = 0
+
+
 class Entries(Given):
     """The entries of a claim, decoded anew each time it is iterated; see `sluice.store.types.Entry`.
 
@@ -52,30 +58,31 @@ class Entries(Given):
         limits: Limits,
         decoded: Histogram,
         seconds: float = bounds.TURN_SECONDS,
+        repeats: Repeats | None = None,
     ) -> None:
         """items: the first ones of the claim. limits: of one body. decoded: gets the seconds of decoding an item.
 
-        seconds: once they are over, no further body is decoded.
+        seconds: once they are over, no further body is decoded. repeats: of the stream, from claim to claim.
         """
         self.claim, self.items, self.stream, self.limits = claim, items, stream, limits
         self.decoded, self.seconds = decoded, seconds
         self.end = claim.first + len(items)
         self.senders = senders(items, claim.first)
         self.buffered = False  # decode each item completely before its first entry
+        self.repeats = repeats or Repeats()
         self.keys_last = False  # put the keys of bodies after their rows
 
     def persist(self, store: Store[Any]) -> Outcome:
         """Store them. Raises: as `Store.persist`."""
-        name, rule = self.claim.stream, self.stream.rule
-        self.end = self.claim.first + len(self.items)
-        if left := store.repeating.get(name, 0):
-            store.repeating[name] = left - 1
-        large = self.claim.size > self.claim.count * bounds.SEVERAL_BYTES
-        self.keys_last = large and not left and rule is not None and rule.fields is None
+        rule, claim = self.stream.rule, self.claim
+        self.end = claim.first + len(self.items)
+        by_body = rule is not None and rule.fields is None
+        self.keys_last = by_body and not self.repeats.claims and claim.size > claim.count * bounds.SEVERAL_BYTES
+        self.repeats.claims = max(0, self.repeats.claims - 1)
         try:
-            return store.persist(self.claim.part(self.claim.first, self.end), self)
+            return store.persist(claim.part(claim.first, self.end), self)
         except Repeated:
-            store.repeating[name] = bounds.REPEATING_CLAIMS
+            self.repeats.claims = bounds.REPEATING_CLAIMS
             return self.persist(store)
         except PartialDecode:
             if self.buffered:

@@ -118,7 +118,6 @@ class Store(Bookkeeping[Db]):
         self.keep = keep
         self.elsewhere = elsewhere
         self.checked: set[str] = set()  # streams whose table this connection has created or checked
-        self.repeating: dict[str, int] = {}  # stream -> claims in which a duplicate is to be expected
         self.db: Db | None = None
         self.swept = {}
 

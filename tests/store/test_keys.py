@@ -32,7 +32,7 @@ from sluice.spool.claim import Claim
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from sluice.store import bounds
-from sluice.store.entries import Entries
+from sluice.store.entries import Entries, Repeats
 from sluice.store.expiry import KeyExpiry
 from sluice.store.keys import end
 from sluice.store.registry import open_store
@@ -89,7 +89,7 @@ class Here:
         elsewhere = open_elsewhere(parsers.rows(rows), self.streams)
         self.url = url
         self.store: Store[Any] = open_store(url, self.streams, elsewhere=elsewhere)
-        self.epoch, self.next = epoch, 1
+        self.epoch, self.next, self.repeats = epoch, 1, Repeats()
 
     def claim(self, stream: str, *items: bytes, size: int = 0) -> Claim:
         first, self.next = self.next, self.next + len(items)
@@ -100,7 +100,8 @@ class Here:
         claim: Claim | None = self.claim(stream, *items, size=size)
         counts, records, letters = Histogram((1.0,)), 0, 0
         while claim:
-            entries = Entries(claim, [*items[-claim.count :]], self.streams[stream], limits, counts)
+            bodies = [*items[-claim.count :]]
+            entries = Entries(claim, bodies, self.streams[stream], limits, counts, repeats=self.repeats)
             stored = entries.persist(self.store)
             records, letters = records + stored.records, letters + stored.letters
             claim = claim.after(entries.end)
