@@ -84,9 +84,12 @@ class Died(Exception):
     """A server ended unexpectedly; the message is its log. `poll` does not retry."""
 
 
+PATIENCE = 120.0  # seconds; it only ends a test that hangs
+
+
 def poll(
     until: Callable[[], T],
-    seconds: float = 120,  # it only ends a test that hangs
+    seconds: float = PATIENCE,
     what: str = "",
     interval: float = 0.01,
     retried: tuple[type[Exception], ...] = (Exception,),

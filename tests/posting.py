@@ -87,7 +87,7 @@ class Clients(Threads):
     def wait(self) -> None:
         """Wait for some more acknowledgements."""
         before = len(self.times)
-        poll(lambda: len(self.times) > before + 10, 60, "acknowledgements")
+        poll(lambda: len(self.times) > before + 10, what="acknowledgements")
 
     def longest_gap(self, since: float) -> float:
         """The longest time without an acknowledgement, seconds."""

@@ -54,7 +54,7 @@ def simple_server(module: str, name: str, runtime: str, tmp: Path, env: Mapping[
     command = [harness.PYTHON[runtime], "-c", SIMPLE, name, port, module]
     with harness.running(command, tmp / "simple.out", environment(tmp, env)) as process:
         server = Server(process, tmp / "simple.out", tmp, port)
-        poll(listening(server, port), 30)
+        poll(listening(server, port))
         yield server
 
 

@@ -23,7 +23,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from proving.harness import ROOT, poll
+from proving.harness import PATIENCE, ROOT, poll
 from sluice import parsers, settings
 from sluice.account import shared
 from sluice.base.counters import Histogram
@@ -75,7 +75,7 @@ class Backend(Protocol):
 
 def patiently(call: Callable[[], T]) -> T:
     """What the call returns. It is repeated while others keep it waiting for a lock for too long, as workers do."""
-    return poll(lambda: (call(),), 120, retried=(Unavailable,))[0]
+    return poll(lambda: (call(),), retried=(Unavailable,))[0]
 
 
 DYING = """
@@ -340,7 +340,7 @@ class StoreTests:
         def persist() -> None:
             store = patiently(partial(open_store, backend.url, STREAMS))
             for first in range(1, 1000, 50):
-                both.wait(120)
+                both.wait(PATIENCE)
                 outcomes.append(patiently(partial(store.persist, *votes(*range(first, first + 50), first=first))))
             store.close()
 
@@ -479,7 +479,7 @@ class StoreTests:
 
         def persist(size: int) -> None:
             store = patiently(partial(open_store, backend.url, STREAMS))
-            start.wait(120)
+            start.wait(PATIENCE)
             for first in range(1, end, size):
                 last = min(first + size, end)
                 given = Claim("votes", f"votes:{first}:{size}", first, last - first, 0, [(first, NOON)])

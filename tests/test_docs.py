@@ -331,7 +331,7 @@ def test_the_commands_of_the_readme_print_its_transcript(running):
         if "sqlite3" in command or re.match(r"curl '", command):  # what was stored, a moment later
             expected = constant(expected)
             with contextlib.suppress(AssertionError):  # the next assertion shows the difference
-                harness.poll(lambda command=command, text=expected: constant(shell(command, running)) == text, 30)
+                harness.poll(lambda command=command, text=expected: constant(shell(command, running)) == text)
             assert constant(shell(command, running)) == expected
         else:
             assert shell(f"{command} 2>/dev/null", running).strip().startswith(expected)
@@ -342,12 +342,12 @@ def test_the_stream_in_ten_lines_works_as_printed(running):
     assert '{"message":"OK"}' in shell(post, running)
     body = shlex.split(post)[2]
     select = f"sqlite3 {running.home}/ingest.db 'select sku, count from orders'"
-    assert harness.poll(lambda: shell(select, running), 5) == "A-1|3\n", body
+    assert harness.poll(lambda: shell(select, running)) == "A-1|3\n", body
 
 
 def test_the_fields_of_the_status_file_are_documented(running):
     path = running.home / "run/status.json"
-    harness.poll(path.exists, 10)
+    harness.poll(path.exists)
     documented = {name for cell in table(OPERATOR, "field") for name in re.findall(r"\w+", cell)}
     assert json.loads(path.read_text()).keys() == documented
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from proving import harness
-from proving.harness import ROOT, Server, environment, free_port, get, poll, post, running, short_tmp
+from proving.harness import PATIENCE, ROOT, Server, environment, free_port, get, poll, post, running, short_tmp
 
 metadata = configparser.ConfigParser()
 metadata.read(ROOT / "setup.cfg")
@@ -59,13 +59,13 @@ def test_bin_up_runs_in_a_new_clone_with_the_python_that_is_chosen(version: str,
             up = Server(process, tmp / "out", home, port)
             assert post(port, "/votes", b'{"poll":"p","choice":"a"}')[0] == 200
             poll(lambda: harness.ask(home, "SELECT choice FROM votes") == [("a",)])
-            poll(lambda: b'"total":1' in get(port, "/votes/tally?poll=p")[2], 60)
+            poll(lambda: b'"total":1' in get(port, "/votes/tally?poll=p")[2])
             status = subprocess.run([clone / "bin/sluice", "status"], env=env, capture_output=True, text=True)
             assert (status.returncode, status.stderr) == (0, "")
             for name in "gateway", "worker", "follower", "reader":
                 assert os.readlink(f"/proc/{up.pids(name)[0]}/exe") == str(Path(python).resolve())
             process.terminate()
-            assert process.wait(20) == 0
+            assert process.wait(PATIENCE) == 0
             assert not re.search("Traceback|Warning", up.said())
 
 
@@ -75,5 +75,5 @@ def test_a_chosen_python_that_cannot_be_used_is_named(tmp: Path) -> None:
     shutil.copy(ROOT / "bin/provision", clone / "bin")
     env = environment(tmp, {"PYTHON": "/bin/false"})
     with running([clone / "bin/provision"], out, env, cwd=clone):
-        poll(lambda: "making .venv with /" in out.read_text(), 60)
+        poll(lambda: "making .venv with /" in out.read_text())
     assert out.read_text().startswith("sluice: PYTHON=/bin/false is not used: it is no CPython of at least 3.11 with ")

@@ -22,7 +22,7 @@ import pytest
 from between import Between, closing, reply
 from integrations import FIRST, duplicates, samples, telegraf
 from proving import harness
-from proving.harness import ask, free_port, installation, running
+from proving.harness import PATIENCE, ask, free_port, installation, running
 
 poll = partial(harness.poll, interval=0.05)
 COLLECTD = harness.ROOT / "var/collectd"
@@ -202,7 +202,7 @@ def test_the_journal_is_sent_again_after_each_error_and_stored_once(tmp: Path) -
     replies = [reply(503, "Retry-After: 1"), reply(429, "Retry-After: 1"), reply(413), b""]
     with installation(tmp / "home") as up, closing(between := Between(up.port, replies)) as port:
         for _ in range(4):
-            assert upload(tmp, port).wait(60) == 1
+            assert upload(tmp, port).wait(PATIENCE) == 1
         assert len(between.answered) == 4
         with upload(tmp, port) as process:
             poll((tmp / "state").exists)

@@ -25,7 +25,19 @@ import redis as client
 
 import worker as program
 from proving import harness
-from proving.harness import ROOT, Server, ask, database, environment, free_port, gateway, post, redis_server, running
+from proving.harness import (
+    PATIENCE,
+    ROOT,
+    Server,
+    ask,
+    database,
+    environment,
+    free_port,
+    gateway,
+    post,
+    redis_server,
+    running,
+)
 from sluice import settings
 from sluice.account import Publisher
 from sluice.base.counters import SECONDS, Counts
@@ -207,7 +219,7 @@ def test_a_signal_stops_the_worker_after_the_present_batch_and_leaves_no_claim(t
         with worker(tmp) as running:
             poll(lambda before=before: len(choices(tmp)) > before)  # type: ignore[misc]
             running.process.send_signal(number)
-            assert running.process.wait(60) == 0
+            assert running.process.wait(PATIENCE) == 0
         found = choices(tmp)
         assert found == numbers(len(found))
         bodies = [count for (count,) in ask(tmp, "SELECT bodies FROM batches")]
@@ -243,7 +255,7 @@ def test_a_stop_ends_the_lease_of_a_claim_that_is_not_stored(tmp: Path, redis: S
         poll(lambda: "the database is unavailable" in running.said())
         (name,) = claims(redis)
         running.process.terminate()
-        assert running.process.wait(60) == 0
+        assert running.process.wait(PATIENCE) == 0
     claim = Outlet(str(redis.socket)).claim("votes")  # before its lease would have ended
     assert claim and claim.id == name
 
@@ -303,7 +315,7 @@ def test_a_worker_refuses_a_newer_layout_in_one_line_and_leaves_the_bodies(
         with worker(tmp, log="later.out") as running:
             poll(lambda: "the database is unavailable" in running.said())
             (tmp / "hidden.db").rename(tmp / "ingest.db")
-            assert running.process.wait(60) == 2
+            assert running.process.wait(PATIENCE) == 2
             assert running.said().splitlines()[-1].startswith(f"sluice: {place} has layout 4, and this version")
     refused = drain(tmp)
     assert (refused.returncode, refused.stderr) == (
@@ -860,7 +872,7 @@ def test_the_worker_recovers_when_redis_is_killed_and_started_again(tmp: Path) -
             )  # one for the lost connection, one for the missing socket
             assert running.process.poll() is None
             running.process.terminate()
-            assert running.process.wait(60) == 0
+            assert running.process.wait(PATIENCE) == 0
 
 
 def test_without_redis_the_worker_waits_longer_and_longer_and_each_time_from_the_first_wait(tmp: Path) -> None:
@@ -945,7 +957,7 @@ def test_the_worker_waits_for_a_redis_that_is_not_started_yet(tmp: Path) -> None
             push(server, "a")
             poll(lambda: choices(tmp) == ["a"])
             running.process.terminate()
-            assert running.process.wait(60) == 0
+            assert running.process.wait(PATIENCE) == 0
 
 
 OWN = """

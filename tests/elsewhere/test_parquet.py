@@ -502,7 +502,7 @@ def test_a_worker_that_merges_long_rows_takes_bounded_memory(tmp: Path) -> None:
     with redis_server(tmp, appendfsync="no"):
         command = [sys.executable, ROOT / "worker.py"]
         with harness.running(command, tmp / "worker.out", environment(tmp, env)) as worker:
-            harness.poll(lambda: len(files(tmp, "logs")) == 1, 60)
+            harness.poll(lambda: len(files(tmp, "logs")) == 1)
             peak = int(Path(f"/proc/{worker.pid}/status").read_text().partition("VmHWM:")[2].split()[0])
     assert peak < 150_000
     assert len(found(tmp, "seq", "logs")) == 75_000

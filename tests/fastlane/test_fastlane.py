@@ -27,6 +27,7 @@ from gunicorn.config import Config
 
 import wire
 from proving.harness import (
+    PATIENCE,
     ROOT,
     Server,
     answer,
@@ -525,7 +526,7 @@ def test_a_client_that_does_not_read_costs_no_cpu(echo: Site, kind: str, until: 
             poll(lambda: heartbeat(worker) != beat)
             return (cpu(worker) - spent) / (time.monotonic() - since) < 0.15
 
-        poll(is_idle, 20, "a second without work: the loop spins")
+        poll(is_idle, what="a second without work: the loop spins")
         lazy.sock.shutdown(socket.SHUT_RDWR)
     if until == "it reads":
         sender.join()
@@ -1002,7 +1003,7 @@ def test_requests_read_before_a_stop_are_committed_and_answered(redis: Redis, ki
                 status, headers, _ = client.answer()
                 assert (status, headers["connection"]) == (200, "close")
                 assert client.ended()
-        assert running.server.process.wait(10) == 0
+        assert running.server.process.wait(PATIENCE) == 0
     assert sorted(redis.items()) == sorted([b"idle", *bodies, b"half", b"not yet accepted", b"one more"])
 
 
@@ -1012,7 +1013,7 @@ def test_a_stop_closes_idle_connections_at_the_end_of_the_graceful_timeout(kind:
         assert idle.echo()["lane"] == "fast"
         running.server.process.terminate()
         assert idle.ended()
-        assert running.server.process.wait(10) == 0
+        assert running.server.process.wait(PATIENCE) == 0
         assert "SIGKILL" not in running.server.said()
         assert "closed 1 connections that were still open" in running.server.said()
 
@@ -1030,7 +1031,7 @@ def test_requests_in_the_slow_lane_are_answered_at_a_stop(kind: str) -> None:
         body.send(CHUNKED[-5:])
         assert body.echo()["length"] == 5
         body.close()  # its answer was keep-alive: the request began before the stop
-        assert running.server.process.wait(10) == 0
+        assert running.server.process.wait(PATIENCE) == 0
         assert "Traceback" not in running.server.said()
 
 
@@ -1048,7 +1049,7 @@ def test_a_quick_stop_is_quick(redis: Redis) -> None:
         client.send(plain())
         assert client.answer()[0] == 200
         running.server.process.send_signal(signal.SIGQUIT)
-        assert running.server.process.wait(10) == 0
+        assert running.server.process.wait(PATIENCE) == 0
         assert client.ended()
 
 
@@ -1109,7 +1110,7 @@ class Load:
     def progress(self, by: int = 200) -> None:
         """Wait until this many more requests are acknowledged."""
         wanted = len(self.acknowledged) + by
-        poll(lambda: len(self.acknowledged) >= wanted, 30, "progress")
+        poll(lambda: len(self.acknowledged) >= wanted, what="progress")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -1120,7 +1121,7 @@ def test_a_reload_under_load_fails_no_request(redis: Redis, kind: str, workers: 
                 load.progress()
                 old = set(running.workers())
                 running.server.process.send_signal(signal.SIGHUP)
-                poll(lambda old=old: not old & set(running.workers()), 20, "the old workers end")  # type: ignore[misc]
+                poll(lambda old=old: not old & set(running.workers()), what="the old workers end")  # type: ignore[misc]
             load.progress()
         assert load.failed == [] and load.refused == 0
         assert sorted(redis.items()) == sorted(load.acknowledged)
@@ -1130,7 +1131,7 @@ def test_a_reload_under_load_fails_no_request(redis: Redis, kind: str, workers: 
 def test_max_requests_replaces_processes_and_fails_no_request(kind: str) -> None:
     with site("apps:echo", "--max-requests", 100, *PATIENT) as running:
         with Load(lambda: running[kind], 4) as load:
-            poll(lambda: len(load.pids) >= 3, 30, "three workers, one after the other")
+            poll(lambda: len(load.pids) >= 3, what="three workers, one after the other")
         assert load.failed == []
 
 
@@ -1140,13 +1141,13 @@ def test_max_requests_starts_another_process_before_it_ends_one() -> None:
         client.send(plain() * 5)
         assert [client.answer()[0] for _ in range(5)] == [200] * 5
         # the client keeps its connection, so the first process stays until its timeout
-        poll(lambda: len(running.workers()) == 2, 15, "another process")
+        poll(lambda: len(running.workers()) == 2, what="another process")
         assert first in running.workers()
         client.close()
-        poll(lambda: len(running.workers()) == 1, 15, "the end of the first process")
+        poll(lambda: len(running.workers()) == 1, what="the end of the first process")
         with Client(running["unix"]) as other:
             other.send(plain() * 5)  # as many as it takes: the harness has asked the first process, too
-            poll(lambda: len(running.workers()) == 2, 15, "a third process")
+            poll(lambda: len(running.workers()) == 2, what="a third process")
 
 
 def test_requests_of_the_slow_lane_count_for_max_requests() -> None:
@@ -1156,7 +1157,7 @@ def test_requests_of_the_slow_lane_count_for_max_requests() -> None:
             with Client(running["unix"]) as client:
                 client.send(CHUNKED)
                 assert client.echo()["lane"] == "slow"
-        poll(lambda: running.workers() and first not in running.workers(), 20, "another worker")
+        poll(lambda: running.workers() and first not in running.workers(), what="another worker")
 
 
 def test_the_access_log_has_a_line_for_every_request_on_either_lane(kind: str, tmp_path: Path) -> None:
@@ -1222,7 +1223,7 @@ def test_the_heartbeat_continues_under_load_and_stops_if_the_application_hangs()
                 poll(lambda before=before: beat_after(before))  # type: ignore[misc]
             assert running.workers() == [first]
             client.send(plain(path="/wedged"))
-            poll(lambda: first not in running.workers(), 20, "the end of the wedged worker")
+            poll(lambda: first not in running.workers(), what="the end of the wedged worker")
             with pytest.raises((EOFError, ConnectionResetError)):
                 client.answer()
         assert poll(lambda: post(running["unix"], "/"))[0] == 200
@@ -1327,7 +1328,7 @@ def test_several_processes_share_the_sockets(kind: str) -> None:
                 client.send(plain())
             return {client.echo()["pid"] for client in clients}
 
-        poll(lambda: len(answering()) == 2, 20, "an answer of each process")
+        poll(lambda: len(answering()) == 2, what="an answer of each process")
 
 
 # --- Redis -----------------------------------------------------------------------------------------------------------
@@ -1384,7 +1385,7 @@ def test_a_killed_redis_means_503_until_it_is_back_and_loses_no_acknowledged_bod
             first.process.kill()
             first.process.wait()
             refused = load.refused
-            poll(lambda: load.refused > refused + 10, 20, "503s")
+            poll(lambda: load.refused > refused + 10, what="503s")
             with redis_server(tmp) as second:
                 load.progress()
                 load.going = False
@@ -1421,4 +1422,4 @@ def test_sigterm_right_after_the_fork_ends_the_new_process(tmp: Path, runtime: s
         running.server.process.send_signal(signal.SIGHUP)  # the master reads its settings again
         poll(lambda: running.server.said().count("Booting worker") == 3)
         running.server.process.terminate()  # the master's own handler is in place
-        assert running.server.process.wait(20) == 0
+        assert running.server.process.wait(PATIENCE) == 0

@@ -482,13 +482,13 @@ def test_bin_up_starts_with_all_checks_on(tmp: Path, certificate: tuple[Path, Pa
     with installation(tmp / "home", env, ready=False) as up:
         url = f"https://localhost:{up.port}"
         ask = ["--cacert", certificate[0], "-u", "jane:s3cret", "-H", f"X-API-Key: {KEY}"]
-        poll(lambda: curl(*ask, f"{url}/readyz")[0] == 200, 60)
-        screen = poll(lambda: (said := up.said()).partition("log files")[2] and said, 60)
+        poll(lambda: curl(*ask, f"{url}/readyz")[0] == 200)
+        screen = poll(lambda: (said := up.said()).partition("log files")[2] and said)
         assert f" {url} " in screen
         assert f"' {url}/votes\n" in screen
         assert curl(*ask, "-d", '{"poll":"p","choice":"c"}', f"{url}/votes")[::2] == (200, '{"message":"OK"}')
         tally = f"{url}/votes/tally?poll=p"
-        poll(lambda: '"choices":{"c":1}' in curl(*ask, tally)[2], 60)
+        poll(lambda: '"choices":{"c":1}' in curl(*ask, tally)[2])
         assert curl("-k", f"{url}/readyz")[0] == curl("-k", tally)[0] == 401
         curl("-k", *ask, f"{url}/nowhere")
         curl("-k", "-H", "X: " + "y" * 9000, f"{url}/votes")

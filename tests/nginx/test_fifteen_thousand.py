@@ -39,7 +39,7 @@ def test_fifteen_thousand_clients_post_at_once_and_no_request_fails() -> None:
         assert answers == {"200": CLIENTS * POSTS}
 
         sql = "SELECT count(*), count(DISTINCT choice) FROM votes"
-        poll(lambda: ask(tmp, sql) == [(CLIENTS * POSTS, CLIENTS * POSTS)], 60, "everything to be stored once")
+        poll(lambda: ask(tmp, sql) == [(CLIENTS * POSTS, CLIENTS * POSTS)], what="everything to be stored once")
 
 
 def main(port: int, clients: int, number: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proving.harness import Answer, Server, connect, installation, poll, post, request
+from proving.harness import PATIENCE, Answer, Server, connect, installation, poll, post, request
 from sluice.run.configure import has_ipv6
 
 SECRET = "s3cr3t"
@@ -135,7 +135,7 @@ def test_neither_bodies_nor_secrets_are_in_any_log(tmp: Path) -> None:
     }  # fmt: skip
     with installation(tmp, env, ready=False) as up:
         right = {"X-API-Key": key, "Cookie": f"session={SECRET}", "X-Other": SECRET}
-        poll(lambda: post(up.port, "/votes", SECRET.encode(), right)[0] == 200, 60)
+        poll(lambda: post(up.port, "/votes", SECRET.encode(), right)[0] == 200)
         body = SECRET.encode()
         answers = {
             "taken": post(
@@ -160,12 +160,12 @@ def test_neither_bodies_nor_secrets_are_in_any_log(tmp: Path) -> None:
         for program in "worker", "gateway", "redis", "views", "follower", "reader":
             for pid in up.pids(program)[-1:]:
                 os.kill(pid, signal.SIGSEGV)  # by default, Redis logs a report with the current command
-            poll(lambda: post(up.port, "/votes", SECRET.encode(), right)[0] == 200, 60)
+            poll(lambda: post(up.port, "/votes", SECRET.encode(), right)[0] == 200)
         with connect(up.port) as connection:  # a client that disconnects in the middle
             connection.sendall(f"POST /x?{SECRET} HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n{SECRET}".encode())
         poll(lambda: "own: 1 buried" in up.said())
         up.process.terminate()
-        assert up.process.wait(10) == 0
+        assert up.process.wait(PATIENCE) == 0
         logs = [*(up.home / "log").iterdir(), up.log]
         assert len(logs) > 5
         said = {path.name: path.read_text(errors="replace") for path in logs}

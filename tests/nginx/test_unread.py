@@ -76,7 +76,7 @@ def up(certificate: tuple[Path, Path]) -> Iterator[Server]:
             (tmp / "points").write_text(json.dumps(points))
             assert curl(*trusting, "--data-binary", f"@{tmp}/points", f"{url}/gps")[0] == 200
         last = f"{url}/gps/trail?device={DEVICE}{KEYS - 1}"
-        poll(lambda: len(json.loads(curl(*trusting, last)[2])) == POINTS, 60, "full trails")
+        poll(lambda: len(json.loads(curl(*trusting, last)[2])) == POINTS, what="full trails")
         yield server
 
 

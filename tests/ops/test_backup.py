@@ -15,7 +15,7 @@ from typing import Any
 import apsw
 import pytest
 
-from proving.harness import ROOT, Server, environment, poll, redis_server, running
+from proving.harness import PATIENCE, ROOT, Server, environment, poll, redis_server, running
 from proving.postgres import Postgres, postgres_server
 from sluice.formats.streams import STREAMS
 from sluice.parsers import Keep
@@ -117,7 +117,7 @@ def test_while_bodies_are_stored_a_copy_has_whole_batches_and_a_restore_loses_no
         code, out, said = home.sluice("restore", "--replace", home.file)
         assert (code, said) == (0, "")
         push(home.redis, *map(vote, range(5000, 6000)))
-        poll(lambda: home.choices()[-1] == "5999", 60)
+        poll(lambda: home.choices()[-1] == "5999")
         _, ledger, _ = status(home.tmp, **home.env)
     stored = home.choices()
     assert len(set(stored)) == len(stored)
@@ -319,13 +319,13 @@ def test_a_restore_that_is_in_a_deadlock_is_tried_again(twin: Home, monkeypatch:
             with db.transaction():
                 db.execute("LOCK TABLE votes")
                 held.set()
-                poll(lambda: twin.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), 30)
+                poll(lambda: twin.ask("SELECT 1 FROM pg_locks WHERE NOT granted"))
                 db.execute("LOCK TABLE batches_ranges")
                 met.append("both")
 
     thread = threading.Thread(target=meet)
     thread.start()
-    assert held.wait(30)
+    assert held.wait(PATIENCE)
     code, out, said = twin.sluice("restore", "--replace", twin.file)
     thread.join()
     assert (code, said, met) == (0, "", ["both"])
@@ -364,7 +364,7 @@ def test_views_follow_the_restored_database(kind: str, tmp: Path, request: pytes
         here.caught_up()
         copies.restore(here.url, tmp / "copy", True, lambda share: None)
         # the views of each stream are built anew when the follower next looks at it
-        poll(lambda: here.equal() and here.differences() == {}, 60, "views of the restored database")
+        poll(lambda: here.equal() and here.differences() == {}, what="views of the restored database")
         assert len(here.rows("gps")) == 2
         here.put("gps", [moved(4)])  # in PostgreSQL and SQLite it gets the id of the batch that is gone
         here.caught_up()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proving.harness import ROOT, Server, database, environment, free_port, poll, redis_server, running
+from proving.harness import PATIENCE, ROOT, Server, database, environment, free_port, poll, redis_server, running
 from sluice import settings
 from sluice.ledger import Observer
 from sluice.run import exporter, page
@@ -41,7 +41,7 @@ def test_what_cannot_be_stored_or_sent_is_shown_with_the_reason_until_it_is_mend
             _, streams, _ = status(tmp, **env)
             return bool(streams["votes"]["unpublished"] and streams["gps"]["error"])
 
-        poll(shown, 60)
+        poll(shown)
         code, streams, trouble = status(tmp, **env)
         votes, gps = streams["votes"], streams["gps"]
         cause = f"the database is unavailable: {tmp}/ingest.db: no such table: main.absent"
@@ -64,7 +64,7 @@ def test_what_cannot_be_stored_or_sent_is_shown_with_the_reason_until_it_is_mend
         assert "secret" not in str(looked) + str(trouble)
         with database(tmp / "ingest.db") as db:
             db.execute("DROP TRIGGER broken")
-        poll(lambda: status(tmp, **env)[1]["gps"]["error"] is None, 60)
+        poll(lambda: status(tmp, **env)[1]["gps"]["error"] is None)
         assert status(tmp, **env)[1]["gps"]["stored"] == 2
 
 
@@ -75,11 +75,11 @@ def test_the_error_of_a_claim_is_gone_once_another_worker_has_settled_it(tmp: Pa
         db.execute("CREATE TRIGGER broken BEFORE INSERT ON gps BEGIN SELECT * FROM absent; END")
     with running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", environment(tmp)) as worker:
         push(redis, GPS, stream="gps")
-        poll(lambda: status(tmp)[1]["gps"]["error"], 60)
+        poll(lambda: status(tmp)[1]["gps"]["error"])
         (claim,) = Inspector(str(redis.socket)).snapshot("gps").claims
         Outlet(str(redis.socket)).settle(Claim.of("gps", claim, 1))  # as a worker that got it when its lease ended
-        poll(lambda: "is gone from Redis" in (tmp / "worker.out").read_text(), 60)
-        poll(lambda: status(tmp)[1]["gps"]["error"] is None, 60)
+        poll(lambda: "is gone from Redis" in (tmp / "worker.out").read_text())
+        poll(lambda: status(tmp)[1]["gps"]["error"] is None)
         assert worker.poll() is None
 
 
@@ -87,9 +87,9 @@ def test_after_a_worker_has_ended_nothing_waits_that_is_published(tmp: Path, red
     push(redis, vote("a"))
     env = {"INGEST_ROWS": f"votes=parquet://{tmp}/rows"}
     with running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", environment(tmp, env)) as worker:
-        poll(lambda: list((tmp / "rows/votes").rglob("*.parquet")), 60)
+        poll(lambda: list((tmp / "rows/votes").rglob("*.parquet")))
         worker.terminate()
-        assert worker.wait(60) == 0
+        assert worker.wait(PATIENCE) == 0
     with database(tmp / "ingest.db") as db:
         assert db.execute("SELECT * FROM batches_objects").fetchall() == []
 

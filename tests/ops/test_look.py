@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import redis as client
 
-from proving.harness import ROOT, Server, environment, poll, redis_server, running
+from proving.harness import PATIENCE, ROOT, Server, environment, poll, redis_server, running
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from verbs import drain, push, sluice, status, vote
@@ -86,7 +86,7 @@ def test_tail_shows_every_body_in_order_and_takes_none(tmp: Path, redis: Server)
         poll(lambda: "from sequence number 2\n" in (tmp / "tail.out").read_text())
         for n in range(300):
             push(redis, b"body-%d" % n)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
     lines = (tmp / "tail.out").read_text().splitlines()[1:]
     assert [line.split() for line in lines] == [[str(n + 2), "ready", f"body-{n}"] for n in range(300)]
     assert len(ready(redis)) == 301
@@ -101,7 +101,7 @@ def test_tail_counts_the_bodies_that_a_worker_stored_between_two_reads(tmp: Path
         poll(lambda: "from sequence number 1\n" in (tmp / "tail.out").read_text())
         os.killpg(process.pid, signal.SIGSTOP)
         push(redis, *map(vote, range(100)))
-        poll(lambda: status(tmp)[1]["votes"]["stored"] == 100, 30)
+        poll(lambda: status(tmp)[1]["votes"]["stored"] == 100)
         os.killpg(process.pid, signal.SIGCONT)
         poll(lambda: "\n… 100 not shown" in (tmp / "tail.out").read_text())
         for n in range(400):
@@ -114,9 +114,9 @@ def test_tail_counts_the_bodies_that_a_worker_stored_between_two_reads(tmp: Path
             assert shown > 0
             return shown + gone == 500
 
-        poll(complete, 30)
+        poll(complete)
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
+        assert process.wait(PATIENCE) == 130
     drain(tmp)
     assert status(tmp)[1]["votes"]["stored"] == 500
 
@@ -253,9 +253,9 @@ def test_top_ends_with_q_and_restores_the_terminal(colour: bool, tmp: Path, redi
 
     reader = threading.Thread(target=read)
     reader.start()
-    poll(lambda: b"votes" in b"".join(seen), 20)
+    poll(lambda: b"votes" in b"".join(seen))
     os.write(master, b"q")
-    assert process.wait(10) == 0
+    assert process.wait(PATIENCE) == 0
     reader.join()
     os.close(master)
     out = b"".join(seen)

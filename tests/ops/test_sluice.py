@@ -21,7 +21,7 @@ import pytest
 import redis as client
 
 from proving import harness
-from proving.harness import ROOT, Server, environment, redis_server, running
+from proving.harness import PATIENCE, ROOT, Server, environment, redis_server, running
 from sluice import settings
 from sluice.account import STATES, Publisher
 from sluice.formats.streams import STREAMS
@@ -637,7 +637,7 @@ def test_an_interrupted_replay_reports_its_progress(tmp: Path, redis: Server) ->
     with running([ROOT / "bin/sluice", "replay"], tmp / "replay.out", environment(tmp, mended(tmp))) as process:
         poll(lambda: ask(tmp, "SELECT count(*) FROM votes") > [(0,)])
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(PATIENCE) == 130
     said = (tmp / "replay.out").read_text()
     assert "sluice: interrupted; the remaining letters are unchanged\n" in said
     stored = int(said.split("letters: ")[1].split()[0])

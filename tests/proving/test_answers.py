@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from proving.answers import Positions, Series, Votes, Wrong
-from proving.harness import ROOT
+from proving.harness import PATIENCE, ROOT
 from proving.load import SPAN, UNANSWERED, Book
 from proving.read import Reads
 from proving.report import judged
@@ -269,7 +269,7 @@ def reads(tmp: Path, wrong: str) -> Reads:
         assert any(json.loads(line)["read"] > 100 for line in program.stdout)
         program.stdin.write("stop\n")
         program.stdin.flush()
-        assert program.wait(60) == 0
+        assert program.wait(PATIENCE) == 0
     assert len(Book.load(tmp / "book-2").status) > 5  # positions of the first client
     assert len(Book.load(tmp / "book-5").status) > 5  # votes of the second one
     return Reads.load(tmp / "reads")

@@ -103,12 +103,12 @@ def test_a_drill_that_is_killed_leaves_no_process_and_no_network(tmp: Path, name
     env: dict[str, Any] = environment(tmp, {}) | {"TMPDIR": str(tmp)}
     options = ["--duration", "300", "--rate", "100", "--faults", "none", "--report", str(tmp)]
     with subprocess.Popen([*DRILL, *options], env=env, stdout=subprocess.DEVNULL) as drill:
-        poll(lambda: len(processes(tmp)) > 40, 60, "the programs of three cells")
+        poll(lambda: len(processes(tmp)) > 40, what="the programs of three cells")
         folders = {os.readlink(f"/proc/{pid}/cwd") for pid in processes(tmp)}
         assert os.readlink("/proc/self/ns/net") not in networks(tmp)
         assert len(networks(tmp)) == 5  # of three cells, the database, and the drill with its bridge
         drill.send_signal(signal.SIGKILL)
-    poll(lambda: not processes(tmp), 30, "the end of all processes")
+    poll(lambda: not processes(tmp), what="the end of all processes")
     assert not networks(tmp)
     for path in folders:
         if "/sl-pg-" in path:  # PostgreSQL's data, which is not in TMPDIR

@@ -19,7 +19,7 @@ from access import KEY, curl, keys, tls
 from proving.compare import Findings, compare
 from proving.conduct import chosen
 from proving.faults import FAULTS
-from proving.harness import ROOT, ask, environment, get, installation, poll, post
+from proving.harness import PATIENCE, ROOT, ask, environment, get, installation, poll, post
 from proving.load import CUT, HALF, SPAN, UNANSWERED, Book
 from proving.postgres import Postgres, postgres_server
 from proving.report import KINDS
@@ -118,7 +118,7 @@ def test_a_drill_of_a_running_installation_with_api_keys_and_tls_leaves_it_runni
     door = {"INGEST_API_KEYS": keys(tmp), **tls(certificate)}
     with installation(home, door, ready=False) as up:
         header, url = f"X-API-Key: {KEY}", f"https://localhost:{up.port}/readyz"
-        poll(lambda: curl("--cacert", certificate[0], "-H", header, url)[0] == 200, 60)
+        poll(lambda: curl("--cacert", certificate[0], "-H", header, url)[0] == 200)
         command = [ROOT / "bin/sluice", "drill", "--home", home]
         done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment(tmp), capture_output=True, text=True)
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
@@ -163,7 +163,7 @@ def test_events_due_while_the_port_is_closed_are_posted_afterwards(tmp: Path) ->
         door.server_activate()
         threading.Thread(target=door.serve_forever, args=(0.05,)).start()
         stack.callback(door.shutdown)
-        assert load.wait(30) == 0
+        assert load.wait(PATIENCE) == 0
         assert len(Book.load(tmp / "book").status) >= 150
 
 
@@ -278,7 +278,7 @@ def test_bodies_accepted_while_the_disk_is_full_are_stored_once_there_is_space(t
         poll(lambda: "the database is unavailable" in up.said() and "full" in up.said(), what="the worker logs it")
         assert get(up.port, "/readyz")[0] == 200
         (small_disk / "ballast").unlink()
-        poll(lambda: len(stored()) > 200, 30)
+        poll(lambda: len(stored()) > 200)
         assert stored() == ["before", *choices]
 
 

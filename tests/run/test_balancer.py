@@ -71,12 +71,12 @@ def test_a_cell_is_taken_out_killed_and_put_back_under_load_and_no_request_fails
         assert state(balancer, cell) == "DOWN"
         kill(cell)
         start(cell, ready=False)
-        poll(lambda: get(ports[cell], "/healthz")[0] == 200, 60, "the cell has started")
+        poll(lambda: get(ports[cell], "/healthz")[0] == 200, what="the cell has started")
         assert b"bin/sluice undrain" in get(ports[cell], "/readyz")[2]
         assert sluice(homes[cell], "undrain") == "undrained: /readyz answers 200\n"
-        poll(lambda: state(balancer, cell) == "UP", 30, "the balancer puts it back")
+        poll(lambda: state(balancer, cell) == "UP", what="the balancer puts it back")
         before = len(stored([homes[cell]]))
-        poll(lambda: len(stored([homes[cell]])) > before + 20, 30, "the cell gets requests again")
+        poll(lambda: len(stored([homes[cell]])) > before + 20, what="the cell gets requests again")
 
     with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
         stacks = first, second
@@ -90,7 +90,7 @@ def test_a_cell_is_taken_out_killed_and_put_back_under_load_and_no_request_fails
                 drain_and_undrain(turn % 2)
         wanted = sorted(load.acknowledged)
         with contextlib.suppress(AssertionError):  # the next assertion shows the difference
-            poll(lambda: len(stored(homes)) >= len(wanted), 30)
+            poll(lambda: len(stored(homes)) >= len(wanted))
         assert stored(homes) == wanted
     head = ("cells taken out and put back", "answered", "failed", "sent again")
     row = (str(times), str(len(wanted)), str(len(load.failed)), str(len(load.again)))

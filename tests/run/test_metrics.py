@@ -43,7 +43,7 @@ def up() -> Iterator[Server]:
         assert post(server.port, "/nowhere", b"x")[0] == 404
         assert post(server.port, "/gps")[0] == 400
         poll(lambda: get(server.port, "/votes/tally?poll=p")[0] == 200)
-        poll(lambda: scraped(server)["sluice_view_reads_total", "200", "/votes/tally"], 20)
+        poll(lambda: scraped(server)["sluice_view_reads_total", "200", "/votes/tally"])
         yield server
 
 
@@ -80,7 +80,7 @@ def test_metrics_count_what_the_gateway_and_the_worker_did(up: Server) -> None:
         assert found["sluice_view_keys", "/metrics/latest"] == 1
         return found
 
-    found = poll(settled, 20)
+    found = poll(settled)
     expected = {
         ("sluice_accepted_bodies_total", "votes"): 21,
         ("sluice_taken_bodies_total", "votes"): 21,
@@ -130,7 +130,7 @@ def test_counters_survive_the_end_of_a_gateway_process(up: Server) -> None:
         if pid != master:
             subprocess.run(["kill", "-TERM", str(pid)], check=True)
     poll(lambda: post(up.port, "/votes", vote("again"))[0] == 200)
-    poll(lambda: scraped(up)["sluice_answers_total", "/votes", "200"] > before, 20)
+    poll(lambda: scraped(up)["sluice_answers_total", "/votes", "200"] > before)
 
 
 def test_prometheus_scrapes_the_metrics_with_the_shipped_configuration(up: Server, tmp: Path) -> None:
@@ -149,7 +149,7 @@ def test_prometheus_scrapes_the_metrics_with_the_shipped_configuration(up: Serve
 
     with harness.running(command, tmp / "prometheus.out", harness.environment(tmp)):
         (target,) = poll(
-            lambda: [one for one in ask("targets")["activeTargets"] if one["health"] != "unknown"], 30, "a scrape"
+            lambda: [one for one in ask("targets")["activeTargets"] if one["health"] != "unknown"], what="a scrape"
         )
         assert (target["health"], target["lastError"]) == ("up", "")
         found = poll(lambda: ask("query?query=sluice_accepted_bodies_total")["result"])
@@ -264,4 +264,4 @@ def test_failed_attempts_to_store_are_counted_and_the_claim_of_the_worker_is_sho
                     ("votes", 1, 3)
                 ]
 
-            poll(settled, 20)
+            poll(settled)

@@ -196,7 +196,7 @@ def test_rejected_requests_are_listed_as_text(page: Page, up: Server) -> None:
 
 
 def test_the_charts_can_be_read_with_mouse_and_keyboard(page: Page, up: Server) -> None:
-    poll(lambda: len(json.loads((up.home / "run/status.json").read_text())["hour"]), 15)
+    poll(lambda: len(json.loads((up.home / "run/status.json").read_text())["hour"]))
     expect(page.locator("#rate path.in")).not_to_have_count(0)
     chart = page.get_by_role("slider", name="Bodies per second")
     expect(page.locator("#rate .readout")).to_contain_text("now")
@@ -541,7 +541,7 @@ def test_each_view_is_shown_with_its_reads_hits_and_lag(page: Page, up: Server) 
             get(up.port, "/gps/latest?device=seen")
         return view(page, "/gps/latest", 2).inner_text() == "100 %"  # over the last readings
 
-    poll(shown, 30)
+    poll(shown)
     assert view(page, "/gps/latest", 0).inner_text() == "served"
     assert re.fullmatch(r"[\d.]+ /s", view(page, "/gps/latest", 1).inner_text())
     assert int(view(page, "/gps/latest", 3).inner_text()) >= 1
@@ -690,7 +690,7 @@ def test_without_redis_the_page_reports_that_no_writes_are_accepted(page: Page, 
 
 def test_old_figures_are_marked_and_a_killed_page_process_keeps_its_hour(page: Page, up: Server) -> None:
     path = up.home / "run/status.json"
-    before = poll(lambda: json.loads(path.read_text())["hour"], 15)
+    before = poll(lambda: json.loads(path.read_text())["hour"])
     (writer,) = up.pids("page")
     os.kill(writer, signal.SIGKILL)
     written = path.stat().st_mtime_ns

@@ -45,7 +45,7 @@ VIEWS = {"/orders/recent.v1": feed("orders", key="customer", cap=2), "/gps/trail
 def up() -> Iterator[Server]:
     """An installation that the tests leave as they found it."""
     with short_tmp() as tmp, installation(tmp) as server:
-        poll(lambda: get(server.port, "/gps/latest?device=nobody")[0] == 404, 60)
+        poll(lambda: get(server.port, "/gps/latest?device=nobody")[0] == 404)
         yield server
 
 
@@ -63,12 +63,12 @@ def ride(server: Server, lat: float) -> None:
 def arrives(server: Server, lat: float) -> None:
     """Post a position, and wait until it can be read."""
     ride(server, lat)
-    poll(lambda: read(server, BIKE)["lat"] == lat, 60, "the position that was posted")
+    poll(lambda: read(server, BIKE)["lat"] == lat, what="the position that was posted")
 
 
 def another(server: Server, name: str, before: list[int]) -> None:
     """Wait until a program has other processes than before."""
-    poll(lambda: (now := server.pids(name)) and not set(before) & set(now), 60, f"another {name}")
+    poll(lambda: (now := server.pids(name)) and not set(before) & set(now), what=f"another {name}")
 
 
 def test_what_was_posted_can_be_read(up: Server) -> None:
@@ -115,7 +115,7 @@ def test_while_the_views_redis_is_away_reads_get_503_and_then_the_same_values(up
         poll(partial(refused, up))
         another(up, "views", before)
         assert refused(up)  # it is empty
-    poll(lambda: read(up, BIKE)["lat"] == 48.75, 60)
+    poll(lambda: read(up, BIKE)["lat"] == 48.75)
     arrives(up, 49.0)
 
 
@@ -126,14 +126,14 @@ def test_a_killed_follower_misses_nothing(up: Server) -> None:
     ride(up, 50.25)
     assert get(up.port, BIKE)[0] == 200  # the last value is served meanwhile
     another(up, "follower", before)
-    poll(lambda: read(up, BIKE)["lat"] == 50.25, 60)
+    poll(lambda: read(up, BIKE)["lat"] == 50.25)
 
 
 def test_a_reader_that_hangs_delays_no_post(up: Server) -> None:
     with stopped(*up.pids("reader")):
         for lat in 50.5, 50.75:
             ride(up, lat)
-    poll(lambda: read(up, BIKE)["lat"] == 50.75, 60)
+    poll(lambda: read(up, BIKE)["lat"] == 50.75)
 
 
 def whole(server: Server, killed: int = 0) -> bool:
@@ -173,7 +173,7 @@ class Crowd:
     def more(self) -> None:
         """Wait for further values."""
         count = len(self.seen)
-        poll(lambda: self.seen[count:].count(200) > 20, 60, "values")
+        poll(lambda: self.seen[count:].count(200) > 20, what="values")
 
 
 @pytest.mark.parametrize("victim", [0, 1], ids=["gunicorns_master", "the_process_that_serves"])
@@ -184,7 +184,7 @@ def test_while_the_reader_is_killed_each_read_gets_its_value_or_502(up: Server, 
             crowd.more()
             pid = up.pids("reader")[victim]
             os.kill(pid, signal.SIGKILL)
-            poll(partial(whole, up, pid), 60)
+            poll(partial(whole, up, pid))
             crowd.more()
     assert crowd.failed == []
     assert set(crowd.seen) <= {200, 502}
@@ -224,8 +224,8 @@ def test_views_of_ones_own_are_served_beside_the_built_in_ones(tmp: Path) -> Non
         for sku in "A-1", "A-2", "A-3":
             assert post(up.port, "/orders", json.dumps({"customer": "ann", "sku": sku}).encode())[0] == 200
         recent = "/orders/recent.v1?customer=ann"
-        poll(lambda: [order["sku"] for order in read(up, recent)] == ["A-3", "A-2"], 60)
+        poll(lambda: [order["sku"] for order in read(up, recent)] == ["A-3", "A-2"])
         ride(up, 48.0)
-        poll(lambda: read(up, "/gps/trail?device=bike")["lat"] == 48.0, 60)  # replaced: no longer a feed
+        poll(lambda: read(up, "/gps/trail?device=bike")["lat"] == 48.0)  # replaced: no longer a feed
         assert read(up, BIKE)["lat"] == 48.0
         assert get(up.port, "/orders/recentxv1?customer=ann")[0] == 404

@@ -26,6 +26,7 @@ import redis as client
 from posting import Threads
 from proving import harness
 from proving.harness import (
+    PATIENCE,
     ROOT,
     Answer,
     answer,
@@ -121,7 +122,7 @@ def hup_gateway(home: Path) -> None:
     master = reload.master(home, "gateway")
     old = reload.family(home, "gateway").keys() - {master}
     os.kill(master, signal.SIGHUP)
-    poll(lambda: not old & reload.family(home, "gateway").keys(), 60, f"the end of {old}")
+    poll(lambda: not old & reload.family(home, "gateway").keys(), what=f"the end of {old}")
 
 
 def upgrade_gateway(home: Path) -> None:
@@ -134,7 +135,7 @@ def hup_nginx(home: Path) -> None:
     master = reload.master(home, "nginx")
     old = reload.family(home, "nginx").keys() - {master}
     reload.reload_nginx(home, master)
-    poll(lambda: not old & reload.family(home, "nginx").keys(), 60, f"the end of {old}")
+    poll(lambda: not old & reload.family(home, "nginx").keys(), what=f"the end of {old}")
 
 
 STEPS: dict[str, Callable[[Path], None]] = {
@@ -171,7 +172,7 @@ def test_a_reload_under_load_fails_no_request(
                     answered[name] += len(load.acknowledged) - before
         wanted = sorted(load.acknowledged)
         with contextlib.suppress(AssertionError):  # the next assertion shows the difference
-            poll(lambda: len(stored(tmp)) >= len(wanted), 30)
+            poll(lambda: len(stored(tmp)) >= len(wanted))
         assert sorted(stored(tmp)) == wanted
 
         def during(these: list[Sent], name: str) -> int:
@@ -254,7 +255,7 @@ def test_nginx_closes_its_connections_before_a_stopping_gateway_does(tmp: Path) 
         for _ in range(20):
             assert post(web.port, "/votes", b"{}")[0] == 200  # each nginx process keeps a connection now
         behind.process.terminate()
-        assert behind.process.wait(20) == 0
+        assert behind.process.wait(PATIENCE) == 0
         assert "still open" not in behind.said()
 
 
@@ -291,7 +292,7 @@ def test_a_reload_replaces_all_but_redis_and_bin_up_supervises_the_new_processes
         poll(lambda: any(launch.leads(pid) for pid in up.pids("gateway") if pid != successor), what="another gateway")
         poll(lambda: post(up.port, "/votes", b'{"poll":"p","choice":"a"}')[0] == 200, what="a write")
         up.process.terminate()
-        assert up.process.wait(10) == 0
+        assert up.process.wait(PATIENCE) == 0
         assert up.pids("gateway") == []
 
 
@@ -306,18 +307,18 @@ def test_keys_are_those_that_were_checked_whatever_becomes_of_their_file(tmp: Pa
                 return post(up.port, "/votes", b'{"poll":"p"}', {"X-API-Key": key * 32})[0] == 200
             return False
 
-        poll(lambda: taken("k"), 60)
+        poll(lambda: taken("k"))
         keys.write_text(f"{'k' * 32} me;\n{'o' * 32} you;\n")
         command = [str(ROOT / "bin/sluice"), "reload", "--nginx", "--notice=2"]
         with subprocess.Popen(command, env=environment(home)) as running:
-            poll((home / "run/closing").exists, 60)
+            poll((home / "run/closing").exists)
             keys.write_text("")  # by who writes it again
-            assert running.wait(60) == 0
+            assert running.wait(PATIENCE) == 0
         assert taken("k") and taken("o")
         keys.unlink()
         for pid in up.pids("nginx"):
             os.kill(pid, signal.SIGKILL)
-        poll(lambda: taken("o"), 60, "nginx, which bin/up has started again")
+        poll(lambda: taken("o"), what="nginx, which bin/up has started again")
 
 
 def test_a_reload_does_not_wait_for_workers_that_wait_for_redis(tmp: Path) -> None:
@@ -331,7 +332,7 @@ def test_a_reload_does_not_wait_for_workers_that_wait_for_redis(tmp: Path) -> No
             assert re.findall(r"(worker-\d): process \d+ still waits", done.stdout) == ["worker-0", "worker-1"]
             assert len(re.findall(r"worker-\d: process \d+ replaced", done.stdout)) == 2
         poll(lambda: post(up.port, "/votes", b'{"poll":"p","choice":"b"}')[0] == 200)
-        poll(lambda: stored(tmp) == ["a", "b"], 60)
+        poll(lambda: stored(tmp) == ["a", "b"])
 
 
 def test_a_gateway_that_cannot_start_does_not_replace_the_running_one(tmp: Path) -> None:
@@ -364,7 +365,7 @@ def test_a_reload_checks_the_files_of_secrets_again(tmp: Path) -> None:
     other.mkdir(parents=True)
     with installation(tmp, {"INGEST_API_KEYS": os.path.relpath(keys, ROOT)}, ready=False) as up:
         key = {"X-API-Key": "k" * 32}
-        poll(lambda: post(up.port, "/votes", b"{}", key)[0] == 200, 60)
+        poll(lambda: post(up.port, "/votes", b"{}", key)[0] == 200)
         before = set(up.pids("gateway")), set(up.pids("nginx"))
         for text, mode, why in (
             ("default me;\n", 0o600, f"INGEST_API_KEYS: line 1 of {keys} is not `KEY NAME;`"),
@@ -390,7 +391,7 @@ def test_keys_change_under_load_and_no_request_of_a_key_that_stays_fails(tmp: Pa
         return post(up.port, "/votes", b'{"poll":"q","choice":"%b"}' % name.encode(), {"X-API-Key": by})[0]
 
     with installation(tmp, {"INGEST_API_KEYS": keys}, ready=False) as up:
-        poll(lambda: sent("ready") == 200, 60)
+        poll(lambda: sent("ready") == 200)
         master = reload.master(tmp, "nginx")
         with Load(up.port, 12, 4, 0.0, b"X-API-Key: %b\r\n" % key.encode()) as load:
             for lines in (
@@ -408,7 +409,7 @@ def test_keys_change_under_load_and_no_request_of_a_key_that_stays_fails(tmp: Pa
                 assert len(load.acknowledged) > before
         assert load.failed == load.again == []
         assert reload.master(tmp, "nginx") == master
-        poll(lambda: len(harness.ask(tmp, "SELECT choice FROM votes WHERE poll = 'p'")) == len(load.acknowledged), 60)
+        poll(lambda: len(harness.ask(tmp, "SELECT choice FROM votes WHERE poll = 'p'")) == len(load.acknowledged))
         rows = harness.ask(tmp, "SELECT choice, sender FROM votes WHERE poll = 'q' AND choice != 'ready'")
         assert sorted(rows) == [(name, name) for name in ("acme", "acme", "new", "renamed")]
         # those of the clients change their name in this order

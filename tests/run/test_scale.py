@@ -187,7 +187,7 @@ def test_workers_that_fall_behind_get_others_that_help(tmp: Path) -> None:
             push(tmp, 100_000, "without_decoder")
             push(tmp, 20_000)
             # on a busy machine one worker stores less, so more are added at once
-            poll(lambda: re.search("1 -> [234] workers: bodies wait", up.said()), 60, "more workers")
+            poll(lambda: re.search("1 -> [234] workers: bodies wait", up.said()), what="more workers")
             assert [pid for pid in up.pids("scale") if b"worker.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
             poll(lambda: database.ask("SELECT count(*) FROM slow") == [(20_000,)], 120, "all bodies to be stored")
 
@@ -234,5 +234,5 @@ def test_a_reading_counts_what_workers_store_and_what_fails_of_streams_with_a_de
     poll(lambda: pool.read().streams["slow"].errors)
     assert pool.read().streams["slow"][:3] == (100, 0, 0.0)
     (tmp / "ingest.db").rmdir()
-    poll(lambda: pool.read().streams["slow"].seconds, 20)
+    poll(lambda: pool.read().streams["slow"].seconds)
     assert pool.read().streams["slow"][:2] == (0, 100)

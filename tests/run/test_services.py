@@ -22,6 +22,7 @@ import pytest
 
 from posting import Load
 from proving.harness import (
+    PATIENCE,
     PYTHON,
     ROOT,
     answer,
@@ -292,7 +293,7 @@ def activated(tmp: Path, sockets: list[socket.socket], env: dict[str, str], runt
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
-        process.wait(15)
+        process.wait(PATIENCE)
 
 
 def progressed(load: Load, taken: int) -> bool:

@@ -18,6 +18,7 @@ import redis
 
 import access
 from proving.harness import (
+    PATIENCE,
     ROOT,
     Server,
     answer,
@@ -51,7 +52,7 @@ def stop(up: Server, number: int = signal.SIGTERM) -> int:
     """Ask it to stop; its status. The ten seconds and the order are promises."""
     before = len(up.said())
     up.process.send_signal(number)
-    status = up.process.wait(10)
+    status = up.process.wait(PATIENCE)
     assert not any(up.pids(name) for name in PROGRAMS)
     said = up.said()[before:]
     assert re.search(r"gateway  \| .*Shutting down: Master.*redis    \| .*ready to exit", said, re.DOTALL)
@@ -104,7 +105,7 @@ def test_what_the_first_screen_says_to_try_works_at_once(
 ) -> None:
     env = {"INGEST_API_KEYS": access.keys(tmp), "INGEST_PASSWORDS": access.passwords(tmp)} | access.tls(certificate)
     with installation(tmp, env if guarded else {}, ready=False) as up:
-        screen = poll(lambda: (said := up.said()).partition("log files")[2] and said, 60)
+        screen = poll(lambda: (said := up.said()).partition("log files")[2] and said)
         write, read = re.findall("curl .*localhost.*", screen)
         secrets = {"KEY": access.KEY, "NAME:PASSWORD": "jane:s3cret"} if guarded else {}
         assert ("KEY" in write, "PASSWORD" in read) == (guarded, guarded)
@@ -115,7 +116,7 @@ def test_what_the_first_screen_says_to_try_works_at_once(
             return subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60).stdout
 
         assert say(write) == '{"message":"OK"}'
-        poll(lambda: '"total":1' in say(read), 60)
+        poll(lambda: '"total":1' in say(read))
 
 
 def test_every_line_of_output_begins_with_its_program(tmp: Path) -> None:
@@ -156,7 +157,7 @@ def test_a_request_in_progress_during_the_stop_is_kept_and_an_unfinished_one_doe
         poll(lambda: not listens(up.port))
         connection.sendall(b'"choice":"a"}')
         assert answer(connection)[0] == 200
-        assert up.process.wait(10) == 0
+        assert up.process.wait(PATIENCE) == 0
     with installation(tmp) as up:
         poll(lambda: choices(up) == ["a"])
 
@@ -201,7 +202,7 @@ class Poster:
     def more(self) -> None:
         """Wait until another vote is taken."""
         count = len(self.taken)
-        poll(lambda: len(self.taken) > count, 20, "another vote to be taken")
+        poll(lambda: len(self.taken) > count, what="another vote to be taken")
 
 
 def restarted(up: Server, name: str, before: list[int]) -> bool:
@@ -230,14 +231,14 @@ def test_a_killed_program_is_restarted_alone_and_no_body_is_lost_or_stored_twice
                 poster.more()
                 before = up.pids(name)
                 os.kill(before[index], signal.SIGKILL)
-                poll(partial(restarted, up, name, before), 20, f"another {victim}")
+                poll(partial(restarted, up, name, before), what=f"another {victim}")
                 poster.more()
                 if index == 0:
-                    poll(partial(gone, up, name, before), 20, "the end of what was left of it")
+                    poll(partial(gone, up, name, before), what="the end of what was left of it")
             assert all(set(pids) <= set(up.pids(other)) for other, pids in others.items())  # some may still start
         poster.ended = True
         poster.thread.join()
-        poll(lambda: set(poster.taken) <= set(choices(up)), 15)
+        poll(lambda: set(poster.taken) <= set(choices(up)))
         stored = choices(up)
         assert len(stored) == len(set(stored))
 
@@ -280,13 +281,13 @@ def test_bin_up_continues_after_the_reader_of_its_output_has_gone(tmp: Path) -> 
         assert process.stdout
         process.stdout.readline()
         process.stdout.close()
-        poll(lambda: get(port, "/readyz")[0] == 200, 30)
+        poll(lambda: get(port, "/readyz")[0] == 200)
         up = Server(process, tmp / "none", tmp, port)
         os.kill(up.pids("worker")[0], signal.SIGKILL)  # something to tell
         vote(up, "a")
         poll(lambda: choices(up) == ["a"])
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE) == 0
     finally:
         process.kill()
 
@@ -297,12 +298,12 @@ def test_bin_up_runs_and_ends_in_order_where_it_can_print_nothing(output: str, t
     port = free_port()
     env = environment(tmp, {"INGEST_PORT": port})
     with running(["sh", "-c", f'exec "{ROOT}/bin/up" {output}'], tmp / ".none", env) as process:
-        poll(lambda: get(port, "/readyz")[0] == 200, 60)
+        poll(lambda: get(port, "/readyz")[0] == 200)
         up = Server(process, tmp / ".none", tmp, port)
         vote(up, "a")
         poll(lambda: choices(up) == ["a"])
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE) == 0
         assert not any(up.pids(name) for name in PROGRAMS)
 
 
@@ -312,14 +313,14 @@ def test_bin_up_needs_no_variable_and_no_locale(env: dict[str, str], tmp: Path) 
     port, home = free_port(), tmp / "ä"
     env = env | {"INGEST_PORT": str(port), "INGEST_HOME": str(home)}
     with running([ROOT / "bin/up"], tmp / "out", env) as process:
-        poll(lambda: get(port, "/readyz")[0] == 200, 60)
+        poll(lambda: get(port, "/readyz")[0] == 200)
         up = Server(process, tmp / "out", home, port)
         assert vote(up, "a") == 200
         poll(lambda: choices(up) == ["a"])
         done = subprocess.run([ROOT / "bin/sluice", "status"], env=env, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE) == 0
         assert "Traceback" not in up.said()
 
 
@@ -371,7 +372,7 @@ def test_a_relative_home_is_relative_to_the_callers_directory_and_may_have_other
     port, home = free_port(), "a b;{ä'"
     env = environment(tmp, {"INGEST_PORT": port, "INGEST_HOME": home})
     with running(["sh", "-c", f'cd {tmp} && exec "{ROOT}/bin/up"'], tmp / "out", env) as process:
-        poll(lambda: get(port, "/readyz")[0] == 200, 60)
+        poll(lambda: get(port, "/readyz")[0] == 200)
         up = Server(process, tmp / "out", tmp / home, port)
         assert vote(up, "a") == 200
         poll(lambda: choices(up) == ["a"])
@@ -613,7 +614,7 @@ def test_several_gateways_on_pypy_and_several_workers_run_by_the_same_command(tm
         for n in range(50):
             assert vote(up, str(n)) == 200
         poll(lambda: sorted(choices(up), key=int) == [str(n) for n in range(50)])
-        poll(lambda: b'"choices":{"0":1,' in get(up.port, "/votes/tally?poll=p")[2], 60)
+        poll(lambda: b'"choices":{"0":1,' in get(up.port, "/votes/tally?poll=p")[2])
         for name in "gateway", "reader":
             assert "pypy" in os.readlink(f"/proc/{up.pids(name)[0]}/exe")
         assert stop(up) == 0

@@ -23,7 +23,7 @@ import redis as client
 
 from posting import Clients
 from proving import harness
-from proving.harness import ROOT, environment, free_port, gateway, get, installation, poll, post, running
+from proving.harness import PATIENCE, ROOT, environment, free_port, gateway, get, installation, poll, post, running
 from proving.replicated import NAME, PASSWORD, Replicated, replicated
 from runtimes import RUNTIMES
 from sluice.base import connect
@@ -75,7 +75,7 @@ def fail_over(cluster: Replicated, kind: str, chance: random.Random) -> None:
     else:
         with chance.choice(cluster.sentinels).client() as sentinel:
             sentinel.execute_command("SENTINEL", "FAILOVER", NAME)
-    poll(lambda: cluster.master() is not victim, 60, "a new master")
+    poll(lambda: cluster.master() is not victim, what="a new master")
     if kind == "kill":
         victim.start()
     elif kind == "freeze":
@@ -105,7 +105,7 @@ def test_failovers_under_load_lose_and_double_nothing_acknowledged(
                 gaps.setdefault(kind, []).append(load.longest_gap(since))
         wanted = set(load.acknowledged)
         with running([*WORKER, "burst"], tmp / "worker.out", environment(tmp, env)) as drain:
-            assert drain.wait(60) == 0
+            assert drain.wait(PATIENCE) == 0
     found = stored(tmp)
     lost, doubled = len(wanted - set(found)), len(found) - len(set(found))
     head = ("failovers by Sentinel", "times", "seconds without acknowledgements: median", "longest")
@@ -130,7 +130,6 @@ def test_a_gateway_that_is_loaded_before_it_forks_follows_a_failover(tmp: Path) 
                     post(gate.socket, "/votes", VOTE % b"b")[0]
                     and b'"b"' in b"".join(master.lrange(VOTES.ready, 0, -1))
                 ),
-                20,
             )
 
 
@@ -151,9 +150,7 @@ def test_each_replica_that_may_be_promoted_must_confirm(tmp: Path, tls: Path, ru
         assert get(gate.socket, "/readyz")[0] == 503
         for pid in everyone[:-1]:
             os.kill(pid, signal.SIGCONT)
-        poll(
-            lambda: get(gate.socket, "/readyz")[0] == 200, 60
-        )  # a Sentinel that was stopped for two seconds waits for 30
+        poll(lambda: get(gate.socket, "/readyz")[0] == 200)  # a Sentinel that was stopped for two seconds waits for 30
         poll(lambda: post(gate.socket, "/votes", VOTE % b"c")[0] == 200)
 
 
@@ -166,16 +163,16 @@ def test_the_sentinel_with_the_highest_epoch_is_believed_and_readers_leave_the_o
         before = cluster.master()
         with cluster.sentinels[0].client() as sentinel:
             sentinel.execute_command("SENTINEL", "FAILOVER", NAME)
-        poll(lambda: cluster.master() is not before, 60, "a new master")
+        poll(lambda: cluster.master() is not before, what="a new master")
         after = cluster.master()
 
         def follows() -> bool:
             return after.port == int(redis.config_get("port")["port"])
 
-        poll(follows, 30, "a client that only reads follows")
+        poll(follows, what="a client that only reads follows")
         for sentinel in cluster.sentinels:
             sentinel.kill()
-        poll(lambda: not follows(), 30, "the other Sentinels are asked")
+        poll(lambda: not follows(), what="the other Sentinels are asked")
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ import pytest
 
 from posting import Clients
 from proving import harness, kafka
-from proving.harness import ROOT, environment, free_port, gateway, get, installation, poll, post, running
+from proving.harness import PATIENCE, ROOT, environment, free_port, gateway, get, installation, poll, post, running
 
 if not kafka.available():
     pytest.skip(kafka.MISSING, allow_module_level=True)
@@ -95,7 +95,7 @@ def worker(tmp: Path, url: str, verb: str = "run") -> Iterator[subprocess.Popen]
 
 def drain(tmp: Path, url: str) -> None:
     with worker(tmp, url, "burst") as process:
-        process.wait(60)
+        process.wait(PATIENCE)
 
 
 @contextlib.contextmanager
@@ -177,7 +177,7 @@ def test_drain_waits_for_partitions_that_another_member_of_the_group_has(
             poll(lambda: has() == 2, what="it has all partitions")
             process = stack.enter_context(worker(tmp, url, "burst"))
             poll(lambda: has() < 2, what="one is given away")
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
     assert sorted(stored(tmp)) == ["a", "b", "c", "d"]
 
 
@@ -393,7 +393,7 @@ def test_a_body_that_ends_every_worker_is_buried_and_the_others_are_stored(tmp: 
 
     def burst() -> int:
         with running([*WORKER, "burst"], tmp / "worker.out", environment(tmp, env)) as process:
-            return process.wait(60)
+            return process.wait(PATIENCE)
 
     with gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
         for body in VOTE % b"a", VOTE % b"b", b"ends", VOTE % b"c":
@@ -464,7 +464,7 @@ def test_a_worker_does_not_wait_for_a_coordinator_that_is_frozen(
 
         with harness.stopped(broker[0].server.pid):
             threading.Thread(target=work, daemon=True).start()
-            assert ended.wait(20)
+            assert ended.wait(PATIENCE)
         assert "votes: the group does not confirm a commit: no answer within 3 s" in caplog.text
         poll(outlet.sources["votes"].pending.done)
         outlet.close()
@@ -506,7 +506,7 @@ def test_peek_and_tail_show_bodies_with_partition_and_number(tmp: Path, url: str
             poll(lambda: "sluice: votes: from " in (tmp / "tail.out").read_text())
             for body in b"x", b"y", b"z":
                 assert post(gate.socket, "/votes", body)[0] == 200
-            assert tail.wait(30) == 0
+            assert tail.wait(PATIENCE) == 0
         lines = [line.split() for line in (tmp / "tail.out").read_text().splitlines()[1:]]
         assert {line[2] for line in lines} == {"x", "y", "z"}
         assert [line[1] for line in lines] == ["ready"] * 3

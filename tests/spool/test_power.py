@@ -194,7 +194,7 @@ def test_with_always_no_answer_is_sent_before_the_fsync_that_covers_it(durabilit
     with redis_server(tmp, appendfsync=durability) as redis, gateway(tmp, redis) as gate:
         size = log_of(tmp).stat().st_size
         with traced(redis.pid, tmp / "trace"), Crowd(gate.socket, 8) as crowd:
-            poll(lambda: len(crowd.acknowledged) >= 500, 60)
+            poll(lambda: len(crowd.acknowledged) >= 500)
         log = log_of(tmp).read_bytes()
     bodies = pushed(log)
     replies = answered(sent(tmp / "trace", "incr.aof", size))
@@ -210,7 +210,7 @@ def test_with_always_a_log_cut_at_the_last_synced_byte_has_every_acknowledged_bo
     with redis_server(tmp, appendfsync="always") as redis, gateway(tmp, redis) as gate:
         size = log_of(tmp).stat().st_size
         with traced(redis.pid, tmp / "trace"), Crowd(gate.socket, 8) as crowd:
-            poll(lambda: len(crowd.acknowledged) >= 300, 60)
+            poll(lambda: len(crowd.acknowledged) >= 300)
             redis.process.kill()  # while the clients post
             redis.process.wait()
         acknowledged = set(crowd.acknowledged)
@@ -232,7 +232,7 @@ def test_with_everysec_a_cut_loses_only_bodies_acknowledged_within_the_last_two_
     with redis_server(tmp, appendfsync="everysec") as redis, gateway(tmp, redis) as gate:
         size = log_of(tmp).stat().st_size
         with traced(redis.pid, tmp / "trace"), Crowd(gate.socket, 4, pause=0.005) as crowd:
-            poll(lambda: crowd.acknowledged and max(crowd.acknowledged.values()) - begun(crowd) > 3.5, 30)
+            poll(lambda: crowd.acknowledged and max(crowd.acknowledged.values()) - begun(crowd) > 3.5)
             redis.process.kill()
             redis.process.wait()
             cut = time.monotonic()

@@ -65,8 +65,8 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
         at = [client.Redis(unix_socket_path=str(server.socket), socket_timeout=30) for server in (master, replica)]
         at[1].replicaof("127.0.0.1", str(port))
         # until its append-only file has been rewritten, the replica does not exit on SIGTERM
-        poll(lambda: (info := at[1].info())["master_link_status"] == "up" and not info["aof_rewrite_in_progress"], 30)
-        poll(lambda: at[0].wait(1, 1) == 1, 30)
+        poll(lambda: (info := at[1].info())["master_link_status"] == "up" and not info["aof_rewrite_in_progress"])
+        poll(lambda: at[0].wait(1, 1) == 1)
         yield Pair(master, replica, *at)
 
 
@@ -190,10 +190,10 @@ def test_a_failover_to_a_replica_that_lags_under_load_loses_no_acknowledged_body
 
     thread = threading.Thread(target=hammer)
     thread.start()
-    poll(lambda: len(safe) > 200, 60)
+    poll(lambda: len(safe) > 200)
     pair.cut_off()
     count = len(safe)
-    poll(lambda: not thread.is_alive() or len(safe) > count + 3, 60)  # the second condition would be a failure
+    poll(lambda: not thread.is_alive() or len(safe) > count + 3)  # the second condition would be a failure
     over.set()
     thread.join()
     pair.fail_over()
@@ -287,7 +287,7 @@ def test_a_redis_that_was_a_replica_and_is_the_master_again_gives_its_numbers_to
     port = free_port()
     pair.at_replica.config_set("port", port)
     pair.at_master.replicaof("127.0.0.1", str(port))
-    poll(lambda: pair.at_master.info()["master_link_status"] == "up", 30)
+    poll(lambda: pair.at_master.info()["master_link_status"] == "up")
     pair.at_master.replicaof("NO", "ONE")
     assert push(Inlet(str(pair.master.socket), 10**9), VOTE % 3)
     assert pair.at_master.lrange(VOTES.ready, 0, -1) == [VOTE % 1, VOTE % 3]

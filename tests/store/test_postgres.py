@@ -26,6 +26,7 @@ import psycopg
 import pytest
 
 from proving import harness
+from proving.harness import PATIENCE
 from proving.postgres import Postgres, postgres_server
 from sluice import settings
 from sluice.formats.streams import STREAMS
@@ -603,7 +604,7 @@ def test_the_second_of_two_workers_with_one_claim_waits_for_the_first(pg: Postgr
             yield from entries
 
         one = pool.submit(first.persist, claim(count=10), early)
-        assert begun.wait(60)
+        assert begun.wait(PATIENCE)
         outcome = patiently(lambda: second.persist(claim(count=10), gps(10)))
         if first_one_fails:
             assert isinstance(one.exception(60), Lost)
@@ -916,7 +917,7 @@ def test_every_body_is_stored_once_whichever_process_is_killed():
             start()
         for kill in [a_worker, a_backend, a_backend_hard, the_server, the_server_hard, a_worker, a_worker]:
             feed(50_000)
-            before = harness.poll(lambda: (stored(),), 30)[0]
+            before = harness.poll(lambda: (stored(),))[0]
             more = partial(lambda before: stored() > before and backends(), before)
             harness.poll(more, 30, "bodies are stored")
             kill()

@@ -160,7 +160,7 @@ def test_rows_are_stored_while_a_tally_gets_its_index_and_a_build_that_was_ended
             other.execute('LOCK TABLE "votes$other" IN ROW EXCLUSIVE MODE')  # a build waits for the end of this
             thread = threading.Thread(target=build, args=(rows,))
             thread.start()
-            ((pid,),) = poll(lambda: pg.ask(building), 30, "the build waits")
+            ((pid,),) = poll(lambda: pg.ask(building), what="the build waits")
             entry = 2, int(time.time() * 1e6), b"", vote
             assert store.persist(claim("votes", 1, first=2), [entry])[0] == 1
             pg.ask(f"SELECT pg_terminate_backend({pid})")

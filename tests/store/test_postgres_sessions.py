@@ -196,7 +196,7 @@ def test_a_claim_may_take_longer_than_the_servers_limit_for_a_statement(pg: Post
         yield from gps(0)
         with pg.connect() as db:
             db.execute("SET statement_timeout = 0")
-            poll(lambda: db.execute(old).fetchall(), 10, "the statement is old")
+            poll(lambda: db.execute(old).fetchall(), what="the statement is old")
         yield from gps(0)
 
     with contextlib.closing(open_store(pg.url, STREAMS)) as store:

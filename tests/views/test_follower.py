@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from proving import harness
+from proving.harness import PATIENCE
 from proving.postgres import Postgres, postgres_server
 from sluice import settings
 from sluice.base import daemon
@@ -98,7 +99,7 @@ def test_an_older_value_that_is_committed_later_does_not_win(postgres: Site) -> 
     @again
     def blocked() -> Iterator[Entry]:
         yield entries[0]
-        done.wait(60)
+        done.wait(PATIENCE)
         yield entries[1]
 
     thread = threading.Thread(target=lambda: slow.persist(claim, blocked))
@@ -145,12 +146,12 @@ def test_a_batch_is_folded_when_no_lower_id_can_appear(postgres: Site, monkeypat
     @again
     def blocked() -> Iterator[Entry]:
         opened.set()
-        done.wait(60)
+        done.wait(PATIENCE)
         yield from entries
 
     thread = threading.Thread(target=lambda: slow.persist(claim, blocked))
     thread.start()
-    opened.wait(60)
+    opened.wait(PATIENCE)
     for n in range(3):
         postgres.put("gps", [position("car", n)])
     assert not postgres.store.fold()
@@ -384,7 +385,7 @@ def test_a_view_without_room_refuses_new_keys_and_all_others_go_on(sqlite: Site)
     sqlite.put("gps", [position("bike", 2), position("late", 2)])
     sqlite.put("metrics", [Metric(time=NOON * 10**9, name="m", tags={}, field="f", value=1, type="integer")])
     for path, generation in zip(states, before):
-        harness.poll(lambda path=path: "12:00:02" in str(sqlite.actual(path)["bike"]), 60)  # type: ignore[misc]
+        harness.poll(lambda path=path: "12:00:02" in str(sqlite.actual(path)["bike"]))  # type: ignore[misc]
         assert client.get(contract.crowded(path)) == generation
         assert 100 < len(sqlite.actual(path)) < 10_000 and "late" not in sqlite.actual(path)
     harness.poll(lambda: "m" in sqlite.actual("/metrics/latest"))
@@ -510,12 +511,12 @@ class Chaos:
         @again
         def blocked() -> Iterator[Entry]:
             opened.set()
-            done.wait(60)
+            done.wait(PATIENCE)
             yield from entries
 
         thread = threading.Thread(target=lambda: slow.persist(claim, blocked))
         thread.start()
-        opened.wait(60)
+        opened.wait(PATIENCE)
         for _ in range(self.random.randrange(1, 4)):
             self.put()
         done.set()
@@ -560,7 +561,7 @@ def test_after_any_interleaving_every_view_equals_a_rebuild(
     served = {path: here.actual(path) for path in here.views if path != "/votes/tally"}
     old = here.client().mget([contract.state(path) for path in served])
     here.client().sadd(contract.REBUILD, *served)
-    harness.poll(lambda: not {*old} & {*here.client().mget([contract.state(path) for path in served])}, 30)
+    harness.poll(lambda: not {*old} & {*here.client().mget([contract.state(path) for path in served])})
     assert {path: here.actual(path) for path in served} == served
 
 
@@ -838,7 +839,7 @@ def test_a_feed_that_fills_the_memory_is_rebuilt_seldom(sqlite: Site) -> None:
         if not n:
             sqlite.caught_up()
             client.config_set("maxmemory", client.info("memory")["used_memory"] + 600_000)
-    harness.poll(lambda: client.get(contract.state("/gps/trail")) == contract.FULL, 60)
+    harness.poll(lambda: client.get(contract.state("/gps/trail")) == contract.FULL)
     sqlite.put("gps", [position("late", 1)])
     harness.poll(lambda: client.get(contract.state("/gps/latest")))
     said = (sqlite.tmp / "follower.out").read_text()

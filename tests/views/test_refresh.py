@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from proving import harness
+from proving.harness import PATIENCE
 from proving.postgres import Postgres, postgres_server
 from sluice.base import daemon
 from sluice.parsers import Keep
@@ -54,7 +55,7 @@ class Counts:
     def count(self) -> bytes:
         self.runs += 1
         run = self.runs
-        self.gate.wait(60)
+        self.gate.wait(PATIENCE)
         if self.error:
             raise self.error
         return b"%d" % run
@@ -169,7 +170,7 @@ def test_a_process_without_the_lease_leaves_the_questions_to_the_one_that_has_it
     counts.client.rpush(asked, "k")
     counts.refresher.token, counts.refresher.every = token, 0.01
     counts.refresher.start()
-    assert reached.wait(60)
+    assert reached.wait(PATIENCE)
     counts.refresher.stop()
     assert (counts.client.llen(asked), counts.runs) == (1, 0)
 
@@ -285,7 +286,7 @@ def test_a_slow_count_in_sqlite_gets_an_index(polls: Site, monkeypatch: pytest.M
         with polls.store.transaction() as db:
             return str(list(db.execute(query)))
 
-    harness.poll(lambda: "by_poll" in ask_store("SELECT name FROM sqlite_master"), 60)
+    harness.poll(lambda: "by_poll" in ask_store("SELECT name FROM sqlite_master"))
     query = "SELECT choice, count(*) FROM votes WHERE poll = 'cookies' AND choice IS NOT NULL GROUP BY 1"
     assert "COVERING INDEX votes$by_poll_choice" in ask_store(f"EXPLAIN QUERY PLAN {query}")
 

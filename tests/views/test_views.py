@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from proving import harness
-from proving.harness import PYTHON, ROOT
+from proving.harness import PATIENCE, PYTHON, ROOT
 from sluice import settings, views
 from sluice.formats.streams import STREAMS
 from sluice.streams.record import Gps
@@ -159,7 +159,7 @@ def test_without_a_follower_or_redis_the_verb_says_so(here: Site) -> None:
     assert sluice(here, "check", "/none")[0] == 2
     assert here.follower
     os.kill(here.follower.pid, signal.SIGTERM)
-    assert here.follower.wait(20) == 0
+    assert here.follower.wait(PATIENCE) == 0
     assert sluice(here, "rebuild") == (1, "sluice: no follower runs\n")
     here.kill(here.redis)
     status, text = sluice(here)
