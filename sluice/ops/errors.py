@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     try:
         entries: list[dict[str, Any]] = json.loads((s.home / "run" / FILE).read_text())
     except (OSError, ValueError):  # a power failure may cut it off
-        screen.complain(f"there is no list of rejected requests in {s.home}: is bin/up running there?")
+        screen.complain(f"there is no complete list of rejected requests in {s.home}: is bin/up running there?")
         return 1
     found = [entry for entry in entries if (arguments.sender or "") in entry["sender"]]
     if arguments.json:
