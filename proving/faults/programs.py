@@ -50,6 +50,12 @@ def gone(pid: int) -> bool:
         return True
 
 
+def after_reload(site: Site, program: str) -> None:
+    """Wait for the end of those processes of gateway or reader that a reload has replaced."""
+    most = site.settings.gateways if program == "gateway" else 1
+    wait(lambda: len(site.children(program)) <= most, 60, "the end of the processes before a reload")
+
+
 for _name, _target in PROCESSES.items():
     _kinds = {"views": _target.views, "cuts": _target.cuts}
 
@@ -57,8 +63,7 @@ for _name, _target in PROCESSES.items():
     def _kill(scene: Scene, target: Target = _target) -> str:
         site, program = scene.site, target.program
         if program in ("gateway", "reader"):  # nothing starts in the place of one that a reload is ending
-            most = site.settings.gateways if program == "gateway" else 1
-            wait(lambda: len(site.children(program)) <= most, 60, "the end of the processes before a reload")
+            after_reload(site, program)
         found = [pid for pid in target.find(site, program) if program != "nginx" or not ending(pid)]
         pid, before = scene.random.choice(found), site.pids(program)
         strike(pid, signal.SIGKILL)

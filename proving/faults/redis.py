@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import redis
 
 from proving import harness
-from proving.faults.programs import gone
+from proving.faults.programs import after_reload, gone
 from proving.faults.scene import Scene, fault
 from proving.harness import stopped, strike
 from proving.site import Site, Trouble, wait
@@ -49,6 +49,7 @@ def redis_slow(scene: Scene) -> str:
 @fault("hung-redis", "SIGSTOP to Redis for 4 to 12 s, while /readyz is asked five times a second")
 def hung_redis(scene: Scene) -> str:
     site, seconds, longest = scene.site, scene.random.uniform(4, 12), 0.0
+    after_reload(site, "gateway")
     gateways = site.pids("gateway")
     with stopped(*site.parents("redis")):
         end = time.monotonic() + seconds
