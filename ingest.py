@@ -101,6 +101,8 @@ def probe(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterab
         return respond(replies.NOT_FOUND, "", start_response, method)
     if method not in ("GET", "HEAD"):
         return respond(replies.GET_ONLY, path, start_response, method)
+    if path == "/ping":
+        return respond(influx.ping(environ), path, start_response, method)
     reason = None
     if path == "/readyz":
         is_draining = os.path.exists(DRAINING)

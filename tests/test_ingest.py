@@ -643,11 +643,23 @@ def test_what_senders_ask_influxdb_before_they_write_is_answered(site: Site) -> 
         post(site.where, f"/query?{create}", b"db=a", form),
     ):
         assert (given[0], given[2]) == (200, b'{"results":[{"statement_id":0}]}')
+    policy = b"q=create+retention+policy+%22b%22+on+%22a%22+duration+3d+replication+1"
+    for statement in policy, b"q=ALTER+RETENTION+POLICY+b+ON+a+DEFAULT", b"q=SHOW+MEASUREMENTS":
+        assert post(site.where, "/query", statement, form)[2] == b'{"results":[{"statement_id":0}]}'
+    status, _, body = get(site.where, "/query?q=show%20databases;")
+    assert (status, json.loads(body)["results"][0]["series"][0]["columns"]) == (200, ["name"])
     for target, body in ("/query?q=SELECT+1", b""), ("/query", b""), ("/query", b"q=%zz"), ("/query", b"&" * 200):
         assert post(site.where, target, body)[0] == 400
     assert post(site.where, "/query", bytes(9000))[0] == 413
     assert get(site.where, "/query?q=SELECT+1")[0] == 400
     assert site.items() == site.items("metrics") == []
+
+
+@pytest.mark.parametrize("query", ["verbose=true", "u=a&p=b&verbose=1"])
+def test_a_verbose_ping_gets_200_with_the_version_as_boards_check_it(query: str, site: Site) -> None:
+    status, headers, body = get(site.where, f"/ping?{query}")
+    assert (status, [*json.loads(body)], headers["x-influxdb-version"]) == (200, ["version"], "sluice")
+    assert get(site.where, "/ping?verbose=false")[0] == 204
 
 
 def test_the_fast_lane_copies_no_dictionary_for_the_application() -> None:

@@ -1,4 +1,7 @@
-"""What InfluxDB answers besides writes, because senders ask before they write: /ping, /health, and CREATE DATABASE."""
+"""What InfluxDB answers besides writes, because senders ask before they write: /ping, /health, and some of /query.
+
+Sluice has no databases, so what makes or changes one has no effect, and what lists something has an empty list.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,22 @@ from urllib.parse import parse_qsl
 
 from sluice.http.replies import Rejected, problem
 from sluice.http.request import MAX_PARAMETERS, START, OwnAnswer, read
-from sluice.http.routes import Reply, reply
+from sluice.http.routes import JSON, Reply, reply
 
 PING = reply("204 No Content", b"", "", ("X-Influxdb-Version", "sluice"))  # Python's client, version 1, reads it
+VERSION = reply("200 OK", b'{"version":"sluice"}', JSON, *PING.headers)  # to the boards of Arduino and Tasmota
 HEALTH = reply(
     "200 OK",
     b'{"name":"influxdb","message":"ready for queries and writes","status":"pass","checks":[],"version":"sluice"}',
 )
-CREATED = reply("200 OK", b'{"results":[{"statement_id":0}]}')
+NOTHING = reply("200 OK", b'{"results":[{"statement_id":0}]}')
+DATABASES = reply("200 OK", b'{"results":[{"statement_id":0,"series":[{"name":"databases","columns":["name"]}]}]}')
 NO_QUERIES = problem(
     "400 Bad Request",
-    "Sluice answers no queries; the only statement that it takes is CREATE DATABASE.",
+    "Sluice answers no queries. Of statements it takes those that make databases and retention policies, and SHOW.",
 )
-CREATE = re.compile(r"\s*CREATE\s+DATABASE\s", re.IGNORECASE)
+SHOW_DATABASES = re.compile(r"\s*SHOW\s+DATABASES\b", re.IGNORECASE)
+WITHOUT_EFFECT = re.compile(r"\s*(?:SHOW|CREATE\s+DATABASE|(?:CREATE|ALTER)\s+RETENTION\s+POLICY)\s", re.IGNORECASE)
 MOST = 8192  # bytes of a statement
 
 
@@ -35,4 +41,13 @@ def query(environ: dict[str, Any]) -> Reply:
         return answer
     except (ValueError, OwnAnswer):
         return NO_QUERIES
-    return CREATED if any(name == "q" and CREATE.match(value) for name, value in pairs) else NO_QUERIES
+    statement = next((value for name, value in pairs if name == "q"), "")
+    if SHOW_DATABASES.match(statement):
+        return DATABASES
+    return NOTHING if WITHOUT_EFFECT.match(statement) else NO_QUERIES
+
+
+def ping(environ: dict[str, Any]) -> Reply:
+    """The answer to /ping: with `verbose`, a 200 with the version (InfluxDB 1, services/httpd/handler.go)."""
+    verbose = dict(parse_qsl(environ.get("QUERY_STRING", "")[:MOST])).get("verbose", "")
+    return PING if verbose in ("", "0", "false") else VERSION
