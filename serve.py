@@ -26,7 +26,8 @@ MAX_BYTES = 8 << 20  # of an answer with several keys
 HEAVY_BYTES = 1 << 16  # of an answer
 LEARNED_SECONDS = 60.0  # after which the size of a view's answers is learned again
 PATIENCE_SECONDS = 10.0  # that a request waits for the first count of a tally; nginx waits 15
-POLL_SECONDS = 0.02  # between two looks for it
+POLL_SECONDS = 0.005, 0.2  # between two looks for it, at first and at last: an eighth of the time that it has taken
+WAITING_KEYS = 4  # of one request that are counted at a time, so one that names a hundred does not delay those with one
 TRIES = 3  # reads of a view whose generation changes
 OK = "200 OK"
 # who may read differs by address, and a browser must not take a stored text for another type
@@ -143,7 +144,8 @@ class ViewAnswer:
         """The JSON of each key, None or empty if it is unknown. Raises: Rejected, if there is no answer; Later."""
         view, (trip, generation, names) = self.endpoint.view, question
         values: list[bytes | None] = []
-        tries, deadline = TRIES, time.monotonic() + PATIENCE_SECONDS
+        tries, most = TRIES, MAX_KEYS
+        began = since = time.monotonic()  # since: when the first key without a value became the first one
         while True:
             if not trip.done:
                 READS.fetch(trip)
@@ -157,24 +159,28 @@ class ViewAnswer:
                 some = [view.value(trip, name, self.limit) for name in names]
                 if None in some and view.state and trip.states[view.crowded] == generation:
                     raise Rejected(replies.unavailable(FULL, 1))  # the key may have rows, but had no room
-                if self.waits and None in some:
-                    missing = [key for key, value in zip(self.keys[len(values) :], some) if value is None]
-                    READS.ask(view.path, missing, [name for name, value in zip(names, some) if value is not None])
+                known = some.index(None) if self.waits and None in some else len(some)
+                values += some[:known]
+                if len(self.keys) > 1 and sum([len(value or b"") for value in values]) > MAX_BYTES:
+                    raise Rejected(bad_request(TOO_LONG))
+                if len(values) == len(self.keys):
+                    return values
+                reason, tries = "", TRIES
+                if known < len(some):
+                    most, now = WAITING_KEYS, time.monotonic()
+                    since = now if known else since
+                    keys = self.keys[len(values) : len(values) + most]
+                    asked = READS.ask(view.path, [key for key, value in zip(keys, some[known:]) if value is None])
                     if self.head:
                         raise Later(self.head)
-                    gevent: Any = sys.modules.get("gevent")  # where it is, only this greenlet waits
-                    (gevent or time).sleep(POLL_SECONDS)
-                    reason = "" if time.monotonic() < deadline else NOT_COUNTED
-                else:
-                    values += some
-                    if len(self.keys) > 1 and sum([len(value or b"") for value in values]) > MAX_BYTES:
-                        raise Rejected(bad_request(TOO_LONG))
-                    if len(values) == len(self.keys):
-                        return values
-                    reason, tries = "", TRIES
+                    if not asked:  # else the next trip has the question
+                        gevent: Any = sys.modules.get("gevent")  # where it is, only this greenlet waits
+                        (gevent or time).sleep(min(max(POLL_SECONDS[0], (now - since) / 8), POLL_SECONDS[1]))
+                    reason = "" if now - began < PATIENCE_SECONDS else NOT_COUNTED
             if reason:
                 raise Rejected(replies.unavailable(reason, 1))
-            trip, generation, names = READS.add(view, self.keys[len(values) :])  # frees the last trip
+            # frees the last trip
+            trip, generation, names = READS.add(view, self.keys[len(values) : len(values) + most])
 
 
 def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -397,6 +397,21 @@ def test_a_first_count_delays_only_those_who_ask_for_it() -> None:
             poll(lambda: reads(site.client(), "/gps/latest 200", 2))
 
 
+def test_a_read_of_a_hundred_first_counts_asks_for_few_of_them_at_a_time(lane: Reader) -> None:
+    """Whoever asks for one would wait behind the hundred of each."""
+    asked, client = contract.asked("/votes/tally"), lane.site.client()
+    with connect(lane.where) as many, connect(lane.where) as one:
+        with lane.site.paused_follower():
+            many.sendall(ask("/votes/tally?" + "&".join(f"poll=first-{n}" for n in range(100))))
+            poll(lambda: client.llen(asked))
+            one.sendall(ask("/votes/tally?poll=alone"))
+            poll(lambda: b"alone" in client.lrange(asked, 0, -1))
+            before: Any = client.lrange(asked, 0, -1)
+        assert len(set(before[: before.index(b"alone")])) < 10
+        assert harness.answer(one)[0] == 404
+        assert json.loads(harness.answer(many)[2]) == [None] * 100
+
+
 def test_keys_without_rows_that_readers_invent_take_no_memory(lane: Reader) -> None:
     client, wanted = lane.site.client(), contract.wanted("/votes/tally")
     for n in range(3):

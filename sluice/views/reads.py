@@ -102,19 +102,17 @@ class GroupReads:
             if len(wanted) < contract.WANTED_KEYS:
                 wanted.update(keys)
 
-    def ask(self, path: str, keys: list[bytes], counted: list[bytes]) -> None:
-        """Ask the refresher for tallies without a value, at most once in ASK_SECONDS for each.
-
-        counted: names of the others of the request, which must not expire meanwhile.
-        """
+    def ask(self, path: str, keys: list[bytes]) -> bool:
+        """Ask the refresher for tallies without a value, at most once in ASK_SECONDS for each. Returns: whether any."""
         now = time.monotonic()
         with self.entry:
-            if new := [key for key in keys if now >= self.asked.get((path, key), 0.0)]:
+            new = [key for key in keys if now >= self.asked.get((path, key), 0.0)]
+            if new:
                 self.asked.update(((path, key), now + ASK_SECONDS) for key in new)
                 asked = contract.asked(path).encode()
                 self.open.asks.append(pack(b"RPUSH", asked, *new))
                 self.open.asks.append(pack(b"LTRIM", asked, b"-%d" % contract.ASKED_KEYS, b"-1"))
-                self.open.asks += [pack(b"PEXPIRE", name, b"%d" % (2000 * ASK_SECONDS), b"GT") for name in counted]
+        return bool(new)
 
     def fetch(self, trip: Trip) -> None:
         """Send the trip, unless another thread has. On return `done` is set."""
