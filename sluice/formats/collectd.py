@@ -15,7 +15,7 @@ from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import Result, each
 from sluice.streams.message import Message
-from sluice.streams.metrics import typed
+from sluice.streams.metrics import state, typed
 from sluice.streams.record import Invalid, Metric, check_texts, finite
 from sluice.streams.times import nanoseconds
 
@@ -90,6 +90,6 @@ def rows(
             raise Invalid(f"not a number: {sent!r:.40}")
         value, kind = typed(UNKNOWN if sent is None else finite(sent) if type(sent) is float else sent)
         if kind == "string":
-            field = "state" if field == "value" else field + "_state"
+            field = state(field)
         made.append(Metric(time=time, name=plugin, tags=tags, field=field, value=value, type=kind))
     return made

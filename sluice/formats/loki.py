@@ -25,7 +25,7 @@ from sluice.streams.lenient import text, texts
 from sluice.streams.logs import level, take
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Log, Reject, check_texts
-from sluice.streams.times import SECOND, nanoseconds
+from sluice.streams.times import SECOND, known
 
 messages = load_messages("loki")
 STREAMS = LABELS = 1  # numbers of the fields of a request and of a stream
@@ -38,10 +38,10 @@ ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})
 LETTERS = dict(zip("abfnrtv", "\a\b\f\n\r\t\v"))
 
 OBJECT = re.compile(rb'[ \t\r\n]*+\{[ \t\r\n]*+["}]')
-TIME = re.compile(r"-?[0-9]{1,19}")  # nanoseconds since 1970
+# Nanoseconds since 1970. Senders write seconds, milliseconds and microseconds, too, which would be days in 1970
+TIME = re.compile(r"[0-9]{17,19}|[0-9]{1,8}|-[0-9]{1,19}")
 
 Time = str | int | float
-
 Labels = dict[str, str]
 
 
@@ -53,21 +53,21 @@ class LogStream(msgspec.Struct):
 
 
 class Entry(msgspec.Struct, array_like=True):
-    time: Time
+    time: Time | None
     line: str
     metadata: Labels = {}
 
 
 class LooseEntry(msgspec.Struct, array_like=True):
-    time: Time
+    time: Time | None
     line: msgspec.Raw
     metadata: dict[str, msgspec.Raw] | None = None
 
 
 class OldEntry(msgspec.Struct):
     line: msgspec.Raw
-    ts: Time = ""
-    timestamp: Time = ""
+    ts: Time | None = None
+    timestamp: Time | None = None
 
 
 read_streams = bodies.array_in("streams")
@@ -141,8 +141,8 @@ def from_json(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[
                 except msgspec.ValidationError:
                     entry = loose_entry(value)
                 time = entry.time
-                plain = isinstance(time, str) and TIME.fullmatch(time)
-                yield record(labels, int(time) if plain else nanoseconds(time), entry.line, entry.metadata)
+                stamp = int(time) if isinstance(time, str) and TIME.fullmatch(time) else known(time)
+                yield record(labels, stamp, entry.line, entry.metadata)
             except Exception as error:
                 lines.refuse(value, error, budget)
         refused.inside(lines, lambda some: head + b",".join(some) + b"]}")  # noqa: B023  # called at once
@@ -247,10 +247,10 @@ def unescape(escape: re.Match[str]) -> str:
     return chr(number)
 
 
-def record(labels: Labels, time: int, line: str, more: Labels) -> Log:
+def record(labels: Labels, time: int | None, line: str, more: Labels) -> Log:
     """The row of a line. Labels and structured metadata become attributes. Raises: Invalid."""
     check_texts(line, *more, *more.values())
-    if time not in INT64:
+    if time is not None and time not in INT64:
         raise Invalid("timestamp out of range")
     attributes: dict[str, object] = {**labels}
     for name, value in more.items():

@@ -14,7 +14,7 @@ from sluice.formats import otlp
 from sluice.formats.otlp import Context, Node, Tags, attributes, clean, identity, scope, text, when
 from sluice.formats.prometheus import bound, minus
 from sluice.streams import body as bodies
-from sluice.streams.metrics import typed
+from sluice.streams.metrics import state, typed
 from sluice.streams.record import Invalid, Metric, finite
 
 NO_RECORDED_VALUE = messages.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
@@ -40,7 +40,7 @@ class PointRows(list[Metric]):
         """A row. A number that is not finite has a field of its own, so that the others hold numbers only."""
         stored, kind = typed(finite(value) if isinstance(value, float) else value)
         if kind == "string" and isinstance(value, float):
-            field = "state" if field == "value" else field + "_state"
+            field = state(field)
         return Metric(time=time, name=self.context.name, tags=tags, field=field, value=stored, type=kind)
 
     def bounded(self, parts: Any) -> Any:

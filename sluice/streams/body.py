@@ -30,6 +30,7 @@ BRACKET = re.compile(rb"(?:[^\"{}\[\]]++|" + STRING + rb")*+([{}\[\]])", re.DOTA
 GAP = re.compile(rb"[ \t\r\n,]*+")
 LINE = re.compile(rb"[^\n]++")
 TOGETHER = re.compile(rb"\}[ \t\r]*+\{")
+NOT_JSON = "not JSON: "  # the reasons of what is no JSON begin so
 
 skip = msgspec.json.Decoder(msgspec.Raw).decode
 
@@ -155,7 +156,7 @@ def reason(error: Exception) -> str:
     if isinstance(error, Invalid) or (type(error) is ValueError and text):
         return text
     if isinstance(error, RecursionError):
-        return "not JSON: nested too deeply"
+        return NOT_JSON + "nested too deeply"
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8: {error.reason}"
     if isinstance(error, msgspec.ValidationError):
@@ -163,7 +164,7 @@ def reason(error: Exception) -> str:
             return f"missing: {match[2] + '.' if match[2] else ''}{match[1]}"
         return f"wrong type or range: {text}"
     if isinstance(error, msgspec.DecodeError):
-        return "not JSON: " + text.removeprefix("JSON is malformed: ")
+        return NOT_JSON + text.removeprefix("JSON is malformed: ")
     return f"{type(error).__name__}: {text}"
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from math import isfinite
 from pkgutil import resolve_name
 from typing import Any, cast
 
@@ -18,11 +17,12 @@ from sluice.base.override import override
 from sluice.http.request import FORM, START
 from sluice.streams import body as bodies
 from sluice.streams import multipart
-from sluice.streams.body import INVALID_COST, WITHOUT_ROWS, Budget, Empty, Remainder
+from sluice.streams.body import INVALID_COST, NOT_JSON, WITHOUT_ROWS, Budget, Empty, Remainder
 from sluice.streams.encoding import GZIP, ZSTD, inflated
 from sluice.streams.format import Format
+from sluice.streams.mended import mended
 from sluice.streams.message import Message, parse
-from sluice.streams.record import INT64, Invalid, Limits, Record, Reject
+from sluice.streams.record import Invalid, Limits, Record, Reject
 from sluice.streams.times import END, SECOND, known
 
 Result = Record | Reject
@@ -42,12 +42,14 @@ MERGED_BYTES = 1 << 16  # of further invalid records that are buried as one dead
 class Decoder:
     """Decodes items of one stream; a subclass defines `contents`."""
 
-    def decode(self, item: bytes, limits: Limits) -> Iterator[Result]:
+    mends = False  # its bodies are JSON, mostly
+
+    def decode(self, item: bytes, limits: Limits, mend: bool = False) -> Iterator[Result]:
         """The records and rejects of an item; one reject of the whole item if nothing of it can be stored.
 
-        Nothing, if it is valid and has no record.
+        Nothing, if it is valid and has no record. mend: its body is no JSON; see `mended`.
         """
-        results = self.unpack(item, limits)
+        results = self.unpack(item, limits, mend)
         reason = ""
         before = dict(WITHOUT_ROWS)  # copy() takes a microsecond
         try:
@@ -65,23 +67,29 @@ class Decoder:
             empty.count()
             return
         except Exception as error:  # also exceptions of a user's record type or parser
-            yield Reject(item, one_line(bodies.reason(error)), True)
+            reason = bodies.reason(error)
+            if self.mends and not mend and reason.startswith(NOT_JSON):
+                restore(before)
+                yield from self.decode(item, limits, True)
+            else:
+                yield Reject(item, one_line(reason), True)
             return
         if reason:  # rejects before the first valid record were not kept, to save memory: decode them again
-            WITHOUT_ROWS.clear()
-            WITHOUT_ROWS.update(before)
-            results = self.unpack(item, limits)
+            restore(before)
+            results = self.unpack(item, limits, mend)
         else:
             yield result
         for result in results:
             yield result._replace(reason=one_line(result.reason)) if isinstance(result, Reject) else result
 
-    def unpack(self, item: bytes, limits: Limits) -> Iterator[Result]:
+    def unpack(self, item: bytes, limits: Limits, mend: bool) -> Iterator[Result]:
         """Decode the contents, without head and compression. Puts the head before each reject. Raises: Invalid."""
         message = parse(item)
         body = message.body if message else item
         if message or body.startswith((GZIP, ZSTD)):
             body = inflated(body, message.field("Content-Encoding") if message else "", limits.inflated)
+        if mend and len(better := mended(body)) <= limits.inflated:
+            body = better
         budget = Budget(limits, len(body))
         head = b""
         if message and message.field("X-Amz-Firehose-Request-Id"):
@@ -114,6 +122,7 @@ class JsonDecoder(Decoder):
     """
 
     bounded = True
+    mends = True
 
     def __init__(self, wire: type, build: Callable[[Any], Record], formats: Sequence[Format] = ()) -> None:
         self.bodies = {
@@ -358,47 +367,17 @@ def each(parts: Iterable[bytes], decode: Decode, head: bytes = b"", end: bytes =
         except Empty as empty:
             empty.count()
         except Exception as error:  # any exception of a user's record type
-            yield Reject(head + part + end, bodies.reason(error))
-
-
-class LineDecoder(Decoder):
-    """Decodes lines of a user's own format.
-
-    parse: makes a record of type `record` from a line without surrounding white space. Raises: ValueError.
-    """
-
-    def __init__(self, record: type[Record], parse: Callable[[bytes], Record]) -> None:
-        self.record = record
-        self.parse = parse
-
-    @override
-    def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
-        if multipart.boundary_of(message):  # some of its lines could pass for records
-            raise Invalid("multipart: this stream takes lines")
-        body = body.removeprefix(bodies.BOM).strip() or (message.query if message else b"")
-        for line in bodies.lines(body, budget):
-            if isinstance(line, Remainder):
-                yield Reject(line, Remainder.reason)
-                return
-            try:
-                record = self.decode_line(line, budget.limits)
-            except Exception as error:  # any exception of the user's parser
-                # so that a replay does not remove a byte order mark that was not at the start of the body
-                yield Reject(b"\n" + line if line.startswith(bodies.BOM) else line, bodies.reason(error))
+            reason = bodies.reason(error)
+            if reason.startswith(NOT_JSON) and (better := mended(part)) != part:
+                yield from each((better,), decode, head, end)
             else:
-                yield record
+                yield Reject(head + part + end, reason)
 
-    def decode_line(self, line: bytes, limits: Limits) -> Record:
-        if len(line) > limits.record:
-            raise Invalid(f"line longer than {limits.record} bytes")
-        record = self.parse(line)
-        if type(record) is not self.record:
-            raise Invalid(f"the parser returned {type(record).__name__}, not {self.record.__name__}")
-        for value in msgspec.structs.astuple(record):
-            kind = type(value)
-            if (kind is int and value not in INT64) or (kind is float and not isfinite(value)):
-                raise out_of_range(value)
-        return check_text(record)
+
+def restore(counts: dict[str, int]) -> None:
+    """Count again what has no row, from these counts on."""
+    WITHOUT_ROWS.clear()
+    WITHOUT_ROWS.update(counts)
 
 
 def merge_rejects(results: Iterable[Result], budget: Budget) -> Iterator[Result]:

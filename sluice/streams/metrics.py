@@ -23,6 +23,11 @@ INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,19})")
 FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
+# How senders write a number that is none
+NOT_FINITE = {"NaN": "NaN"} | dict.fromkeys(("Inf", "+Inf", "Infinity", "+Infinity"), "+Inf")
+NOT_FINITE |= dict.fromkeys(("-Inf", "-Infinity"), "-Inf")
+
+
 class Plain(msgspec.Struct, gc=False):
     name: Text
     value: Value
@@ -34,14 +39,16 @@ class Plain(msgspec.Struct, gc=False):
 
 
 def build(wire: Plain) -> Metric:
-    value, kind = wire.value, "float"
+    value, kind, field = wire.value, "float", wire.field
     if type(value) is not float:
         value, kind = typed(value)
+        if kind == "string" and (name := NOT_FINITE.get(str(value))):
+            value, field = name, state(field)
     return Metric(
         time=known(wire.time, wire.ts, wire.timestamp),
         name=wire.name,
         tags=wire.tags or {},
-        field=wire.field,
+        field=field,
         value=value,
         type=kind,
     )
@@ -66,6 +73,11 @@ def typed(value: Value) -> tuple[float | int | str, str]:
         return float(value), "float"
     except OverflowError:
         raise Invalid("value out of range") from None
+
+
+def state(field: str) -> str:
+    """The field of a number that is not finite, which is a text: so `value` has numbers only."""
+    return "state" if field == "value" else field + "_state"
 
 
 class Loose(Plain):

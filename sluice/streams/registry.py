@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sluice.settings import BATCH, Settings
 from sluice.streams import custom
 from sluice.streams.cloudevents import EventDecoder
-from sluice.streams.decoder import LineDecoder
+from sluice.streams.lines import LineDecoder
 from sluice.streams.record import Limits, Record, Reject
 from sluice.streams.unique import Rule
 

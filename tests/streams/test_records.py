@@ -557,9 +557,7 @@ def test_floats_are_exact_to_a_microsecond(seconds):
 
 
 @every_stream
-@pytest.mark.parametrize(
-    "text", [rb"a\u0000b", rb"\ud800", rb"\udc00\ud800", b"\xff", b"\xed\xa0\x80", b"a\0b", b"\xc0\x80", b"\t", rb"\x"]
-)
+@pytest.mark.parametrize("text", [rb"a\u0000b", b"\xff", b"\xed\xa0\x80", b"a\0b", b"\xc0\x80", rb"\x"])
 def test_a_text_that_cannot_be_stored_is_invalid(name, text):
     for key in (b"oreo", b"room", b"a1"):
         if key in GOOD[name]:
@@ -567,6 +565,33 @@ def test_a_text_that_cannot_be_stored_is_invalid(name, text):
             record, reject = decode(name, GOOD[name] + b"\n" + GOOD[name].replace(key, text))
             assert record == RECORDS[name] and not reject.whole
             assert reject_reason(name, reject.part) == reject.reason
+
+
+@every_stream
+@pytest.mark.parametrize(
+    "text", [rb"\ud800", rb"\udc00\uD800", b"\t", rb"\\\ud83d", rb"\ud83d\ude00\ud83d", b"\x1b[0m"]
+)
+def test_a_text_that_json_does_not_allow_costs_neither_its_record_nor_others(name, text):
+    for key in (b"oreo", b"room", b"a1"):
+        if key in GOOD[name]:
+            odd = GOOD[name].replace(key, text)
+            (alone,) = decode(name, odd)
+            assert type(alone) is type(RECORDS[name]) and alone != RECORDS[name]
+            for body in GOOD[name] + b"\n" + odd, b"[" + GOOD[name] + b"," + odd + b"]":
+                assert decode(name, body) == [RECORDS[name], alone]
+
+
+@pytest.mark.parametrize(
+    ("sent", "stored"),
+    [
+        (rb"a\ud83d", "a\ufffd"), (rb"\\ud83d", r"\ud83d"), (rb"\\\ud83d", "\\\ufffd"),
+        (rb"\uD83D\uDE00", "\U0001f600"),
+        (rb"\ude00\ud83d", "\ufffd\ufffd"), (rb"\ud83d\n", "\ufffd\n"), (b"\x1b[1m\t", "\x1b[1m\t"), (b"NaN", "NaN"),
+    ],
+)  # fmt: skip
+def test_what_json_does_not_allow_is_mended_in_texts(sent, stored):
+    (vote,) = decode("votes", b'{"poll":"%b","choice":NaN}' % sent)
+    assert (vote.poll, vote.choice) == (stored, "NaN")
 
 
 def test_an_escaped_backslash_before_u0000_is_not_a_nul():

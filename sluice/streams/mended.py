@@ -1,0 +1,35 @@
+"""Mends what programs send for JSON although it is none. Only what could not be decoded is looked at.
+
+Python writes NaN and Infinity, JavaScript that cuts a text half a surrogate pair, and programs that write JSON by hand
+leave control characters as they are. Many servers take some of these, so the sender does not learn of it, and one such
+value would cost all other records of its body.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Strings, also one without an end, so that the search does not begin again in it
+TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|-?\b(?:NaN|Infinity)\b', re.DOTALL)
+CONTROL = re.compile(rb"[\x00-\x1f]")
+HALF = re.compile(
+    rb"(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
+)
+
+
+def mended(text: bytes) -> bytes:
+    """The text, where a number that is none is a text, half a surrogate pair is U+FFFD, and a control character in a
+    text is escaped.
+    """
+    return TOKEN.sub(mend, text)
+
+
+def mend(token: re.Match[bytes]) -> bytes:
+    text = token[0]
+    if text[:1] != b'"':
+        return b'"%b"' % text
+    if CONTROL.search(text):
+        text = CONTROL.sub(lambda found: b"\\u%04x" % ord(found[0]), text)
+    if b"\\ud" in text or b"\\uD" in text:
+        text = HALF.sub(lambda found: b"\\ufffd" if found[2] else found[0], text)
+    return text
