@@ -2,8 +2,9 @@
 
 `events` is of Serilog.Sinks.Http before 8 (its README) and, as `Events`, of Seq's raw format; `logs` of pino-http-send;
 `logEvents` of CloudWatch (its subscription filters); `records` of Azure Monitor (diagnostic logs); `entries` of
-Google's Logging API; `params` of winston 2 (transports/http.js: {"method":"collect","params":{…}}). What stands beside
-an array belongs to each of its records that does not have it.
+Google's Logging API; `params` of winston 2 (transports/http.js: {"method":"collect","params":{…}}); `items` of
+Kubernetes's audit webhook (audit.k8s.io, EventList). What stands beside an array belongs to each of its records that
+does not have it. A control message of CloudWatch, with which it tests its destination, has no row.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from sluice.formats.registry import ENVELOPES
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget
+from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import NUL, Result, check_text, each
+from sluice.streams.format import ENVELOPES
 from sluice.streams.logs import NO_MESSAGE, build, loose
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
@@ -35,6 +36,8 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Res
             if str(error) != NO_MESSAGE:
                 raise
     sent = read(part)
+    if bytes(sent.get("messageType", b"")) == b'"CONTROL_MESSAGE"':
+        raise Empty("connectivity")
     name = next(name for name in ENVELOPES if name in sent)
     inside = bytes(sent.pop(name))
     if inside.startswith(b"{"):

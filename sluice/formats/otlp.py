@@ -208,6 +208,7 @@ def decode(root: Node, body: bytes, message: Message, budget: Budget) -> Iterato
 
     Raises: Invalid if it is no request; Empty if there is nothing in it.
     """
+    body = body.removeprefix(bodies.BOM)
     declared = message.field("content-type").lower().startswith("application/json")
     if not declared and not body.startswith(b"{"):
         return request(Protobuf(), root, body, budget)

@@ -15,14 +15,14 @@ import msgspec
 
 Names = dict[str, msgspec.Raw]
 # C++'s SDK writes the names of the protobuf unless told otherwise (opentelemetry-cpp, `use_json_name`)
-SNAKE = re.compile(rb'\{\s*+"resource_')
+SNAKE = b'"resource_logs"', b'"resource_metrics"', b'"resource_spans"', b'_unix_nano":', b'_value":'
 NAME = re.compile(rb'"[a-z]++(?:_[a-z]++)++"(?=\s*+:)')
 ODD = b"\xff" * 17  # before an id in JSON that is not hexadecimal: no id of 16 bytes begins so
 
 
 def renamed(text: bytes) -> bytes:
     """A request with the names of JSON."""
-    return NAME.sub(camel, text) if SNAKE.match(text) else text
+    return NAME.sub(camel, text) if any(part in text for part in SNAKE) else text
 
 
 def camel(name: re.Match[bytes]) -> bytes:

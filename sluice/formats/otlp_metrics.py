@@ -170,7 +170,7 @@ KINDS = {
     "summary": (messages.Summary, messages.SummaryDataPoint, summary),
 }
 DATA = {name: Node(kind, data, {"dataPoints": Node(point, read)}) for name, (kind, point, read) in KINDS.items()}
-METRIC = Node(messages.Metric, metric, DATA, needed=True)
+METRIC = Node(messages.Metric, metric, DATA)
 SCOPE = Node(messages.ScopeMetrics, partial(scope, text), {"metrics": METRIC})
 RESOURCE = Node(messages.ResourceMetrics, resource, {"scopeMetrics": SCOPE})
 REQUEST = Node(ExportMetricsServiceRequest, lambda _, context: context, {"resourceMetrics": RESOURCE}, needed=True)

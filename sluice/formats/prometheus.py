@@ -49,7 +49,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
             if len(symbols) >= budget.limits.records:
                 raise Invalid(f"more than {budget.limits.records} symbols")
             symbols.append(field)
-        known |= field.number in (SERIES[version], METADATA[version], SYMBOLS)
+        known |= field.number in (SERIES[version], METADATA[version]) or (version == 2 and field.number == SYMBOLS)
     if body and not known:  # of the other version, or of another format
         raise Invalid("no record in it")
     head = b"".join(body[symbol.start : symbol.end] for symbol in symbols)
@@ -125,8 +125,8 @@ class Request:
             if any(key[1:]) and key not in self.described:
                 self.described.add(key)
                 rows.append(metadata(name, about.type, self.symbol(about.help_ref), self.symbol(about.unit_ref)))
-        if not rows:
-            raise Invalid("series without a sample")
+        if not rows:  # Prometheus takes them
+            budget.left -= bodies.EMPTY_COST
         if self.version == 2 or len(rows) > 1:
             budget.repeat(len(rows), bodies.written(tags, name))
         return rows

@@ -9,7 +9,7 @@ from sluice import extension
 from sluice.http import signature
 from sluice.http.routes import NO_CONTENT, OK, PROTOBUF, Route, reply
 from sluice.settings import SettingError
-from sluice.streams.format import Format
+from sluice.streams.format import ENVELOPES, Format
 
 PROTOBUF_OK, JSON_OK = reply("200 OK", b"", PROTOBUF), reply("200 OK", b"{}")
 OVERLAND_OK = reply("200 OK", b'{"result":"ok"}')  # it sends its batch again unless it gets exactly this
@@ -18,9 +18,6 @@ NO_COMMANDS = reply("200 OK", b"[]")  # OwnTracks reads the answer as a list of 
 
 # A map or an array of up to 15 objects, or of up to 255: no text in UTF-8 begins so
 MSGPACK = re.compile(rb"[\x80-\x9f]|[\xdc\xde]\0")
-
-# In whose members log libraries and shippers wrap their records: sluice/formats/envelopes.py
-ENVELOPES = "events", "Events", "logs", "logEvents", "records", "entries", "params"
 
 # In the order in which they are tried
 FORMATS = (

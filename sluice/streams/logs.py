@@ -13,8 +13,9 @@ import msgspec
 
 from sluice.base.override import override
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget
+from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import JsonDecoder, Result, typed_form
+from sluice.streams.format import ENVELOPES
 from sluice.streams.lenient import real
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log, Record
@@ -27,21 +28,22 @@ from sluice.streams.times import SECOND, Time, known
 # Google ("Structured logging": timestamp with seconds and nanos), python-json-logger (asctime, levelname),
 # syslog-ng and rsyslog (their macros and properties), Monolog (JsonFormatter: level_name, datetime), Serilog ("CLEF":
 # @t, @m, @mt, @l; without @l it is information; JsonFormatter: RenderedMessage), .NET (JsonConsoleFormatter: Timestamp,
-# LogLevel, Message), Log4j (JsonTemplateLayout: instant), VictoriaLogs (_msg, _time). In an object are the message of
-# Rust's tracing (tracing_subscriber, Json: fields.message) and, as Spring Boot and Logstash write ECS, log.level and
-# service.name
+# LogLevel, Message), Log4j (JsonTemplateLayout: instant), VictoriaLogs (_msg, _time), Falco (output, priority),
+# Kubernetes (audit.k8s.io, Event: requestReceivedTimestamp). In an object are the message of Rust's tracing
+# (tracing_subscriber, Json: fields.message) and, as Spring Boot and Logstash write ECS, log.level and service.name
 MESSAGES = (
     *("message", "msg", "log", "event", "short_message", "MESSAGE", "@m", "Message", "RenderedMessage", "_msg"),
-    *("textPayload", "text", "body", "@mt", "MessageTemplate", "jsonPayload", "MSG"),
+    *("textPayload", "text", "body", "@mt", "MessageTemplate", "jsonPayload", "MSG", "output"),
 )
 LEVEL_FIELDS = (
     *("level_name", "levelname", "level", "severity", "log.level", "LogLevel", "@l", "Level", "PRIORITY", "loglevel"),
-    *("logLevel", "lvl", "severity_text", "severityText", "LEVEL"),
+    *("logLevel", "lvl", "severity_text", "severityText", "LEVEL", "priority"),
 )
 SERVICES = "service", "service.name", "service_name", "SYSLOG_IDENTIFIER", "programname", "PROGRAM"
 TIMES = (
     *("time", "ts", "timestamp", "@timestamp", "date", "datetime", "asctime", "@t", "Timestamp"),
     *("__REALTIME_TIMESTAMP", "instant", "_time", "eventTime", "timeMillis", "timereported", "ISODATE"),
+    "requestReceivedTimestamp",
 )
 # The objects that are a time: their names of the seconds since 1970 and of the rest in nanoseconds
 MOMENTS = ("seconds", "nanos"), ("epochSecond", "nanoOfSecond"), ("timestamp", "")
@@ -64,6 +66,8 @@ LEVELS = {
 }
 
 NO_MESSAGE = "missing: message"
+ACTIONS = {"index", "create"}  # lines of Elasticsearch's bulk format, before each record
+NAMES_OF_LEVEL = "label", "levelStr"  # in an object: loglevel's plugin remote, log4js
 BETWEEN = re.compile(r"[+-][0-9]+$")
 # A message of syslog (RFC 5424) behind its length (RFC 6587, 3.4.1); Heroku's Logplex omits the structured data
 FRAME = re.compile(
@@ -174,8 +178,7 @@ def build(wire: dict[str, Any]) -> Log:
     if message is None:
         message = inner(attributes, "fields", "message")
     if message is None:
-        # pino and others write records without one, with a level and a time; journald has null for one above 4 KiB
-        if "__CURSOR" not in attributes and (sent is None or attributes.keys().isdisjoint(TIMES)):
+        if not may_lack_message(wire, attributes, sent):
             raise Invalid(NO_MESSAGE)
         message = ""
     if not isinstance(message, str):
@@ -183,7 +186,10 @@ def build(wire: dict[str, Any]) -> Log:
     time = moment(attributes)
     if time is None and isinstance(record, dict):
         time = moment({**record})
-    stored, sent = level(sent)
+    if isinstance(sent, dict):
+        stored, _ = level(next((sent[name] for name in NAMES_OF_LEVEL if name in sent), None))
+    else:
+        stored, sent = level(sent)
     if sent is not None:
         attributes.setdefault("level", sent)
     if service is not None and not isinstance(service, str):
@@ -195,6 +201,20 @@ def build(wire: dict[str, Any]) -> Log:
     elif own is not None:
         attributes["attributes"] = own
     return Log(time=time, level=stored, service=service, message=message, attributes=attributes)
+
+
+def may_lack_message(wire: dict[str, Any], attributes: dict[str, Any], sent: object) -> bool:
+    """Whether a record without a message has an empty one. attributes: what else it has; sent: its level.
+
+    pino and others write some with a level and a time, Fluent Bit the figures of its inputs with a time, loggers whose
+    message is undefined null; journald has null for one above 4 KiB. Raises: Empty.
+    """
+    if not attributes.keys().isdisjoint(TIMES):
+        return sent is not None or (len(attributes) > 1 and attributes.keys().isdisjoint(ENVELOPES))
+    if len(wire) == 1 and ACTIONS.issuperset(wire):
+        raise Empty("action")
+    is_null = not wire.keys().isdisjoint(MESSAGES)
+    return "__CURSOR" in attributes or (is_null and (sent is not None or bool(attributes)))
 
 
 def framed(line: str) -> Log | None:

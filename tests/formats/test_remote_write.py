@@ -138,7 +138,6 @@ INVALID = {
     "missing: __name__": series({"job": "a"}, samples=[sample(1)]),
     "text with a NUL": series({"__name__": "up", "job": "\0"}, samples=[sample(1)]),
     "timestamp out of range": series(UP, samples=[sample(1), sample(1, 2**62)]),
-    "series without a sample": series(UP),
     "duplicate label": messages.Series1(labels=[messages.Label(name="a")] * 2, samples=[sample(1)]),
     "histogram: unknown schema 9": series(UP, histograms=[histogram(schema=9)]),
     "histogram: the spans do not fit the buckets": series(

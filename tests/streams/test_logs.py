@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from items import LIMITS, decode, reject_reason
-from sluice.formats.registry import ENVELOPES
+from sluice.streams.format import ENVELOPES
 from sluice.streams.logs import LEVELS, level
 from sluice.streams.record import Log, Reject
 
@@ -253,6 +253,18 @@ def test_json_that_is_no_log_is_not_taken_for_a_line() -> None:
     assert reject_reason("logs", b'{"message":').startswith("not JSON: ")
     assert reject_reason("logs", b'[ {"message":').startswith("not JSON: ")
     assert reject_reason("logs", b'{"message":null}') == "missing: message"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    ['{"message":null,"level":"info"}', '{"msg":null,"a":1}', '{"date":1767268800,"cpu_p":1.5}', '{"time":"x","a":1}'],
+)
+def test_a_record_may_lack_its_message_if_it_has_a_time_or_says_so(sent: str) -> None:
+    (log,) = decode("logs", sent.encode())
+    assert log.message == ""
+    for envelope in ENVELOPES:
+        (log,) = decode("logs", b'{"time":1767268800,"%b":[{"message":"m"}]}' % envelope.encode())
+        assert (log.message, log.time) == ("m", NOON)
 
 
 def test_a_line_that_cannot_be_stored_is_buried_alone() -> None:
