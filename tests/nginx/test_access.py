@@ -18,9 +18,12 @@ import pytest
 from access import KEY, OTHER, curl, keys, passwords, private, tls
 from proving.harness import ROOT, Server, answer, connect, environment, free_port, get, installation, poll, post
 from sluice import settings
+from sluice.formats.registry import ROUTES
 from sluice.run import configure
+from sluice.views.declared import VIEWS
 from stand_in import front, problem
 
+KEY_CHECK = "#api-keys# auth_request off; if ($sluice_keyless) { rewrite ^ /_sluice_keyless last; }"
 NO_KEY = problem("Unauthorized", 401, "The API key or the password is missing or wrong; the request had no effect.")
 DENIED = problem(
     "Forbidden",
@@ -71,6 +74,27 @@ def test_a_client_without_a_key_is_rejected_before_its_body_is_read(field: str, 
         assert gateway.requests == []
 
 
+def test_no_path_takes_a_request_without_a_key(tmp: Path) -> None:
+    paths = [
+        *ROUTES,
+        *VIEWS,
+        "/",
+        "/other",
+        "/healthz",
+        "/readyz",
+        "/votes/",
+        "//votes",
+        "/_sluice_keyless",
+        "/_sluice_key",
+    ]
+    with front(INGEST_API_KEYS=keys(tmp)) as (web, gateway):
+        for path in paths:
+            for more in [], ["-d", "x"], ["-d", "x", "-H", "X-API-Key: wrong"], ["-X", "PUT", "-d", "x"]:
+                status = curl("--path-as-is", *more, f"localhost:{web.port}{path}")[0]
+                assert status == (404 if path.startswith("/_sluice") else 401), (path, more)
+        assert gateway.requests == gateway.reads == []
+
+
 def test_an_address_that_may_not_send_learns_nothing_about_a_key_or_a_password(tmp: Path) -> None:
     with front(INGEST_API_KEYS=keys(tmp), INGEST_PASSWORDS=passwords(tmp), INGEST_ALLOW="127.0.0.2") as (web, gateway):
         right = ["-u", "jane:s3cret", "-H", f"X-API-Key: {KEY}"]
@@ -86,8 +110,9 @@ def test_an_address_that_may_not_send_learns_nothing_about_a_key_or_a_password(t
 def test_guesses_count_towards_the_rate_of_a_client(check: str, tmp: Path) -> None:
     files = {"INGEST_API_KEYS": keys(tmp)} if check == "keys" else {"INGEST_PASSWORDS": passwords(tmp)}
     with front(("rate=1r/s", "rate=1r/m"), INGEST_CLIENT_RATE=1, **files) as (web, gateway):
-        guesses = [curl("-d", "x", "-u", f"jane:{n}", "-H", f"X-API-Key: {n}", f"localhost:{web.port}")[0]
-                   for n in range(5)]  # fmt: skip
+        paths = "/", "/votes", "/write", "/metrics", "/traccar"
+        guesses = [curl("-d", "x", "-u", f"jane:{n}", "-H", f"X-API-Key: {n}", f"localhost:{web.port}{path}")[0]
+                   for n, path in enumerate(paths)]  # fmt: skip
         assert guesses == [401, 401, 401, 429, 429]
         assert gateway.requests == []
 
@@ -449,8 +474,10 @@ def test_every_location_refuses_pages_of_other_sites_or_names_of_strangers() -> 
     for _, name, lines in locations:
         if "proxy_pass http://sluice_gateway" in lines:
             assert "if ($sluice_foreign) {" in lines, name
+            assert KEY_CHECK in lines, name
         elif "proxy_pass" in lines or "alias" in lines:
             assert configure.HOST_CHECK in lines and "deny all;" in lines, name
+        assert "auth_request off;" not in lines or KEY_CHECK in lines or "/status" in name
     assert text.count("alias ") == 3  # two of them nested
     assert text.count(configure.HOST_CHECK) == text.count("allow 127.0.0.1;") + 2
 
