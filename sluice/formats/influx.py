@@ -1,6 +1,8 @@
 """Decodes InfluxDB line protocol (InfluxData's reference, the grammar of its line-protocol library); a row per field:
 
 name,tag=a,tag2=b field=1.5,other="text",n=3i 1766600000000000000
+
+InfluxDB rejects a tag without a value, and NaN. Here the first counts as not sent, and the second as in other formats.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Iterator
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Remainder
 from sluice.streams.message import Message
+from sluice.streams.metrics import NOT_FINITE, state
 from sluice.streams.record import INT64, UINT64, Invalid, Metric, Reject
 
 HEADS = 1024  # parsed names and tags that are kept: lines with the same ones often follow each other
@@ -35,6 +38,8 @@ GUESSES = (5 * 10**9, 10**9), (5 * 10**12, 10**6), (5 * 10**15, 10**3)
 VERSION_3 = "/api/v3/write_lp"
 BOOLEANS = {"t": 1, "T": 1, "true": 1, "True": 1, "TRUE": 1, "f": 0, "F": 0, "false": 0, "False": 0, "FALSE": 0}
 
+NUMBERLESS = {written.lower(): name for written, name in NOT_FINITE.items()}
+
 # a line ends with a newline that is not in a quoted string; only the = of a field starts a quoted string
 LINE = re.compile(
     rb"""[\ \t\r\x0b\x0c]*+(?: \#[^\n]*+
@@ -45,8 +50,8 @@ PLAIN_LINE = re.compile(rb"[^\n]++")
 # no possessive groups here: before 3.11.5 (Debian 12 has 3.11.2) CPython does not backtrack correctly after one fails
 NAME = r"(?:[^, \\]++|\\++[^\\])+"
 KEY = r"(?:[^,= \\]++|\\++[^\\])+"
-HEAD = re.compile(rf"({NAME})((?:,{KEY}={KEY})*)")
-TAG = re.compile(rf",({KEY})=({KEY})")
+HEAD = re.compile(rf"({NAME})((?:,{KEY}=(?:{KEY})?)*),?")
+TAG = re.compile(rf",({KEY})=({KEY})?")
 FIELD = re.compile(rf'({KEY})=("(?:[^"\\]++|\\.)*+"|[^", ][^, ]*+)(,?)', re.DOTALL)
 TIME = re.compile(r"(?: +(-?[0-9]+))? *")
 GAP = re.compile(r" +")
@@ -129,6 +134,8 @@ def point(text: str, unit: int, heads: dict[str, Head], plain: bool) -> tuple[li
         if not key or not written:
             raise Invalid(f"not a field: {pair!r:.60}" if fields else "no field")
         value, kind = number(written)
+        if kind == "string":
+            key = state(key)
         metrics.append(Metric(time=time, name=name, tags=tags, field=key, value=value, type=kind))
     if not plain and CONTROL.search(fields):
         raise Invalid("control character in a field's name")
@@ -153,7 +160,9 @@ def escaped(text: str, unit: int, heads: dict[str, Head]) -> tuple[list[Metric],
         key, written, comma = field.groups()
         if not key.isprintable() and CONTROL.search(key):
             raise Invalid("control character in a field's name")
-        fields.append((unescape(IN_KEY, key), *value(written)))
+        found, kind = value(written)
+        key = unescape(IN_KEY, key)
+        fields.append((state(key) if kind == "string" and written[0] != '"' else key, found, kind))
         at = field.end()
     stamp = TIME.fullmatch(text, at)
     if not stamp:
@@ -173,7 +182,7 @@ def parse_head(head: str, heads: dict[str, Head]) -> Head:
         raise Invalid(f"not a name and tags: {head!r:.60}")
     if CONTROL.search(head):
         raise Invalid("control character in a name or tag")
-    pairs = TAG.findall(match[2])
+    pairs = [pair for pair in TAG.findall(match[2]) if pair[1]]  # many senders write a tag that they do not know so
     tags = {unescape(IN_KEY, key): unescape(IN_KEY, value) for key, value in pairs}
     if len(tags) < len(pairs):
         raise Invalid("duplicate tag")
@@ -213,7 +222,10 @@ def value(written: str) -> tuple[float | int | str, str]:
 
 
 def number(written: str) -> tuple[float | int | str, str]:
-    """The value of a field that is not a quoted string, and its type. Raises: Invalid."""
+    """The value of a field that is not a quoted string, and its type; a text, if it is no finite number.
+
+    Raises: Invalid.
+    """
     if FLOAT.fullmatch(written):
         real = float(written)
         if real - real != 0:  # infinite
@@ -227,6 +239,8 @@ def number(written: str) -> tuple[float | int | str, str]:
         return count if count in INT64 else str(count), "unsigned"
     if written in BOOLEANS:
         return BOOLEANS[written], "boolean"
+    if name := NUMBERLESS.get(written.lower()):
+        return name, "string"
     raise Invalid(f"not a value: {written!r:.60}")
 
 

@@ -15,14 +15,19 @@ import msgspec
 
 Names = dict[str, msgspec.Raw]
 # C++'s SDK writes the names of the protobuf unless told otherwise (opentelemetry-cpp, `use_json_name`)
-SNAKE = b'"resource_logs"', b'"resource_metrics"', b'"resource_spans"', b'_unix_nano":', b'_value":'
+SNAKE = re.compile(rb'\{\s*+"resource_')
+SNAKE_BELOW = b'_unix_nano":', b'_value":'  # of a request that has only some of its names so
 NAME = re.compile(rb'"[a-z]++(?:_[a-z]++)++"(?=\s*+:)')
 ODD = b"\xff" * 17  # before an id in JSON that is not hexadecimal: no id of 16 bytes begins so
 
 
 def renamed(text: bytes) -> bytes:
     """A request with the names of JSON."""
-    return NAME.sub(camel, text) if any(part in text for part in SNAKE) else text
+    return NAME.sub(camel, text) if is_snake(text) else text
+
+
+def is_snake(text: bytes) -> bool:
+    return b"_" in text and (SNAKE.match(text) is not None or any(part in text for part in SNAKE_BELOW))
 
 
 def camel(name: re.Match[bytes]) -> bytes:

@@ -29,21 +29,34 @@ from sluice.streams.times import SECOND, Time, known
 # syslog-ng and rsyslog (their macros and properties), Monolog (JsonFormatter: level_name, datetime), Serilog ("CLEF":
 # @t, @m, @mt, @l; without @l it is information; JsonFormatter: RenderedMessage), .NET (JsonConsoleFormatter: Timestamp,
 # LogLevel, Message), Log4j (JsonTemplateLayout: instant), VictoriaLogs (_msg, _time), Falco (output, priority),
-# Kubernetes (audit.k8s.io, Event: requestReceivedTimestamp). In an object are the message of Rust's tracing
-# (tracing_subscriber, Json: fields.message) and, as Spring Boot and Logstash write ECS, log.level and service.name
+# Kubernetes (audit.k8s.io, Event: requestReceivedTimestamp), NXLog ("Fields": EventTime, Severity), Python's LogRecord
+# (created), Logflare (event_message), Wazuh (full_log). In an object are the message of Rust's tracing
+# (tracing_subscriber, Json: fields.message) and, as Spring Boot and Logstash write ECS, log.level and service.name;
+# and all of a record in jsonPayload (Google, "LogEntry"), log (Fluent Bit's Merge_Log) or event (Splunk's HEC)
 MESSAGES = (
     *("message", "msg", "log", "event", "short_message", "MESSAGE", "@m", "Message", "RenderedMessage", "_msg"),
-    *("textPayload", "text", "body", "@mt", "MessageTemplate", "jsonPayload", "MSG", "output"),
+    *(
+        "textPayload",
+        "text",
+        "body",
+        "@mt",
+        "MessageTemplate",
+        "jsonPayload",
+        "MSG",
+        "output",
+        "event_message",
+        "full_log",
+    ),
 )
 LEVEL_FIELDS = (
     *("level_name", "levelname", "level", "severity", "log.level", "LogLevel", "@l", "Level", "PRIORITY", "loglevel"),
-    *("logLevel", "lvl", "severity_text", "severityText", "LEVEL", "priority"),
+    *("logLevel", "lvl", "severity_text", "severityText", "LEVEL", "priority", "Severity"),
 )
 SERVICES = "service", "service.name", "service_name", "SYSLOG_IDENTIFIER", "programname", "PROGRAM"
 TIMES = (
     *("time", "ts", "timestamp", "@timestamp", "date", "datetime", "asctime", "@t", "Timestamp"),
     *("__REALTIME_TIMESTAMP", "instant", "_time", "eventTime", "timeMillis", "timereported", "ISODATE"),
-    "requestReceivedTimestamp",
+    *("requestReceivedTimestamp", "EventTime", "created"),
 )
 # The objects that are a time: their names of the seconds since 1970 and of the rest in nanoseconds
 MOMENTS = ("seconds", "nanos"), ("epochSecond", "nanoOfSecond"), ("timestamp", "")
@@ -66,6 +79,7 @@ LEVELS = {
 }
 
 NO_MESSAGE = "missing: message"
+TEXTS = "message", "msg"  # in an object that is the message
 ACTIONS = {"index", "create"}  # lines of Elasticsearch's bulk format, before each record
 NAMES_OF_LEVEL = "label", "levelStr"  # in an object: loglevel's plugin remote, log4js
 BETWEEN = re.compile(r"[+-][0-9]+$")
@@ -182,15 +196,19 @@ def build(wire: dict[str, Any]) -> Log:
             raise Invalid(NO_MESSAGE)
         message = ""
     if not isinstance(message, str):
-        message = msgspec.json.encode(message).decode()
+        if isinstance(message, dict) and isinstance(text := take(inside := {**message}, TEXTS), str):
+            name = next(name for name in MESSAGES if wire.get(name) is message)
+            attributes[name], message = inside, text
+            sent = take(inside, LEVEL_FIELDS) if sent is None else sent
+        else:
+            message = msgspec.json.encode(message).decode()
     time = moment(attributes)
     if time is None and isinstance(record, dict):
         time = moment({**record})
-    if isinstance(sent, dict):
-        stored, _ = level(next((sent[name] for name in NAMES_OF_LEVEL if name in sent), None))
-    else:
-        stored, sent = level(sent)
+    stored, sent = level(sent)
     if sent is not None:
+        if isinstance(sent, dict):
+            stored, _ = level(next((sent[name] for name in NAMES_OF_LEVEL if name in sent), None))
         attributes.setdefault("level", sent)
     if service is not None and not isinstance(service, str):
         attributes["service"] = service

@@ -155,16 +155,12 @@ def test_false_is_stored_as_0(written):
         ("m f=1 " + "9" * 5000, "timestamp out of range"),
         (",t=v f=1", "not a name and tags: ',t=v'"),
         ("m,t f=1", "not a name and tags: 'm,t'"),
-        ("m,t= f=1", "not a name and tags: 'm,t='"),
         ("m,=v f=1", "not a name and tags: 'm,=v'"),
         ("m,t=v=w f=1", "not a name and tags: 'm,t=v=w'"),
-        ("m, f=1", "not a name and tags: 'm,'"),
         ("m,,t=v f=1", "not a name and tags: 'm,,t=v'"),
         ("m,t=v,t=w f=1", "duplicate tag"),
-        ("m f=NaN", "not a value: 'NaN'"),
-        ("m f=nan", "not a value: 'nan'"),
-        ("m f=Inf", "not a value: 'Inf'"),
-        ("m f=-inf", "not a value: '-inf'"),
+        ("m f=nano", "not a value: 'nano'"),
+        ("m,t=,t f=1", "not a name and tags: 'm,t=,t'"),
         ("m f=+1", "not a value: '+1'"),
         ("m f=1_0", "not a value: '1_0'"),
         ("m f=0x1", "not a value: '0x1'"),
@@ -208,6 +204,26 @@ def test_an_invalid_line_is_buried_and_the_others_are_stored(line, reason):
     plain = next(x for x in decode(b"a v=1\n" + line.encode() + b"\nb v=2") if isinstance(x, Reject))
     assert (plain.reason, plain.whole) == (reject.reason, False)
     assert reject_reason(plain.part) == plain.reason
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [("NaN", "NaN"), ("nan", "NaN"), ("inf", "+Inf"), ("+Inf", "+Inf"), ("-inf", "-Inf"), ("-Infinity", "-Inf")],
+)
+@pytest.mark.parametrize("more", ["", ',note="NaN"'])
+def test_a_number_that_is_not_finite_is_a_text_in_a_field_of_its_own(written, name, more):
+    rows = decode(f"m value={written},a\\ b={written},ok=1{more}".encode())
+    expected = [("state", name, "string"), ("a b_state", name, "string"), ("ok", 1.0, "float")]
+    assert [(row.field, row.value, row.type) for row in rows] == expected + [("note", "NaN", "string")] * bool(more)
+    (row,) = decode(f"m value={written}".encode())
+    assert (row.field, row.value) == ("state", name)
+
+
+@pytest.mark.parametrize("tags", ["t=", "t=,", "", "a=1,t=", "t=,a=1", "t=,a=1,", "t\\ u=,a=1", "t=,t=,a=1"])
+@pytest.mark.parametrize("field", ["f=1", 'f="x y"'])
+def test_a_tag_without_a_value_counts_as_not_sent(tags, field):
+    (row,) = decode(f"m,{tags} {field} 5".encode())
+    assert (row.name, row.tags, row.time) == ("m", {"a": "1"} if "a=1" in tags else {}, 5)
 
 
 def test_an_invalid_field_makes_its_whole_line_invalid():
