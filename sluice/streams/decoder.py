@@ -44,10 +44,10 @@ class Decoder:
 
     mends = False  # its bodies are JSON, mostly
 
-    def decode(self, item: bytes, limits: Limits, mend: bool = False) -> Iterator[Result]:
+    def decode(self, item: bytes, limits: Limits, mend: str = "") -> Iterator[Result]:
         """The records and rejects of an item; one reject of the whole item if nothing of it can be stored.
 
-        Nothing, if it is valid and has no record. mend: its body is no JSON; see `mended`.
+        Nothing, if it is valid and has no record. mend: why its body is no JSON; see `mended`.
         """
         results = self.unpack(item, limits, mend)
         reason = ""
@@ -70,7 +70,7 @@ class Decoder:
             reason = bodies.reason(error)
             if self.mends and not mend and reason.startswith(NOT_JSON):
                 restore(before)
-                yield from self.decode(item, limits, True)
+                yield from self.decode(item, limits, reason)
             else:
                 yield Reject(item, one_line(reason), True)
             return
@@ -82,14 +82,14 @@ class Decoder:
         for result in results:
             yield result._replace(reason=one_line(result.reason)) if isinstance(result, Reject) else result
 
-    def unpack(self, item: bytes, limits: Limits, mend: bool) -> Iterator[Result]:
+    def unpack(self, item: bytes, limits: Limits, mend: str) -> Iterator[Result]:
         """Decode the contents, without head and compression. Puts the head before each reject. Raises: Invalid."""
         message = parse(item)
         body = message.body if message else item
         if message or body.startswith((GZIP, ZSTD)):
             body = inflated(body, message.field("Content-Encoding") if message else "", limits.inflated)
-        if mend and len(better := mended(body)) <= limits.inflated:
-            body = better
+        if mend and not 0 < len(body := mended(body)) <= limits.inflated:
+            raise Invalid(mend)
         budget = Budget(limits, len(body))
         head = b""
         if message and message.field("X-Amz-Firehose-Request-Id"):
@@ -368,8 +368,11 @@ def each(parts: Iterable[bytes], decode: Decode, head: bytes = b"", end: bytes =
             empty.count()
         except Exception as error:  # any exception of a user's record type
             reason = bodies.reason(error)
-            if reason.startswith(NOT_JSON) and (better := mended(part)) != part:
-                yield from each((better,), decode, head, end)
+            if reason.startswith(NOT_JSON) and (better := mended(part)):
+                for result in each((better,), decode, head, end):
+                    if isinstance(result, Reject) and result.part == head + better + end:
+                        result = Reject(head + part + end, result.reason)  # with what was sent
+                    yield result
             else:
                 yield Reject(head + part + end, reason)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+from sluice.streams.body import BOM, is_json
+
 # Strings, also one without an end, so that the search does not begin again in it
 TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|-?\b(?:NaN|Infinity)\b', re.DOTALL)
 CONTROL = re.compile(rb"[\x00-\x1f]")
@@ -19,9 +21,10 @@ HALF = re.compile(
 
 def mended(text: bytes) -> bytes:
     """The text, where a number that is none is a text, half a surrogate pair is U+FFFD, and a control character in a
-    text is escaped.
+    text is escaped; b"" if that is no JSON, either: a dead letter has what was sent.
     """
-    return TOKEN.sub(mend, text)
+    better = TOKEN.sub(mend, text.removeprefix(BOM))
+    return better if better != text and is_json(better) else b""
 
 
 def mend(token: re.Match[bytes]) -> bytes:

@@ -594,6 +594,15 @@ def test_what_json_does_not_allow_is_mended_in_texts(sent, stored):
     assert (vote.poll, vote.choice) == (stored, "NaN")
 
 
+@pytest.mark.parametrize(
+    "odd", [b'{"poll":NaN,"choice":"a\tb', b'{"poll":NaN,"choice":0', b'{"poll":"a\tb"}', b'{"choice":NaN}']
+)
+def test_what_is_invalid_although_it_was_mended_is_kept_as_it_was_sent(odd):
+    (alone,) = decode("votes", odd)
+    assert alone == Reject(odd, alone.reason, True)
+    assert decode("votes", GOOD["votes"] + b"\n" + odd) == [RECORDS["votes"], Reject(odd, alone.reason)]
+
+
 def test_an_escaped_backslash_before_u0000_is_not_a_nul():
     (vote,) = decode("votes", rb'{"poll":"a\\u0000","choice":"\\\\u0000"}')
     assert (vote.poll, vote.choice) == (r"a\u0000", r"\\u0000")
