@@ -92,7 +92,7 @@ def respond(reply: Reply, path: str, start_response: Callable[..., Any], method:
 
 
 def probe(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """Answer what senders ask besides; /readyz asks Redis whether it accepts writes, unless the cell is draining."""
+    """Answer what senders ask besides; for /readyz and /ready ask Redis whether it accepts writes, unless draining."""
     path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
     if path == "/query" and method in ("GET", "POST"):
         return respond(influx.query(environ), path, start_response)
@@ -104,7 +104,7 @@ def probe(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterab
     if path == "/ping":
         return respond(influx.ping(environ), path, start_response, method)
     reason = None
-    if path == "/readyz":
+    if path in ("/readyz", "/ready"):
         is_draining = os.path.exists(DRAINING)
         reason = "This cell is draining; bin/sluice undrain puts it back." if is_draining else INLET.ready()
     return respond(replies.unavailable(reason, 1) if reason else PROBES[path], path, start_response, method)
@@ -140,7 +140,7 @@ ENDPOINTS = Endpoints(ROUTES, counts.counter, SETTINGS.max_body, SETTINGS.max_ba
 PLAIN = ENDPOINTS.plain
 for at, known in load_signed(ROUTES).items():
     PLAIN[at].read = signature.reading(*known)
-PROBES = {"/health": influx.HEALTH, "/healthz": OK, "/readyz": OK, "/ping": influx.PING}
+PROBES = {"/health": influx.HEALTH, "/healthz": OK, "/readyz": OK, "/ready": influx.READY, "/ping": influx.PING}
 for each in ENDPOINTS:
     each.keep_head |= keys_have_names()
 FIELDS = request.FIELDS | signature.FIELDS

@@ -601,7 +601,7 @@ def test_requests_get_503_while_redis_is_down_and_are_accepted_afterwards(site: 
 def test_requests_get_503_while_redis_is_full(site: Site) -> None:
     with site.with_config("maxmemory", "1"):
         assert is_unavailable(post(site.where, "/votes", b"lost"))
-        assert is_unavailable(get(site.where, "/readyz"))
+        assert is_unavailable(get(site.where, "/readyz")) and is_unavailable(get(site.where, "/ready"))
     assert post(site.where, "/votes", b"after")[0] == 200
     assert site.items() == [b"after"]
 
@@ -624,9 +624,13 @@ def test_a_backlog_over_its_limit_gets_503_until_there_is_room(site: Site) -> No
 
 
 def test_the_health_checks_answer(site: Site) -> None:
-    for path in "/healthz", "/readyz":
+    for path, text in (
+        ("/healthz", b'{"message":"OK"}'),
+        ("/readyz", b'{"message":"OK"}'),
+        ("/ready", b'{"status":"ready"}'),
+    ):
         status, headers, body = get(site.where, path)
-        assert (status, headers["content-type"], body) == (200, "application/json", b'{"message":"OK"}')
+        assert (status, headers["content-type"], body) == (200, "application/json", text)
     assert get(site.where, "/ping")[0] == 204
     assert site.items() == []
 

@@ -20,7 +20,7 @@ from sluice.formats.protobuf import fields, load_messages, parsed, uncompress, w
 from sluice.http.request import SNAPPY
 from sluice.http.routes import JSON, PROTOBUF
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget, Refused, Remainder
+from sluice.streams.body import Budget, Empty, Refused, Remainder
 from sluice.streams.lenient import text, texts
 from sluice.streams.logs import level, take
 from sluice.streams.message import Message
@@ -37,6 +37,7 @@ LABEL = re.compile(r'\s*+([^\s,={}"]++)\s*+=\s*+"((?:[^"\\]++|\\.)*+)"\s*+(,?)',
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 LETTERS = dict(zip("abfnrtv", "\a\b\f\n\r\t\v"))
 
+NO_STREAMS = re.compile(rb'\s*+\{\s*+"streams"\s*+:\s*+null\s*+\}\s*+')  # of a sender in Go that has none (UnPoller)
 OBJECT = re.compile(rb'[ \t\r\n]*+\{[ \t\r\n]*+["}]')
 # Nanoseconds since 1970. Senders write seconds, milliseconds and microseconds, too, which would be days in 1970
 TIME = re.compile(r"[0-9]{17,19}|[0-9]{1,8}|-[0-9]{1,19}")
@@ -83,7 +84,7 @@ read_old_entry = msgspec.json.Decoder(OldEntry).decode
 def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Log | Reject]:
     """The lines of a request, until the budget is used up. All its invalid lines are rejected as one request.
 
-    Raises, before it yields: Invalid, msgspec's errors.
+    Raises, before it yields: Invalid, msgspec's errors; Empty.
     """
     refused = Refused[bytes]()
     if is_protobuf(message.field("Content-Type").lower(), body):
@@ -103,6 +104,8 @@ def is_protobuf(content_type: str, body: bytes) -> bool:
 
 def from_json(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[Log]:
     """The lines of a request in JSON. A part that is refused is a stream, with its labels once. Raises: as `decode`."""
+    if NO_STREAMS.fullmatch(body):
+        raise Empty
     for element in bodies.elements(read_streams(body), budget):
         if isinstance(element, Remainder):
             refused.rest.append(element[:-1])  # without the bracket at its end
@@ -149,7 +152,9 @@ def from_json(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[
 
 
 def labels_in(given: msgspec.Raw) -> Labels:
-    """The labels of a stream in an object. Raises: Invalid, msgspec's errors."""
+    """The labels of a stream in an object; null has none. Raises: Invalid, msgspec's errors."""
+    if bytes(given) == b"null":
+        return {}
     try:
         labels = read_labels(given)
     except msgspec.ValidationError:

@@ -47,7 +47,11 @@ def arguments(descriptor: Any, value: Any) -> dict[str, Any]:
     known, odd = converters(descriptor), []
     made: dict[str, Any] = {}
     for key, given in value.items():
-        if given is None or key not in known:
+        if given is None:
+            continue
+        if key not in known:
+            if descriptor.name == "AnyValue":  # its value would be lost
+                raise TypeError(f"not a value: {key}")
             continue
         name, convert, repeated = known[key]
         if repeated != isinstance(given, list):
@@ -123,7 +127,14 @@ def converters(descriptor: Any) -> dict[str, tuple[str, Callable[[Any], Any] | N
 
 
 def integer(value: Any) -> int:
-    """An integer; 64 bits are written as a string. Raises: ValueError."""
+    """An integer; 64 bits are written as a string, by protobufjs in two halves (opentelemetry-js, issue 4216).
+
+    Raises: ValueError, TypeError.
+    """
+    if isinstance(value, dict):
+        low, high = value.get("low"), value.get("high")
+        if isinstance(low, int) and isinstance(high, int):
+            return (high & 0xFFFFFFFF) << 32 | low & 0xFFFFFFFF
     number = int(value)
     if isinstance(value, float) and number != value:
         raise ValueError(f"not an integer: {value}")

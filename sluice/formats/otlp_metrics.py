@@ -24,6 +24,7 @@ TEMPORALITIES: dict[int, str] = {
 }
 SCALE = 64  # SDKs use -10 to 20; beyond 64 a bound is less than a float can tell
 BUCKET = 64  # bytes of a bucket of an exponential histogram as JSON
+INFINITY = float("inf")
 PARTS = 10_000  # buckets, quantiles or exemplars of one data point; SDKs send up to 160 buckets
 
 
@@ -92,13 +93,24 @@ def number(point: Any, context: Context) -> PointRows:
 
 
 def histogram(point: Any, context: Context) -> PointRows:
-    """The rows of a point of a histogram. A bucket counts all values up to its bound, as Prometheus's do."""
+    """The rows of a point of a histogram. A bucket counts all values up to its bound, as Prometheus's do.
+
+    Some senders have as many bounds as buckets: Swift's SDK adds infinity to the bounds (swift-otel, issue 386), others
+    leave out the last bucket. Buckets that do not fit their bounds otherwise are kept as they were sent, as JSON.
+    """
     rows = PointRows(point, context)
     rows.summarize(point)
-    counts, bounds = rows.bounded(point.bucket_counts), point.explicit_bounds
+    counts, bounds = list(rows.bounded(point.bucket_counts)), list(point.explicit_bounds)
+    if counts and len(counts) == len(bounds):
+        if bounds[-1] == INFINITY:
+            bounds.pop()
+        else:
+            counts.append(max(0, point.count - sum(counts)))
     if counts and len(counts) != len(bounds) + 1:
-        raise Invalid(f"histogram with {len(counts)} buckets and {len(bounds)} bounds")
-    for upper, count in zip([*bounds, float("inf")], accumulate(counts)):
+        about = {"bounds": [finite(bound) for bound in rows.bounded(bounds)], "counts": counts}
+        rows.add("histogram", as_json(about))
+        return rows.finish(point)
+    for upper, count in zip([*bounds, INFINITY], accumulate(counts)):
         rows.add("bucket", count, le=str(finite(upper)))
     return rows.finish(point)
 

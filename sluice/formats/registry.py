@@ -85,7 +85,7 @@ ROUTES = {
 
 STREAM = r"[A-Za-z_]\w*"
 PATH = r"(?:/[\w.~!$&'()*+,;=:@-]*)+"
-RESERVED = re.compile(r"/(?:status(?:/.*)?|health|healthz|readyz|ping|query|_sluice_.*)")  # by gateway and nginx
+RESERVED = re.compile(r"/(?:status(?:/.*)?|health|healthz|ready|readyz|ping|query|_sluice_.*)")  # by gateway and nginx
 
 
 def load_signed(routes: Mapping[str, Route]) -> dict[str, tuple[signature.Scheme, list[signature.Key]]]:

@@ -1,4 +1,4 @@
-"""What InfluxDB answers besides writes, because senders ask before they write: /ping, /health, and some of /query.
+"""What InfluxDB answers besides writes, because senders ask before they write: /ping, /health, /ready, some of /query.
 
 Sluice has no databases, so what makes or changes one has no effect, and what lists something has an empty list.
 """
@@ -19,6 +19,7 @@ HEALTH = reply(
     "200 OK",
     b'{"name":"influxdb","message":"ready for queries and writes","status":"pass","checks":[],"version":"sluice"}',
 )
+READY = reply("200 OK", b'{"status":"ready"}')  # also to Vector's and other senders' health check of Loki
 NOTHING = reply("200 OK", b'{"results":[{"statement_id":0}]}')
 DATABASES = reply("200 OK", b'{"results":[{"statement_id":0,"series":[{"name":"databases","columns":["name"]}]}]}')
 NO_QUERIES = problem(

@@ -28,7 +28,7 @@ MAX_FILES = 65535
 STRANGERS = 64  # concurrent requests of a client of the internet, with INGEST_CLIENT_CONNECTIONS=auto
 GUESSES = 100  # requests per second of a client, with INGEST_PASSWORDS and INGEST_CLIENT_RATE=auto
 FOLDERS = "etc", "run", "log", "tmp", "redis"  # in $INGEST_HOME
-PROBES = "/healthz", "/readyz", "/health", "/ping", "/query"  # what senders ask besides
+PROBES = "/healthz", "/readyz", "/ready", "/health", "/ping", "/query"  # what senders ask besides
 HOST_CHECK = 'if ($sluice_host = "") { return 421; }'
 # What CloudEvents have besides, for routes of a user's own: each field costs nginx time
 OF_EVENTS = {

@@ -20,7 +20,7 @@ KEYS, SENDERS, QUOTAS = "api-keys", "senders.conf", "quotas.conf"  # below $INGE
 PLAIN = re.compile(r"([A-Za-z0-9_-]{32,46})\s+[\w.@-]+\s*;", re.ASCII)
 NAMED = re.compile(r"([A-Za-z0-9_-]{32,46})((?:\s+(?:name|rate|streams)=[^\s;]+)+)", re.ASCII)
 NAME = re.compile(r"[A-Za-z0-9_][\w.@-]{0,62}", re.ASCII)
-ANYWHERE = "healthz", "readyz", "ping"  # paths that every key may ask for
+ANYWHERE = "healthz", "readyz", "ready", "ping"  # paths that every key may ask for
 
 
 class Key(NamedTuple):
