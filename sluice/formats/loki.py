@@ -255,7 +255,7 @@ def unescape(escape: re.Match[str]) -> str:
 def record(labels: Labels, time: int | None, line: str, more: Labels) -> Log:
     """The row of a line. Labels and structured metadata become attributes. Raises: Invalid."""
     check_texts(line, *more, *more.values())
-    if time not in INT64 and time is not None:
+    if time is not None and time not in INT64:  # `None in` a range looks at each of its numbers
         raise Invalid("timestamp out of range")
     attributes: dict[str, object] = {**labels}
     for name, value in more.items():
