@@ -32,7 +32,8 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
     def decode_line(line: bytes) -> Iterable[Result]:
         return command(line.decode(), budget) if line[:1] not in (b"[", b"{") else decode(line, message, budget)
 
-    if body.lstrip()[:1] in (b"[", b"{"):
+    body = body.strip()
+    if body[:1] in (b"[", b"{") and (b"\n" not in body or bodies.is_json(body)):
         return records(body, budget, lambda sent: value_list(sent, budget))
     return each(bodies.lines(body, budget), decode_line)
 
