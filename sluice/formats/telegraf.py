@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget
+from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import NUL, Result, check_text, each
 from sluice.streams.lenient import reader, text, texts
 from sluice.streams.message import Message
@@ -75,6 +75,8 @@ def point(part: bytes, message: Message | None, budget: Budget) -> list[Metric]:
             stored, kind = typed(value)
             metrics.append(Metric(time=time, name=point.name, tags=tags, field=key, value=stored, type=kind))
     if not metrics:
+        if point.fields:
+            raise Empty("null")
         raise Invalid("no field")
     if len(metrics) > 1:
         budget.repeat(len(metrics), bodies.written(tags, point.name))

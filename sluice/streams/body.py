@@ -17,6 +17,8 @@ from sluice.streams.record import Invalid, Limits, Reject
 
 T = TypeVar("T")
 BOM = b"\xef\xbb\xbf"
+UTF16 = re.compile(rb"\xff\xfe[^\0]\0|\xfe\xff\0[^\0]")  # a byte order mark, and a character below U+0100
+BLANK = b" \t\n\r\v\f\0"
 MANY_PAIRS, PAIR_BYTES = 100, 100
 INVALID_COST = 50  # records of the budget that an invalid one costs: rejecting it takes longer
 EMPTY_COST = 4  # records that a part without one costs: it is looked at for every format

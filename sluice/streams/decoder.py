@@ -189,12 +189,16 @@ class JsonDecoder(Decoder):
                 return load(decoder)(body, message, budget)
         if not body.startswith((b"{", b"[")) and (boundary := multipart.boundary_of(message)):
             return self.multipart(multipart.split(body, boundary, budget.limits), message, budget)
+        if bodies.UTF16.match(body):  # as PowerShell writes a file
+            body = body.decode("utf-16").encode()
         body = body.removeprefix(bodies.BOM).strip() or (message.query if message else b"")
         if not body:
             raise Empty
         if body.startswith(SEPARATOR):  # RFC 7464; no JSON text contains it
             body = body.replace(SEPARATOR, b"\n").strip()
-        return (self.json if body.startswith((b"{", b"[")) else self.text)(body, message, budget)
+        if body.startswith((b"{", b"[")):
+            return self.json(body.rstrip(bodies.BLANK), message, budget)  # C's programs send the end of a text, too
+        return self.text(body, message, budget)
 
     def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         """The records of a JSON object, of an array, or of NDJSON."""

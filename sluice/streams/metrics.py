@@ -10,7 +10,7 @@ import msgspec
 
 from sluice.base.override import override
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget
+from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import JsonDecoder, Result, check_text, load, typed_form
 from sluice.streams.lenient import reader, texts
 from sluice.streams.message import Message
@@ -81,6 +81,9 @@ def state(field: str) -> str:
 
 
 class Loose(Plain):
+    """A null is what JavaScript writes for a number that is not finite, and for a sensor without a reading."""
+
+    value: Value | None  # type: ignore[assignment]
     tags: dict[str, msgspec.Raw] | None = None  # type: ignore[assignment]
 
 
@@ -118,6 +121,8 @@ class MetricsDecoder(JsonDecoder):
             wire = read_tsdb(part)
             if isinstance(wire.value, str):
                 wire.value = from_text(wire.value)
+        if wire.value is None:
+            raise Empty("null")
         return self.build(msgspec.structs.replace(wire, tags=texts(wire.tags)))
 
     @override

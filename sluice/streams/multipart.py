@@ -12,6 +12,7 @@ from sluice.streams.record import Invalid, Limits
 BOUNDARY = re.compile(r'boundary="?([^";,\s]{1,70})', re.IGNORECASE)
 NAME = re.compile(rb'; *name="([^"\r\n]*)"')
 FILE = re.compile(rb"; *filename\*?=")
+NO_FILE = re.compile(rb'; *filename=""')  # what a browser sends for a field in which no file was chosen
 ESCAPES = (b"%22", b'"'), (b"%0D", b"\r"), (b"%0A", b"\n")
 
 
@@ -45,7 +46,8 @@ def split(body: bytes, boundary: bytes, limits: Limits) -> Parts:
         if not blank or not name:
             raise Invalid("multipart: part without a name")
         if FILE.search(head):
-            files.append(part)
+            if content or not NO_FILE.search(head):
+                files.append(part)
             continue
         plain.append(part)
         key = name[1]

@@ -37,7 +37,10 @@ KMH = 1 / 3.6
 
 
 def number(value: Number, what: str) -> float | None:
-    """A number, also one sent as a string; None if it is missing or blank. Raises: Invalid."""
+    """A number, also one sent as a string, with the comma of the phone's language; None if it is missing or blank.
+
+    Raises: Invalid.
+    """
     if value is None or value.__class__ is float:
         return value
     if value.__class__ is int:
@@ -47,7 +50,9 @@ def number(value: Number, what: str) -> float | None:
     if not (text := value.strip()):
         return None
     if not NUMBER.fullmatch(text):
-        raise Invalid(f"{what} is not a number: {text!r:.40}")
+        text = text.replace(",", ".", 1)
+        if not NUMBER.fullmatch(text):
+            raise Invalid(f"{what} is not a number: {value.strip()!r:.40}")
     return float(text)
 
 

@@ -26,10 +26,15 @@ def build(wire: Plain) -> Vote:
     return Vote(time=known(wire.time, wire.ts, wire.timestamp), poll=wire.poll, choice=wire.choice, voter=wire.voter)
 
 
-read_loose = reader(Plain)
+class Loose(Plain):
+    voter: str | int | float | None = None  # type: ignore[assignment]
+
+
+read_loose = reader(Loose)
 
 
 class VotesDecoder(JsonDecoder):
     @override
     def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Vote:
-        return build(read_loose(part))
+        wire = read_loose(part)
+        return build(wire if wire.voter is None else msgspec.structs.replace(wire, voter=str(wire.voter)))

@@ -70,7 +70,7 @@ def test_latitudes_within_range_are_stored(written):
         (b'{"device":"a","lat":1,"lon":-181}', "longitude out of range: -181.0"),
         (b'{"device":"a","lat":"nan","lon":1}', "latitude out of range: nan"),
         (b'{"device":"a","lat":1,"lon":"inf"}', "longitude out of range: inf"),
-        (b'{"device":"a","lat":"48,1","lon":1}', "latitude is not a number: '48,1'"),
+        (b'{"device":"a","lat":"4,8,1","lon":1}', "latitude is not a number: '4,8,1'"),
         (b'{"device":"a","lat":"1_0","lon":1}', "latitude is not a number: '1_0'"),
         (b'{"device":"a","lat":"\\u0661","lon":1}', "latitude is not a number: '\u0661'"),
         (b'{"device":"a","lon":1}', "missing: latitude"),

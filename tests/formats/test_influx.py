@@ -446,7 +446,8 @@ def test_a_field_of_telegrafs_json_may_have_any_scalar_value():
         ("u", "18446744073709551615", "unsigned"),
         ("big", 1e20, "float"),
     ]
-    assert reject_reason(b'{"name":"a","fields":{"n":null}}') == "no field"
+    assert decode(b'{"name":"a","fields":{"n":null}}') == []
+    assert reject_reason(b'{"name":"a","fields":{}}') == "no field"
     assert reject_reason(b'{"name":"a","fields":{"":1}}') == "field without a name"
     assert reject_reason(b'{"metrics":5}') == "metrics is not an array"
     assert decode(b'{"metrics":[]}') == []
@@ -518,7 +519,6 @@ def test_a_plain_metric_may_have_field_tags_and_time():
     [
         b'{"name":"","value":1}',
         b'{"value":1}',
-        b'{"name":"a","value":null}',
         b'{"name":"a","value":[1]}',
         b'{"name":"a","value":' + b"1" * 400 + b"}",
         b"name=a",
