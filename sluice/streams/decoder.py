@@ -6,6 +6,7 @@ stored.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pkgutil import resolve_name
@@ -33,6 +34,7 @@ load: Callable[[str], Callable[..., Iterable[Result]]] = cache(resolve_name)  # 
 
 NUL = b"\\u0000"  # the only spelling in JSON; PostgreSQL's text cannot hold a NUL, SQLite's tools end the text there
 SEPARATOR = b"\x1e"
+MINUTE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d", re.ASCII)
 CHUNK_BYTES = 1 << 20  # that are decoded to a list at once; the list takes about 10 bytes of memory per byte
 REASON_CHARACTERS = 200
 SEPARATE_REJECTS = 100  # of one body; further invalid records are buried together
@@ -139,7 +141,8 @@ class JsonDecoder(Decoder):
         self.no_shape = shape()
         self.read_shape: Callable[[bytes], Any] = msgspec.json.Decoder(shape).decode
         self.wire = wire
-        self.switches = switches(wire)
+        self.switches = fields_of(wire, msgspec.inspect.BoolType)
+        self.moments = fields_of(wire, msgspec.inspect.DateTimeType)
         self.build = build
         self.read: Callable[[bytes], Any] = msgspec.json.Decoder(wire).decode
         self.read_lines: Callable[[bytes], list[Any]] = msgspec.json.Decoder(wire).decode_lines
@@ -299,6 +302,9 @@ class JsonDecoder(Decoder):
         """The record of a form that has no format. Raises: Invalid, or msgspec's errors."""
         if self.switches:
             fields |= {name: "true" for name in self.switches if fields.get(name) == "on"}  # a checkbox in HTML
+        for name in self.moments:
+            if MINUTE.fullmatch(sent := fields.get(name, "")):  # a datetime-local in HTML
+                fields[name] = sent + ":00"
         return check_text(self.build(msgspec.convert(fields, self.wire, strict=False)))
 
 
@@ -335,14 +341,13 @@ def walk_rows(body: bytes, message: Message | None, budget: Budget, value: Part,
     return each(bodies.rows(body, budget), decode)
 
 
-def switches(wire: type) -> list[str]:
-    """The names of the fields of a form that are booleans, and cannot be a text."""
+def fields_of(wire: type, type_info: type) -> list[str]:
+    """The names of the fields of a form that have this type, and cannot be a text."""
     if not issubclass(wire, msgspec.Struct):
         return []
     known = [(field.encode_name, msgspec.inspect.type_info(field.type)) for field in msgspec.structs.fields(wire)]
     parts = [(name, {part.__class__ for part in getattr(kind, "types", (kind,))}) for name, kind in known]
-    text, switch = msgspec.inspect.StrType, msgspec.inspect.BoolType
-    return [name for name, kinds in parts if switch in kinds and text not in kinds]
+    return [name for name, kinds in parts if type_info in kinds and msgspec.inspect.StrType not in kinds]
 
 
 def typed_form(body: bytes, message: Message | None, budget: Budget, names: Sequence[str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ import json
 import sys
 import tracemalloc
 import zlib
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -822,6 +822,14 @@ def test_a_checkbox_of_a_form_is_a_boolean():
         assert [(x.name, x.news, x.terms, x.note) for x in signups.decode(form, LIMITS)] == [expected]
     (reject,) = signups.decode(b"name=a&news=maybe", LIMITS)
     assert reject.whole
+
+
+def test_a_time_of_a_form_has_no_seconds_as_browsers_send_it() -> None:
+    class Booking(Record):
+        start: datetime
+
+    for form in b"start=2026-11-27T12%3A30", b"start=2026-11-27T12:30:00":
+        assert [x.start for x in stream("bookings", Booking).decode(form, LIMITS)] == [datetime(2026, 11, 27, 12, 30)]
 
 
 class Tree(msgspec.Struct):
