@@ -9,6 +9,7 @@ nginx reads a copy: of what was checked, whatever becomes of the operator's file
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import NamedTuple
 
 from sluice import settings
@@ -20,6 +21,7 @@ KEYS, SENDERS, QUOTAS = "api-keys", "senders.conf", "quotas.conf"  # below $INGE
 PLAIN = re.compile(r"([A-Za-z0-9_-]{32,46})\s+[\w.@-]+\s*;", re.ASCII)
 NAMED = re.compile(r"([A-Za-z0-9_-]{32,46})((?:\s+(?:name|rate|streams)=[^\s;]+)+)", re.ASCII)
 NAME = re.compile(r"[A-Za-z0-9_][\w.@-]{0,62}", re.ASCII)
+HASHED = 64  # characters of a path that fit into a bucket of nginx's hash (map_hash_bucket_size)
 ANYWHERE = "healthz", "readyz", "ready", "ping"  # paths that every key may ask for
 
 
@@ -98,19 +100,9 @@ def files(s: Settings) -> dict[str, str]:
     if not by_name:
         senders = 'map $sluice_client $sluice_sender { default ""; }\nmap "" $sluice_may { default 1; }\n'
         return {KEYS: lines_of(known), SENDERS: senders, QUOTAS: "", s.names.name: ""}
-    lines = ["map $sluice_client $sluice_sender {", "    default $sluice_client;", '    - "";', "}"]
-    # nginx tries patterns one after the other, so there is one for each set of paths, and none for each name. "of": a
-    # map takes a word such as `default` for its own
-    sets = {key.paths: str(n) for n, key in enumerate(by_name.values()) if key.paths is not None}
-    lines += ['map "of $sluice_sender" $sluice_paths {', '    default "";']
-    lines += [f'    "of {name}" {sets[key.paths]};' for name, key in by_name.items() if key.paths is not None]
-    lines += ["}", 'map "$sluice_paths $request_uri" $sluice_may {', "    default $sluice_may_else;", '    "~^ " 1;']
-    lines += [
-        f'    "~^{n} /*({"|".join(re.escape(path) for path in sorted(paths or ()))})/*(\\?|$)" 1;'
-        for paths, n in sets.items()
-    ]
-    lines += ["}", 'map "$sluice_view$request_uri" $sluice_may_else {', "    default 0;"]
-    lines += [f'    "~^(view|/({"|".join(ANYWHERE)})(\\?|$))" 1;', "}"]
+    lines = ["map $sluice_client $sluice_sender {", "    default $sluice_client;"]
+    lines += ['    - "";', "}"] if len(by_name) < len(known) else ["}"]  # without it, nginx looks nothing up
+    lines += rights(by_name, Counter(path.lower() for path in load_routes(s.routes)))
     # an address that may not send uses up nobody's rate, and does not learn whether a key is valid
     allowed = "default 1;" if s.allow == EVERYBODY else "default 0; " + " ".join(f"{each} 1;" for each in s.allow)
     lines.append(f"geo $sluice_sends {{ {allowed} }}")
@@ -125,3 +117,28 @@ def files(s: Settings) -> dict[str, str]:
         SENDERS: "\n".join(lines) + "\n",
         QUOTAS: "".join(f"limit_req zone=sluice_quota_{rate} burst={2 * rate} nodelay;\n" for rate in rates),
     }
+
+
+def rights(by_name: dict[str, Key], paths: Counter[str]) -> list[str]:
+    """The lines of what each name may post to. paths: of all routes, in lower case, as nginx's map compares texts."""
+    # nginx tries patterns one after the other, so there is one for each set of paths, and none for each name. "of": a
+    # map takes a word such as `default` for its own
+    sets = {key.paths: str(n) for n, key in enumerate(by_name.values()) if key.paths is not None}
+    if not sets:
+        return ['map "" $sluice_may { default 1; }']
+    lines = ['map "of $sluice_sender" $sluice_paths {', '    default "";']
+    lines += [f'    "of {name}" {sets[key.paths]};' for name, key in by_name.items() if key.paths is not None]
+    lines += ["}", 'map "$sluice_paths $request_uri" $sluice_may {', "    default $sluice_may_else;", '    "~^ " 1;']
+    # without a pattern, which takes longer; also other cases of a path, which are no route
+    lines += [
+        f'    "{n} {path}" 1;'
+        for some, n in sets.items()
+        for path in sorted(some or ())
+        if len(path) <= HASHED and paths[path.lower()] == 1
+    ]
+    lines += [
+        f'    "~^{n} /*({"|".join(re.escape(path) for path in sorted(some or ()))})/*(\\?|$)" 1;'
+        for some, n in sets.items()
+    ]
+    lines += ["}", 'map "$sluice_view$request_uri" $sluice_may_else {', "    default 0;"]
+    return [*lines, f'    "~^(view|/({"|".join(ANYWHERE)})(\\?|$))" 1;', "}"]
