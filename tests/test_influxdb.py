@@ -240,7 +240,7 @@ def test_every_point_is_stored_once_although_one_answer_in_ten_is_lost(
         count = between.sent_in_steps(
             lambda: numbers(up, name), lambda asked: poll(lambda: start(asked) == "ok"), step=1
         )
-        poll(lambda: between.repeated() == between.lost)
+        poll(lambda: between.repeated() >= between.lost)
         assert start(range(count, count + 1)) == "ok"
         poll(lambda: count in numbers(up, name))
     assert numbers(up, name) == [*range(count + 1)]

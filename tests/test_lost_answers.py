@@ -48,7 +48,7 @@ def test_what_javas_own_client_repeats_by_itself_is_stored_once(stream: str, tmp
         with program("java", HERE / "java/Post.java", f"http://127.0.0.1:{port}", stream) as write:
             assert write(range(100)) == "ok"
         assert between.lost >= 10
-        poll(lambda: duplicates(up) == between.repeated() == between.lost)
+        poll(lambda: duplicates(up) == between.repeated() >= between.lost)
         assert found(up, sql) == [*range(100)]
 
 
@@ -67,7 +67,7 @@ def test_every_sample_of_vmagent_is_stored_once(tmp: Path) -> None:
         with running(command, tmp / "vmagent.out", harness.environment(tmp), signal.SIGKILL):
             poll(lambda: harness.get(listen, "/health")[0] == 200)
             count = between.sent_in_steps(lambda: found(up, sql), write)
-            poll(lambda: duplicates(up) == between.repeated() == between.lost)
+            poll(lambda: duplicates(up) == between.repeated() >= between.lost)
         assert found(up, sql) == [*range(count)]
 
 

@@ -199,9 +199,11 @@ class JsonDecoder(Decoder):
             raise Empty
         if body.startswith(SEPARATOR):  # RFC 7464; no JSON text contains it
             body = body.replace(SEPARATOR, b"\n").strip()
-        if body.startswith((b"{", b"[")):
-            return self.json(body.rstrip(bodies.BLANK), message, budget)  # C's programs send the end of a text, too
-        return self.text(body, message, budget)
+        if not body.startswith((b"{", b"[")):
+            return self.text(body, message, budget)
+        if body.endswith(b"\0") and (text := body.rstrip(bodies.BLANK)).endswith((b"}", b"]")):
+            body = text  # C's programs send the end of a text, too
+        return self.json(body, message, budget)
 
     def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         """The records of a JSON object, of an array, or of NDJSON."""
