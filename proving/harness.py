@@ -357,7 +357,7 @@ def installation(tmp: Path, env: Mapping[str, object] | None = None, ready: bool
         yield server
 
 
-def connect(where: int | Path, seconds: float = 10) -> socket.socket:
+def connect(where: int | Path, seconds: float = PATIENCE) -> socket.socket:
     """A connection to a local TCP port or a Unix socket."""
     if isinstance(where, int):
         return socket.create_connection(("127.0.0.1", where), seconds)

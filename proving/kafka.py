@@ -166,7 +166,7 @@ class Brokers(list[Broker]):
     def wait(self) -> None:
         """Wait until all of them are in the cluster, and all replicas in sync. Raises: AssertionError."""
         try:
-            harness.poll(self.whole, 60, "all brokers, and their replicas in sync", interval=0.1)
+            harness.poll(self.whole, what="all brokers, and their replicas in sync", interval=0.1)
         except AssertionError as error:
             raise AssertionError(f"{error}; {self.lack()}") from error.__cause__
 

@@ -69,7 +69,7 @@ class Postgres:
             with self.connect(dbname="postgres"):
                 return True
 
-        harness.poll(ready, 60, "postgres")
+        harness.poll(ready, what="postgres")
 
     def stop(self) -> None:
         """Stop the server; open transactions are rolled back."""
@@ -77,8 +77,15 @@ class Postgres:
 
     def kill(self) -> None:
         """Send SIGKILL to the server and its backends."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+        pid = self.process.pid
+        backends = list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+        os.killpg(pid, signal.SIGKILL)  # not the backends, each of which leads a group
+        for backend in backends:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(backend, signal.SIGKILL)
         self.process.wait()
+        # as long as one of them has the shared memory, no other server starts in this directory
+        harness.poll(lambda: not any(map(has_memory, backends)), what="the end of the backends")
         self.stop()
 
     def connect(self, dbname: str = "sluice") -> psycopg.Connection:
@@ -100,6 +107,14 @@ class Postgres:
         for name, value in lines.items():
             self.ask(f"ALTER SYSTEM SET {name} = '{value}'")
         self.ask("SELECT pg_reload_conf()")
+
+
+def has_memory(pid: int) -> bool:
+    """Whether a process has not ended: one that has is a zombie, or gone."""
+    try:
+        return bool(Path(f"/proc/{pid}/maps").read_text())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def unprivileged() -> list[str]:
