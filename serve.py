@@ -179,8 +179,8 @@ class ViewAnswer:
                     reason = "" if now - began < PATIENCE_SECONDS else NOT_COUNTED
             if reason:
                 raise Rejected(replies.unavailable(reason, 1))
-            # frees the last trip
-            trip, generation, names = READS.add(view, self.keys[len(values) : len(values) + most])
+            keys = self.keys[len(values) : len(values) + most]
+            trip, generation, names = READS.add(view, keys)  # frees the last trip
 
 
 def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

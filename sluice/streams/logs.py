@@ -79,7 +79,7 @@ LEVELS = {
 }
 
 NO_MESSAGE = "missing: message"
-TEXTS = "message", "msg"  # in an object that is the message
+INNER_MESSAGES = "message", "msg"  # in an object that is the message
 ACTIONS = {"index", "create"}  # lines of Elasticsearch's bulk format, before each record
 NAMES_OF_LEVEL = "label", "levelStr"  # in an object: loglevel's plugin remote, log4js
 BETWEEN = re.compile(r"[+-][0-9]+$")
@@ -196,7 +196,7 @@ def build(wire: dict[str, Any]) -> Log:
             raise Invalid(NO_MESSAGE)
         message = ""
     if not isinstance(message, str):
-        if isinstance(message, dict) and isinstance(text := take(inside := {**message}, TEXTS), str):
+        if isinstance(message, dict) and isinstance(text := take(inside := {**message}, INNER_MESSAGES), str):
             name = next(name for name in MESSAGES if wire.get(name) is message)
             attributes[name], message = inside, text
             sent = take(inside, LEVEL_FIELDS) if sent is None else sent
