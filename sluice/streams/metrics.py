@@ -33,6 +33,7 @@ class Plain(msgspec.Struct, gc=False):
     value: Value
     field: Text = "value"
     tags: dict[str, str] | None = None
+    labels: dict[str, str] | None = None  # as Prometheus, Loki and Google name them
     time: Time = None
     ts: Time = None
     timestamp: Time = None
@@ -47,7 +48,7 @@ def build(wire: Plain) -> Metric:
     return Metric(
         time=known(wire.time, wire.ts, wire.timestamp),
         name=wire.name,
-        tags=wire.tags or {},
+        tags=wire.tags or wire.labels or {},
         field=field,
         value=value,
         type=kind,
@@ -85,6 +86,7 @@ class Loose(Plain):
 
     value: Value | None  # type: ignore[assignment]
     tags: dict[str, msgspec.Raw] | None = None  # type: ignore[assignment]
+    labels: dict[str, msgspec.Raw] | None = None  # type: ignore[assignment]
 
 
 class Tsdb(Loose):
@@ -123,7 +125,7 @@ class MetricsDecoder(JsonDecoder):
                 wire.value = from_text(wire.value)
         if wire.value is None:
             raise Empty("null")
-        return self.build(msgspec.structs.replace(wire, tags=texts(wire.tags)))
+        return self.build(msgspec.structs.replace(wire, tags=texts(wire.tags or wire.labels), labels=None))
 
     @override
     def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:

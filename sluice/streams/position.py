@@ -122,11 +122,17 @@ def position(
 
 
 def sender(message: Message | None, budget: Budget, path: str) -> str:
-    """The device of a position that names none: the parameter `device` of the URL, else the last part of the path.
+    """The device of a position that names none: a parameter of the URL with one of its ALIASES, else the last part of
+    the path.
 
     path: this part, if the head was not kept. Raises: Invalid.
     """
-    name = (message.parameter("device") or message.path.rpartition("/")[2] if message else "") or path
+    name = ""
+    if message:
+        if message.query:
+            name = next((value for alias in ALIASES["device"] if (value := message.parameter(alias))), "")
+        name = name or message.path.rpartition("/")[2]
+    name = name or path
     budget.charge(len(name))
     return name
 
