@@ -61,8 +61,9 @@ def users(
     if done.returncode:
         raise RuntimeError(f"{program.name} failed: {done.stdout} {done.stderr}")
     found: Figures = json.loads(done.stdout)
-    # it ends by the clock, once it has the answers to all open requests
-    if time.monotonic() - began - found["connecting"] > 1.5 * seconds + 4 + (patience if found["errors"] else 0):
+    # it ends by the clock, once it has the answers to all open requests, one for each connection
+    rest = patience if found["errors"] else min(patience, count / max(found["rate"], 1))
+    if time.monotonic() - began - found["connecting"] > 1.5 * seconds + 4 + rest:
         raise Stalled
     now = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = {part: cpu(groups) - before[part] for part, groups in parts.items()}
