@@ -157,3 +157,8 @@ def test_a_header_field_that_a_decoder_reads_decides_what_a_body_means() -> None
 def test_the_files_that_come_first_exist(request: pytest.FixtureRequest) -> None:
     longest = request.config.pluginmanager.get_plugin(str(ROOT / "tests/conftest.py"))
     assert longest and all((ROOT / f"tests/{name}.py").exists() for name in longest.LONGEST)
+
+
+def test_memory_is_traced_in_a_process_of_its_own() -> None:
+    used = {path.name for path in (ROOT / "tests").rglob("*.py") if "import tracemalloc" in path.read_text().splitlines()}
+    assert used == {"memory.py"}

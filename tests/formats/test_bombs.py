@@ -9,7 +9,6 @@ import base64
 import gzip
 import random
 import sys
-import tracemalloc
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
+import memory
 from items import kept
 from otlp import attribute, in_json
 from sluice.formats import protobuf
@@ -610,23 +610,23 @@ def test_each_stream_and_each_format_has_a_body_here() -> None:
         assert any(bomb.startswith(name) for bomb in BOMBS), name
 
 
+def decoded(stream: str, sent: bytes) -> tuple[int, int]:
+    """The bytes of the results of an item, and how many of them are rejects."""
+    written = letters = 0
+    for result in STREAMS[stream].decode(sent, LIMITS._replace(inflated=2 * BODY)):
+        letters += isinstance(result, Reject)
+        written += len(result.part) if isinstance(result, Reject) else len(msgspec.json.encode(result))
+    return written, letters
+
+
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_body_becomes_a_small_multiple_of_itself(name: str) -> None:
     stream, sent, size = item(name, BODY)
     assert BODY // 2 < size <= BODY * 1.4
-    limits = LIMITS._replace(inflated=2 * BODY)
-    written = letters = 0
-    list(STREAMS[stream].decode(item(name, 2_000)[1], limits))  # imports what it needs
-    tracemalloc.start()
-    try:
-        for result in STREAMS[stream].decode(sent, limits):
-            letters += isinstance(result, Reject)
-            written += len(result.part) if isinstance(result, Reject) else len(msgspec.json.encode(result))
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    memory.peak(decoded, *item(name, 2_000)[:2])  # imports what it needs
+    (written, letters), most = memory.peak(decoded, stream, sent)
     assert written <= WRITTEN * size
-    assert peak <= PEAK * size
+    assert most <= PEAK * size
     assert letters <= 300
 
 
