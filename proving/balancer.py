@@ -8,20 +8,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from proving import harness
-from proving.harness import ROOT, Server, environment, poll, running
+from proving.harness import PATIENCE, ROOT, Server, environment, poll, running
 from sluice.run.configure import program_path, replaced
 
 
 @contextlib.contextmanager
-def haproxy(tmp: Path, cells: Sequence[str], port: int = 0, prefix: Sequence[str] = ()) -> Iterator[Server]:
+def haproxy(
+    tmp: Path, cells: Sequence[str], port: int = 0, prefix: Sequence[str] = (), patient: bool = False
+) -> Iterator[Server]:
     """HAProxy in front of cells at these addresses (HOST:PORT), once it has found all of them ready.
 
-    port: its own; 0: a free one. prefix: of its command.
+    port: its own; 0: a free one. prefix: of its command. patient: a cell that a busy machine delays counts as ready.
     """
     port, admin = port or harness.free_port(), tmp / "haproxy.sock"
     text = (ROOT / "deploy/haproxy.cfg").read_text()
     head, _, _ = text.partition("    server cell-1")
     text = replaced(head, ("bind :8000", f"bind 127.0.0.1:{port}"), ("/run/haproxy/admin.sock", str(admin)))
+    if patient:
+        text = replaced(text, ("connect 200ms", f"connect {PATIENCE:.0f}s"), ("check 600ms", f"check {PATIENCE:.0f}s"))
     text += "".join(f"    server cell-{n} {cell}\n" for n, cell in enumerate(cells))
     (tmp / "haproxy.cfg").write_text(text)
     command = [*prefix, shutil.which("haproxy", path=program_path()), "-db", "-f", tmp / "haproxy.cfg"]

@@ -389,7 +389,7 @@ def receive(connection: socket.socket, size: int) -> bytes:
 Answer = tuple[int, dict[str, str], bytes]
 
 
-def request(where: int | Path | socket.socket, data: bytes, seconds: float = 10) -> Answer:
+def request(where: int | Path | socket.socket, data: bytes, seconds: float = PATIENCE) -> Answer:
     """Send bytes unchanged and read one response: status, headers with lower-case names, body.
 
     where: a port, a Unix socket, or a connection, which stays open.

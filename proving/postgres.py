@@ -90,7 +90,7 @@ class Postgres:
 
     def connect(self, dbname: str = "sluice") -> psycopg.Connection:
         """A connection in autocommit."""
-        return psycopg.connect(self.url, dbname=dbname, autocommit=True, connect_timeout=5)
+        return psycopg.connect(self.url, dbname=dbname, autocommit=True, connect_timeout=int(harness.PATIENCE))
 
     def ask(self, query: str) -> list[tuple[Any, ...]]:
         """All rows of a query; none for a command."""

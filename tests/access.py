@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from proving.harness import PATIENCE
+
 KEY, OTHER = "0123456789abcdef0123456789abcdef01234567", "Zm9vYmFyYmF6cXV4Zm9vYmFyYmF6cXV4Zm9vYmFyYmF6"
 
 
@@ -32,7 +34,9 @@ def passwords(tmp: Path) -> Path:
 def curl(*arguments: object) -> tuple[int, dict[str, list[str]], str]:
     """Send a request with the real curl. Returns: status (0: no answer), headers by lower-case name, body or error."""
     done = subprocess.run(
-        ["curl", "-sS", "-i", "--http1.1", "--max-time", "20", *map(str, arguments)], capture_output=True, text=True
+        ["curl", "-sS", "-i", "--http1.1", "--max-time", str(PATIENCE), *map(str, arguments)],
+        capture_output=True,
+        text=True,
     )
     head, _, body = done.stdout.partition("\n\n")
     if not head:

@@ -265,9 +265,9 @@ def test_without_the_options_the_javascript_client_of_version_2_gives_up_soon(
     ):
         assert write(range(1)) != "ok"
         poll(lambda: len(between.answered) == 6)
-        assert write(range(1, 2)) == "ok"
+        poll(lambda: write(range(1, 2)) == "ok")  # again if its own ten seconds have passed
         poll(lambda: numbers(up, "@influxdata/influxdb-client-changed"))
-    assert numbers(up, "@influxdata/influxdb-client-changed") == [1]
+    assert set(numbers(up, "@influxdata/influxdb-client-changed")) == {1}
 
 
 def test_points_of_version_3_are_stored_without_sync(up: Server, clients: dict[str, Start]) -> None:

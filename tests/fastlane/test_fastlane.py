@@ -370,7 +370,7 @@ def test_many_large_answers_of_one_turn_take_bounded_memory() -> None:
         for client, reader in zip(clients, readers):
             reader.join()
             client.close()
-        assert memory(worker, "VmHWM") - before < 32 << 20
+        assert memory(worker, "VmHWM") - before < 48 << 20  # UNSENT_BYTES, and as many in the making
 
 
 def test_large_answers_that_nobody_takes_take_bounded_memory_and_keep_nobody_waiting_for_long() -> None:
@@ -1209,7 +1209,7 @@ def test_without_an_access_log_nothing_is_logged(ingest: Site) -> None:
 
 
 def test_the_heartbeat_continues_under_load_and_stops_if_the_application_hangs() -> None:
-    with site("apps:odd", "--timeout", 3) as running:
+    with site("apps:odd", "--timeout", 20) as running:  # a busy machine may keep a worker for seconds
         first = running.worker()
         with Client(running["unix"]) as client:
 

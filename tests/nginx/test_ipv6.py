@@ -22,7 +22,7 @@ from typing import TypeVar
 import pytest
 
 from access import curl, keys
-from proving.harness import answer, environment, free_port, installation, poll, post, short_tmp
+from proving.harness import PATIENCE, answer, environment, free_port, installation, poll, post, short_tmp
 from sluice.run import configure
 from sluice.run.configure import ROOT, has_ipv6
 from stand_in import front
@@ -192,10 +192,10 @@ def test_the_addresses_of_one_ipv6_network_share_their_concurrent_requests() -> 
         own_network()
         with front(INGEST_CLIENT_CONNECTIONS=1) as (web, _):
             half = b"POST /votes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nx"
-            with socket.create_connection(("::1", web.port), 10, (ONE, 0)) as slow:
+            with socket.create_connection(("::1", web.port), PATIENCE, (ONE, 0)) as slow:
                 # two at once: the second one answered shows that the first is in progress
                 slow.sendall(half)
-                with socket.create_connection(("::1", web.port), 10, (ONE, 0)) as other:
+                with socket.create_connection(("::1", web.port), PATIENCE, (ONE, 0)) as other:
                     other.sendall(half)
                     rejected, _, _ = select.select([slow, other], [], [], 10)
                     assert len(rejected) == 1
@@ -213,7 +213,7 @@ def test_unless_set_a_client_of_the_internet_has_64_concurrent_requests() -> Non
         """How many of 80 requests in progress get 429. late: how many of them to wait for."""
         with contextlib.ExitStack() as stack:
             where = ("::1" if ":" in source else "127.0.0.1", port)
-            held = [stack.enter_context(socket.create_connection(where, 10, (source, 0))) for _ in range(80)]
+            held = [stack.enter_context(socket.create_connection(where, PATIENCE, (source, 0))) for _ in range(80)]
             for connection in held:
                 connection.sendall(half)
             poll(lambda: len(select.select(held, [], [], 0)[0]) >= late)

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from access import curl, tls
-from proving.harness import Server, ask, installation, poll, short_tmp
+from proving.harness import PATIENCE, Server, ask, installation, poll, short_tmp
 from sluice.settings import VIEWS_SOCKET
 from sluice.views import contract
 
@@ -51,7 +51,7 @@ class Unread:
         context = ssl.create_default_context(cafile=str(certificate))
         context.set_alpn_protocols(["h2"])
         self.socket = context.wrap_socket(
-            socket.create_connection(("127.0.0.1", port), 30), server_hostname="localhost"
+            socket.create_connection(("127.0.0.1", port), PATIENCE), server_hostname="localhost"
         )
         self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0, NO_WINDOW))
 

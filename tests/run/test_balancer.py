@@ -83,7 +83,7 @@ def test_a_cell_is_taken_out_killed_and_put_back_under_load_and_no_request_fails
         start(0)
         start(1)
         with (
-            haproxy(tmp, addresses) as balancer,
+            haproxy(tmp, addresses, patient=True) as balancer,
             Load(balancer.port, 12, 4, 0.05) as load,
         ):
             for turn in range(times):
@@ -142,7 +142,7 @@ def test_a_request_is_tried_elsewhere_only_if_its_connection_was_refused(tmp: Pa
         thread = threading.Thread(target=serve)
         thread.start()
         addresses = [f"127.0.0.1:{port}" for port in (web.port, bad.getsockname()[1])]
-        with haproxy(tmp, addresses) as balancer:
+        with haproxy(tmp, addresses, patient=True) as balancer:
             statuses = [post(balancer.port, "/votes", b"{}")[0] for _ in range(20)]
             sent = len(posts)
             assert sent and statuses.count(502) == sent and statuses.count(200) == 20 - sent

@@ -22,6 +22,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect, sync_playwright
 
 from proving.harness import (
+    PATIENCE,
     ROOT,
     Server,
     answer,
@@ -43,7 +44,7 @@ LIVE = ROOT / "examples/live.html"
 PHONE, TABLET, DESKTOP = (360, 740), (820, 1180), (1280, 800)
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
-expect.set_options(timeout=10_000)
+expect.set_options(timeout=PATIENCE * 1000)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def context(chromium: Browser, size: tuple[int, int] = DESKTOP, scheme: str = "l
             color_scheme=scheme,  # type: ignore[arg-type]
         )
     ) as window:
-        window.set_default_timeout(10_000)
+        window.set_default_timeout(PATIENCE * 1000)
         yield window
         for page in window.pages:  # a request on its way would fail in a handler when the window is closed
             page.unroute_all(behavior="ignoreErrors")
@@ -704,7 +705,7 @@ def test_old_figures_are_marked_and_a_killed_page_process_keeps_its_hour(page: P
 
 def test_the_page_is_served_to_this_machine_only_unless_allowed() -> None:
     def look(port: int, source: str, target: str) -> int:
-        with socket.create_connection(("127.0.0.1", port), 10, (source, 0)) as connection:
+        with socket.create_connection(("127.0.0.1", port), PATIENCE, (source, 0)) as connection:
             connection.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             return answer(connection)[0]
 
