@@ -1,7 +1,7 @@
 """Measures the memory of a function in a process without other threads.
 
-tracemalloc of CPython 3.11 ends its process if another thread allocates memory without the GIL while it is switched off
-(python/cpython#128679), and tests leave threads behind: of servers, of clients of brokers and databases.
+tracemalloc of CPython 3.11 crashes if another thread allocates memory without the GIL while tracing is stopped
+(python/cpython#128679), and tests leave threads behind: of servers, and of clients of brokers and databases.
 """
 
 from __future__ import annotations
@@ -30,5 +30,5 @@ def traced(function: Callable[..., T], *args: Any) -> tuple[T, int]:
 
 
 def peak(function: Callable[..., T], *args: Any) -> tuple[T, int]:
-    """What a function of a module returns, and the most bytes of Python's memory that it took."""
+    """What a module's function returns, and its peak of Python's memory, bytes."""
     return other_process().submit(traced, function, *args).result()
