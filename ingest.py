@@ -121,28 +121,17 @@ def tick() -> None:
     INLET.report()
     if SETTINGS.has_own_redis:
         INLET.check_disk(SETTINGS.home / "redis")
-    is_closing, has_names = os.path.exists(CLOSING), keys_have_names()
+    is_closing = os.path.exists(CLOSING)
     for endpoint in ENDPOINTS:
         endpoint.reply = endpoint.replies[is_closing]
-        endpoint.keep_head = has_names or ROUTES[endpoint.path].keep_head
-
-
-def keys_have_names() -> bool:
-    """Whether nginx sends names of keys, which are stored with the head."""
-    try:
-        return SETTINGS.api_keys is not None and os.stat(SETTINGS.names).st_size > 0
-    except OSError:
-        return False
 
 
 ROUTES = load_routes(SETTINGS.routes)
 ENDPOINTS = Endpoints(ROUTES, counts.counter, SETTINGS.max_body, SETTINGS.max_batch)
 PLAIN = ENDPOINTS.plain
 for at, known in load_signed(ROUTES).items():
-    PLAIN[at].read = signature.reading(*known)
+    PLAIN[at].read, PLAIN[at].keep_head = signature.reading(*known), True
 PROBES = {"/health": influx.HEALTH, "/healthz": OK, "/readyz": OK, "/ready": influx.READY, "/ping": influx.PING}
-for each in ENDPOINTS:
-    each.keep_head |= keys_have_names()
 FIELDS = request.FIELDS | signature.FIELDS
 app.fastlane = Options(SETTINGS.max_body, tick, True, FIELDS, plainness, malformed)  # type: ignore[attr-defined]
 atexit.register(INLET.report, last=True)

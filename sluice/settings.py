@@ -116,7 +116,7 @@ class Settings:
 
     @property
     def names(self) -> Path:
-        """The names of keys. While there is one, the gateway keeps each head, into which nginx puts the name."""
+        """The names of keys, as a start or a reload of nginx found them."""
         return self.home / "etc/names"
 
     @property

@@ -35,8 +35,8 @@ from sluice.formats.registry import ROUTES
 from sluice.formats.streams import STREAMS
 from sluice.http import written
 from sluice.http.replies import NO_LENGTH, Rejected
-from sluice.http.request import read
-from sluice.streams.message import parse
+from sluice.http.request import read, sender_head
+from sluice.streams.message import parse, sender
 from sluice.streams.record import Gps, Limits, Log
 
 MAX_BODY = 100_000
@@ -319,6 +319,28 @@ def test_a_chunked_body_is_not_read_if_its_end_is_not_certain(more: dict[str, ob
     with pytest.raises(Rejected) as rejected:
         read({"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input": io.BytesIO(b"abc"), **more}, False, MAX_BODY)
     assert rejected.value.args == (NO_LENGTH,)
+
+
+def test_a_body_of_a_named_key_has_a_head_that_says_who_sent_it_and_no_more_unless_it_needs_more(site: Site) -> None:
+    field = b"Host: x\r\nSluice-Sender: %b\r\nContent-Length: 3\r\n"
+    for name in b"acme", b"acme", b"acme", b"other", b"other", b"default", b"acme":
+        assert send(site.where, b"POST /votes HTTP/1.1\r\n" + field % name + b"\r\nabc")[0] == 200
+    items = site.items()
+    assert [sender(item) for item in items] == ["acme"] * 3 + ["other"] * 2 + ["default", "acme"]
+    assert all(item.endswith(b"\r\n\r\nabc") for item in items)
+    if site.name == "fastlane":
+        assert {*items} == {sender_head(name) + b"abc" for name in ("acme", "other", "default")}
+    for start, more in (
+        (b"POST /gps?device=x HTTP/1.1\r\n", b""),
+        (b"POST /gps HTTP/1.1\r\n", b"Idempotency-Key: k1\r\n"),
+        (b"POST /gps HTTP/1.1\r\n", b"Content-Type: application/x-www-form-urlencoded\r\n"),
+        (b"POST /gps HTTP/1.1\r\n", b"Content-Encoding: deflate\r\n"),
+        (b"POST /owntracks HTTP/1.1\r\n", b""),
+    ):
+        for _ in range(3):
+            assert send(site.where, start + more + field % b"acme" + b"\r\nabc")[0] == 200
+            item = site.items("gps")[-1]
+            assert item.startswith(start) and item.endswith(b"\r\n\r\nabc") and sender(item) == "acme"
 
 
 @pytest.mark.parametrize("field", ["Idempotency-Key", "webhook-id", "X-GitHub-Delivery", "ce-id"])

@@ -3,19 +3,23 @@
 The decoder must see the path that chose the route, so the head has PATH_INFO: no other form of the target is looked at.
 No body can pass for a whole message: one that looks like it is kept as a whole message, too. A request that has a key
 is kept whole: the worker looks there for the key. So is one with a query string beside its body, which may name the
-device, and a form with spaces. Nothing is looked up here.
+device, and a form with spaces. A body of a named API key has at least a head that says its name. Nothing is looked up
+here.
 """
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 from sluice.http.replies import BAD_KEY, CODED, CUT_OFF, EMPTY, NO_LENGTH, UNSUPPORTED, Rejected, too_large
 
 # The fields with a key of the request, in the order in which they count
 KEYED = (b"idempotency-key", b"webhook-id", b"x-github-delivery", b"ce-id", b"x-amz-firehose-request-id")
-FIELDS = frozenset(f"HTTP_{name.decode().upper().replace('-', '_')}" for name in KEYED)  # that `examine` looks at
+# The field in which nginx puts the name of the API key; it takes away one that a client sends (nginx/sluice.conf)
+SENDER, SENT_BY = "HTTP_SLUICE_SENDER", b"\r\nSluice-Sender: "
+FIELDS = frozenset(f"HTTP_{name.decode().upper().replace('-', '_')}" for name in KEYED) | {SENDER}  # of `examine`
 # The values of Content-Encoding, and whether a body needs its head: its first bytes do not show its compression
 SNAPPY = "snappy", "x-snappy-framed"
 ENCODINGS = {"identity": False, "gzip": False, "x-gzip": False, "zstd": False, "deflate": True}
@@ -33,7 +37,8 @@ FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 COUNTED = "io.prometheus.write.v2.Request"  # in a Content-Type; see sluice/http/written.py
 DELIVERED = "HTTP_X_AMZ_FIREHOSE_REQUEST_ID"  # see sluice/http/own.py
-PLAIN, BODY_ONLY, KEY_AND_BODY = "plain", "body only", "key and body"  # see `plainness`
+# see `plainness`
+PLAIN, BODY_ONLY, KEY_AND_BODY, SENDER_AND_BODY = "plain", "body only", "key and body", "sender and body"
 START = re.compile(rb"POST (/[^ \r\n]*) HTTP/1\.[01]\r\n")  # of a whole HTTP message, its path and query
 
 
@@ -48,9 +53,9 @@ def read(environ: dict[str, Any], keep_head: bool, max_body: int) -> bytes:
     max_body: bytes. Raises: Rejected, OwnAnswer.
     """
     plain = environ.get("fastlane.plain")
-    if plain is BODY_ONLY or plain is KEY_AND_BODY:  # most requests need nothing of what follows
-        if plain is KEY_AND_BODY:
-            keep_head = is_keyed(environ)
+    if plain is BODY_ONLY or plain is KEY_AND_BODY or plain is SENDER_AND_BODY:  # most need nothing of what follows
+        if plain is not BODY_ONLY:
+            keep_head = plain is SENDER_AND_BODY or is_keyed(environ)
         body: bytes = environ["wsgi.input"].read()
         if not 0 < len(body) <= max_body:
             raise Rejected(too_large(max_body) if body else EMPTY)
@@ -59,6 +64,8 @@ def read(environ: dict[str, Any], keep_head: bool, max_body: int) -> bytes:
         keep_head = examine(environ, keep_head)
     elif "HTTP_IDEMPOTENCY_KEY" in environ:
         keep_head = is_keyed(environ)
+    elif SENDER in environ:
+        keep_head = True
     length = environ.get("CONTENT_LENGTH") or "0"
     if "HTTP_TRANSFER_ENCODING" in environ or not length.isdecimal():
         if not environ.get("wsgi.input_terminated") or "CONTENT_LENGTH" in environ:
@@ -123,6 +130,7 @@ def examine(environ: dict[str, Any], keep_head: bool) -> bool:
     keep_head = (
         is_keyed(environ)
         or keep_head
+        or SENDER in environ
         or "HTTP_WEBHOOK_ID" in environ
         or "HTTP_X_GITHUB_DELIVERY" in environ
         or "HTTP_CE_ID" in environ
@@ -152,11 +160,12 @@ def codings(encoding: str) -> list[str]:
 
 def plainness(environ: dict[str, Any], has_query: bool, keep_head: bool) -> str:
     """What is known of all heads with these fields, this type and this encoding: PLAIN if `examine` finds nothing but a
-    key in them; BODY_ONLY or KEY_AND_BODY if there is nothing else to look at, either; else "".
+    key and a sender in them; BODY_ONLY, KEY_AND_BODY or SENDER_AND_BODY if there is nothing else to look at, either;
+    else "".
 
     environ: of the fast lane, so the body has the length that the head says.
     """
-    others = {name: value for name, value in environ.items() if name != "HTTP_IDEMPOTENCY_KEY"}
+    others = {name: value for name, value in environ.items() if name not in ("HTTP_IDEMPOTENCY_KEY", SENDER)}
     try:
         if examine(others, keep_head) != keep_head:
             return ""
@@ -164,7 +173,9 @@ def plainness(environ: dict[str, Any], has_query: bool, keep_head: bool) -> str:
         return ""
     if has_query or environ.get("CONTENT_TYPE", "").lower().startswith(FORM):
         return PLAIN
-    return KEY_AND_BODY if len(others) < len(environ) else BODY_ONLY
+    if "HTTP_IDEMPOTENCY_KEY" in environ:
+        return KEY_AND_BODY
+    return SENDER_AND_BODY if SENDER in environ and not keep_head else BODY_ONLY
 
 
 def idempotency_key(value: str) -> str:
@@ -178,8 +189,10 @@ def idempotency_key(value: str) -> str:
 
 def head(environ: dict[str, Any]) -> bytes:
     """The head: as received if the server has it (`fastlane.head`), else rebuilt with the same fields, from the decoded
-    path and the query.
+    path and the query; of a body that needs no other, one that says who sent it.
     """
+    if environ.get("fastlane.plain") is SENDER_AND_BODY:
+        return sender_head(environ[SENDER])
     received: bytes | None = environ.get("fastlane.head")
     if received is not None:
         return received
@@ -192,3 +205,9 @@ def head(environ: dict[str, Any]) -> bytes:
         if name.startswith("HTTP_") and name != "HTTP_TRANSFER_ENCODING":
             lines.append(f"{name[5:].replace('_', '-').title()}: {value}")
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+@cache  # as many as INGEST_API_KEYS has had names
+def sender_head(name: str) -> bytes:
+    """A head that says of a body only who sent it; b"" for "", which is nobody."""
+    return b"POST / HTTP/1.1%b%b\r\n\r\n" % (SENT_BY, name.encode("latin-1")) if name else b""

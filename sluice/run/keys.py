@@ -21,8 +21,11 @@ KEYS, SENDERS, QUOTAS = "api-keys", "senders.conf", "quotas.conf"  # below $INGE
 PLAIN = re.compile(r"([A-Za-z0-9_-]{32,46})\s+[\w.@-]+\s*;", re.ASCII)
 NAMED = re.compile(r"([A-Za-z0-9_-]{32,46})((?:\s+(?:name|rate|streams)=[^\s;]+)+)", re.ASCII)
 NAME = re.compile(r"[A-Za-z0-9_][\w.@-]{0,62}", re.ASCII)
+# before a name in a map, which takes a word such as `default` for its own; one of both ends in nginx's parser
+LITERAL = "\\\\"
 HASHED = 64  # characters of a path that fit into a bucket of nginx's hash (map_hash_bucket_size)
 ANYWHERE = "healthz", "readyz", "ready", "ping"  # paths that every key may ask for
+EVERYWHERE = 'map "" $sluice_forbidden { default ""; }'  # no key is limited to some paths
 
 
 class Key(NamedTuple):
@@ -98,18 +101,21 @@ def files(s: Settings) -> dict[str, str]:
     known = load(s)
     by_name = {key.name: key for key in known if key.name}
     if not by_name:
-        senders = 'map $sluice_client $sluice_sender { default ""; }\nmap "" $sluice_may { default 1; }\n'
+        senders = f'map "" $sluice_sender {{ default ""; }}\n{EVERYWHERE}\n'
         return {KEYS: lines_of(known), SENDERS: senders, QUOTAS: "", s.names.name: ""}
     lines = ["map $sluice_client $sluice_sender {", "    default $sluice_client;"]
     lines += ['    - "";', "}"] if len(by_name) < len(known) else ["}"]  # without it, nginx looks nothing up
     lines += rights(by_name, Counter(path.lower() for path in load_routes(s.routes)))
     # an address that may not send uses up nobody's rate, and does not learn whether a key is valid
-    allowed = "default 1;" if s.allow == EVERYBODY else "default 0; " + " ".join(f"{each} 1;" for each in s.allow)
-    lines.append(f"geo $sluice_sends {{ {allowed} }}")
+    limited = "$sluice_client"
+    if s.allow != EVERYBODY:
+        lines.append("geo $sluice_sends { default 0; " + " ".join(f"{each} 1;" for each in s.allow) + " }")
+        lines.append('map $sluice_sends $sluice_limited { default ""; 1 $sluice_client; }')
+        limited = "$sluice_limited"
     rates = sorted({key.rate for key in by_name.values() if key.rate})
     for rate in rates:
-        lines += [f'map "$sluice_sends $sluice_sender" $sluice_quota_{rate} {{', '    default "";']
-        lines += [f'    "1 {name}" {name};' for name, key in by_name.items() if key.rate == rate]
+        lines += [f"map {limited} $sluice_quota_{rate} {{", '    default "";']
+        lines += [f"    {LITERAL}{name} {name};" for name, key in by_name.items() if key.rate == rate]
         lines += ["}", f"limit_req_zone $sluice_quota_{rate} zone=sluice_quota_{rate}:1m rate={rate}r/s;"]
     return {
         s.names.name: "".join(f"{name}\n" for name in by_name),
@@ -120,25 +126,25 @@ def files(s: Settings) -> dict[str, str]:
 
 
 def rights(by_name: dict[str, Key], paths: Counter[str]) -> list[str]:
-    """The lines of what each name may post to. paths: of all routes, in lower case, as nginx's map compares texts."""
-    # nginx tries patterns one after the other, so there is one for each set of paths, and none for each name. "of": a
-    # map takes a word such as `default` for its own
+    """The lines of where each name may not post. paths: of all routes, in lower case, as nginx's map compares texts."""
+    # nginx tries patterns one after the other, so there is one for each set of paths, and none for each name
     sets = {key.paths: str(n) for n, key in enumerate(by_name.values()) if key.paths is not None}
     if not sets:
-        return ['map "" $sluice_may { default 1; }']
-    lines = ['map "of $sluice_sender" $sluice_paths {', '    default "";']
-    lines += [f'    "of {name}" {sets[key.paths]};' for name, key in by_name.items() if key.paths is not None]
-    lines += ["}", 'map "$sluice_paths $request_uri" $sluice_may {', "    default $sluice_may_else;", '    "~^ " 1;']
+        return [EVERYWHERE]
+    lines = ["map $sluice_client $sluice_paths {", '    default "";']
+    lines += [f"    {LITERAL}{name} {sets[key.paths]};" for name, key in by_name.items() if key.paths is not None]
+    lines += ["}", 'map "$sluice_paths $request_uri" $sluice_forbidden {']
+    lines += ["    default $sluice_elsewhere;", '    "~^ " "";']
     # without a pattern, which takes longer; also other cases of a path, which are no route
     lines += [
-        f'    "{n} {path}" 1;'
+        f'    "{n} {path}" "";'
         for some, n in sets.items()
         for path in sorted(some or ())
         if len(path) <= HASHED and paths[path.lower()] == 1
     ]
     lines += [
-        f'    "~^{n} /*({"|".join(re.escape(path) for path in sorted(some or ()))})/*(\\?|$)" 1;'
+        f'    "~^{n} /*({"|".join(re.escape(path) for path in sorted(some or ()))})/*(\\?|$)" "";'
         for some, n in sets.items()
     ]
-    lines += ["}", 'map "$sluice_view$request_uri" $sluice_may_else {', "    default 0;"]
-    return [*lines, f'    "~^(view|/({"|".join(ANYWHERE)})(\\?|$))" 1;', "}"]
+    lines += ["}", 'map "$sluice_view$request_uri" $sluice_elsewhere {', "    default 1;"]
+    return [*lines, f'    "~^(view|/({"|".join(ANYWHERE)})(\\?|$))" "";', "}"]

@@ -22,7 +22,7 @@ from sluice.streams.body import INVALID_COST, NOT_JSON, WITHOUT_ROWS, Budget, Em
 from sluice.streams.encoding import GZIP, ZSTD, inflated
 from sluice.streams.format import Format
 from sluice.streams.mended import mended
-from sluice.streams.message import Message, parse
+from sluice.streams.message import Message, named_object, parse
 from sluice.streams.record import Invalid, Limits, Record, Reject
 from sluice.streams.times import END, SECOND, known
 
@@ -156,11 +156,15 @@ class JsonDecoder(Decoder):
         """
         read, build, slow = self.read, self.build, self.decode
 
+        def named(fast: Callable[[bytes, Limits], Iterable[Result]], item: bytes, limits: Limits) -> Iterable[Result]:
+            records = fast(body, limits) if (body := named_object(item)) else None
+            return records if isinstance(records, tuple) else slow(item, limits)
+
         def decode(item: bytes, limits: Limits) -> Iterable[Result]:
             try:
                 record = build(read(item))
             except Exception:  # not a plain object; if the item is invalid, the slow path finds the reason
-                return slow(item, limits)
+                return named(decode, item, limits)
             return (record,) if item.find(NUL) < 0 else slow(item, limits)  # `in` takes 60 ns longer
 
         if record:
@@ -173,7 +177,7 @@ class JsonDecoder(Decoder):
                     if time is not None:  # the usual unit without the call
                         made.time = time * SECOND if 0 < time < END else known(time)
                 except Exception:
-                    return (decode if item.startswith(b"{") else slow)(item, limits)
+                    return decode(item, limits) if item.startswith(b"{") else named(direct, item, limits)
                 return (made,) if item.find(NUL) < 0 else slow(item, limits)
 
             return direct

@@ -13,12 +13,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
-from sluice.http.request import MAX_PARAMETERS, START
+from sluice.http.request import MAX_PARAMETERS, SENT_BY, START
+from sluice.http.request import sender_head as sender_head
 from sluice.streams.record import Invalid
 
-# The field in which nginx puts the name of the key; it takes away one that a client sends (nginx/sluice.conf)
-SENDER = b"\r\nSluice-Sender: "
 KEPT = b"POST /"  # what a kept message begins with
+NAMED = b"POST / HTTP/1.1" + SENT_BY  # what `sender_head` begins with
 BEGINNING = itemgetter(slice(len(KEPT)))
 NOBODY: Mapping[int, str] = MappingProxyType({})
 # these describe the original body, not a part of it
@@ -66,15 +66,16 @@ def sender(item: bytes) -> str:
     """The name of the API key with which a list item was sent; "" if it has none."""
     if not item.startswith(KEPT):
         return ""
-    at = item.find(SENDER, 0, item.find(b"\r\n\r\n") + 2)
+    at = item.find(SENT_BY, 0, item.find(b"\r\n\r\n") + 2)
     if at < 0 or not START.match(item):  # a body may begin like a message without being one
         return ""
-    return item[at + len(SENDER) : item.index(b"\r\n", at + 2)].decode("latin-1")
+    return item[at + len(SENT_BY) : item.index(b"\r\n", at + 2)].decode("latin-1")
 
 
-def sender_head(name: str) -> bytes:
-    """A head that says of a body, which was no message, only who sent it; b"" for "", which is nobody."""
-    return b"POST / HTTP/1.1%b%b\r\n\r\n" % (SENDER, name.encode("latin-1")) if name else b""
+def named_object(item: bytes) -> bytes:
+    """The JSON object behind a head that says only who sent it; b"" if the item is something else."""
+    at = item.find(b"\r\n\r\n") + 4 if item.startswith(NAMED) else 0
+    return item[at:] if at and item.startswith(b"{", at) else b""
 
 
 def senders(items: Sequence[bytes], first: int) -> Mapping[int, str]:

@@ -30,11 +30,12 @@ from sluice.formats.otlp import Protobuf  # noqa: E402
 from sluice.formats.prometheus import messages  # noqa: E402
 from sluice.formats.registry import MSGPACK  # noqa: E402
 from sluice.http import written  # noqa: E402
+from sluice.http.request import sender_head  # noqa: E402
 from sluice.streams import registry  # noqa: E402
 from sluice.streams.body import BOM  # noqa: E402
 from sluice.streams.decoder import SEPARATE_REJECTS  # noqa: E402
 from sluice.streams.encoding import GZIP, ZSTD, inflated, unsnapped  # noqa: E402
-from sluice.streams.message import parse  # noqa: E402
+from sluice.streams.message import parse, sender  # noqa: E402
 from sluice.streams.record import Gps, Invalid, Log, Record, Reject, Span  # noqa: E402
 from sluice.streams.registry import Stream  # noqa: E402
 
@@ -328,6 +329,12 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 def decoder(stream: Stream, item: bytes) -> None:
     """The promises of docs/protocol/http.md, for an item and its equivalents."""
     results = promises(stream, item)
+    if not parse_or_none(item):
+        named = promises(stream, sender_head("acme") + item)
+        assert [result.reason if isinstance(result, Reject) else result for result in named] == [
+            result.reason if isinstance(result, Reject) else result for result in results
+        ], f"{named} is not {results}"
+        assert all(sender(result.part) == "acme" for result in named if isinstance(result, Reject))
     if parse_or_none(item) or item.startswith((GZIP, ZSTD, BOM)) or MSGPACK.match(item) or not item.strip():
         return
     # a byte order mark is ignored, but disables the fast path

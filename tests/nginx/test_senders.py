@@ -108,6 +108,18 @@ def test_a_key_and_its_name_may_be_as_long_as_a_line_allows(tmp: Path) -> None:
         assert post(web.port, "/gps", key) == 403
 
 
+@pytest.mark.parametrize("allow", ["all", "private"])
+def test_a_name_may_be_a_word_of_nginx_or_begin_like_an_escape(allow: str, tmp: Path) -> None:
+    names = "default", "include", "hostnames", "volatile", "tom", "nick", "rob", "_", "0.@-"
+    known = {f"{n}{KEY[1:]}": name for n, name in enumerate(names)}
+    file = private(tmp / "keys", "".join(f"{key} name={name} rate=1 streams=votes\n" for key, name in known.items()))
+    with front(("rate=1r/s", "rate=1r/m"), INGEST_API_KEYS=file, INGEST_ALLOW=allow) as (web, gateway):
+        for key, name in known.items():
+            assert [post(web.port, path, key) for path in ("/votes", "/gps", "/votes")] == [200, 403, 200]
+            assert f"Sluice-Sender: {name}\r\n".encode() in gateway.requests.pop()
+            assert post(web.port, "/votes", key) == 429
+
+
 def test_rows_have_the_name_of_the_key_and_no_client_can_forge_it(tmp: Path) -> None:
     file = private(tmp / "keys", f"{THIRD} plain;\n")
     env = {"INGEST_API_KEYS": file, "INGEST_ROWS": f"votes=parquet://{tmp}/rows"}
