@@ -82,6 +82,7 @@ def access(s: settings.Settings) -> list[tuple[str, bool, list[tuple[str, str]]]
             [
                 *((f"/etc/sluice/{name}", quoted(s.home / "etc" / name)) for name in (keys.SENDERS, keys.QUOTAS)),
                 ('Sluice-Sender "";', "Sluice-Sender $sluice_sender;"),
+                ("if ($sluice_keyless)", "if ($sluice_forbidden)"),
             ],
         ),
         ("passwords", s.passwords is not None, [("/etc/sluice/passwords", quoted(s.passwords))]),

@@ -25,7 +25,7 @@ NAME = re.compile(r"[A-Za-z0-9_][\w.@-]{0,62}", re.ASCII)
 LITERAL = "\\\\"
 HASHED = 64  # characters of a path that fit into a bucket of nginx's hash (map_hash_bucket_size)
 ANYWHERE = "healthz", "readyz", "ready", "ping"  # paths that every key may ask for
-EVERYWHERE = 'map "" $sluice_forbidden { default ""; }'  # no key is limited to some paths
+EVERYWHERE = 'map $sluice_client $sluice_forbidden { "" 1; }'  # no key is limited to some paths
 
 
 class Key(NamedTuple):
@@ -103,8 +103,10 @@ def files(s: Settings) -> dict[str, str]:
     if not by_name:
         senders = f'map "" $sluice_sender {{ default ""; }}\n{EVERYWHERE}\n'
         return {KEYS: lines_of(known), SENDERS: senders, QUOTAS: "", s.names.name: ""}
-    lines = ["map $sluice_client $sluice_sender {", "    default $sluice_client;"]
-    lines += ['    - "";', "}"] if len(by_name) < len(known) else ["}"]  # without it, nginx looks nothing up
+    if len(by_name) < len(known):
+        lines = ['map $sluice_client $sluice_sender { default $sluice_client; - ""; }']
+    else:  # nginx looks nothing up
+        lines = ['map "" $sluice_sender { default $sluice_client; }']
     lines += rights(by_name, Counter(path.lower() for path in load_routes(s.routes)))
     # an address that may not send uses up nobody's rate, and does not learn whether a key is valid
     limited = "$sluice_client"
@@ -126,15 +128,18 @@ def files(s: Settings) -> dict[str, str]:
 
 
 def rights(by_name: dict[str, Key], paths: Counter[str]) -> list[str]:
-    """The lines of where each name may not post. paths: of all routes, in lower case, as nginx's map compares texts."""
+    """The lines of where a key may not post, an unknown one nowhere.
+
+    paths: of all routes, in lower case, as nginx's map compares texts.
+    """
     # nginx tries patterns one after the other, so there is one for each set of paths, and none for each name
-    sets = {key.paths: str(n) for n, key in enumerate(by_name.values()) if key.paths is not None}
+    sets = {key.paths: str(n) for n, key in enumerate(by_name.values(), 1) if key.paths is not None}
     if not sets:
         return [EVERYWHERE]
-    lines = ["map $sluice_client $sluice_paths {", '    default "";']
+    lines = ["map $sluice_client $sluice_paths {", '    default "";', '    "" 0;']
     lines += [f"    {LITERAL}{name} {sets[key.paths]};" for name, key in by_name.items() if key.paths is not None]
     lines += ["}", 'map "$sluice_paths $request_uri" $sluice_forbidden {']
-    lines += ["    default $sluice_elsewhere;", '    "~^ " "";']
+    lines += ["    default $sluice_elsewhere;", '    "~^ " "";', '    "~^0" 1;']
     # without a pattern, which takes longer; also other cases of a path, which are no route
     lines += [
         f'    "{n} {path}" "";'

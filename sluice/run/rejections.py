@@ -57,7 +57,7 @@ def reason(told: dict[str, Any]) -> str:
         return "HTTP on a port of HTTPS"
     if status == 401 and not told.get("given"):
         return "no API key or password"
-    if status == 403 and told.get("forbidden"):
+    if status == 403 and told.get("name") and told.get("forbidden"):
         return "the key may not post to this path"
     if status == 403:
         return "a page of another site (INGEST_CORS)" if told.get("foreign") else "the address has no access"
