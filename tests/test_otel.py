@@ -8,30 +8,38 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from opentelemetry._logs import LogRecord, SeverityNumber
-from opentelemetry.exporter.otlp.proto.http import Compression
-from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
-from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk._logs import LoggerProvider
-from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
-from opentelemetry.sdk.metrics import AlwaysOnExemplarFilter, MeterProvider
-from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Link, SpanKind
 
 from between import Between, closing, reply
 from integrations import Write, duplicates, npm_packages, program, samples
 from proving import harness
 from proving.harness import Server, ask, chain, installation, short_tmp
+
+# not in .venv: redis-py imports OpenTelemetry's SDK where it finds it, 30 ms at each start of a program
+SDK = [*map(str, (harness.ROOT / ".venv-otel/lib").glob("*/site-packages"))]
+if not SDK:
+    pytest.skip("no SDK of OpenTelemetry: bin/provision test installs it", allow_module_level=True)
+sys.path += SDK
+
+from opentelemetry._logs import LogRecord, SeverityNumber  # noqa: E402
+from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: E402
+from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter  # noqa: E402
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: E402
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: E402
+from opentelemetry.sdk._logs import LoggerProvider  # noqa: E402
+from opentelemetry.sdk._logs.export import BatchLogRecordProcessor  # noqa: E402
+from opentelemetry.sdk.metrics import AlwaysOnExemplarFilter, MeterProvider  # noqa: E402
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: E402
+from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View  # noqa: E402
+from opentelemetry.sdk.resources import Resource  # noqa: E402
+from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
+from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: E402
+from opentelemetry.trace import Link, SpanKind  # noqa: E402
 
 poll = harness.poll
 HERE = Path(__file__).parent
