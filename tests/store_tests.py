@@ -31,11 +31,12 @@ from sluice.elsewhere.destination import Unwritable
 from sluice.elsewhere.outbox import CARRIED, NOTES, Outbox, note, tell
 from sluice.elsewhere.registry import open_elsewhere
 from sluice.formats.streams import STREAMS
-from sluice.parsers import DEAD
+from sluice.parsers import DEAD, FOREVER
 from sluice.spool.claim import Claim, Window
 from sluice.store import bounds
+from sluice.store.bookkeeping import KEYS
 from sluice.store.entries import Entries
-from sluice.store.expiry import Expiry
+from sluice.store.expiry import Expiry, KeyExpiry
 from sluice.store.registry import open_store
 from sluice.store.store import Elsewhere, Store
 from sluice.store.tables import LAYOUT
@@ -563,6 +564,34 @@ class StoreTests:
         assert not store.expire("votes", before)
         assert store.persist(*votes(*range(1, 11))).again
         assert store.overdue("votes", before) == 0
+
+    @pytest.mark.parametrize("known", ["before it stored", "after it stored", "never"])
+    def test_a_clock_that_jumps_before_the_first_deletion_deletes_nothing(
+        self, known: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """known: when the worker got an age, the clock being right."""
+        kept, now = parsers.keep("votes=3650d,dead=3650d"), time.time
+        store = open_store(backend.url, STREAMS, keep=kept if known == "before it stored" else FOREVER)
+        store.persist(*votes("a", "", "b", ""))
+        if known == "after it stored":
+            store.close()
+            store = open_store(backend.url, STREAMS, keep=kept)
+        monkeypatch.setattr(time, "time", lambda: now() + 20 * 365 * 86_400)
+        if known == "never":  # the clock is ahead when the worker gets one
+            store.close()
+            store = open_store(backend.url, STREAMS, keep=kept)
+        store.persist(*votes("c", first=5))
+        for name, age in ("votes", 3650 * 86_400), (DEAD, 3650 * 86_400):
+            expiry = Expiry(name, age)
+            while expiry.step(store):
+                pass
+        keys = KeyExpiry({"votes": 86_400})
+        while keys.step(store):
+            pass
+        assert self.choices(backend) == ["a", "b", "c"]
+        assert backend.ask("SELECT count(*) FROM dead_letters") == [(2,)]
+        assert store.horizon(KEYS) / 1e6 < now() + 60
+        store.close()
 
     @pytest.mark.parametrize("what", ["votes", "dead_letters"])
     def test_old_rows_and_letters_behind_young_ones_are_deleted(

@@ -124,6 +124,7 @@ WALL_CLOCKS = {
     "sluice/spool/kafka/backlog.py": 1,
     "sluice/spool/kafka/inspector.py": 1,  # shown
     "sluice/spool/kafka/outlet.py": 1,  # makes an id unique
+    "sluice/store/bookkeeping.py": 1,  # bounded by the last batch
     "sluice/store/expiry.py": 1,  # bounded by the monotonic clock
     "sluice/store/keys.py": 1,  # a key is at least as young as its row
     "sluice/store/sqlite/store.py": 1,  # persisted_at

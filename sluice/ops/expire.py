@@ -45,7 +45,9 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
             continue
         before = until = int((time.time() - age) * 1e6)
         if not arguments.catch_up:
-            before = min(until, (store.horizon(name) or until) + SLACK_SECONDS * 1_000_000)
+            with store.transaction(read=True) as db:
+                done = store.get_horizon(db, name) or store.present(db) - age * 1_000_000
+            before = min(until, done + SLACK_SECONDS * 1_000_000)
         table = "dead_letters" if name == DEAD else name
         old = store.overdue(table, before)
         if not arguments.dry_run:

@@ -6,6 +6,7 @@ A placeholder is `?`. Every statement is of one table or a few rows of it, so th
 from __future__ import annotations
 
 import json
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -49,15 +50,16 @@ ON CONFLICT (stream) DO UPDATE SET until = excluded.until"""
 class Bookkeeping(ABC, Generic[Db]):
     """One connection to a database; not thread-safe. Db: the connection of its driver.
 
-    EPOCH_OF: SQL, the epoch in `claim`. NOW: SQL, the time. AGE: SQL, seconds since {}. SKIP_LOCKED: the end of a
-    SELECT whose rows are to be deleted, so that it leaves those that another transaction has locked. WITH_ID: in an
-    INSERT that gives an id. ALONE: SQL, whether no other connection folds batches or deletes by age until the end of
-    the transaction.
+    EPOCH_OF: SQL, the epoch in `claim`. NOW: SQL, the time. AGE: SQL, seconds since {}. MICROS: SQL, {} in
+    microseconds since 1970. SKIP_LOCKED: the end of a SELECT whose rows are to be deleted, so that it leaves those that
+    another transaction has locked. WITH_ID: in an INSERT that gives an id. ALONE: SQL, whether no other connection
+    folds batches or deletes by age until the end of the transaction.
     """
 
     EPOCH_OF: str
     NOW: str
     AGE: str
+    MICROS: str
     SKIP_LOCKED: str
     ALONE: str
     swept: dict[str, int]  # table ("": dead letters) -> where the search for old rows continues
@@ -323,6 +325,20 @@ class Bookkeeping(ABC, Generic[Db]):
         """`horizon` in a transaction."""
         found = self.run(db, "SELECT until FROM batches_horizons WHERE stream = ?", (name,))
         return int(found[0][0]) if found else 0
+
+    def note_horizons(self, db: Db, ages: Mapping[str, int]) -> None:
+        """Before a process stores anything: a horizon where there is none, so that the first deletion has one, too.
+
+        ages: name -> seconds.
+        """
+        known = {name for (name,) in self.run(db, "SELECT stream FROM batches_horizons")}
+        for name in sorted(ages.keys() - known):
+            self.run(db, PUT_HORIZON, (name, self.present(db) - ages[name] * 1_000_000))
+
+    def present(self, db: Db) -> int:
+        """The time (microseconds since 1970) by the clock, or of the last batch if that is earlier."""
+        last = self.run(db, f"SELECT {self.MICROS.format('persisted_at')} FROM batches ORDER BY id DESC LIMIT 1")
+        return min([int(time.time() * 1e6), *(int(each) for (each,) in last if each)])
 
     def set_horizon(self, name: str, until: int) -> None:
         with self.transaction() as db:

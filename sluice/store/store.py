@@ -18,10 +18,10 @@ from operator import itemgetter
 from typing import Any, TypeVar, cast
 
 from sluice.base.override import override
-from sluice.parsers import Keep
+from sluice.parsers import DEAD, Keep
 from sluice.spool.claim import Claim
 from sluice.store import bounds
-from sluice.store.bookkeeping import FOLDED, HAS_LETTERS, PUT_FOLDED, PUT_RANGE, Bookkeeping, Db
+from sluice.store.bookkeeping import FOLDED, HAS_LETTERS, KEYS, PUT_FOLDED, PUT_RANGE, Bookkeeping, Db
 from sluice.store.fill import Given, fill, gaps
 from sluice.store.keys import Keys
 from sluice.store.tables import BURY, LAYOUT
@@ -116,6 +116,8 @@ class Store(Bookkeeping[Db]):
         self.tables = {name: table(stream) for name, stream in streams.items() if name not in elsewhere.streams}
         self.rules = {name: stream.rule for name, stream in streams.items()}
         self.keep = keep
+        kept = {name: keep.of(name) for name in (*streams, DEAD)}
+        self.ages = {KEYS: 0} | {name: age for name, age in kept.items() if age is not None}
         self.elsewhere = elsewhere
         self.checked: set[str] = set()  # streams whose table this connection has created or checked
         self.db: Db | None = None
@@ -258,7 +260,7 @@ class Store(Bookkeeping[Db]):
         letters: list[DeadLetter] = []
         size = 0
         question = (
-            f"SELECT id, stream, {self.RECEIVED}, body, reason, whole, batch, seq FROM {{}} "
+            f"SELECT id, stream, {self.MICROS.format('received_at')}, body, reason, whole, batch, seq FROM {{}} "
             f"WHERE id > ? AND id < ? ORDER BY id {'DESC' if newest else ''} LIMIT ?"
         )
         for id, stream, received, body, reason, whole, batch, seq in self.ask(where, question, (above, below, limit)):
@@ -383,7 +385,6 @@ class Store(Bookkeeping[Db]):
             reason = thing.reason.encode(errors="backslashreplace").replace(b"\0", b"\\0").decode()
             self.run(db, BURY, (self.time(received), stream, thing.part, reason, thing.whole and whole, batch, seq))
 
-    RECEIVED: str  # SQL: `received_at` in microseconds since 1970
     KIND: str  # SQL: a reason up to its first quote or number, which may be what a client has sent
 
     @abstractmethod

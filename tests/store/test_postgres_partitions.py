@@ -86,16 +86,26 @@ def test_rows_are_stored_while_a_reader_keeps_partitions_from_being_made_or_drop
 def test_a_reader_delays_the_end_of_a_partition_and_no_row(pg: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sluice.store.postgres.store.DROP_SECONDS", 0)
     with contextlib.closing(open_store(pg.url, STREAMS, keep=KEEP)) as store:
-        store.persist(claim("gps", 1), gps(0))
+        pg.ask("CREATE TABLE early PARTITION OF gps FOR VALUES FROM (MINVALUE) TO ('2020-01-01')")
+        store.persist(claim("gps", 1), gps(time.time()))
         with pg.connect() as reader, reader.transaction():
             reader.execute("SELECT FROM gps")
-            assert not store.expire("gps", before(-600))  # a thread tries
-            assert store.persist(claim("gps", 1, 2), gps(-120, first=2)) == (1, 0, False)
-            assert not store.expire("gps", before(-600))
+            assert not store.expire("gps", before(600))  # a thread tries
+            assert store.persist(claim("gps", 1, 2), gps(0, first=2)) == (1, 0, False)
+            assert not store.expire("gps", before(600))
             assert store.ledger("gps").deleted == 0
         monkeypatch.setattr("sluice.store.postgres.store.DROP_SECONDS", 30)
-        assert store.expire("gps", before(-600))
+        assert store.expire("gps", before(600))
         assert store.ledger("gps").deleted == 1
+
+
+def test_a_clock_ahead_of_the_server_drops_no_partition_of_its_present(pg: Postgres) -> None:
+    with contextlib.closing(open_store(pg.url, STREAMS, keep=KEEP)) as store:
+        store.persist(claim("gps", 2), gps(0, time.time()))
+        there = parts(pg)
+        while store.expire("gps", before(-20 * 365 * 86_400)):  # not for ever
+            pass
+        assert (store.ledger("gps").deleted, parts(pg)) == (1, there)
 
 
 def test_names_are_of_utc_whatever_the_time_zone_of_the_server(pg: Postgres) -> None:

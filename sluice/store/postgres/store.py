@@ -66,7 +66,7 @@ class Postgres(Store[Session]):
     AGE = "greatest(0, extract(epoch FROM clock_timestamp() - {}))::float8"
     SKIP_LOCKED = "FOR UPDATE SKIP LOCKED"
     WITH_ID = "OVERRIDING SYSTEM VALUE"
-    RECEIVED = "(extract(epoch FROM received_at) * 1000000)::bigint"
+    MICROS = "(extract(epoch FROM {}) * 1000000)::bigint"
     KIND = """regexp_replace(reason, '([''"]| [-0-9]).*', '')"""
 
     def __init__(self, url: str, streams: dict[str, Stream], make: bool, keep: Keep, elsewhere: Elsewhere) -> None:
@@ -106,6 +106,8 @@ class Postgres(Store[Session]):
                         with contextlib.suppress(psycopg.Error, Unavailable), db.begin():
                             self.table(db, name)  # a table that cannot be created stops its stream only
                     identify(db, self.tables)
+                    with db.begin():
+                        self.note_horizons(db, self.ages)
             except BaseException:
                 db.close()
                 raise
@@ -289,14 +291,17 @@ class Postgres(Store[Session]):
     def expire_rows(self, stream: str, before: int) -> bool:
         # Drops a partition. If there is none to drop, it searches the next pages of the table, or of its default
         # partition
-        at = self.time(before)
+        age = self.keep.of(stream) or 0
         with self.transaction() as db:
             if not self.run(db, self.ALONE)[0][0]:
                 return False
+            # old by the server's clock too: what was dropped of its present would be made again, without end
+            present = one(db.execute("SELECT clock_timestamp()"))[0]
+            at = min(START + timedelta(microseconds=before), present - timedelta(seconds=age))
             table, overdue = f'"{stream}"', list[str]()
             if partitions.is_partitioned(db, stream):
                 db.execute(BRIEFLY)
-                partitions.make_ahead(db, stream, self.keep.of(stream) or 0)
+                partitions.make_ahead(db, stream, age)
                 table = partitions.default(db, stream)
                 overdue = [partition.name for partition in partitions.partitions(db, stream) if partition.end <= at]
         if overdue:

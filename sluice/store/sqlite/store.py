@@ -65,7 +65,7 @@ class Sqlite(Store[apsw.Connection]):
     AGE = "max(0.0, (julianday('now') - julianday({})) * 86400)"
     SKIP_LOCKED = WITH_ID = ""
     ALONE = "SELECT 1"
-    RECEIVED = "CAST(round(unixepoch(received_at, 'subsec') * 1000) AS INTEGER) * 1000"
+    MICROS = "CAST(round(unixepoch({}, 'subsec') * 1000) AS INTEGER) * 1000"
     KIND = "substr(reason, 1, min({}) - 1)".format(
         ", ".join(f"instr(reason || {end}, {end})" for end in ("''''", "'\"'", *(f"' {n}'" for n in "-0123456789")))
     )
@@ -103,6 +103,7 @@ class Sqlite(Store[apsw.Connection]):
                     start_log(db, self.path)
                     db.execute("BEGIN IMMEDIATE")  # another worker may make the tables at the same time
                     self.make_tables(db)
+                    self.note_horizons(db, self.ages)
                     db.execute("COMMIT")
                     for name in self.tables:
                         with contextlib.suppress(apsw.SQLError):  # a table that cannot be created stops its stream only
