@@ -1,11 +1,20 @@
-"""supervisord with four changes: it restarts at once, follows upgrades, stops at SIGHUP, and names each line."""
+"""supervisord with five changes: it restarts at once, follows upgrades, stops at SIGHUP, names each line, and waits for
+no reader of its output.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
+import select
 import signal
+import stat
+import sys
+import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +24,7 @@ from supervisor.options import ServerOptions
 from sluice.run import launch
 
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+PIECE_BYTES, KEPT_PIECES = 4096, 64  # of output that its reader does not take
 
 
 class Poller(poller.Poller):
@@ -73,31 +83,72 @@ def find_successor(name: str) -> int | None:
     return next(filter(launch.leads, ours), None)
 
 
-def own_stdout() -> None:
+class Output:
+    """Passes on what is written to `source`, to a reader who may stop reading: a terminal that is held, a pager.
+
+    Otherwise supervisord would wait for it, and then, once their pipes are full, all programs. So what is more than
+    KEPT_PIECES is dropped; the log files have it.
+    """
+
+    def __init__(self, source: int, target: int) -> None:
+        self.source, self.target = source, target
+        self.waiting = deque[bytes]()  # the first one is being written
+        self.ready = threading.Semaphore(0)
+        for each in self.take, self.give:
+            threading.Thread(target=each, daemon=True).start()
+
+    def take(self) -> None:
+        dropped = 0
+        while piece := os.read(self.source, PIECE_BYTES):
+            if len(self.waiting) >= KEPT_PIECES:
+                dropped += piece.count(b"\n")
+                continue
+            if dropped:
+                said = f"{dropped} lines are in the log files only: nobody has read them here"
+                piece = f"\n{'up':<8} | {said}\n".encode() + piece
+                dropped = 0
+            self.waiting.append(piece)
+            self.ready.release()
+
+    def give(self) -> None:
+        while self.ready.acquire():
+            piece = self.waiting[0]
+            with contextlib.suppress(OSError):  # the reader has gone, or its disk is full
+                while piece:
+                    piece = piece[os.write(self.target, piece) :]
+            self.waiting.popleft()
+
+    def end(self) -> None:
+        """Wait until all is passed on, or for a second."""
+        deadline = time.monotonic() + 1
+        poller = select.poll()
+        poller.register(self.source, select.POLLIN)
+        while (self.waiting or poller.poll(0)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+def own_stdout() -> Output | None:
     """Make /dev/fd/1, which supervisord opens by name, openable: another user's terminal (su) and sockets are not."""
-    # bin/up > file: without O_APPEND the two open files would overwrite each other
-    fcntl.fcntl(1, fcntl.F_SETFL, fcntl.fcntl(1, fcntl.F_GETFL) | os.O_APPEND)
-    try:
-        os.close(os.open("/dev/fd/1", os.O_WRONLY | os.O_APPEND))
-    except OSError:
-        read, write = os.pipe()
-        if os.fork() == 0:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_IGN)  # it ends after the last line, with the pipe
-            os.dup2(read, 0)
-            os.close(write)
-            os.execvp("cat", ["cat"])
-        os.dup2(write, 1)
-        os.close(read)
-        os.close(write)
+    if stat.S_ISREG(os.fstat(1).st_mode):
+        # bin/up > file: without O_APPEND the two open files would overwrite each other
+        fcntl.fcntl(1, fcntl.F_SETFL, fcntl.fcntl(1, fcntl.F_GETFL) | os.O_APPEND)
+        return None
+    read, write = os.pipe()
+    target = os.dup(1)
+    os.dup2(write, 1)
+    os.close(write)
+    return Output(read, target)
 
 
 def run(configuration: str, announced: Callable[[], bool]) -> None:
     Poller.announced = staticmethod(announced)  # of the process: supervisord makes the poller
-    own_stdout()
+    output = own_stdout()
     # a process whose parent has ended becomes a child of this process, not of init
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     supervisord.ServerOptions = Options
     supervisord.main(["-n", "-c", configuration])
+    sys.stdout.flush()
+    if output:
+        output.end()
     # Python flushes standard output at exit, and would exit with status 120 if its reader has gone
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -32,6 +32,7 @@ from proving.harness import (
     post,
     running,
     short_tmp,
+    strike,
 )
 from sluice import settings
 from sluice.run import configure, parts, up
@@ -290,6 +291,51 @@ def test_bin_up_continues_after_the_reader_of_its_output_has_gone(tmp: Path) -> 
         assert process.wait(PATIENCE) == 0
     finally:
         process.kill()
+
+
+def test_bin_up_goes_on_while_nobody_reads_its_output_and_says_what_it_did_not_show(tmp: Path) -> None:
+    """As on a terminal that is held (Ctrl-S), in a pager, or over a connection that is frozen."""
+    port = free_port()
+    os.mkfifo(tmp / "output")
+    reader = os.open(tmp / "output", os.O_RDONLY | os.O_NONBLOCK)
+    shown = bytearray()
+
+    def says(text: bytes) -> bool:
+        for pid in server.pids("worker"):
+            strike(pid, signal.SIGKILL)  # something to tell
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(reader, 65_536):
+                shown.extend(data)
+        return text in shown
+
+    def writes(file: int, data: bytes) -> bool:
+        try:
+            return os.write(file, data) == len(data)
+        except BlockingIOError:
+            return False
+
+    env = environment(tmp / "home", {"INGEST_PORT": port})
+    with running(["sh", "-c", f'exec "{ROOT}/bin/up" >{tmp}/output 2>&1'], tmp / "none", env) as process:
+        poll(lambda: get(port, "/readyz")[0] == 200)
+        server = Server(process, tmp / "none", tmp / "home", port)
+        log = os.open(f"/proc/{server.pids('worker')[0]}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
+        for _ in range(500):  # as if it had much to say
+            poll(lambda: writes(log, (b"x" * 99 + b"\n") * 40))
+        os.close(log)
+        for name in "worker", "gateway", "nginx":
+            for pid in server.pids(name):
+                strike(pid, signal.SIGKILL)
+        poll(lambda: post(port, "/votes", b'{"poll":"p","choice":"a"}')[0] == 200)
+        poll(lambda: choices(server) == ["a"])
+        poll(lambda: says(b" lines are in the log files only: nobody has read them here"))
+        assert b"Sluice takes writes" in shown
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+        assert not any(server.pids(name) for name in PROGRAMS)
+    os.close(reader)
+    (log_file,) = (server.home / "log").glob("worker*.log")
+    assert log_file.read_bytes().count(b"x\n") == 20_000
+    assert len(shown) < 1_000_000
 
 
 @pytest.mark.parametrize("output", [">/dev/full 2>&1", ">&- 2>&- <&-"])
