@@ -95,7 +95,8 @@ def test_a_reader_delays_the_end_of_a_partition_and_no_row(pg: Postgres, monkeyp
             assert not store.expire("gps", before(600))
             assert store.ledger("gps").deleted == 0
         monkeypatch.setattr("sluice.store.postgres.store.DROP_SECONDS", 30)
-        assert store.expire("gps", before(600))
+        while store.expire("gps", before(600)):
+            pass
         assert store.ledger("gps").deleted == 1
 
 
