@@ -63,6 +63,7 @@ LOOPS = {
     "sluice/run/page.py": ("main",),
     "sluice/run/rejections.py": ("listen",),
     "sluice/run/scale.py": ("main",),
+    "sluice/run/supervise.py": ("go_on",),
     "sluice/spool/inlet.py": ("reconnect",),
     "sluice/spool/kafka/inlet.py": ("keep",),
     "sluice/views/follower.py": ("run",),

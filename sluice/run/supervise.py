@@ -4,7 +4,6 @@ no reader of its output.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import fcntl
 import os
@@ -94,28 +93,36 @@ class Output:
         self.source, self.target = source, target
         self.waiting = deque[bytes]()  # the first one is being written
         self.ready = threading.Semaphore(0)
-        for each in self.take, self.give:
-            threading.Thread(target=each, daemon=True).start()
+        self.dropped = 0  # lines
+        for step in self.take, self.give:
+            threading.Thread(target=self.go_on, args=(step,), daemon=True).start()
+
+    def go_on(self, step: Callable[[], None]) -> None:
+        while True:
+            try:
+                step()
+            except Exception:  # if nobody took the output, all programs would wait
+                time.sleep(0.1)
 
     def take(self) -> None:
-        dropped = 0
-        while piece := os.read(self.source, PIECE_BYTES):
-            if len(self.waiting) >= KEPT_PIECES:
-                dropped += piece.count(b"\n")
-                continue
-            if dropped:
-                said = f"{dropped} lines are in the log files only: nobody has read them here"
-                piece = f"\n{'up':<8} | {said}\n".encode() + piece
-                dropped = 0
-            self.waiting.append(piece)
-            self.ready.release()
+        piece = os.read(self.source, PIECE_BYTES)
+        if len(self.waiting) >= KEPT_PIECES:
+            self.dropped += piece.count(b"\n")
+            return
+        if self.dropped:
+            said = f"{self.dropped} lines are in the log files only: nobody has read them here"
+            piece = f"\n{'up':<8} | {said}\n".encode() + piece
+            self.dropped = 0
+        self.waiting.append(piece)
+        self.ready.release()
 
     def give(self) -> None:
-        while self.ready.acquire():
+        self.ready.acquire()
+        try:
             piece = self.waiting[0]
-            with contextlib.suppress(OSError):  # the reader has gone, or its disk is full
-                while piece:
-                    piece = piece[os.write(self.target, piece) :]
+            while piece:
+                piece = piece[os.write(self.target, piece) :]
+        finally:  # also if the reader has gone, or its disk is full
             self.waiting.popleft()
 
     def end(self) -> None:
