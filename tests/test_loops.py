@@ -19,7 +19,7 @@ import worker
 from sluice import settings
 from sluice.base import connect, daemon
 from sluice.formats.streams import STREAMS
-from sluice.run import page, rejections, scale
+from sluice.run import page, rejections, scale, supervise
 from sluice.spool import inlet
 from sluice.spool.kafka import inlet as kafka
 from sluice.views import follower, lease, refresh
@@ -87,6 +87,10 @@ def size(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
     scale.main()
 
 
+def show_output(odd: Odd, _: pytest.MonkeyPatch) -> None:
+    made(supervise.Output).go_on(odd)
+
+
 def reconnect(odd: Odd, _: pytest.MonkeyPatch) -> None:
     made(inlet.Inlet, away=True, redis=odd).reconnect()
 
@@ -119,6 +123,7 @@ ITEMS: dict[Callable[[Odd, pytest.MonkeyPatch], None], tuple[str, str]] = {
     report: ("sluice/run/page.py", "main"),
     count: ("sluice/run/rejections.py", "listen"),
     size: ("sluice/run/scale.py", "main"),
+    show_output: ("sluice/run/supervise.py", "go_on"),
     reconnect: ("sluice/spool/inlet.py", "reconnect"),
     keep: ("sluice/spool/kafka/inlet.py", "keep"),
     follow: ("sluice/views/follower.py", "run"),
