@@ -451,21 +451,25 @@ def test_a_worker_does_not_wait_for_a_coordinator_that_is_frozen(
 ) -> None:
     with gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
         accepted(gate.socket, VOTE % b"a")
-        outlet, ended = Outlet(url, str(tmp / "run/views.sock")), threading.Event()
+        outlet, ended, said = Outlet(url, str(tmp / "run/views.sock")), threading.Event(), list[str]()
         outlet.has_work([])
         poll(lambda: outlet.has_work(["votes"]) and outlet.has_more("votes"))
 
         def work() -> None:
             claim = outlet.claim("votes")
             assert claim and claim.deliveries == 1
-            with pytest.raises(KafkaUnavailable, match="the commit before has no answer yet"):
+            with pytest.raises(KafkaUnavailable) as refused:
                 outlet.attempt(claim)
+            said.append(str(refused.value))
             ended.set()
 
         with harness.stopped(broker[0].server.pid):
             threading.Thread(target=work, daemon=True).start()
             assert ended.wait(PATIENCE)
-        assert "votes: the group does not confirm a commit: no answer within 3 s" in caplog.text
+        # on a busy machine the client may have given up the claim's commit by itself
+        not_yet = said[0].endswith("the commit before has no answer yet")
+        assert not_yet or said[0].endswith("no answer within 3 s")
+        assert ("votes: the group does not confirm a commit: no answer within 3 s" in caplog.text) >= not_yet
         poll(outlet.sources["votes"].pending.done)
         outlet.close()
 
