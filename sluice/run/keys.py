@@ -21,11 +21,11 @@ KEYS, SENDERS, QUOTAS = "api-keys", "senders.conf", "quotas.conf"  # below $INGE
 PLAIN = re.compile(r"([A-Za-z0-9_-]{32,46})\s+[\w.@-]+\s*;", re.ASCII)
 NAMED = re.compile(r"([A-Za-z0-9_-]{32,46})((?:\s+(?:name|rate|streams)=[^\s;]+)+)", re.ASCII)
 NAME = re.compile(r"[A-Za-z0-9_][\w.@-]{0,62}", re.ASCII)
-# before a name in a map, which takes a word such as `default` for its own; one of both ends in nginx's parser
+# Before a name in a map: a word such as `default` would be nginx's own. Its parser takes one of the two away
 LITERAL = "\\\\"
 HASHED = 64  # characters of a path that fit into a bucket of nginx's hash (map_hash_bucket_size)
 ANYWHERE = "healthz", "readyz", "ready", "ping"  # paths that every key may ask for
-EVERYWHERE = 'map $sluice_client $sluice_forbidden { "" 1; }'  # no key is limited to some paths
+UNLIMITED = 'map $sluice_client $sluice_forbidden { "" 1; }'  # each known key may post to all paths
 
 
 class Key(NamedTuple):
@@ -101,7 +101,7 @@ def files(s: Settings) -> dict[str, str]:
     known = load(s)
     by_name = {key.name: key for key in known if key.name}
     if not by_name:
-        senders = f'map "" $sluice_sender {{ default ""; }}\n{EVERYWHERE}\n'
+        senders = f'map "" $sluice_sender {{ default ""; }}\n{UNLIMITED}\n'
         return {KEYS: lines_of(known), SENDERS: senders, QUOTAS: "", s.names.name: ""}
     if len(by_name) < len(known):
         lines = ['map $sluice_client $sluice_sender { default $sluice_client; - ""; }']
@@ -135,7 +135,7 @@ def rights(by_name: dict[str, Key], paths: Counter[str]) -> list[str]:
     # nginx tries patterns one after the other, so there is one for each set of paths, and none for each name
     sets = {key.paths: str(n) for n, key in enumerate(by_name.values(), 1) if key.paths is not None}
     if not sets:
-        return [EVERYWHERE]
+        return [UNLIMITED]
     lines = ["map $sluice_client $sluice_paths {", '    default "";', '    "" 0;']
     lines += [f"    {LITERAL}{name} {sets[key.paths]};" for name, key in by_name.items() if key.paths is not None]
     lines += ["}", 'map "$sluice_paths $request_uri" $sluice_forbidden {']

@@ -4,6 +4,7 @@ no reader of its output.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -135,11 +136,16 @@ class Output:
 
 
 def own_stdout() -> Output | None:
-    """Make /dev/fd/1, which supervisord opens by name, openable: another user's terminal (su) and sockets are not."""
-    if stat.S_ISREG(os.fstat(1).st_mode):
+    """Make /dev/fd/1, which supervisord opens by name, openable: another user's terminal (su) and sockets are not.
+
+    Returns: what passes it on, unless it is a file.
+    """
+    if stat.S_ISREG(os.fstat(1).st_mode):  # nobody has to read it
         # bin/up > file: without O_APPEND the two open files would overwrite each other
         fcntl.fcntl(1, fcntl.F_SETFL, fcntl.fcntl(1, fcntl.F_GETFL) | os.O_APPEND)
-        return None
+        with contextlib.suppress(OSError):  # another user's file
+            os.close(os.open("/dev/fd/1", os.O_WRONLY | os.O_APPEND))
+            return None
     read, write = os.pipe()
     target = os.dup(1)
     os.dup2(write, 1)
