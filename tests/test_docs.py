@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import pkgutil
 import re
 import shlex
 import subprocess
+import sysconfig
 import textwrap
 from pathlib import Path
 
@@ -374,6 +376,21 @@ def test_every_dependency_is_pinned_with_hashes(group):
     scheme = rf"^{group} = .*# INGEST_"  # bin/provision reads these from pyproject.toml
     project = (harness.ROOT / "pyproject.toml").read_text()
     assert re.search(listed, provision, re.M) or re.search(scheme, project, re.M), "bin/provision installs it"
+
+
+def test_the_virtual_environment_has_what_the_lock_names_and_nothing_else():
+    """pip leaves what a group no longer names, so an import of it would fail in a new checkout only."""
+    lock = (harness.ROOT / "deploy/requirements.lock").read_text()
+    installed = importlib.metadata.distributions(path=[sysconfig.get_path("purelib")])
+    canonical = {re.sub(r"[-_.]+", "-", dist.metadata["Name"]).lower() for dist in installed}
+    apart = {"otel", "engines", "bench", "audit", "mutants", "lock", "pypy", "pypy-build"}
+    named = {
+        re.sub(r"[-_.]+", "-", name).lower()
+        for names, name in re.findall(r"^# (.+)\n([\w.-]+)==", lock, re.M)
+        if set(names.split()) - apart
+    }
+    extra = canonical - named - {"pip", "setuptools"}
+    assert not extra, f"rm -r .venv, then bin/provision test: it has {extra}"
 
 
 def test_the_lock_has_no_group_that_is_gone():

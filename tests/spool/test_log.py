@@ -14,7 +14,7 @@ from redis import client
 import worker as program
 from proving.harness import free_port, redis_server
 from sluice.formats.streams import STREAMS
-from sluice.spool.errors import SPOOL_ERRORS, in_one_line
+from sluice.spool.errors import SPOOL_ERRORS, KafkaUnavailable, in_one_line
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
@@ -122,5 +122,21 @@ def test_the_gateway_and_the_worker_log_why_kafka_takes_nothing(caplog: pytest.L
             inlet.commit(group)
             assert group.refused
     (line,) = [line for line in warnings(caplog) if line.startswith("votes: ")]
-    assert line.startswith("votes: refusing bodies: Kafka ")
+    assert line.startswith("votes: refusing bodies: Kafka does not acknowledge. (")
     assert "imed out" in line or "Connection refused" in line or "ransport" in line
+
+
+def test_a_broker_that_does_not_answer_is_one_reason_whichever_step_times_out() -> None:
+    kafka, admin = (pytest.importorskip(f"sluice.spool.kafka.{name}") for name in ("inlet", "admin"))
+    confluent = pytest.importorskip("confluent_kafka")
+    inlet = kafka.Inlet("kafka://127.0.0.1:1", "/nowhere", 1 << 20)
+    reasons = set()
+    for text in "Timed out waiting for controller", "Failed while waiting for controller: Local: Timed out":
+        timed_out = confluent.KafkaError(confluent.KafkaError._TIMED_OUT, text)
+        for error in confluent.KafkaException(timed_out), TimeoutError():
+            with pytest.raises(KafkaUnavailable) as away, admin.asking():
+                raise error
+            reason, cause = inlet.told(admin.code(away.value), away.value.reason)
+            reasons.add(reason)
+            assert cause == away.value.reason
+    assert reasons == {inlet.down}

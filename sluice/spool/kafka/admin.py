@@ -95,6 +95,8 @@ def asking() -> Iterator[None]:
 
 def code(error: KafkaUnavailable) -> int | None:
     cause = error.__cause__
+    if isinstance(cause, TimeoutError):
+        return KafkaError._TIMED_OUT
     return cause.args[0].code() if isinstance(cause, KafkaException) else None
 
 

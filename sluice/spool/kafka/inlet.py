@@ -19,7 +19,7 @@ from sluice.spool import inlet
 from sluice.spool.contract import TIMEOUT_SECONDS
 from sluice.spool.errors import KafkaUnavailable, Refusal
 from sluice.spool.inlet import Group, log
-from sluice.spool.kafka.admin import Admin, asking
+from sluice.spool.kafka.admin import Admin, asking, code
 from sluice.spool.kafka.backlog import Backlog
 
 REFRESH_SECONDS = 0.25  # between two looks at the partitions, and at what the workers have settled
@@ -240,7 +240,8 @@ class Inlet(inlet.Inlet):
             try:
                 backlog = self.backlogs.get(stream) or self.open_backlog(stream)
             except KafkaUnavailable as away:
-                self.refuse(group, stream, Refusal(KAFKA_REFUSES % away.reason, 1))
+                reason, cause = self.told(code(away), away.reason)
+                self.refuse(group, stream, Refusal(reason, 1), cause=cause)
                 continue
             if backlog.excess():
                 self.refuse_excess(group, stream, backlog)
@@ -275,6 +276,13 @@ class Inlet(inlet.Inlet):
                         waited[broker] += now - since
         return waited
 
+    def told(self, number: int | None, text: object) -> tuple[str, str]:
+        """The reason that clients get, and the cause that the log has beside it. number: of a KafkaError.
+
+        A broker that does not answer is one reason, whichever step timed out.
+        """
+        return (self.down, str(text)) if number in SILENT else (KAFKA_REFUSES % text, "")
+
     def add_sender(self) -> Sender:
         sender = Sender(self.connect().address.properties, self.lost)
         self.senders.append(sender)
@@ -289,9 +297,8 @@ class Inlet(inlet.Inlet):
             subject = f"{stream}, partition {partition}"  # while one fails, others go on
             if error := sender.failed.get(backlog.topic.name):
                 backlog.failed[partition] = now
-                silent = error.code() in SILENT
-                reason = self.down if silent else KAFKA_REFUSES % error.str()
-                self.refuse(group, stream, Refusal(reason, 1), subject, error.str() if silent else "")
+                reason, cause = self.told(error.code(), error.str())
+                self.refuse(group, stream, Refusal(reason, 1), subject, cause)
                 if error.code() in UNKNOWN and self.backlogs.get(stream) is backlog:
                     del self.backlogs[stream]  # the topic was deleted; the next body makes it again
                 continue
@@ -326,5 +333,5 @@ class Inlet(inlet.Inlet):
                 if not self.answered:
                     self.look_at_topics(admin)
             except KafkaUnavailable as error:
-                return KAFKA_REFUSES % error.reason
+                return self.told(code(error), error.reason)[0]
             return self.reason if time.monotonic() < self.answered + TIMEOUT_SECONDS else self.down
