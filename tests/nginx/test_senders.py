@@ -154,6 +154,7 @@ def test_rows_have_the_name_of_the_key_and_no_client_can_forge_it(tmp: Path) -> 
             assert send("/votes", VOTE, key) == 200
         wanted: dict[str, set[str]] = {"a": {"acme"}, "b": {"other"}, "c": {""}, "d": {"other"}, "e": {"other"}}
         poll(lambda: all(map(stored, "abcd")))
+        poll(lambda: harness.ask(up.home, "SELECT count(*) FROM gps WHERE device = 'e'") == [(2,)])
         assert {device: stored(device) for device in wanted} == wanted
         poll(lambda: {*harness.ask(up.home, "SELECT sender FROM metrics")} == {("acme",), ("other",)})
         asked = "SELECT body FROM dead_letters WHERE CAST(body AS TEXT) LIKE '%\"f\"%'"
