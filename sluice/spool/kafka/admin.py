@@ -182,6 +182,8 @@ class Admin:
             except KafkaUnavailable as error:
                 if code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     return None
+                if isinstance(error.__cause__, TimeoutError):  # the client's own threads are late: no time is left
+                    raise
                 if code(error) not in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT) or time.monotonic() >= deadline:
                     raise
             # It asks one broker, and while that is dead, connects to it thousands of times a second (librdkafka 2.16).
