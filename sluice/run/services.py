@@ -29,6 +29,7 @@ USER = "sluice"
 DEFAULTS = Path("/etc/default/sluice")
 UNITS = Path("/etc/systemd/system")
 WANTED = UNITS / "sluice.target.wants"
+BOOTED = Path("/run/systemd/system")  # exists while systemd runs, see sd_booted(3)
 DATABASE_USERS = ("sluice-scale.service", "sluice-follower.service", "sluice-metrics.service", "sluice-page.service")
 VIEWS = ("sluice-views.service", "sluice-follower.service", "sluice-reader.socket", "sluice-reader.service")
 # hidden from a unit by ProtectHome= and PrivateTmp=
@@ -168,7 +169,7 @@ def install(values: Mapping[str, str], s: settings.Settings) -> bool:
         units += VIEWS[:1]  # what the processes count is kept there
     enabled = {path.name for path in WANTED.iterdir()} if WANTED.is_dir() else set()
     if surplus := enabled - set(units):
-        run("systemctl", "disable", "--quiet", "--now", *sorted(surplus))
+        run("systemctl", "disable", "--quiet", *["--now"] * BOOTED.is_dir(), *sorted(surplus))
     run("systemctl", "enable", "--quiet", "sluice.target", "nginx.service", *units)
     return changed or enabled != set(units)
 
@@ -215,7 +216,7 @@ def main(words: list[str]) -> None:
         for part in parts(s):
             run(ROOT / "bin/provision", part)
         changed = install(values, s)
-        if not Path("/run/systemd/system").is_dir():
+        if not BOOTED.is_dir():
             print("sluice: systemd is not running; the services start when it does.")
         else:
             start(changed, s.gateway_sockets[0], s.port)

@@ -10,11 +10,12 @@ import json
 import os
 import re
 import select
+import shlex
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -183,6 +184,73 @@ def test_what_services_do_not_support_is_reported_in_one_line(
     done = subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (status, "", 1)
     assert words in done.stderr
+
+
+# --- an installation of its own, while systemd does not run ------------------------------------------
+
+APART = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "bash", "-ec"]
+SYSTEM = r"""
+mount -t tmpfs none "$0"
+for folder in etc var usr/local; do
+    mkdir -p "$0/$folder.upper" "$0/$folder.work"
+    mount -t overlay -o "lowerdir=/$folder,upperdir=$0/$folder.upper,workdir=$0/$folder.work" none "/$folder"
+done
+mount -t tmpfs none /run
+rm -f /etc/nginx/conf.d/* /etc/nginx/sites-enabled/*
+"""
+
+
+@pytest.fixture
+def system(tmp: Path) -> Callable[[str], list[str]]:
+    """Runs a script on a copy of this system without systemd; returns its lines. Each call has a copy of its own."""
+    probe = f"{SYSTEM} setpriv --reuid=65534 --clear-groups test -x {shlex.quote(str(ROOT / '.venv/bin/python'))}"
+    done = subprocess.run([*APART, probe, tmp], capture_output=True, text=True)
+    if done.returncode or str(ROOT).startswith(services.HIDDEN):
+        pytest.skip(f"no mount namespace, or services cannot read this checkout: {done.stderr.strip()}")
+
+    def run(script: str) -> list[str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("INGEST_")}
+        command: list[str | Path] = [*APART, SYSTEM + script, tmp]
+        done = subprocess.run(command, cwd=ROOT, env=clean, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert done.returncode == 0, done.stdout
+        return done.stdout.splitlines()
+
+    return run
+
+
+def test_services_are_installed_once_and_start_with_systemd(system: Callable[[str], list[str]]) -> None:
+    lines = system("""
+        INGEST_PORT=8099 bin/provision services
+        bin/provision services
+        stat -c '%n %a %U' /etc/default/sluice /var/lib/sluice/etc/sluice.conf
+        ls /etc/systemd/system/sluice.target.wants
+        grep -q 'listen .*:8099' /var/lib/sluice/etc/sluice.conf
+    """)
+    later = "sluice: systemd is not running; the services start when it does."
+    texts = services.files(settings.load(services.given("", {})), ROOT)
+    first = lines.index(later)
+    assert {f"sluice: wrote {path}" for path in (services.DEFAULTS, *texts)} <= set(lines[:first])
+    assert lines[first + 1 :] == [
+        later,
+        "/etc/default/sluice 600 root",
+        "/var/lib/sluice/etc/sluice.conf 600 sluice",
+        *sorted([*services.VIEWS, "sluice-worker@1.service"]),
+    ]
+
+
+def test_services_that_settings_turn_off_are_disabled(system: Callable[[str], list[str]]) -> None:
+    lines = system("""
+        INGEST_RUNTIME=pypy bin/provision services
+        find /etc/systemd/system -name zz-pypy.conf | wc -l
+        touch /etc/nginx/conf.d/other.conf
+        INGEST_RUNTIME=cpython INGEST_VIEWS=off INGEST_WORKERS=2 bin/provision services
+        find /etc/systemd/system -name zz-pypy.conf -o -path '*/nginx.service.d/*' | wc -l
+        ls /etc/systemd/system/sluice.target.wants
+    """)
+    assert lines.index("2") < lines.index("0")
+    assert lines[lines.index("0") + 1 :] == ["sluice-worker@1.service", "sluice-worker@2.service"]
+    (other,) = (line for line in lines if "already uses /etc/nginx/conf.d/other.conf" in line)
+    assert "include /var/lib/sluice/etc/sluice.conf in its http block" in other
 
 
 # --- notifications, sockets and watchdog -------------------------------------------------------------
