@@ -20,7 +20,7 @@ from sluice.formats.streams import load_streams
 from sluice.settings import SettingError, Settings
 from sluice.views import contract
 from sluice.views.check import Checker
-from sluice.views.client import ViewsClient
+from sluice.views.client import Full, ViewsClient
 from sluice.views.figures import look, rates
 from sluice.views.kinds.followed import Followed
 from sluice.views.kinds.view import ViewFigures
@@ -53,7 +53,9 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         return rebuild(client, chosen) if arguments.action == "rebuild" else show(client, declared)
     except RedisError as error:
         screen.complain(f"the views' Redis is unavailable: {error}")
-        return 1
+    except Full:
+        screen.complain("the views' memory is full; raise INGEST_VIEWS_MEMORY")
+    return 1
 
 
 def show(client: ViewsClient, declared: dict[str, views.View]) -> int:
@@ -110,8 +112,7 @@ def rebuild(client: ViewsClient, chosen: dict[str, views.View]) -> int:
         if not asked and not building and state:
             path = paths.pop(0)
             if state in (contract.FULL, old[path]):
-                screen.complain(f"{path}: the memory is full; raise maxmemory")
-                return 1
+                raise Full(path)
             print(f"{path}: built")
         elif not client.ask(("EXISTS", contract.HOLDER))[0]:
             screen.complain("the follower ended; it continues when it is started again")

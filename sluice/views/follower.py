@@ -296,7 +296,7 @@ class Follower:
                 grown, refused = self.client.ask(*window, ("HMGET", generation.info, "bytes", "refused"))[-1]
                 generation.bytes = int(grown or 0)
                 if int(refused or 0) and not generation.crowded:
-                    log.error("%s: the memory is full: the view takes no new keys; raise maxmemory", generation.path)
+                    log.error("%s takes no new keys: the memory is full; raise INGEST_VIEWS_MEMORY", generation.path)
                     self.crowd(generation)
             except Full:
                 self.client.ask(("UNWATCH",))
@@ -337,11 +337,11 @@ class Follower:
         _, delay = self.retries.get(path, (0.0, RETRY_SECONDS[0]))
         self.retries[path] = time.monotonic() + delay, min(2 * delay, RETRY_SECONDS[1])
         if any(other.path == path and other.live for other in self.generations):
-            log.error("%s: the memory is full: the rebuild is given up, the view is served as before", path)
+            log.error("%s is served as before, its rebuild is given up: the memory is full", path)
             self.write(("UNLINK", contract.building(path)))
         else:
             self.generations = [other for other in self.generations if other.path != path]
-            log.error("%s: the memory is full: the view is not served; raise maxmemory", path)
+            log.error("%s is not served: the memory is full; raise INGEST_VIEWS_MEMORY", path)
             self.write(("SET", contract.state(path), contract.FULL), ("DEL", contract.building(path)))
         self.cursor = 0  # its keys go
 

@@ -12,6 +12,7 @@ import pytest
 from msgspec.msgpack import Ext
 
 from items import LIMITS, decode, kept, reject_reason
+from sluice.streams.format import ENVELOPES
 from sluice.streams.record import Log, Reject
 
 NOON = 1_767_268_800 * 10**9
@@ -249,3 +250,25 @@ def test_an_invalid_object_of_messagepack_is_buried_alone(part: bytes, reason: s
     good, bad = decode("logs", pack([EVENT_TIME, PACKED]) + part)
     assert good == UNPACKED
     assert bad.reason.startswith(reason) and reject_reason("logs", bad.part) == bad.reason
+
+
+@pytest.mark.parametrize("name", ENVELOPES)
+def test_each_part_of_an_envelope_that_is_no_record_is_rejected_alone(name: str) -> None:
+    large = json.dumps({"message": "x" * LIMITS.record}).encode()
+    body = b'{"a":1,"%b":[{"message":"m"},7,%b,{"message":5},{"message":"n\\u0000"}]}' % (name.encode(), large)
+    rows = decode("logs", body)
+    assert [row.message for row in rows if isinstance(row, Log)] == ["m", "5"]
+    rejects = [row for row in rows if isinstance(row, Reject)]
+    assert [row.reason for row in rejects] == [
+        "not a JSON object",
+        f"record larger than {LIMITS.record} bytes",
+        "text with a NUL",
+    ]
+    for row in rejects:
+        assert reject_reason("logs", row.part) == row.reason
+
+
+def test_an_entry_of_the_journal_that_is_too_large_is_rejected_alone() -> None:
+    good, bad = journal(exported(ENTRY) + exported(ENTRY | {"MESSAGE": "x" * LIMITS.record}))
+    assert isinstance(good, Log)
+    assert bad.reason == f"entry larger than {LIMITS.record} bytes"

@@ -25,6 +25,7 @@ from proving.harness import PATIENCE, ROOT, Server, environment, redis_server, r
 from sluice import settings
 from sluice.account import STATES, Publisher
 from sluice.formats.streams import STREAMS
+from sluice.ops import undrain
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
@@ -655,3 +656,26 @@ def test_a_replay_waits_for_a_locked_database_and_then_gives_up(tmp: Path, redis
         assert sluice(tmp, "dead")[0] == 0
         assert status(tmp)[0] == 0
     assert ask(tmp, "SELECT count(*) FROM dead_letters") == [(1,)]
+
+
+def test_the_missing_bodies_are_not_written_off_while_the_database_does_not_tell_what_is_stored(
+    tmp: Path, redis: Server
+) -> None:
+    push(redis, vote("a"))
+    drain(tmp)
+    away = {"INGEST_STORE": f"postgresql://127.0.0.1:{harness.free_port()}/away"}
+    code, out, complaints = sluice(tmp, "purge", "votes", "--missing", "--yes", **away)
+    assert (code, out) == (1, "") and "database" in complaints
+    assert sluice(tmp, "purge", "votes", "--missing", "--yes") == (0, "votes: no body is missing.\n", "")
+
+
+def test_undrain_says_what_to_look_at_if_nothing_answers(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(undrain, "PATIENCE_SECONDS", 0.2)
+    (tmp / "run").mkdir(exist_ok=True)
+    asked = "/readyz does not answer 200: does bin/up run here, and does Redis accept writes?"
+    assert sluice(tmp, "undrain") == (1, "", f"sluice: {asked}\n")
+
+
+def test_bury_takes_sequence_numbers_only(tmp: Path) -> None:
+    code, out, complaints = sluice(tmp, "bury", "votes", "x", "--yes")
+    assert (code, out) == (2, "") and "no sequence number" in complaints

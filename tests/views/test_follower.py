@@ -843,5 +843,5 @@ def test_a_feed_that_fills_the_memory_is_rebuilt_seldom(sqlite: Site) -> None:
     sqlite.put("gps", [position("late", 1)])
     harness.poll(lambda: client.get(contract.state("/gps/latest")))
     said = (sqlite.tmp / "follower.out").read_text()
-    assert said.count("/gps/trail: the memory is full: the view is not served") <= 2
+    assert said.count("/gps/trail is not served: the memory is full") <= 2
     assert "starts over" not in said

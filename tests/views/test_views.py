@@ -164,3 +164,42 @@ def test_without_a_follower_or_redis_the_verb_says_so(here: Site) -> None:
     here.kill(here.redis)
     status, text = sluice(here)
     assert status == 1 and text.startswith("sluice: the views' Redis is unavailable")
+
+
+def test_a_view_that_is_not_served_is_neither_compared_nor_waited_for(here: Site) -> None:
+    store(here)
+    assert sluice(here, "rebuild", "/votes/tally") == (0, "A tally is not built: it is counted when a client asks.\n")
+    client = here.client()
+    with here.paused_follower():  # as it leaves a view whose rows do not fit into the memory
+        client.set(contract.state("/gps/trail"), contract.FULL)
+        status, text = sluice(here, "check", "/gps/trail")
+    assert (status, text) == (1, "/gps/trail: full, not compared\n")
+
+
+def test_a_rebuild_without_room_and_one_whose_follower_ends_are_one_line(here: Site) -> None:
+    here.put("gps", [Gps(time=NOON * 10**9, device=str(n), lat=1.0, lon=1.0) for n in range(3000)])
+    here.caught_up()
+    client, full = here.client(), "sluice: the views' memory is full; raise INGEST_VIEWS_MEMORY\n"
+    client.config_set("maxmemory", client.info("memory")["used_memory"] + 200_000)  # for the request, not for a view
+    assert sluice(here, "rebuild", "/gps/trail") == (1, f"sluice: building\n{full}")
+    client.config_set("maxmemory", 1)
+    assert sluice(here, "rebuild", "/gps/trail") == (1, full)
+    client.config_set("maxmemory", 0)
+    assert here.follower
+    os.kill(here.follower.pid, signal.SIGSTOP)
+    with subprocess.Popen(
+        [sys.executable, "-m", "sluice.ops", "views", "rebuild", "/gps/trail"],
+        env=harness.environment(here.tmp, here.env), cwd=ROOT, text=True, stderr=subprocess.PIPE,
+    ) as command:  # fmt: skip
+        harness.poll(lambda: client.sismember(contract.REBUILD, "/gps/trail"))
+        here.kill(here.follower)
+        client.delete(contract.HOLDER)  # the lease of a killed one ends after seconds
+        _, said = command.communicate(timeout=PATIENCE)
+    ended = "sluice: the follower ended; it continues when it is started again\n"
+    assert (command.returncode, said) == (1, f"sluice: building\n{ended}")
+
+
+def test_without_views_the_verb_says_why(here: Site) -> None:
+    here.env["INGEST_VIEWS"] = "off"
+    status, text = sluice(here)
+    assert (status, text.startswith("There are no views: INGEST_VIEWS is off")) == (0, True)
