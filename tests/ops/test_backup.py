@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import apsw
 import pytest
@@ -20,13 +20,23 @@ from proving.postgres import Postgres, postgres_server
 from sluice.formats.streams import STREAMS
 from sluice.parsers import Keep
 from sluice.store import copies
+from sluice.store.copies import CannotCopy
 from sluice.store.postgres.copies import run
 from sluice.store.registry import open_store
+from sluice.store.sqlite import copies as sqlite_copies
 from sluice.streams.record import Gps
 from verbs import drain, push, sluice, status, vote
 from viewing import NOON, site
 
 MANY = 400_000  # rows that make a copy take a while
+# a copy of these rows is larger than a MiB, also compressed; for SQLite, and for PostgreSQL
+NOISE = (
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 40000) INSERT INTO votes "
+    "(received_at, time, poll, choice, batch, seq) "
+    "SELECT received_at, time, poll, hex(randomblob(20)), batch, seq FROM votes, n WHERE seq = 1",
+    "INSERT INTO votes (received_at, time, poll, choice, batch, seq) SELECT received_at, time, poll, "
+    "md5(i::text) || md5(random()::text), batch, seq FROM votes, generate_series(1, 40000) AS i WHERE seq = 1",
+)
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +257,77 @@ def test_a_backup_that_cannot_be_made_is_one_line_and_leaves_no_file(home: Home)
     ):
         assert home.sluice(*words) == (1, "", said)
     assert list(home.tmp.parent.glob(f"{home.tmp.name}.*")) == []
+
+
+def test_a_disk_that_fills_during_a_backup_leaves_the_copy_that_was_there(home: Home) -> None:
+    home.put("first")
+    disk = home.tmp / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "none", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("cannot mount a small file system here; it needs root")
+    try:
+        home.file = disk / "copy"
+        assert home.sluice("backup", home.file)[0] == 0
+        before = home.file.read_bytes()
+        home.ask(NOISE[bool(home.postgres)])
+        code, out, said = home.sluice("backup", home.file)
+        assert (code, out, said.count("\n")) == (1, "", 1)
+        assert ("No space left" if home.postgres else "the disk is full") in said
+        assert [(file.name, file.read_bytes()) for file in disk.iterdir()] == [("copy", before)]
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_copy_whose_end_is_missing_is_refused_and_the_database_is_as_it_was(home: Home) -> None:
+    home.put("first")
+    home.ask(NOISE[bool(home.postgres)])
+    assert home.sluice("backup", home.file)[0] == 0
+    home.put("later")
+    os.truncate(home.file, home.file.stat().st_size * 9 // 10)
+    code, out, said = home.sluice("restore", "--replace", home.file)
+    assert (code, out, said.count("\n")) == (1, "", 1)
+    assert home.choices()[0] == "first" and home.choices()[-1] == "later"
+
+
+def test_a_restore_beside_a_writer_that_leaves_no_gap_changes_nothing(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_copies, "PATIENCE_SECONDS", 0.2)
+    with redis_server(tmp, appendfsync="no") as redis:
+        home = Home(tmp, redis, None)
+        home.put("first")
+        assert home.sluice("backup", home.file)[0] == 0
+        with (
+            contextlib.closing(apsw.Connection(str(tmp / "ingest.db"))) as writer,
+            contextlib.closing(cast("Any", open_store(home.url, {}))) as store,
+        ):
+            store.open().set_busy_timeout(0)
+            writer.execute("BEGIN IMMEDIATE")
+            with pytest.raises(
+                CannotCopy, match="the database is as it was: another program has written to it for 0.2"
+            ):
+                sqlite_copies.restore(store, home.file, lambda share: None)
+        assert home.choices() == ["first"]
+
+
+def test_a_copy_of_another_schema_is_refused(twin: Home) -> None:
+    assert twin.postgres
+    assert twin.sluice("backup", twin.file)[0] == 0
+    twin.ask("CREATE SCHEMA other")
+    twin.env["INGEST_STORE"] = f"{twin.url}&options=-csearch_path%3Dother"
+    code, out, said = twin.sluice("restore", "--replace", twin.file)
+    twin.ask("DROP SCHEMA other CASCADE")
+    assert (code, out) == (1, "")
+    assert "the copy is of the schema public, and the tables are in other" in said
+    assert twin.choices() == ["1"]
+
+
+def test_without_the_programs_of_postgresql_a_backup_names_their_package(twin: Home) -> None:
+    path, twin.env["PATH"] = os.environ["PATH"], str(twin.tmp)
+    code, out, said = twin.sluice("backup", twin.file)
+    twin.env["PATH"] = path
+    assert (code, out, said) == (1, "", "sluice: pg_dump is not installed; Debian has it in postgresql-client\n")
 
 
 @pytest.fixture

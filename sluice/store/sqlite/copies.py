@@ -30,7 +30,7 @@ def write(source: Any, part: Path, progress: Progress) -> None:
         copy(target, source, progress)
         target.execute("PRAGMA journal_mode=DELETE")  # one file, until someone writes to it
     except apsw.FullError as error:
-        raise CannotCopy(f"{part}: {error}") from None
+        raise CannotCopy(f"{part}: {reason(error)}") from None
     finally:
         target.close()
 
@@ -63,9 +63,18 @@ def restore(store: Any, file: Path, progress: Progress) -> None:
         copy(store.open(), source, progress)
         store.close()
     except apsw.Error as error:
-        raise CannotCopy(f"the database is as it was: {error}") from None
+        raise CannotCopy(f"the database is as it was: {reason(error)}") from None
     finally:
         source.close()
+
+
+def reason(error: apsw.Error) -> str:
+    """What has stopped a copy. The text of an error of the backup API is that of the connection: "not an error"."""
+    if isinstance(error, apsw.FullError):
+        return "the disk is full"
+    if isinstance(error, (apsw.BusyError, apsw.LockedError)):
+        return f"another program has written to it for {PATIENCE_SECONDS:g} seconds"
+    return f"{type(error).__name__}: {error}"
 
 
 def readable(file: Path) -> Any:
