@@ -632,13 +632,16 @@ def test_old_rows_are_looked_for_once_in_a_fiftieth_of_their_age_but_at_least_on
     assert pauses == others | {rows("gps"): 2, rows("votes"): 3600}
 
 
-def test_a_chore_that_fails_delays_only_itself(tmp: Path, redis: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error, due", [(Unavailable("away"), 13 + 10 * 13), (RuntimeError("a fault"), 13 + 10)])
+def test_a_chore_that_fails_delays_only_itself(
+    error: Exception, due: float, tmp: Path, redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [0.0]
     done: list[str] = []
 
     def fails(store: Store) -> bool:
         clock[0] += 13
-        raise Unavailable("away")
+        raise error
 
     def works(store: Store) -> bool:
         clock[0] += 1
@@ -653,7 +656,7 @@ def test_a_chore_that_fails_delays_only_itself(tmp: Path, redis: Server, monkeyp
     for _ in range(4):
         one.do_chores()
     assert done == ["works"]  # a second of work, so the next chore is due in ten
-    assert (one.chores[0].due, one.chores_at) == (13 + 10 * 13, 14 + 10 * 1)
+    assert (one.chores[0].due, one.chores_at) == (due, 14 + 10 * 1)
     one.store.close()
 
 

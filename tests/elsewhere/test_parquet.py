@@ -520,6 +520,21 @@ def test_files_of_the_present_hour_are_merged_when_they_are_many(
     assert choices(tmp) == ["1", "2", "3", "4", "5"] and len(files(tmp)) == 1
 
 
+def test_what_is_merged_at_a_time_is_bounded_and_the_other_files_stay(
+    store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "MANY_FILES", 5)
+    monkeypatch.setattr(parquet, "hour_end", lambda hour: float("inf"))
+    stored(store, 5)
+    first = files(tmp)[0]
+    monkeypatch.setattr(parquet, "MERGED_BYTES", first.stat().st_size + 1)
+    before = {path.name: path.stat().st_ino for path in files(tmp)}
+    assert tidied(store) == 1
+    after = {path.name: path.stat().st_ino for path in files(tmp)}
+    assert len(after) == 4 and len(before.items() & after.items()) == 3
+    assert sorted(choices(tmp)) == ["1", "2", "3", "4", "5"]
+
+
 def test_a_large_file_is_not_merged(store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored(store, 3)
     monkeypatch.setattr(parquet, "SMALL_BYTES", 1)
