@@ -154,6 +154,29 @@ def test_a_worker_that_is_frozen_or_killed_doubles_nothing(tmp: Path, url: str) 
     assert ledger(tmp, url)["missing"] == 0
 
 
+def test_the_lines_of_a_file_are_properties_of_the_client(tmp: Path, url: str) -> None:
+    file = tmp / "lines"
+    url = f"{url}&properties={file}"
+    for text, reason in (
+        (None, "its properties cannot be read: [Errno 2] No such file or directory"),
+        (b"\xff=1", "its properties cannot be read: 'utf-8' codec can't decode byte 0xff"),
+        (b"a.b=1", 'No such configuration property: "a.b"'),
+        (b"security.protocol=none", 'Invalid value "none" for configuration property "security.protocol"'),
+    ):
+        if text:
+            file.write_bytes(text)
+        done = sluice(tmp, url, "status")
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[0].startswith(f"sluice: Kafka is unavailable: {reason}")
+    file.write_text("# of this client\n\n client.id = mine \nmetadata.max.age.ms=5000\n")
+    admin = Admin(url, "sluice")
+    assert (admin.address.properties["client.id"], admin.address.properties["metadata.max.age.ms"]) == ("mine", "5000")
+    with gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
+        accepted(gate.socket, VOTE % b"a")
+        drain(tmp, url)
+    assert stored(tmp) == ["a"]
+
+
 def test_drain_waits_for_partitions_that_another_member_of_the_group_has(
     tmp: Path, url: str, broker: kafka.Brokers
 ) -> None:
