@@ -1,4 +1,4 @@
-"""Decodes OTLP's log records: docs/protocol/http.md has the attributes of a row."""
+"""Decodes OTLP's log records: docs/INTEGRATIONS.md has the attributes of a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decodes OTLP's metrics to rows: docs/protocol/http.md has the fields and tags of each kind of data point."""
+"""Decodes OTLP's metrics to rows: docs/INTEGRATIONS.md has the fields and tags of each kind of data point."""
 
 from __future__ import annotations
 

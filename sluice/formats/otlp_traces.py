@@ -1,4 +1,4 @@
-"""Decodes OTLP's spans: docs/protocol/http.md has the columns of a row.
+"""Decodes OTLP's spans: docs/INTEGRATIONS.md has the columns of a row.
 
 What has no column becomes an attribute, with the name that OpenTelemetry gives it in formats other than OTLP
 (opentelemetry.io/docs/specs/otel/common/mapping-to-non-otlp): `otel.status_description`, `otel.dropped_links_count` …

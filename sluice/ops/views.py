@@ -33,8 +33,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", metavar="check|rebuild", nargs="?", choices=("check", "rebuild"))
     parser.add_argument("path", metavar="PATH", nargs="?", help="of one view, such as /gps/latest; all unless given")
     parser.epilog = (
-        "exit status: 0; 1 if a key differs, a view is not served, no follower runs, or Redis or the database is "
-        "unavailable; 2 for an invalid setting or an unknown path"
+        "exit status: 0; 1 if a key differs, a view is not served or has no room, no follower runs, or Redis or the "
+        "database is unavailable; 2 for an invalid setting or an unknown path"
     )
 
 
