@@ -262,6 +262,20 @@ def test_another_database_is_followed_from_its_first_row(sqlite: Site) -> None:
     sqlite.caught_up()
 
 
+@pytest.mark.parametrize("place", ["7 8 9 10 run:1:gps", "7 claim 3", '{"x":1}', "none", "-1", "\xff"])
+def test_the_position_in_another_kind_of_database_is_none_in_this_one(place: str, here: Site) -> None:
+    here.put("gps", [position("bike", 1), position("car", 1)])
+    here.caught_up()
+    here.kill(here.follower)
+    client, path = here.client(), "/gps/latest"
+    before = client.get(contract.state(path))
+    client.hset(contract.info(path, before.decode()), "position", place)
+    here.start_follower()
+    harness.poll(lambda: client.get(contract.state(path)) not in (before, None))
+    here.put("gps", [position("bike", 2)])
+    here.caught_up()
+
+
 def test_a_database_that_is_replaced_under_the_follower_is_noticed(sqlite: Site) -> None:
     sqlite.put("gps", [position("bike", 1)])
     sqlite.caught_up()

@@ -180,7 +180,10 @@ class PostgresRows(RowSource):
 
     @override
     def changes(self, stream: str, position: str, limit: int) -> Changes:
-        final, above, change, changes_above, last, claim = json.loads(position)
+        try:
+            final, above, change, changes_above, last, claim = json.loads(position)
+        except (ValueError, TypeError):
+            raise Diverged(f"{position!r:.40} is no position in PostgreSQL") from None
         with self.open() as db:
             (folded,) = db.execute("SELECT coalesce(max(last_batch), 0) FROM batches_folded").fetchone()
             if last and not has(db, last, claim, last <= folded):
