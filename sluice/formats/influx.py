@@ -15,26 +15,17 @@ from sluice.streams.body import Budget, Empty, Remainder
 from sluice.streams.message import Message
 from sluice.streams.metrics import NOT_FINITE, state
 from sluice.streams.record import INT64, UINT64, Invalid, Metric, Reject
+from sluice.streams.times import SECOND
 
 HEADS = 1024  # parsed names and tags that are kept: lines with the same ones often follow each other
 MAX_HEAD = 512  # bytes of a name and tags that are kept
 
 # Nanoseconds of a unit, by its names. Those in full are of version 3, whose default is `auto`
-SCALES = {
-    name: scale
-    for scale, names in {
-        1: ("", "n", "ns", "nanosecond"),
-        10**3: ("u", "us", "µ", "microsecond"),
-        10**6: ("ms", "millisecond"),
-        10**9: ("s", "second"),
-        60 * 10**9: ("m",),
-        3600 * 10**9: ("h",),
-        0: ("auto",),
-    }.items()
-    for name in names
-}
+SCALES = dict.fromkeys(("", "n", "ns", "nanosecond"), 1) | dict.fromkeys(("u", "us", "µ", "microsecond"), 10**3)
+SCALES |= {"ms": 10**6, "millisecond": 10**6, "s": SECOND, "second": SECOND}
+SCALES |= {"m": 60 * SECOND, "h": 3600 * SECOND, "auto": 0}
 # The unit of a timestamp with `auto`, by its size, as InfluxDB 3 (influxdb3_write, `guess_precision`)
-GUESSES = (5 * 10**9, 10**9), (5 * 10**12, 10**6), (5 * 10**15, 10**3)
+GUESSES = (5 * 10**9, SECOND), (5 * 10**12, 10**6), (5 * 10**15, 10**3)
 VERSION_3 = "/api/v3/write_lp"
 BOOLEANS = {"t": 1, "T": 1, "true": 1, "True": 1, "TRUE": 1, "f": 0, "F": 0, "false": 0, "False": 0, "FALSE": 0}
 
