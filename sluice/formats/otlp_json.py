@@ -23,11 +23,8 @@ ODD = b"\xff" * 17  # before an id in JSON that is not hexadecimal: no id of 16 
 
 def renamed(text: bytes) -> bytes:
     """A request with the names of JSON."""
-    return NAME.sub(camel, text) if is_snake(text) else text
-
-
-def is_snake(text: bytes) -> bool:
-    return b"_" in text and (SNAKE.match(text) is not None or any(part in text for part in SNAKE_BELOW))
+    is_snake = b"_" in text and (SNAKE.match(text) or any(part in text for part in SNAKE_BELOW))
+    return NAME.sub(camel, text) if is_snake else text
 
 
 def camel(name: re.Match[bytes]) -> bytes:

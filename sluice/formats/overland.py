@@ -84,12 +84,6 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Res
     return each(bodies.elements(features, budget), positions, head, b"]}")
 
 
-def is_unlocated(element: bytes) -> bool:
-    """Whether a feature is an action without a position."""
-    sent = read_unlocated(element)
-    return bytes(sent.geometry) in (b"", b"null") and "action" in sent.properties
-
-
 def point(geometry: Geometry) -> tuple[Any, Any, Any]:
     """Longitude, latitude and altitude; None: not sent. Raises: Invalid, msgspec's errors."""
     if geometry.type != "Point":
@@ -105,7 +99,8 @@ def feature(element: bytes, device: str | int) -> Gps:
     try:
         sent = read_feature(element)
     except (Invalid, msgspec.ValidationError):
-        if is_unlocated(element):
+        action = read_unlocated(element)
+        if bytes(action.geometry) in (b"", b"null") and "action" in action.properties:
             raise Empty("unlocated") from None
         with suppress(Invalid, msgspec.MsgspecError):  # Expo's and other libraries send plain objects
             return from_object(element, lambda: str(device))
