@@ -37,18 +37,12 @@ class Node:
     read: makes the context of the children, from the message without them and its own context; of a message that has
         no children, its records. Raises: Invalid.
     children: the fields that are nodes, by their names in JSON. A message that has none of them, but a field that is
-        not known here, is invalid: what is in it would be lost, such as the spans of OTLP before 0.15.
-    needed: so is a message of this kind that has other fields, but no child.
+        not known here, is invalid: what is in it would be lost, such as the spans of OTLP before 0.15. So is a request
+        that has other fields, but no child.
     """
 
-    def __init__(
-        self,
-        kind: Any,
-        read: Callable[[Any, Any], Any],
-        children: dict[str, Node] | None = None,
-        needed: bool = False,
-    ) -> None:
-        self.kind, self.read, self.children, self.needed = kind, read, children or {}, needed
+    def __init__(self, kind: Any, read: Callable[[Any, Any], Any], children: dict[str, Node] | None = None) -> None:
+        self.kind, self.read, self.children = kind, read, children or {}
         fields = kind.DESCRIPTOR.fields_by_camelcase_name
         self.numbers = {fields[name].number: name for name in self.children}
         self.repeated = {name for name in self.children if fields[name].is_repeated}
@@ -60,7 +54,10 @@ class Node:
 
 
 class Child(NamedTuple):
-    """A child of a message: its name in JSON, and its bytes. rest: these are all children from there on, undecoded."""
+    """A child of a message: its name in JSON, and its bytes. A request has no name.
+
+    rest: these are all children from there on, undecoded.
+    """
 
     name: str
     data: bytes
@@ -250,7 +247,7 @@ def walk(
     try:
         own, children = encoding.split(node, data, budget)
         if children is None and (
-            (node.needed and data.strip() not in (b"", b"{}"))
+            (not message.name and data.strip() not in (b"", b"{}"))
             or len(data) > budget.limits.record // 4
             or not encoding.is_known(node, data)
         ):

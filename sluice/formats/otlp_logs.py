@@ -67,5 +67,5 @@ def severity(message: Any, own: Tags) -> str | None:
 
 SCOPE = Node(logs_pb2.ScopeLogs, partial(scope, plain), {"logRecords": Node(logs_pb2.LogRecord, record)})
 RESOURCE = Node(logs_pb2.ResourceLogs, resource, {"scopeLogs": SCOPE})
-REQUEST = Node(ExportLogsServiceRequest, lambda _, context: context, {"resourceLogs": RESOURCE}, needed=True)
+REQUEST = Node(ExportLogsServiceRequest, lambda _, context: context, {"resourceLogs": RESOURCE})
 decode = partial(otlp.decode, REQUEST)

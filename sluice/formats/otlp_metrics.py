@@ -185,5 +185,5 @@ DATA = {name: Node(kind, data, {"dataPoints": Node(point, read)}) for name, (kin
 METRIC = Node(messages.Metric, metric, DATA)
 SCOPE = Node(messages.ScopeMetrics, partial(scope, text), {"metrics": METRIC})
 RESOURCE = Node(messages.ResourceMetrics, resource, {"scopeMetrics": SCOPE})
-REQUEST = Node(ExportMetricsServiceRequest, lambda _, context: context, {"resourceMetrics": RESOURCE}, needed=True)
+REQUEST = Node(ExportMetricsServiceRequest, lambda _, context: context, {"resourceMetrics": RESOURCE})
 decode = partial(otlp.decode, REQUEST)

@@ -91,5 +91,5 @@ def with_attributes(made: Tags, message: Any) -> Tags:
 
 SCOPE = Node(trace_pb2.ScopeSpans, partial(scope, plain), {"spans": Node(trace_pb2.Span, span)})
 RESOURCE = Node(trace_pb2.ResourceSpans, resource, {"scopeSpans": SCOPE})
-REQUEST = Node(ExportTraceServiceRequest, lambda _, context: context, {"resourceSpans": RESOURCE}, needed=True)
+REQUEST = Node(ExportTraceServiceRequest, lambda _, context: context, {"resourceSpans": RESOURCE})
 decode = partial(otlp.decode, REQUEST)
