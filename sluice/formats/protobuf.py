@@ -13,6 +13,7 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
+from sluice.http.written import Uncounted, long
 from sluice.streams.body import GROWTH, Budget
 from sluice.streams.encoding import unsnapped
 from sluice.streams.record import Invalid
@@ -65,13 +66,19 @@ def fields(message: bytes) -> Iterator[Field]:
             left -= 1
             if left < 0:
                 raise Invalid(f"a message with more than {FEW_FIELDS + size // FIELD_BYTES} fields")
-            tag, content = varint(message, at)
+            tag, content = message[at], at + 1
+            if tag >= 0x80:
+                tag, content = long(message, content)
             kind, end = tag & 7, content
             if kind == LENGTH:
-                length, content = varint(message, content)
+                length, content = message[content], content + 1
+                if length >= 0x80:
+                    length, content = long(message, content)
                 end = content + length
             elif kind == VARINT:
-                _, end = varint(message, content)
+                end = content + 1
+                if message[content] >= 0x80:
+                    _, end = long(message, end)
             elif kind in (FIXED32, FIXED64):
                 end = content + (8 if kind == FIXED64 else 4)
             else:
@@ -83,21 +90,8 @@ def fields(message: bytes) -> Iterator[Field]:
             at = end
     except IndexError:
         raise Invalid("not protobuf: truncated") from None
-
-
-def varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at an offset, and the offset of its end. Raises: Invalid; IndexError if the data ends before it."""
-    value = data[at]
-    if value < 0x80:
-        return value, at + 1
-    value &= 0x7F
-    for shift in range(7, 70, 7):
-        at += 1
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at + 1
-    raise Invalid("not protobuf: number too long")
+    except Uncounted:
+        raise Invalid("not protobuf: number too long") from None
 
 
 def wrapped(number: int, content: bytes) -> bytes:
