@@ -20,10 +20,8 @@ from sluice.streams.record import Invalid, Metric, check_texts, finite
 from sluice.streams.times import nanoseconds
 
 TAGS = "host", "plugin_instance", "type", "type_instance"
-NUMBER = int, float
 PUTVAL = re.compile(r'PUTVAL +(?:"([^"]++)"|([^"\s]++))((?: ++\w++=(?:"[^"]*+"|[^"\s]++))*) ++([^"\s]++)')
 PART = re.compile(r"([^/-]+)(?:-(.*))?", re.DOTALL)
-UNKNOWN = "NaN"
 
 
 def decode(body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
@@ -87,9 +85,9 @@ def rows(
     budget.repeat(len(values), bodies.written(tags, plugin))
     made = []
     for field, sent in zip(names, values):
-        if sent is not None and type(sent) not in NUMBER:
+        if sent is not None and type(sent) not in (int, float):
             raise Invalid(f"not a number: {sent!r:.40}")
-        value, kind = typed(UNKNOWN if sent is None else finite(sent) if type(sent) is float else sent)
+        value, kind = typed("NaN" if sent is None else finite(sent) if type(sent) is float else sent)
         if kind == "string":
             field = state(field)
         made.append(Metric(time=time, name=plugin, tags=tags, field=field, value=value, type=kind))

@@ -12,7 +12,7 @@ from opentelemetry.proto.metrics.v1 import metrics_pb2 as messages
 
 from sluice.formats import otlp
 from sluice.formats.otlp import Context, Node, Tags, attributes, clean, identity, scope, text, when
-from sluice.formats.prometheus import bound, minus
+from sluice.formats.prometheus import BUCKET, bound, minus
 from sluice.streams import body as bodies
 from sluice.streams.metrics import state, typed
 from sluice.streams.record import Invalid, Metric, finite
@@ -23,7 +23,6 @@ TEMPORALITIES: dict[int, str] = {
     messages.AGGREGATION_TEMPORALITY_CUMULATIVE: "cumulative",
 }
 SCALE = 64  # SDKs use -10 to 20; beyond 64 a bound is less than a float can tell
-BUCKET = 64  # bytes of a bucket of an exponential histogram as JSON
 INFINITY = float("inf")
 PARTS = 10_000  # buckets, quantiles or exemplars of one data point; SDKs send up to 160 buckets
 
