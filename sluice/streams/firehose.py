@@ -11,17 +11,14 @@ from sluice.streams.body import Budget
 from sluice.streams.decoder import Part, Result, each
 from sluice.streams.encoding import GZIP, ZSTD, inflated
 from sluice.streams.message import Message
-
-
-class Delivery(msgspec.Struct):
-    records: msgspec.Raw
+from sluice.streams.record import Invalid
 
 
 class Delivered(msgspec.Struct):
     data: bytes
 
 
-read = msgspec.json.Decoder(Delivery).decode
+read = bodies.array_in("records")
 read_record = msgspec.json.Decoder(Delivered).decode
 
 
@@ -31,10 +28,8 @@ def opened(contents: Part, body: bytes, message: Message, budget: Budget) -> Ite
     contents: of a stream's decoder. Raises: Invalid.
     """
     try:
-        records = bytes(read(body).records)
-    except msgspec.MsgspecError:
-        return contents(body, message, budget)
-    if not records.startswith(b"["):
+        records = read(body)
+    except (Invalid, msgspec.MsgspecError):
         return contents(body, message, budget)
     left = budget.limits.inflated
 

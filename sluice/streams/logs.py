@@ -266,11 +266,8 @@ class LogsDecoder(JsonDecoder):
 
     @override
     def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
-        if not OBJECTS.match(body):  # a line may begin as JSON does: `[warn] disk full`
-            try:
-                bodies.check_json(body)
-            except Invalid:
-                return self.text(body, message, budget)
+        if not OBJECTS.match(body) and not bodies.is_json(body):  # a line may begin as JSON does: `[warn] disk full`
+            return self.text(body, message, budget)
         return super().json(body, message, budget)
 
     @override
