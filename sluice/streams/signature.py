@@ -7,21 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sluice.http.signature import Key, Scheme, Wrong, check, load
+from sluice.http.signature import Wrong, check, load
 from sluice.streams.message import parse
 from sluice.streams.record import Invalid, Limits, Record, Reject
 from sluice.streams.registry import Stream
-
-
-def verify(item: bytes, scheme: Scheme, known: list[Key]) -> None:
-    """Check that a list item is a message signed with one of the keys. Raises: Invalid."""
-    message = parse(item)
-    if message is None:
-        raise Invalid("signature: there is no head; the route needs keep_head=True")
-    try:
-        check(scheme, known, message.field, message.body)
-    except Wrong as wrong:
-        raise Invalid(str(wrong)) from None
 
 
 def signed(stream: Stream, secrets: str, scheme: str) -> Stream:
@@ -38,8 +27,11 @@ def signed(stream: Stream, secrets: str, scheme: str) -> Stream:
 
     def decode(item: bytes, limits: Limits) -> Iterable[Record | Reject]:
         try:
-            verify(item, rules, known)
-        except Invalid as error:
+            message = parse(item)
+            if message is None:
+                raise Wrong("signature: there is no head; the route needs keep_head=True")
+            check(rules, known, message.field, message.body)
+        except (Invalid, Wrong) as error:
             return (Reject(item, str(error), True),)
         return stream.decode(item, limits)
 
