@@ -27,7 +27,6 @@ class Endpoint:
         "read",
         "replies",
         "reply",
-        "signed",
         "stream",
     )
 
@@ -35,11 +34,10 @@ class Endpoint:
         self, path: str, route: Route, counter: Callable[[str], Counter], max_body: int, in_json: bool | None = None
     ) -> None:
         self.path, self.max_body, self.in_json = path, max_body, in_json
-        self.stream, reply, self.keep_head, json_reply, self.signed, _, empty = route
+        self.stream, reply, self.keep_head, json_reply, _, _, empty = route
         self.empty = empty or json_reply is not None
-        self.read: Callable[[dict[str, Any], bool, int], bytes] = (
-            read  # of a signed route, the gateway sets another one
-        )
+        # Of a signed route, the gateway sets another one
+        self.read: Callable[[dict[str, Any], bool, int], bytes] = read
         self.reply = json_reply if in_json and json_reply else reply
         self.replies = self.reply, replies.closing(self.reply)
         # Own counter: incrementing an attribute takes 20 ns, a dict's value 60 to 140

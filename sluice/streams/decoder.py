@@ -221,9 +221,6 @@ class JsonDecoder(Decoder):
             return
         yield from walk(body, message, budget, self.value, self.contents)
 
-    def rows(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
-        return walk_rows(body, message, budget, self.value, self.contents)
-
     def chunk(self, read: Callable[[bytes], list[Any]], body: bytes, budget: Budget) -> list[Record]:
         """All records at once, if all are plain and valid, and within the budget; otherwise an empty list."""
         if len(body) > CHUNK_BYTES or NUL in body:
@@ -273,7 +270,7 @@ class JsonDecoder(Decoder):
     def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         """The records of a body that does not start as JSON: a form, or lines of any format."""
         if b"\n" in body:
-            yield from self.rows(body, message, budget)
+            yield from walk_rows(body, message, budget, self.value, self.contents)
             return
         fields = bodies.form(body, budget.limits)
         if wrapped := self.wrapped(fields):

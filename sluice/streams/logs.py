@@ -14,7 +14,7 @@ import msgspec
 from sluice.base.override import override
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
-from sluice.streams.decoder import JsonDecoder, Result, typed_form
+from sluice.streams.decoder import JsonDecoder, Result, typed_form, walk_rows
 from sluice.streams.format import ENVELOPES
 from sluice.streams.lenient import real
 from sluice.streams.message import Message
@@ -35,18 +35,8 @@ from sluice.streams.times import SECOND, Time, known
 # and all of a record in jsonPayload (Google, "LogEntry"), log (Fluent Bit's Merge_Log) or event (Splunk's HEC)
 MESSAGES = (
     *("message", "msg", "log", "event", "short_message", "MESSAGE", "@m", "Message", "RenderedMessage", "_msg"),
-    *(
-        "textPayload",
-        "text",
-        "body",
-        "@mt",
-        "MessageTemplate",
-        "jsonPayload",
-        "MSG",
-        "output",
-        "event_message",
-        "full_log",
-    ),
+    *("textPayload", "text", "body", "@mt", "MessageTemplate", "jsonPayload", "MSG", "output", "event_message"),
+    "full_log",
 )
 LEVEL_FIELDS = (
     *("level_name", "levelname", "level", "severity", "log.level", "LogLevel", "@l", "Level", "PRIORITY", "loglevel"),
@@ -273,7 +263,7 @@ class LogsDecoder(JsonDecoder):
     @override
     def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         if b"\n" in body:
-            yield from self.rows(body, message, budget)
+            yield from walk_rows(body, message, budget, self.value, self.contents)
         elif bodies.is_form(body, b"message") or bodies.is_form(body, b"msg"):  # a line of a log has spaces
             yield self.form(bodies.form(body, budget.limits), message, budget)
         elif form := typed_form(body, message, budget, MESSAGES):

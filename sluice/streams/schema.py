@@ -67,12 +67,9 @@ def case_conflict(names: Iterable[str]) -> str:
 
 def field_types(record: type[Record]) -> dict[str, set[Any]]:
     """The fields of a record type without `time`, each with the types of what is stored of its values, except None."""
-    known = {name: {kind for part in parts_of(hint) for kind in stored(part)} for name, hint in hints(record).items()}
-    return {field.name: known[field.name] - {types.NoneType} for field in fields(record)[1:]}
-
-
-def hints(record: type[Record]) -> dict[str, Any]:
-    return typing.get_type_hints(record)
+    hints = typing.get_type_hints(record)
+    known = ((field.name, parts_of(hints[field.name])) for field in fields(record)[1:])
+    return {name: {kind for part in parts for kind in stored(part)} - {types.NoneType} for name, parts in known}
 
 
 def parts_of(hint: Any) -> tuple[Any, ...]:
@@ -106,8 +103,8 @@ def plain(value: Any) -> Any:
 
 def plain_records(record: type[Record]) -> Callable[[Any], Any] | None:
     """What makes a record of which all values have the types of `field_types`; None if they have them anyway."""
-    known = hints(record)
-    names = [field.name for field in fields(record)[1:] if any(map(is_converted, parts_of(known[field.name])))]
+    hints = typing.get_type_hints(record)
+    names = [field.name for field in fields(record)[1:] if any(map(is_converted, parts_of(hints[field.name])))]
     if not names:
         return None
     return lambda one: replace(one, **{name: plain(getattr(one, name)) for name in names})
