@@ -16,7 +16,8 @@ from sluice.store.keys import Keys, end
 from sluice.store.memory import Watch
 from sluice.store.types import Entry
 from sluice.streams.record import Record, Reject
-from sluice.streams.unique import CONTENT_BYTES, FORGED, GIVEN_BYTES, SECOND, Rule, key_of, record_key, sent_by
+from sluice.streams.times import SECOND
+from sluice.streams.unique import CONTENT_BYTES, FORGED, GIVEN_BYTES, Rule, key_of, record_key, sent_by
 
 Unit = tuple[Iterable[Entry], bool]
 

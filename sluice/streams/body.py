@@ -216,10 +216,7 @@ def elements(array: bytes, budget: Budget) -> Iterator[bytes]:
 
 
 def lines(body: bytes, budget: Budget) -> Iterator[bytes]:
-    """The lines of a body without surrounding white space; a Remainder once the budget is used up.
-
-    Skips empty lines.
-    """
+    """The lines of a body that are not empty, as `parts`."""
     return parts(body, map(re.Match.span, LINE.finditer(body)), budget)
 
 
@@ -274,7 +271,7 @@ def together(line: bytes, budget: Budget) -> list[bytes]:
 
 
 def parts(body: bytes, places: Iterable[tuple[int, int]], budget: Budget) -> Iterator[bytes]:
-    """The parts at these places without white space around them; a Remainder is the last one."""
+    """The parts at these places, without white space around them; a Remainder once the budget is used up."""
     for at, end in places:
         if (left := budget.left) <= 0:
             yield Remainder(body[at:])

@@ -17,10 +17,7 @@ from sluice.streams.record import INT64, Invalid, Limits, Record, Reject
 
 
 class LineDecoder(Decoder):
-    """Decodes lines of a user's own format.
-
-    parse: makes a record of type `record` from a line without surrounding white space. Raises: ValueError.
-    """
+    """parse: makes a record of type `record` from a line without surrounding white space. Raises: ValueError."""
 
     def __init__(self, record: type[Record], parse: Callable[[bytes], Record]) -> None:
         self.record = record

@@ -24,13 +24,12 @@ from sluice.http.request import KEYED, idempotency_key
 from sluice.streams.encoding import GZIP, ZSTD, inflated
 from sluice.streams.message import Message, lowered, parse, raw_field, sender
 from sluice.streams.record import Invalid, Limits, Record
-from sluice.streams.times import in_utc
+from sluice.streams.times import SECOND, in_utc
 
 GIVEN_BYTES = 16  # of the hash of a key that was given: all of the key
 # Hashes are SHA-256: with the processor's instructions for it, 9 kB take half the time of BLAKE2b (python -m timeit)
 CONTENT_BYTES = 12  # of the hash of a content, behind the seconds of its time in four bytes: 16 together
 SPECIAL = frozenset((b"P", GZIP[:1], ZSTD[:1]))  # how kept messages and compressed bodies begin
-SECOND = 1_000_000_000
 # Header fields that decide what a body means, as its path and its query string do; others may differ in a retry
 DECIDING = "X-Limit-U", "X-Limit-D"
 FORGED = "signature: "  # how the reason begins of a body that is not its sender's; it does not take its key
