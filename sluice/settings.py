@@ -174,7 +174,6 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     values["tls_key"] = values["tls_key"] or values["tls_certificate"]
     if values["allow"] == AUTO:
         values["allow"] = parsers.EVERYBODY if values["api_keys"] or values["passwords"] else parsers.PRIVATE
-    values["hosts"] = tuple(dict.fromkeys((os.uname().nodename.lower(), *values["hosts"])))
     values["cell"] = values["cell"] or default_cell(values["home"])
     loaded = Settings(**values)
     for name, socket in ("INGEST_HOME", loaded.gateway_sockets[0]), ("INGEST_SPOOL", loaded.spool):

@@ -444,7 +444,7 @@ def header(host: str, port: int, fields: dict[str, str]) -> list[str]:
 
 NAMED = {"localhost": 200, "LOCALHOST.": 200, "127.0.0.1": 200, "[::1]": 200, "192.168.0.7": 200, "evil.example": 421,
          "localhost.evil.example": 421, "1.2.3.4.evil.example": 421, "sluice.example": 421, "sluiceXexample": 421,
-         os.uname().nodename: 200}  # fmt: skip
+         os.uname().nodename.upper(): 200, f"{os.uname().nodename}.evil.example": 421}  # fmt: skip
 
 
 PRIVATE_READS = ["/gps/latest?device=a", "/votes/tally?poll=a", "/status", "/status/", "/status/page.js",
