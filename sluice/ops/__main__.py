@@ -11,6 +11,7 @@ import ast
 import configparser
 import importlib
 import importlib.metadata
+import os
 import signal
 import sys
 from pathlib import Path
@@ -105,7 +106,17 @@ def main(words: list[str]) -> int:
 
 def command() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # sluice dead | head
-    sys.exit(main(sys.argv[1:]))
+    try:
+        status = main(sys.argv[1:])
+        if sys.stdout:  # it may be closed
+            sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None:  # it is of another file than the one that the output goes to
+            raise
+        screen.complain(f"the output cannot be written: {error.strerror}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # where the rest of it goes at the exit
+        status = 1
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Prometheus computes the rates: bodies taken per second are rate(sluice_taken_bod
 from __future__ import annotations
 
 import argparse
-import sys
 
 from sluice.base import screen
 from sluice.ledger import Observer
@@ -24,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     figures = Observer(s).look()
-    sys.stdout.write(text(figures).decode())
+    print(text(figures).decode(), end="")
     for line in figures["trouble"]:
         screen.complain(line)
     return 1 if figures["trouble"] else 0

@@ -100,6 +100,16 @@ def test_the_version_is_that_of_the_package(tmp: Path) -> None:
     assert sluice(tmp, "--version") == (0, f"sluice {VERSION}\n", "")
 
 
+@pytest.mark.parametrize("words", [("--version",), ("status",), ("status", "--json"), ("metrics",)])
+def test_output_that_cannot_be_written_is_one_line(words: tuple[str, ...], tmp: Path) -> None:
+    command: list[str | Path] = [ROOT / "bin/sluice", *words]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, env=environment(tmp), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "sluice: the output cannot be written: No space left on device"
+    assert "Traceback" not in done.stderr and "ignored" not in done.stderr
+
+
 @pytest.mark.parametrize("former, verb", FORMER.items())
 def test_the_former_name_of_a_verb_is_answered_with_the_present_one(former: str, verb: str, tmp: Path) -> None:
     assert verb in VERBS
