@@ -28,6 +28,7 @@ HOME = Path("/var/lib/sluice")  # the same path is in deploy/systemd/
 USER = "sluice"
 DEFAULTS = Path("/etc/default/sluice")
 UNITS = Path("/etc/systemd/system")
+USERS, FOLDERS = Path("/etc/sysusers.d/sluice.conf"), Path("/etc/tmpfiles.d/sluice.conf")
 WANTED = UNITS / "sluice.target.wants"
 BOOTED = Path("/run/systemd/system")  # exists while systemd runs, see sd_booted(3)
 DATABASE_USERS = ("sluice-scale.service", "sluice-follower.service", "sluice-metrics.service", "sluice-page.service")
@@ -74,8 +75,8 @@ def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, st
         "nginx.service.d/sluice.conf": nginx,
     }
     places = {
-        "sysusers.conf": Path("/etc/sysusers.d/sluice.conf"),
-        "tmpfiles.conf": Path("/etc/tmpfiles.d/sluice.conf"),
+        "sysusers.conf": USERS,
+        "tmpfiles.conf": FOLDERS,
         "sysctl.conf": Path("/etc/sysctl.d/60-sluice.conf"),
     }
     texts = {Path("/usr/local/bin/sluice"): COMMAND.format(defaults=DEFAULTS, user=USER, root=root)}
@@ -129,7 +130,7 @@ def prepare(values: Mapping[str, str]) -> bool:
         user=USER, group=USER, extra_groups=[], cwd=ROOT, env={"PATH": os.environ["PATH"], **values},
     )  # fmt: skip
     if done.returncode:
-        raise Failed(f"{USER} could not create {HOME}; the error is above")
+        raise Failed("the error is above; the services keep their settings")
     return contents(HOME / "etc") != before
 
 
@@ -149,16 +150,19 @@ def install(values: Mapping[str, str], s: settings.Settings) -> bool:
     new = files(s, ROOT, nginx=not others)
     most = {**values, "INGEST_RUNTIME": "pypy", "INGEST_SPOOL": "redis://x:1"}
     optional = files(settings.load(most), ROOT)
-    changed = write(DEFAULTS, defaults(values), 0o600)  # it may hold a password
+    changed = False
+    for path in USERS, FOLDERS:
+        changed |= write(path, new[path], 0o644)
+    run("systemd-sysusers", USERS)
+    run("systemd-tmpfiles", "--create", FOLDERS)
+    changed |= prepare(values)  # checks them: the next start would fail with what cannot be used
+    changed |= write(DEFAULTS, defaults(values), 0o600)  # it may hold a password
     for path, text in new.items():
         changed |= write(path, text, 0o755 if path.parent.name == "bin" else 0o644)
     for path in optional.keys() - new.keys():
         if path.exists():
             path.unlink()
             changed = True
-    run("systemd-sysusers", "/etc/sysusers.d/sluice.conf")
-    run("systemd-tmpfiles", "--create", "/etc/tmpfiles.d/sluice.conf")
-    changed |= prepare(values)
 
     units = [f"sluice-worker@{n}.service" for n in range(1, s.workers.min + 1)]
     if s.workers.max > s.workers.min:

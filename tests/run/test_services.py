@@ -238,6 +238,22 @@ def test_services_are_installed_once_and_start_with_systemd(system: Callable[[st
     ]
 
 
+def test_settings_that_cannot_be_used_change_nothing(system: Callable[[str], list[str]]) -> None:
+    lines = system("""
+        INGEST_PORT=8099 bin/provision services
+        sums() { find /etc/default/sluice /etc/systemd/system /var/lib/sluice/etc -type f -exec sha256sum {} +; }
+        before=$(sums)
+        for name in VIEWS RECORDS TLS_CERTIFICATE API_KEYS; do
+            env "INGEST_$name=/none" INGEST_RUNTIME=pypy bin/provision services && exit 1
+        done
+        [[ $before == $(sums) ]]
+        echo same
+    """)
+    assert lines[-1] == "same"
+    assert lines[-3].startswith("sluice: INGEST_API_KEYS='/none' cannot be read")
+    assert lines[-2] == "sluice: the error is above; the services keep their settings"
+
+
 def test_services_that_settings_turn_off_are_disabled(system: Callable[[str], list[str]]) -> None:
     lines = system("""
         INGEST_RUNTIME=pypy bin/provision services
