@@ -65,11 +65,6 @@ class Given:
         return Part(self.entries, first, end)
 
 
-def fill(insert: Callable[[Iterable[Entry]], Outcome], entries: Iterable[Entry], split: bool = False) -> Outcome:
-    """Insert the records among the entries and bury the rest: see `Search`."""
-    return Search(insert).fill(entries, split)
-
-
 class Search:
     """Finds the records that the database rejects, for so many insertions; then what is left of a chunk is buried
     together.

@@ -22,7 +22,7 @@ from sluice.parsers import DEAD, Keep
 from sluice.spool.claim import Claim
 from sluice.store import bounds
 from sluice.store.bookkeeping import FOLDED, HAS_LETTERS, KEYS, PUT_FOLDED, PUT_RANGE, Bookkeeping, Db
-from sluice.store.fill import Given, fill, gaps
+from sluice.store.fill import Given, Search, gaps
 from sluice.store.keys import Keys
 from sluice.store.tables import BURY, LAYOUT
 from sluice.store.types import (
@@ -76,7 +76,7 @@ class Attempt:
     db: Any
 
     def store(self, stream: str, origin: Origin, entries: Iterable[Entry], split: bool) -> Outcome:
-        """`fill` for a stream whose rows go elsewhere."""
+        """`Store.fill` for a stream whose rows go elsewhere."""
         raise NotImplementedError
 
 
@@ -174,10 +174,10 @@ class Store(Bookkeeping[Db]):
             self.run(db, PUT_RANGE, (*of, claim.end, last))
 
     def fill(self, attempt: Attempt, stream: str, origin: Origin, entries: Iterable[Entry], split: bool) -> Outcome:
-        """`fill` into the table of a stream, or elsewhere."""
+        """`Search.fill` into the table of a stream, or elsewhere."""
         if stream in self.elsewhere.streams:
             return attempt.store(stream, origin, entries, split)
-        return fill(partial(self.insert, attempt.db, self.table(attempt.db, stream), origin), entries, split)
+        return Search(partial(self.insert, attempt.db, self.table(attempt.db, stream), origin)).fill(entries, split)
 
     @retried
     def replay(

@@ -55,7 +55,7 @@ class NewerTables(Unavailable, NewerLayout):
 
 
 class RowsRejected(Unavailable):
-    """A value among the entries is rejected. None of them was stored; `fill` finds the rejected one.
+    """A value among the entries is rejected. None of them was stored; `Search` finds the rejected one.
 
     by: the database or the destination.
     """
