@@ -253,13 +253,12 @@ class Storing(Attempt):
 
     @override
     def store(self, stream: str, origin: Origin, entries: Iterable[Entry], split: bool) -> Outcome:
-        records = letters = 0
+        outcome = Outcome(0, 0)
         search = Search(partial(self.insert, stream, origin))
         for group, cut in groups(entries):
-            outcome = search.fill(group, split or cut)
-            records, letters = records + outcome.records, letters + outcome.letters
+            outcome = outcome.plus(search.fill(group, split or cut))
             del group  # its memory is for the next one
-        return Outcome(records, letters)
+        return outcome
 
     def insert(self, stream: str, origin: Origin, entries: Iterable[Entry]) -> Outcome:
         """`Store.insert` into the object of the stream, which takes nothing back."""

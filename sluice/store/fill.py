@@ -85,11 +85,10 @@ class Search:
         except RowsRejected:
             pass
         self.counts = Counter(seq for seq, _, _, _ in entries) if not split else Counter()
-        records = letters = 0
+        outcome = Outcome(0, 0)
         for chunk in chunks(entries):
-            outcome = self.bisect(chunk)
-            records, letters = records + outcome.records, letters + outcome.letters
-        return Outcome(records, letters)
+            outcome = outcome.plus(self.bisect(chunk))
+        return outcome
 
     def bisect(self, entries: list[Entry]) -> Outcome:
         """`fill` for entries that may contain rejected records."""
@@ -101,9 +100,7 @@ class Search:
                 reason = " ".join(f"rejected by {error.by}: {error}".split())[:200]
                 return self.insert([*self.letters(entries, reason)])
         middle = len(entries) // 2
-        first = self.bisect(entries[:middle])
-        second = self.bisect(entries[middle:])
-        return Outcome(first.records + second.records, first.letters + second.letters)
+        return self.bisect(entries[:middle]).plus(self.bisect(entries[middle:]))
 
     def letters(self, entries: list[Entry], reason: str) -> Iterator[Entry]:
         """Rejects in the place of entries. Records of a body are one, up to MERGED_BYTES."""

@@ -150,7 +150,7 @@ class Store(Bookkeeping[Db]):
                 keys = Keys(self, db, claim.stream, batch)
                 for unit, split in given.units(keys):
                     stored = self.fill(attempt, claim.stream, Origin(batch, whole.senders), unit, split)
-                    outcome = Outcome(outcome.records + stored.records, outcome.letters + stored.letters)
+                    outcome = outcome.plus(stored)
                     records += stored.records
                     del unit  # its memory is for the next one
                 self.add_records(db, batch, records)

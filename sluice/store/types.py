@@ -88,6 +88,9 @@ class Outcome(NamedTuple):
     letters: int
     again: bool = False
 
+    def plus(self, other: Outcome) -> Outcome:
+        return Outcome(self.records + other.records, self.letters + other.letters)
+
 
 class Replayed(NamedTuple):
     """The result of a replay.
