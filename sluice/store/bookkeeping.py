@@ -343,11 +343,3 @@ class Bookkeeping(ABC, Generic[Db]):
     def set_horizon(self, name: str, until: int) -> None:
         with self.transaction() as db:
             self.run(db, PUT_HORIZON, (name, until))
-
-    def overdue(self, table: str, before: int) -> int:
-        """The number of rows of a stream, or of `dead_letters`, that arrived before a time. Raises: Unavailable."""
-        with self.transaction(read=True) as db:
-            if not self.exists(db, table):
-                return 0
-            rows = self.run(db, f'SELECT count(*) FROM "{table}" WHERE received_at < ?', (self.time(before),))
-        return int(rows[0][0])

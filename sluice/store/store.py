@@ -17,7 +17,6 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeVar, cast
 
-from sluice.base.override import override
 from sluice.parsers import DEAD, Keep
 from sluice.spool.claim import Claim
 from sluice.store import bounds
@@ -302,11 +301,15 @@ class Store(Bookkeeping[Db]):
                 self.count_deleted(db, stream, rows)
         return False
 
-    @override
     def overdue(self, table: str, before: int) -> int:
+        """The number of rows of a stream, or of `dead_letters`, that arrived before a time. Raises: Unavailable."""
         if table in self.elsewhere.streams:
             return self.elsewhere.expire(table, before, dry=True)
-        return super().overdue(table, before)
+        with self.transaction(read=True) as db:
+            if not self.exists(db, table):
+                return 0
+            rows = self.run(db, f'SELECT count(*) FROM "{table}" WHERE received_at < ?', (self.time(before),))
+        return int(rows[0][0])
 
     def fold(self) -> bool:
         """Delete the FOLD_BATCHES oldest rows of `batches`, if that leaves KEEP_BATCHES; whether there may be more.
