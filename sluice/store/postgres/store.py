@@ -29,7 +29,7 @@ from sluice.store.postgres.table import BURIED, BURY, Table, letter
 from sluice.store.postgres.tables import (
     BRIEFLY,
     LOCK,
-    SPAN,
+    MEETS,
     ensure,
     execute,
     holders,
@@ -37,7 +37,6 @@ from sluice.store.postgres.tables import (
     layout_of,
     make_tables,
     one,
-    span,
 )
 from sluice.store.store import Elsewhere, Store, check_layout
 from sluice.store.types import Conflict, Entry, Origin, Outcome, Row, RowsRejected, Unavailable
@@ -193,8 +192,7 @@ class Postgres(Store[Session]):
     @override
     def stored(self, db: Session, claim: Claim) -> list[tuple[int, int]]:
         of = claim.stream, claim.epoch
-        given = span("?::text", "?::text", "?::bigint", "?::bigint")
-        overlap = f"SELECT first, last FROM batches_ranges WHERE {SPAN} && {given} ORDER BY 1"
+        overlap = f"SELECT first, last FROM batches_ranges WHERE {MEETS} ORDER BY 1"
         return [(first, last) for first, last in self.run(db, overlap, (*of, claim.first, *of, claim.end))]
 
     @override
@@ -276,8 +274,7 @@ class Postgres(Store[Session]):
     @override
     def merge(self, db: Session, stream: str, epoch: str, first: int, end: int) -> None:
         # a transaction that stores such a body waits for the end of this one
-        given = span("?::text", "?::text", "?::bigint", "?::bigint")
-        met = f"DELETE FROM batches_ranges WHERE {SPAN} && {given} RETURNING first, last"
+        met = f"DELETE FROM batches_ranges WHERE {MEETS} RETURNING first, last"
         ranges: list[list[int]] = []
         for low, high in sorted(self.run(db, met, (stream, epoch, first - 1, stream, epoch, end + 1))):
             if ranges and low <= ranges[-1][1] + 1:

@@ -47,6 +47,8 @@ def span(stream: str, epoch: str, first: str, end: str) -> str:
 
 
 SPAN = span("stream", "epoch", "first", "last + 1")
+# Ranges that have a body of another one: its stream, epoch and first number, its stream, epoch and the number behind it
+MEETS = f"{SPAN} && {span('?::text', '?::text', '?::bigint', '?::bigint')}"
 EXCLUDE = f"""DO $$ BEGIN CREATE TYPE batches_span AS RANGE (SUBTYPE = text, COLLATION = "C");
 EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 ALTER TABLE batches_ranges ADD CONSTRAINT batches_ranges_excluded EXCLUDE USING gist (({SPAN}) WITH &&)"""
