@@ -8,13 +8,13 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import queue
 import select
 import signal
 import stat
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -92,8 +92,7 @@ class Output:
 
     def __init__(self, source: int, target: int) -> None:
         self.source, self.target = source, target
-        self.waiting = deque[bytes]()  # the first one is being written
-        self.ready = threading.Semaphore(0)
+        self.waiting = queue.Queue[bytes](KEPT_PIECES)
         self.dropped = 0  # lines
         for step in self.take, self.give:
             threading.Thread(target=self.go_on, args=(step,), daemon=True).start()
@@ -107,31 +106,29 @@ class Output:
 
     def take(self) -> None:
         piece = os.read(self.source, PIECE_BYTES)
-        if len(self.waiting) >= KEPT_PIECES:
+        if self.waiting.full():
             self.dropped += piece.count(b"\n")
             return
         if self.dropped:
             said = f"{self.dropped} lines are in the log files only: nobody has read them here"
             piece = f"\n{'up':<8} | {said}\n".encode() + piece
             self.dropped = 0
-        self.waiting.append(piece)
-        self.ready.release()
+        self.waiting.put(piece)
 
     def give(self) -> None:
-        self.ready.acquire()
+        piece = self.waiting.get()
         try:
-            piece = self.waiting[0]
             while piece:
                 piece = piece[os.write(self.target, piece) :]
         finally:  # also if the reader has gone, or its disk is full
-            self.waiting.popleft()
+            self.waiting.task_done()
 
     def end(self) -> None:
         """Wait until all is passed on, or for a second."""
         deadline = time.monotonic() + 1
         poller = select.poll()
         poller.register(self.source, select.POLLIN)
-        while (self.waiting or poller.poll(0)) and time.monotonic() < deadline:
+        while (self.waiting.unfinished_tasks or poller.poll(0)) and time.monotonic() < deadline:
             time.sleep(0.01)
 
 
