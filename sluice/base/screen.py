@@ -50,9 +50,9 @@ def complain(problem: object) -> None:
     print(f"sluice: {shown(' '.join(str(problem).split()))}", file=sys.stderr)
 
 
-def printable(body: bytes | str, lines: bool = False) -> str:
-    """A body as text; what could control the terminal is written as \\x1b. lines: keep newlines."""
-    text = body if isinstance(body, str) else body.decode("utf-8", "backslashreplace")
+def shown(text: str | bytes, lines: bool = False) -> str:
+    """Text on one line; what could control the terminal is written as \\x1b. lines: keep newlines."""
+    text = text if isinstance(text, str) else text.decode("utf-8", "backslashreplace")
     return "".join(x if x.isprintable() or (lines and x == "\n") else x.encode("unicode_escape").decode() for x in text)
 
 
@@ -102,15 +102,10 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{int(share * 1000 + 1e-9) / 10:g} %"
 
 
-def shown(text: str | bytes) -> str:
-    """Text made printable, on one line."""
-    return printable(text)
-
-
 def body_line(seq: object, state: str, body: bytes, full: bool) -> str:
     """A body with its sequence number and state, cut to the terminal's width unless `full`."""
     about = f"{seq}  {state:<7}  "
     if full:
-        return f"{about}({len(body)} bytes)\n{printable(body, lines=True)}"
+        return f"{about}({len(body)} bytes)\n{shown(body, lines=True)}"
     width = shutil.get_terminal_size().columns
-    return cut(about + printable(body[: width * 4]), width)
+    return cut(about + shown(body[: width * 4]), width)

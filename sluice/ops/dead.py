@@ -71,7 +71,7 @@ def describe(letter: DeadLetter, full: bool) -> str:
     part = "" if letter.whole else ", part of a body"
     about = f"{instant(letter.received)}  {shown(letter.stream)} {letter.seq}  ({len(letter.body)} bytes{part})"
     if full:
-        return f"{about}\n  {shown(letter.reason)}\n{screen.printable(letter.body, lines=True)}"
+        return f"{about}\n  {shown(letter.reason)}\n{shown(letter.body, lines=True)}"
     body = after_head(letter.body)
     width = shutil.get_terminal_size().columns - 2
     # a byte takes at most four columns (\x1b), so the rest of a large body need not be made printable

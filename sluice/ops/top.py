@@ -145,7 +145,7 @@ class Dashboard:
             chart.append(waits or 0)
             old = row["oldest_seconds"]
             table.add_row(
-                Text(screen.printable(name.encode()), "bold"),
+                Text(screen.shown(name), "bold"),
                 self.rate(name, "accepted"),
                 self.rate(name, "taken"),
                 number(waits),
@@ -213,7 +213,7 @@ class Dashboard:
         table.add_column("stream", no_wrap=True)
         table.add_column("dead because", no_wrap=True, overflow="ellipsis")
         for row in now["dead_letters"][:SHOWN_REASONS]:
-            texts = [screen.printable(row[name].encode()) for name in ("stream", "reason")]
+            texts = [screen.shown(row[name]) for name in ("stream", "reason")]
             table.add_row(number(row["letters"]), *map(Text, texts))
         if (more := len(now["dead_letters"]) - SHOWN_REASONS) > 0:
             table.add_row("", "", f"and {more} other reasons: {screen.PROGRAM} dead")

@@ -224,7 +224,7 @@ def excerpt(body: bytes) -> str:
     """The start of a body as text, without a stored request head: its URL may contain a password."""
     if body.startswith(b"POST ") and b"\r\n\r\n" in body:
         body = body.partition(b"\r\n\r\n")[2]
-    return screen.cut(screen.printable(body[: 4 * EXCERPT_CHARACTERS]), EXCERPT_CHARACTERS)
+    return screen.cut(screen.shown(body[: 4 * EXCERPT_CHARACTERS]), EXCERPT_CHARACTERS)
 
 
 if __name__ == "__main__":
