@@ -11,7 +11,7 @@ import time
 
 from sluice.base import screen
 from sluice.run.reload import NOTICE_SECONDS
-from sluice.run.up import runs
+from sluice.run.up import connected
 from sluice.settings import Settings
 
 
@@ -24,9 +24,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    if not runs(s.gateway_sockets):
+    gateway = connected(s.gateway_sockets)
+    if not gateway:
         screen.complain(f"nothing runs in {s.home}")
         return 1
+    gateway.close()
     for file, message in (s.draining, "/readyz answers 503"), (s.closing, "connections close"):
         file.touch()
         print(message, flush=True)

@@ -11,7 +11,6 @@ import os
 import pwd
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -178,7 +177,7 @@ def install(values: Mapping[str, str], s: settings.Settings) -> bool:
     return changed or enabled != set(units)
 
 
-def start(changed: bool, gateway: Path, port: int) -> None:
+def start(changed: bool, s: settings.Settings) -> None:
     """Start the services, or restart them. Raises: Failed if the gateway accepts no writes within a minute."""
     run("systemctl", "daemon-reload")
     # a container may lack permission for this, and works without it
@@ -186,11 +185,8 @@ def start(changed: bool, gateway: Path, port: int) -> None:
     run("systemctl", "restart" if changed else "start", "sluice.target", "nginx.service")
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        # at the gateway's socket, because nginx may require a key or TLS
-        with contextlib.suppress(OSError):
-            if up.answers([gateway], "/readyz"):
-                socket.create_connection(("127.0.0.1", port), 5).close()
-                return
+        if up.serves(s, 1.0):
+            return
         time.sleep(0.1)
     raise Failed("the gateway does not accept writes: journalctl -u 'sluice*' -u redis-server@sluice -u nginx")
 
@@ -223,7 +219,7 @@ def main(words: list[str]) -> None:
         if not BOOTED.is_dir():
             print("sluice: systemd is not running; the services start when it does.")
         else:
-            start(changed, s.gateway_sockets[0], s.port)
+            start(changed, s)
             print(f"Sluice accepts writes at http://localhost:{s.port}; `sluice status` shows where they are.")
             print(f"Access: {configure.who_may(s)}.")
 

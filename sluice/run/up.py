@@ -246,39 +246,35 @@ def exit_on_error(home: Path) -> Iterator[None]:
         sys.exit(f"sluice: {home} cannot be used: {screen.why(error)}")
 
 
-def runs(sockets: list[Path]) -> bool:
-    """Whether a gateway listens on one of these sockets. One that is hung does."""
+def connected(sockets: list[Path], seconds: float = 1.0) -> socket.socket | None:
+    """A connection to a gateway process, which may hang; None if none listens. seconds: for each step."""
     for path in sockets:
-        with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
-            connection.settimeout(1.0)
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(seconds)
+        try:
             connection.connect(str(path))
-            return True
-    return False
+            return connection
+        except OSError:
+            connection.close()
+    return None
 
 
 def answers(sockets: list[Path], target: str, seconds: float = 1.0) -> bool:
     """Whether a gateway process answers GET with 200 within this time."""
-    for path in sockets:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(seconds)
-            try:
-                connection.connect(str(path))
-            except OSError:
-                continue
-            with contextlib.suppress(OSError):
-                connection.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-                return connection.recv(12) == b"HTTP/1.1 200"
-            return False
+    if connection := connected(sockets, seconds):
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            return connection.recv(12) == b"HTTP/1.1 200"
     return False
 
 
-def serves(s: settings.Settings) -> bool:
-    """Whether nginx accepts connections, and the gateway bodies."""
+def serves(s: settings.Settings, seconds: float) -> bool:
+    """Whether nginx accepts connections, and the gateway bodies. seconds: for each step."""
     try:
-        socket.create_connection(("127.0.0.1", s.port), 0.2).close()
+        socket.create_connection(("127.0.0.1", s.port), seconds).close()
     except OSError:
         return False
-    return answers(s.gateway_sockets, "/readyz", 0.2)
+    return answers(s.gateway_sockets, "/readyz", seconds)  # at its socket: nginx may require a key or TLS
 
 
 def announce(s: settings.Settings) -> None:
@@ -325,7 +321,7 @@ def main() -> None:
     due = time.monotonic() + ANNOUNCED_SECONDS
 
     def announced() -> bool:
-        if time.monotonic() < due and not serves(s):
+        if time.monotonic() < due and not serves(s, 0.2):  # supervisord waits for it
             return False
         announce(s)
         return True
