@@ -55,7 +55,7 @@ class ViewsClient(Link):
             return replies
         text = str(error)
         if text.startswith("LOST"):
-            raise LeaseLost(text)
+            raise LeaseLost("another follower has the lease, or Redis was emptied")
         if text.startswith("OOM") or "used memory > 'maxmemory'" in text:
             raise Full(text)
         raise error

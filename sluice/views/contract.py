@@ -123,7 +123,7 @@ redis.call('HINCRBY', KEYS[2], 'bytes', bytes)
 redis.call('HINCRBY', KEYS[2], 'refused', refused)
 """
 
-# None of the kinds' scripts, which need memory, runs when Redis is full; those with allow-oom do.
+# A full Redis refuses the kinds' scripts, which need memory, before their first command; those with allow-oom run.
 
 # Commands of the follower, all or none of them. KEYS: lease. ARGV: token, and of each command the number of its words
 # and the words.
@@ -135,11 +135,6 @@ while at <= #ARGV do
   redis.call(unpack(ARGV, at + 1, last))
   at = last + 1
 end
-"""
-
-# Deletes the lease if it has this token: that of a follower that is gone.
-RELEASE = """#!lua flags=allow-oom
-if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 """
 
 # Keeps a count, unless the lease has passed to another process. KEYS: lease, key. ARGV: token, value, milliseconds.
@@ -154,9 +149,4 @@ if redis.call('PTTL', KEYS[1]) > tonumber(ARGV[2]) then redis.call('PEXPIRE', KE
 if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return false end
 redis.call('SET', KEYS[2], ARGV[1])
 return 1
-"""
-
-# Moves the end of the lease. ARGV: token, milliseconds.
-EXTEND = """#!lua flags=allow-oom
-if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 """

@@ -126,7 +126,7 @@ class Follower:
             self.wake.acquire(timeout=backoff)
             backoff = min(backoff * 2, BACKOFF_SECONDS[1])
         with contextlib.suppress(RedisError, LeaseLost):
-            self.client.ask(("EVAL", contract.RELEASE, 1, contract.HOLDER, self.token))
+            self.write(("DEL", contract.HOLDER))
         self.client.close()
         self.source.close()
 
@@ -195,8 +195,7 @@ class Follower:
 
     def write(self, *commands: tuple[str | bytes | int, ...]) -> None:
         """Run all of these commands. Raises: LeaseLost, with none of them run, unless this process has the lease."""
-        words = (word for command in commands for word in (len(command), *command))
-        self.client.ask(("EVAL", contract.WRITE, 1, contract.HOLDER, self.token, *words))
+        self.client.ask(lease.write(self.token, *commands))
 
     def withdraw(self, paths: Iterable[str]) -> None:
         """Stop serving views whose data is not of this database or declaration."""
@@ -362,9 +361,7 @@ class Follower:
         self.beat = time.monotonic() + lease.BEAT_SECONDS
         milliseconds = int(time.time() * 1000)
         infos = [generation.info for generation in self.generations if generation.synced]
-        held, asked = self.client.ask(lease.extend(self.token), ("SMEMBERS", contract.REBUILD))
-        if not held:
-            raise LeaseLost("another follower has the lease, or Redis was emptied")
+        _, asked = self.client.ask(lease.write(self.token), ("SMEMBERS", contract.REBUILD))
         if infos and not self.source.news():
             self.write(*(("HSET", info, "synced", milliseconds) for info in infos))
         else:

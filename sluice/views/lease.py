@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from sluice.views import contract
-from sluice.views.client import ViewsClient
+from sluice.views.client import LeaseLost, ViewsClient
 from sluice.views.link import Command
 
 BEAT_SECONDS = 0.5  # between two renewals
@@ -25,13 +25,15 @@ def take(client: ViewsClient) -> str:
     holder = client.ask(("GET", contract.HOLDER))[0] or b""
     # the lease of a killed follower: its connection is gone, so there is no need to wait
     if holder and not client.ask(("CLIENT", "LIST", "ID", holder.partition(b":")[0]))[0]:
-        client.ask(("EVAL", contract.RELEASE, 1, contract.HOLDER, holder))
+        with contextlib.suppress(LeaseLost):
+            client.ask(write(holder, ("DEL", contract.HOLDER)))
     return ""
 
 
-def extend(token: str) -> Command:
-    """The command that renews the lease; its reply is nothing if another follower has it."""
-    return "EVAL", contract.EXTEND, 1, contract.HOLDER, token, LEASE
+def write(token: str | bytes, *commands: tuple[str | bytes | int, ...]) -> Command:
+    """A command that renews the lease and runs these commands, or none of them if another follower has the lease."""
+    words = (word for command in commands for word in (len(command), *command))
+    return "EVAL", contract.WRITE, 1, contract.HOLDER, token, *words
 
 
 def keep(socket: str, token: Callable[[], str | None]) -> None:
@@ -39,6 +41,6 @@ def keep(socket: str, token: Callable[[], str | None]) -> None:
     client = ViewsClient(socket)
     while (held := token()) is not None:
         with contextlib.suppress(Exception):  # its holder sees what is wrong
-            client.ask(extend(held))
+            client.ask(write(held))
         time.sleep(BEAT_SECONDS)
     client.close()
