@@ -15,7 +15,7 @@ import psycopg
 from sluice.base.override import override
 from sluice.base.times import second
 from sluice.store.postgres import partitions
-from sluice.store.postgres.session import Session, connect, message
+from sluice.store.postgres.session import connect, message
 from sluice.store.postgres.tables import holders
 from sluice.store.types import Unavailable
 from sluice.streams.record import Metric
@@ -95,11 +95,6 @@ class PostgresRows(RowSource):
         except psycopg.Error as error:
             self.close()
             raise Unavailable(f"PostgreSQL: {message(error)}") from None
-
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[Session]:
-        with self.open() as db, db.begin():
-            yield db
 
     @override
     def start(self) -> str:
@@ -292,7 +287,7 @@ class PostgresRows(RowSource):
             f'WHERE {where} AND "{by}" IS NOT NULL GROUP BY 1) AS groups '
             f'ORDER BY n DESC, value::text COLLATE "C" LIMIT {source.MAX_GROUPS}'
         )
-        with self.transaction() as db:
+        with self.open() as db, db.begin():
             return list(db.execute(query, {"value": found}).fetchall())
 
     @override
