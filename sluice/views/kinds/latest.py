@@ -37,8 +37,7 @@ local function below(a, b)
 end
 """
 
-# Neither script runs when Redis is full, not even its first command: without allow-oom Redis refuses a script before
-# it starts. KEYS: lease, info, and the keys of the view. ARGV: token, room, and the values.
+# KEYS: lease, info, and the keys of the view. ARGV: token, room, and the values.
 LATEST = f"""#!lua
 {contract.HELD}{BELOW}{contract.ROOM}
 for at = 3, #KEYS do
@@ -145,7 +144,7 @@ def each_json(values: list[bytes], limit: int) -> bytes:
     return b"[%b]" % b",".join([value[ORDER_BYTES:] for _, value in pairs])
 
 
-def newest(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
+def newest(fields: dict[bytes, Any]) -> dict[bytes, Any]:
     """The fields of a value that are served."""
     if len(fields) <= MAX_EACH:
         return fields
@@ -205,7 +204,7 @@ class NewestOfEach(Reducer):
             if old is None or stamp > old:
                 held[field] = stamp
                 if len(held) > 2 * MAX_EACH:
-                    self.held[key] = dict(sorted(held.items(), key=itemgetter(1), reverse=True)[:MAX_EACH])
+                    self.held[key] = newest(held)
 
     @override
     def value(self, held: dict[bytes, Stamp]) -> dict[bytes, bytes]:
