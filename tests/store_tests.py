@@ -808,6 +808,11 @@ class StoreTests:
         assert (letter.body, letter.whole) == (b"part", False)
         assert letter.reason.startswith("rejected by the database: ")
 
+    def test_a_reason_that_no_column_can_hold_is_escaped(self, store: Store) -> None:
+        entries = [(1, NOON, b"whole", Reject(b"part", "a reason with a \0 and a \ud800"))]
+        assert store.persist(claim("votes", 1), entries) == Outcome(0, 1)
+        assert [letter.reason for letter in store.letters()] == ["a reason with a \\0 and a \\ud800"]
+
     def test_a_value_that_no_column_can_hold_is_buried(self, backend: Backend) -> None:
         class Order(Record, kw_only=True):
             count: int

@@ -23,7 +23,7 @@ from sluice.store import bounds
 from sluice.store.bookkeeping import FOLDED, HAS_LETTERS, KEYS, PUT_FOLDED, PUT_RANGE, Bookkeeping, Db
 from sluice.store.fill import Given, Search, gaps
 from sluice.store.keys import Keys
-from sluice.store.tables import BURY, LAYOUT
+from sluice.store.tables import BURY, LAYOUT, escaped
 from sluice.store.types import (
     Conflict,
     DeadLetter,
@@ -385,7 +385,7 @@ class Store(Bookkeeping[Db]):
         """Bury rejects. whole: see `insert`."""
         thing: Any
         for seq, received, _, thing in rejects:
-            reason = thing.reason.encode(errors="backslashreplace").replace(b"\0", b"\\0").decode()
+            reason = escaped(thing.reason).decode()
             self.run(db, BURY, (self.time(received), stream, thing.part, reason, thing.whole and whole, batch, seq))
 
     KIND: str  # SQL: a reason up to its first quote or number, which may be what a client has sent

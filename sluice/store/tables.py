@@ -47,6 +47,13 @@ INDEXES = {
 # One row: what tells this database, and copies of it, from others
 IDENTIFY = "INSERT INTO batches_identity (id) SELECT ? WHERE NOT EXISTS (SELECT 1 FROM batches_identity)"
 BURY = "INSERT INTO dead_letters (received_at, stream, body, reason, whole, batch, seq) VALUES (?,?,?,?,?,?,?)"
+
+
+def escaped(reason: str) -> bytes:
+    """A reason as both databases take it: without NUL, which PostgreSQL does not have, and valid as UTF-8."""
+    return reason.encode(errors="backslashreplace").replace(b"\0", b"\\0")
+
+
 # From layout 2: names. What waits in the outbox gets an address, filled from INGEST_ROWS, and what is shown of it.
 RENAMED = (
     "ALTER TABLE batches_spools RENAME TO batches_epochs",

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import astuple
 
+from sluice.store.tables import escaped
 from sluice.store.types import Row
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
@@ -74,5 +75,4 @@ class Table:
 
 def letter(stream: str, batch: int, whole: bool, seq: int, received: int, thing: Any) -> Row:
     """A reject as a row for `bury`. whole: False if it comes from a partial dead letter."""
-    reason = thing.reason.encode(errors="backslashreplace").replace(b"\0", b"\\0")
-    return received - Y2000, stream, thing.part, reason, thing.whole and whole, batch, seq
+    return received - Y2000, stream, thing.part, escaped(thing.reason), thing.whole and whole, batch, seq

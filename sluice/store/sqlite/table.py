@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from sluice.base.times import instant, second
-from sluice.store.tables import BURY
+from sluice.store.tables import BURY, escaped
 from sluice.store.types import Entry, Origin, Row
 from sluice.streams.record import Metric, Reject
 from sluice.streams.registry import Stream
@@ -69,7 +69,8 @@ class Table:
             if received != last:
                 last, arrived = received, instant(received)
             if thing.__class__ is Reject:
-                db.execute(BURY, (arrived, self.name, thing.part, thing.reason, thing.whole and whole, batch, seq))
+                reason = escaped(thing.reason).decode()
+                db.execute(BURY, (arrived, self.name, thing.part, reason, thing.whole and whole, batch, seq))
                 count[1] += 1
                 continue
             number += 1
