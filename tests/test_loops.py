@@ -100,7 +100,9 @@ def keep(odd: Odd, _: pytest.MonkeyPatch) -> None:
 
 
 def follow(odd: Odd, _: pytest.MonkeyPatch) -> None:
+    source: Any = SimpleNamespace(prepare=lambda streams: None)
     given = {"stopping": False, "token": "t", "turn": odd, "reason": None, "socket": "", "generations": []}
+    given |= {"views": {}, "source": source}
     made(follower.Follower, **given, wake=SimpleNamespace(acquire=lambda timeout: None)).run()
 
 

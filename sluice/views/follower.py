@@ -86,7 +86,6 @@ class Follower:
         self.specs = {
             path: f"{view!r} {streams[view.stream].record.__struct_fields__!r}" for path, view in self.views.items()
         }
-        self.prepared = False
         self.token = ""
         self.generations: list[Generation] = []
         self.retries: dict[str, tuple[float, float]] = {}  # full views: when (monotonic) to try, and the delay
@@ -101,6 +100,7 @@ class Follower:
         backoff = BACKOFF_SECONDS[0]
         token = lambda: None if self.stopping else self.token  # noqa: E731
         threading.Thread(target=lease.keep, args=(self.socket, token), name="lease", daemon=True).start()
+        self.source.prepare({view.stream for view in self.views.values()})
         watchdog = daemon.Watchdog()
         waited = daemon.waited()
         while not self.stopping:
@@ -143,9 +143,6 @@ class Follower:
 
     def take_over(self) -> bool:
         """Take the lease and load the positions; False if another follower has it."""
-        if not self.prepared:
-            self.source.prepare({view.stream for view in self.views.values()})
-            self.prepared = True
         self.token, self.beat = lease.take(self.client), 0.0
         if not self.token:
             return False
