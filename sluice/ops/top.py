@@ -73,7 +73,7 @@ def display(console: Console) -> Iterator[Callable[[RenderableType], None]]:
 def keys() -> Iterator[Callable[[float], bool | None]]:
     """A function that waits up to a number of seconds; it returns True if q was pressed."""
     if not sys.stdin.isatty():
-        yield lambda seconds: time.sleep(seconds)
+        yield time.sleep
         return
     before = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)

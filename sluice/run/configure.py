@@ -16,6 +16,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from sluice import settings, views
+from sluice.base.disk import replace
 from sluice.formats.registry import ROUTES, load_routes
 from sluice.parsers import EVERYBODY, PRIVATE, THIS_MACHINE
 from sluice.run import keys
@@ -277,14 +278,6 @@ def write_keys(s: settings.Settings) -> None:
     """Write what nginx reads of INGEST_API_KEYS, before it reads its configuration again."""
     for name, text in keys.files(s).items():
         replace(s.home / "etc" / name, text)
-
-
-def replace(path: Path, text: str) -> None:
-    """Write a file in the place of another one, so that whoever reads it finds one of them whole."""
-    new = path.with_name(f"{path.name}.new")
-    new.touch(0o600)
-    new.write_text(text)
-    new.replace(path)
 
 
 def write(s: settings.Settings, files: int = 0) -> None:

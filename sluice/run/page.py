@@ -17,11 +17,12 @@ from typing import Any, NoReturn
 from sluice import settings
 from sluice.account import STATES, sums
 from sluice.base import daemon, screen
+from sluice.base.disk import replace
 from sluice.base.times import instant
 from sluice.formats.registry import load_routes
 from sluice.ledger import Observer
 from sluice.letters import Letters
-from sluice.run.rejections import Rejections, replace
+from sluice.run.rejections import Rejections
 from sluice.run.up import answers
 from sluice.store.types import DeadLetter, Unavailable
 from sluice.views import figures
@@ -58,7 +59,7 @@ def main() -> NoReturn:
     file = s.home / "run" / FILE
     while True:
         try:
-            replace(file, page.look())
+            replace(file, json.dumps(page.look(), separators=(",", ":")))
             rejections.write()
         except Exception as error:  # the next reading may succeed
             screen.complain(f"the status page is not updated: {error}")

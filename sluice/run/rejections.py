@@ -14,13 +14,13 @@ import socket
 import threading
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 from sluice import senders, settings
 from sluice.base import screen
 from sluice.base.connect import client
 from sluice.base.counters import Counts
+from sluice.base.disk import replace
 from sluice.spool.contract import count_command
 
 FILE = "errors.json"
@@ -66,13 +66,6 @@ def reason(told: dict[str, Any]) -> str:
     if status == 429 and told.get("name"):
         return "the rate of the key, or INGEST_CLIENT_RATE"
     return REASONS.get(status, "rejected")
-
-
-def replace(file: Path, content: Any) -> None:
-    """Write JSON in the place of a file, so that a reader sees the one or the other."""
-    new = file.with_suffix(".new")
-    new.write_text(json.dumps(content, separators=(",", ":")))
-    new.replace(file)
 
 
 class Rejections:
@@ -129,7 +122,8 @@ class Rejections:
                 return
             entries = [entry for kept in self.kinds.values() for entry in kept]
             self.is_new = False
-        replace(self.file, sorted(entries, key=lambda entry: entry["time"])[::-1])
+        newest_first = sorted(entries, key=lambda entry: entry["time"])[::-1]
+        replace(self.file, json.dumps(newest_first, separators=(",", ":")))
 
     def report(self) -> None:
         """Add the counts to those in Redis. Raises: RedisError, OSError."""
