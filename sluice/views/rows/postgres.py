@@ -15,7 +15,7 @@ import psycopg
 from sluice.base.override import override
 from sluice.base.times import second
 from sluice.store.postgres import partitions
-from sluice.store.postgres.session import connect, message
+from sluice.store.postgres.session import Session, connect, message
 from sluice.store.postgres.tables import holders
 from sluice.store.types import Unavailable
 from sluice.streams.record import Metric
@@ -32,6 +32,8 @@ BATCHES = 5_000  # looked up at once
 FETCH_ROWS = 32 if psycopg.pq.version() >= 170_000 else 1  # that libpq makes of what it receives, at a time
 # PostgreSQL refuses a row whose part of an index has more than 2.7 kB, so a text is indexed by its hash
 HASHED = 'hashtextextended("{}", 0)'
+BY_BATCH = "attname = 'batch' AND amname = 'brin'"  # the block range indexes, among all
+Index = tuple[int, str, bool]  # object id, name, whether it is valid
 
 
 class PostgresRows(RowSource):
@@ -298,22 +300,13 @@ class PostgresRows(RowSource):
         with self.open() as db:
             with db.begin():
                 partitioned = partitions.is_partitioned(db, stream)
-                found = dict(
-                    db.execute(
-                        "SELECT relname, indisvalid FROM pg_index JOIN pg_class ON oid = indexrelid "
-                        "WHERE indrelid = to_regclass(%s) AND relname IN (%s, %s)",
-                        (f'"{stream}"', name, former),
-                    ).fetchall()
-                )
-            if any(found.values()):
+                present = indexes(db, stream, "c.relname IN (%s, %s)", name, former)
+            if any(valid for _, _, valid in present):
                 return
             log.info(INDEXING, stream, key)
             if partitioned:
                 return partitions.index(db, stream, f"by_{key}", HASHED.format(key))
-            for interrupted in found:
-                db.alone(f'DROP INDEX CONCURRENTLY {db.schema}."{interrupted}"')
-            table = f'{db.schema}."{stream}"'
-            db.alone(f'CREATE INDEX CONCURRENTLY IF NOT EXISTS "{name}" ON {table} ({HASHED.format(key)})')
+            create(db, present, f'IF NOT EXISTS "{name}" ON {db.schema}."{stream}" ({HASHED.format(key)})')
 
     def prepare(self, streams: Iterable[str]) -> None:
         """A block range index on `batch` for each stream, which costs an insert next to nothing.
@@ -331,14 +324,11 @@ class PostgresRows(RowSource):
                     with db.begin():
                         if partitions.is_partitioned(db, stream):
                             continue  # it has an index, which autovacuum keeps up to date
-                        present = indexes(db, stream)
+                        present = indexes(db, stream, BY_BATCH)
                     if not any(valid for _, _, valid in present):
-                        for _, name, _ in present:
-                            db.alone(f"DROP INDEX CONCURRENTLY {name}")
-                        table, using = f'{db.schema}."{stream}"', "brin (batch) WITH (pages_per_range = 16)"
-                        db.alone(f"CREATE INDEX CONCURRENTLY ON {table} USING {using}")
+                        create(db, present, f'ON {db.schema}."{stream}" USING brin (batch) WITH (pages_per_range = 16)')
                     with db.begin():
-                        self.indexes += [number for number, _, valid in indexes(db, stream) if valid]
+                        self.indexes += [number for number, _, valid in indexes(db, stream, BY_BATCH) if valid]
         except Exception as error:
             reason = message(error) if isinstance(error, psycopg.Error) else repr(error)
             log.warning("cannot make or find the index on batch, which makes reading large tables fast: %s", reason)
@@ -353,15 +343,22 @@ def has(db: Any, batch: int, claim: str, folded: bool) -> bool:
     return bool(db.execute(query, (epoch, int(first))).fetchone())
 
 
-def indexes(db: Any, stream: str) -> list[tuple[int, str, bool]]:
-    """The block range indexes on `batch`: object id, name, whether they are valid."""
-    rows: list[tuple[int, str, bool]] = db.execute(
+def create(db: Session, present: list[Index], index: str) -> None:
+    """Create an index while rows are stored. present: of interrupted ones, which are dropped."""
+    for _, name, _ in present:
+        db.alone(f"DROP INDEX CONCURRENTLY {name}")
+    db.alone(f"CREATE INDEX CONCURRENTLY {index}")
+
+
+def indexes(db: Session, stream: str, which: str, *names: str) -> list[Index]:
+    """The indexes of a stream that meet a condition in SQL."""
+    rows: list[Index] = db.execute(
         "SELECT indexrelid::bigint, format('%%I.%%I', nspname, c.relname), indisvalid FROM pg_index "
-        "JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0] "
+        "LEFT JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0] "
         "JOIN pg_class c ON c.oid = indexrelid JOIN pg_am a ON a.oid = relam "
         "JOIN pg_namespace n ON n.oid = relnamespace "
-        "WHERE indrelid = to_regclass(%s) AND attname = 'batch' AND amname = 'brin'",
-        (f'"{stream}"',),
+        f"WHERE indrelid = to_regclass(%s) AND {which}",
+        (f'"{stream}"', *names),
     ).fetchall()
     return rows
 
