@@ -258,17 +258,17 @@ def supervisor_configuration(s: settings.Settings) -> str:
             python=f'"{python}"',
             gateway=f'"{plain(ROOT)}/{venv}/bin/python"',
             reader=" ".join(f'--bind "unix:{plain(path)}"' for path in s.reader_sockets),
-            own_redis=f"autostart={'true' if s.has_own_redis else 'false'}",
-            views=f"autostart={'false' if s.views == 'off' else 'true'}",
-            views_redis=f"autostart={'false' if s.views == 'off' and not s.has_kafka else 'true'}",
+            own_redis=s.has_own_redis,
+            views=s.views != "off",
+            views_redis=s.views != "off" or s.has_kafka,
             redis=shutil.which("redis-server", path=path),
             nginx=shutil.which("nginx", path=path),
             user="user=root" if os.geteuid() == 0 else "",
             worker="worker-%(process_num)s" if many else "worker",
             workers=f"process_name=%(program_name)s-%(process_num)s\nnumprocs={workers.min}"
             if many
-            else f"autostart={'true' if workers.min else 'false'}",
-            scale=f"autostart={'true' if workers.max > workers.min else 'false'}",
+            else f"autostart={workers.min > 0}",
+            scale=workers.max > workers.min,
             common=COMMON.format(root=plain(ROOT)),
         )
     )
