@@ -40,7 +40,8 @@ def keep(socket: str, token: Callable[[], str | None]) -> None:
     """Renew the lease until `token` returns None: a turn of its holder may have to read a whole table."""
     client = ViewsClient(socket)
     while (held := token()) is not None:
-        with contextlib.suppress(Exception):  # its holder sees what is wrong
-            client.ask(write(held))
+        if held:
+            with contextlib.suppress(Exception):  # its holder sees what is wrong
+                client.ask(write(held))
         time.sleep(BEAT_SECONDS)
     client.close()
