@@ -235,6 +235,22 @@ def test_the_rows_of_one_key_are_in_one_partition_in_their_order(store: Store, p
 
 
 @only("kafka")
+@pytest.mark.parametrize("group", [2, 1000])
+def test_a_record_that_the_client_refuses_becomes_a_dead_letter_and_the_others_are_there_in_order(
+    place: Place, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice.store.bounds.GROUP_RECORDS", group)
+    bodies = [b'{"message":"%s"}' % (b"x" * (3000 if n in (4, 7) else n)) for n in range(1, 11)]
+    with contextlib.closing(place._replace(rows=f"{place.rows}?message.max.bytes=2000").connect()) as store:
+        outcome = store.persist(claim("logs", 10), decoded(STREAMS["logs"], bodies))
+        assert (outcome.records, outcome.letters) == (8, 2)
+        assert not outbox(store).late
+        store.persist(claim("logs", 1, first=11), decoded(STREAMS["logs"], [b'{"message":"later"}'], 11))
+        assert not outbox(store).late
+    assert [len(message) for (message,) in place.read("logs", "message")] == [1, 2, 3, 5, 6, 8, 9, 10, 5]
+
+
+@only("kafka")
 def test_a_log_without_a_service_has_no_key(place: Place) -> None:
     from sluice.elsewhere import topics
     from sluice.streams.record import Log
