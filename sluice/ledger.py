@@ -158,10 +158,11 @@ class Observer:
         A histogram has bounds (upper; the last is None), buckets (not cumulative), count and sum.
         """
         reading: Figures = {"time": time.time(), "trouble": []}
-        snapshots, processes, memory, counted = self.ask_spool(
-            lambda: (self.snapshots(), self.spool.processes(), self.spool.memory(), self.spool.counters()),
-            reading["trouble"],
-        ) or ({}, None, None, None)
+        snapshots = self.ask_spool(self.snapshots, reading["trouble"]) or {}
+        # with Kafka, the others are in the views' Redis, without which the streams are known all the same
+        others = lambda: (self.spool.processes(), self.spool.memory(), self.spool.counters())  # noqa: E731
+        found = None if reading["trouble"] else self.ask_spool(others, reading["trouble"])
+        processes, memory, counted = found or (None, None, None)
         names = sorted(self.names | snapshots.keys())
         ledgers = self.count(names, snapshots, reading["trouble"])
         rows = {name: self.stream(name, snapshots.get(name), ledgers.get(name), counted) for name in names}

@@ -216,7 +216,7 @@ class Site:
 
     def caught_up(self) -> None:
         """Wait until every view is what it should be; then `views check` must agree."""
-        harness.poll(self.equal, 60, "views that equal the database", interval=0.05)  # a look takes longer than a turn
+        harness.poll(self.equal, what="views that equal the database", interval=0.05)  # a look takes longer than a turn
         assert self.differences() == {}
 
     def close(self) -> None:

@@ -31,6 +31,8 @@ if not kafka.available():
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
+from sluice import settings
+from sluice.ledger import Observer
 from sluice.spool.claim import Claim
 from sluice.spool.contract import TIMEOUT_SECONDS
 from sluice.spool.errors import KafkaUnavailable
@@ -152,6 +154,17 @@ def test_a_worker_that_is_frozen_or_killed_doubles_nothing(tmp: Path, url: str) 
     found = stored(tmp)
     assert (set(load.acknowledged) - set(found), len(found) - len(set(found))) == (set(), 0)
     assert ledger(tmp, url)["missing"] == 0
+
+
+def test_the_streams_are_known_while_the_redis_of_the_figures_is_down(tmp: Path, url: str) -> None:
+    with gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
+        accepted(gate.socket, VOTE % b"a")
+        drain(tmp, url)
+    reading = Observer(settings.load(environment(tmp, {"INGEST_SPOOL": url}))).look()
+    found = reading["streams"]["votes"]
+    assert found["accepted"] == found["stored"] == len(stored(tmp)) and found["missing"] == 0
+    assert (reading["processes"], reading["memory"]) == (None, None)
+    assert any("Redis" in line for line in reading["trouble"])
 
 
 def test_the_lines_of_a_file_are_properties_of_the_client(tmp: Path, url: str) -> None:
