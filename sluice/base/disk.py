@@ -1,12 +1,11 @@
-"""Replacing a file, and the reserve of a disk: what Redis needs to go on while nothing more is accepted or stored. A
-Redis that cannot write its append-only file ends, and with it all service.
+"""The reserve of a disk: what Redis needs to go on while nothing more is accepted or stored. A Redis that cannot write
+its append-only file ends, and with it all service.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 RESERVE = 64 << 20  # bytes; of a small disk an eighth
 
@@ -22,11 +21,3 @@ def spare(place: str | os.PathLike[str], part: int = 1) -> int:
     except OSError:
         return sys.maxsize
     return (system.f_bavail - min(RESERVE // system.f_frsize, system.f_blocks // 8) // part) * system.f_frsize
-
-
-def replace(path: Path, text: str) -> None:
-    """Write a file for this user only, in the place of another one: whoever reads it finds one of them whole."""
-    new = path.with_name(f"{path.name}.new")
-    new.touch(0o600)
-    new.write_text(text)
-    new.replace(path)

@@ -112,7 +112,8 @@ def rebuild(client: ViewsClient, chosen: dict[str, views.View]) -> int:
         if not asked and not building and state:
             path = paths.pop(0)
             if state in (contract.FULL, old[path]):
-                raise Full(path)
+                screen.complain(f"{path}: the memory is full; raise INGEST_VIEWS_MEMORY")
+                return 1
             print(f"{path}: built")
         elif not client.ask(("EXISTS", contract.HOLDER))[0]:
             screen.complain("the follower ended; it continues when it is started again")

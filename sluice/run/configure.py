@@ -16,7 +16,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from sluice import settings, views
-from sluice.base.disk import replace
+from sluice.base.files import replace
 from sluice.formats.registry import ROUTES, load_routes
 from sluice.parsers import EVERYBODY, PRIVATE, THIS_MACHINE
 from sluice.run import keys

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from sluice import settings
 from sluice.account import STATES, sums
 from sluice.base import daemon, screen
-from sluice.base.disk import replace
+from sluice.base.files import replace
 from sluice.base.times import instant
 from sluice.formats.registry import load_routes
 from sluice.ledger import Observer

@@ -20,7 +20,7 @@ from sluice import senders, settings
 from sluice.base import screen
 from sluice.base.connect import client
 from sluice.base.counters import Counts
-from sluice.base.disk import replace
+from sluice.base.files import replace
 from sluice.spool.contract import count_command
 
 FILE = "errors.json"
