@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from sluice.contrib.page import exporter
 from sluice.ops import __main__ as command
-from sluice.run import exporter
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs/protocol"
@@ -41,12 +41,12 @@ def markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def verbs_table() -> str:
     """Each verb with its usage, the first line of its help and its exit status."""
-    return markdown(("verb", "what it does", "exit status"), map(verb_row, command.VERBS))
+    return markdown(("verb", "what it does", "exit status"), map(verb_row, command.verbs()))
 
 
 def verb_row(verb: str) -> tuple[str, str, str]:
     """A row of `verbs_table`."""
-    module = importlib.import_module(command.module_of(verb))
+    module = importlib.import_module(command.verbs()[verb])
     parser = argparse.ArgumentParser(prog=verb, add_help=False)
     module.arguments(parser)
     about = str(module.__doc__)

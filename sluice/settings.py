@@ -133,17 +133,6 @@ class Settings:
         return [self.home / "run" / f"reader-{n}.sock" for n in range(SOCKETS)]
 
 
-# settings that have another name or form since 4e06d3b: variable, its value then, what to write instead
-FORMER = (
-    ("INGEST_SINK", r"(.+)", r"INGEST_STORE"),
-    ("INGEST_REDIS", r"(.+)", r"INGEST_SPOOL"),
-    ("INGEST_TLS_CERTIFICATE", r"([^,]+),([^,]+)", r"INGEST_TLS_CERTIFICATE=\1 INGEST_TLS_KEY=\2"),
-    ("INGEST_CLIENT_RATE", r"([^,]+),([^,]+)", r"INGEST_CLIENT_RATE=\1 INGEST_CLIENT_CONNECTIONS=\2"),
-    ("INGEST_MAX_MEMORY", r"([^,]+),([^,]+)", r"INGEST_MAX_MEMORY=\1 INGEST_VIEWS_MEMORY=\2"),
-    ("INGEST_ROWS", r"(?:.*[=,\s])?sink(?:[,\s].*)?", r"store in place of sink"),
-)
-
-
 def variable(row: dataclasses.Field[Any]) -> str:
     return f"INGEST_{row.name.upper()}"
 
@@ -153,9 +142,6 @@ NAMES = tuple(map(variable, dataclasses.fields(Settings)))
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """An empty variable counts as not set. Raises: SettingError for the first invalid value."""
-    for name, form, instead in FORMER:
-        if match := re.fullmatch(form, environ.get(name, "").strip()):
-            raise SettingError(f"{name} has changed: write {match.expand(instead)}.")
     values: dict[str, Any] = {}
     for row in dataclasses.fields(Settings):
         text = environ.get(variable(row), "").strip()

@@ -23,7 +23,7 @@ from influxdb_client.client.write_api import SYNCHRONOUS
 from integrations import samples
 from proving import harness
 from proving.harness import Server, ask, chain, request, short_tmp
-from sluice.formats.loki import messages
+from sluice.contrib.formats.loki import messages
 
 poll = harness.poll
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from proving.harness import ROOT
-from sluice.store.postgres.copies import BOOKS
+from sluice.contrib.postgres.copies import BOOKS
 from test_lint import sources
 
 Places = Iterator[str]
@@ -161,8 +161,13 @@ class Lint(NamedTuple):
 # gateway and reader, and what they import
 STRANGERS = (
     *("ingest.py", "serve.py", "sluice/http/", "sluice/fastlane/", "sluice/base/counters.py", "sluice/spool/inlet.py"),
-    *("sluice/spool/backlog.py", "sluice/spool/kafka/inlet.py", "sluice/spool/kafka/lane.py", "sluice/views/re"),
-    *("sluice/spool/kafka/backlog.py", "sluice/run/rejections.py"),
+    *(
+        "sluice/spool/backlog.py",
+        "sluice/contrib/kafka/inlet.py",
+        "sluice/contrib/kafka/lane.py",
+        "sluice/contrib/views/re",
+    ),
+    *("sluice/contrib/kafka/backlog.py", "sluice/contrib/page/rejections.py"),
 )
 
 MAINTAINED = {
@@ -172,34 +177,34 @@ MAINTAINED = {
     ),
     "sluice/store/store.py: expire: expire_rows": "of a chore, or of a verb",
     "sluice/store/store.py: overdue: expire": "of a verb, which only counts",
-    "sluice/store/postgres/store.py: expire_rows: make_ahead": "of a chore",
-    "sluice/store/postgres/store.py: create: make_ahead": "of a table that is made, which nobody reads yet",
-    "sluice/store/postgres/store.py: drop: count_and_drop": "in a thread",
+    "sluice/contrib/postgres/store.py: expire_rows: make_ahead": "of a chore",
+    "sluice/contrib/postgres/store.py: create: make_ahead": "of a table that is made, which nobody reads yet",
+    "sluice/contrib/postgres/store.py: drop: count_and_drop": "in a thread",
 }
 CACHES = {
     "sluice/base/connect.py: sentinels": "a setting",
     "sluice/base/times.py: instant": "numbers",
     "sluice/base/times.py: second": "numbers",
     "sluice/fastlane/loop.py: end_forked_process_on_term": "nothing",
-    "sluice/formats/otlp_json.py: converters": "types",
-    "sluice/formats/owntracks.py: user": "one head",
+    "sluice/contrib/formats/otlp_json.py: converters": "types",
+    "sluice/contrib/formats/owntracks.py: user": "one head",
     "sluice/http/replies.py: encoded_status": "our own texts",
     "sluice/http/replies.py: too_large": "one number",
     "sluice/http/replies.py: unavailable": "our own texts, and seconds",
     "sluice/http/written.py: unknown": "our own texts",
     "sluice/http/written.py: written": "three numbers below 20,000",
-    "sluice/store/postgres/store.py: placeholders": "our own SQL",
+    "sluice/contrib/postgres/store.py: placeholders": "our own SQL",
     "sluice/streams/decoder.py: load": "names in our own tables",
     "sluice/streams/message.py: beginning": "names in our own tables",
     "sluice/streams/message.py: lowered": "one head",
     "sluice/streams/message.py: parameter": "queries that are shorter than a head",
-    "sluice/views/rows/source.py: cached": "CACHED_BYTES",
-    "sluice/views/rows/sqlite.py: since_1970": "20 characters",
+    "sluice/contrib/views/rows/source.py: cached": "CACHED_BYTES",
+    "sluice/contrib/views/rows/sqlite.py: since_1970": "20 characters",
 }
 BOUNDS = {
     "sluice/base/counters.py": {"counters": "our own names", "histograms": "our own names"},
     "sluice/http/endpoints.py": {"plain": "routes", "rpc": "routes"},
-    "sluice/run/rejections.py": {"kinds": "KINDS, and KEPT of each"},
+    "sluice/contrib/page/rejections.py": {"kinds": "KINDS, and KEPT of each"},
     "sluice/fastlane/answers.py": {"rendered": "MAX_RENDERED"},
     "sluice/fastlane/grammar.py": {"known": "CACHED_HEADS"},
     "sluice/fastlane/connection.py": {"pieces": "bytes that were admitted"},
@@ -212,28 +217,28 @@ BOUNDS = {
     "sluice/spool/inlet.py": {
         "items": "bytes that were admitted", "backlogs": "streams", "refused": "streams", "refusing": "streams, checks",
     },
-    "sluice/spool/kafka/backlog.py": {"busy": "partitions", "failed": "partitions"},
-    "sluice/spool/kafka/inlet.py": {
+    "sluice/contrib/kafka/backlog.py": {"busy": "partitions", "failed": "partitions"},
+    "sluice/contrib/kafka/inlet.py": {
         "failed": "topics", "heard": "brokers", "lost": "brokers", "parts": "partitions",
         "senders": "commits in flight",
     },
-    "sluice/spool/kafka/lane.py": {"held": "connections"},
-    "sluice/views/reads.py": {
+    "sluice/contrib/kafka/lane.py": {"held": "connections"},
+    "sluice/contrib/views/reads.py": {
         **dict.fromkeys(("commands", "strings"), "TRIP_KEYS"),
         **dict.fromkeys(("asks", "states"), "the reads that wait at this moment"),
         "asked": "the keys of a second", "wanted": "WANTED_KEYS",
     },
-    "sluice/views/refresh.py": {
+    "sluice/contrib/views/refresh.py": {
         "counting": "threads", "failed": "FAILING_KEYS", "index_at": "tallies", "spent": "tallies",
     },
 }  # fmt: skip
 ORDERED = {
     "sluice/base/daemon.py: %03d": "milliseconds of a time that is shown",
     "sluice/spool/contract.py: %06d": "microseconds, which are never negative",
-    "sluice/store/postgres/copies.py: ORDER BY array_position(%(books)s, relname::text), relname": "names",
-    "sluice/store/postgres/tables.py: lpad(({number})::text, 19, '0')": "numbers of bodies, from 1 on",
-    "sluice/views/kinds/latest.py: %020d": "64 bits, moved so that none is negative",
-    'sluice/views/rows/postgres.py: ORDER BY n DESC, value::text COLLATE "C" LIMIT {source.MAX_GROUPS}': "texts",
+    "sluice/contrib/postgres/copies.py: ORDER BY array_position(%(books)s, relname::text), relname": "names",
+    "sluice/contrib/postgres/tables.py: lpad(({number})::text, 19, '0')": "numbers of bodies, from 1 on",
+    "sluice/contrib/views/kinds/latest.py: %020d": "64 bits, moved so that none is negative",
+    'sluice/contrib/postgres/view_rows.py: ORDER BY n DESC, value::text COLLATE "C" LIMIT {source.MAX_GROUPS}': "texts",
 }
 TARGETS = {
     "sluice/fastlane/grammar.py: RAW_URI": "for applications of others; ours do not look at it",
@@ -241,7 +246,7 @@ TARGETS = {
     "sluice/fastlane/loop.py: SCRIPT_NAME": "the same",
 }
 IDENTITIES = {
-    "sluice/elsewhere/parquet.py: stat": "how old and how large our own files are",
+    "sluice/contrib/destinations/parquet.py: stat": "how old and how large our own files are",
     "sluice/fastlane/grammar.py: HTTP_HOST": "a field with two values is declined; nginx checks names",
     "sluice/fastlane/grammar.py: REMOTE_ADDR": "for applications of others; nginx checks addresses",
     "sluice/run/up.py: lstat": "the owner of a link counts, too",
@@ -262,7 +267,7 @@ LINTS: dict[str, Lint] = {
     ),
     "a number is no text": Lint(numbers_as_text, ("",), "key = '%020d' % time", ORDERED),
     "a path is derived once": Lint(
-        targets, ("ingest.py", "serve.py", "sluice/http/", "sluice/fastlane/", "sluice/formats/", "sluice/streams/"),
+        targets, ("ingest.py", "serve.py", "sluice/http/", "sluice/fastlane/", "sluice/contrib/formats/", "sluice/streams/"),
         "path = unquote(environ['RAW_URI'])", TARGETS,
     ),
     "a restore knows every table": Lint(tables, ("sluice/store/",), "db.execute('CREATE TABLE notes (id int)')", {}),
@@ -271,11 +276,11 @@ LINTS: dict[str, Lint] = {
         {"sluice/spool/inlet.py: commit": "`push` looks"},
     ),
     "what can never be stored is known as such": Lint(
-        endless_destinations, ("sluice/elsewhere/",), "class Far(Destination): ...",
+        endless_destinations, ("sluice/contrib/destinations/",), "class Far(Destination): ...",
         {
-            "sluice/elsewhere/destination.py: Carried": "the interface",
-            "sluice/elsewhere/parquet.py: Parquet": "rows that do not fit are rejected when its file is written",
-            "sluice/elsewhere/statsd.py: Statsd": "it answers nothing, so nothing waits",
+            "sluice/contrib/destinations/destination.py: Carried": "the interface",
+            "sluice/contrib/destinations/parquet.py: Parquet": "rows that do not fit are rejected when its file is written",
+            "sluice/contrib/destinations/statsd.py: Statsd": "it answers nothing, so nothing waits",
         },
     ),
     "no address, name or link is an identity": Lint(identities, ("",), "who = environ['REMOTE_ADDR']", IDENTITIES),
@@ -285,7 +290,7 @@ LINTS: dict[str, Lint] = {
 # installation, those tests start one.
 KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "work that waits without an address, or can never be done": (
-        "sluice/elsewhere/outbox.py", "What waits names its destination.",
+        "sluice/contrib/destinations/outbox.py", "What waits names its destination.",
         ("the_code_follows_the_rule", "rows_that_wait_stay_for_their_destination",
          "what_waits_is_in_each_list_of_figures",
          "an_object_without_rows_or_of_another_kind_holds_up_its_stream_for_a_while"),
@@ -305,7 +310,7 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "sluice/store/__init__.py", "No body waits for maintenance:", ("the_code_follows_the_rule",),
     ),
     "a session with the settings of others": (
-        "sluice/store/postgres/session.py", "So each transaction first sets",
+        "sluice/contrib/postgres/session.py", "So each transaction first sets",
         ("every_transaction_first_sets_what_our_sql_depends_on", "no_setting_of_a_role_changes_what_is_stored"),
     ),
     "a wait of each request instead of one for all": (
@@ -326,12 +331,12 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
          "every_promise_holds_after_each_step_of_the_clock_of_all_processes"),
     ),
     "state without a quota that strangers name": (
-        "sluice/views/contract.py", "What clients can name has a bound,",
+        "sluice/contrib/views/contract.py", "What clients can name has a bound,",
         ("the_code_follows_the_rule", "the_counts_that_are_kept_have_a_bound",
          "a_limit_holds_and_other_clients_are_served"),
     ),
     "a number that is compared as text": (
-        "sluice/views/kinds/latest.py", "sort as time and sequence number do", ("the_code_follows_the_rule",),
+        "sluice/contrib/views/kinds/latest.py", "sort as time and sequence number do", ("the_code_follows_the_rule",),
     ),
     "state that is replaced in part": (
         "sluice/store/copies.py", "all that is ours and nothing of others",

@@ -60,17 +60,20 @@ def test_gcc_checks_every_c_program() -> None:
 LOOPS = {
     "worker.py": ("run", "renew"),
     "sluice/base/connect.py": ("ask",),
-    "sluice/run/page.py": ("main",),
-    "sluice/run/rejections.py": ("listen",),
-    "sluice/run/scale.py": ("main",),
+    "sluice/contrib/page/page.py": ("main",),
+    "sluice/contrib/page/rejections.py": ("listen",),
+    "sluice/contrib/autoscale/scale.py": ("main",),
     "sluice/run/supervise.py": ("go_on",),
     "sluice/spool/inlet.py": ("reconnect",),
-    "sluice/spool/kafka/inlet.py": ("keep",),
-    "sluice/views/follower.py": ("run",),
-    "sluice/views/lease.py": ("keep",),
-    "sluice/views/refresh.py": ("run",),
+    "sluice/contrib/kafka/inlet.py": ("keep",),
+    "sluice/contrib/views/follower.py": ("run",),
+    "sluice/contrib/views/lease.py": ("keep",),
+    "sluice/contrib/views/refresh.py": ("run",),
 }
-THREADS_WITHOUT_A_LOOP = {"sluice/views/rows/postgres.py": {"index"}, "sluice/store/postgres/store.py": {"run"}}
+THREADS_WITHOUT_A_LOOP = {
+    "sluice/contrib/postgres/view_rows.py": {"index"},
+    "sluice/contrib/postgres/store.py": {"run"},
+}
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
@@ -113,27 +116,27 @@ def test_every_background_loop_goes_on_after_any_exception() -> None:
 # A wall clock is for times that people or other programs read. A duration, a deadline or an age by it is wrong when it
 # steps; each use here is bounded, and says so.
 WALL_CLOCKS = {
-    "sluice/elsewhere/delta.py": 1,  # an hour that is over: merged earlier or later
-    "sluice/elsewhere/parquet.py": 2,  # the same, and the age of a file
+    "sluice/contrib/destinations/delta.py": 1,  # an hour that is over: merged earlier or later
+    "sluice/contrib/destinations/parquet.py": 2,  # the same, and the age of a file
     "sluice/http/own.py": 1,  # the time of a delivery
-    "sluice/http/signature.py": 1,  # the age of a signature
+    "sluice/contrib/access/signature.py": 1,  # the age of a signature
     "sluice/ledger.py": 1,  # shown
     "sluice/ops/expire.py": 1,  # bounded by the horizon
-    "sluice/run/rejections.py": 1,  # shown
+    "sluice/contrib/page/rejections.py": 1,  # shown
     "sluice/run/launch.py": 1,  # a pause of at most PAUSE_SECONDS
     "sluice/spool/inspector.py": 1,  # when a body arrived, if no mark says it
-    "sluice/spool/kafka/backlog.py": 1,
-    "sluice/spool/kafka/inspector.py": 1,  # shown
-    "sluice/spool/kafka/outlet.py": 1,  # makes an id unique
+    "sluice/contrib/kafka/backlog.py": 1,
+    "sluice/contrib/kafka/inspector.py": 1,  # shown
+    "sluice/contrib/kafka/outlet.py": 1,  # makes an id unique
     "sluice/store/bookkeeping.py": 1,  # bounded by the last batch
     "sluice/store/expiry.py": 1,  # bounded by the monotonic clock
     "sluice/store/keys.py": 1,  # a key is at least as young as its row
     "sluice/store/sqlite/store.py": 1,  # persisted_at
-    "sluice/views/follower.py": 2,  # shown
-    "sluice/views/kinds/followed.py": 1,  # shown
-    "sluice/views/kinds/tally.py": 1,  # shown
-    "sluice/views/reads.py": 1,  # when a key was asked for
-    "sluice/views/refresh.py": 1,  # the same
+    "sluice/contrib/views/follower.py": 2,  # shown
+    "sluice/contrib/views/kinds/followed.py": 1,  # shown
+    "sluice/contrib/views/kinds/tally.py": 1,  # shown
+    "sluice/contrib/views/reads.py": 1,  # when a key was asked for
+    "sluice/contrib/views/refresh.py": 1,  # the same
 }
 
 

@@ -18,11 +18,13 @@ import pytest
 import worker
 from sluice import settings
 from sluice.base import connect, daemon
-from sluice.formats.streams import STREAMS
-from sluice.run import page, rejections, scale, supervise
+from sluice.contrib.autoscale import scale
+from sluice.contrib.kafka import inlet as kafka
+from sluice.contrib.page import page, rejections
+from sluice.contrib.views import follower, lease, refresh
+from sluice.run import supervise
 from sluice.spool import inlet
-from sluice.spool.kafka import inlet as kafka
-from sluice.views import follower, lease, refresh
+from sluice.streams.built_in import STREAMS
 from test_lint import LOOPS
 
 
@@ -121,16 +123,16 @@ ITEMS: dict[Callable[[Odd, pytest.MonkeyPatch], None], tuple[str, str]] = {
     work: ("worker.py", "run"),
     renew: ("worker.py", "renew"),
     ask: ("sluice/base/connect.py", "ask"),
-    show: ("sluice/run/page.py", "main"),
-    report: ("sluice/run/page.py", "main"),
-    count: ("sluice/run/rejections.py", "listen"),
-    size: ("sluice/run/scale.py", "main"),
+    show: ("sluice/contrib/page/page.py", "main"),
+    report: ("sluice/contrib/page/page.py", "main"),
+    count: ("sluice/contrib/page/rejections.py", "listen"),
+    size: ("sluice/contrib/autoscale/scale.py", "main"),
     show_output: ("sluice/run/supervise.py", "go_on"),
     reconnect: ("sluice/spool/inlet.py", "reconnect"),
-    keep: ("sluice/spool/kafka/inlet.py", "keep"),
-    follow: ("sluice/views/follower.py", "run"),
-    hold: ("sluice/views/lease.py", "keep"),
-    recount: ("sluice/views/refresh.py", "run"),
+    keep: ("sluice/contrib/kafka/inlet.py", "keep"),
+    follow: ("sluice/contrib/views/follower.py", "run"),
+    hold: ("sluice/contrib/views/lease.py", "keep"),
+    recount: ("sluice/contrib/views/refresh.py", "run"),
 }
 
 

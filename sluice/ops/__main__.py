@@ -16,16 +16,18 @@ import signal
 import sys
 from pathlib import Path
 
-from sluice import settings
+from sluice import registry, settings
 from sluice.base import screen
 
 ROOT = Path(__file__).parents[2]
 
-VERBS = (
-    "status", "errors", "top", "tail", "peek", "dead", "replay", "bury", "release", "purge",
-    "expire", "views", "metrics", "reload", "drain", "undrain", "backup", "restore", "drill",
-)  # fmt: skip
-FORMER = {"requeue": "release", "prune": "expire", "leave": "drain", "join": "undrain"}  # as in 4e06d3b
+CORE = {
+    verb: f"sluice.ops.{verb}"
+    for verb in (
+        *("status", "tail", "peek", "dead", "replay", "bury", "release", "purge", "expire"),
+        *("reload", "drain", "undrain", "backup", "restore"),
+    )
+}
 DRILL = "drill"  # not in the package: it is in the checkout's `proving`
 STATUSES = """\
 exit status: 0 no problem; 1 something needs attention: Redis or the database is unavailable, a body is missing
@@ -41,8 +43,9 @@ def version() -> str:
     return importlib.metadata.version("sluice")
 
 
-def module_of(verb: str) -> str:
-    return "proving.drill" if verb == DRILL else f"sluice.ops.{verb}"
+def verbs() -> dict[str, str]:
+    """The module of each verb."""
+    return CORE | registry.declared("verbs") | {DRILL: "proving.drill"}
 
 
 def parser(verb: str) -> argparse.ArgumentParser:
@@ -54,27 +57,25 @@ def parser(verb: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     whole.add_argument("--version", action="store_true", help="show the version")
-    verbs = whole.add_subparsers(metavar="VERB", title="verbs")
-    if verb in VERBS:
+    known, lines = verbs(), whole.add_subparsers(metavar="VERB", title="verbs")
+    if verb in known:
         if verb == DRILL and not (ROOT / "proving").is_dir():
             raise settings.SettingError("the drill needs a checkout of Sluice: run its bin/sluice instead.")
-        module = importlib.import_module(module_of(verb))
-        own = verbs.add_parser(verb, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        module = importlib.import_module(known[verb])
+        own = lines.add_parser(verb, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
         module.arguments(own)
         own.set_defaults(run=module.run)
         return whole
-    for name in VERBS:
-        file = ROOT / f"{module_of(name).replace('.', '/')}.py"
+    for name, module in known.items():
+        file = ROOT / f"{module.replace('.', '/')}.py"
         if file.exists():  # not the drill, in an installed package
             first = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0].rstrip(".")
-            verbs.add_parser(name, help=first[:1].lower() + first[1:])
+            lines.add_parser(name, help=first[:1].lower() + first[1:])
     return whole
 
 
 def main(words: list[str]) -> int:
     """Run a verb; returns the exit status. The errors that every verb may raise are handled here."""
-    if words and words[0] in FORMER:
-        return settings.complain(f"`{words[0]}` is now `{FORMER[words[0]]}`.")
     try:
         whole = parser(words[0] if words else "")
     except settings.SettingError as error:

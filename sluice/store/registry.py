@@ -16,7 +16,7 @@ from sluice.streams.registry import Stream
 class Database(NamedTuple):
     """A backend. folder: its modules. store: its class in the module `store`. magic: the beginning of a copy.
 
-    A module of the folder's name in `sluice.views.rows` has the class STORE + `Rows`, from which views read.
+    view_rows: the module of the class STORE + `Rows`, from which views read.
     """
 
     name: str
@@ -24,6 +24,7 @@ class Database(NamedTuple):
     folder: str
     store: str
     magic: bytes
+    view_rows: str
 
     def module(self, name: str) -> ModuleType:
         """Raises: Unavailable, if its driver is not installed."""
@@ -34,9 +35,14 @@ class Database(NamedTuple):
 
 
 DATABASES = (
-    Database("SQLite", ("sqlite",), "sluice.store.sqlite", "Sqlite", b"SQLite format 3\0"),
-    Database("PostgreSQL", ("postgresql", "postgres"), "sluice.store.postgres", "Postgres", b"PGDMP"),
-)
+    Database(
+        "SQLite", ("sqlite",), "sluice.store.sqlite", "Sqlite", b"SQLite format 3\0", "sluice.contrib.views.rows.sqlite"
+    ),
+    Database(
+        "PostgreSQL", ("postgresql", "postgres"), "sluice.contrib.postgres", "Postgres", b"PGDMP",
+        "sluice.contrib.postgres.view_rows",
+    ),
+)  # fmt: skip
 
 
 def database_of(url: str) -> Database:

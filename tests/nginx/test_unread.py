@@ -16,8 +16,8 @@ import redis
 
 from access import curl, tls
 from proving.harness import PATIENCE, Server, ask, installation, poll, short_tmp
+from sluice.contrib.views import contract
 from sluice.settings import VIEWS_SOCKET
-from sluice.views import contract
 
 MOST = 150 << 20  # bytes of a process
 EACH = 200 << 10  # bytes of nginx for an answer

@@ -16,11 +16,13 @@ import pytest
 
 from proving.harness import ROOT, environment
 from sluice.account import STATES
-from sluice.formats.streams import STREAMS
-from sluice.ops.__main__ import FORMER, VERBS, module_of, parser
+from sluice.ops import __main__ as command
+from sluice.ops.__main__ import parser
+from sluice.streams.built_in import STREAMS
 from verbs import sluice
 
 (VERSION,) = re.findall(r"^version = (\S+)$", (ROOT / "setup.cfg").read_text(), re.M)
+VERBS = command.verbs()
 IMPORTED = "import sys\nfrom sluice.ops.__main__ import main\nmain(sys.argv[1:])\nprint(*sys.modules, file=sys.stderr)"
 
 
@@ -32,7 +34,7 @@ def imported(tmp: Path, *words: str) -> tuple[str, set[str]]:
 
 
 def verbs(modules: set[str]) -> set[str]:
-    return {verb for verb in VERBS if module_of(verb) in modules}
+    return {verb for verb in VERBS if VERBS[verb] in modules}
 
 
 def test_status_imports_no_other_verb_and_nothing_that_only_other_verbs_need(tmp: Path) -> None:
@@ -59,7 +61,7 @@ def test_the_help_lists_every_verb_and_imports_none(tmp: Path) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_imports_no_other_verb(verb: str) -> None:
-    text = (ROOT / f"{module_of(verb).replace('.', '/')}.py").read_text()
+    text = (ROOT / f"{VERBS[verb].replace('.', '/')}.py").read_text()
     assert "sluice.ops" not in text and "from sluice import ops" not in text
 
 
@@ -108,12 +110,6 @@ def test_output_that_cannot_be_written_is_one_line(words: tuple[str, ...], tmp: 
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "sluice: the output cannot be written: No space left on device"
     assert "Traceback" not in done.stderr and "ignored" not in done.stderr
-
-
-@pytest.mark.parametrize("former, verb", FORMER.items())
-def test_the_former_name_of_a_verb_is_answered_with_the_present_one(former: str, verb: str, tmp: Path) -> None:
-    assert verb in VERBS
-    assert sluice(tmp, former, "--yes") == (2, "", f"sluice: `{former}` is now `{verb}`.\n")
 
 
 @pytest.mark.parametrize("called, name", [("/usr/local/bin/sluice", "sluice"), ("-m", "bin/sluice")])

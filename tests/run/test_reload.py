@@ -41,7 +41,7 @@ from proving.harness import (
     stopped,
 )
 from runtimes import RUNTIMES
-from sluice.formats.registry import ROUTES
+from sluice.routes import ROUTES
 from sluice.run import launch, reload
 
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import memory
 from items import LIMITS, decode, kept, reject_reason
 from sluice import settings
-from sluice.formats.streams import STREAMS, load_streams
 from sluice.streams.body import Budget, elements
+from sluice.streams.built_in import STREAMS, load_streams
 from sluice.streams.decoder import CHUNK_BYTES
 from sluice.streams.message import parse
 from sluice.streams.record import Gps, Log, Metric, Record, Reject, Span, Vote

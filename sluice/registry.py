@@ -1,0 +1,192 @@
+"""What is optional: each folder of `sluice/contrib`, and each package of others, declares what it adds in one register.
+
+A register is a module with a `CONTRIBUTION`. It names what it brings by "module:attribute", which is imported when it is
+needed, so that a gateway on PyPy can read each register, and nobody pays for what he does not use. The registers are
+`register.py` in each folder of `sluice/contrib`, in the order of their names, then those of installed packages: the
+entry points of the group `sluice`. A folder that is deleted is no more known to the core than one that never was.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from sluice.streams.format import Format
+
+T = TypeVar("T")
+GROUP = "sluice"  # of entry points
+CONTRIB = Path(__file__).with_name("contrib")
+
+
+class NotInstalled(Exception):
+    """A library that an entry needs is not installed. The text is one line that says how to install it."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Something with a name or a scheme.
+
+    target: "module:attribute", or a module. extra: installs what it imports beside the core's packages:
+    `bin/provision EXTRA` in a checkout, `pip install sluice[EXTRA]` elsewhere.
+    """
+
+    target: str
+    extra: str = ""
+
+    def load(self) -> Any:
+        """Raises: NotInstalled."""
+        try:
+            return load(self.target)
+        except ImportError as error:
+            if not self.extra or (error.name or "").partition(".")[0] == "sluice":
+                raise
+            raise NotInstalled(f"needs {error.name}: `bin/provision {self.extra}` installs it") from error
+
+
+class Setting(NamedTuple):
+    """One setting, INGEST_ and its name.
+
+    parse: makes its value of a text. Raises: ValueError with the values that are valid. default: a text for `parse`, in
+    which $INGEST_HOME stands for that setting. purpose: one line, what it is for.
+    """
+
+    parse: Callable[[str], Any]
+    default: str
+    purpose: str = ""
+
+
+@dataclass(frozen=True)
+class Spool(Entry):
+    """What may stand in the list's place: a package with the modules `inlet`, `outlet` and `inspector`.
+
+    Each has a function `open` with the arguments of `sluice.spool.open_inlet` and its neighbours.
+    pattern: of its URLs. form: how one is written. check: "module:function" of the settings. Raises: SettingError.
+    is_redis: whether processes report their counts there; if not, they report to the cell's second Redis.
+    max_body: bytes that a body may have; 0: as memory allows.
+    """
+
+    pattern: str = ""
+    form: str = ""
+    is_redis: bool = True
+    max_body: int = 0
+
+
+@dataclass(frozen=True)
+class Database(Entry):
+    """A database. target: its package, with the modules `store`, and `copies` with `backup` and `restore`.
+
+    name: for people. store: the class in the module `store`. pattern: of its URLs. form: how one is written.
+    magic: the beginning of a copy. rows: "module:class" from which views read.
+    """
+
+    name: str = ""
+    store: str = ""
+    pattern: str = ""
+    form: str = ""
+    magic: bytes = b""
+    rows: str = ""
+
+
+@dataclass(frozen=True)
+class Destination(Entry):
+    """What takes rows instead of a table. form: how a URL is written. pattern: of its URLs.
+
+    stream: the only one that it takes, if it is not for all. column: that it adds to those of a table.
+    """
+
+    form: str = ""
+    pattern: str = ""
+    stream: str = ""
+    column: str = ""
+
+
+@dataclass(frozen=True)
+class Program(Entry):
+    """A program that runs beside the gateway and the workers. target: "module:function" of the settings; what it
+    returns is a `sluice.run.parts.Part`, or None if the settings need none.
+    """
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """All that one register declares.
+
+    settings: by name. settle: "module:function" of the dictionary of all values, which it may change, before they are
+        used. Raises: SettingError.
+    formats: the wire formats, in the order in which they are tried. streams: by name, "module:attribute".
+    probes: path -> what answers there beside the routes: "module:function" of an environ.
+    gateway: "module:function" of the routes and the endpoints, called once when a gateway starts.
+    spools, databases, destinations: by the scheme of their URLs.
+    rows: "module:function" of settings and streams, which opens what stores rows elsewhere (`sluice.store.store`).
+    check: "module:function" of the settings, called by bin/up before anything starts. Raises: SettingError.
+    chores: "module:function" of settings, streams and what `rows` opened; it yields chores of the worker.
+    stored: "module:function" of the counts; what it returns is called with a stream and the names of the senders.
+    figures: what `Observer` reads and status, page and metrics show: names -> "module:function".
+    verbs: name -> the module.
+    programs: by name.
+    nginx: "module:function" of the settings; it returns files for nginx by name: INCLUDE/NAME.
+    scratch: "module:function" of the settings: whether the cell needs its second Redis, which has no disk.
+    page: its page of the documents, below docs/.
+    """
+
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    settle: str = ""
+    formats: Sequence[Format] = ()
+    streams: Mapping[str, str] = field(default_factory=dict)
+    probes: Mapping[str, Entry] = field(default_factory=dict)
+    gateway: str = ""
+    spools: Mapping[str, Spool] = field(default_factory=dict)
+    databases: Mapping[str, Database] = field(default_factory=dict)
+    destinations: Mapping[str, Destination] = field(default_factory=dict)
+    rows: str = ""
+    check: str = ""
+    chores: str = ""
+    stored: str = ""
+    figures: Mapping[str, str] = field(default_factory=dict)
+    verbs: Mapping[str, str] = field(default_factory=dict)
+    programs: Mapping[str, Program] = field(default_factory=dict)
+    nginx: str = ""
+    scratch: str = ""
+    page: str = ""
+
+
+def load(target: str) -> Any:
+    """What a "module:attribute" or a module names."""
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name) if name else import_module(module)
+
+
+@cache
+def contributions() -> dict[str, Contribution]:
+    """The contributions, by the name of their folder or entry point."""
+    found = {}
+    for file in sorted(CONTRIB.glob("*/register.py")):
+        name = file.parent.name
+        found[name] = import_module(f"{__package__}.contrib.{name}.register").CONTRIBUTION
+    if sys.version_info >= (3, 10):
+        points = metadata.entry_points(group=GROUP)
+    else:
+        points = metadata.entry_points().get(GROUP, ())
+    return found | {point.name: point.load() for point in points}
+
+
+def declared(kind: str) -> dict[str, Any]:
+    """What all contributions declare of a kind with names, such as "verbs"."""
+    return {name: entry for each in contributions().values() for name, entry in getattr(each, kind).items()}
+
+
+def formats() -> list[Format]:
+    return [known for each in contributions().values() for known in each.formats]
+
+
+def hooks(kind: str) -> Iterator[Any]:
+    """The functions that contributions declare for a hook, such as "check"."""
+    for each in contributions().values():
+        if target := getattr(each, kind):
+            yield load(target)
