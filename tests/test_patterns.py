@@ -1,4 +1,4 @@
-"""No regular expression takes more than linear time: see `patterns`."""
+"""No regular expression takes more than linear time: see `support.slow_patterns`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from patterns import slow
 from proving.harness import ROOT
+from support.slow_patterns import slow
 
 METHODS = "match", "fullmatch", "search", "sub", "split", "findall", "finditer"
 

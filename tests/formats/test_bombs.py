@@ -23,9 +23,6 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
-import memory
-from items import kept
-from otlp import attribute, in_json
 from sluice.formats import protobuf
 from sluice.formats.loki import messages as loki
 from sluice.formats.prometheus import messages as prometheus
@@ -35,6 +32,9 @@ from sluice.formats.streams import STREAMS
 from sluice.streams import encoding
 from sluice.streams.encoding import FRAMED
 from sluice.streams.record import Invalid, Limits, Log, Reject
+from support import peak_memory
+from support.list_items import kept
+from support.otlp_requests import attribute, in_json
 
 BODY = 1 << 19
 LIMITS = Limits(BODY, BODY // 32, BODY // 8, room=2 * BODY, repeated=BODY // 2)
@@ -623,8 +623,8 @@ def decoded(stream: str, sent: bytes) -> tuple[int, int]:
 def test_a_body_becomes_a_small_multiple_of_itself(name: str) -> None:
     stream, sent, size = item(name, BODY)
     assert BODY // 2 < size <= BODY * 1.4
-    memory.peak(decoded, *item(name, 2_000)[:2])  # imports what it needs
-    (written, letters), most = memory.peak(decoded, stream, sent)
+    peak_memory.peak(decoded, *item(name, 2_000)[:2])  # imports what it needs
+    (written, letters), most = peak_memory.peak(decoded, stream, sent)
     assert written <= WRITTEN * size
     assert most <= PEAK * size
     assert letters <= 300

@@ -8,17 +8,17 @@ from functools import partial
 import msgspec
 import pytest
 
-import items
-from items import LIMITS, kept
 from sluice.formats.owntracks import OTHERS
 from sluice.formats.streams import STREAMS
 from sluice.streams.body import WITHOUT_ROWS
 from sluice.streams.record import Gps, Reject
+from support import list_items
+from support.list_items import LIMITS, kept
 
 SECOND = 10**9
 decoder = STREAMS["gps"].decode
-decode = partial(items.decode, "gps")
-reject_reason = partial(items.reject_reason, "gps")
+decode = partial(list_items.decode, "gps")
+reject_reason = partial(list_items.reject_reason, "gps")
 
 
 # --- plain JSON and forms

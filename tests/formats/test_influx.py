@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import settings as profiles
 from hypothesis import strategies as st
 
-import items
-from items import LIMITS, kept
 from sluice.formats import influx
 from sluice.formats.streams import STREAMS
 from sluice.streams.body import Remainder
 from sluice.streams.record import Metric, Reject
+from support import list_items
+from support.list_items import LIMITS, kept
 
 profiles.register_profile("formats", deadline=None)  # a busy machine is no failure
 profiles.load_profile("formats")
 decoder = STREAMS["metrics"].decode
-decode = partial(items.decode, "metrics")
-reject_reason = partial(items.reject_reason, "metrics")
+decode = partial(list_items.decode, "metrics")
+reject_reason = partial(list_items.reject_reason, "metrics")
 
 
 def write(body: bytes, target: str = "/api/v2/write?org=o&bucket=b", *fields: str) -> bytes:

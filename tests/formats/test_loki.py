@@ -9,11 +9,11 @@ from typing import Any
 import cramjam
 import pytest
 
-from items import LIMITS, decode, kept, reject_reason
 from sluice.formats.loki import messages
 from sluice.formats.protobuf import fields, uncompress, wrapped
 from sluice.streams.body import Budget, Remainder
 from sluice.streams.record import Invalid, Log, Reject
+from support.list_items import LIMITS, decode, kept, reject_reason
 
 NOON = 1_767_268_800_000_000_000  # 2026-01-01T12:00:00Z
 PATH = "/loki/api/v1/push"

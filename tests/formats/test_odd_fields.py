@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from items import decode, kept
 from sluice.streams.record import Reject
+from support.list_items import decode, kept
 
 ODD = "null", '""', '"odd"', "[]", "[1,[2]]", "{}", '{"a":{"b":1}}', "1e400", "9" * 60, "-1", "true"
 JSON = "Content-Type: application/json"

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from items import LIMITS, decode, reject_reason
-from otlp import JSON, NOON, attribute, in_json, item, items
 from sluice.http import replies
 from sluice.streams.decoder import CHUNK_BYTES
 from sluice.streams.record import Log, Metric, Reject
+from support.list_items import LIMITS, decode, reject_reason
+from support.otlp_requests import JSON, NOON, attribute, in_json, item, items
 
 profiles.register_profile("otlp", deadline=None)  # a busy machine is no failure
 profiles.load_profile("otlp")
@@ -533,7 +533,7 @@ BOMBS = {
 }
 DECODE = """
 import resource, sys
-from items import LIMITS, decode
+from support.list_items import LIMITS, decode
 item = open(sys.argv[2], "rb").read()
 from sluice.formats import otlp_logs, otlp_metrics
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

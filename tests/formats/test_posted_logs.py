@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from msgspec.msgpack import Ext
 
-from items import LIMITS, decode, kept, reject_reason
 from sluice.streams.format import ENVELOPES
 from sluice.streams.record import Log, Reject
+from support.list_items import LIMITS, decode, kept, reject_reason
 
 NOON = 1_767_268_800 * 10**9
 MESSAGE = {"version": "1.1", "host": "h", "short_message": "m", "level": 3, "timestamp": 1767268800.5, "_user": "x"}

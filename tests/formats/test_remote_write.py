@@ -10,11 +10,11 @@ from typing import Any
 import cramjam
 import pytest
 
-from items import LIMITS, decode, kept, reject_reason
 from sluice.formats.prometheus import messages
 from sluice.http import written
 from sluice.streams.body import Remainder
 from sluice.streams.record import Metric, Reject
+from support.list_items import LIMITS, decode, kept, reject_reason
 
 NOON = 1767268800000  # 2026-01-01T12:00:00Z
 STALE = struct.unpack("<d", struct.pack("<Q", 0x7FF0000000000002))[0]

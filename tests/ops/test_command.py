@@ -18,7 +18,7 @@ from proving.harness import ROOT, environment
 from sluice.account import STATES
 from sluice.formats.streams import STREAMS
 from sluice.ops.__main__ import FORMER, VERBS, module_of, parser
-from verbs import sluice
+from support.operator_verbs import sluice
 
 (VERSION,) = re.findall(r"^version = (\S+)$", (ROOT / "setup.cfg").read_text(), re.M)
 IMPORTED = "import sys\nfrom sluice.ops.__main__ import main\nmain(sys.argv[1:])\nprint(*sys.modules, file=sys.stderr)"

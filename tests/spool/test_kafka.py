@@ -21,9 +21,9 @@ from types import SimpleNamespace
 import apsw
 import pytest
 
-from posting import Clients
 from proving import harness, kafka
 from proving.harness import PATIENCE, ROOT, environment, free_port, gateway, get, installation, poll, post, running
+from support.posting_clients import Clients
 
 if not kafka.available():
     pytest.skip(kafka.MISSING, allow_module_level=True)

@@ -7,10 +7,10 @@ import json
 import msgspec
 import pytest
 
-from items import LIMITS, decode, reject_reason
 from sluice.streams.format import ENVELOPES
 from sluice.streams.logs import LEVELS, level
 from sluice.streams.record import Log, Reject
+from support.list_items import LIMITS, decode, reject_reason
 
 NOON = 1_767_268_800_000_000_000
 

@@ -16,8 +16,6 @@ from hypothesis import example, given
 from hypothesis import settings as profiles
 from hypothesis import strategies as st
 
-import memory
-from items import LIMITS, decode, kept, reject_reason
 from sluice import settings
 from sluice.formats.streams import STREAMS, load_streams
 from sluice.streams.body import Budget, elements
@@ -27,6 +25,8 @@ from sluice.streams.record import Gps, Log, Metric, Record, Reject, Span, Vote
 from sluice.streams.registry import Stream, stream
 from sluice.streams.schema import stream_problem, valid_name
 from sluice.streams.times import nanoseconds
+from support import peak_memory
+from support.list_items import LIMITS, decode, kept, reject_reason
 
 profiles.register_profile("formats", deadline=None)  # a busy machine is no failure
 profiles.load_profile("formats")
@@ -225,7 +225,7 @@ def all_votes(item):
 
 def test_a_large_array_takes_less_memory_than_its_records():
     item = b"[" + b",".join([GOOD["votes"]] * (CHUNK_BYTES // len(GOOD["votes"]))) + b"]"
-    _, most = memory.peak(all_votes, item)
+    _, most = peak_memory.peak(all_votes, item)
     assert most < len(item)
 
 

@@ -33,8 +33,8 @@ from sluice.views.kinds.latest import EACH, LATEST, MAX_EACH, ORDER_BYTES, each_
 from sluice.views.link import Command
 from sluice.views.rows.registry import open_row_source
 from sluice.views.rows.source import PIECE_BYTES
-from store_tests import again
-from viewing import NOON, Site, site
+from support.store_contract import again
+from support.views_site import NOON, Site, site
 
 
 @pytest.fixture(scope="module")

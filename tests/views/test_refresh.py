@@ -25,7 +25,7 @@ from sluice.streams.record import Vote
 from sluice.views import Tally, contract, refresh, tally
 from sluice.views.refresh import Refresher
 from sluice.views.rows.registry import open_row_source
-from viewing import Site, site
+from support.views_site import Site, site
 
 
 @pytest.fixture

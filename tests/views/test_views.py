@@ -18,7 +18,7 @@ from sluice.formats.streams import STREAMS
 from sluice.streams.record import Gps
 from sluice.views import contract, feed, latest, tally
 from sluice.views.kinds import feed as feeds
-from viewing import NOON, Site, site
+from support.views_site import NOON, Site, site
 
 
 def load(value: str) -> dict[str, views.View]:

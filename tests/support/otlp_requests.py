@@ -7,7 +7,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from items import kept
+from support.list_items import kept
 
 NOON = 1_767_268_800_000_000_000
 PROTOBUF, JSON = "application/x-protobuf", "application/json"

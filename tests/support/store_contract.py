@@ -82,7 +82,7 @@ def patiently(call: Callable[[], T]) -> T:
 DYING = """
 import os, signal, sys
 sys.path[:0] = sys.argv[3:]
-import store_tests
+from support import store_contract
 from sluice import parsers
 from sluice.elsewhere.registry import open_elsewhere
 from sluice.store.registry import open_store
@@ -94,8 +94,8 @@ def die_after(of, name):
         whole(*given, **more)
         die()
     setattr(of, name, call)
-elsewhere = open_elsewhere(parsers.rows(sys.argv[2]), store_tests.STREAMS)
-store = open_store(sys.argv[1], store_tests.STREAMS, elsewhere=elsewhere)
+elsewhere = open_elsewhere(parsers.rows(sys.argv[2]), store_contract.STREAMS)
+store = open_store(sys.argv[1], store_contract.STREAMS, elsewhere=elsewhere)
 """
 
 
@@ -927,11 +927,11 @@ class StoreTests:
     def test_a_kill_during_a_transaction_stores_all_or_nothing(self, backend: Backend, store: Store) -> None:
         program = (
             "import sys; sys.path[:0] = sys.argv[2:]\n"
-            "import store_tests\nfrom sluice.store.registry import open_store\n"
-            "store = open_store(sys.argv[1], store_tests.STREAMS)\n"
+            "from support import store_contract\nfrom sluice.store.registry import open_store\n"
+            "store = open_store(sys.argv[1], store_contract.STREAMS)\n"
             "print(flush=True)\n"
             "for first in range(1, 10**9, 500):\n"
-            "    store.persist(*store_tests.votes(*range(first, first + 500), first=first))\n"
+            "    store.persist(*store_contract.votes(*range(first, first + 500), first=first))\n"
         )
         for round in range(8):
             command = [sys.executable, "-c", program, backend.url, str(ROOT), str(ROOT / "tests")]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from proving.harness import poll, request
 
 
-class Between(socketserver.ThreadingTCPServer):
+class AnsweringProxy(socketserver.ThreadingTCPServer):
     """A proxy that answers the first requests itself, with one of `replies` each, and forwards all others.
 
     replies: whole answers; an empty one forwards the request and closes the connection instead of answering.
@@ -27,7 +27,7 @@ class Between(socketserver.ThreadingTCPServer):
         self.answered: list[bytes] = []
         self.accepted: list[bytes] = []
         self.lost = self.forwarded = 0
-        between, lock = self, threading.Lock()
+        proxy, lock = self, threading.Lock()
 
         class Handler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
@@ -42,18 +42,18 @@ class Between(socketserver.ThreadingTCPServer):
                         sent, body = self.chunks()
                     with lock:
                         reply = replies.pop(0) if replies else None
-                        between.answered += [body] if reply is not None else []
+                        proxy.answered += [body] if reply is not None else []
                         if reply is None:
-                            between.forwarded += 1
-                            reply = b"" if cut and between.forwarded % cut == 0 else None
+                            proxy.forwarded += 1
+                            reply = b"" if cut and proxy.forwarded % cut == 0 else None
                     if reply:
                         self.wfile.write(reply)
                         continue
                     status, headers, _ = request(port, head + sent)
                     if status < 300:
                         with lock:
-                            between.accepted.append(body)
-                            between.lost += reply is not None
+                            proxy.accepted.append(body)
+                            proxy.lost += reply is not None
                     if reply is not None:
                         return
                     retry = f"Retry-After: {headers['retry-after']}\r\n" if "retry-after" in headers else ""

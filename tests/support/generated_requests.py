@@ -2,7 +2,7 @@
 
 A request is made from a string of choices, one byte each. No choices make the plainest request, so Hypothesis shrinks a
 failure towards it. `tests/fastlane/test_grammar.py` lets Hypothesis choose. It also runs this file as a program that
-chooses at random, wire.py EXAMPLES SEED: that is faster, and PyPy has no Hypothesis here.
+chooses at random, generated_requests.py EXAMPLES SEED: that is faster, and PyPy has no Hypothesis here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gunicorn.config import Config  # noqa: E402
 from gunicorn.http.parser import RequestParser  # noqa: E402
