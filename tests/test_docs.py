@@ -31,6 +31,7 @@ from sluice.spool.kafka import inlet as kafka_inlet
 from sluice.store.sqlite.table import Table
 from sluice.store.tables import TABLES
 from sluice.streams import logs, signature
+from support.table_of_cases import check_each_row
 
 HTTP, SPOOL, DATABASE, OPERATOR = (
     (harness.ROOT / f"docs/protocol/{name}.md").read_text() for name in ("http", "spool", "database", "operator")
@@ -181,7 +182,7 @@ def limit(name: str) -> float:
     return getattr(found, "_field_defaults", vars(found))[constant]
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("name", "text"),
     [(cells[0], cells[1]) for page, first in LIMITS for cells in table(page, first, "MAX_").values()],
 )

@@ -14,6 +14,7 @@ from proving.harness import ROOT, environment
 from sluice import extension, parsers, settings
 from sluice.parsers import FOREVER
 from sluice.run import configure, up
+from support.table_of_cases import check_each_row
 
 TABLE = (ROOT / "docs/protocol/operator.md").read_text().partition("\n## Settings\n")[2].partition("\n## ")[0]
 
@@ -32,7 +33,7 @@ def test_gateways_follow_the_cores() -> None:
     assert settings.load({"INGEST_GATEWAYS": "3"}).gateways == 3
 
 
-@pytest.mark.parametrize("name", settings.NAMES)
+@check_each_row("name", settings.NAMES)
 def test_every_setting_says_who_changes_it_and_when(name: str) -> None:
     (about,) = re.findall(rf"^\| `{name}` \|.*?\| (.*) \|$", TABLE, re.M)
     assert re.search(r"(Change|Set|Raise|Add) (it|`debug`)( |: )", about), about

@@ -28,6 +28,7 @@ from sluice.fastlane.interface import Options
 from support import generated_requests
 from support.request_cases import BODY, DECLINED, FIVE, SMUGGLED, TAKEN, post
 from support.runtimes import RUNTIMES
+from support.table_of_cases import check_each_row
 
 EXAMPLES = 2_500  # Hypothesis takes four times as long for an example as that program alone
 RANDOM_EXAMPLES = {"cpython": 20_000, "pypy": 5_000}
@@ -84,7 +85,7 @@ def everywhere() -> generated_requests.Everywhere:
     return generated_requests.Everywhere()
 
 
-@pytest.mark.parametrize("name", DECLINED)
+@check_each_row("name", DECLINED)
 def test_an_ambiguous_request_is_declined(everywhere: generated_requests.Everywhere, name: str) -> None:
     assert everywhere.agree_on(DECLINED[name]) == 0
     # also after a plain request, and after one whose head is cached
@@ -92,14 +93,14 @@ def test_an_ambiguous_request_is_declined(everywhere: generated_requests.Everywh
     assert everywhere.agree_on(SMUGGLED + DECLINED[name] + SMUGGLED) == 1
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@check_each_row("name", TAKEN)
 def test_a_plain_request_is_taken(everywhere: generated_requests.Everywhere, name: str) -> None:
     data, requests = TAKEN[name]
     for _ in "parsed", "remembered":
         assert everywhere.agree_on(data) == requests
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@check_each_row("name", TAKEN)
 def test_a_request_in_two_pieces_is_the_same_request(everywhere: generated_requests.Everywhere, name: str) -> None:
     data, _ = TAKEN[name]
     for cut in range(1, len(data)):

@@ -35,6 +35,7 @@ from sluice.streams.record import Invalid, Limits, Log, Reject
 from support import peak_memory
 from support.list_items import kept
 from support.otlp_requests import attribute, in_json
+from support.table_of_cases import check_each_row
 
 BODY = 1 << 19
 LIMITS = Limits(BODY, BODY // 32, BODY // 8, room=2 * BODY, repeated=BODY // 2)
@@ -659,9 +660,9 @@ def test_twice_the_body_takes_at_most_twice_the_calls(name: str) -> None:
 NOTHING = b"[]", b'{"_type":"lwt"}', b'{"_type":"status"}', b'{"locations":[]}', b'{"metrics":[]}', b"{}", b"[{}]"
 
 
-@pytest.mark.parametrize("part", NOTHING)
-@pytest.mark.parametrize("stream", ["gps", "metrics", "logs", "votes"])
-@pytest.mark.parametrize("begin, separator, end", [(b"", b"\n", b""), (b"[", b",", b"]")], ids=["lines", "array"])
+@check_each_row("part", NOTHING)
+@check_each_row("stream", ["gps", "metrics", "logs", "votes"])
+@check_each_row("begin, separator, end", [(b"", b"\n", b""), (b"[", b",", b"]")])
 def test_parts_without_a_record_are_charged(
     stream: str, part: bytes, begin: bytes, separator: bytes, end: bytes
 ) -> None:

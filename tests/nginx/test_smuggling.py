@@ -27,6 +27,7 @@ from sluice.streams.message import parse
 from sluice.streams.record import Invalid
 from support import generated_requests
 from support.request_cases import BODY, CHUNKED, CHUNKS, DECLINED, FIVE, SMUGGLED, TAKEN, post
+from support.table_of_cases import check_each_row
 
 STREAMS = sorted({route.stream for route in ROUTES.values()})
 EXAMPLES = 100  # per generator and runtime
@@ -173,7 +174,7 @@ REST = {
 CASES = DECLINED | {name: data for name, (data, _) in TAKEN.items()} | REST
 
 
-@pytest.mark.parametrize("name", CASES)
+@check_each_row("name", CASES)
 def test_all_servers_read_an_ambiguous_request_alike_or_reject_it(servers: Servers, name: str) -> None:
     for before in b"", SMUGGLED:
         servers.agree(before + CASES[name])
